@@ -1,0 +1,83 @@
+"""One short session per job; arguments behind -- go straight to the command."""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.default_venv_backend = "virtualenv"
+nox.options.sessions = ["tests"]
+
+CONSTRAINTS = "constraints.txt"
+PROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Install the dependencies and the named groups, at the versions in constraints.txt, once for each virtualenv."""
+    wanted = list(PROJECT["project"]["dependencies"])
+    for group in groups:
+        wanted += PROJECT["dependency-groups"][group]
+    stamp = session.virtualenv.location + "/installed.txt" if session.virtualenv.location else ""
+    with open(CONSTRAINTS, encoding="utf-8") as file:
+        text = "\n".join([*wanted, file.read()])
+    try:
+        with open(stamp, encoding="utf-8") as file:
+            if file.read() == text:
+                return
+    except FileNotFoundError:
+        pass
+    session.install("--constraint", CONSTRAINTS, *wanted)
+    with open(stamp, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+@nox.session
+def reproduce(session: nox.Session) -> None:
+    """Train a scaled-down published run here, count, and compare with the prediction: nox -s reproduce -- bloom-mini"""
+    install(session, "execute")
+    session.run("python", "-m", "suite", "reproduce", *session.posargs)
+
+
+@nox.session
+def predict(session: nox.Session) -> None:
+    """Say what arithmetic says of a run, beside what was published: nox -s predict -- bloom-176b"""
+    install(session)
+    session.run("python", "-m", "suite", "predict", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the test suite: nox -s tests -- -k traffic"""
+    install(session, "execute", "test")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    install(session, "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types, strictly."""
+    install(session, "execute", "types")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def architecture(session: nox.Session) -> None:
+    """Check which part may import which."""
+    install(session, "execute", "architecture")
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "."})
+
+
+@nox.session
+def endurance(session: nox.Session) -> None:
+    """Reproduce bloom-mini 50 times in a row; every launch must end cleanly (about 25 minutes on 2 cores)."""
+    install(session, "execute")
+    arguments = session.posargs or ["bloom-mini", "--steps", "5", "--launches", "50"]
+    session.run("python", "-m", "suite", "reproduce", *arguments, "--results", session.create_tmp())
