@@ -1,0 +1,1 @@
+"""What was published: the recorded training runs, with units and sources. No torch."""

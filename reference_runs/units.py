@@ -1,0 +1,87 @@
+"""Base units, conversion of recorded quantities to them, and printing."""
+
+from __future__ import annotations
+
+import math
+
+# Every dimension has one base unit; a factor converts a recorded unit to it.
+# MB is 10**6 and MiB is 2**20; a bit is 1/8 byte.
+_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+UNITS: dict[str, tuple[str, float]] = {
+    "1": ("1", 1),
+    "s": ("s", 1),
+    "ms": ("s", 1e-3),
+    "min": ("s", 60),
+    "h": ("s", 3600),
+    "day": ("s", 86400),
+    "byte": ("byte", 1),
+    "token": ("token", 1),
+    "sample": ("sample", 1),
+    "parameter": ("parameter", 1),
+    "flop": ("flop", 1),
+    "token/s": ("token/s", 1),
+    "sample/s": ("sample/s", 1),
+    "accelerator h": ("accelerator s", 3600),
+    "byte/s": ("byte/s", 1),
+    "bit/s": ("byte/s", 0.125),
+    "flop/s": ("flop/s", 1),
+    "W": ("W", 1),
+}
+for _prefix, _factor in _PREFIXES.items():
+    if _prefix:
+        UNITS[f"{_prefix}B"] = ("byte", _factor)
+        UNITS[f"{_prefix}B/s"] = ("byte/s", _factor)
+        UNITS[f"{_prefix}bit/s"] = ("byte/s", _factor / 8)
+        UNITS[f"{_prefix}flop"] = ("flop", _factor)
+        UNITS[f"{_prefix}flop/s"] = ("flop/s", _factor)
+for _prefix, _factor in _BINARY.items():
+    UNITS[f"{_prefix}B"] = ("byte", _factor)
+    UNITS[f"{_prefix}B/s"] = ("byte/s", _factor)
+
+
+def units_of(dimension: str) -> list[str]:
+    """The recorded units that measure `dimension` (a base unit), base unit first."""
+    names = [name for name, (base, _) in UNITS.items() if base == dimension]
+    return sorted(names, key=lambda name: name != dimension)
+
+
+def in_base_unit(value: float, unit: str, dimension: str) -> float:
+    """`value` converted from `unit` to the base unit `dimension`; an int stays an int where that is exact.
+
+    Raises:
+        ValueError: the unit is unknown or measures something else; the text lists the allowed units.
+    """
+    known = UNITS.get(unit)
+    if known is None or known[0] != dimension:
+        measured = "an unknown unit" if known is None else f"a unit of {known[0]}"
+        raise ValueError(f"unit {unit!r} is {measured}; allowed: {', '.join(units_of(dimension))}")
+    factor = known[1]
+    if factor == 1:
+        return value
+    product = value * factor
+    if isinstance(value, int) and float(product).is_integer():
+        return int(product)
+    return product
+
+
+def printed(value: float | str | bool | None, unit: str) -> str:
+    """`value` for people: counts in full with separators, times and rates with four digits and a prefix."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return str(value)
+    if unit in ("byte/s", "flop/s", "flop") and abs(value) >= 1e3:
+        exponent = min(15, int(math.log10(abs(value))) // 3 * 3)
+        prefix = {3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}[exponent]
+        return f"{value / 10**exponent:,.4g} {prefix}"
+    if unit == "s" and 0 < abs(value) < 1:
+        return f"{value * 1e3:.4g} m"
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
