@@ -1,0 +1,1 @@
+"""Reproduces published LLM training runs: predicts, executes, counts and explains the difference."""

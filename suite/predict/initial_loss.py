@@ -1,0 +1,94 @@
+"""The loss of the first step: ln V plus what the initialisation adds."""
+
+from __future__ import annotations
+
+import math
+
+from reference_runs.alibi import alibi_slopes
+from reference_runs.run import Activation, Architecture, Position, Recipe
+
+# Gauss-Hermite nodes and weights of order 7 for the standard normal distribution
+# (Abramowitz and Stegun 1964, table 25.10, scaled by sqrt(2) and 1 / sqrt(pi)).
+_NODES = (
+    (0.0, 16 / 35),
+    (1.154405394739968, 0.2401231786050127),
+    (2.366759410734541, 0.0307571239675865),
+    (3.750439717725742, 0.0005482688559722),
+)
+NORMAL = [(sign * node, weight) for node, weight in _NODES for sign in ((1,) if node == 0 else (1, -1))]
+
+
+def _activation_second_moment(activation: Activation, variance: float) -> float:
+    """E[act(sqrt(variance) z)^2] for a standard normal z."""
+    if activation is Activation.RELU:
+        return variance / 2
+    total = 0.0
+    for node, weight in NORMAL:
+        x = math.sqrt(variance) * node
+        gelu = 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        total += weight * gelu * gelu
+    return total
+
+
+def _attention_concentration(architecture: Architecture) -> float:
+    """Mean over heads and positions of the sum of squared attention weights when all scores are equal.
+
+    A head of slope m attends to n positions with weights proportional to e^(-m k); the sum of their squares is
+    tanh(m / 2) / tanh(m n / 2), or 1 / n without a slope. Positions are sampled at 32 places.
+    """
+    s = architecture.sequence
+    places = [max(1, round((i + 0.5) * s / 32)) for i in range(32)]
+    slopes = alibi_slopes(architecture.heads) if architecture.position is Position.ALIBI else [0.0]
+    total = 0.0
+    for slope in slopes:
+        for n in places:
+            total += math.tanh(slope / 2) / math.tanh(slope * n / 2) if slope else 1 / n
+    return total / (len(slopes) * len(places))
+
+
+def first_loss(architecture: Architecture, recipe: Recipe) -> float:
+    """Expected cross-entropy, in nats a token, of the untrained model in training mode.
+
+    With V stored rows, h hidden, s the standard deviation of the initialisation, T the token that is read:
+        logits of other tokens   normal, variance s^2 h, because the last LayerNorm gives x a squared norm of h:
+                                 together V exp(s^2 h / 2)
+        logit of T itself        with tied embeddings x still points along T's own row: mean s h r,
+                                 variance s^2 h (1 - r^2 / 2); r is the cosine between x and that row
+        loss                     E[ln(V exp(s^2 h / 2) + exp(logit of T))], as a target that is not T has mean logit 0
+    r^2 = 1 / (1 / (1 - p) + B / A): p embedding dropout, A the embedding's variance (1 behind an embedding
+    LayerNorm), B the variance that the layers (and learned positions) have added:
+        attention      s_out^2 h s^2 h c / (1 - p_attention), c the concentration of equal-score attention
+        feed-forward   s_out^2 f E[act^2], and all of it / (1 - p_hidden); s_out = s / sqrt(2 L) where scaled.
+
+    Differs from the often quoted ln V: by s^2 h / 2 = 0.17 with untied embeddings, and by the pull towards the read
+    token with tied ones, which dominates in a wide model (s h = 69 for BLOOM-176B).
+    Source: derived here; checked against the measured first loss of the miniatures.
+    """
+    h, s = architecture.hidden, recipe.init_std
+    spread = s * s * h
+    others = math.log(architecture.padded_vocabulary) + spread / 2
+    if not architecture.tied_embeddings:
+        return others
+    out = s * s / (2 * architecture.layers) if recipe.residual_init_scaled else s * s
+    attention = out * h * spread * _attention_concentration(architecture) / (1 - recipe.attention_dropout)
+    feed_forward = out * architecture.ffn_hidden * _activation_second_moment(architecture.activation, spread)
+    embedding = 1.0 if architecture.embedding_norm else s * s
+    added = architecture.layers * (attention + feed_forward) / (1 - recipe.hidden_dropout)
+    if architecture.position is Position.LEARNED:
+        added += s * s
+    cosine_squared = 1 / (1 / (1 - recipe.embedding_dropout) + added / embedding)
+    mean = s * h * math.sqrt(cosine_squared)
+    deviation = math.sqrt(spread * (1 - cosine_squared / 2))
+    loss = 0.0
+    for node, weight in NORMAL:
+        own = mean + deviation * node
+        larger = max(own, others)
+        loss += weight * (larger + math.log(math.exp(own - larger) + math.exp(others - larger)))
+    return loss
+
+
+FIRST_LOSS_TOLERANCE = 0.03
+FIRST_LOSS_REASON = (
+    "one batch of real text: targets that repeat the read token lower the loss by their share of its logit (1-2 %), "
+    "and frequent tokens weigh the draw of their rows (1 %)"
+)
