@@ -1,0 +1,72 @@
+"""One rank of a launch, started by torchrun: python -m suite.execute JOB.json, or --devices to count CUDA devices."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from suite.execute import rank as life
+
+life.die_with_parent()
+
+import torch  # the parent may die during the seconds that this import takes
+import torch.distributed as dist
+
+from suite.execute.parallel.mesh import device_mesh
+from suite.execute.parallel.parallelize import parallelize
+from suite.execute.precision import prepare_arithmetic
+from suite.execute.train import train
+from suite.job import Finished, Job, Phase, Started, events_path
+
+
+def main() -> None:
+    """Run the job file named on the command line as the rank that torchrun's environment says."""
+    if sys.argv[1:] == ["--devices"]:
+        print(torch.cuda.device_count())
+        return
+    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
+    rank = int(os.environ["RANK"])
+    report = life.Reporter(events_path(job.directory, rank))
+    report(Started(os.getpid(), time.time()))
+    life.dump_stacks_on_request(job.directory, rank)
+    try:
+        report(execute(job, report))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException as error:  # the rank's last words, whatever ended it
+        report(life.failure(error))
+        sys.stderr.write(f"rank {rank}: {type(error).__name__}: {error}\n")
+        life.leave(1)
+    life.leave(0)
+
+
+def execute(job: Job, report: life.Reporter) -> Finished:
+    """Join the process group, build the model, train, and return what was counted."""
+    report(Phase("join the process group", time.time()))
+    torch.set_num_threads(job.threads)
+    device = torch.device("cpu")
+    if job.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    torch.use_deterministic_algorithms(job.device == "cpu")
+    dist.init_process_group(
+        "nccl" if job.device == "cuda" else "gloo",
+        timeout=timedelta(seconds=job.collective_timeout_seconds),
+        device_id=device if job.device == "cuda" else None,
+    )
+    mesh = device_mesh(job.layout, job.device)
+    report(Phase("build the model", time.time()))
+    arithmetic = prepare_arithmetic(job.recipe.precision, device)
+    torch.manual_seed(job.seed)
+    training = parallelize(job.architecture, job.recipe, job.layout, mesh=mesh, device=device, compiled=job.compiled)
+    torch.manual_seed(job.seed + 1 + dist.get_rank())  # dropout differs between ranks
+    return train(job, training, mesh, device, arithmetic=arithmetic, report=report)
+
+
+if __name__ == "__main__":
+    main()

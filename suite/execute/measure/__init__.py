@@ -1,0 +1,1 @@
+"""Clocks and counters: they know no model and no expected value."""

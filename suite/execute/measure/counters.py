@@ -1,0 +1,155 @@
+"""Counts what happened: collectives as they are issued, flop as operators run, bytes from storages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from suite.job import Collective
+
+# How PyTorch's c10d and functional operators are called here, and whether the payload is their input or output.
+_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "broadcast": "broadcast",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "send": "send",
+    "recv_": None,
+    "recv_any_source_": None,
+    "barrier": None,
+    "monitored_barrier_": None,
+    "wait_tensor": None,
+    "_wrap_tensor_autograd": None,
+}
+_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Counts calls and payload bytes of every collective, DistributedDataParallel's C++ reducer included.
+
+    Payload is the input of all-reduce, reduce-scatter, all-to-all, broadcast and send, and the output of all-gather.
+
+    Args:
+        axis_of_group: process group name -> mesh axis.
+    """
+
+    def __init__(self, axis_of_group: dict[str, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._axis_of_group = axis_of_group
+        self._counts: dict[tuple[str, str], tuple[int, int]] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Leave compiled regions compiled; without this an active mode silently makes them run eagerly."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # otherwise collectives issued inside DTensor's own dispatch are lost
+        if func.namespace in _NAMESPACES:
+            self._count(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = func._opname
+        if name not in _OPERATIONS and name.removesuffix("_") in _OPERATIONS:
+            name = name.removesuffix("_")
+        if name not in _OPERATIONS:
+            raise RuntimeError(f"collective {func.namespace}.{func._opname} has no entry in the counter's table")
+        operation = _OPERATIONS[name]
+        if operation is None:
+            return
+        axis = self._axis(func, args, kwargs)
+        payload, messages = self._counts.get((axis, operation), (0, 0))
+        self._counts[axis, operation] = (payload + _payload_bytes(operation, args), messages + 1)
+
+    def _axis(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        for argument, value in [*zip(func._schema.arguments, args, strict=False)]:
+            if argument.name in ("process_group", "group_name"):
+                group = value
+                break
+        else:
+            group = kwargs.get("process_group", kwargs.get("group_name"))
+        name = group if isinstance(group, str) else dist.ProcessGroup.unbox(group).group_name
+        if name not in self._axis_of_group:
+            raise RuntimeError(f"a collective ran in group {name!r}, which is no mesh axis")
+        return self._axis_of_group[name]
+
+    def collectives(self) -> list[Collective]:
+        """What was counted, sorted by axis and operation."""
+        return [Collective(*key, *self._counts[key]) for key in sorted(self._counts)]
+
+
+def _payload_bytes(operation: str, args: tuple[Any, ...]) -> int:
+    """Bytes of the counted side of one call; c10d operators of two sides name their output first."""
+    tensors = [value for value in args if _tensors(value)]
+    if len(tensors) > 1:
+        side = tensors[0] if operation == "all_gather" else tensors[1]
+        return sum(_bytes(tensor) for tensor in _tensors(side))
+    own = sum(_bytes(tensor) for tensor in _tensors(tensors[0]))
+    if operation == "all_gather":  # functional form: only the input is handed in
+        sizes = [value for value in args if isinstance(value, int)]
+        return own * sizes[0]
+    return own
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def flop_counter() -> FlopCounterMode:
+    """PyTorch's flop counter, silent: 2 M N K a product; element-wise operators are not counted."""
+    return FlopCounterMode(display=False)
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages behind `tensors`, each storage once, however many tensors look into it."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def distinct_elements(tensors: Iterable[Tensor]) -> int:
+    """Elements of `tensors`, each tensor object once."""
+    return sum({id(tensor): tensor.numel() for tensor in tensors}.values())
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Largest memory so far: allocated by torch on an accelerator, resident in the whole process on the CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    with open("/proc/self/status", encoding="ascii") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmHWM")

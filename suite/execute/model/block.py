@@ -1,0 +1,63 @@
+"""One decoder block: its variants are chosen in the constructor from closed enums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn.functional import dropout, gelu, relu
+
+from reference_runs.run import Activation, Architecture, Norm, Recipe, Residual
+from suite.execute.model.attention import Attention
+
+LAYER_NORM_EPSILON = 1e-5  # Megatron-LM's and PyTorch's default
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.GELU_TANH: _gelu_tanh,
+    Activation.RELU: relu,
+}
+
+
+def layer_norm(architecture: Architecture) -> nn.LayerNorm:
+    """LayerNorm over hidden, with the architecture's choice of biases."""
+    return nn.LayerNorm(architecture.hidden, eps=LAYER_NORM_EPSILON, bias=architecture.biases)
+
+
+class FeedForward(nn.Module):
+    """Expansion, activation, contraction."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        hidden, width, bias = architecture.hidden, architecture.ffn_hidden, architecture.biases
+        self.activation = ACTIVATIONS[architecture.activation]
+        self.expansion = nn.Linear(hidden, width, bias=bias)
+        self.contraction = nn.Linear(width, hidden, bias=bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        out: Tensor = self.contraction(self.activation(self.expansion(x_BTD)))
+        return out
+
+
+class Block(nn.Module):
+    """Pre-LayerNorm attention and feed-forward part on a residual stream, one after the other or side by side."""
+
+    def __init__(self, architecture: Architecture, recipe: Recipe) -> None:
+        super().__init__()
+        assert architecture.norm is Norm.PRE_LAYER_NORM
+        self.dropout = recipe.hidden_dropout
+        self.parallel = architecture.residual is Residual.PARALLEL
+        self.attention_norm = layer_norm(architecture)
+        self.attention = Attention(architecture, recipe)
+        self.feed_forward_norm = layer_norm(architecture)
+        self.feed_forward = FeedForward(architecture)
+
+    def forward(self, x_BTD: Tensor, bias_HTS: Tensor) -> Tensor:
+        attended = self.attention(self.attention_norm(x_BTD), bias_HTS)
+        middle = x_BTD + dropout(attended, self.dropout, self.training)
+        fed = self.feed_forward(self.feed_forward_norm(x_BTD if self.parallel else middle))
+        return middle + dropout(fed, self.dropout, self.training)

@@ -1,0 +1,1 @@
+"""Wraps a single-device model for several ranks."""

@@ -1,0 +1,143 @@
+"""What the launcher tells the ranks, and what they tell back: the data that both sides share."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Recipe
+
+
+class Status(enum.StrEnum):
+    """How a launch ended; apart from whether its figures agree."""
+
+    OK = "ok"
+    HANG = "hang"
+    OUT_OF_MEMORY = "oom"
+    NAN = "nan"
+    CRASHED = "crashed"
+    INTERRUPTED = "interrupted"
+
+
+class StepKind(enum.StrEnum):
+    """What a step's time is good for: only timed steps are."""
+
+    WARM_UP = "warm-up"
+    COUNTED = "counted"
+    TIMED = "timed"
+
+
+WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
+COUNTED_STEPS = 2  # one under the collective counter, one under the flop counter
+LEAST_STEPS = WARM_UP_STEPS + COUNTED_STEPS + 1
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch.
+
+    Args:
+        device: "cpu" or "cuda".
+        tokens_file: little-endian int32 tokens; `tokens` of them.
+        directory: where every rank writes its events.
+        collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
+        threads: arithmetic threads of a rank, for "cpu".
+    """
+
+    name: str
+    architecture: Architecture
+    recipe: Recipe
+    layout: Layout
+    device: str
+    compiled: bool
+    seed: int
+    steps: int
+    tokens_file: str
+    tokens: int
+    directory: str
+    threads: int
+    collective_timeout_seconds: float
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """A rank is alive."""
+
+    pid: int
+    time: float
+
+
+class Phase(msgspec.Struct, frozen=True, tag="phase"):
+    """A rank enters a phase that can take a while."""
+
+    name: str
+    time: float
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """One step as a rank saw it: the mean loss over ranks, and its own wall time."""
+
+    step: int
+    kind: StepKind
+    loss: float
+    seconds: float
+    time: float
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """Calls of one collective on one mesh axis in the counted step of a rank."""
+
+    axis: str
+    operation: str
+    payload_bytes: int
+    messages: int
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """What a rank counted.
+
+    Args:
+        coordinates: mesh axis -> this rank's place on it.
+        parameters: elements of the parameters that this rank holds.
+        model_flop, hardware_flop: of its share of one step, without and with recomputation.
+        interface_sent_bytes: bytes a timed step that left the network interface in GLOO_SOCKET_IFNAME; None where
+            none is named or it is the loopback, which all ranks share.
+        arithmetic: how matrix products are computed where that is not the dtype's own instructions.
+    """
+
+    coordinates: dict[str, int]
+    parameters: int
+    model_flop: int
+    hardware_flop: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    collectives: list[Collective]
+    interface_sent_bytes: float | None
+    peak_bytes: int
+    arithmetic: str
+    environment: dict[str, str]
+    time: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Why a rank gave up. `at_fault` is False where it only saw another rank's failure."""
+
+    status: Status
+    message: str
+    at_fault: bool
+    traceback: str
+    time: float
+
+
+Event = Started | Phase | Step | Finished | Failed
+
+
+def events_path(directory: str, rank: int) -> str:
+    """The file to which a rank appends its events, a JSON object a line."""
+    return f"{directory}/rank{rank}.jsonl"
+
+
+def stacks_path(directory: str, rank: int) -> str:
+    """The file to which a rank dumps its Python stacks when it receives SIGUSR1."""
+    return f"{directory}/rank{rank}.stacks"
