@@ -1,0 +1,8 @@
+"""Exit codes of every command."""
+
+PASS = 0
+FAIL = 1
+BAD_INPUT = 2
+INCONCLUSIVE = 3
+EXECUTION_FAILED = 4
+INTERRUPTED = 130

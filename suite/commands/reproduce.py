@@ -1,0 +1,162 @@
+"""Run a miniature, count what happened, compare it with the prediction, store the record."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from reference_runs.errors import InputError
+from suite.commands import exit_codes
+from suite.commands.runs import runs
+from suite.compare import Verdict
+from suite.job import Event, Phase, Status, Step
+from suite.launch import ROOT
+from suite.miniature import DEFAULT_STEPS
+from suite.report.tables import comparison_table, console
+from suite.reproduction import Plan, Request, Result, corpus_for, plan, reproduce
+from suite.store import StoreFullError
+
+
+def reproduce_command(
+    name: Annotated[str | None, typer.Argument(help="A miniature such as bloom-mini, or a run file.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Processes; default 2 on the CPU, one for each GPU.")] = None,
+    layout: Annotated[str | None, typer.Option(help="For instance dp2,zero1,recompute-full,bucket4.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default on CUDA only.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps; the first 4 are not timed.")] = DEFAULT_STEPS,
+    launches: Annotated[int, typer.Option(help="Run that often; each launch has its own record.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of weights, sample order and dropout.")] = 1,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Text file or directory; default: Python's standard library.")
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    json: Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")] = False,
+) -> None:
+    """Train a scaled-down run under torchrun, count what happens, and compare it with the prediction.
+
+    Without NAME: list the runs. A rank that is silent for 10 times its longest step (at least 20 s; 120 s before the
+    first step, 600 s more with compilation) ends the command as a hang.
+
+    Examples: python -m suite reproduce bloom-mini; python -m suite reproduce bloom-mini --ranks 4 --json
+
+    Exit codes: 0 all figures agree, 1 one does not, 2 bad input, 4 the execution failed, 130 interrupted.
+    """
+    if name is None:
+        runs(json=False)
+        return
+    if launches < 1:
+        raise InputError("launches", got=launches, allowed="1 or more", where="--launches")
+    messages = console(stderr=True)
+    request = Request(
+        name=name,
+        ranks=ranks,
+        layout=layout,
+        device=device,
+        compiled=compiled,
+        steps=steps,
+        seed=seed,
+        corpus=corpus,
+        results=results,
+    )
+    planned = plan(request)
+    messages.print(f"[dim]{planned.name}: {planned.layout.ranks} ranks on {planned.device}; reading the corpus[/]")
+    tokens = corpus_for(planned, corpus)
+    code = exit_codes.PASS
+    for _ in range(launches):
+        with _Live(planned, quiet=not messages.is_terminal) as live:
+            try:
+                result = reproduce(planned, tokens, results, live)
+            except StoreFullError as error:
+                messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]")
+                raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
+        if json:
+            sys.stdout.write(_json(result) + "\n")
+        else:
+            _print(result)
+        code = max(code, _exit_code(result))
+        if result.status is Status.INTERRUPTED:
+            break
+    raise typer.Exit(code)
+
+
+def _exit_code(result: Result) -> int:
+    if result.status is Status.INTERRUPTED:
+        return exit_codes.INTERRUPTED
+    if result.status is not Status.OK:
+        return exit_codes.EXECUTION_FAILED
+    return exit_codes.PASS if result.verdict is Verdict.PASS else exit_codes.FAIL
+
+
+def _json(result: Result) -> str:
+    entry = {
+        "run": result.run,
+        "status": result.status,
+        "verdict": result.verdict,
+        "record": result.record,
+        "figures": result.rows,
+        "message": result.message,
+        "losses": result.losses,
+    }
+    return msgspec.json.encode(entry).decode()
+
+
+def _print(result: Result) -> None:
+    out = console()
+    if result.status is not Status.OK:
+        out.print(f"[bold red]{result.run}: {result.status.value}[/]: {escape(result.message)}")
+        out.print(f"record {result.record}", soft_wrap=True)
+        return
+    out.print(comparison_table(result.rows, left="predicted", right="measured"))
+    first, last = result.losses[0], sum(result.losses[-3:]) / 3
+    out.print(f"loss {first:.3f} -> {last:.3f} (mean of the last 3 of {len(result.losses)} steps)")
+    out.print(f"arithmetic: {result.arithmetic}")
+    out.print(f"record {result.record}", soft_wrap=True)
+    colour = "green" if result.verdict is Verdict.PASS else "bold red"
+    out.print(f"[{colour}]{result.run}: {result.verdict.value}[/]")
+
+
+class _Live:
+    """The progress line: step, loss, tokens/s; a plain line every few seconds where stderr is no terminal."""
+
+    def __init__(self, planned: Plan, *, quiet: bool) -> None:
+        self._tokens = planned.recipe.global_batch * planned.architecture.sequence
+        self._steps = planned.steps
+        self._quiet = quiet
+        self._last_line = 0.0
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(*columns, console=console(stderr=True), disable=quiet)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _Live:
+        self._progress.start()
+        self._task = self._progress.add_task("starting", total=self._steps)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, rank: int, event: Event) -> None:
+        if rank != 0 or self._task is None:
+            return
+        if isinstance(event, Phase):
+            self._progress.update(self._task, description=event.name)
+        if isinstance(event, Step):
+            text = f"step {event.step} loss {event.loss:.3f} {self._tokens / event.seconds:,.0f} tokens/s"
+            self._progress.update(self._task, description=text, completed=event.step + 1)
+            if self._quiet and (event.time - self._last_line >= 5 or event.step + 1 == self._steps):
+                sys.stderr.write(f"{text}\n")
+                sys.stderr.flush()
+                self._last_line = event.time

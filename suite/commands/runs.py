@@ -1,0 +1,35 @@
+"""The catalog: which runs are recorded, and what can be reproduced of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.units import printed
+from suite.miniature import miniature_names
+from suite.predict.parameters import parameter_count
+from suite.report.tables import console, plain_table
+
+
+def runs(json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
+    """List the recorded runs and their miniatures.
+
+    Example: python -m suite runs
+    """
+    minis = {run: mini for mini, run in miniature_names(run_names()).items()}
+    listed = [reference_run(name) for name in run_names()]
+    if json:
+        for run in listed:
+            entry = {
+                "run": run.name,
+                "title": run.title,
+                "parameters": parameter_count(run.architecture),
+                "reproduce": minis[run.name],
+            }
+            print(msgspec.json.encode(entry).decode())
+        return
+    rows = [[r.name, r.title, printed(parameter_count(r.architecture), "1"), minis[r.name]] for r in listed]
+    console().print(plain_table(["run", "title", "parameters", "reproduce with"], rows))

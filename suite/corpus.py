@@ -1,0 +1,175 @@
+"""Real text to tokens: found, hashed, byte-pair encoded at the wanted vocabulary, cached by hash."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import os
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+
+END_OF_TEXT = "<|endoftext|>"
+_LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
+
+
+class Corpus(msgspec.Struct, frozen=True, kw_only=True):
+    """A tokenised corpus: where it came from, the hash of its text, and the file of little-endian int32 tokens."""
+
+    source: str
+    sha256: str
+    text_bytes: int
+    files: int
+    vocabulary: int
+    tokens: int
+    tokens_file: str
+
+
+def standard_library_files() -> list[Path]:
+    """The running Python's own sources, sorted, tests left out."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [path for path in root.rglob("*.py") if not set(path.relative_to(root).parts) & set(_LEFT_OUT)]
+    return sorted(files)
+
+
+def corpus_files(path: Path | None) -> list[Path]:
+    """The text files of a corpus: the standard library's sources, one file, or every file below a directory.
+
+    Raises:
+        InputError: the path is missing, unreadable, or holds no file.
+    """
+    if path is None:
+        files = standard_library_files()
+        if not files:
+            raise InputError("this Python comes without its sources", allowed="--corpus PATH", where="corpus")
+        return files
+    if not path.exists():
+        raise InputError("no such file or directory", got=str(path), where="--corpus")
+    if path.is_file():
+        return [path]
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise InputError("cannot read the directory: permission denied", got=str(path), where="--corpus")
+    files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    if not files:
+        raise InputError("the directory holds no file", got=str(path), allowed="UTF-8 text files", where="--corpus")
+    return files
+
+
+def _texts(files: list[Path]) -> Iterator[str]:
+    for file in files:
+        try:
+            yield file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot read the file: {error.strerror}", got=str(file), where="--corpus") from error
+        except UnicodeDecodeError as error:
+            raise InputError("not UTF-8 text", got=str(file), allowed="UTF-8 text files", where="--corpus") from error
+
+
+def cache_directory() -> Path:
+    """Where tokenised corpora are kept: llm-reference-runs in XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        InputError: it cannot be created.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-reference-runs"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot create the cache directory: {error.strerror}",
+            got=str(root),
+            allowed="a writable directory in XDG_CACHE_HOME",
+            where="corpus",
+        ) from error
+    return root
+
+
+def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -> Corpus:
+    """Tokens of the corpus at `path` (None: the standard library's sources), from the cache where it has them.
+
+    The byte-pair encoding is trained on the same text; documents end with an end-of-text token.
+
+    Raises:
+        InputError: missing, unreadable, empty or undecodable text, or text too small for the vocabulary or for
+            `least_tokens` tokens.
+    """
+    where = "--corpus" if path is not None else "corpus"
+    texts = list(_texts(corpus_files(path)))
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode("utf-8"))
+        digest.update(b"\0")
+    text_bytes = sum(len(text.encode("utf-8")) for text in texts)
+    if text_bytes == 0:
+        raise InputError("the corpus is empty", got="0 bytes", allowed="UTF-8 text", where=where)
+    if text_bytes < 4 * vocabulary:
+        raise InputError(
+            f"the corpus is too small for a vocabulary of {vocabulary} tokens",
+            got=f"{text_bytes} bytes",
+            allowed=f"at least {4 * vocabulary} bytes",
+            where=where,
+        )
+    target = cache_directory() / f"{digest.hexdigest()[:32]}-{vocabulary}.tokens"
+    if not target.exists():
+        _write(target, _encoded(texts, vocabulary, where))
+    tokens = target.stat().st_size // 4
+    if tokens < least_tokens:
+        raise InputError(
+            "the corpus is smaller than one global batch",
+            got=f"{tokens} tokens",
+            allowed=f"at least {least_tokens} tokens",
+            where=where,
+        )
+    return Corpus(
+        source="Python standard library" if path is None else str(path),
+        sha256=digest.hexdigest(),
+        text_bytes=text_bytes,
+        files=len(texts),
+        vocabulary=vocabulary,
+        tokens=tokens,
+        tokens_file=str(target),
+    )
+
+
+def _encoded(texts: list[str], vocabulary: int, where: str) -> array.array[int]:
+    # imported here: only a corpus that is not cached needs it
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() != vocabulary:
+        raise InputError(
+            f"the corpus has too few distinct words for a vocabulary of {vocabulary} tokens",
+            got=f"{tokenizer.get_vocab_size()} tokens",
+            allowed="more varied text",
+            where=where,
+        )
+    (end,) = tokenizer.encode(END_OF_TEXT).ids
+    tokens = array.array("i")
+    for encoding in tokenizer.encode_batch(texts):
+        tokens.extend(encoding.ids)
+        tokens.append(end)
+    return tokens
+
+
+def _write(target: Path, tokens: array.array[int]) -> None:
+    """Write the tokens beside the target and move them into place, so that a reader never sees a part."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+            tokens.tofile(file)
+        Path(file.name).replace(target)
+    except OSError as error:
+        raise InputError(f"cannot write the cache: {error.strerror}", got=str(target), where="corpus") from error

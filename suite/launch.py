@@ -1,0 +1,311 @@
+"""Starts torchrun children, guards them against hangs, collects what their ranks reported."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from suite.job import Event, Failed, Finished, Job, Phase, Started, Status, Step, events_path, stacks_path
+
+ROOT = Path(__file__).resolve().parent.parent
+LAUNCH_VARIABLE = "SUITE_LAUNCH"  # marks every process of a launch, so that none is left behind
+POLL_SECONDS = 0.1
+START_SECONDS = 120.0
+COMPILE_SECONDS = 600.0
+HANG_FACTOR = 10.0
+HANG_LEAST_SECONDS = 20.0
+EXIT_SECONDS = 20.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a launch ended, every rank's events, and the end of torchrun's log."""
+
+    status: Status
+    message: str
+    ranks_at_fault: list[int]
+    events: list[list[Event]]
+    log_tail: str
+
+    @property
+    def finished(self) -> list[Finished]:
+        """The final reports, in the order of ranks, of those that came so far."""
+        return [event for events in self.events for event in events if isinstance(event, Finished)]
+
+
+class _Rank:
+    """The events of one rank as its file grows."""
+
+    def __init__(self, path: str, now: float) -> None:
+        self.path = Path(path)
+        self.events: list[Event] = []
+        self.last_progress = now
+        self.longest_step = 0.0
+        self._read = 0
+
+    def new_events(self, now: float) -> list[Event]:
+        """Events since the last call; a line that is still being written waits."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        fresh = [msgspec.json.decode(line, type=Event) for line in whole.splitlines()]
+        if fresh:
+            self.last_progress = now
+        for event in fresh:
+            if isinstance(event, Step):
+                self.longest_step = max(self.longest_step, event.seconds)
+        self.events += fresh
+        return fresh
+
+    @property
+    def pid(self) -> int | None:
+        return next((event.pid for event in self.events if isinstance(event, Started)), None)
+
+    @property
+    def finished(self) -> bool:
+        return any(isinstance(event, Finished) for event in self.events)
+
+    @property
+    def place(self) -> str:
+        """The last thing that this rank said it did."""
+        for event in reversed(self.events):
+            if isinstance(event, Step):
+                return f"step {event.step} done"
+            if isinstance(event, Phase):
+                return event.name
+        return "started" if self.events else "not started"
+
+    def patience_seconds(self, compiled: bool) -> float:
+        """How long this rank may stay silent: 10 times its longest step so far and at least 20 s; before its first
+        step 120 s, and 600 s more for compilation."""
+        if self.longest_step == 0.0:
+            return START_SECONDS + (COMPILE_SECONDS if compiled else 0.0)
+        return max(HANG_LEAST_SECONDS, HANG_FACTOR * self.longest_step)
+
+
+def launch(job: Job, identity: str, on_event: Callable[[int, Event], None]) -> Outcome:
+    """Run `job` under torchrun and wait for its end; `on_event` sees every rank's events as they come.
+
+    A rank that stays silent beyond its patience ends the launch as a hang: stacks are dumped, everything is killed.
+    Ctrl-C (KeyboardInterrupt) ends it as interrupted. No process of the launch outlives this call; if this process is
+    killed, the kernel kills torchrun and its ranks.
+    """
+    log_path = Path(job.directory) / "torchrun.log"
+    now = time.monotonic()
+    ranks = [_Rank(events_path(job.directory, rank), now) for rank in range(job.layout.ranks)]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            _command(job),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(job, identity),
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    try:
+        hung = _watch(process, ranks, job, on_event)
+    except KeyboardInterrupt:
+        _kill(process, ranks, identity)
+        return _outcome(Status.INTERRUPTED, "interrupted by the user", [], ranks, log_path)
+    if hung:
+        faulty, message = _who_hangs(ranks)
+        stacks = _stacks(ranks, job)
+        _kill(process, ranks, identity)
+        return _outcome(Status.HANG, message, faulty, ranks, log_path, stacks)
+    _kill(process, ranks, identity)
+    _drain(ranks, on_event)
+    if process.returncode == 0 and all(rank.finished for rank in ranks):
+        return _outcome(Status.OK, "", [], ranks, log_path)
+    return _failure(ranks, log_path, process.returncode)
+
+
+def _command(job: Job) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={job.layout.ranks}",
+        "--max-restarts=0",
+        f"--monitor-interval={POLL_SECONDS}",
+        "-m",
+        "suite.execute",
+        f"{job.directory}/job.json",
+    ]
+
+
+def _environment(job: Job, identity: str) -> dict[str, str]:
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "OMP_NUM_THREADS": str(job.threads),
+        "PYTHONUNBUFFERED": "1",
+        LAUNCH_VARIABLE: identity,
+    }
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch(
+    process: subprocess.Popen[bytes], ranks: list[_Rank], job: Job, on_event: Callable[[int, Event], None]
+) -> bool:
+    """Wait for the end of the launch; True where it hangs."""
+    finished_since: float | None = None
+    while process.poll() is None:
+        _drain(ranks, on_event)
+        now = time.monotonic()
+        if all(rank.finished for rank in ranks):
+            finished_since = finished_since or now
+            if now - finished_since > EXIT_SECONDS:
+                return True
+        elif any(not r.finished and now - r.last_progress > r.patience_seconds(job.compiled) for r in ranks):
+            return True
+        time.sleep(POLL_SECONDS)
+    return False
+
+
+def _drain(ranks: list[_Rank], on_event: Callable[[int, Event], None]) -> None:
+    now = time.monotonic()
+    for number, rank in enumerate(ranks):
+        for event in rank.new_events(now):
+            on_event(number, event)
+
+
+def _marked_processes(identity: str) -> Iterator[int]:
+    """Processes of this launch, found by the variable in their environment (Linux)."""
+    mark = f"{LAUNCH_VARIABLE}={identity}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes().split(b"\0"):
+                yield int(path.parent.name)
+        except OSError:
+            continue
+
+
+def _kill(process: subprocess.Popen[bytes], ranks: list[_Rank], identity: str) -> None:
+    """End every process of the launch, stopped ones too, and wait until they are gone."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        left = set(_marked_processes(identity)) if sys.platform == "linux" else _living(ranks)
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.05)
+
+
+def _living(ranks: list[_Rank]) -> set[int]:
+    living = set()
+    for pid in [rank.pid for rank in ranks if rank.pid is not None]:
+        try:
+            os.kill(pid, 0)
+            living.add(pid)
+        except ProcessLookupError:
+            continue
+    return living
+
+
+def _is_stopped(pid: int | None) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def _who_hangs(ranks: list[_Rank]) -> tuple[list[int], str]:
+    """The ranks that hold the others up: stopped ones; otherwise those that got least far; with a sentence."""
+    stopped = [number for number, rank in enumerate(ranks) if _is_stopped(rank.pid)]
+    places = ", ".join(f"rank {number}: {rank.place}" for number, rank in enumerate(ranks))
+    if stopped:
+        return stopped, f"{_named(stopped)} stopped (process state T); {places}"
+    fewest = min(len(rank.events) for rank in ranks)
+    behind = [number for number, rank in enumerate(ranks) if len(rank.events) == fewest]
+    if len(behind) == len(ranks):
+        return [], f"no rank made progress and none is behind the others; {places}"
+    return behind, f"{_named(behind)} behind the others; {places}"
+
+
+def _named(ranks: list[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks)}"
+
+
+def _stacks(ranks: list[_Rank], job: Job) -> str:
+    """Python stacks of all ranks that can still answer."""
+    for rank in ranks:
+        if rank.pid is not None and not _is_stopped(rank.pid):
+            try:
+                os.kill(rank.pid, signal.SIGUSR1)
+            except ProcessLookupError:
+                continue
+    time.sleep(0.5)
+    texts = []
+    for number in range(len(ranks)):
+        path = Path(stacks_path(job.directory, number))
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        texts.append(f"rank {number}:\n{text or 'no answer'}")
+    return "\n".join(texts)
+
+
+_TORCHRUN_FAILURE = re.compile(r"rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-?\d+)")
+
+
+def _failure(ranks: list[_Rank], log_path: Path, returncode: int) -> Outcome:
+    """Why a launch failed, from the ranks' own words, torchrun's exit codes, and silence."""
+    words = {n: e for n, rank in enumerate(ranks) for e in rank.events if isinstance(e, Failed)}
+    log = log_path.read_text(encoding="utf-8", errors="replace")
+    codes = {int(rank): int(code) for rank, code in _TORCHRUN_FAILURE.findall(log)}
+    signalled = [n for n, code in codes.items() if code < 0 and code != -signal.SIGTERM and n not in words]
+    own = [n for n, failed in words.items() if failed.at_fault]
+    if signalled:
+        name = signal.Signals(-codes[signalled[0]]).name
+        return _outcome(Status.CRASHED, f"{_named(signalled)} killed by {name}", signalled, ranks, log_path)
+    if own:
+        first = words[min(own, key=lambda n: words[n].time)]
+        return _outcome(first.status, f"{_named(own)}: {first.message}", own, ranks, log_path)
+    silent = [n for n, rank in enumerate(ranks) if n not in words and not rank.finished]
+    if silent and len(silent) < len(ranks):
+        return _outcome(Status.CRASHED, f"{_named(silent)} ended without a word", silent, ranks, log_path)
+    faulty = sorted(codes) or sorted(words)
+    message = words[faulty[0]].message if faulty and faulty[0] in words else _last_line(log)
+    return _outcome(Status.CRASHED, f"torchrun ended with code {returncode}: {message}", faulty, ranks, log_path)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip(" =-")]
+    return lines[-1][:300] if lines else "no output"
+
+
+def _outcome(
+    status: Status, message: str, faulty: list[int], ranks: list[_Rank], log_path: Path, stacks: str = ""
+) -> Outcome:
+    log = "" if status is Status.OK else log_path.read_text(encoding="utf-8", errors="replace")[-8000:]
+    return Outcome(
+        status=status,
+        message=message,
+        ranks_at_fault=faulty,
+        events=[rank.events for rank in ranks],
+        log_tail="\n".join(part for part in (log, stacks) if part),
+    )

@@ -1,0 +1,225 @@
+"""One launch on paper: fingerprints, samples, counted figures, status; JSON in and out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.corpus import Corpus
+from suite.figures import Figure
+from suite.job import Job, Status, Step
+
+SCHEMA = "1.0"
+_DISTRIBUTIONS = ("torch", "triton", "numpy", "tokenizers", "msgspec")
+
+
+class Launcher(msgspec.Struct, frozen=True):
+    """The process that wrote a begin record: enough to tell later whether it still runs."""
+
+    pid: int
+    started_ticks: int
+    boot: str
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """Written before the run starts, so that a hang or a killed node leaves evidence.
+
+    Three fingerprints apart: hardware, software, policy. Node identity is a hash of its own.
+    """
+
+    schema: str
+    id: str
+    run: str
+    started: float
+    node: str
+    launcher: Launcher
+    hardware: dict[str, str]
+    software: dict[str, str]
+    policy: dict[str, str]
+    hashes: dict[str, str]
+    job: Job
+    corpus: Corpus
+
+
+class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank left behind: its samples, its last phase and step, and its own words where it failed."""
+
+    rank: int
+    steps: list[Step]
+    last: str
+    environment: dict[str, str]
+    failure: str = ""
+    arithmetic: str = ""
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """Written when the run has ended, however it ended."""
+
+    schema: str
+    id: str
+    status: Status
+    message: str
+    ranks_at_fault: list[int]
+    finished: float
+    figures: list[Figure]
+    ranks: list[RankOutcome]
+    log_tail: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Both halves of one launch; without an end it is running, or crashed where its launcher is gone."""
+
+    path: str
+    begin: Begin
+    end: End | None
+
+    @property
+    def status(self) -> str:
+        """The end's status; "running" or "crashed" where there is none."""
+        if self.end is not None:
+            return self.end.status.value
+        return "running" if launcher_is_alive(self.begin) else Status.CRASHED.value
+
+
+Half = TypeVar("Half", Begin, End)
+
+
+def encode(half: Begin | End) -> bytes:
+    """One half of a record as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(half), indent=1) + b"\n"
+
+
+def decode(data: bytes, kind: type[Half], where: str) -> Half:
+    """One half of a record.
+
+    Raises:
+        InputError: not JSON, fields missing, or a major schema version that this suite does not know.
+    """
+    try:
+        schema = msgspec.json.decode(data).get("schema", "")
+        if str(schema).split(".")[0] != SCHEMA.split(".")[0]:
+            raise InputError(
+                "unknown schema version", got=repr(schema), allowed=f"{SCHEMA.split('.')[0]}.x", where=where
+            )
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError) as error:
+        raise InputError(f"damaged record: {error}", where=where) from error
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
+
+
+def node_identity() -> str:
+    """A hash of this machine's id and host name: 8 hex digits."""
+    machine = ""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            machine = Path(path).read_text(encoding="ascii").strip()
+            break
+        except OSError:
+            continue
+    return hashlib.sha256(f"{machine} {socket.gethostname()}".encode()).hexdigest()[:8]
+
+
+def _field(path: str, name: str) -> str:
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
+
+
+def hardware() -> dict[str, str]:
+    """Processor, cores that this process may use, and memory, as texts."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": _field("/proc/cpuinfo", "model name"),
+        "cpu_flags": _digest(_field("/proc/cpuinfo", "flags")),
+        "cores": str(cores),
+        "memory": _field("/proc/meminfo", "MemTotal"),
+        "gpus": ", ".join(_gpu_models()) or "none",
+    }
+
+
+def _gpu_models() -> list[str]:
+    return sorted(_field(str(path), "Model") for path in Path("/proc/driver/nvidia/gpus").glob("*/information"))
+
+
+def software() -> dict[str, str]:
+    """Versions of Python, the system and the packages that decide results, as texts."""
+    facts = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    for name in _DISTRIBUTIONS:
+        try:
+            facts[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            facts[name] = "not installed"
+    return facts
+
+
+def policy(job: Job) -> dict[str, str]:
+    """What decides results besides hardware and software: precision, layout, compilation, determinism, batch."""
+    recipe = job.recipe
+    return {
+        "device": job.device,
+        "precision": recipe.precision.value,
+        "layout": msgspec.json.encode(job.layout).decode(),
+        "compiled": str(job.compiled),
+        "deterministic": str(job.device == "cpu"),
+        "threads": str(job.threads),
+        "global_batch": str(recipe.global_batch),
+        "micro_batch": str(recipe.micro_batch),
+        "architecture": _digest(job.architecture),
+        "recipe": _digest(recipe),
+    }
+
+
+def _started_ticks(pid: int) -> int:
+    """When process `pid` started, in clock ticks since boot; -1 where it is gone or unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"
+
+
+def launcher_is_alive(begin: Begin) -> bool:
+    """Whether the process that wrote this begin record still runs on this machine."""
+    launcher = begin.launcher
+    if begin.node != node_identity() or launcher.boot != _boot():
+        return False
+    return _started_ticks(launcher.pid) == launcher.started_ticks != -1
+
+
+def begin_record(job: Job, corpus: Corpus, identity: str) -> Begin:
+    """The first half for a launch that is about to start in this process."""
+    fingerprints = {"hardware": hardware(), "software": software(), "policy": policy(job)}
+    return Begin(
+        schema=SCHEMA,
+        id=identity,
+        run=job.name,
+        started=time.time(),
+        node=node_identity(),
+        launcher=Launcher(os.getpid(), _started_ticks(os.getpid()), _boot()),
+        hashes={name: _digest(facts) for name, facts in fingerprints.items()},
+        job=job,
+        corpus=corpus,
+        hardware=fingerprints["hardware"],
+        software=fingerprints["software"],
+        policy=fingerprints["policy"],
+    )

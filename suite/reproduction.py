@@ -1,0 +1,276 @@
+"""One reproduction: what is asked for becomes a job; the job is launched, recorded and compared."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from reference_runs.catalog import check_layout, reference_run, run_names
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, Recomputation, parse_layout
+from reference_runs.run import Architecture, Recipe
+from suite import store
+from suite.compare import Row, Verdict, compare, overall
+from suite.corpus import Corpus, tokenised_corpus
+from suite.devices import resolved_device, usable_cores
+from suite.figures import Figure
+from suite.job import LEAST_STEPS, Event, Failed, Finished, Job, Phase, Status, Step
+from suite.launch import Outcome, launch
+from suite.measured import counted_figures
+from suite.miniature import DEFAULT_STEPS, miniature, miniature_names
+from suite.predict.prediction import prediction
+from suite.record import SCHEMA, End, RankOutcome, begin_record
+
+COLLECTIVE_TIMEOUT_SECONDS = 900.0
+LOSS_MUST_FALL_STEPS = 20
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for; None where nothing was said."""
+
+    name: str
+    ranks: int | None = None
+    layout: str | None = None
+    device: str = "auto"
+    compiled: bool | None = None
+    steps: int = DEFAULT_STEPS
+    seed: int = 1
+    corpus: Path | None = None
+    results: Path
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request: everything but the corpus."""
+
+    name: str
+    architecture: Architecture
+    recipe: Recipe
+    layout: Layout
+    device: str
+    compiled: bool
+    steps: int
+    seed: int
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch, its record and its comparison; no rows where it did not end well."""
+
+    run: str
+    status: Status
+    verdict: Verdict
+    message: str
+    record: str
+    rows: list[Row]
+    losses: list[float]
+    arithmetic: str
+
+
+def plan(request: Request) -> Plan:
+    """The checked plan for a request.
+
+    Raises:
+        InputError: unknown name, broken file, bad layout, ranks, steps or device.
+    """
+    if request.ranks is not None and request.ranks < 1:
+        raise InputError("ranks", got=request.ranks, allowed="1 or more", where="--ranks")
+    if request.steps < LEAST_STEPS:
+        raise InputError(
+            "too few steps: two warm up, two are counted, the rest is timed",
+            got=request.steps,
+            allowed=f"{LEAST_STEPS} or more",
+            where="--steps",
+        )
+    minis = miniature_names(run_names())
+    is_file = request.name.endswith(".toml")
+    if not is_file and request.name not in minis:
+        raise InputError(
+            "unknown run", got=repr(request.name), allowed=", ".join(minis) + ", or a run file ending in .toml"
+        )
+    run = reference_run(request.name if is_file else minis[request.name])
+    device, default_ranks = resolved_device(request.device)
+    if is_file:
+        name, architecture, recipe, base = run.name, run.architecture, run.recipe, run.layout
+        default_ranks = base.ranks
+    else:
+        small = miniature(run, device, ranks=default_ranks, steps=request.steps)
+        name, architecture, recipe, base = small.name, small.architecture, small.recipe, small.layout
+    layout = _layout(request, base, default_ranks)
+    _check_executable(layout)
+    check_layout(architecture, recipe, layout, "--layout" if request.layout else "--ranks")
+    if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
+        raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
+    return Plan(
+        name=name,
+        architecture=architecture,
+        recipe=recipe,
+        layout=layout,
+        device=device,
+        compiled=device == "cuda" if request.compiled is None else request.compiled,
+        steps=request.steps,
+        seed=request.seed,
+    )
+
+
+def _layout(request: Request, base: Layout, default_ranks: int) -> Layout:
+    if request.layout is not None:
+        layout = parse_layout(request.layout, base=base)
+        if request.ranks is not None and layout.ranks != request.ranks:
+            raise InputError(
+                f"--layout {request.layout} is {layout.ranks} ranks", got=f"--ranks {request.ranks}", where="--ranks"
+            )
+        return layout
+    ranks = default_ranks if request.ranks is None else request.ranks
+    if ranks == base.ranks:
+        return base
+    return msgspec.structs.replace(base, data_parallel=ranks, accumulation=None)
+
+
+def _check_executable(layout: Layout) -> None:
+    """Refuse what this version describes but does not execute."""
+    refused = {
+        f"tp{layout.tensor_parallel}": layout.tensor_parallel > 1,
+        f"pp{layout.pipeline_stages}": layout.pipeline_stages > 1,
+        f"cp{layout.context_parallel}": layout.context_parallel > 1,
+        "sp": layout.sequence_parallel,
+        f"zero{layout.zero_stage}": layout.zero_stage > 1,
+        f"interleave{layout.virtual_stages}": layout.virtual_stages > 1,
+        "recompute-selective": layout.recomputation is Recomputation.SELECTIVE,
+    }
+    for word, is_asked in refused.items():
+        if is_asked:
+            raise InputError(
+                "this version does not execute that layout",
+                got=word,
+                allowed="dpN, zero0/1, recompute-none/full, accumulateN, bucketN",
+                where="--layout",
+            )
+
+
+def corpus_for(plan: Plan, path: Path | None) -> Corpus:
+    """The tokens that the plan trains on (see `suite.corpus.tokenised_corpus`)."""
+    return tokenised_corpus(
+        path,
+        vocabulary=plan.architecture.vocabulary,
+        least_tokens=plan.recipe.global_batch * plan.architecture.sequence + 1,
+    )
+
+
+def reproduce(plan: Plan, corpus: Corpus, results: Path, on_event: Callable[[int, Event], None]) -> Result:
+    """Launch the plan once, keep its record below `results`, and compare it with the prediction.
+
+    Raises:
+        InputError: the results directory cannot be written.
+        StoreFullError: the record could not be written.
+    """
+    directory = store.records_directory(results, plan.name)
+    identity = store.new_identity()
+    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
+        job = _job(plan, corpus, scratch)
+        (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
+        signal.signal(signal.SIGTERM, _interrupt)
+        opened = store.Opened(directory, begin_record(job, corpus, identity))
+        try:
+            outcome = launch(job, identity, on_event)
+        except BaseException:
+            opened.close(_end(identity, Status.CRASHED, "the launcher failed", [], []))
+            raise
+        figures: list[Figure] = []
+        if outcome.status is Status.OK:
+            steps = [[e for e in events if isinstance(e, Step)] for events in outcome.events]
+            figures = counted_figures(job, outcome.finished, steps)
+        opened.close(_end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome))
+    rows: list[Row] = []
+    if outcome.status is Status.OK:
+        predicted = prediction(plan.architecture, plan.recipe, plan.layout)
+        rows = compare(predicted, figures, left_name="predicted", right_name="measured", judge=True)
+    losses = [event.loss for event in outcome.events[0] if isinstance(event, Step)]
+    verdict = overall(rows)
+    if outcome.status is Status.OK and not loss_fell(losses):
+        verdict = Verdict.FAIL
+    return Result(
+        run=plan.name,
+        status=outcome.status,
+        verdict=verdict if outcome.status is Status.OK else Verdict.FAIL,
+        message=outcome.message,
+        record=str(opened.path),
+        rows=rows,
+        losses=losses,
+        arithmetic=outcome.finished[0].arithmetic if outcome.finished else "",
+    )
+
+
+def loss_fell(losses: list[float]) -> bool:
+    """Whether training learned: the mean of the last 3 losses is below the first by 0.5 nats a token or more.
+
+    Runs of fewer than 20 steps are not judged.
+    """
+    if len(losses) < LOSS_MUST_FALL_STEPS:
+        return True
+    return sum(losses[-3:]) / 3 <= losses[0] - 0.5
+
+
+def _interrupt(_signum: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _job(plan: Plan, corpus: Corpus, scratch: str) -> Job:
+    return Job(
+        name=plan.name,
+        architecture=plan.architecture,
+        recipe=plan.recipe,
+        layout=plan.layout,
+        device=plan.device,
+        compiled=plan.compiled,
+        seed=plan.seed,
+        steps=plan.steps,
+        tokens_file=corpus.tokens_file,
+        tokens=corpus.tokens,
+        directory=scratch,
+        threads=max(1, usable_cores() // plan.layout.ranks),
+        collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
+    )
+
+
+def _end(
+    identity: str,
+    status: Status,
+    message: str,
+    faulty: list[int],
+    figures: list[Figure],
+    *,
+    outcome: Outcome | None = None,
+) -> End:
+    ranks = [] if outcome is None else [_rank_outcome(n, events) for n, events in enumerate(outcome.events)]
+    return End(
+        schema=SCHEMA,
+        id=identity,
+        status=status,
+        message=message,
+        ranks_at_fault=faulty,
+        finished=time.time(),
+        figures=figures,
+        ranks=ranks,
+        log_tail=outcome.log_tail if outcome else "",
+    )
+
+
+def _rank_outcome(rank: int, events: list[Event]) -> RankOutcome:
+    finished = next((event for event in events if isinstance(event, Finished)), None)
+    failed = next((event for event in events if isinstance(event, Failed)), None)
+    steps = [event for event in events if isinstance(event, Step)]
+    phases = [event.name for event in events if isinstance(event, Phase)]
+    last = f"step {steps[-1].step} done" if steps else (phases[-1] if phases else "not started")
+    return RankOutcome(
+        rank=rank,
+        steps=steps,
+        last="finished" if finished else last,
+        environment=finished.environment if finished else {},
+        arithmetic=finished.arithmetic if finished else "",
+        failure=failed.traceback if failed else "",
+    )

@@ -1,0 +1,126 @@
+"""The records' directory: append, read; never overwrite, never lose."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from pathlib import Path
+
+from reference_runs.errors import InputError
+from suite.record import Begin, End, Record, decode, encode, node_identity
+
+_RESERVED_BYTES = 256 * 1024
+_RESERVED_BYTES_PER_STEP = 256  # one step of one rank as JSON takes about 200
+
+
+class StoreFullError(OSError):
+    """The records' directory cannot take a record: no space, or an input/output error."""
+
+
+def new_identity() -> str:
+    """TIME__NODE__ID of a launch that starts now: sorts by time, distinct among writers."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return f"{stamp}__{node_identity()}__{secrets.token_hex(4)}"
+
+
+def records_directory(results: Path, run: str) -> Path:
+    """Where records of `run` lie below the results directory; created here.
+
+    Raises:
+        InputError: it cannot be created or written.
+    """
+    directory = results / "records" / run
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".{secrets.token_hex(8)}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"cannot write to the results directory: {error.strerror}",
+            got=str(results),
+            allowed="a writable directory",
+            where="--results",
+        ) from error
+    return directory
+
+
+class Opened:
+    """A launch whose first half is on disk; room for the second half is kept free until it is written."""
+
+    def __init__(self, directory: Path, begin: Begin) -> None:
+        self.path = directory / f"{begin.id}.begin.json"
+        self._end_path = directory / f"{begin.id}.end.json"
+        self._reserve = directory / f".{begin.id}.reserve"
+        job = begin.job
+        try:
+            size = _RESERVED_BYTES + _RESERVED_BYTES_PER_STEP * job.steps * job.layout.ranks
+            with open(self._reserve, "xb") as file:
+                file.write(os.urandom(size))  # written, not only allocated: no file system can give it away
+                file.flush()
+                os.fsync(file.fileno())
+            _write_new(self.path, encode(begin))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._reserve.unlink(missing_ok=True)
+            raise StoreFullError(error.errno, f"cannot write a record: {error.strerror}", str(directory)) from error
+
+    def close(self, end: End) -> Path:
+        """Write the second half into the room that was kept; returns its path.
+
+        Raises:
+            StoreFullError: even that failed.
+        """
+        try:
+            self._reserve.unlink(missing_ok=True)
+            _write_new(self._end_path, encode(end))
+        except OSError as error:
+            raise StoreFullError(
+                error.errno, f"cannot write the end of a record: {error.strerror}", str(self._end_path)
+            ) from error
+        return self._end_path
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Write `path` whole or not at all; an existing file is an error, not replaced."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read(begin_path: Path) -> Record:
+    """The record whose first half is at `begin_path`.
+
+    Raises:
+        InputError: a half is damaged or of an unknown schema.
+    """
+    begin = decode(begin_path.read_bytes(), Begin, str(begin_path))
+    end_path = begin_path.with_name(begin_path.name.replace(".begin.json", ".end.json"))
+    end = decode(end_path.read_bytes(), End, str(end_path)) if end_path.exists() else None
+    return Record(path=str(begin_path), begin=begin, end=end)
+
+
+def records(results: Path, run: str) -> tuple[list[Record], list[InputError]]:
+    """All readable records of `run`, oldest first, and why the others are left out."""
+    good: list[Record] = []
+    bad: list[InputError] = []
+    for path in sorted((results / "records" / run).glob("*.begin.json")):
+        try:
+            good.append(read(path))
+        except InputError as error:
+            bad.append(error)
+    return good, bad
