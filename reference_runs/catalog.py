@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import math
 import tomllib
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,11 @@ def run_names() -> list[str]:
     return sorted(command_name(path) for path in RUNS.glob("*.toml"))
 
 
-def reference_run(name: str) -> ReferenceRun:
+def reference_run(name: str, *, also: Iterable[str] = ()) -> ReferenceRun:
     """The recorded run `name`, or the run of the user's own file where `name` ends in `.toml`.
+
+    Args:
+        also: names that the caller takes besides; the refusal lists them.
 
     Raises:
         InputError: no such run or file, or a file that breaks the schema.
@@ -50,7 +55,8 @@ def reference_run(name: str) -> ReferenceRun:
         return load(Path(name))
     path = RUNS / f"{name.replace('-', '_')}.toml"
     if name not in run_names():
-        raise InputError("unknown run", got=repr(name), allowed=", ".join(run_names()) + ", or a file ending in .toml")
+        allowed = ", ".join([*run_names(), *also]) + ", or a file ending in .toml"
+        raise InputError("unknown run", got=repr(name), allowed=allowed)
     return load(path)
 
 
@@ -104,7 +110,9 @@ def _shown(path: Path) -> str:
 def _required_text(raw: dict[str, Any], key: str, where: str) -> str:
     value = raw.get(key)
     if not isinstance(value, str) or not value:
-        raise InputError(f"missing key {key!r}" if value is None else f"{key}: expected a text", where=where)
+        if value is None:
+            raise InputError(f"missing key {key!r}", where=where)
+        raise InputError(f"{key}: expected a text", got=repr(value), where=where)
     return value
 
 
@@ -166,6 +174,8 @@ def _value(fact: Sourced, annotation: Any, label: str, where: str) -> Any:
         expected = (meta.extra or {}).get("unit", "1") if meta else "1"
         if isinstance(fact.value, (bool, str)):
             raise InputError(f"{label}: expected a number", got=repr(fact.value), where=where)
+        if not math.isfinite(typing.cast(float, fact.value)):
+            raise InputError(f"{label}: expected a finite number", got=repr(fact.value), where=where)
         if fact.unit is None:
             raise InputError(f"{label}: missing unit", allowed=", ".join(units_of(expected)), where=where)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any, cast
 
@@ -9,31 +10,47 @@ import typer
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.commands.predict import predict
-from suite.commands.reproduce import reproduce_command
-from suite.commands.runs import runs
-from suite.commands.show import show
+
+# Command -> its module and function. Only the module of the command that is asked for is imported.
+COMMANDS = {
+    "runs": ("suite.commands.runs", "runs"),
+    "show": ("suite.commands.show", "show"),
+    "predict": ("suite.commands.predict", "predict"),
+    "reproduce": ("suite.commands.reproduce", "reproduce_command"),
+}
 
 # typer carries click inside or beside itself, by version; what it exports names the same classes in both
 _ClickException = cast(type[Exception], typer.BadParameter.__mro__[2])
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Reproduces published LLM training runs and checks the machine it stands on.",
-)
-app.command("runs")(runs)
-app.command("show")(show)
-app.command("predict")(predict)
-app.command("reproduce")(reproduce_command)
+
+def application(arguments: list[str]) -> typer.Typer:
+    """The command-line application; with a known command first, that command alone."""
+    app = typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        help="Reproduces published LLM training runs and checks the machine it stands on.",
+    )
+    app.callback()(_no_options)
+    asked = arguments[0] if arguments else ""
+    for name in [asked] if asked in COMMANDS else list(COMMANDS):
+        module, function = COMMANDS[name]
+        app.command(name)(getattr(importlib.import_module(module), function))
+    return app
+
+
+def _no_options() -> None:
+    """Options belong to the commands; this keeps a single command a command."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; bad input is one line on stderr."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given:
+        main(["--help"])
+        return exit_codes.BAD_INPUT
     try:
-        outcome = app(args=arguments, prog_name="python -m suite", standalone_mode=False)
+        outcome = application(given)(args=given, prog_name="python -m suite", standalone_mode=False)
     except InputError as error:
         return _refused(str(error))
     except _ClickException as error:

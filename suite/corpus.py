@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import hashlib
 import os
+import stat
 import sysconfig
 import tempfile
 from collections.abc import Iterator
@@ -48,16 +49,27 @@ def corpus_files(path: Path | None) -> list[Path]:
         if not files:
             raise InputError("this Python comes without its sources", allowed="--corpus PATH", where="corpus")
         return files
-    if not path.exists():
-        raise InputError("no such file or directory", got=str(path), where="--corpus")
-    if path.is_file():
-        return [path]
-    if not os.access(path, os.R_OK | os.X_OK):
-        raise InputError("cannot read the directory: permission denied", got=str(path), where="--corpus")
-    files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            return [path]
+        files = sorted(file for file in _files_below(path) if file.is_file() and not file.name.startswith("."))
+    except OSError as error:
+        raise InputError(
+            f"cannot read the corpus: {error.strerror}", got=str(error.filename or path), where="--corpus"
+        ) from error
     if not files:
         raise InputError("the directory holds no file", got=str(path), allowed="UTF-8 text files", where="--corpus")
     return files
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    """Every file below; a directory that cannot be read is an error, not left out."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, _, names in os.walk(directory, onerror=refuse):
+        yield from (Path(parent, name) for name in names)
 
 
 def _texts(files: list[Path]) -> Iterator[str]:

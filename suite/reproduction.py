@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
@@ -29,6 +27,8 @@ from suite.record import SCHEMA, End, RankOutcome, begin_record
 
 COLLECTIVE_TIMEOUT_SECONDS = 900.0
 LOSS_MUST_FALL_STEPS = 20
+MOST_STEPS = 1_000_000  # a record keeps every step of every rank: 512 MB for 2 ranks
+MOST_SEED = 2**32 - 1
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ def plan(request: Request) -> Plan:
     """The checked plan for a request.
 
     Raises:
-        InputError: unknown name, broken file, bad layout, ranks, steps or device.
+        InputError: unknown name, broken file, bad layout, ranks, steps, seed or device.
     """
     if request.ranks is not None and request.ranks < 1:
         raise InputError("ranks", got=request.ranks, allowed="1 or more", where="--ranks")
@@ -86,6 +86,10 @@ def plan(request: Request) -> Plan:
             allowed=f"{LEAST_STEPS} or more",
             where="--steps",
         )
+    if request.steps > MOST_STEPS:
+        raise InputError("too many steps", got=request.steps, allowed=f"at most {MOST_STEPS}", where="--steps")
+    if not 0 <= request.seed <= MOST_SEED:
+        raise InputError("seed out of range", got=request.seed, allowed=f"0 to {MOST_SEED}", where="--seed")
     minis = miniature_names(run_names())
     is_file = request.name.endswith(".toml")
     if not is_file and request.name not in minis:
@@ -171,14 +175,15 @@ def reproduce(plan: Plan, corpus: Corpus, results: Path, on_event: Callable[[int
     directory = store.records_directory(results, plan.name)
     identity = store.new_identity()
     with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
-        job = _job(plan, corpus, scratch)
+        job = job_for(plan, corpus, scratch)
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
-        signal.signal(signal.SIGTERM, _interrupt)
         opened = store.Opened(directory, begin_record(job, corpus, identity))
         try:
             outcome = launch(job, identity, on_event)
-        except BaseException:
-            opened.close(_end(identity, Status.CRASHED, "the launcher failed", [], []))
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            status = Status.INTERRUPTED if interrupted else Status.CRASHED
+            opened.close(_end(identity, status, f"the launcher ended: {type(error).__name__}", [], []))
             raise
         figures: list[Figure] = []
         if outcome.status is Status.OK:
@@ -215,11 +220,8 @@ def loss_fell(losses: list[float]) -> bool:
     return sum(losses[-3:]) / 3 <= losses[0] - 0.5
 
 
-def _interrupt(_signum: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _job(plan: Plan, corpus: Corpus, scratch: str) -> Job:
+def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
+    """The job that the ranks read, with `scratch` as the directory of their events."""
     return Job(
         name=plan.name,
         architecture=plan.architecture,

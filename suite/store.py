@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from reference_runs.errors import InputError
 from suite.record import Begin, End, Record, decode, encode, node_identity
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _RESERVED_BYTES = 256 * 1024
 _RESERVED_BYTES_PER_STEP = 256  # one step of one rank as JSON takes about 200
 
@@ -30,6 +32,7 @@ def records_directory(results: Path, run: str) -> Path:
 
     Raises:
         InputError: it cannot be created or written.
+        StoreFullError: there is no room for it.
     """
     directory = results / "records" / run
     try:
@@ -38,6 +41,8 @@ def records_directory(results: Path, run: str) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StoreFullError(error.errno, f"cannot write a record: {error.strerror}", str(directory)) from error
         raise InputError(
             f"cannot write to the results directory: {error.strerror}",
             got=str(results),

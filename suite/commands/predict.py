@@ -44,7 +44,7 @@ def _rows(name: str) -> tuple[list[Row], str]:
         small = miniature(reference_run(minis[name]), "cpu", ranks=2)
         architecture, recipe, layout = small.architecture, small.recipe, small.layout
     else:
-        run = reference_run(name)
+        run = reference_run(name, also=minis)
         architecture, recipe, layout = run.architecture, run.recipe, run.layout
         published = _published(run)
     unknown = ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import msgspec
@@ -20,7 +22,7 @@ from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
 from suite.report.tables import comparison_table, console
 from suite.reproduction import Plan, Request, Result, corpus_for, plan, reproduce
-from suite.store import StoreFullError
+from suite.store import StoreFullError, records_directory
 
 
 def reproduce_command(
@@ -54,6 +56,7 @@ def reproduce_command(
         return
     if launches < 1:
         raise InputError("launches", got=launches, allowed="1 or more", where="--launches")
+    signal.signal(signal.SIGTERM, _interrupt)
     messages = console(stderr=True)
     request = Request(
         name=name,
@@ -67,24 +70,31 @@ def reproduce_command(
         results=results,
     )
     planned = plan(request)
-    messages.print(f"[dim]{planned.name}: {planned.layout.ranks} ranks on {planned.device}; reading the corpus[/]")
-    tokens = corpus_for(planned, corpus)
+    with messages.status("reading the corpus"):  # leaves no line behind, so that a refusal stands alone
+        tokens = corpus_for(planned, corpus)
     code = exit_codes.PASS
-    for _ in range(launches):
-        with _Live(planned, quiet=not messages.is_terminal) as live:
-            try:
+    try:
+        records_directory(results, planned.name)
+        messages.print(f"[dim]{planned.name}: {planned.layout.ranks} ranks on {planned.device}[/]")
+        for _ in range(launches):
+            with _Live(planned, quiet=not messages.is_terminal) as live:
                 result = reproduce(planned, tokens, results, live)
-            except StoreFullError as error:
-                messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]")
-                raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
-        if json:
-            sys.stdout.write(_json(result) + "\n")
-        else:
-            _print(result)
-        code = max(code, _exit_code(result))
-        if result.status is Status.INTERRUPTED:
-            break
+            if json:
+                sys.stdout.write(_json(result) + "\n")
+            else:
+                _print(result)
+            code = max(code, _exit_code(result))
+            if result.status is Status.INTERRUPTED:
+                break
+    except StoreFullError as error:
+        messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+        raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
     raise typer.Exit(code)
+
+
+def _interrupt(_signum: int, _frame: FrameType | None) -> None:
+    """A polite end is an end by the user: children are killed and the record says so."""
+    raise KeyboardInterrupt
 
 
 def _exit_code(result: Result) -> int:

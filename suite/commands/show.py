@@ -37,14 +37,7 @@ def show(
         else:
             _print_miniature(small)
         return
-    try:
-        record = reference_run(run)
-    except InputError as error:
-        if run.endswith(".toml"):
-            raise
-        raise InputError(
-            "unknown run", got=repr(run), allowed=", ".join([*run_names(), *minis]) + ", or a file ending in .toml"
-        ) from error
+    record = reference_run(run, also=minis)
     if json:
         print(msgspec.json.encode(record).decode())
     else:

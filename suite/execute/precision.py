@@ -1,10 +1,10 @@
 """Where weights are stored and in what precision, and how their gradients accumulate in fp32.
 
 Weights of one optimizer group lie in one flat buffer, so that a shard is a slice and an all-gather fills it in place.
-In bf16 the leaves of autograd are not the weights but fp32 stand-ins without storage: reading a weight goes through
-`ReadWeight`, whose backward pass widens the gradient. So gradients accumulate over micro-batches in fp32, and
-DistributedDataParallel reduces them in fp32 from its own buckets, at 4 bytes a parameter and no more: what BLOOM's
-BF16_Optimizer does with a reduction of its own.
+The leaves of autograd are not the weights but fp32 stand-ins without storage: reading a weight goes through
+`ReadWeight`, whose backward pass widens the gradient (in fp32 it passes it on). So gradients accumulate over
+micro-batches in fp32, and DistributedDataParallel reduces them in fp32 from its own buckets, at 4 bytes a parameter and
+no more: what BLOOM's BF16_Optimizer does with a reduction of its own.
 """
 
 from __future__ import annotations
@@ -85,9 +85,6 @@ def store_weights(model: nn.Module, recipe: Recipe, *, shards: int, device: torc
 
 
 def _leaf(module: nn.Module, name: str, parameter: nn.Parameter, stored: Tensor) -> nn.Parameter:
-    if stored.dtype is torch.float32:
-        parameter.data = stored
-        return parameter
     parametrize.register_parametrization(module, name, Stored(stored), unsafe=True)
     leaf = nn.Parameter(torch.zeros((), device=stored.device).expand(parameter.shape))
     module.parametrizations[name].original = leaf  # type: ignore[index,union-attr]  # ModuleDict of lists

@@ -10,10 +10,6 @@ from reference_runs.run import Architecture, Recipe
 from suite.predict.memory import FP32, WEIGHT_ELEMENT_BYTES, group_elements, shard_elements
 from suite.predict.parameters import parameter_tensors
 
-FIRST_BUCKET_BYTES = 2**20
-"""Cap of the bucket that is reduced first (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES): it starts the overlap."""
-
-
 class Traffic(NamedTuple):
     """What one rank hands to one kind of collective in one step."""
 
@@ -27,18 +23,19 @@ def gradient_buckets(architecture: Architecture, *, bucket_bytes: int) -> list[i
     """Bytes of each bucket in which DistributedDataParallel all-reduces fp32 gradients, in the order of their issue.
 
     Gradients become ready in the reverse of the order in which the forward pass read the parameters. A bucket is
-    closed as soon as it holds its cap: 1 MiB for the first, `bucket_bytes` for the others.
+    closed as soon as it holds `bucket_bytes`. (A first bucket of 1 MiB belongs to the default cap alone; a cap that
+    is given, as here, holds for all.)
 
     Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; torch/csrc/distributed/c10d/reducer.cpp,
     compute_bucket_assignment_by_size and rebuild_buckets (from the second step on).
     """
     buckets: list[int] = []
-    cap, filled = FIRST_BUCKET_BYTES, 0
+    filled = 0
     for tensor in reversed(parameter_tensors(architecture)):
         filled += FP32 * tensor.elements
-        if filled >= cap:
+        if filled >= bucket_bytes:
             buckets.append(filled)
-            cap, filled = bucket_bytes, 0
+            filled = 0
     return [*buckets, filled] if filled else buckets
 
 

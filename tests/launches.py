@@ -1,0 +1,76 @@
+"""Small launches for tests: a plan of a few thousand parameters, real text, real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from reference_runs.catalog import reference_run
+from reference_runs.layout import Layout
+from reference_runs.run import Precision
+from suite.compare import Row, Verdict
+from suite.job import Event
+from suite.miniature import miniature
+from suite.reproduction import Plan, Result, corpus_for, reproduce
+
+STEPS = 6
+
+
+def small_plan(*, ranks: int, recipe: dict[str, Any] | None = None, layout: dict[str, Any] | None = None) -> Plan:
+    """BLOOM's block and recipe with two layers of 48: about 60,000 parameters."""
+    mini = miniature(reference_run("bloom-176b"), "cpu", ranks=ranks, steps=STEPS)
+    architecture = msgspec.structs.replace(
+        mini.architecture,
+        layers=2,
+        hidden=48,
+        heads=3,
+        head_dim=16,
+        kv_heads=3,
+        ffn_hidden=192,
+        vocabulary=600,
+        padded_vocabulary=608,
+        sequence=32,
+    )
+    return Plan(
+        name="small",
+        architecture=architecture,
+        recipe=msgspec.structs.replace(mini.recipe, **(recipe or {})),
+        layout=msgspec.structs.replace(Layout(**_fields(mini.layout)), **(layout or {})),
+        device="cpu",
+        compiled=False,
+        steps=STEPS,
+        seed=3,
+    )
+
+
+def _fields(struct: msgspec.Struct) -> dict[str, Any]:
+    return {field: getattr(struct, field) for field in struct.__struct_fields__}
+
+
+FP32_WITHOUT_DROPOUT: dict[str, Any] = {
+    "precision": Precision.FP32,
+    "embedding_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+
+
+def launched(plan: Plan, results: Path) -> Result:
+    """The plan executed once on real ranks and compared with its prediction."""
+
+    def ignore(rank: int, event: Event) -> None:
+        pass
+
+    return reproduce(plan, corpus_for(plan, None), results, ignore)
+
+
+def failed_rows(result: Result) -> set[tuple[str, str | None]]:
+    """Quantity and operation of every row that failed, for the maximum over ranks."""
+    return {(row.quantity, row.operation) for row in result.rows if row.verdict is Verdict.FAIL and row.rank is None}
+
+
+def exact_rows(rows: list[Row]) -> list[Row]:
+    """Rows that compare with ==."""
+    return [row for row in rows if row.tolerance == 0]

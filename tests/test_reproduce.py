@@ -1,0 +1,153 @@
+"""The main job: prediction and execution agree to the byte, for any number of ranks and any executed layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reference_runs.layout import Recomputation
+from suite.compare import Verdict
+from suite.job import Status
+from tests.launches import FP32_WITHOUT_DROPOUT, STEPS, exact_rows, failed_rows, launched, small_plan
+
+ROOT = Path(__file__).parent.parent
+EXACT = {
+    "parameters",
+    "model_flop",
+    "hardware_flop",
+    "weight_bytes",
+    "gradient_bytes",
+    "optimizer_bytes",
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_bloom_mini_equals_its_prediction_exactly(ranks: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "suite", "reproduce", "bloom-mini", "--ranks", str(ranks), "--steps", "5"]
+    done = subprocess.run(
+        [*command, "--results", str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["run"], told["status"], told["verdict"]) == ("bloom-mini", "ok", "pass")
+    exact = [row for row in told["figures"] if row["tolerance"] == 0]
+    assert all(row["left"] == row["right"] and row["difference"] == 0 for row in exact)
+    traffic = {"payload_bytes", "messages"} if ranks > 1 else set()
+    assert {row["quantity"] for row in exact} == EXACT | traffic
+    assert {row["rank"] for row in exact if row["quantity"] == "weight_bytes"} == {None, *range(ranks)}
+    record = Path(told["record"])
+    end = json.loads(record.with_name(record.name.replace("begin", "end")).read_text())
+    assert [len(rank["steps"]) for rank in end["ranks"]] == [5] * ranks
+    kinds = ["warm-up", "warm-up", "counted", "counted", "timed"]
+    assert [step["kind"] for step in end["ranks"][0]["steps"]] == kinds
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layout"),
+    [
+        ({}, {"zero_stage": 0}),
+        ({}, {"recomputation": Recomputation.NONE, "bucket_bytes": 100_000}),
+        (FP32_WITHOUT_DROPOUT, {}),
+        (FP32_WITHOUT_DROPOUT, {"zero_stage": 0, "recomputation": Recomputation.NONE}),
+        ({"decay_of_vectors": True, "micro_batch": 1}, {}),
+    ],
+    ids=["zero-0", "small-buckets", "fp32-no-dropout", "fp32-plain", "one-group"],
+)
+def test_other_recipes_and_layouts_equal_their_prediction_exactly(
+    recipe: dict[str, object], layout: dict[str, object], tmp_path: Path
+) -> None:
+    result = launched(small_plan(ranks=2, recipe=recipe, layout=layout), tmp_path)
+    assert result.status is Status.OK, result.message
+    assert failed_rows(result) == set()
+    assert {row.quantity for row in exact_rows(result.rows)} == EXACT | {"payload_bytes", "messages"}
+
+
+def test_two_ranks_compute_the_losses_of_one(tmp_path: Path) -> None:
+    # Rounding differs only in the order of sums. A loss is a chain of 2 layers * 6 products of at most 192 terms, each
+    # off by 6e-8 * sqrt(192) = 8e-7 relative: sqrt(12) * 8e-7 = 3e-6; six steps of training add up to 2e-5.
+    bound = STEPS * 3e-6
+    one = launched(small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT), tmp_path).losses
+    two = launched(small_plan(ranks=2, recipe=FP32_WITHOUT_DROPOUT), tmp_path).losses
+    assert len(one) == len(two) == STEPS
+    assert one[-1] < one[0]
+    assert two == pytest.approx(one, rel=bound, abs=0)
+
+
+PATCHES = {
+    "a smaller bucket": (
+        """
+from torch.nn.parallel import DistributedDataParallel as DDP
+original = DDP.__init__
+def patched(self, *args, **kwargs):
+    kwargs["bucket_cap_mb"] = 0.05
+    original(self, *args, **kwargs)
+DDP.__init__ = patched
+""",
+        {("messages", "all_reduce")},
+    ),
+    "an extra buffer": (
+        """
+import torch
+from suite.execute.model import decoder
+original = decoder.Decoder.__init__
+def patched(self, *args, **kwargs):
+    original(self, *args, **kwargs)
+    self.register_buffer("extra", torch.zeros(1, dtype=torch.uint8))
+decoder.Decoder.__init__ = patched
+""",
+        {("messages", "broadcast"), ("payload_bytes", "broadcast")},
+    ),
+    "a message of one byte": (
+        """
+import torch
+import torch.distributed as dist
+original = torch.nn.utils.clip_grad_norm_
+def patched(*args, **kwargs):
+    if dist.get_world_size() > 1:
+        dist.all_reduce(torch.zeros(1, dtype=torch.uint8))
+    return original(*args, **kwargs)
+torch.nn.utils.clip_grad_norm_ = patched
+""",
+        {("messages", "all_reduce"), ("payload_bytes", "all_reduce")},
+    ),
+    "a third moment": (
+        """
+import torch
+original = torch.optim.AdamW.__init__
+def patched(self, *args, **kwargs):
+    original(self, *args, amsgrad=True, **kwargs)
+torch.optim.AdamW.__init__ = patched
+""",
+        {("optimizer_bytes", None)},
+    ),
+    "one more matrix product": (
+        """
+import torch
+from suite.execute.model import attention
+original = attention.Attention.forward
+def patched(self, x, bias):
+    torch.ones(1, 1) @ torch.ones(1, 1)
+    return original(self, x, bias)
+attention.Attention.forward = patched
+""",
+        {("model_flop", None), ("hardware_flop", None)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_what_execution_does_beyond_the_prediction_turns_its_row_red(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch, expected = PATCHES[name]
+    (tmp_path / "sitecustomize.py").write_text(patch)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    result = launched(small_plan(ranks=2), tmp_path / "results")
+    assert result.status is Status.OK, result.message
+    assert result.verdict is Verdict.FAIL
+    assert failed_rows(result) == expected
