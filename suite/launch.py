@@ -14,7 +14,19 @@ from pathlib import Path
 
 import msgspec
 
-from suite.job import Event, Failed, Finished, Job, Phase, Started, Status, Step, events_path, stacks_path
+from suite.job import (
+    WARM_UP_STEPS,
+    Event,
+    Failed,
+    Finished,
+    Job,
+    Phase,
+    Started,
+    Status,
+    Step,
+    events_path,
+    stacks_path,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCH_VARIABLE = "SUITE_LAUNCH"  # marks every process of a launch, so that none is left behind
@@ -90,10 +102,10 @@ class _Rank:
 
     def patience_seconds(self, compiled: bool) -> float:
         """How long this rank may stay silent: 10 times its longest step so far and at least 20 s; before its first
-        step 120 s, and 600 s more for compilation."""
-        if self.longest_step == 0.0:
-            return START_SECONDS + (COMPILE_SECONDS if compiled else 0.0)
-        return max(HANG_LEAST_SECONDS, HANG_FACTOR * self.longest_step)
+        step 120 s; with compilation 600 s more until the warm-up is over."""
+        steps = sum(isinstance(event, Step) for event in self.events)
+        usual = max(HANG_LEAST_SECONDS, HANG_FACTOR * self.longest_step) if steps else START_SECONDS
+        return usual + COMPILE_SECONDS if compiled and steps < WARM_UP_STEPS else usual
 
 
 def launch(job: Job, identity: str, on_event: Callable[[int, Event], None]) -> Outcome:

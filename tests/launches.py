@@ -18,7 +18,9 @@ from suite.reproduction import Plan, Result, corpus_for, reproduce
 STEPS = 6
 
 
-def small_plan(*, ranks: int, recipe: dict[str, Any] | None = None, layout: dict[str, Any] | None = None) -> Plan:
+def small_plan(
+    *, ranks: int, recipe: dict[str, Any] | None = None, layout: dict[str, Any] | None = None, compiled: bool = False
+) -> Plan:
     """BLOOM's block and recipe with two layers of 48: about 60,000 parameters."""
     mini = miniature(reference_run("bloom-176b"), "cpu", ranks=ranks, steps=STEPS)
     architecture = msgspec.structs.replace(
@@ -39,7 +41,7 @@ def small_plan(*, ranks: int, recipe: dict[str, Any] | None = None, layout: dict
         recipe=msgspec.structs.replace(mini.recipe, **(recipe or {})),
         layout=msgspec.structs.replace(Layout(**_fields(mini.layout)), **(layout or {})),
         device="cpu",
-        compiled=False,
+        compiled=compiled,
         steps=STEPS,
         seed=3,
     )

@@ -67,6 +67,12 @@ def test_other_recipes_and_layouts_equal_their_prediction_exactly(
     assert {row.quantity for row in exact_rows(result.rows)} == EXACT | {"payload_bytes", "messages"}
 
 
+def test_compiled_blocks_equal_the_prediction_exactly(tmp_path: Path) -> None:
+    result = launched(small_plan(ranks=2, layout={"bucket_bytes": 50_000}, compiled=True), tmp_path)
+    assert result.status is Status.OK, result.message
+    assert failed_rows(result) == set()
+
+
 def test_two_ranks_compute_the_losses_of_one(tmp_path: Path) -> None:
     # Rounding differs only in the order of sums. A loss is a chain of 2 layers * 6 products of at most 192 terms, each
     # off by 6e-8 * sqrt(192) = 8e-7 relative: sqrt(12) * 8e-7 = 3e-6; six steps of training add up to 2e-5.

@@ -45,7 +45,7 @@ def reproduce_command(
     """Train a scaled-down run under torchrun, count what happens, and compare it with the prediction.
 
     Without NAME: list the runs. A rank that is silent for 10 times its longest step (at least 20 s; 120 s before the
-    first step, 600 s more with compilation) ends the command as a hang.
+    first step; with compilation 600 s more during warm-up) ends the command as a hang.
 
     Examples: python -m suite reproduce bloom-mini; python -m suite reproduce bloom-mini --ranks 4 --json
 

@@ -43,9 +43,10 @@ def train(
 ) -> Finished:
     """Run the job's steps on this rank and return what was counted.
 
-    Steps 0 and 1 warm up. Step 2 runs under the collective counter and step 3 under the flop counter: they train like
-    the others, but their times are kept apart. Model flop come from one more forward and backward pass without
-    recomputation, before the first step; it leaves weights, gradients and random numbers as they were.
+    Steps 0 and 1 warm up, 0 eagerly and 1 compiled where asked for. Step 2 runs under the collective counter and step 3
+    under the flop counter: they train like the others, but their times are kept apart. Model flop come from one more
+    forward and backward pass without recomputation, before the first step; it leaves weights, gradients and random
+    numbers as they were.
 
     Raises:
         NotFiniteError: the loss became NaN or infinite.
@@ -103,6 +104,10 @@ def _eagerly(mode: AbstractContextManager[object]) -> Iterator[None]:
 def _mode(
     step: int, counter: AbstractContextManager[object], flop: AbstractContextManager[object]
 ) -> AbstractContextManager[object]:
+    if step == 0:
+        # DistributedDataParallel arranges its buckets in the order in which the first backward pass makes gradients
+        # ready; a compiled block makes all of its own ready at once, in the arbitrary order of a heap
+        return _eagerly(nullcontext())
     if step == WARM_UP_STEPS:
         return counter
     return _eagerly(flop) if step == WARM_UP_STEPS + 1 else nullcontext()

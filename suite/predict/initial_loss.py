@@ -55,8 +55,9 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
         logit of T itself        with tied embeddings x still points along T's own row: mean s h r,
                                  variance s^2 h (1 - r^2 / 2); r is the cosine between x and that row
         loss                     E[ln(V exp(s^2 h / 2) + exp(logit of T))], as a target that is not T has mean logit 0
-    r^2 = 1 / (1 / (1 - p) + B / A): p embedding dropout, A the embedding's variance (1 behind an embedding
-    LayerNorm), B the variance that the layers (and learned positions) have added:
+    r^2 = e / (1 / (1 - p) + B / A): e the token's share of the embedding's variance (1/2 with learned positions, which
+    are drawn alike, otherwise 1), p embedding dropout, A the embedding's variance (1 behind an embedding LayerNorm,
+    otherwise s^2 / e), B the variance that the layers have added:
         attention      s_out^2 h s^2 h c / (1 - p_attention), c the concentration of equal-score attention
         feed-forward   s_out^2 f E[act^2], and all of it / (1 - p_hidden); s_out = s / sqrt(2 L) where scaled.
 
@@ -72,11 +73,10 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     out = s * s / (2 * architecture.layers) if recipe.residual_init_scaled else s * s
     attention = out * h * spread * _attention_concentration(architecture) / (1 - recipe.attention_dropout)
     feed_forward = out * architecture.ffn_hidden * _activation_second_moment(architecture.activation, spread)
-    embedding = 1.0 if architecture.embedding_norm else s * s
+    token_share = 0.5 if architecture.position is Position.LEARNED else 1.0
+    embedding = 1.0 if architecture.embedding_norm else s * s / token_share
     added = architecture.layers * (attention + feed_forward) / (1 - recipe.hidden_dropout)
-    if architecture.position is Position.LEARNED:
-        added += s * s
-    cosine_squared = 1 / (1 / (1 - recipe.embedding_dropout) + added / embedding)
+    cosine_squared = token_share / (1 / (1 - recipe.embedding_dropout) + added / embedding)
     mean = s * h * math.sqrt(cosine_squared)
     deviation = math.sqrt(spread * (1 - cosine_squared / 2))
     loss = 0.0

@@ -10,6 +10,7 @@ from reference_runs.run import Architecture, Recipe
 from suite.predict.memory import FP32, WEIGHT_ELEMENT_BYTES, group_elements, shard_elements
 from suite.predict.parameters import parameter_tensors
 
+
 class Traffic(NamedTuple):
     """What one rank hands to one kind of collective in one step."""
 
