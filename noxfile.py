@@ -71,7 +71,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def architecture(session: nox.Session) -> None:
     """Check which part may import which."""
-    install(session, "execute", "architecture")
+    install(session, "architecture")
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "."})
 
 

@@ -31,7 +31,7 @@ def usable_cores() -> int:
 
 
 def resolved_device(choice: str) -> tuple[str, int]:
-    """The device kind to run on and how many ranks it takes by default: 2 on the CPU, otherwise one for each GPU.
+    """The device kind to run on and how many ranks it has room for by default: 2 on the CPU, otherwise one a GPU.
 
     Raises:
         InputError: an unknown choice, or "cuda" without a CUDA device.

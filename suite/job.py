@@ -41,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         device: "cpu" or "cuda".
         tokens_file: little-endian int32 tokens; `tokens` of them.
         directory: where every rank writes its events.
+        interface: network interface that only this rank's messages leave by; None where ranks share one.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
         threads: arithmetic threads of a rank, for "cpu".
     """
@@ -58,6 +59,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     threads: int
     collective_timeout_seconds: float
+    interface: str | None = None
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -100,8 +102,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         coordinates: mesh axis -> this rank's place on it.
         parameters: elements of the parameters that this rank holds.
         model_flop, hardware_flop: of its share of one step, without and with recomputation.
-        interface_sent_bytes: bytes a timed step that left the network interface in GLOO_SOCKET_IFNAME; None where
-            none is named or it is the loopback, which all ranks share.
+        interface_sent_bytes: bytes a timed step that left the job's interface; None where none is named.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions.
     """
 

@@ -162,12 +162,18 @@ def _command(job: Job) -> list[str]:
 
 def _environment(job: Job, identity: str) -> dict[str, str]:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "OMP_NUM_THREADS": str(job.threads),
-        "PYTHONUNBUFFERED": "1",
-        LAUNCH_VARIABLE: identity,
-    }
+    # ranks of one host meet on the loopback, also where the host's own name does not resolve
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    return (
+        loopback
+        | os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "OMP_NUM_THREADS": str(job.threads),
+            "PYTHONUNBUFFERED": "1",
+            LAUNCH_VARIABLE: identity,
+        }
+    )
 
 
 def _die_with_parent() -> None:

@@ -102,7 +102,9 @@ def plan(request: Request) -> Plan:
         name, architecture, recipe, base = run.name, run.architecture, run.recipe, run.layout
         default_ranks = base.ranks
     else:
-        small = miniature(run, device, ranks=default_ranks, steps=request.steps)
+        small = miniature(run, device, ranks=1, steps=request.steps)
+        slices = small.recipe.global_batch // small.recipe.micro_batch
+        default_ranks = max(n for n in range(1, default_ranks + 1) if slices % n == 0)
         name, architecture, recipe, base = small.name, small.architecture, small.recipe, small.layout
     layout = _layout(request, base, default_ranks)
     _check_executable(layout)

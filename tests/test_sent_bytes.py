@@ -76,7 +76,7 @@ def _job(ranks: int, directory: Path) -> Job:
         seed=1,
     )
     job = job_for(plan, corpus_for(plan, None), str(directory))
-    return msgspec.structs.replace(job, threads=1)
+    return msgspec.structs.replace(job, threads=1, interface="wire")
 
 
 @pytest.mark.parametrize("hosts", [2, 4], indirect=True)

@@ -56,7 +56,7 @@ def train(
     model_flop = _counted_model_flop(steps, training)
     counter = CollectiveCounter(axis_of_group(mesh))
     flop = flop_counter()
-    sent_before = clock.interface_sent_bytes()
+    sent_before = clock.interface_sent_bytes(job.interface)
     gradients = 0
     for step in range(job.steps):
         kind, mode = _kind(step), _mode(step, counter, flop)
@@ -67,9 +67,9 @@ def train(
             mean = steps.update(step, loss)
         seconds = clock.now(device) - start
         if step == WARM_UP_STEPS + COUNTED_STEPS - 1:
-            sent_before = clock.interface_sent_bytes()
+            sent_before = clock.interface_sent_bytes(job.interface)
         report(Step(step, kind, mean, seconds, time.time()))
-    sent = clock.interface_sent_bytes()
+    sent = clock.interface_sent_bytes(job.interface)
     timed = job.steps - WARM_UP_STEPS - COUNTED_STEPS
     return Finished(
         coordinates={DATA: mesh.get_local_rank(DATA)},

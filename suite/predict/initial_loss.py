@@ -30,19 +30,23 @@ def _activation_second_moment(activation: Activation, variance: float) -> float:
     return total
 
 
-def _attention_concentration(architecture: Architecture) -> float:
-    """Mean over heads and positions of the sum of squared attention weights when all scores are equal.
+def _attention_concentration(architecture: Architecture, score_variance: float) -> float:
+    """Mean over heads and positions of the sum of squared attention weights.
 
-    A head of slope m attends to n positions with weights proportional to e^(-m k); the sum of their squares is
-    tanh(m / 2) / tanh(m n / 2), or 1 / n without a slope. Positions are sampled at 32 places.
+    With equal scores, a head of slope m attends to n positions with weights proportional to e^(-m k); the sum of their
+    squares c is tanh(m / 2) / tanh(m n / 2), or 1 / n without a slope. Positions are sampled at 32 places.
+    Normal scores of variance v make it e^v c / (1 + c (e^v - 1)), the ratio of the expected sum of squares
+    c e^(2 v) to the expected square of the sum e^v (1 + c (e^v - 1)).
     """
     s = architecture.sequence
     places = [max(1, round((i + 0.5) * s / 32)) for i in range(32)]
     slopes = alibi_slopes(architecture.heads) if architecture.position is Position.ALIBI else [0.0]
+    growth = math.exp(score_variance)
     total = 0.0
     for slope in slopes:
         for n in places:
-            total += math.tanh(slope / 2) / math.tanh(slope * n / 2) if slope else 1 / n
+            equal = math.tanh(slope / 2) / math.tanh(slope * n / 2) if slope else 1 / n
+            total += growth * equal / (1 + equal * (growth - 1))
     return total / (len(slopes) * len(places))
 
 
@@ -51,14 +55,17 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
 
     With V stored rows, h hidden, s the standard deviation of the initialisation, T the token that is read:
         logits of other tokens   normal, variance s^2 h, because the last LayerNorm gives x a squared norm of h:
-                                 together V exp(s^2 h / 2)
-        logit of T itself        with tied embeddings x still points along T's own row: mean s h r,
+                                 together V exp(s^2 h / 2), with tied embeddings (V - 1) exp(s^2 h / 2)
+        logit of T itself        with tied embeddings x still points along T's own row: mean s (h - 3/4) r, as the
+                                 length of a centred row of h normal numbers is s sqrt(h) (1 - 3/4h) on average,
                                  variance s^2 h (1 - r^2 / 2); r is the cosine between x and that row
-        loss                     E[ln(V exp(s^2 h / 2) + exp(logit of T))], as a target that is not T has mean logit 0
+        loss                     E[ln((V - 1) exp(s^2 h / 2) + exp(logit of T))], as a target that is not T has mean
+                                 logit 0
     r^2 = e / (1 / (1 - p) + B / A): e the token's share of the embedding's variance (1/2 with learned positions, which
     are drawn alike, otherwise 1), p embedding dropout, A the embedding's variance (1 behind an embedding LayerNorm,
     otherwise s^2 / e), B the variance that the layers have added:
-        attention      s_out^2 h s^2 h c / (1 - p_attention), c the concentration of equal-score attention
+        attention      s_out^2 h s^2 h c / (1 - p_attention), c the concentration of attention
+                                 whose scores have variance (s^2 h)^2
         feed-forward   s_out^2 f E[act^2], and all of it / (1 - p_hidden); s_out = s / sqrt(2 L) where scaled.
 
     Differs from the often quoted ln V: by s^2 h / 2 = 0.17 with untied embeddings, and by the pull towards the read
@@ -67,17 +74,18 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     """
     h, s = architecture.hidden, recipe.init_std
     spread = s * s * h
-    others = math.log(architecture.padded_vocabulary) + spread / 2
     if not architecture.tied_embeddings:
-        return others
+        return math.log(architecture.padded_vocabulary) + spread / 2
+    others = math.log(architecture.padded_vocabulary - 1) + spread / 2
     out = s * s / (2 * architecture.layers) if recipe.residual_init_scaled else s * s
-    attention = out * h * spread * _attention_concentration(architecture) / (1 - recipe.attention_dropout)
+    concentration = _attention_concentration(architecture, spread * spread)
+    attention = out * h * spread * concentration / (1 - recipe.attention_dropout)
     feed_forward = out * architecture.ffn_hidden * _activation_second_moment(architecture.activation, spread)
     token_share = 0.5 if architecture.position is Position.LEARNED else 1.0
     embedding = 1.0 if architecture.embedding_norm else s * s / token_share
     added = architecture.layers * (attention + feed_forward) / (1 - recipe.hidden_dropout)
     cosine_squared = token_share / (1 / (1 - recipe.embedding_dropout) + added / embedding)
-    mean = s * h * math.sqrt(cosine_squared)
+    mean = s * (h - 3 / 4) * math.sqrt(cosine_squared)
     deviation = math.sqrt(spread * (1 - cosine_squared / 2))
     loss = 0.0
     for node, weight in NORMAL:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -16,9 +15,8 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def interface_sent_bytes() -> int | None:
-    """Bytes that left the interface in GLOO_SOCKET_IFNAME since it came up; None for none or the loopback."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    if name == "lo":
+def interface_sent_bytes(name: str | None) -> int | None:
+    """Bytes that left network interface `name` since it came up; None where none is named."""
+    if name is None:
         return None
     return int(Path(f"/sys/class/net/{name}/statistics/tx_bytes").read_text(encoding="ascii"))

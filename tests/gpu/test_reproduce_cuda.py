@@ -1,0 +1,29 @@
+"""The main job on CUDA devices: the larger miniature agrees with its prediction to the byte."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: needs a CUDA device")
+
+
+@pytest.mark.parametrize("compiled", ["--compile", "--no-compile"])
+def test_bloom_mini_on_cuda_equals_its_prediction_exactly(compiled: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "suite", "reproduce", "bloom-mini", "--device", "cuda", "--steps", "6", compiled]
+    done = subprocess.run(
+        [*command, "--results", str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    exact = [row for row in told["figures"] if row["tolerance"] == 0]
+    assert {row["quantity"] for row in exact} >= {"parameters", "model_flop", "hardware_flop", "optimizer_bytes"}
+    assert all(row["left"] == row["right"] for row in exact)
+    (parameters,) = [row["right"] for row in exact if row["quantity"] == "parameters"]
+    assert parameters >= 100_000_000
