@@ -50,6 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
         main(["--help"])
         return exit_codes.BAD_INPUT
     try:
+        if not given[0].startswith("-") and given[0] not in COMMANDS:
+            raise InputError("unknown command", got=repr(given[0]), allowed=", ".join(COMMANDS))
         outcome = application(given)(args=given, prog_name="python -m suite", standalone_mode=False)
     except InputError as error:
         return _refused(str(error))

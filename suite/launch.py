@@ -154,6 +154,7 @@ def _command(job: Job) -> list[str]:
         f"--nproc-per-node={job.layout.ranks}",
         "--max-restarts=0",
         f"--monitor-interval={POLL_SECONDS}",
+        f"--log-dir={job.directory}/torchrun",
         "-m",
         "suite.execute",
         f"{job.directory}/job.json",

@@ -13,7 +13,7 @@ from suite.compare import Row, compare, overall
 from suite.figures import Figure, Quantity
 from suite.miniature import miniature, miniature_names
 from suite.predict.prediction import describes_ranks, prediction
-from suite.report.tables import comparison_table, console
+from suite.report.tables import console, print_comparison
 
 
 def predict(
@@ -32,7 +32,7 @@ def predict(
             continue
         out = console()
         out.print(f"[bold]{name}[/]")
-        out.print(comparison_table(rows, left="predicted", right="published"))
+        print_comparison(out, rows, left="predicted", right="published")
         if unknown:
             out.print(f"[dim]{unknown}[/]")
 

@@ -20,7 +20,7 @@ from suite.compare import Verdict
 from suite.job import Event, Phase, Status, Step
 from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
-from suite.report.tables import comparison_table, console
+from suite.report.tables import console, print_comparison
 from suite.reproduction import Plan, Request, Result, corpus_for, plan, reproduce
 from suite.store import StoreFullError, records_directory
 
@@ -124,7 +124,7 @@ def _print(result: Result) -> None:
         out.print(f"[bold red]{result.run}: {result.status.value}[/]: {escape(result.message)}")
         out.print(f"record {result.record}", soft_wrap=True)
         return
-    out.print(comparison_table(result.rows, left="predicted", right="measured"))
+    print_comparison(out, result.rows, left="predicted", right="measured")
     first, last = result.losses[0], sum(result.losses[-3:]) / 3
     out.print(f"loss {first:.3f} -> {last:.3f} (mean of the last 3 of {len(result.losses)} steps)")
     out.print(f"arithmetic: {result.arithmetic}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from reference_runs.units import printed
 from suite.compare import Row, Verdict
 
 _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SHOWN: "dim"}
+_SHORT = 16  # characters of a reason that fit into its column
 PIPE_WIDTH = 150  # columns where the output is no terminal, so that no cell is cut
 
 
@@ -20,38 +22,53 @@ def console(*, stderr: bool = False) -> Console:
     return plain if plain.is_terminal else Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
 
 
-def comparison_table(rows: Iterable[Row], *, left: str, right: str) -> Table:
-    """Rows of the whole job and of the maximum over ranks, and every rank's row that failed."""
+def print_comparison(out: Console, rows: Iterable[Row], *, left: str, right: str) -> None:
+    """Print rows of the whole job and of the maximum over ranks, every rank's row that failed, and the reasons."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("quantity", "axis", left, right, "difference", "unit", "tolerance", "verdict", "why"):
+    for title in ("quantity", "axis", left, right, "difference", "tolerance", "verdict", "why"):
         numeric = title in (left, right, "difference", "tolerance")
-        table.add_column(title, justify="right" if numeric else "left", no_wrap=title != "why", overflow="fold")
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=True)
+    reasons: list[str] = []
     for row in rows:
         if row.rank is not None and row.verdict is not Verdict.FAIL:
             continue
-        verdict = f"[{_COLOURS[row.verdict]}]{row.verdict.value}[/]"
         table.add_row(
-            row.quantity if row.rank is None else f"  rank {row.rank}",
-            " ".join(part for part in (row.axis, row.operation) if part),
+            row.quantity,
+            " ".join(part for part in (row.axis, row.operation, _rank(row)) if part),
             printed(row.left, row.unit),
             printed(row.right, row.unit),
             _difference(row),
-            "" if row.unit == "1" else row.unit,
-            "" if row.tolerance is None else ("=" if row.tolerance == 0 else f"{row.tolerance:.0%}"),
-            verdict,
-            row.why or "",
+            "" if row.tolerance is None else f"{row.tolerance:.0%}",
+            f"[{_COLOURS[row.verdict]}]{row.verdict.value}[/]",
+            _why(row, reasons),
         )
-    return table
+    out.print(table)
+    for number, reason in enumerate(reasons, start=1):
+        out.print(f"[dim]({number}) {escape(reason)}[/]")
+
+
+def _rank(row: Row) -> str:
+    return "" if row.rank is None else f"rank {row.rank}"
+
+
+def _why(row: Row, reasons: list[str]) -> str:
+    """The reason, or its number among the notes below the table where it is long."""
+    if not row.why or len(row.why) <= _SHORT:
+        return row.why or ""
+    if row.why not in reasons:
+        reasons.append(row.why)
+    return f"({reasons.index(row.why) + 1})"
 
 
 def _difference(row: Row) -> str:
+    """Signed, in the unit where the figure is exact, in percent of the left side otherwise."""
     if row.difference is None:
-        return ""
+        return "-"
     if row.difference == 0:
         return "0"
-    sign = "+" if row.difference > 0 else "-"
-    relative = f" ({row.difference / row.left:+.2%})" if row.left else ""
-    return f"{sign}{printed(abs(row.difference), row.unit)}{relative}"
+    if row.tolerance == 0 or not row.left:
+        return f"{'+' if row.difference > 0 else '-'}{printed(abs(row.difference), row.unit)}"
+    return f"{row.difference / row.left:+.2%}"
 
 
 def plain_table(titles: list[str], rows: Iterable[list[str]]) -> Table:
