@@ -20,7 +20,7 @@ compute_bf16_products_through_fp32()
 compute_bf16_products_through_fp32()
 
 def rounded_once(got, exact, terms):
-    # One rounding to bf16 moves a value by at most 2^-8 of itself; fp32 accumulation moves it by terms * 2^-24 of the largest
+    # One rounding to bf16 moves a value by at most 2^-8 of itself; fp32 accumulation by terms * 2^-24 of the largest
     # sum of magnitudes before that.
     assert got.dtype is bfloat16
     error = (got.double() - exact).abs()
