@@ -5,9 +5,9 @@ from __future__ import annotations
 import array
 import hashlib
 import os
+import secrets
 import stat
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,9 +179,11 @@ def _encoded(texts: list[str], vocabulary: int, where: str) -> array.array[int]:
 
 def _write(target: Path, tokens: array.array[int]) -> None:
     """Write the tokens beside the target and move them into place, so that a reader never sees a part."""
+    temporary = target.with_suffix(f".{secrets.token_hex(8)}")
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+        with temporary.open("xb") as file:
             tokens.tofile(file)
-        Path(file.name).replace(target)
+        temporary.replace(target)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write the cache: {error.strerror}", got=str(target), where="corpus") from error
