@@ -29,6 +29,7 @@ class StepKind(enum.StrEnum):
     TIMED = "timed"
 
 
+LAUNCH_VARIABLE = "SUITE_LAUNCH"  # marks every process of a launch, so that none is left behind
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
 COUNTED_STEPS = 2  # one under the collective counter, one under the flop counter
 LEAST_STEPS = WARM_UP_STEPS + COUNTED_STEPS + 1

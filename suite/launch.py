@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from suite.job import (
+    LAUNCH_VARIABLE,
     WARM_UP_STEPS,
     Event,
     Failed,
@@ -29,7 +30,6 @@ from suite.job import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-LAUNCH_VARIABLE = "SUITE_LAUNCH"  # marks every process of a launch, so that none is left behind
 POLL_SECONDS = 0.1
 START_SECONDS = 120.0
 COMPILE_SECONDS = 600.0

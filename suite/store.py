@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 from reference_runs.errors import InputError
 from suite.record import Begin, End, Record, decode, encode, node_identity
@@ -63,9 +64,7 @@ class Opened:
         try:
             size = _RESERVED_BYTES + _RESERVED_BYTES_PER_STEP * job.steps * job.layout.ranks
             with open(self._reserve, "xb") as file:
-                file.write(os.urandom(size))  # written, not only allocated: no file system can give it away
-                file.flush()
-                os.fsync(file.fileno())
+                _fill(file, os.urandom(size))  # written, not only allocated: no file system can give it away
             _write_new(self.path, encode(begin))
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -73,18 +72,22 @@ class Opened:
             raise StoreFullError(error.errno, f"cannot write a record: {error.strerror}", str(directory)) from error
 
     def close(self, end: End) -> Path:
-        """Write the second half into the room that was kept; returns its path.
+        """Write the second half over the bytes that kept its room, so that no other writer can take it; its path.
 
         Raises:
             StoreFullError: even that failed.
         """
         try:
-            self._reserve.unlink(missing_ok=True)
-            _write_new(self._end_path, encode(end))
+            with open(os.open(self._reserve, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:  # not truncated yet
+                _fill(file, encode(end))
+            _name(self._reserve, self._end_path)
         except OSError as error:
             raise StoreFullError(
                 error.errno, f"cannot write the end of a record: {error.strerror}", str(self._end_path)
             ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                self._reserve.unlink(missing_ok=True)
         return self._end_path
 
 
@@ -93,13 +96,23 @@ def _write_new(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
+            _fill(file, data)
+        _name(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _fill(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+    file.truncate()
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _name(written: Path, path: Path) -> None:
+    """Give a written file its name too, durably; an existing file of that name is an error."""
+    os.link(written, path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -37,7 +37,7 @@ def reproduce_command(
     launches: Annotated[int, typer.Option(help="Run that often; each launch has its own record.")] = 1,
     seed: Annotated[int, typer.Option(help="Of weights, sample order and dropout.")] = 1,
     corpus: Annotated[
-        Path | None, typer.Option(help="Text file or directory; default: Python's standard library.")
+        Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
     ] = None,
     results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
     json: Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")] = False,
@@ -56,7 +56,8 @@ def reproduce_command(
         return
     if launches < 1:
         raise InputError("launches", got=launches, allowed="1 or more", where="--launches")
-    signal.signal(signal.SIGTERM, _interrupt)
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, _interrupt)
     messages = console(stderr=True)
     request = Request(
         name=name,
@@ -93,7 +94,9 @@ def reproduce_command(
 
 
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:
-    """A polite end is an end by the user: children are killed and the record says so."""
+    """A polite end is an end by the user: children are killed and the record says so, undisturbed by a second one."""
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -1,0 +1,368 @@
+"""Bad input is one line that says what, where, what was given and what is allowed; exit code 2; nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import string
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from reference_runs.catalog import RUNS
+from suite.__main__ import main
+from suite.devices import cuda_devices
+
+ROOT = Path(__file__).parent.parent
+RECORDED = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
+LAYERS = 'layers = { value = 70, unit = "1", kind = "stated", source = "slurm" }'
+NOBODY = 65534
+
+
+@pytest.fixture
+def refused(capsys, tmp_path, monkeypatch):
+    """A function that runs a command, expects its refusal, and returns the one line on stderr."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*arguments):
+        assert main([*arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        return only_line(err)
+
+    return run
+
+
+@pytest.fixture
+def reproduce_refused(refused, tmp_path):
+    """As `refused`, for `reproduce` on the CPU: neither a record nor its directory may appear."""
+
+    def run(name, *arguments):
+        device = () if "--device" in arguments else ("--device", "cpu")
+        line = refused("reproduce", name, *device, *arguments, "--results", str(tmp_path / "results"))
+        assert not (tmp_path / "results").exists()
+        return line
+
+    return run
+
+
+@pytest.fixture
+def open_directory(tmp_path):
+    """A directory that every user may enter; tmp_path is closed to others."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def unprivileged():
+    """A context in which permissions bind: root becomes nobody, and root again afterwards."""
+    if os.getuid() == 0:
+        os.setresuid(NOBODY, NOBODY, 0)
+        yield
+        os.setresuid(0, 0, 0)
+    else:
+        yield
+
+
+def only_line(err):
+    assert err.startswith("error: "), err
+    assert err.count("\n") == 1, err
+    assert err.endswith("\n")
+    assert "Traceback" not in err
+    return err.removeprefix("error: ").rstrip("\n")
+
+
+def broken(tmp_path, old, new):
+    """The recorded run with one text replaced, as a file of the user."""
+    assert old in RECORDED
+    path = tmp_path / "my_run.toml"
+    path.write_text(RECORDED.replace(old, new, 1), encoding="utf-8")
+    return path
+
+
+def without_section(name):
+    """The text of one section of the recorded run, to be taken out."""
+    start = RECORDED.index(f"[{name}]")
+    return RECORDED[start : RECORDED.index("\n[", start) + 1]
+
+
+def test_an_unknown_run_is_refused_with_the_names_that_exist(reproduce_refused):
+    line = reproduce_refused("nonsense")
+    assert line == "unknown run; got 'nonsense', allowed: bloom-mini, or a run file ending in .toml"
+
+
+@pytest.mark.parametrize("command", ["show", "predict"])
+def test_an_unknown_run_is_refused_by(command, refused):
+    line = refused(command, "nonsense")
+    assert line == "unknown run; got 'nonsense', allowed: bloom-176b, bloom-mini, or a file ending in .toml"
+
+
+BROKEN = {
+    "syntax": ("layers = {", "layers = = {", ["not valid TOML", "line 18"]),
+    "missing-key": (LAYERS, "", ["missing key 'architecture.layers'"]),
+    "missing-title": ('title = "BLOOM-176B (BigScience, 2022)"', "", ["missing key 'title'"]),
+    "number-for-title": ('title = "BLOOM-176B (BigScience, 2022)"', "title = 3", ["title: expected a text", "got 3"]),
+    "missing-section": (
+        without_section("recipe"),
+        "",
+        ["missing section [recipe]", "allowed: objective, global_batch"],
+    ),
+    "unknown-section": ("[software]", "[hardware]", ["unknown key 'hardware'", "allowed: architecture, cluster"]),
+    "unknown-key": ("layers = {", "layer = {", ["unknown key 'architecture.layer'", "allowed: layers, hidden"]),
+    "unknown-entry": ("value = 70,", 'value = 70, units = "1",', ["architecture.layers", "unknown field `units`"]),
+    "wrong-unit": (
+        'value = 25, unit = "MiB"',
+        'value = 25, unit = "token"',
+        ["layout.bucket_bytes: unit 'token' is a unit of token", "allowed: byte, kB"],
+    ),
+    "unknown-unit": (
+        'value = 100, unit = "Gbit/s"',
+        'value = 100, unit = "Gbps"',
+        ["cluster.network_interface_bandwidth: unit 'Gbps' is an unknown unit", "allowed: byte/s", "Gbit/s"],
+    ),
+    "missing-unit": ('value = 70, unit = "1"', "value = 70", ["architecture.layers: missing unit", "allowed: 1"]),
+    "unit-of-text": ('value = "alibi"', 'value = "alibi", unit = "1"', ["architecture.position: has no unit", "'1'"]),
+    "text-for-number": ("value = 70,", 'value = "70",', ["architecture.layers: expected a number", "got '70'"]),
+    "claim-for-number": ("value = 70,", "value = true,", ["architecture.layers: expected a number", "got True"]),
+    "date-for-number": ("value = 70,", "value = 1979-05-27,", ["architecture.layers: value: Expected", "got `date`"]),
+    "bare-number": (LAYERS, "layers = 70", ["architecture.layers", "got 70", "allowed: { value, unit, kind, source }"]),
+    "float-for-int": ("value = 70,", "value = 70.5,", ["architecture.layers: expected an integer", "got 70.5"]),
+    "number-for-choice": (
+        'value = "alibi"',
+        "value = 3",
+        ["architecture.position", "got 3", "allowed: alibi, learned"],
+    ),
+    "zero-layers": ("value = 70,", "value = 0,", ["architecture.layers", ">= 1", "got 0"]),
+    "infinite": ("value = 6e-5", "value = inf", ["recipe.learning_rate: expected a finite number", "got inf"]),
+    "beyond-float": ("value = 6e-5", "value = 1e400", ["recipe.learning_rate: expected a finite number", "got inf"]),
+    "not-a-number": ("value = 6e-5", "value = nan", ["recipe.learning_rate: expected a finite number", "got nan"]),
+    "certain-dropout": (
+        "hidden_dropout = { value = 0.1",
+        "hidden_dropout = { value = 1.0",
+        ["recipe.hidden_dropout", "< 1.0", "got 1.0"],
+    ),
+    "unknown-choice": ('value = "alibi"', 'value = "rope"', ["position", "got 'rope'", "allowed: alibi, learned"]),
+    "unknown-kind": (
+        'kind = "stated"',
+        'kind = "rumoured"',
+        ["layers: kind: Invalid enum value 'rumoured'", "derived"],
+    ),
+    "missing-source": (', source = "slurm" }', " }", ["architecture.layers", "missing required field `source`"]),
+    "empty-source": ('source = "slurm" }', 'source = "" }', ["architecture.layers: source is empty"]),
+    "unknown-source": ('source = "slurm" }', 'source = "hearsay" }', ["[sources]", "got 'hearsay'", "bandwidth, calc"]),
+    "assumed-without-reason": (
+        'kind = "stated", source = "slurm" }',
+        'kind = "assumed", source = "slurm" }',
+        ["architecture.layers: an assumed value needs `why` and `effect`"],
+    ),
+    "needed-but-not-published": (
+        LAYERS,
+        'layers = { kind = "not published", source = "slurm" }',
+        ["architecture.layers is needed, but recorded as not published"],
+    ),
+    "layout-and-cluster": (
+        "accelerators = { value = 384",
+        "accelerators = { value = 400",
+        ["layout: 8 (dp) * 4 (tp) * 12 (pp) = 384 accelerators, but cluster.accelerators = 400"],
+    ),
+    "heads-and-hidden": (
+        "head_dim = { value = 128",
+        "head_dim = { value = 64",
+        ["architecture: 112 (heads) * 64 (head_dim) = 7168, but hidden = 14336"],
+    ),
+    "grouped-queries": ("kv_heads = { value = 112", "kv_heads = { value = 8", ["kv_heads", "got 8", "heads = 112"]),
+    "padding": ("{ value = 250880", "{ value = 250", ["padded_vocabulary", "got 250", "at least vocabulary = 250680"]),
+    "batch-and-accumulation": (
+        "global_batch = { value = 2048",
+        "global_batch = { value = 2047",
+        ["8 (dp) * 2 (micro-batch) * 128 (accumulate) = 2048 samples, but the global batch is 2047"],
+    ),
+    "heads-and-tensor-parallel": (
+        "tensor_parallel = { value = 4",
+        "tensor_parallel = { value = 5",
+        ["layout: 8 (dp) * 5 (tp) * 12 (pp) = 480 accelerators, but cluster.accelerators = 384"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "fragments"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_run_file_is_refused_by_file_key_and_value(old, new, fragments, tmp_path, reproduce_refused):
+    path = broken(tmp_path, old, new)
+    line = reproduce_refused(str(path))
+    assert line.startswith(f"{path}: ")
+    for fragment in fragments:
+        assert fragment in line
+
+
+def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path, reproduce_refused):
+    text = RECORDED.replace("global_batch = { value = 2048", "global_batch = { value = 2040")
+    path = tmp_path / "my_run.toml"
+    path.write_text("".join(line for line in text.splitlines(True) if not line.startswith("accumulation")))
+    line = reproduce_refused(str(path))
+    assert line.startswith(f"{path}: layout: 8 (dp) * 2 (micro-batch) does not divide the global batch of 2040 samples")
+    assert "got dp8, allowed: dp 1, 2, 3, 4, 5, 6, 10" in line
+
+
+def test_an_unbroken_run_that_is_too_large_a_layout_is_refused_for_that_alone(tmp_path, reproduce_refused):
+    line = reproduce_refused(str(broken(tmp_path, "", "")))
+    assert line.startswith("--layout: this version does not execute that layout; got tp4, allowed: dpN, zero0/1")
+
+
+def test_a_missing_run_file_is_refused(tmp_path, reproduce_refused):
+    path = tmp_path / "my_run.toml"
+    assert reproduce_refused(str(path)) == f"{path}: cannot read the run file: No such file or directory"
+    path.mkdir()
+    assert reproduce_refused(str(path)) == f"{path}: cannot read the run file: Is a directory"
+
+
+def test_a_run_file_that_is_not_utf_8_is_refused(tmp_path, reproduce_refused):
+    path = tmp_path / "my_run.toml"
+    path.write_bytes(b"\xff\xfe")
+    assert reproduce_refused(str(path)).startswith(f"{path}: not valid TOML: 'utf-8' codec can't decode byte 0xff")
+
+
+OPTIONS = {
+    "no-ranks": (["--ranks", "0"], ["--ranks: ", "got 0", "allowed: 1 or more"]),
+    "too-many-ranks": (
+        ["--ranks", "5"],
+        ["--ranks: ", "5 (dp) * 2 (micro-batch) does not divide", "got dp5", "allowed: dp 1, 2, 3, 4, 6, 12"],
+    ),
+    "text-for-ranks": (["--ranks", "two"], ["--ranks", "valid integer"]),
+    "too-few-steps": (["--steps", "1"], ["--steps: too few steps", "got 1", "allowed: 5 or more"]),
+    "too-many-steps": (["--steps", str(10**23)], ["--steps: too many steps", "got 1000", "allowed: at most 1000000"]),
+    "negative-seed": (["--seed", "-1"], ["--seed: seed out of range", "got -1", "allowed: 0 to 4294967295"]),
+    "seed-beyond-64-bits": (["--seed", str(10**23)], ["--seed: seed out of range", "allowed: 0 to 4294967295"]),
+    "no-launches": (["--launches", "0"], ["--launches", "got 0", "allowed: 1 or more"]),
+    "layout-without-count": (["--layout", "dpx"], ["--layout: not a layout", "got 'dpx'", "allowed: dpN, tpN"]),
+    "layout-empty": (["--layout", ""], ["--layout: not a layout", "got ''", "allowed: dpN, tpN"]),
+    "layout-count-0": (["--layout", "dp0"], ["--layout: number out of range", "got 'dp0'", "allowed: dpN"]),
+    "layout-zero-4": (["--layout", "dp2,zero4"], ["--layout: number out of range", "got 'zero4'", "zero0/1/2/3"]),
+    "layout-twice": (["--layout", "dp2,dp2"], ["--layout: given twice", "got 'dp2'"]),
+    "layout-batch": (
+        ["--layout", "dp2,accumulate5"],
+        ["--layout: ", "2 (dp) * 2 (micro-batch) * 5 (accumulate) = 20 samples, but the global batch is 24"],
+    ),
+    "ranks-and-layout": (["--ranks", "3", "--layout", "dp2"], ["--layout dp2 is 2 ranks", "got --ranks 3"]),
+    "unknown-device": (["--device", "tpu"], ["--device: unknown device", "got 'tpu'", "allowed: auto, cpu, cuda"]),
+    "unknown-option": (["--nonsense"], ["No such option", "--nonsense"]),
+}
+
+
+@pytest.mark.parametrize(("options", "fragments"), OPTIONS.values(), ids=OPTIONS)
+def test_a_bad_option_is_refused(options, fragments, reproduce_refused):
+    line = reproduce_refused("bloom-mini", *options)
+    for fragment in fragments:
+        assert fragment in line
+
+
+@pytest.mark.parametrize("word", ["tp2", "pp2", "cp2", "sp", "zero2", "interleave2", "recompute-selective"])
+def test_a_layout_that_is_described_but_not_executed_is_refused_by_its_word(word, reproduce_refused):
+    line = reproduce_refused("bloom-mini", "--layout", word)
+    assert line.startswith(f"--layout: this version does not execute that layout; got {word}, allowed: dpN, zero0/1")
+
+
+def test_cuda_without_a_cuda_device_is_refused(reproduce_refused):
+    if cuda_devices():
+        pytest.skip("this machine has a CUDA device")
+    line = reproduce_refused("bloom-mini", "--device", "cuda")
+    assert line == "--device: no CUDA device here; got cuda, allowed: cpu, auto"
+
+
+CORPORA = {
+    "empty-file": (b"", ["the corpus is empty", "got 0 bytes", "allowed: UTF-8 text"]),
+    "tiny-file": (b"hello world", ["too small for a vocabulary of 3917 tokens", "got 11 bytes", "15668 bytes"]),
+    "latin-1": (b"caf\xe9 " * 10_000, ["not UTF-8 text", "corpus.txt", "allowed: UTF-8 text files"]),
+    "one-word": (b"word " * 10_000, ["too few distinct words for a vocabulary of 3917 tokens", "more varied text"]),
+}
+
+
+@pytest.mark.parametrize(("data", "fragments"), CORPORA.values(), ids=CORPORA)
+def test_a_corpus_that_cannot_be_trained_on_is_refused(data, fragments, tmp_path, reproduce_refused):
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(data)
+    line = reproduce_refused("bloom-mini", "--corpus", str(path))
+    assert line.startswith("--corpus: ")
+    for fragment in fragments:
+        assert fragment in line
+    assert not list(tmp_path.glob("cache/*/*"))
+
+
+def test_a_corpus_smaller_than_one_global_batch_is_refused(tmp_path, reproduce_refused):
+    letters = random.Random(1)
+    words = ["".join(letters.choices(string.ascii_lowercase, k=20)) for _ in range(300)]  # most become one token
+    path = tmp_path / "corpus.txt"
+    path.write_text(" ".join(words * 4), encoding="utf-8")
+    line = reproduce_refused("bloom-mini", "--corpus", str(path))
+    assert line.startswith("--corpus: the corpus is smaller than one global batch; got ")
+    assert line.endswith(f" tokens, allowed: at least {24 * 64 + 1} tokens")
+
+
+def test_a_missing_corpus_is_refused(tmp_path, reproduce_refused):
+    path = tmp_path / "missing"
+    line = reproduce_refused("bloom-mini", "--corpus", str(path))
+    assert line == f"--corpus: cannot read the corpus: No such file or directory; got {path}"
+
+
+def test_an_empty_corpus_directory_is_refused(tmp_path, reproduce_refused):
+    path = tmp_path / "corpus"
+    path.mkdir()
+    line = reproduce_refused("bloom-mini", "--corpus", str(path))
+    assert line == f"--corpus: the directory holds no file; got {path}, allowed: UTF-8 text files"
+
+
+@pytest.mark.parametrize("place", ["file", "directory", "subdirectory", "below-directory"])
+def test_an_unreadable_corpus_is_refused_and_no_part_left_out(place, request, open_directory, refused):
+    corpus = open_directory / "corpus"
+    closed = corpus / "closed"
+    closed.mkdir(parents=True)
+    file = corpus / "text.txt"
+    file.write_text("text " * 10_000, encoding="utf-8")
+    asked, shut = {
+        "file": (file, file),
+        "directory": (corpus, corpus),
+        "subdirectory": (corpus, closed),
+        "below-directory": (closed / "text.txt", closed),
+    }[place]
+    shut.chmod(0)
+    request.getfixturevalue("unprivileged")
+    results = open_directory / "results"
+    line = refused("reproduce", "bloom-mini", "--device", "cpu", "--corpus", str(asked), "--results", str(results))
+    assert not results.exists()
+    assert line.startswith("--corpus: cannot read the ")
+    assert "Permission denied; got " in line
+
+
+def test_a_results_directory_below_a_file_is_refused(tmp_path, refused):
+    file = tmp_path / "file"
+    file.write_text("kept", encoding="utf-8")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(" ".join(map(str, range(6000))), encoding="utf-8")
+    options = ("--device", "cpu", "--corpus", str(corpus), "--results", str(file / "results"))
+    line = refused("reproduce", "bloom-mini", *options)
+    assert line == (
+        f"--results: cannot write to the results directory: Not a directory; got {file / 'results'}, "
+        "allowed: a writable directory"
+    )
+    assert file.read_text(encoding="utf-8") == "kept"
+
+
+def test_an_unknown_command_is_refused_with_the_commands_that_exist(refused):
+    line = refused("nonsense")
+    assert line == "unknown command; got 'nonsense', allowed: runs, show, predict, reproduce"
+
+
+def test_a_missing_argument_is_refused(refused):
+    assert "Missing argument" in refused("predict")
+
+
+def test_a_refusal_reaches_the_shell_as_one_line_and_exit_code_2(tmp_path):
+    path = broken(tmp_path, 'value = "alibi"', 'value = "rope"')
+    command = [sys.executable, "-m", "suite", "reproduce", str(path), "--results", str(tmp_path / "results")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "got 'rope', allowed: alibi, learned" in only_line(done.stderr)
+    assert not (tmp_path / "results").exists()
