@@ -217,6 +217,13 @@ def _check(run: ReferenceRun) -> None:
             f"layout: {axes} = {layout.ranks} accelerators, but cluster.accelerators = {run.cluster.accelerators}",
             where=run.where,
         )
+    if recipe.warmup > recipe.decay:
+        raise InputError(
+            "recipe.warmup is longer than recipe.decay",
+            got=f"{recipe.warmup} samples",
+            allowed=f"at most {recipe.decay} samples",
+            where=run.where,
+        )
     check_layout(run.architecture, recipe, layout, run.where)
 
 

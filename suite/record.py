@@ -84,9 +84,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> str:
-        """The end's status; "running" or "crashed" where there is none."""
+        """The end's status. Where there is none: "running", "crashed", or "unknown" for another machine's launch."""
         if self.end is not None:
             return self.end.status.value
+        if self.begin.node != node_identity():
+            return "unknown"
         return "running" if launcher_is_alive(self.begin) else Status.CRASHED.value
 
 
@@ -201,9 +203,7 @@ def _boot() -> str:
 def launcher_is_alive(begin: Begin) -> bool:
     """Whether the process that wrote this begin record still runs on this machine."""
     launcher = begin.launcher
-    if begin.node != node_identity() or launcher.boot != _boot():
-        return False
-    return _started_ticks(launcher.pid) == launcher.started_ticks != -1
+    return launcher.boot == _boot() and _started_ticks(launcher.pid) == launcher.started_ticks != -1
 
 
 def begin_record(job: Job, corpus: Corpus, identity: str) -> Begin:

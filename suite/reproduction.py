@@ -107,8 +107,9 @@ def plan(request: Request) -> Plan:
         default_ranks = max(n for n in range(1, default_ranks + 1) if slices % n == 0)
         name, architecture, recipe, base = small.name, small.architecture, small.recipe, small.layout
     layout = _layout(request, base, default_ranks)
-    _check_executable(layout)
-    check_layout(architecture, recipe, layout, "--layout" if request.layout else "--ranks")
+    where = "--layout" if request.layout else run.where if is_file and request.ranks is None else "--ranks"
+    _check_executable(layout, where)
+    check_layout(architecture, recipe, layout, where)
     if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
         raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
     return Plan(
@@ -137,7 +138,7 @@ def _layout(request: Request, base: Layout, default_ranks: int) -> Layout:
     return msgspec.structs.replace(base, data_parallel=ranks, accumulation=None)
 
 
-def _check_executable(layout: Layout) -> None:
+def _check_executable(layout: Layout, where: str) -> None:
     """Refuse what this version describes but does not execute."""
     refused = {
         f"tp{layout.tensor_parallel}": layout.tensor_parallel > 1,
@@ -154,7 +155,7 @@ def _check_executable(layout: Layout) -> None:
                 "this version does not execute that layout",
                 got=word,
                 allowed="dpN, zero0/1, recompute-none/full, accumulateN, bucketN",
-                where="--layout",
+                where=where,
             )
 
 

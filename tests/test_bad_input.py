@@ -174,6 +174,11 @@ BROKEN = {
         "head_dim = { value = 64",
         ["architecture: 112 (heads) * 64 (head_dim) = 7168, but hidden = 14336"],
     ),
+    "warm-up-and-decay": (
+        "warmup = { value = 183105",
+        "warmup = { value = 200000001",
+        ["recipe.warmup is longer than recipe.decay; got 200000001 samples, allowed: at most 200000000 samples"],
+    ),
     "grouped-queries": ("kv_heads = { value = 112", "kv_heads = { value = 8", ["kv_heads", "got 8", "heads = 112"]),
     "padding": ("{ value = 250880", "{ value = 250", ["padded_vocabulary", "got 250", "at least vocabulary = 250680"]),
     "batch-and-accumulation": (
@@ -208,8 +213,9 @@ def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path, reproduce_ref
 
 
 def test_an_unbroken_run_that_is_too_large_a_layout_is_refused_for_that_alone(tmp_path, reproduce_refused):
-    line = reproduce_refused(str(broken(tmp_path, "", "")))
-    assert line.startswith("--layout: this version does not execute that layout; got tp4, allowed: dpN, zero0/1")
+    path = broken(tmp_path, "", "")
+    line = reproduce_refused(str(path))
+    assert line.startswith(f"{path}: this version does not execute that layout; got tp4, allowed: dpN, zero0/1")
 
 
 def test_a_missing_run_file_is_refused(tmp_path, reproduce_refused):

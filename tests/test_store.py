@@ -132,6 +132,12 @@ def test_a_record_without_end_is_crashed_once_its_launcher_is_gone(tmp_path):
     assert [record.status for record in store.records(tmp_path, "small")[0]] == ["crashed"]
 
 
+def test_a_record_of_another_machine_without_end_is_unknown(tmp_path):
+    elsewhere = msgspec.structs.replace(begin(), node="00000000")
+    store.Opened(store.records_directory(tmp_path, "small"), elsewhere)
+    assert [record.status for record in store.records(tmp_path, "small")[0]] == ["unknown"]
+
+
 @pytest.mark.parametrize("field", ["started_ticks", "boot"])
 def test_another_process_with_the_launchers_number_does_not_make_a_record_running(field, tmp_path):
     first = begin()

@@ -22,7 +22,7 @@ from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
 from suite.report.tables import console, print_comparison
 from suite.reproduction import Plan, Request, Result, corpus_for, plan, reproduce
-from suite.store import StoreFullError, records_directory
+from suite.store import records_directory
 
 
 def reproduce_command(
@@ -87,7 +87,7 @@ def reproduce_command(
             code = max(code, _exit_code(result))
             if result.status is Status.INTERRUPTED:
                 break
-    except StoreFullError as error:
+    except OSError as error:  # no room or no access for records or scratch files
         messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
     raise typer.Exit(code)
