@@ -139,13 +139,14 @@ def _section(
                 allowed="{ value, unit, kind, source } with kind one of " + ", ".join(Kind),
                 where=where,
             ) from error
-        if sources and fact.source.split()[0].rstrip(",:;") not in sources:
-            raise InputError(
-                f"{label}: source does not begin with a key of [sources]",
-                got=repr(fact.source),
-                allowed=", ".join(sorted(sources)),
-                where=where,
-            )
+        for source in [fact.source, *(reading.source for reading in fact.readings)]:
+            if source.split()[0].rstrip(",:;") not in sources:
+                raise InputError(
+                    f"{label}: source does not begin with a key of [sources]",
+                    got=repr(source),
+                    allowed=", ".join(sorted(sources)) or "none, as [sources] is empty",
+                    where=where,
+                )
         facts[label] = fact
         if fact.kind is not Kind.NOT_PUBLISHED:
             values[key] = _value(fact, fields[key].type, label, where)

@@ -100,6 +100,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sequence: Tokens
     position: Position
     norm: Norm
+    norm_epsilon: Positive
     embedding_norm: bool
     activation: Activation
     residual: Residual

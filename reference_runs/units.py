@@ -23,6 +23,7 @@ UNITS: dict[str, tuple[str, float]] = {
     "flop": ("flop", 1),
     "token/s": ("token/s", 1),
     "sample/s": ("sample/s", 1),
+    "accelerator s": ("accelerator s", 1),
     "accelerator h": ("accelerator s", 3600),
     "byte/s": ("byte/s", 1),
     "bit/s": ("byte/s", 0.125),
@@ -82,6 +83,4 @@ def printed(value: float | str | bool | None, unit: str) -> str:
         exponent = min(15, int(math.log10(abs(value))) // 3 * 3)
         prefix = {3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}[exponent]
         return f"{value / 10**exponent:,.4g} {prefix}"
-    if unit == "s" and 0 < abs(value) < 1:
-        return f"{value * 1e3:.4g} m"
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from suite.compare import Row, Verdict, compare, overall
-from suite.figures import Figure, Quantity, with_maximum_over_ranks
+from suite.figures import UNIT, Figure, Quantity, with_maximum_over_ranks
 
 KEYS = [
     "quantity",
@@ -98,3 +100,23 @@ def test_one_failing_row_fails_all_and_shown_rows_pass_nothing() -> None:
 def test_the_maximum_over_ranks_stands_before_the_ranks() -> None:
     figures = [_figure(Quantity.WEIGHT_BYTES, value, rank=rank) for rank, value in enumerate([5, 9, 7])]
     assert [(f.rank, f.value) for f in with_maximum_over_ranks(figures)] == [(None, 9), (0, 5), (1, 9), (2, 7)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(Quantity), st.none() | st.integers(0, 3)), unique=True))
+def test_every_figure_is_in_exactly_one_row(places: list[tuple[Quantity, int | None]]) -> None:
+    figures = [_figure(quantity, 1, rank=rank) for quantity, rank in places]
+    left, right = len(places) // 2, len(places) // 3  # places from `right` to `left` are on both sides
+    rows = _rows(figures[:left], figures[right:])
+    assert {(row.quantity, row.rank) for row in rows} == set(places)
+    assert len(rows) == len(places)
+    for row in rows:
+        place = places.index((Quantity(row.quantity), row.rank))
+        assert (row.left is not None, row.right is not None) == (place < left, place >= right)
+        assert row.unit == UNIT[places[place][0]]
+
+
+@pytest.mark.parametrize("right", [112.5, 87.5])
+def test_a_tolerance_includes_its_edge(right: float) -> None:
+    # 12.5 % of 100 is exact in binary
+    (row,) = _rows([_figure(Quantity.FIRST_LOSS, 100.0, tolerance=0.125)], [_figure(Quantity.FIRST_LOSS, right)])
+    assert row.verdict is Verdict.PASS

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reference_runs.errors import InputError
 from suite import corpus
-from suite.corpus import standard_library_files, tokenised_corpus
+from suite.corpus import END_OF_TEXT, standard_library_files, tokenised_corpus
 
 WORDS = ["loss", "step", "rank", "token", "layer", "batch", "stage", "weight", "moment", "shard"]
 TEXT = "".join(
@@ -88,6 +89,37 @@ def test_documents_end_with_the_end_of_text_token(tmp_path: Path) -> None:
     assert tokens[:half] == tokens[half:]
     assert tokens[-1] == tokens[half - 1]
     assert list(tokens).count(tokens[-1]) == 2
+
+
+def test_tokens_decode_to_the_text_with_a_tokenizer_trained_alike(tmp_path: Path) -> None:
+    from tokenizers import ByteLevelBPETokenizer
+
+    directory = tmp_path / "texts"
+    directory.mkdir()
+    texts = [TEXT[:9000], "", TEXT[9000:] + "é 🙂\r\n"]
+    for name, text in zip("abc", texts, strict=True):
+        (directory / name).write_text(text, encoding="utf-8", newline="")
+    tokens = _tokens(tokenised_corpus(directory, vocabulary=400, least_tokens=100).tokens_file)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(texts, vocab_size=400, min_frequency=0, special_tokens=[END_OF_TEXT])
+    # reading a text turns its \r\n into \n
+    expected = "".join(text.replace("\r\n", "\n") + END_OF_TEXT for text in texts)
+    assert tokenizer.decode(list(tokens), skip_special_tokens=False) == expected
+
+
+def test_readers_see_only_whole_corpora(text_file: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[Path]] = []
+
+    class Watched(array.array):
+        def tofile(self, file: Any) -> None:
+            super().tofile(file)
+            seen.append(list(private_cache.rglob("*.tokens")))
+
+    encoded = corpus._encoded
+    monkeypatch.setattr(corpus, "_encoded", lambda *arguments: Watched("i", encoded(*arguments)))
+    told = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    assert seen == [[]]
+    assert [path for path in private_cache.rglob("*") if path.is_file()] == [Path(told.tokens_file)]
 
 
 def test_an_interrupted_write_leaves_no_cache(

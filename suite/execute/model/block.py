@@ -10,8 +10,6 @@ from torch.nn.functional import dropout, gelu, relu
 from reference_runs.run import Activation, Architecture, Norm, Recipe, Residual
 from suite.execute.model.attention import Attention
 
-LAYER_NORM_EPSILON = 1e-5  # Megatron-LM's and PyTorch's default
-
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     return gelu(x, approximate="tanh")
@@ -25,7 +23,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 def layer_norm(architecture: Architecture) -> nn.LayerNorm:
     """LayerNorm over hidden, with the architecture's choice of biases."""
-    return nn.LayerNorm(architecture.hidden, eps=LAYER_NORM_EPSILON, bias=architecture.biases)
+    return nn.LayerNorm(architecture.hidden, eps=architecture.norm_epsilon, bias=architecture.biases)
 
 
 class FeedForward(nn.Module):

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, Recomputation, Schedule, layout_text, parse_layout
+from tests.strategies import layouts
+
+
+@given(layouts(), layouts())
+def test_a_layout_survives_its_own_text(layout: Layout, other: Layout) -> None:
+    text = layout_text(layout)
+    # words that are left out at their default come from the base
+    base = Layout(schedule=other.schedule if layout.pipeline_stages > 1 else Schedule.ONE_F_ONE_B)
+    assert parse_layout(text, base=base) == layout
+
+
+@given(layouts())
+def test_ranks_are_the_product_of_the_axes(layout: Layout) -> None:
+    words = dict.fromkeys(("dp", "tp", "pp", "cp"), 1)
+    for word in layout_text(layout).split(","):
+        if word[:2] in words and word[2:].isdigit():
+            words[word[:2]] = int(word[2:])
+    assert layout.ranks == words["dp"] * words["tp"] * words["pp"] * words["cp"]
+
+
+def test_bloom_is_written_as_people_write_it() -> None:
+    layout = parse_layout("dp8,tp4,pp12,zero1,1f1b,recompute-full,accumulate128", base=Layout())
+    assert layout == Layout(
+        data_parallel=8,
+        tensor_parallel=4,
+        pipeline_stages=12,
+        zero_stage=1,
+        recomputation=Recomputation.FULL,
+        accumulation=128,
+    )
+    assert layout.ranks == 384
+
+
+def test_axes_that_are_left_out_are_one_and_the_rest_stays() -> None:
+    base = Layout(data_parallel=8, tensor_parallel=4, zero_stage=1, recomputation=Recomputation.FULL, accumulation=128)
+    assert parse_layout("dp2", base=base) == Layout(data_parallel=2, zero_stage=1, recomputation=Recomputation.FULL)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "dp",
+        "dp0",
+        "dp-1",
+        "dp2.5",
+        "2dp",
+        "zero4",
+        "bucket0",
+        "interleave0",
+        "recompute",
+        "recompute-some",
+        "full",
+        "dp2,,tp2",
+        "gpipe2",
+        "sp1",
+        "DP2",
+        "dp2;tp2",
+        "accumulate0",
+    ],
+)
+def test_a_word_outside_the_grammar_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--layout: .*allowed: dpN"):
+        parse_layout(text, base=Layout())
+
+
+@pytest.mark.parametrize("text", ["dp2,dp2", "dp2,dp4", "sp,sp", "gpipe,1f1b", "recompute-none,recompute-full"])
+def test_a_word_given_twice_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="given twice"):
+        parse_layout(text, base=Layout())

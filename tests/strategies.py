@@ -1,0 +1,91 @@
+"""Random valid architectures, recipes and layouts, small enough to train."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import strategies as st
+
+from reference_runs.catalog import reference_run
+from reference_runs.layout import Layout, Recomputation, Schedule
+from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Precision, Recipe, Residual
+
+BLOOM = reference_run("bloom-176b")
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> Architecture:
+    heads, head_dim = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 3, 4, 8]))
+    vocabulary = draw(st.integers(2, 40))
+    return Architecture(
+        layers=draw(st.integers(1, 3)),
+        hidden=heads * head_dim,
+        heads=heads,
+        head_dim=head_dim,
+        kv_heads=heads,
+        ffn_hidden=draw(st.integers(1, 24)),
+        vocabulary=vocabulary,
+        padded_vocabulary=vocabulary + draw(st.integers(0, 7)),
+        sequence=draw(st.integers(1, 9)),
+        position=draw(st.sampled_from(Position)),
+        norm=Norm.PRE_LAYER_NORM,
+        norm_epsilon=1e-5,
+        embedding_norm=draw(st.booleans()),
+        activation=draw(st.sampled_from(Activation)),
+        residual=draw(st.sampled_from(Residual)),
+        mask=Mask.CAUSAL,
+        biases=draw(st.booleans()),
+        tied_embeddings=draw(st.booleans()),
+    )
+
+
+def dropouts() -> st.SearchStrategy[float]:
+    return st.sampled_from([0.0, 0.1, 0.5])
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    """BLOOM's recipe with another batch, precision, decay, dropout and initialisation."""
+    micro_batch = draw(st.integers(1, 3))
+    return msgspec.structs.replace(
+        BLOOM.recipe,
+        micro_batch=micro_batch,
+        global_batch=micro_batch * draw(st.integers(1, 12)),
+        precision=draw(st.sampled_from(Precision)),
+        decay_of_vectors=draw(st.booleans()),
+        init_std=draw(st.floats(0.01, 0.2)),
+        residual_init_scaled=draw(st.booleans()),
+        embedding_dropout=draw(dropouts()),
+        hidden_dropout=draw(dropouts()),
+        attention_dropout=draw(dropouts()),
+    )
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Any layout that the command line's grammar can write."""
+    counts = st.integers(1, 64)
+    pipeline_stages = draw(counts)
+    return Layout(
+        data_parallel=draw(counts),
+        tensor_parallel=draw(counts),
+        pipeline_stages=pipeline_stages,
+        context_parallel=draw(counts),
+        sequence_parallel=draw(st.booleans()),
+        zero_stage=draw(st.integers(0, 3)),
+        virtual_stages=draw(counts),
+        # the text of a layout names the schedule only where there are stages to order
+        schedule=draw(st.sampled_from(Schedule)) if pipeline_stages > 1 else Schedule.ONE_F_ONE_B,
+        recomputation=draw(st.sampled_from(Recomputation)),
+        accumulation=draw(st.none() | counts),
+        bucket_bytes=draw(st.just(Layout().bucket_bytes) | st.integers(1, 2000).map(lambda number: number * 10**6)),
+    )
+
+
+def data_parallel_layouts(most_ranks: int = 16) -> st.SearchStrategy[Layout]:
+    """Data parallelism alone, optimizer state whole or sharded, buckets that small models fill."""
+    return st.builds(
+        Layout,
+        data_parallel=st.integers(1, most_ranks),
+        zero_stage=st.integers(0, 1),
+        bucket_bytes=st.integers(1, 20_000),
+    )
