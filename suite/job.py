@@ -103,6 +103,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         coordinates: mesh axis -> this rank's place on it.
         parameters: elements of the parameters that this rank holds.
         model_flop, hardware_flop: of its share of one step, without and with recomputation.
+        activation_bytes: kept for the backward pass of one micro-batch.
+        peak_bytes: largest memory during the timed steps.
         interface_sent_bytes: bytes a timed step that left the job's interface; None where none is named.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions.
     """
@@ -115,8 +117,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     gradient_bytes: int
     optimizer_bytes: int
     collectives: list[Collective]
-    interface_sent_bytes: float | None
+    activation_bytes: int
     peak_bytes: int
+    interface_sent_bytes: float | None
     arithmetic: str
     environment: dict[str, str]
     time: float

@@ -37,6 +37,7 @@ HANG_FACTOR = 10.0
 HANG_LEAST_SECONDS = 20.0
 EXIT_SECONDS = 20.0
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may take a lock
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +134,9 @@ def launch(job: Job, identity: str, on_event: Callable[[int, Event], None]) -> O
     except KeyboardInterrupt:
         _kill(process, ranks, identity)
         return _outcome(Status.INTERRUPTED, "interrupted by the user", [], ranks, log_path)
+    except BaseException:
+        _kill(process, ranks, identity)
+        raise
     if hung:
         faulty, message = _who_hangs(ranks)
         stacks = _stacks(ranks, job)
@@ -178,7 +182,7 @@ def _environment(job: Job, identity: str) -> dict[str, str]:
 
 
 def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch(

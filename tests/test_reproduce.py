@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from reference_runs.layout import Recomputation
@@ -65,6 +66,14 @@ def test_other_recipes_and_layouts_equal_their_prediction_exactly(
     assert result.status is Status.OK, result.message
     assert failed_rows(result) == set()
     assert {row.quantity for row in exact_rows(result.rows)} == EXACT | {"payload_bytes", "messages"}
+
+
+def test_a_miniature_whose_loss_does_not_fall_fails_and_says_so(tmp_path: Path) -> None:
+    plan = small_plan(ranks=1, recipe={"learning_rate": 1e-12, "minimum_learning_rate": 0.0})
+    result = launched(msgspec.structs.replace(plan, steps=20, learns=True), tmp_path)
+    assert (result.status, result.verdict, failed_rows(result)) == (Status.OK, Verdict.FAIL, set())
+    assert result.message.startswith("the loss did not fall: ")
+    assert result.message.endswith("at least 0.5 less expected")
 
 
 def test_compiled_blocks_equal_the_prediction_exactly(tmp_path: Path) -> None:

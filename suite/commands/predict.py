@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.run import ReferenceRun
@@ -31,7 +32,7 @@ def predict(
             print(msgspec.json.encode(entry).decode())
             continue
         out = console()
-        out.print(f"[bold]{name}[/]")
+        out.print(f"[bold]{escape(name)}[/]")
         print_comparison(out, rows, left="predicted", right="published")
         if unknown:
             out.print(f"[dim]{unknown}[/]")

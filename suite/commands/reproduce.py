@@ -21,13 +21,15 @@ from suite.job import Event, Phase, Status, Step
 from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
 from suite.report.tables import console, print_comparison
-from suite.reproduction import Plan, Request, Result, corpus_for, plan, reproduce
+from suite.reproduction import Plan, Request, Result, corpus_for, last_loss, plan, reproduce
 from suite.store import records_directory
 
 
 def reproduce_command(
     name: Annotated[str | None, typer.Argument(help="A miniature such as bloom-mini, or a run file.")] = None,
-    ranks: Annotated[int | None, typer.Option(help="Processes; default 2 on the CPU, one for each GPU.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Processes; default 2 on the CPU, otherwise the most GPUs that divide the batch.")
+    ] = None,
     layout: Annotated[str | None, typer.Option(help="For instance dp2,zero1,recompute-full,bucket4.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     compiled: Annotated[
@@ -40,7 +42,7 @@ def reproduce_command(
         Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
     ] = None,
     results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
-    json: Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a launch; progress goes to stderr.")] = False,
 ) -> None:
     """Train a scaled-down run under torchrun, count what happens, and compare it with the prediction.
 
@@ -76,7 +78,7 @@ def reproduce_command(
     code = exit_codes.PASS
     try:
         records_directory(results, planned.name)
-        messages.print(f"[dim]{planned.name}: {planned.layout.ranks} ranks on {planned.device}[/]")
+        messages.print(f"[dim]{escape(planned.name)}: {planned.layout.ranks} ranks on {planned.device}[/]")
         for _ in range(launches):
             with _Live(planned, quiet=not messages.is_terminal) as live:
                 result = reproduce(planned, tokens, results, live)
@@ -124,16 +126,19 @@ def _json(result: Result) -> str:
 def _print(result: Result) -> None:
     out = console()
     if result.status is not Status.OK:
-        out.print(f"[bold red]{result.run}: {result.status.value}[/]: {escape(result.message)}")
-        out.print(f"record {result.record}", soft_wrap=True)
+        out.print(f"[bold red]{escape(result.run)}: {result.status.value}[/]: {escape(result.message)}")
+        out.print(f"record {escape(result.record)}", soft_wrap=True)
         return
     print_comparison(out, result.rows, left="predicted", right="measured")
-    first, last = result.losses[0], sum(result.losses[-3:]) / 3
-    out.print(f"loss {first:.3f} -> {last:.3f} (mean of the last 3 of {len(result.losses)} steps)")
+    out.print(
+        f"loss {result.losses[0]:.3f} -> {last_loss(result.losses):.3f} "
+        f"(mean of the last 3 of {len(result.losses)} steps)"
+    )
     out.print(f"arithmetic: {result.arithmetic}")
-    out.print(f"record {result.record}", soft_wrap=True)
+    out.print(f"record {escape(result.record)}", soft_wrap=True)
     colour = "green" if result.verdict is Verdict.PASS else "bold red"
-    out.print(f"[{colour}]{result.run}: {result.verdict.value}[/]")
+    message = f": {result.message}" if result.message else ""
+    out.print(f"[{colour}]{escape(result.run)}: {result.verdict.value}[/]{escape(message)}")
 
 
 class _Live:

@@ -3,8 +3,8 @@
 Weights of one optimizer group lie in one flat buffer, so that a shard is a slice and an all-gather fills it in place.
 The leaves of autograd are not the weights but fp32 stand-ins without storage: reading a weight goes through
 `ReadWeight`, whose backward pass widens the gradient (in fp32 it passes it on). So gradients accumulate over
-micro-batches in fp32, and DistributedDataParallel reduces them in fp32 from its own buckets, at 4 bytes a parameter and
-no more: what BLOOM's BF16_Optimizer does with a reduction of its own.
+micro-batches in fp32, and DistributedDataParallel reduces them in fp32 from its own buckets, at 4 bytes a parameter:
+what BLOOM's BF16_Optimizer does with a reduction of its own. (The update adds a passing copy of its shard's gradient.)
 """
 
 from __future__ import annotations

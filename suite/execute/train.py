@@ -18,8 +18,10 @@ from suite.execute.corpus import TokenStream, first_sample
 from suite.execute.measure import clock
 from suite.execute.measure.counters import (
     CollectiveCounter,
+    KeptForBackward,
     distinct_elements,
     flop_counter,
+    forget_peak_memory,
     peak_memory_bytes,
     storage_bytes,
 )
@@ -44,16 +46,13 @@ def train(
     """Run the job's steps on this rank and return what was counted.
 
     Steps 0 and 1 warm up, 0 eagerly and 1 compiled where asked for. Step 2 runs under the collective counter and step 3
-    under the flop counter: they train like the others, but their times are kept apart. Model flop come from one more
-    forward and backward pass without recomputation, before the first step; it leaves weights, gradients and random
-    numbers as they were.
+    under the flop counter (eagerly): they train like the others, but their times are kept apart. After the last step,
+    two more passes count what belongs to no step: model flop, without recomputation, and what autograd keeps.
 
     Raises:
         NotFiniteError: the loss became NaN or infinite.
     """
     steps = _Steps(job, training, mesh, device)
-    report(Phase("count model flop", time.time()))
-    model_flop = _counted_model_flop(steps, training)
     counter = CollectiveCounter(axis_of_group(mesh))
     flop = flop_counter()
     sent_before = clock.interface_sent_bytes(job.interface)
@@ -68,20 +67,24 @@ def train(
         seconds = clock.now(device) - start
         if step == WARM_UP_STEPS + COUNTED_STEPS - 1:
             sent_before = clock.interface_sent_bytes(job.interface)
+            forget_peak_memory(device)
         report(Step(step, kind, mean, seconds, time.time()))
     sent = clock.interface_sent_bytes(job.interface)
+    peak = peak_memory_bytes(device)
     timed = job.steps - WARM_UP_STEPS - COUNTED_STEPS
+    report(Phase("count model flop and activations", time.time()))
     return Finished(
         coordinates={DATA: mesh.get_local_rank(DATA)},
         parameters=distinct_elements(training.leaves),
-        model_flop=model_flop,
+        model_flop=_counted_model_flop(steps, training),
         hardware_flop=flop.get_total_flops(),
         weight_bytes=storage_bytes(group.flat for group in training.groups),
         gradient_bytes=gradients,
         optimizer_bytes=_optimizer_bytes(training),
         collectives=counter.collectives(),
         interface_sent_bytes=None if sent is None or sent_before is None else (sent - sent_before) / timed,
-        peak_bytes=peak_memory_bytes(device),
+        activation_bytes=_counted_activation_bytes(steps, training),
+        peak_bytes=peak,
         arithmetic=arithmetic,
         environment=environment(device),
         time=time.time(),
@@ -122,15 +125,24 @@ def _optimizer_bytes(training: Training) -> int:
 
 
 def _counted_model_flop(steps: _Steps, training: Training) -> int:
-    recompute, training.decoder.recompute = training.decoder.recompute, False
-    devices = [steps.device] if steps.device.type == "cuda" else []
+    """Flop of a step of this rank without recomputation: those of one sample, for each of its samples.
+
+    One sample at a time, because a whole micro-batch without recomputation may not fit where training does.
+    """
     flop = flop_counter()
-    with torch.random.fork_rng(devices=devices), _eagerly(flop):
-        steps.forward_and_backward(0, reduce=False)
+    recompute, training.decoder.recompute = training.decoder.recompute, False
+    with _eagerly(flop):
+        steps.sample_loss(samples=1).backward()
     training.decoder.recompute = recompute
-    for leaf in training.leaves:
-        leaf.grad = None
-    return int(flop.get_total_flops())
+    return int(flop.get_total_flops()) * steps.micro_batches * steps.job.recipe.micro_batch
+
+
+def _counted_activation_bytes(steps: _Steps, training: Training) -> int:
+    """Bytes that autograd keeps for the backward pass of one micro-batch, executed eagerly."""
+    kept = KeptForBackward([*(group.flat for group in training.groups), *training.leaves])
+    with _eagerly(kept.hooks()):
+        steps.sample_loss(samples=steps.job.recipe.micro_batch)
+    return kept.bytes()
 
 
 class _Steps:
@@ -145,20 +157,25 @@ class _Steps:
         self.micro_batches = accumulation(job.recipe, job.layout)
         self.stream = TokenStream(job.tokens_file, tokens=job.tokens, sequence=job.architecture.sequence, seed=job.seed)
 
-    def forward_and_backward(self, step: int, *, reduce: bool = True) -> Tensor:
+    def forward_and_backward(self, step: int) -> Tensor:
         """Accumulate the gradient of this rank's micro-batches; returns the mean of their losses, detached.
 
-        The last micro-batch's backward pass all-reduces the gradient, unless `reduce` is False.
+        The last micro-batch's backward pass all-reduces the gradient.
         """
         losses = []
         for micro_batch in range(self.micro_batches):
             last = micro_batch == self.micro_batches - 1
-            with self._synchronised(last and reduce):
+            with self._synchronised(last):
                 tokens, targets = self._micro_batch(step, micro_batch)
                 loss = causal_lm_loss(self.training.module(tokens), targets) / self.micro_batches
                 loss.backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum()
+
+    def sample_loss(self, *, samples: int) -> Tensor:
+        """Loss of the first samples of the stream, on this rank's decoder alone: nothing is reduced."""
+        tokens, targets = self.stream.micro_batch(0, samples)
+        return causal_lm_loss(self.training.decoder(tokens.to(self.device)), targets.to(self.device))
 
     def update(self, step: int, loss: Tensor) -> float:
         """Mean loss over ranks; then clip, update, and clear the gradients."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,12 +149,50 @@ def distinct_elements(tensors: Iterable[Tensor]) -> int:
     return sum({id(tensor): tensor.numel() for tensor in tensors}.values())
 
 
+class KeptForBackward:
+    """Collects what autograd keeps for the backward pass while `hooks()` is active.
+
+    Args:
+        weights: tensors whose storages do not count, as they exist anyway.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._weights = {tensor.untyped_storage().data_ptr() for tensor in weights}
+        self._kept: list[Tensor] = []  # references: an address must not be used again while we count
+
+    def hooks(self) -> AbstractContextManager[object]:
+        """Sees every tensor that is saved, recomputation's inputs included."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpacked)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        self._kept.append(tensor.detach())
+        return tensor
+
+    def bytes(self) -> int:
+        """Bytes of the storages that were kept, each once, without the weights."""
+        return storage_bytes(t for t in self._kept if t.untyped_storage().data_ptr() not in self._weights)
+
+
+def _unpacked(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def forget_peak_memory(device: torch.device) -> None:
+    """Begin a new window for `peak_memory_bytes`; where the system cannot, the window is the process's life."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
 def peak_memory_bytes(device: torch.device) -> int:
-    """Largest memory so far: allocated by torch on an accelerator, resident in the whole process on the CPU."""
+    """Largest memory in the window: allocated by torch on an accelerator, resident in the whole process on the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    with open("/proc/self/status", encoding="ascii") as status:
-        for line in status:
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmHWM")
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    (peak,) = [line for line in lines if line.startswith("VmHWM:")]
+    return int(peak.split()[1]) * 1024

@@ -31,7 +31,11 @@ class ShardedAdamW:
     process_group: dist.ProcessGroup | None
 
     def step(self, learning_rate: float) -> None:
-        """One update from the leaves' gradients; afterwards every rank holds all new weights."""
+        """One update from the leaves' gradients; afterwards every rank holds all new weights.
+
+        Holds a flat fp32 copy of the shard's gradient for its duration: 4 bytes a parameter of the shard, which
+        `gradient_bytes` does not count.
+        """
         for group, master in zip(self.groups, self.masters, strict=True):
             master.grad = flat_gradient_shard(group, start=self.shard * master.numel(), elements=master.numel())
         for settings in self.adamw.param_groups:
