@@ -14,13 +14,24 @@ CHOICES = ("auto", "cpu", "cuda")
 
 
 def cuda_devices() -> int:
-    """CUDA devices that torch can use; 0 at once where no NVIDIA driver is present."""
+    """CUDA devices that torch can use; 0 at once where no NVIDIA driver is present.
+
+    Raises:
+        InputError: there is a driver, but torch cannot be asked.
+    """
     if not (Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()):
         return 0
     answer = subprocess.run(
         [sys.executable, "-m", "suite.execute", "--devices"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    return int(answer.stdout) if answer.returncode == 0 else 0
+    if answer.returncode != 0:
+        lines = answer.stderr.strip().splitlines() or ["no output"]
+        raise InputError(
+            f"an NVIDIA driver is here, but torch cannot count its devices: {lines[-1]}",
+            allowed="--device cpu",
+            where="--device",
+        )
+    return int(answer.stdout)
 
 
 def usable_cores() -> int:

@@ -6,7 +6,9 @@ import hashlib
 import os
 import platform
 import socket
+import subprocess
 import time
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -158,14 +160,29 @@ def _gpu_models() -> list[str]:
 
 
 def software() -> dict[str, str]:
-    """Versions of Python, the system and the packages that decide results, as texts."""
-    facts = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    """Versions of this suite, Python, the system, the driver and the packages that decide results, as texts."""
+    facts = {
+        "suite": suite_version(),
+        "driver": _field("/proc/driver/nvidia/version", "NVRM version"),
+    } | {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     for name in _DISTRIBUTIONS:
         try:
             facts[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             facts[name] = "not installed"
     return facts
+
+
+def suite_version() -> str:
+    """Version and commit of this suite, with "modified" where the checkout differs from the commit."""
+    root = Path(__file__).resolve().parent.parent
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    try:
+        git = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty=, modified", "--exclude=*"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = "no checkout"
+    return f"{version} ({commit})"
 
 
 def policy(job: Job) -> dict[str, str]:

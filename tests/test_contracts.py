@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import resource
 import subprocess
 import sys
-import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,12 +56,41 @@ def test_the_check_for_torch_can_fail() -> None:
 
 
 def test_a_command_starts_within_the_stated_time() -> None:
-    # the least of several starts is what the program needs; the rest is what the machine was doing
-    least = min(_seconds_of_start() for _ in range(7))
+    # Processor seconds, the least of several starts: what the program needs, whatever else the machine is doing. On a
+    # quiet machine they are the wall time, as the command waits for nothing.
+    least = min(_processor_seconds_of_start() for _ in range(5))
     assert least <= START_SECONDS
 
 
-def _seconds_of_start() -> float:
-    start = time.perf_counter()
+def _processor_seconds_of_start() -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "suite", "runs"], cwd=ROOT, capture_output=True, check=True)
-    return time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_the_contracts_name_every_module_but_execute() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    modules = {
+        f"suite.{path.stem}" for path in (ROOT / "suite").iterdir() if path.stem not in ("__init__", "__pycache__")
+    }
+    without_torch, _, _, _, nothing_imports_execute, _ = contracts
+    assert set(without_torch["source_modules"]) == modules - {"suite.execute"} | {"reference_runs"}
+    named = set(nothing_imports_execute["source_modules"])
+    assert named == modules - {"suite.execute"} | {"reference_runs", "kernels"}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_every_fact_is_shown_with_its_source(columns: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "suite", "show", "bloom-176b"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": str(columns)},
+    )
+    facts = [line for line in done.stdout.splitlines() if line.startswith(("architecture.", "recipe.", "layout."))]
+    assert len(facts) > 40
+    for line in facts:
+        assert re.search(r"(stated|derived|assumed) +(slurm|readme|paper|calculat|megatron|pytorch)", line), line

@@ -13,6 +13,8 @@ from suite.compare import Row, Verdict
 
 _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SHOWN: "dim"}
 _SHORT = 16  # characters of a reason that fit into its column
+_LEFT_OUT_FIRST = ("tolerance", "difference", "why")  # columns that a narrow terminal does without, in this order
+_NARROW = (112, 102, 92)  # terminal widths below which one more of them is left out
 PIPE_WIDTH = 150  # columns where the output is no terminal, so that no cell is cut
 
 
@@ -25,23 +27,27 @@ def console(*, stderr: bool = False) -> Console:
 def print_comparison(out: Console, rows: Iterable[Row], *, left: str, right: str) -> None:
     """Print rows of the whole job and of the maximum over ranks, every rank's row that failed, and the reasons."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("quantity", "axis", left, right, "difference", "tolerance", "verdict", "why"):
+    titles = ["quantity", "axis", left, right, "difference", "tolerance", "verdict", "why"]
+    for title in _LEFT_OUT_FIRST[: sum(out.width < width for width in _NARROW)]:
+        titles.remove(title)
+    for title in titles:
         numeric = title in (left, right, "difference", "tolerance")
         table.add_column(title, justify="right" if numeric else "left", no_wrap=True)
     reasons: list[str] = []
     for row in rows:
         if row.rank is not None and row.verdict is not Verdict.FAIL:
             continue
-        table.add_row(
-            row.quantity,
-            " ".join(part for part in (row.axis, row.operation, _rank(row)) if part),
-            printed(row.left, row.unit),
-            printed(row.right, row.unit),
-            _difference(row),
-            "" if row.tolerance is None else f"{row.tolerance:.0%}",
-            f"[{_COLOURS[row.verdict]}]{row.verdict.value}[/]",
-            _why(row, reasons),
-        )
+        cells = {
+            "quantity": row.quantity,
+            "axis": " ".join(part for part in (row.axis, row.operation, _rank(row)) if part),
+            left: printed(row.left, row.unit),
+            right: printed(row.right, row.unit),
+            "difference": _difference(row),
+            "tolerance": "" if row.tolerance is None else f"{row.tolerance:.0%}",
+            "verdict": f"[{_COLOURS[row.verdict]}]{row.verdict.value}[/]",
+            "why": _why(row, reasons),
+        }
+        table.add_row(*(cells[title] for title in titles))
     out.print(table)
     for number, reason in enumerate(reasons, start=1):
         out.print(f"[dim]({number}) {escape(reason)}[/]")
@@ -72,10 +78,13 @@ def _difference(row: Row) -> str:
 
 
 def plain_table(titles: list[str], rows: Iterable[list[str]]) -> Table:
-    """A table of texts; the last column may wrap."""
+    """A table of texts; the first column stands whole, the others wrap, the last one over the width that is left."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, title in enumerate(titles):
-        table.add_column(title, no_wrap=place < len(titles) - 1, overflow="fold")
+        last = place == len(titles) - 1
+        table.add_column(
+            title, no_wrap=place == 0, overflow="fold", min_width=12 if last else None, max_width=None if last else 35
+        )
     for row in rows:
         table.add_row(*row)
     return table
