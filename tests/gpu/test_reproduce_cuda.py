@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: needs a CUDA device")
 
 
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("compiled", ["--compile", "--no-compile"])
 def test_bloom_mini_on_cuda_equals_its_prediction_exactly(compiled: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "suite", "reproduce", "bloom-mini", "--device", "cuda", "--steps", "6", compiled]
