@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -28,6 +27,7 @@ from suite.job import (
     events_path,
     stacks_path,
 )
+from suite.processes import die_with_parent, end_all, is_stopped
 
 ROOT = Path(__file__).resolve().parent.parent
 POLL_SECONDS = 0.1
@@ -36,8 +36,6 @@ COMPILE_SECONDS = 600.0
 HANG_FACTOR = 10.0
 HANG_LEAST_SECONDS = 20.0
 EXIT_SECONDS = 20.0
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may take a lock
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,22 +125,18 @@ def launch(job: Job, identity: str, on_event: Callable[[int, Event], None]) -> O
             stderr=subprocess.STDOUT,
             env=_environment(job, identity),
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent,
         )
     try:
         hung = _watch(process, ranks, job, on_event)
+        faulty, message = _who_hangs(ranks) if hung else ([], "")
+        stacks = _stacks(ranks, job) if hung else ""
     except KeyboardInterrupt:
-        _kill(process, ranks, identity)
         return _outcome(Status.INTERRUPTED, "interrupted by the user", [], ranks, log_path)
-    except BaseException:
-        _kill(process, ranks, identity)
-        raise
+    finally:
+        end_all(process, identity, [rank.pid for rank in ranks if rank.pid is not None])
     if hung:
-        faulty, message = _who_hangs(ranks)
-        stacks = _stacks(ranks, job)
-        _kill(process, ranks, identity)
         return _outcome(Status.HANG, message, faulty, ranks, log_path, stacks)
-    _kill(process, ranks, identity)
     _drain(ranks, on_event)
     if process.returncode == 0 and all(rank.finished for rank in ranks):
         return _outcome(Status.OK, "", [], ranks, log_path)
@@ -181,10 +175,6 @@ def _environment(job: Job, identity: str) -> dict[str, str]:
     )
 
 
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _watch(
     process: subprocess.Popen[bytes], ranks: list[_Rank], job: Job, on_event: Callable[[int, Event], None]
 ) -> bool:
@@ -210,57 +200,9 @@ def _drain(ranks: list[_Rank], on_event: Callable[[int, Event], None]) -> None:
             on_event(number, event)
 
 
-def _marked_processes(identity: str) -> Iterator[int]:
-    """Processes of this launch, found by the variable in their environment (Linux)."""
-    mark = f"{LAUNCH_VARIABLE}={identity}".encode()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in path.read_bytes().split(b"\0"):
-                yield int(path.parent.name)
-        except OSError:
-            continue
-
-
-def _kill(process: subprocess.Popen[bytes], ranks: list[_Rank], identity: str) -> None:
-    """End every process of the launch, stopped ones too, and wait until they are gone."""
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        left = set(_marked_processes(identity)) if sys.platform == "linux" else _living(ranks)
-        if not left:
-            return
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.05)
-
-
-def _living(ranks: list[_Rank]) -> set[int]:
-    living = set()
-    for pid in [rank.pid for rank in ranks if rank.pid is not None]:
-        try:
-            os.kill(pid, 0)
-            living.add(pid)
-        except ProcessLookupError:
-            continue
-    return living
-
-
-def _is_stopped(pid: int | None) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
-
-
 def _who_hangs(ranks: list[_Rank]) -> tuple[list[int], str]:
     """The ranks that hold the others up: stopped ones; otherwise those that got least far; with a sentence."""
-    stopped = [number for number, rank in enumerate(ranks) if _is_stopped(rank.pid)]
+    stopped = [number for number, rank in enumerate(ranks) if is_stopped(rank.pid)]
     places = ", ".join(f"rank {number}: {rank.place}" for number, rank in enumerate(ranks))
     if stopped:
         return stopped, f"{_named(stopped)} stopped (process state T); {places}"
@@ -278,7 +220,7 @@ def _named(ranks: list[int]) -> str:
 def _stacks(ranks: list[_Rank], job: Job) -> str:
     """Python stacks of all ranks that can still answer."""
     for rank in ranks:
-        if rank.pid is not None and not _is_stopped(rank.pid):
+        if rank.pid is not None and not is_stopped(rank.pid):
             try:
                 os.kill(rank.pid, signal.SIGUSR1)
             except ProcessLookupError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from reference_runs.errors import InputError
+from suite.job import Status
 from suite.record import Begin, End, Record, decode, encode, node_identity
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -53,10 +54,20 @@ def records_directory(results: Path, run: str) -> Path:
     return directory
 
 
+def _free_room_of_the_dead(directory: Path) -> None:
+    """Remove what launches kept room with whose launcher was killed on this machine."""
+    for reserve in directory.glob(".*.reserve"):
+        begin = directory / f"{reserve.name.removeprefix('.').removesuffix('.reserve')}.begin.json"
+        with contextlib.suppress(OSError, InputError):
+            if read(begin).status == Status.CRASHED:
+                reserve.unlink()
+
+
 class Opened:
     """A launch whose first half is on disk; room for the second half is kept free until it is written."""
 
     def __init__(self, directory: Path, begin: Begin) -> None:
+        _free_room_of_the_dead(directory)
         self.path = directory / f"{begin.id}.begin.json"
         self._end_path = directory / f"{begin.id}.end.json"
         self._reserve = directory / f".{begin.id}.reserve"

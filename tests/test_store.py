@@ -132,6 +132,19 @@ def test_a_record_without_end_is_crashed_once_its_launcher_is_gone(tmp_path):
     assert [record.status for record in store.records(tmp_path, "small")[0]] == ["crashed"]
 
 
+def test_room_of_a_killed_launcher_is_freed_by_the_next_launch_and_no_other(tmp_path):
+    directory = store.records_directory(tmp_path, "small")
+    killed, living, elsewhere = begin(), begin(), msgspec.structs.replace(begin(), node="00000000")
+    gone = msgspec.structs.replace(killed.launcher, started_ticks=1)
+    for half in (elsewhere, living, msgspec.structs.replace(killed, launcher=gone)):
+        store.Opened(directory, half)
+    assert (directory / f".{killed.id}.reserve").exists()
+    store.Opened(directory, begin())
+    assert not (directory / f".{killed.id}.reserve").exists()
+    assert (directory / f".{living.id}.reserve").exists()
+    assert (directory / f".{elsewhere.id}.reserve").exists()
+
+
 def test_a_record_of_another_machine_without_end_is_unknown(tmp_path):
     elsewhere = msgspec.structs.replace(begin(), node="00000000")
     store.Opened(store.records_directory(tmp_path, "small"), elsewhere)

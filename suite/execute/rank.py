@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
+from suite import processes
 from suite.job import LAUNCH_VARIABLE, Event, Failed, Status, stacks_path
-
-_PR_SET_PDEATHSIG = 1
 
 
 class NotFiniteError(ArithmeticError):
@@ -44,18 +41,12 @@ def die_with_parent() -> None:
     mark of the launch: then end at once. (Python needs 0.1 s to get here; killed in that time, a launcher left a rank
     behind in 8 of 12 trials on 2 cores.)
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        launch = os.environ.get(LAUNCH_VARIABLE)
-        if launch is not None and f"{LAUNCH_VARIABLE}={launch}".encode() not in _environment(os.getppid()):
-            os._exit(1)
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+    processes.die_with_parent()
+    launch = os.environ.get(LAUNCH_VARIABLE)
+    if launch is None or sys.platform != "linux":
+        return
+    if f"{LAUNCH_VARIABLE}={launch}".encode() not in processes.environment_of(os.getppid()):
+        os._exit(1)
 
 
 def dump_stacks_on_request(directory: str, rank: int) -> None:

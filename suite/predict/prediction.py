@@ -14,7 +14,7 @@ from suite.predict.traffic import data_parallel_traffic, ring_sent_bytes
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
 HARDWARE_CONVENTION = "as model_flop, and recomputation"
 SENT_TOLERANCE = 0.03
-SENT_REASON = "headers of network protocols; measured only where a rank has a network interface of its own"
+SENT_REASON = "needs a network interface of the rank's own; the tolerance is for protocol headers"
 PART_OF_SENT_REASON = "a part of the rank's sent_bytes: an interface counts all of them together"
 
 
