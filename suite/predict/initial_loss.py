@@ -30,21 +30,26 @@ def _activation_second_moment(activation: Activation, variance: float) -> float:
     return total
 
 
-def _attention_concentration(architecture: Architecture, positions: int, score_variance: float) -> float:
-    """Mean over heads of the sum of squared attention weights of a token that attends to `positions` positions.
+def _equal_score_concentrations(architecture: Architecture, positions: int) -> list[float]:
+    """For each head, the sum of squared attention weights of a token that attends to `positions` equal scores.
 
-    With equal scores, a head of slope m attends to n positions with weights proportional to e^(-m k); the sum of their
-    squares c is tanh(m / 2) / tanh(m n / 2), or 1 / n without a slope.
-    Normal scores of variance v make it e^v c / (1 + c (e^v - 1)), the ratio of the expected sum of squares
-    c e^(2 v) to the expected square of the sum e^v (1 + c (e^v - 1)).
+    A head of slope m attends to n positions with weights proportional to e^(-m k); the sum of their squares is
+    tanh(m / 2) / tanh(m n / 2), or 1 / n without a slope.
     """
-    slopes = alibi_slopes(architecture.heads) if architecture.position is Position.ALIBI else [0.0]
+    if architecture.position is not Position.ALIBI:
+        return [1 / positions]
+    slopes = alibi_slopes(architecture.heads)
+    return [math.tanh(slope / 2) / math.tanh(slope * positions / 2) for slope in slopes]
+
+
+def _concentration(equal_scores: list[float], score_variance: float) -> float:
+    """Mean over heads of the sum of squared attention weights when scores are normal with variance v.
+
+    With c for equal scores it is e^v c / (1 + c (e^v - 1)), the ratio of the expected sum of squares c e^(2 v) to the
+    expected square of the sum e^v (1 + c (e^v - 1)).
+    """
     growth = math.exp(score_variance)
-    total = 0.0
-    for slope in slopes:
-        equal = math.tanh(slope / 2) / math.tanh(slope * positions / 2) if slope else 1 / positions
-        total += growth * equal / (1 + equal * (growth - 1))
-    return total / len(slopes)
+    return sum(growth * c / (1 + c * (growth - 1)) for c in equal_scores) / len(equal_scores)
 
 
 def _normalised(architecture: Architecture, variance: float) -> float:
@@ -64,9 +69,10 @@ def _added_by_layers(architecture: Architecture, recipe: Recipe, variance: float
     s, h = recipe.init_std, architecture.hidden
     out = s * s / (2 * architecture.layers) if recipe.residual_init_scaled else s * s
     added = 0.0
+    equal_scores = _equal_score_concentrations(architecture, positions)
     for _ in range(architecture.layers):
         spread = s * s * h * _normalised(architecture, variance + added)
-        concentration = _attention_concentration(architecture, positions, spread * spread)
+        concentration = _concentration(equal_scores, spread * spread)
         attention = out * h * spread * concentration / (1 - recipe.attention_dropout) / (1 - recipe.hidden_dropout)
         if architecture.residual is Residual.SEQUENTIAL:
             spread = s * s * h * _normalised(architecture, variance + added + attention)
