@@ -156,7 +156,7 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
         context_parallel=1,
         virtual_stages=1,
         sequence_parallel=False,
-        accumulation=None,
+        accumulation=scale.global_batch // ranks if scale.global_batch % ranks == 0 else None,
         bucket_bytes=scale.bucket_bytes,
     )
     small: dict[str, msgspec.Struct] = {"architecture": architecture, "recipe": small_recipe, "layout": small_layout}

@@ -100,7 +100,8 @@ def test_the_global_batch_divides_by_the_ranks(run: ReferenceRun, scale: str, ra
 def test_ranks_change_the_layout_alone(run: ReferenceRun, scale: str) -> None:
     one, four = (miniature(run, scale, ranks=ranks) for ranks in (1, 4))
     assert (one.architecture, one.recipe) == (four.architecture, four.recipe)
-    assert msgspec.structs.replace(one.layout, data_parallel=4) == four.layout
+    share = accumulation(one.recipe, one.layout) // 4
+    assert msgspec.structs.replace(one.layout, data_parallel=4, accumulation=share) == four.layout
 
 
 def test_the_schedule_covers_exactly_the_steps() -> None:
