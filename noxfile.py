@@ -77,7 +77,7 @@ def architecture(session: nox.Session) -> None:
 
 @nox.session
 def endurance(session: nox.Session) -> None:
-    """Reproduce bloom-mini 50 times in a row; every launch must end cleanly (about 15 minutes on 2 cores)."""
+    """Reproduce bloom-mini 50 times in a row; every launch must end cleanly (about 9 minutes on 2 cores)."""
     install(session, "execute")
     arguments = session.posargs or ["bloom-mini", "--steps", "5", "--launches", "50"]
     session.run("python", "-m", "suite", "reproduce", *arguments, "--results", session.create_tmp())
