@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2024.4.15"
 nox.options.reuse_existing_virtualenvs = True
@@ -32,18 +35,32 @@ def install(session: nox.Session, *groups: str) -> None:
         file.write(text)
 
 
+def suite(session: nox.Session, *arguments: str) -> None:
+    """Run one command of the suite: its exit code becomes nox's, and Ctrl-C leaves it time to end its ranks.
+
+    nox by itself turns every failure into exit code 1, and kills 0.5 s after Ctrl-C.
+    """
+    try:
+        session.run("python", "-m", "suite", *arguments, interrupt_timeout=60, terminate_timeout=30)
+    except CommandFailed as error:
+        code = getattr(error, "return_code", None)  # older releases of nox do not tell
+        if code is None:
+            raise
+        sys.exit(code)
+
+
 @nox.session
 def reproduce(session: nox.Session) -> None:
     """Train a scaled-down published run here, count, and compare with the prediction: nox -s reproduce -- bloom-mini"""
     install(session, "execute")
-    session.run("python", "-m", "suite", "reproduce", *session.posargs)
+    suite(session, "reproduce", *session.posargs)
 
 
 @nox.session
 def predict(session: nox.Session) -> None:
     """Say what arithmetic says of a run, beside what was published: nox -s predict -- bloom-176b"""
     install(session)
-    session.run("python", "-m", "suite", "predict", *session.posargs)
+    suite(session, "predict", *session.posargs)
 
 
 @nox.session
@@ -80,4 +97,4 @@ def endurance(session: nox.Session) -> None:
     """Reproduce bloom-mini 50 times in a row; every launch must end cleanly (about 9 minutes on 2 cores)."""
     install(session, "execute")
     arguments = session.posargs or ["bloom-mini", "--steps", "5", "--launches", "50"]
-    session.run("python", "-m", "suite", "reproduce", *arguments, "--results", session.create_tmp())
+    suite(session, "reproduce", *arguments, "--results", session.create_tmp())
