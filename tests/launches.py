@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from reference_runs.catalog import reference_run
-from reference_runs.layout import Layout
 from reference_runs.run import Precision
 from suite.compare import Row, Verdict
 from suite.job import Event
@@ -39,16 +38,12 @@ def small_plan(
         name="small",
         architecture=architecture,
         recipe=msgspec.structs.replace(mini.recipe, **(recipe or {})),
-        layout=msgspec.structs.replace(Layout(**_fields(mini.layout)), **(layout or {})),
+        layout=msgspec.structs.replace(mini.layout, **({"accumulation": None} | (layout or {}))),
         device="cpu",
         compiled=compiled,
         steps=STEPS,
         seed=3,
     )
-
-
-def _fields(struct: msgspec.Struct) -> dict[str, Any]:
-    return {field: getattr(struct, field) for field in struct.__struct_fields__}
 
 
 FP32_WITHOUT_DROPOUT: dict[str, Any] = {
