@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-import math
 import tomllib
-import types
 import typing
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,10 +11,19 @@ from typing import Any
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Cluster, Recipe, ReferenceRun, Reported, Software
+from reference_runs.layout import AXES, Layout, Recomputation, Schedule
+from reference_runs.recorded_file import field_types, read_toml, required_text, section_of, shown_path, sources_of
+from reference_runs.run import (
+    Architecture,
+    Cluster,
+    FlopConvention,
+    Measurement,
+    Recipe,
+    ReferenceRun,
+    Reported,
+    Software,
+)
 from reference_runs.sourced import Kind, Sourced
-from reference_runs.units import in_base_unit, units_of
 
 RUNS = Path(__file__).parent / "runs"
 
@@ -40,6 +46,16 @@ def command_name(path: Path) -> str:
 def run_names() -> list[str]:
     """Names of the recorded runs, sorted."""
     return sorted(command_name(path) for path in RUNS.glob("*.toml"))
+
+
+def miniatures() -> dict[str, str]:
+    """Command-line name of each miniature -> name of its recorded run, sorted; reads the head of each file alone."""
+    names: dict[str, str] = {}
+    for path in RUNS.glob("*.toml"):
+        head = path.read_text(encoding="utf-8").partition("\n[")[0]
+        if "miniature" in (keys := tomllib.loads(head)):
+            names[keys["miniature"]] = command_name(path)
+    return dict(sorted(names.items()))
 
 
 def reference_run(name: str, *, also: Iterable[str] = ()) -> ReferenceRun:
@@ -67,162 +83,94 @@ def load(path: Path) -> ReferenceRun:
         InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key, wrong unit, or values that
             contradict each other.
     """
-    where = _shown(path)
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the run file: {error.strerror}", where=where) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"not valid TOML: {error}", where=where) from error
-    known = {"title", "sources", *_SECTIONS}
-    for key in raw:
-        if key not in known:
-            raise InputError(f"unknown key {key!r}", allowed=", ".join(sorted(known)), where=where)
-    title = _required_text(raw, "title", where)
-    sources = raw.get("sources", {})
-    if not isinstance(sources, dict) or not all(isinstance(text, str) for text in sources.values()):
-        raise InputError("sources: expected a table of texts", got=repr(sources), where=where)
+    where = shown_path(path)
+    raw = read_toml(path, what="run", known={"title", "miniature", "sources", "measured", *_SECTIONS})
+    title = required_text(raw, "title", where)
+    miniature = required_text(raw, "miniature", where) if "miniature" in raw else None
+    sources = sources_of(raw, where)
     sections: dict[str, Any] = {}
     facts: dict[str, Sourced] = {}
+    unpublished: tuple[str, ...] = ()
     for name, kind in _SECTIONS.items():
         if name not in raw:
             if name in _OPTIONAL:
                 sections[name] = Reported() if name == "reported" else None
                 continue
-            raise InputError(f"missing section [{name}]", allowed=", ".join(_fields(kind)), where=where)
+            raise InputError(f"missing section [{name}]", allowed=", ".join(field_types(kind)), where=where)
         if not isinstance(raw[name], dict):
             raise InputError(f"{name}: expected a table", got=repr(raw[name]), where=where)
-        sections[name], section_facts = _section(raw[name], kind, name, sources, where)
+        if name == "layout":
+            unpublished = _unpublished(raw[name])
+        sections[name], section_facts = section_of(raw[name], kind, name, sources, where)
         facts |= section_facts
-    run = ReferenceRun(name=command_name(path), title=title, where=where, facts=facts, sources=sources, **sections)
+    measured, measured_facts = _measured(raw.get("measured", []), sources, where)
+    layout = sections.pop("layout")
+    run = ReferenceRun(
+        name=command_name(path),
+        title=title,
+        where=where,
+        miniature=miniature,
+        recorded_layout=None if unpublished else layout,
+        unpublished=unpublished,
+        measured=measured,
+        facts=facts | measured_facts,
+        sources=sources,
+        **sections,
+    )
     _check(run)
     return run
 
 
-def _shown(path: Path) -> str:
-    """The path as error messages print it: relative to the catalog's parent where it lies inside."""
-    try:
-        return str(path.resolve().relative_to(RUNS.parent))
-    except ValueError:
-        return str(path)
+def _unpublished(table: dict[str, Any]) -> tuple[str, ...]:
+    """The entries of [layout] that are recorded as not published."""
+    return tuple(
+        f"layout.{key}"
+        for key, entry in table.items()
+        if isinstance(entry, dict) and entry.get("kind") == Kind.NOT_PUBLISHED.value
+    )
 
 
-def _required_text(raw: dict[str, Any], key: str, where: str) -> str:
-    value = raw.get(key)
-    if not isinstance(value, str) or not value:
-        if value is None:
-            raise InputError(f"missing key {key!r}", where=where)
-        raise InputError(f"{key}: expected a text", got=repr(value), where=where)
-    return value
-
-
-def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
-    return {field.name: field for field in msgspec.structs.fields(kind)}
-
-
-def _section(
-    table: dict[str, Any], kind: type[msgspec.Struct], section: str, sources: dict[str, str], where: str
-) -> tuple[msgspec.Struct, dict[str, Sourced]]:
-    fields = _fields(kind)
-    values: dict[str, Any] = {}
+def _measured(tables: Any, sources: dict[str, str], where: str) -> tuple[tuple[Measurement, ...], dict[str, Sourced]]:
+    """The [[measured]] tables and their facts, numbered from 0."""
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InputError("measured: expected tables [[measured]]", got=repr(tables), where=where)
     facts: dict[str, Sourced] = {}
-    for key, entry in table.items():
-        label = f"{section}.{key}"
-        if key not in fields:
-            raise InputError(f"unknown key {label!r}", allowed=", ".join(fields), where=where)
-        try:
-            fact = msgspec.convert(entry, Sourced)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise InputError(
-                f"{label}: {_reason(error)}",
-                got=repr(entry),
-                allowed="{ value, unit, kind, source } with kind one of " + ", ".join(Kind),
-                where=where,
-            ) from error
-        for source in [fact.source, *(reading.source for reading in fact.readings)]:
-            if source.split()[0].rstrip(",:;") not in sources:
-                raise InputError(
-                    f"{label}: source does not begin with a key of [sources]",
-                    got=repr(source),
-                    allowed=", ".join(sorted(sources)) or "none, as [sources] is empty",
-                    where=where,
-                )
-        facts[label] = fact
-        if fact.kind is not Kind.NOT_PUBLISHED:
-            values[key] = _value(fact, fields[key].type, label, where)
-    for key, field in fields.items():
-        if field.required and key not in values:
-            unpublished = f"{section}.{key}" in facts
-            what = (
-                f"{section}.{key} is needed, but recorded as not published"
-                if unpublished
-                else (f"missing key '{section}.{key}'")
-            )
-            raise InputError(what, where=where)
-    return kind(**values), facts
-
-
-def _reason(error: Exception) -> str:
-    """msgspec's text with its JSON path turned into the file's words."""
-    text = str(error).replace("Object", "the entry")
-    head, _, path = text.partition(" - at `$.")
-    return f"{path.rstrip('`')}: {head}" if path else head
-
-
-def _value(fact: Sourced, annotation: Any, label: str, where: str) -> Any:
-    bare, meta = _bare(annotation)
-    if bare in (int, float):
-        expected = (meta.extra or {}).get("unit", "1") if meta else "1"
-        if isinstance(fact.value, (bool, str)):
-            raise InputError(f"{label}: expected a number", got=repr(fact.value), where=where)
-        if not math.isfinite(typing.cast(float, fact.value)):
-            raise InputError(f"{label}: expected a finite number", got=repr(fact.value), where=where)
-        if fact.unit is None:
-            raise InputError(f"{label}: missing unit", allowed=", ".join(units_of(expected)), where=where)
-        try:
-            value: Any = in_base_unit(typing.cast(float, fact.value), fact.unit, expected)
-        except ValueError as error:
-            raise InputError(f"{label}: {error}", where=where) from error
-        if bare is int and not isinstance(value, int):
-            raise InputError(f"{label}: expected an integer", got=repr(fact.value), where=where)
-    else:
-        if fact.unit is not None:
-            raise InputError(f"{label}: has no unit", got=repr(fact.unit), where=where)
-        value = fact.value
-    try:
-        return msgspec.convert(value, annotation)
-    except msgspec.ValidationError as error:
-        allowed = ", ".join(bare) if isinstance(bare, type) and issubclass(bare, enum.Enum) else None
-        raise InputError(f"{label}: {_reason(error)}", got=repr(fact.value), allowed=allowed, where=where) from error
-
-
-def _bare(annotation: Any) -> tuple[Any, msgspec.Meta | None]:
-    """The plain type and msgspec's constraints of an annotation such as `Annotated[int, Meta(ge=1)] | None`."""
-    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
-        annotation = next(option for option in typing.get_args(annotation) if option is not type(None))
-    if typing.get_origin(annotation) is typing.Annotated:
-        bare, meta = typing.get_args(annotation)[:2]
-        return bare, meta
-    return annotation, None
+    measured: list[Measurement] = []
+    for place, table in enumerate(tables):
+        record, section_facts = section_of(table, Measurement, f"measured.{place}", sources, where)
+        measured.append(typing.cast(Measurement, record))
+        facts |= section_facts
+    return tuple(measured), facts
 
 
 def _check(run: ReferenceRun) -> None:
     """Refuse records whose values contradict each other."""
     run.architecture.check(run.where)
-    layout, recipe = run.layout, run.recipe
-    axes = f"{layout.data_parallel} (dp) * {layout.tensor_parallel} (tp) * {layout.pipeline_stages} (pp)"
-    if layout.context_parallel > 1:
-        axes += f" * {layout.context_parallel} (cp)"
-    if run.cluster is not None and layout.ranks != run.cluster.accelerators:
-        raise InputError(
-            f"layout: {axes} = {layout.ranks} accelerators, but cluster.accelerators = {run.cluster.accelerators}",
-            where=run.where,
-        )
+    recipe = run.recipe
     if recipe.warmup > recipe.decay:
         raise InputError(
             "recipe.warmup is longer than recipe.decay",
             got=f"{recipe.warmup} samples",
             allowed=f"at most {recipe.decay} samples",
+            where=run.where,
+        )
+    reported = run.reported
+    rates = (reported.hardware_flop_per_second, reported.model_flop_per_second, reported.mfu, reported.hfu)
+    if reported.flop_convention is None and any(rate is not None for rate in rates):
+        raise InputError(
+            "reported.flop_convention is missing: a published flop rate, MFU or HFU needs it",
+            allowed=", ".join(FlopConvention),
+            where=run.where,
+        )
+    if run.recorded_layout is None:
+        return
+    layout = run.recorded_layout
+    axes = f"{layout.data_parallel} (dp) * {layout.tensor_parallel} (tp) * {layout.pipeline_stages} (pp)"
+    if layout.context_parallel > 1:
+        axes += f" * {layout.context_parallel} (cp)"
+    if run.cluster is not None and run.cluster.accelerators not in (None, layout.ranks):
+        raise InputError(
+            f"layout: {axes} = {layout.ranks} accelerators, but cluster.accelerators = {run.cluster.accelerators}",
             where=run.where,
         )
     check_layout(run.architecture, recipe, layout, run.where)
@@ -232,15 +180,23 @@ def check_layout(architecture: Architecture, recipe: Recipe, layout: Layout, whe
     """Refuse a layout that the architecture and the batch cannot be divided by.
 
     Raises:
-        InputError: tensor parallelism does not divide the heads, more pipeline stages than layers, or a global batch
-            that is not data_parallel * micro_batch * accumulation.
+        InputError: tensor parallelism does not divide heads, key-value heads, feed-forward width or vocabulary; more
+            pipeline stages than layers; interleaving that does not divide the layers or the micro-batches; context
+            parallelism that does not divide the sequence; an order of axes that is none; or a global batch that is not
+            data_parallel * micro_batch * accumulation.
     """
-    if architecture.heads % layout.tensor_parallel:
-        raise InputError(
-            f"layout.tensor_parallel does not divide architecture.heads = {architecture.heads}",
-            got=layout.tensor_parallel,
-            where=where,
-        )
+    divided = {
+        "tensor_parallel": ("heads", "kv_heads", "ffn_hidden", "padded_vocabulary"),
+        "context_parallel": ("sequence",),
+    }
+    for axis, names in divided.items():
+        for name in names:
+            if getattr(architecture, name) % getattr(layout, axis):
+                raise InputError(
+                    f"layout.{axis} does not divide architecture.{name} = {getattr(architecture, name)}",
+                    got=getattr(layout, axis),
+                    where=where,
+                )
     if layout.pipeline_stages * layout.virtual_stages > architecture.layers:
         raise InputError(
             "layout: more pipeline stages than layers",
@@ -248,31 +204,81 @@ def check_layout(architecture: Architecture, recipe: Recipe, layout: Layout, whe
             allowed=f"at most architecture.layers = {architecture.layers}",
             where=where,
         )
-    slice_samples = layout.data_parallel * recipe.micro_batch
+    if sorted(layout.rank_order.split("-")) != sorted(AXES):
+        raise InputError(
+            "layout.rank_order", got=repr(layout.rank_order), allowed=f"{'-'.join(AXES)} in any order", where=where
+        )
+    if layout.checkpoint_layers > 1 and layout.recomputation is not Recomputation.FULL:
+        raise InputError(
+            "layout.checkpoint_layers belongs to recompute-full",
+            got=f"every{layout.checkpoint_layers} with recompute-{layout.recomputation.value}",
+            where=where,
+        )
+    if layout.sequence_parallel and layout.tensor_parallel > 1 and architecture.sequence % layout.tensor_parallel:
+        raise InputError(
+            f"layout: sequence parallelism needs tensor_parallel to divide architecture.sequence = "
+            f"{architecture.sequence}",
+            got=f"tp{layout.tensor_parallel},sp",
+            where=where,
+        )
+    _check_batch(recipe, layout, where)
+    if layout.virtual_stages > 1:
+        stages = layout.pipeline_stages * layout.virtual_stages
+        if layout.pipeline_stages == 1 or layout.schedule is not Schedule.ONE_F_ONE_B:
+            raise InputError(
+                "layout: interleaving needs pipeline stages and the schedule 1f1b",
+                got=f"interleave{layout.virtual_stages} with pp{layout.pipeline_stages},{layout.schedule.value}",
+                where=where,
+            )
+        if architecture.layers % stages:
+            raise InputError(
+                f"layout: {layout.pipeline_stages} (pp) * {layout.virtual_stages} (interleave) = {stages} does not "
+                f"divide architecture.layers = {architecture.layers}",
+                where=where,
+            )
+        if accumulation(recipe, layout) % layout.pipeline_stages:
+            raise InputError(
+                f"layout: interleaving needs a multiple of {layout.pipeline_stages} (pp) micro-batches",
+                got=accumulation(recipe, layout),
+                where=where,
+            )
+
+
+def _check_batch(recipe: Recipe, layout: Layout, where: str) -> None:
+    slice_samples = layout.data_parallel * layout.micro_batch
     if layout.accumulation is None:
+        if slice_samples > recipe.global_batch:
+            raise InputError(
+                f"layout: {layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch) = {slice_samples} samples "
+                f"are more than the global batch of {recipe.global_batch}",
+                where=where,
+            )
         if recipe.global_batch % slice_samples:
             raise InputError(
-                f"layout: {layout.data_parallel} (dp) * {recipe.micro_batch} (micro-batch) does not divide the global "
+                f"layout: {layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch) does not divide the global "
                 f"batch of {recipe.global_batch} samples",
                 got=f"dp{layout.data_parallel}",
-                allowed="dp " + ", ".join(str(n) for n in _divisors(recipe.global_batch // recipe.micro_batch)),
+                allowed=_dividing(recipe.global_batch, layout.micro_batch),
                 where=where,
             )
     elif slice_samples * layout.accumulation != recipe.global_batch:
         raise InputError(
-            f"layout: {layout.data_parallel} (dp) * {recipe.micro_batch} (micro-batch) * {layout.accumulation} "
+            f"layout: {layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch) * {layout.accumulation} "
             f"(accumulate) = {slice_samples * layout.accumulation} samples, but the global batch is "
             f"{recipe.global_batch}",
             where=where,
         )
 
 
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+def _dividing(global_batch: int, micro_batch: int) -> str:
+    if global_batch % micro_batch:
+        return "a micro-batch that divides it"
+    slices = global_batch // micro_batch
+    return "dp " + ", ".join(str(n) for n in range(1, slices + 1) if slices % n == 0)
 
 
 def accumulation(recipe: Recipe, layout: Layout) -> int:
     """Micro-batches that each rank computes in a step: global batch / (data_parallel * micro-batch)."""
     if layout.accumulation is not None:
         return layout.accumulation
-    return recipe.global_batch // (layout.data_parallel * recipe.micro_batch)
+    return recipe.global_batch // (layout.data_parallel * layout.micro_batch)

@@ -14,28 +14,80 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Schedule(enum.StrEnum):
-    """Order of micro-batches over pipeline stages."""
+    """Order of micro-batches over pipeline stages.
+
+    gpipe: all forward passes of a step, then all backward passes.
+    1f1b: PipeDream-Flush: a stage alternates as soon as it can; interleaved where a rank has several virtual stages.
+    pipedream: 1F1B without flush; a stage keeps the weight version of every micro-batch in flight (weight stashing).
+    pipedream-vertical-sync: as pipedream, and all stages use the version that the first one used.
+    pipedream-2bw: without flush, gradients of a step's micro-batches accumulated: two weight versions suffice.
+    """
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
+    PIPEDREAM = "pipedream"
+    PIPEDREAM_VERTICAL_SYNC = "pipedream-vertical-sync"
+    PIPEDREAM_2BW = "pipedream-2bw"
 
 
 class Recomputation(enum.StrEnum):
-    """Which activations are computed again in the backward pass."""
+    """Which activations are computed again in the backward pass.
+
+    none: all are kept.
+    selective: attention scores and what follows from them, up to the product with the values.
+    full: all within a group of `checkpoint_layers` layers, whose input is kept.
+    from-input: only the stage's input is kept; each layer's backward pass starts again from there.
+    """
 
     NONE = "none"
     SELECTIVE = "selective"
     FULL = "full"
+    FROM_INPUT = "from-input"
+
+
+class StageAssignment(enum.StrEnum):
+    """How layers are dealt to pipeline stages; earlier stages take the remainder.
+
+    layers: layers evenly; embedding and head come on top of the first and last stage.
+    layers-and-tables: embedding and head count as a layer each (BLOOM, GLM).
+    """
+
+    LAYERS = "layers"
+    LAYERS_AND_TABLES = "layers-and-tables"
+
+
+class Offload(enum.StrEnum):
+    """What is kept in the host's memory.
+
+    none: nothing.
+    optimizer: master weights, moments and the sharded gradients (ZeRO-Offload).
+    state: weights too, copied in for each use (FullyShardedDataParallel's CPU offload, ZeRO-Infinity).
+    """
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    STATE = "state"
+
+
+AXES = ("tp", "cp", "dp", "pp")
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parallel axes and what goes with them.
 
     Args:
+        micro_batch: samples of one forward and backward pass of a model replica.
         accumulation: micro-batches a rank and step; None: global batch / (data_parallel * micro-batch).
         bucket_bytes: gradient bytes that one data-parallel all-reduce waits for.
+        rank_order: the axes joined by hyphens, the one whose neighbours have consecutive ranks first.
+        reshard_after_forward: with ZeRO-3, whether gathered weights are dropped between forward and backward pass.
+        checkpoint_layers: layers of one group of full recomputation.
+        partitioned_checkpoints: each tensor-parallel rank keeps its share of the groups' inputs.
+        fused_attention: scores are never stored (FlashAttention).
+        scatter_gather: tensor-parallel ranks send a share each to the next stage, which gathers them.
     """
 
+    micro_batch: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "sample"})] = 1
     data_parallel: Count = 1
     tensor_parallel: Count = 1
     pipeline_stages: Count = 1
@@ -47,6 +99,14 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recomputation: Recomputation = Recomputation.NONE
     accumulation: Count | None = None
     bucket_bytes: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "byte"})] = 25 * 2**20
+    rank_order: str = "tp-cp-dp-pp"
+    stage_assignment: StageAssignment = StageAssignment.LAYERS
+    reshard_after_forward: bool = True
+    checkpoint_layers: Count = 1
+    partitioned_checkpoints: bool = False
+    fused_attention: bool = False
+    scatter_gather: bool = False
+    offload: Offload = Offload.NONE
 
     @property
     def ranks(self) -> int:
@@ -55,8 +115,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 _GRAMMAR = (
-    "dpN, tpN, ppN, cpN, sp, zero0/1/2/3, interleaveN, gpipe/1f1b, recompute-none/selective/full, "
-    "accumulateN, bucketN (MB), separated by commas"
+    "dpN, tpN, ppN, cpN, sp, zero0/1/2/3, interleaveN, " + "/".join(Schedule) + ", "
+    "recompute-" + "/".join(Recomputation) + ", everyN (layers), microN, accumulateN, bucketN (MB), separated by commas"
 )
 _COUNTS = {
     "dp": "data_parallel",
@@ -65,6 +125,8 @@ _COUNTS = {
     "cp": "context_parallel",
     "interleave": "virtual_stages",
     "accumulate": "accumulation",
+    "micro": "micro_batch",
+    "every": "checkpoint_layers",
 }
 
 
@@ -80,7 +142,7 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
     changes |= {"sequence_parallel": False, "virtual_stages": 1, "accumulation": None}
     seen: set[str] = set()
     for word in text.split(","):
-        match = re.fullmatch(r"(dp|tp|pp|cp|interleave|accumulate|bucket|zero)(\d+)", word.strip())
+        match = re.fullmatch(r"(dp|tp|pp|cp|interleave|accumulate|micro|every|bucket|zero)(\d+)", word.strip())
         if match:
             name, number = match.group(1), int(match.group(2))
             if name == "zero" and number <= 3:
@@ -121,6 +183,10 @@ def layout_text(layout: Layout) -> str:
     if layout.pipeline_stages > 1:
         words.append(layout.schedule.value)
     words.append(f"recompute-{layout.recomputation.value}")
+    if layout.checkpoint_layers > 1:
+        words.append(f"every{layout.checkpoint_layers}")
+    if layout.micro_batch > 1:
+        words.append(f"micro{layout.micro_batch}")
     if layout.accumulation is not None:
         words.append(f"accumulate{layout.accumulation}")
     if layout.bucket_bytes != default.bucket_bytes and layout.bucket_bytes % 10**6 == 0:

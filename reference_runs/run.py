@@ -17,19 +17,31 @@ class Position(enum.StrEnum):
 
     ALIBI = "alibi"
     LEARNED = "learned"
+    ROTARY = "rotary"
 
 
 class Norm(enum.StrEnum):
-    """Normalisation and its place in a block."""
+    """Normalisation and its place in a block. Deep-norm is post-norm: LayerNorm(sqrt(2 L) x + f(x)) with L layers."""
 
     PRE_LAYER_NORM = "pre-layer-norm"
+    PRE_RMS_NORM = "pre-rms-norm"
+    DEEP_NORM = "deep-norm"
 
 
 class Activation(enum.StrEnum):
-    """Non-linearity of the feed-forward part."""
+    """Non-linearity of the feed-forward part. Gated ones multiply the activated half of a twice as wide expansion."""
 
+    GELU = "gelu"
     GELU_TANH = "gelu-tanh"
+    FAST_GELU = "fast-gelu"
     RELU = "relu"
+    GEGLU = "geglu"
+    SWIGLU = "swiglu"
+
+    @property
+    def gated(self) -> bool:
+        """Whether there are two expansions, one of which gates the other."""
+        return self in (Activation.GEGLU, Activation.SWIGLU)
 
 
 class Residual(enum.StrEnum):
@@ -40,31 +52,41 @@ class Residual(enum.StrEnum):
 
 
 class Mask(enum.StrEnum):
-    """Which positions a position attends to."""
+    """Which positions a position attends to: earlier ones; with a prefix also all of the uncorrupted part."""
 
     CAUSAL = "causal"
+    PREFIX = "prefix"
 
 
 class Objective(enum.StrEnum):
     """What the model learns to predict."""
 
     CAUSAL_LM = "causal-lm"
+    BLANK_INFILLING = "blank-infilling"
 
 
 class Precision(enum.StrEnum):
-    """What weights, gradients and optimizer state are kept in.
+    """What weights, gradients and optimizer state are kept in; bytes a parameter on one rank without sharding.
 
-    fp32: everything in fp32.
-    bf16: weights and arithmetic in bf16, gradients accumulated and reduced in fp32, fp32 master weights and moments.
+    fp32 (16): everything in fp32: weights 4, gradients 4, moments 8.
+    bf16 (18): weights and arithmetic in bf16, gradients accumulated and reduced in fp32, fp32 master weights and
+        moments: 2 + 4 + 4 + 8.
+    fp16 (16): weights and gradients in fp16, fp32 master weights and moments: 2 + 2 + 4 + 8.
+    fp16-gradient-copy (20): as fp16, and the optimizer keeps a copy of the gradients in fp32: 2 + 2 + 4 + 4 + 8.
+    fp16-no-master (12): as fp16, the update widens the fp16 weights in passing: 2 + 2 + 8.
     """
 
     FP32 = "fp32"
     BF16 = "bf16"
+    FP16 = "fp16"
+    FP16_GRADIENT_COPY = "fp16-gradient-copy"
+    FP16_NO_MASTER = "fp16-no-master"
 
 
 class Optimizer(enum.StrEnum):
     """Update rule."""
 
+    ADAM = "adam"
     ADAMW = "adamw"
 
 
@@ -72,6 +94,16 @@ class LearningRateDecay(enum.StrEnum):
     """Shape of the learning rate after its linear warm-up."""
 
     COSINE = "cosine"
+    LINEAR = "linear"
+
+
+class FlopConvention(enum.StrEnum):
+    """What a published flop rate, MFU or HFU counts (formulas in `suite.predict.flop`)."""
+
+    MEGATRON_RECOMPUTED = "megatron-eq3-recomputed"
+    MEGATRON_MODEL = "megatron-eq3-model"
+    SIX_N = "6N"
+    PALM = "palm"
 
 
 Count = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "1"})]
@@ -87,7 +119,14 @@ FlopPerSecond = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "flop/s"})]
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model's shape. `padded_vocabulary` rows are stored and computed; `vocabulary` tokens exist."""
+    """The model's shape. `padded_vocabulary` rows are stored and computed; `vocabulary` tokens exist.
+
+    Args:
+        ffn_hidden: width behind the activation; a gated one has two expansions of that width.
+        extra_positions: rows of the learned position table beyond `sequence` (2 in fairseq's and OPT's).
+        rotary_dim: leading dimensions of a head that are rotated, where positions are rotary.
+        top_query_layer: the last layer's queries come from a second learned position table (CodeGeeX, PanGu-alpha).
+    """
 
     layers: Count
     hidden: Count
@@ -107,12 +146,17 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mask: Mask
     biases: bool
     tied_embeddings: bool
+    extra_positions: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})] = 0
+    rotary_dim: Count | None = None
+    rotary_base: Positive | None = None
+    top_query_layer: bool = False
 
     def check(self, where: str) -> None:
         """Refuse shapes that contradict themselves.
 
         Raises:
-            InputError: heads * head_dim is not hidden, kv_heads does not divide heads, or the padding is negative.
+            InputError: heads * head_dim is not hidden, kv_heads does not divide heads, the rotated part is no even part
+                of a head, or the padding is negative.
         """
         if self.heads * self.head_dim != self.hidden:
             raise InputError(
@@ -120,11 +164,21 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"but hidden = {self.hidden}",
                 where=where,
             )
-        if self.kv_heads != self.heads:
+        if self.heads % self.kv_heads:
             raise InputError(
-                "architecture.kv_heads: grouped-query attention is not described yet",
-                got=self.kv_heads,
-                allowed=f"heads = {self.heads}",
+                f"architecture.kv_heads does not divide heads = {self.heads}", got=self.kv_heads, where=where
+            )
+        if (self.rotary_dim is not None) != (self.position is Position.ROTARY):
+            raise InputError(
+                "architecture.rotary_dim belongs to rotary positions, and they need it",
+                got=f"{self.rotary_dim} with position {self.position.value!r}",
+                where=where,
+            )
+        if self.rotary_dim is not None and (self.rotary_dim > self.head_dim or self.rotary_dim % 2):
+            raise InputError(
+                "architecture.rotary_dim",
+                got=self.rotary_dim,
+                allowed=f"an even number up to head_dim = {self.head_dim}",
                 where=where,
             )
         if self.padded_vocabulary < self.vocabulary:
@@ -141,7 +195,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     objective: Objective
     global_batch: Samples
-    micro_batch: Samples
     batch_rampup_start: Samples | None = None
     batch_rampup_increment: Samples | None = None
     batch_rampup_samples: Samples | None = None
@@ -164,14 +217,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     embedding_dropout: Fraction
     hidden_dropout: Fraction
     attention_dropout: Fraction
+    initial_loss_scale: Positive | None = None
+    loss_scale_window: Count | None = None
+    embedding_gradient_shrink: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})] | None = None
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the run stood on."""
 
     accelerator: str
-    accelerators: Count
-    accelerators_per_node: Count
+    accelerators: Count | None = None
+    accelerators_per_node: Count | None = None
     node_link: str | None = None
     network_interfaces_per_node: Count | None = None
     network_interface_bandwidth: BytesPerSecond | None = None
@@ -189,32 +245,78 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was published of the outcome. Rates are per accelerator unless said otherwise."""
+    """What was published of the outcome. Rates are per accelerator unless said otherwise.
+
+    Args:
+        flop_convention: what the published flop rate, MFU and HFU count; needed where one of them is published.
+        total_flop: of the whole training.
+    """
 
     parameters: Count | None = None
     step_seconds: Seconds | None = None
+    flop_convention: FlopConvention | None = None
     hardware_flop_per_second: FlopPerSecond | None = None
+    model_flop_per_second: FlopPerSecond | None = None
     samples_per_second: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "sample/s"})] | None = None
     tokens_per_second: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "token/s"})] | None = None
     mfu: Fraction | None = None
     hfu: Fraction | None = None
     peak_bytes: Bytes | None = None
+    total_flop: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "flop"})] | None = None
     checkpoint_seconds: Seconds | None = None
     accelerator_seconds: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "accelerator s"})] | None = None
     duration: Seconds | None = None
 
 
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One published measurement of the run: what differed from the recorded layout and batch, and what came out."""
+
+    accelerators: Count
+    data_parallel: Count
+    global_batch: Samples
+    micro_batch: Samples | None = None
+    tensor_parallel: Count | None = None
+    pipeline_stages: Count | None = None
+    virtual_stages: Count | None = None
+    step_seconds: Seconds | None = None
+    hardware_flop_per_second: FlopPerSecond | None = None
+
+
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded run: values for the formulas, and every value's facts (unit, kind, source) under `section.key`."""
+    """One recorded run: values for the formulas, and every value's facts (unit, kind, source) under `section.key`.
+
+    Args:
+        miniature: the command-line name of its executable miniature, where it has one.
+        recorded_layout: None where an axis or the micro-batch is recorded as not published, named in `unpublished`.
+        measured: published measurements, each with its source in `facts` under `measured.N.key`.
+    """
 
     name: str
     title: str
     where: str
+    miniature: str | None
     architecture: Architecture
     recipe: Recipe
-    layout: Layout
+    recorded_layout: Layout | None = msgspec.field(name="layout")
+    unpublished: tuple[str, ...]
     cluster: Cluster | None
     software: Software | None
     reported: Reported
+    measured: tuple[Measurement, ...]
     facts: dict[str, Sourced]
     sources: dict[str, str]
+
+    @property
+    def layout(self) -> Layout:
+        """The recorded layout.
+
+        Raises:
+            InputError: a fact that it needs is recorded as not published; the line names it.
+        """
+        if self.recorded_layout is None:
+            raise InputError(
+                f"{', '.join(self.unpublished)}: needed, but recorded as not published",
+                allowed="a layout of your own with --layout",
+                where=self.where,
+            )
+        return self.recorded_layout

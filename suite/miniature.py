@@ -8,10 +8,8 @@ from typing import Annotated
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout
+from reference_runs.layout import Layout, StageAssignment
 from reference_runs.run import Architecture, Recipe, ReferenceRun
-
-SUFFIX = "-mini"
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +80,6 @@ class Miniature(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[Difference, ...]
 
 
-def miniature_names(run_names: list[str]) -> dict[str, str]:
-    """Command-line name of each miniature -> name of its recorded run: the run's name without its size."""
-    return {name.rsplit("-", 1)[0] + SUFFIX: name for name in run_names}
-
-
 def power_of_two_near(ratio: float) -> int:
     """The power of two whose logarithm is nearest to that of `ratio`, at least 1."""
     return 1 << max(0, round(math.log2(ratio)))
@@ -113,7 +106,7 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
         hidden=hidden,
         heads=hidden // head_dim,
         head_dim=head_dim,
-        kv_heads=hidden // head_dim,
+        kv_heads=max(1, hidden // head_dim * architecture.kv_heads // architecture.heads),
         ffn_hidden=architecture.ffn_hidden // w,
         vocabulary=min(padded, round(architecture.vocabulary / w)),
         padded_vocabulary=padded,
@@ -126,17 +119,18 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
     """The miniature of `run` for a device kind ("cpu" or "cuda"), `ranks` processes and `steps` steps.
 
     Raises:
-        InputError: a shape that the rule cannot divide.
+        InputError: a run without a miniature, or a shape that the rule cannot divide.
     """
+    if run.miniature is None:
+        raise InputError(f"{run.name} has no miniature", where=run.where)
     scale = SCALES[scale_name]
     architecture, w = scaled_architecture(run.architecture, scale)
     architecture.check(f"{run.where} at scale {scale_name}")
     recipe, layout = run.recipe, run.layout
-    micro_batch = recipe.micro_batch * scale.micro_batch
+    micro_batch = layout.micro_batch * scale.micro_batch
     global_batch = micro_batch * scale.global_batch
     small_recipe = msgspec.structs.replace(
         recipe,
-        micro_batch=micro_batch,
         global_batch=global_batch,
         batch_rampup_start=None,
         batch_rampup_increment=None,
@@ -150,19 +144,21 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
     )
     small_layout = msgspec.structs.replace(
         layout,
+        micro_batch=micro_batch,
         data_parallel=ranks,
         tensor_parallel=1,
         pipeline_stages=1,
         context_parallel=1,
         virtual_stages=1,
         sequence_parallel=False,
+        stage_assignment=StageAssignment.LAYERS,
         accumulation=scale.global_batch // ranks if scale.global_batch % ranks == 0 else None,
         bucket_bytes=scale.bucket_bytes,
     )
     small: dict[str, msgspec.Struct] = {"architecture": architecture, "recipe": small_recipe, "layout": small_layout}
     kept, scaled = _differences(run, small, w, scale)
     return Miniature(
-        name=run.name.rsplit("-", 1)[0] + SUFFIX,
+        name=run.miniature,
         run=run.name,
         scale=scale_name,
         architecture=architecture,
@@ -185,10 +181,10 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "architecture.padded_vocabulary": f"/ {w}, as hidden, up to a multiple of 8",
         "architecture.head_dim": f"/ {scale.head_dim}",
         "architecture.heads": "hidden / head_dim",
-        "architecture.kv_heads": "as heads",
+        "architecture.kv_heads": "the recorded share of heads",
         "architecture.layers": f"fill up {scale.parameters:,} parameters",
         "architecture.sequence": f"/ {scale.sequence}",
-        "recipe.micro_batch": f"* {scale.micro_batch}",
+        "layout.micro_batch": f"* {scale.micro_batch}",
         "recipe.global_batch": per_batch,
         "recipe.batch_rampup_start": "no ramp-up: one batch size",
         "recipe.batch_rampup_increment": "no ramp-up: one batch size",
@@ -205,6 +201,7 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "layout.context_parallel": one_axis,
         "layout.virtual_stages": one_axis,
         "layout.sequence_parallel": one_axis,
+        "layout.stage_assignment": one_axis,
         "layout.accumulation": "global batch / (ranks * micro-batch)",
         "layout.bucket_bytes": "several messages a step, as in the record",
     }

@@ -196,7 +196,7 @@ def policy(job: Job) -> dict[str, str]:
         "deterministic": str(job.device == "cpu"),
         "threads": str(job.threads),
         "global_batch": str(recipe.global_batch),
-        "micro_batch": str(recipe.micro_batch),
+        "micro_batch": str(job.layout.micro_batch),
         "architecture": _digest(job.architecture),
         "recipe": _digest(recipe),
     }

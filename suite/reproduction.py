@@ -9,10 +9,21 @@ from pathlib import Path
 
 import msgspec
 
-from reference_runs.catalog import check_layout, reference_run, run_names
+from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Recomputation, parse_layout
-from reference_runs.run import Architecture, Recipe
+from reference_runs.layout import Layout, Offload, Recomputation, Schedule, parse_layout
+from reference_runs.run import (
+    Activation,
+    Architecture,
+    LearningRateDecay,
+    Mask,
+    Norm,
+    Objective,
+    Optimizer,
+    Position,
+    Precision,
+    Recipe,
+)
 from suite import store
 from suite.compare import Row, Verdict, compare, overall
 from suite.corpus import Corpus, tokenised_corpus
@@ -21,7 +32,7 @@ from suite.figures import Figure
 from suite.job import LEAST_STEPS, Event, Failed, Finished, Job, Phase, Status, Step
 from suite.launch import Outcome, launch
 from suite.measured import counted_figures
-from suite.miniature import DEFAULT_STEPS, miniature, miniature_names
+from suite.miniature import DEFAULT_STEPS, miniature
 from suite.predict.prediction import prediction
 from suite.record import SCHEMA, End, RankOutcome, begin_record
 
@@ -92,7 +103,7 @@ def plan(request: Request) -> Plan:
         raise InputError("too many steps", got=request.steps, allowed=f"at most {MOST_STEPS}", where="--steps")
     if not 0 <= request.seed <= MOST_SEED:
         raise InputError("seed out of range", got=request.seed, allowed=f"0 to {MOST_SEED}", where="--seed")
-    minis = miniature_names(run_names())
+    minis = miniatures()
     is_file = request.name.endswith(".toml")
     if not is_file and request.name not in minis:
         raise InputError(
@@ -105,12 +116,13 @@ def plan(request: Request) -> Plan:
         default_ranks = base.ranks
     else:
         small = miniature(run, device, ranks=1, steps=request.steps)
-        slices = small.recipe.global_batch // small.recipe.micro_batch
+        slices = small.recipe.global_batch // small.layout.micro_batch
         default_ranks = max(n for n in range(1, default_ranks + 1) if slices % n == 0)
         name, architecture, recipe, base = small.name, small.architecture, small.recipe, small.layout
     layout = _layout(request, base, default_ranks)
     where = "--layout" if request.layout else run.where if is_file and request.ranks is None else "--ranks"
-    _check_executable(layout, where)
+    _check_executable(architecture, recipe, run.where)
+    _check_executable_layout(layout, where)
     check_layout(architecture, recipe, layout, where)
     if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
         raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
@@ -141,8 +153,40 @@ def _layout(request: Request, base: Layout, default_ranks: int) -> Layout:
     return msgspec.structs.replace(base, data_parallel=ranks, accumulation=None)
 
 
-def _check_executable(layout: Layout, where: str) -> None:
-    """Refuse what this version describes but does not execute."""
+_EXECUTED = {
+    "architecture.position": (Position.ALIBI, Position.LEARNED),
+    "architecture.extra_positions": (0,),
+    "architecture.top_query_layer": (False,),
+    "architecture.norm": (Norm.PRE_LAYER_NORM,),
+    "architecture.activation": (Activation.GELU_TANH, Activation.RELU),
+    "architecture.mask": (Mask.CAUSAL,),
+    "recipe.objective": (Objective.CAUSAL_LM,),
+    "recipe.precision": (Precision.FP32, Precision.BF16),
+    "recipe.optimizer": (Optimizer.ADAMW,),
+    "recipe.learning_rate_decay": (LearningRateDecay.COSINE,),
+    "recipe.embedding_gradient_shrink": (None,),
+}
+
+
+def _check_executable(architecture: Architecture, recipe: Recipe, where: str) -> None:
+    """Refuse an architecture or recipe that this version describes but does not execute."""
+    records = {"architecture": architecture, "recipe": recipe}
+    for key, executed in _EXECUTED.items():
+        section, name = key.split(".")
+        if (value := getattr(records[section], name)) not in executed:
+            allowed = ", ".join(str(choice) for choice in executed)
+            raise InputError(f"this version does not execute that {key}", got=value, allowed=allowed, where=where)
+    if architecture.kv_heads != architecture.heads:
+        raise InputError(
+            "this version does not execute grouped-query attention",
+            got=f"{architecture.kv_heads} architecture.kv_heads",
+            allowed=f"as many as heads, {architecture.heads}",
+            where=where,
+        )
+
+
+def _check_executable_layout(layout: Layout, where: str) -> None:
+    """Refuse a layout that this version describes but does not execute."""
     refused = {
         f"tp{layout.tensor_parallel}": layout.tensor_parallel > 1,
         f"pp{layout.pipeline_stages}": layout.pipeline_stages > 1,
@@ -150,14 +194,18 @@ def _check_executable(layout: Layout, where: str) -> None:
         "sp": layout.sequence_parallel,
         f"zero{layout.zero_stage}": layout.zero_stage > 1,
         f"interleave{layout.virtual_stages}": layout.virtual_stages > 1,
-        "recompute-selective": layout.recomputation is Recomputation.SELECTIVE,
+        f"recompute-{layout.recomputation}": layout.recomputation not in (Recomputation.NONE, Recomputation.FULL),
+        f"every{layout.checkpoint_layers}": layout.checkpoint_layers > 1,
+        layout.schedule.value: layout.schedule not in (Schedule.GPIPE, Schedule.ONE_F_ONE_B),
+        "fused attention": layout.fused_attention,
+        f"offload {layout.offload}": layout.offload is not Offload.NONE,
     }
     for word, is_asked in refused.items():
         if is_asked:
             raise InputError(
                 "this version does not execute that layout",
                 got=word,
-                allowed="dpN, zero0/1, recompute-none/full, accumulateN, bucketN",
+                allowed="dpN, zero0/1, recompute-none/full, microN, accumulateN, bucketN",
                 where=where,
             )
 

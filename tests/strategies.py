@@ -14,6 +14,7 @@ BLOOM = reference_run("bloom-176b")
 
 @st.composite
 def architectures(draw: st.DrawFn) -> Architecture:
+    """Shapes that can be executed here."""
     heads, head_dim = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 3, 4, 8]))
     vocabulary = draw(st.integers(2, 40))
     return Architecture(
@@ -26,15 +27,48 @@ def architectures(draw: st.DrawFn) -> Architecture:
         vocabulary=vocabulary,
         padded_vocabulary=vocabulary + draw(st.integers(0, 7)),
         sequence=draw(st.integers(1, 9)),
-        position=draw(st.sampled_from(Position)),
+        position=draw(st.sampled_from([Position.ALIBI, Position.LEARNED])),
         norm=Norm.PRE_LAYER_NORM,
         norm_epsilon=1e-5,
         embedding_norm=draw(st.booleans()),
-        activation=draw(st.sampled_from(Activation)),
+        activation=draw(st.sampled_from([Activation.GELU_TANH, Activation.RELU])),
         residual=draw(st.sampled_from(Residual)),
         mask=Mask.CAUSAL,
         biases=draw(st.booleans()),
         tied_embeddings=draw(st.booleans()),
+    )
+
+
+@st.composite
+def described_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1) -> Architecture:
+    """Any shape that a run file can describe, divisible by `tensor_parallel`."""
+    t = tensor_parallel
+    kv_heads, group, head_dim = t * draw(st.integers(1, 3)), draw(st.integers(1, 3)), 2 * draw(st.integers(1, 4))
+    heads = kv_heads * group
+    vocabulary = t * draw(st.integers(2, 40))
+    position = draw(st.sampled_from(Position))
+    return Architecture(
+        layers=draw(st.integers(1, 9)),
+        hidden=heads * head_dim,
+        heads=heads,
+        head_dim=head_dim,
+        kv_heads=kv_heads,
+        ffn_hidden=t * draw(st.integers(1, 24)),
+        vocabulary=vocabulary,
+        padded_vocabulary=vocabulary,
+        sequence=t * draw(st.integers(1, 9)),
+        position=position,
+        norm=draw(st.sampled_from(Norm)),
+        norm_epsilon=1e-5,
+        embedding_norm=draw(st.booleans()),
+        activation=draw(st.sampled_from(Activation)),
+        residual=draw(st.sampled_from(Residual)),
+        mask=draw(st.sampled_from(Mask)),
+        biases=draw(st.booleans()),
+        tied_embeddings=draw(st.booleans()),
+        extra_positions=draw(st.integers(0, 2)),
+        rotary_dim=head_dim if position is Position.ROTARY else None,
+        top_query_layer=draw(st.booleans()),
     )
 
 
@@ -45,12 +79,10 @@ def dropouts() -> st.SearchStrategy[float]:
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     """BLOOM's recipe with another batch, precision, decay, dropout and initialisation."""
-    micro_batch = draw(st.integers(1, 3))
     return msgspec.structs.replace(
         BLOOM.recipe,
-        micro_batch=micro_batch,
-        global_batch=micro_batch * draw(st.integers(1, 12)),
-        precision=draw(st.sampled_from(Precision)),
+        global_batch=draw(st.integers(1, 12)),
+        precision=draw(st.sampled_from([Precision.FP32, Precision.BF16])),
         decay_of_vectors=draw(st.booleans()),
         init_std=draw(st.floats(0.01, 0.2)),
         residual_init_scaled=draw(st.booleans()),
@@ -66,6 +98,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     counts = st.integers(1, 64)
     pipeline_stages = draw(counts)
     return Layout(
+        micro_batch=draw(counts),
+        checkpoint_layers=draw(counts),
         data_parallel=draw(counts),
         tensor_parallel=draw(counts),
         pipeline_stages=pipeline_stages,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from reference_runs.catalog import RUNS
+from reference_runs.catalog import RUNS, run_names
 from suite.__main__ import main
 from suite.devices import cuda_devices
 
@@ -98,7 +98,8 @@ def test_an_unknown_run_is_refused_with_the_names_that_exist(reproduce_refused):
 @pytest.mark.parametrize("command", ["show", "predict"])
 def test_an_unknown_run_is_refused_by(command, refused):
     line = refused(command, "nonsense")
-    assert line == "unknown run; got 'nonsense', allowed: bloom-176b, bloom-mini, or a file ending in .toml"
+    names = ", ".join(run_names())
+    assert line == f"unknown run; got 'nonsense', allowed: {names}, bloom-mini, or a file ending in .toml"
 
 
 BROKEN = {
@@ -179,7 +180,7 @@ BROKEN = {
         "warmup = { value = 200000001",
         ["recipe.warmup is longer than recipe.decay; got 200000001 samples, allowed: at most 200000000 samples"],
     ),
-    "grouped-queries": ("kv_heads = { value = 112", "kv_heads = { value = 8", ["kv_heads", "got 8", "heads = 112"]),
+    "grouped-queries": ("kv_heads = { value = 112", "kv_heads = { value = 9", ["kv_heads", "got 9", "heads = 112"]),
     "padding": ("{ value = 250880", "{ value = 250", ["padded_vocabulary", "got 250", "at least vocabulary = 250680"]),
     "batch-and-accumulation": (
         "global_batch = { value = 2048",
@@ -216,6 +217,22 @@ def test_an_unbroken_run_that_is_too_large_a_layout_is_refused_for_that_alone(tm
     path = broken(tmp_path, "", "")
     line = reproduce_refused(str(path))
     assert line.startswith(f"{path}: this version does not execute that layout; got tp4, allowed: dpN, zero0/1")
+
+
+@pytest.mark.parametrize(
+    ("run", "word"),
+    {
+        "opt_175b": "architecture.extra_positions; got 2, allowed: 0",
+        "glm_130b": "architecture.position; got rotary, allowed: alibi, learned",
+        "gpt_neox_20b": "architecture.position; got rotary",
+        "codegeex_13b": "architecture.top_query_layer; got True, allowed: False",
+        "gpt3_175b": "recipe.precision; got fp16, allowed: fp32, bf16",
+    }.items(),
+)
+def test_a_run_that_is_described_but_not_executed_is_refused(run, word, reproduce_refused):
+    path = RUNS / f"{run}.toml"
+    line = reproduce_refused(str(path))
+    assert line.startswith(f"runs/{run}.toml: this version does not execute that {word}")
 
 
 def test_a_missing_run_file_is_refused(tmp_path, reproduce_refused):

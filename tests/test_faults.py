@@ -50,7 +50,8 @@ def run_file(path, **changes):
     """BLOOM's record with the values of TINY and `changes`, without its cluster."""
     values = TINY | changes
     lines = []
-    for line in (RUNS / "bloom_176b.toml").read_text(encoding="utf-8").splitlines():
+    text = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8").partition("[[measured]]")[0]
+    for line in text.splitlines():
         key = line.partition(" =")[0]
         if key in values:
             head, _, tail = line.partition("value = ")

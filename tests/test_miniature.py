@@ -5,15 +5,15 @@ import math
 import msgspec
 import pytest
 
-from reference_runs.catalog import accumulation, check_layout, reference_run, run_names
+from reference_runs.catalog import accumulation, check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.run import ReferenceRun
 from suite import miniature as module
-from suite.miniature import SCALES, Miniature, miniature, miniature_names
+from suite.miniature import SCALES, Miniature, miniature
 from suite.predict.parameters import parameter_count
 from tests.strategies import BLOOM
 
-RUNS = [reference_run(name) for name in run_names()]
+RUNS = [reference_run(name) for name in miniatures().values()]
 CASES = [pytest.param(run, scale, id=f"{run.name}-{scale}") for run in RUNS for scale in SCALES]
 SECTIONS = ("architecture", "recipe", "layout")
 
@@ -91,7 +91,7 @@ def test_blooms_heads_stay_no_power_of_two_so_that_alibi_interpolates(scale: str
 def test_the_global_batch_divides_by_the_ranks(run: ReferenceRun, scale: str, ranks: int) -> None:
     mini = miniature(run, scale, ranks=ranks)
     check_layout(mini.architecture, mini.recipe, mini.layout, "here")
-    share = mini.layout.data_parallel * mini.recipe.micro_batch * accumulation(mini.recipe, mini.layout)
+    share = mini.layout.data_parallel * mini.layout.micro_batch * accumulation(mini.recipe, mini.layout)
     assert mini.layout.ranks == ranks
     assert share == mini.recipe.global_batch
 
@@ -129,6 +129,12 @@ def test_a_change_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         miniature(BLOOM, "cpu", ranks=1)
 
 
-def test_a_miniature_is_named_without_the_size() -> None:
-    assert miniature_names(["bloom-176b"]) == {"bloom-mini": "bloom-176b"}
-    assert miniature(BLOOM, "cpu", ranks=1).name == "bloom-mini"
+def test_a_miniature_has_the_name_that_its_run_gives_it() -> None:
+    for name, run in miniatures().items():
+        assert reference_run(run).miniature == name
+        assert miniature(reference_run(run), "cpu", ranks=1).name == name
+
+
+def test_a_run_without_a_miniature_is_refused() -> None:
+    with pytest.raises(InputError, match="bloom-176b has no miniature"):
+        miniature(msgspec.structs.replace(BLOOM, miniature=None), "cpu", ranks=1)

@@ -55,7 +55,7 @@ def test_bloom_mini_equals_its_prediction_exactly(ranks: int, tmp_path: Path) ->
         ({}, {"recomputation": Recomputation.NONE, "bucket_bytes": 100_000}),
         (FP32_WITHOUT_DROPOUT, {}),
         (FP32_WITHOUT_DROPOUT, {"zero_stage": 0, "recomputation": Recomputation.NONE}),
-        ({"decay_of_vectors": True, "micro_batch": 1}, {}),
+        ({"decay_of_vectors": True}, {"micro_batch": 1}),
     ],
     ids=["zero-0", "small-buckets", "fp32-no-dropout", "fp32-plain", "one-group"],
 )

@@ -8,11 +8,11 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from reference_runs.catalog import reference_run, run_names
+from reference_runs.catalog import miniatures, reference_run
 from reference_runs.run import ReferenceRun
 from suite.compare import Row, compare, overall
 from suite.figures import Figure, Quantity
-from suite.miniature import miniature, miniature_names
+from suite.miniature import miniature
 from suite.predict.prediction import describes_ranks, prediction
 from suite.report.tables import console, print_comparison
 
@@ -39,7 +39,7 @@ def predict(
 
 
 def _rows(name: str) -> tuple[list[Row], str]:
-    minis = miniature_names(run_names())
+    minis = miniatures()
     published: list[Figure] = []
     if name in minis:
         small = miniature(reference_run(minis[name]), "cpu", ranks=2)

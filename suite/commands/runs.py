@@ -7,9 +7,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from reference_runs.catalog import reference_run, run_names
+from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.units import printed
-from suite.miniature import miniature_names
 from suite.predict.parameters import parameter_count
 from suite.report.tables import console, plain_table
 
@@ -19,7 +18,7 @@ def runs(json: Annotated[bool, typer.Option("--json", help="One JSON object a li
 
     Example: python -m suite runs
     """
-    minis = {run: mini for mini, run in miniature_names(run_names()).items()}
+    minis = {run: mini for mini, run in miniatures().items()}
     listed = [reference_run(name) for name in run_names()]
     if json:
         for run in listed:
@@ -27,9 +26,9 @@ def runs(json: Annotated[bool, typer.Option("--json", help="One JSON object a li
                 "run": run.name,
                 "title": run.title,
                 "parameters": parameter_count(run.architecture),
-                "reproduce": minis[run.name],
+                "reproduce": minis.get(run.name),
             }
             print(msgspec.json.encode(entry).decode())
         return
-    rows = [[r.name, r.title, printed(parameter_count(r.architecture), "1"), minis[r.name]] for r in listed]
+    rows = [[r.name, r.title, printed(parameter_count(r.architecture), "1"), minis.get(r.name, "-")] for r in listed]
     console().print(plain_table(["run", "title", "parameters", "reproduce with"], rows))

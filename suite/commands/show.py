@@ -8,12 +8,12 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from reference_runs.catalog import reference_run, run_names
+from reference_runs.catalog import miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced
 from reference_runs.units import printed
-from suite.miniature import SCALES, Difference, Miniature, miniature, miniature_names
+from suite.miniature import SCALES, Difference, Miniature, miniature
 from suite.predict.parameters import parameter_count
 from suite.report.tables import console, plain_table
 
@@ -27,7 +27,7 @@ def show(
 
     Examples: python -m suite show bloom-176b; python -m suite show bloom-mini --scale cuda
     """
-    minis = miniature_names(run_names())
+    minis = miniatures()
     if scale not in SCALES:
         raise InputError("unknown scale", got=repr(scale), allowed=", ".join(SCALES), where="--scale")
     if run in minis:

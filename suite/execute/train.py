@@ -134,14 +134,14 @@ def _counted_model_flop(steps: _Steps, training: Training) -> int:
     with _eagerly(flop):
         steps.sample_loss(samples=1).backward()
     training.decoder.recompute = recompute
-    return int(flop.get_total_flops()) * steps.micro_batches * steps.job.recipe.micro_batch
+    return int(flop.get_total_flops()) * steps.micro_batches * steps.job.layout.micro_batch
 
 
 def _counted_activation_bytes(steps: _Steps, training: Training) -> int:
     """Bytes that autograd keeps for the backward pass of one micro-batch, executed eagerly."""
     kept = KeptForBackward([*(group.flat for group in training.groups), *training.leaves])
     with _eagerly(kept.hooks()):
-        steps.sample_loss(samples=steps.job.recipe.micro_batch)
+        steps.sample_loss(samples=steps.job.layout.micro_batch)
     return kept.bytes()
 
 
@@ -200,14 +200,14 @@ class _Steps:
         return nullcontext()
 
     def _micro_batch(self, step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
-        recipe = self.job.recipe
+        samples = self.job.layout.micro_batch
         first = first_sample(
             step,
             micro_batch,
             rank=self.rank,
             per_rank=self.micro_batches,
-            samples=recipe.micro_batch,
-            global_batch=recipe.global_batch,
+            samples=samples,
+            global_batch=self.job.recipe.global_batch,
         )
-        tokens, targets = self.stream.micro_batch(first, recipe.micro_batch)
+        tokens, targets = self.stream.micro_batch(first, samples)
         return tokens.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)

@@ -1,36 +1,49 @@
-"""Floating-point operations of one training step."""
+"""Floating-point operations of one training step: by part, by recomputation, and under every named convention."""
 
 from __future__ import annotations
 
-from reference_runs.layout import Recomputation
-from reference_runs.run import Architecture
+from reference_runs.layout import Layout, Recomputation, StageAssignment
+from reference_runs.run import Architecture, FlopConvention
+from suite.predict.elementwise import ceil_division
+from suite.predict.parameters import parameter_count
 
 
-def forward_flop(architecture: Architecture, *, samples: int) -> dict[str, int]:
-    """Flop of matrix products in the forward pass of `samples` sequences, by part.
+def layer_forward_flop(architecture: Architecture, *, samples: int) -> dict[str, int]:
+    """Flop of matrix products in the forward pass of `samples` sequences through one layer, by part.
 
-    A product of M x K by K x N is 2 M N K flop. With T = samples * s tokens:
-        query, key, value     6 T h^2
+    A product of M x K by K x N is 2 M N K flop. With T = samples * s tokens, k key-value heads of size d, g = 2 for a
+    gated activation and 1 otherwise:
+        query, key, value     2 T h (h + 2 k d)
         attention scores      2 T s h   (the full square; a causal kernel may skip half, this one does not)
         attention context     2 T s h
         projection            2 T h^2
-        feed-forward          4 T h f
-        head                  2 T h V   (V stored rows)
+        feed-forward          2 (g + 1) T h f
     Element-wise operations, norms and softmax are not counted.
 
-    Source: Narayanan et al. 2021, arXiv 2104.04473, appendix (the derivation of equation 3), with f = 4 h.
+    Source: Narayanan et al. 2021, arXiv 2104.04473, appendix (the derivation of equation 3), with f = 4 h, k d = h.
     """
     h, f, s = architecture.hidden, architecture.ffn_hidden, architecture.sequence
     tokens = samples * s
-    layers = architecture.layers
+    square = 2 * tokens * s * h
     return {
-        "query, key, value": layers * 6 * tokens * h * h,
-        "attention scores": layers * 2 * tokens * s * h,
-        "attention context": layers * 2 * tokens * s * h,
-        "projection": layers * 2 * tokens * h * h,
-        "feed-forward": layers * 4 * tokens * h * f,
-        "head": 2 * tokens * h * architecture.padded_vocabulary,
+        "query, key, value": 2 * tokens * h * (h + 2 * architecture.kv_heads * architecture.head_dim),
+        "attention scores": square,
+        "attention context": square,
+        "projection": 2 * tokens * h * h,
+        "feed-forward": (6 if architecture.activation.gated else 4) * tokens * h * f,
     }
+
+
+def head_forward_flop(architecture: Architecture, *, samples: int) -> int:
+    """Flop of the head in the forward pass of `samples` sequences: 2 T h V with V stored rows."""
+    return 2 * samples * architecture.sequence * architecture.hidden * architecture.padded_vocabulary
+
+
+def forward_flop(architecture: Architecture, *, samples: int) -> dict[str, int]:
+    """Flop of matrix products in the forward pass of `samples` sequences, by part: the layers' and the head's."""
+    layer = layer_forward_flop(architecture, samples=samples)
+    parts = {part: architecture.layers * flop for part, flop in layer.items()}
+    return parts | {"head": head_forward_flop(architecture, samples=samples)}
 
 
 def model_flop(architecture: Architecture, *, samples: int) -> int:
@@ -46,30 +59,166 @@ def model_flop(architecture: Architecture, *, samples: int) -> int:
     return 3 * sum(forward_flop(architecture, samples=samples).values())
 
 
-def hardware_flop(
-    architecture: Architecture, *, samples: int, recomputation: Recomputation, hidden_dropout: float
-) -> int:
-    """Flop that one step on `samples` sequences executes, recomputation included.
+def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: Recomputation, layers: int) -> int:
+    """Flop that recomputation adds to a step on `samples` sequences through `layers` layers of one stage.
 
-        model flop
-        + full recomputation: the layers' forward products once more (not the head)
-        - the last product of a layer (feed-forward contraction, 2 T h f), where nothing behind it is kept for the
-          backward pass: torch.utils.checkpoint stops as soon as the last kept tensor has been computed. A dropout
-          mask behind the product is such a tensor, so this applies at hidden_dropout = 0 only.
+    none         0
+    selective    attention scores and context once more: 4 T s h a layer
+    full         the layers' forward products once more, whatever the size of the groups
+    from input   layer l restarts from the stage's input: l (l + 1) / 2 layer-forwards for l layers
 
-    Source: arXiv 2104.04473, equation 3 (96 B s L h^2 (1 + s / 6h + V / 16 L h)), which has no early stop.
-
-    Raises:
-        ValueError: selective recomputation, which is not described yet.
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, sections 4 and 5; Chen et al. 2016, arXiv 1604.06174.
+    Differs from Korthikanti's equation for hardware flop (72 B s L h^2 (1 + s / 3h + V / 12 L h)), which adds three
+    times the flop of the two products that selective recomputation repeats: 1.1 % of the step for 530B.
     """
-    if recomputation is Recomputation.SELECTIVE:
-        raise ValueError("selective recomputation is not described yet; allowed: none, full")
-    flop = model_flop(architecture, samples=samples)
+    layer = layer_forward_flop(architecture, samples=samples)
     if recomputation is Recomputation.NONE:
+        return 0 * samples
+    if recomputation is Recomputation.SELECTIVE:
+        return layers * (layer["attention scores"] + layer["attention context"])
+    forwards = layers if recomputation is Recomputation.FULL else recomputed_layers_from_input(layers)
+    return forwards * sum(layer.values())
+
+
+def recomputed_layers_from_input(layers: int) -> int:
+    """Layer-forwards that the backward pass of `layers` layers repeats when only their input is kept: l (l + 1) / 2.
+
+    Differs from recomputation that keeps every layer's input, l layer-forwards, by (l + 1) / 2: 40.5 for 80 layers.
+    """
+    return layers * (layers + 1) // 2
+
+
+def early_stop_flop(
+    architecture: Architecture, *, samples: int, hidden_dropout: float, layers: int, checkpoint_layers: int = 1
+) -> int:
+    """Flop that PyTorch's full recomputation leaves out: the last product of each group, 2 T h f.
+
+    torch.utils.checkpoint stops as soon as the last tensor that the backward pass needs has been computed. A dropout
+    mask behind the product is such a tensor, so this applies at hidden_dropout = 0 only.
+
+    Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
+    """
+    if hidden_dropout > 0:
+        return 0 * layers
+    groups = ceil_division(layers, checkpoint_layers)
+    return groups * 2 * samples * architecture.sequence * architecture.hidden * architecture.ffn_hidden
+
+
+def hardware_flop(architecture: Architecture, layout: Layout, *, samples: int) -> int:
+    """Flop that one step on `samples` sequences executes: model flop and recomputation (see `recomputed_flop`).
+
+    Source: arXiv 2104.04473, equation 3 for full recomputation: 96 B s L h^2 (1 + s / 6h + V / 16 L h).
+    """
+    flop = model_flop(architecture, samples=samples)
+    if layout.recomputation is Recomputation.FROM_INPUT:
+        forward = sum(layer_forward_flop(architecture, samples=samples).values())
+        return flop + recomputed_layers_of_all_stages(architecture, layout) * forward
+    return flop + recomputed_flop(
+        architecture, samples=samples, recomputation=layout.recomputation, layers=architecture.layers
+    )
+
+
+def recomputed_layers_of_all_stages(architecture: Architecture, layout: Layout) -> int:
+    """Layer-forwards that restarting from each stage's input repeats, summed over p stages of l_k layers.
+
+    sum of l_k (l_k + 1) / 2 = p q (q + 1) / 2 + r (q + 1) with q = slots / p rounded down and r the remainder;
+    a table in place of a layer takes off the slots of its stage.
+    """
+    stages = layout.pipeline_stages
+    with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
+    slots = architecture.layers + (2 if with_tables else 0)
+    each, more = slots // stages, slots % stages
+    repeated = stages * recomputed_layers_from_input(each) + more * (each + 1)
+    if with_tables:
+        repeated = repeated - (each + (more > 0)) - (each - (stages == 1))
+    return repeated
+
+
+def executed_flop(architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float) -> int:
+    """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stop."""
+    flop = hardware_flop(architecture, layout, samples=samples)
+    if layout.recomputation is not Recomputation.FULL:
         return flop
-    forward = forward_flop(architecture, samples=samples)
-    again = sum(forward.values()) - forward["head"]
-    if hidden_dropout == 0:
-        tokens = samples * architecture.sequence
-        again -= architecture.layers * 2 * tokens * architecture.hidden * architecture.ffn_hidden
-    return flop + again
+    return flop - early_stop_flop(
+        architecture,
+        samples=samples,
+        hidden_dropout=hidden_dropout,
+        layers=architecture.layers,
+        checkpoint_layers=layout.checkpoint_layers,
+    )
+
+
+def six_n_flop(*, parameters: float, tokens: float) -> float:
+    """Flop of training `parameters` on `tokens` tokens: 6 N D.
+
+    2 N D   forward: a multiplication and an addition per parameter and token
+    4 N D   backward: twice that
+
+    Source: Kaplan et al. 2020, arXiv 2001.08361, section 2.1 (where N leaves the embedding out).
+    Differs from `model_flop` by the attention square and, with untied embeddings, by the embedding, which is looked up
+    and not multiplied.
+    """
+    return 6 * parameters * tokens
+
+
+def palm_flop(architecture: Architecture, *, tokens: int) -> int:
+    """Flop of training on `tokens` tokens: (6 N + 12 L H Q T) a token, H heads of size Q, T the sequence.
+
+    Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
+    Differs from `model_flop` by counting biases, norms and a learned position table as multiplied.
+    """
+    width = architecture.heads * architecture.head_dim
+    attention = 12 * architecture.layers * width * architecture.sequence
+    return (6 * parameter_count(architecture) + attention) * tokens
+
+
+def megatron_flop(architecture: Architecture, *, samples: int, recomputed: bool) -> int:
+    """Flop of one step on `samples` sequences by equation 3 of Megatron-LM, with or without full recomputation.
+
+    96 B s L h^2 (1 + s / 6h + V / 16 L h)   recomputed: four forward passes of the layers, three of the head
+    72 B s L h^2 (1 + s / 6h + V / 12 L h)   three forward passes
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, equation 3. It supposes f = 4 h (or 8/3 h gated) and as many
+    key-value heads as heads, and counts V with its padding.
+    """
+    h, s, layers = architecture.hidden, architecture.sequence, architecture.layers
+    tokens = samples * s
+    forward = tokens * layers * (24 * h * h + 4 * s * h)
+    return (4 if recomputed else 3) * forward + 6 * tokens * h * architecture.padded_vocabulary
+
+
+def causal_half_flop(architecture: Architecture, *, samples: int) -> int:
+    """Model flop of one step on `samples` sequences where the attention skips the masked half of its square.
+
+    Source: Dao 2023, arXiv 2307.08691, section 4.1 (FlashAttention-2 halves attention flop for a causal mask).
+    """
+    parts = forward_flop(architecture, samples=samples)
+    return model_flop(architecture, samples=samples) - 3 * (parts["attention scores"] + parts["attention context"]) // 2
+
+
+def without_head_flop(architecture: Architecture, *, samples: int) -> int:
+    """Model flop of one step on `samples` sequences without the head's three products."""
+    return model_flop(architecture, samples=samples) - 3 * head_forward_flop(architecture, samples=samples)
+
+
+def conventional_flop(architecture: Architecture, *, samples: int, convention: FlopConvention) -> float:
+    """Flop of one step on `samples` sequences as `convention` counts it: what a published rate is compared under."""
+    tokens = samples * architecture.sequence
+    if convention is FlopConvention.SIX_N:
+        return six_n_flop(parameters=parameter_count(architecture), tokens=tokens)
+    if convention is FlopConvention.PALM:
+        return palm_flop(architecture, tokens=tokens)
+    recomputed = convention is FlopConvention.MEGATRON_RECOMPUTED
+    return megatron_flop(architecture, samples=samples, recomputed=recomputed)
+
+
+def flop_conventions(architecture: Architecture, *, samples: int) -> dict[str, float]:
+    """Flop of one step on `samples` sequences under every named convention, side by side."""
+    named = {
+        convention.value: conventional_flop(architecture, samples=samples, convention=convention)
+        for convention in FlopConvention
+    }
+    return named | {
+        "causal half": causal_half_flop(architecture, samples=samples),
+        "without head": without_head_flop(architecture, samples=samples),
+    }

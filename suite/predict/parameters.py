@@ -1,45 +1,85 @@
-"""Parameters of an architecture: by part, and tensor by tensor in the order of their use."""
+"""Parameters of an architecture: by part, by rank and stage, and tensor by tensor in the order of their use."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference_runs.run import Architecture, Position
+from reference_runs.layout import Layout, StageAssignment
+from reference_runs.run import Architecture, Norm, Position
 
 
 class ParameterTensor(NamedTuple):
-    """One parameter tensor: `matrix` tensors decay, vectors (biases, LayerNorm) are told apart from them."""
+    """One parameter tensor: `matrix` tensors decay, vectors (biases, norms) are told apart from them."""
 
     name: str
     elements: int
     matrix: bool
 
 
+class RankParameters(NamedTuple):
+    """Parameters that one rank stores.
+
+    Args:
+        matrices: elements of weight matrices and tables.
+        vectors: elements of biases and norms.
+        replicated: of both, elements that every tensor-parallel rank stores.
+    """
+
+    matrices: int
+    vectors: int
+    replicated: int
+
+    @property
+    def all(self) -> int:
+        """Elements of all tensors."""
+        return self.matrices + self.vectors
+
+
+def _widths(architecture: Architecture) -> tuple[int, int]:
+    """Rows of the fused query, key, value projection, and of the expansion (twice f where it is gated)."""
+    rows = architecture.hidden + 2 * architecture.kv_heads * architecture.head_dim
+    return rows, (2 if architecture.activation.gated else 1) * architecture.ffn_hidden
+
+
+def _norm_elements(architecture: Architecture) -> int:
+    """Elements of one norm: gain, and bias where it is a LayerNorm and the model has biases."""
+    with_bias = architecture.biases and architecture.norm is not Norm.PRE_RMS_NORM
+    return architecture.hidden * (2 if with_bias else 1)
+
+
+def _position_rows(architecture: Architecture) -> tuple[int, int]:
+    """Rows of the learned position table before the layers, and of the query table of a top-query layer."""
+    learned = architecture.sequence + architecture.extra_positions if architecture.position is Position.LEARNED else 0
+    return learned, architecture.sequence if architecture.top_query_layer else 0
+
+
 def parameter_counts(architecture: Architecture) -> dict[str, int]:
     """Parameters by part; their sum is the model's parameter count.
 
-    With h hidden, L layers, V stored vocabulary rows, f feed-forward width, s positions:
+    With h hidden, L layers, V stored vocabulary rows, f feed-forward width, s positions, k key-value heads of size d,
+    g = 2 for a gated activation and 1 otherwise, n = 2 h for a LayerNorm (h without bias, and for an RMSNorm):
         embedding            V h
-        position             s h (learned positions), 0 (ALiBi)
-        embedding norm       2 h, where there is one
-        attention            L (4 h^2 + 4 h): fused query, key, value h x 3h and projection h x h, with biases
-        feed-forward         L (2 h f + f + h), with biases
-        norm                 L 4 h + 2 h: two LayerNorms a layer and the last one, gain and bias
+        position             (s + extra) h (learned positions), s h more for a top-query layer, 0 (ALiBi, rotary)
+        embedding norm       n, where there is one
+        attention            L (2 h^2 + 2 h k d + 2 h + 2 k d): fused query, key, value, and projection, with biases
+        feed-forward         L ((g + 1) h f + g f + h), with biases
+        norm                 (2 L + 1) n: two norms a layer and the last one
         head                 V h where it is not the embedding itself
 
-    The sum with f = 4 h, ALiBi, embedding norm and tied embeddings is L (12 h^2 + 13 h) + V h + 4 h.
+    The sum with f = 4 h, k d = h, tied embeddings and LayerNorms is L (12 h^2 + 13 h) + V h + positions + 2 h.
     Source: BigScience, train/tr11-176B-ml/README.md, layer-size formula; the paper prints 176,247M.
     Differs from the often quoted 12 L h^2 by the embedding and the 13 h: 2.0 % for BLOOM-176B.
     """
     h, f, v = architecture.hidden, architecture.ffn_hidden, architecture.padded_vocabulary
     bias = 1 if architecture.biases else 0
-    norm = h + bias * h
+    norm = _norm_elements(architecture)
+    attention_rows, expansion_rows = _widths(architecture)
     return {
         "embedding": v * h,
-        "position": architecture.sequence * h if architecture.position is Position.LEARNED else 0,
+        "position": sum(_position_rows(architecture)) * h,
         "embedding norm": norm if architecture.embedding_norm else 0,
-        "attention": architecture.layers * (4 * h * h + bias * 4 * h),
-        "feed-forward": architecture.layers * (2 * h * f + bias * (f + h)),
+        "attention": architecture.layers * (h * attention_rows + h * h + bias * (attention_rows + h)),
+        "feed-forward": architecture.layers * (h * expansion_rows + f * h + bias * (expansion_rows + h)),
         "norm": architecture.layers * 2 * norm + norm,
         "head": 0 if architecture.tied_embeddings else v * h,
     }
@@ -50,36 +90,111 @@ def parameter_count(architecture: Architecture) -> int:
     return sum(parameter_counts(architecture).values())
 
 
+def stage_layers(architecture: Architecture, layout: Layout, *, stage: int) -> int:
+    """Layers on pipeline stage `stage` (counted from 0) of p stages.
+
+    layers             L / p each; the first L mod p stages have one more
+    layers and tables  as if embedding and head were a layer each: (L + 2) / p slots, the first (L + 2) mod p stages
+                       have one more, less one on the first and one on the last stage
+
+    Source of the second: BigScience, train/tr11-176B-ml/README.md (--pp-partition-method type:transformer|embedding);
+    Zeng et al. 2022, arXiv 2210.02414, section 2.3 (9 * 8 - 2 layers).
+    """
+    stages = layout.pipeline_stages
+    with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
+    slots = architecture.layers + (2 if with_tables else 0)
+    layers = slots // stages + (stage < slots % stages)
+    if with_tables:
+        layers = layers - (stage == 0) - (stage == stages - 1)
+    return layers
+
+
+def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -> RankParameters:
+    """Parameters that one rank of pipeline stage `stage` stores before any sharding over data parallelism.
+
+    With t tensor-parallel ranks and l layers on the stage, over t: query, key, value and expansion with their biases
+    (split by columns), projection and contraction (split by rows), embedding and head (split by vocabulary).
+    On every rank: norms, biases of projection and contraction, learned positions.
+    The last stage stores a tied embedding again where it is not the first stage too.
+
+    Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Narayanan et al. 2021, arXiv 2104.04473, section 2.3.
+    Differs from N / (t p) by the replicated part and by the tables on the outer stages: the fullest rank of BLOOM-176B
+    stores 8.5 % more than N / (t p).
+    """
+    h, v, t = architecture.hidden, architecture.padded_vocabulary, layout.tensor_parallel
+    bias = 1 if architecture.biases else 0
+    norm = _norm_elements(architecture)
+    attention_rows, expansion_rows = _widths(architecture)
+    layers = stage_layers(architecture, layout, stage=stage)
+    first, last = stage == 0, stage == layout.pipeline_stages - 1
+    tables = first * 1 + last * (1 if not architecture.tied_embeddings else 1 - first * 1)
+    matrices = layers * (h * (attention_rows + h + expansion_rows + architecture.ffn_hidden) // t) + tables * (
+        v * h // t
+    )
+    before, behind = _position_rows(architecture)
+    positions = first * (before * h) + last * (behind * h)
+    replicated = layers * (2 * norm + bias * 2 * h) + last * norm + first * (norm if architecture.embedding_norm else 0)
+    vectors = replicated + layers * (bias * (attention_rows + expansion_rows) // t)
+    return RankParameters(matrices + positions, vectors, replicated + positions)
+
+
+def layer_tensors(architecture: Architecture, *, tensor_parallel: int = 1) -> list[ParameterTensor]:
+    """The parameter tensors of one layer on one tensor-parallel rank, in the order in which it reads them first."""
+    h, t = architecture.hidden, tensor_parallel
+    attention_rows, expansion_rows = _widths(architecture)
+    norm = _norm_elements(architecture)
+
+    def normed(name: str) -> list[ParameterTensor]:
+        bias = [ParameterTensor(f"{name}.bias", norm - h, False)] if norm > h else []
+        return [ParameterTensor(f"{name}.weight", h, False), *bias]
+
+    def linear(name: str, rows: int, columns: int) -> list[ParameterTensor]:
+        bias = [ParameterTensor(f"{name}.bias", rows, False)] if architecture.biases else []
+        return [ParameterTensor(f"{name}.weight", rows * columns, True), *bias]
+
+    attention = linear("attention.query_key_value", attention_rows // t, h) + linear("attention.projection", h, h // t)
+    feed_forward = linear("feed_forward.expansion", expansion_rows // t, h)
+    feed_forward += linear("feed_forward.contraction", h, architecture.ffn_hidden // t)
+    if architecture.norm is Norm.DEEP_NORM:
+        return [*attention, *normed("attention_norm"), *feed_forward, *normed("feed_forward_norm")]
+    return [*normed("attention_norm"), *attention, *normed("feed_forward_norm"), *feed_forward]
+
+
+def outer_tensors(
+    architecture: Architecture, *, tensor_parallel: int = 1
+) -> tuple[list[ParameterTensor], list[ParameterTensor]]:
+    """The parameter tensors before and behind the layers on one tensor-parallel rank; a tied embedding stands first."""
+    h, rows = architecture.hidden, architecture.padded_vocabulary // tensor_parallel
+    norm = _norm_elements(architecture)
+
+    def normed(name: str) -> list[ParameterTensor]:
+        bias = [ParameterTensor(f"{name}.bias", norm - h, False)] if norm > h else []
+        return [ParameterTensor(f"{name}.weight", h, False), *bias]
+
+    before = [ParameterTensor("embedding.weight", rows * h, True)]
+    if architecture.position is Position.LEARNED:
+        positions = architecture.sequence + architecture.extra_positions
+        before.append(ParameterTensor("position.weight", positions * h, True))
+    if architecture.embedding_norm:
+        before += normed("embedding_norm")
+    behind = normed("final_norm")
+    if architecture.top_query_layer:
+        behind.append(ParameterTensor("query_position.weight", architecture.sequence * h, True))
+    if not architecture.tied_embeddings:
+        behind.append(ParameterTensor("head.weight", rows * h, True))
+    return before, behind
+
+
 def parameter_tensors(architecture: Architecture) -> list[ParameterTensor]:
     """Every parameter tensor in the order in which the forward pass reads it first; tied tensors appear once.
 
-    A linear layer reads its weight before its bias; a LayerNorm its gain before its bias.
+    A linear layer reads its weight before its bias; a norm its gain before its bias.
     """
-    h, f, v = architecture.hidden, architecture.ffn_hidden, architecture.padded_vocabulary
-
-    def vectors(name: str, elements: int) -> list[ParameterTensor]:
-        return [ParameterTensor(name, elements, False)] if architecture.biases else []
-
-    def norm(name: str) -> list[ParameterTensor]:
-        return [ParameterTensor(f"{name}.weight", h, False), *vectors(f"{name}.bias", h)]
-
-    def linear(name: str, rows: int, columns: int) -> list[ParameterTensor]:
-        return [ParameterTensor(f"{name}.weight", rows * columns, True), *vectors(f"{name}.bias", rows)]
-
-    tensors = [ParameterTensor("embedding.weight", v * h, True)]
-    if architecture.position is Position.LEARNED:
-        tensors.append(ParameterTensor("position.weight", architecture.sequence * h, True))
-    if architecture.embedding_norm:
-        tensors += norm("embedding_norm")
-    for layer in range(architecture.layers):
-        block = f"blocks.{layer}"
-        tensors += norm(f"{block}.attention_norm")
-        tensors += linear(f"{block}.attention.query_key_value", 3 * h, h)
-        tensors += linear(f"{block}.attention.projection", h, h)
-        tensors += norm(f"{block}.feed_forward_norm")
-        tensors += linear(f"{block}.feed_forward.expansion", f, h)
-        tensors += linear(f"{block}.feed_forward.contraction", h, f)
-    tensors += norm("final_norm")
-    if not architecture.tied_embeddings:
-        tensors.append(ParameterTensor("head.weight", v * h, True))
-    return tensors
+    before, behind = outer_tensors(architecture)
+    layer = layer_tensors(architecture)
+    layers = [
+        ParameterTensor(f"blocks.{place}.{tensor.name}", tensor.elements, tensor.matrix)
+        for place in range(architecture.layers)
+        for tensor in layer
+    ]
+    return [*before, *layers, *behind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Recipe
 from suite.figures import Figure, Quantity, with_maximum_over_ranks
-from suite.predict.flop import hardware_flop, model_flop
+from suite.predict.flop import executed_flop, model_flop
 from suite.predict.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE, first_loss
 from suite.predict.memory import gradient_bytes, optimizer_bytes, weight_bytes
 from suite.predict.parameters import parameter_count
@@ -33,12 +33,7 @@ def job_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> l
         figures.append(
             Figure(
                 quantity=Quantity.HARDWARE_FLOP,
-                value=hardware_flop(
-                    architecture,
-                    samples=samples,
-                    recomputation=layout.recomputation,
-                    hidden_dropout=recipe.hidden_dropout,
-                ),
+                value=executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout),
                 convention=HARDWARE_CONVENTION,
             )
         )

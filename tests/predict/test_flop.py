@@ -7,14 +7,26 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from reference_runs.layout import Recomputation
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.run import Architecture, Recipe
 from suite.execute.model.decoder import Decoder
 from suite.execute.model.objective import causal_lm_loss
-from suite.predict.flop import hardware_flop, model_flop
-from tests.strategies import BLOOM, architectures, dropouts, recipes
+from suite.predict.flop import (
+    executed_flop,
+    flop_conventions,
+    hardware_flop,
+    layer_forward_flop,
+    megatron_flop,
+    model_flop,
+    recomputed_flop,
+    recomputed_layers_from_input,
+)
+from suite.predict.parameters import stage_layers
+from tests.strategies import BLOOM, architectures, described_architectures, dropouts, recipes
 
 RECOMPUTATIONS = st.sampled_from([Recomputation.NONE, Recomputation.FULL])
 
@@ -36,51 +48,138 @@ def test_model_flop_equal_the_flop_counter_without_recomputation(
 
 
 @given(architectures(), recipes(), st.integers(1, 3), RECOMPUTATIONS)
-def test_hardware_flop_equal_the_flop_counter(
+def test_executed_flop_equal_the_flop_counter(
     architecture: Architecture, recipe: Recipe, samples: int, recomputation: Recomputation
 ) -> None:
     counted = counted_flop(architecture, recipe, samples=samples, recomputation=recomputation)
-    predicted = hardware_flop(
-        architecture, samples=samples, recomputation=recomputation, hidden_dropout=recipe.hidden_dropout
-    )
-    assert predicted == counted
+    layout = Layout(recomputation=recomputation)
+    assert counted == executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
 
 
-@given(architectures(), dropouts(), st.integers(1, 10**6), RECOMPUTATIONS)
+class Gated(nn.Module):
+    """One gated feed-forward part and one attention with grouped queries, as PyTorch operators."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        h, f = architecture.hidden, architecture.ffn_hidden
+        self.qkv = nn.Linear(h, h + 2 * architecture.kv_heads * architecture.head_dim)
+        self.projection = nn.Linear(h, h)
+        self.expansion = nn.Linear(h, 2 * f if architecture.activation.gated else f)
+        self.contraction = nn.Linear(f, h)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape, (samples, length, _) = self.architecture, x.shape
+        kv = shape.kv_heads * shape.head_dim
+        q, k, v = self.qkv(x).split([shape.hidden, kv, kv], dim=-1)
+        group = shape.heads // shape.kv_heads
+        q = q.view(samples, length, shape.heads, shape.head_dim).transpose(1, 2)
+        k, v = (
+            part.view(samples, length, shape.kv_heads, shape.head_dim).repeat_interleave(group, 2).transpose(1, 2)
+            for part in (k, v)
+        )
+        context = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        x = x + self.projection(context.transpose(1, 2).reshape(x.shape))
+        wide = self.expansion(x)
+        if shape.activation.gated:
+            gate, wide = wide.chunk(2, dim=-1)
+            wide = wide * gate.sigmoid()
+        return x + self.contraction(wide)
+
+
+@given(described_architectures(), st.integers(1, 3))
+def test_model_flop_of_any_described_shape_equal_the_flop_counter(architecture: Architecture, samples: int) -> None:
+    layers = nn.Sequential(*(Gated(architecture) for _ in range(architecture.layers)))
+    head = nn.Linear(architecture.hidden, architecture.padded_vocabulary, bias=False)
+    x = torch.randn(samples, architecture.sequence, architecture.hidden, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        head(layers(x)).sum().backward()
+    assert counter.get_total_flops() == model_flop(architecture, samples=samples)
+
+
+@pytest.mark.parametrize("name", run_names())
+def test_flop_of_every_recorded_run_equal_a_count_product_by_product(name: str) -> None:
+    shape = reference_run(name).architecture
+    tokens, products = shape.sequence, []
+    for _ in range(shape.layers):
+        products.append((tokens, shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim))
+        products += shape.heads * [(tokens, shape.head_dim, tokens), (tokens, tokens, shape.head_dim)]
+        products.append((tokens, shape.heads * shape.head_dim, shape.hidden))
+        products += (2 if shape.activation.gated else 1) * [(tokens, shape.hidden, shape.ffn_hidden)]
+        products.append((tokens, shape.ffn_hidden, shape.hidden))
+    products.append((tokens, shape.hidden, shape.padded_vocabulary))
+    forward = sum(2 * m * k * n for m, k, n in products)
+    assert model_flop(shape, samples=7) == 7 * 3 * forward
+
+
+@given(described_architectures(), st.integers(1, 10**6), st.sampled_from(Recomputation))
 def test_flop_are_proportional_to_samples(
-    architecture: Architecture, dropout: float, samples: int, recomputation: Recomputation
+    architecture: Architecture, samples: int, recomputation: Recomputation
 ) -> None:
-    one, many = (
-        hardware_flop(architecture, samples=n, recomputation=recomputation, hidden_dropout=dropout)
-        for n in (1, samples)
-    )
+    layout = Layout(recomputation=recomputation)
+    one, many = (hardware_flop(architecture, layout, samples=n) for n in (1, samples))
     assert many == samples * one
-    assert model_flop(architecture, samples=samples) == samples * model_flop(architecture, samples=1)
+    for name, flop in flop_conventions(architecture, samples=samples).items():
+        assert flop == samples * flop_conventions(architecture, samples=1)[name] > 0
 
 
-@given(architectures(), dropouts(), st.integers(1, 100), RECOMPUTATIONS)
-def test_every_layer_adds_the_same_flop(
-    architecture: Architecture, dropout: float, layers: int, recomputation: Recomputation
-) -> None:
+@given(described_architectures(), st.integers(1, 100), st.sampled_from(list(Recomputation)[:3]))
+def test_every_layer_adds_the_same_flop(architecture: Architecture, layers: int, recomputation: Recomputation) -> None:
     def flop(number: int) -> int:
         shape = msgspec.structs.replace(architecture, layers=number)
-        return hardware_flop(shape, samples=2, recomputation=recomputation, hidden_dropout=dropout)
+        return hardware_flop(shape, Layout(recomputation=recomputation), samples=2)
 
     assert flop(layers + 1) - flop(layers) == flop(2) - flop(1) > 0
 
 
-@given(architectures(), dropouts())
-def test_recomputation_only_adds(architecture: Architecture, dropout: float) -> None:
-    none, full = (
-        hardware_flop(architecture, samples=1, recomputation=kind, hidden_dropout=dropout)
-        for kind in (Recomputation.NONE, Recomputation.FULL)
+@given(described_architectures())
+def test_more_recomputation_only_adds(architecture: Architecture) -> None:
+    flop = [hardware_flop(architecture, Layout(recomputation=kind), samples=1) for kind in Recomputation]
+    assert flop[0] == model_flop(architecture, samples=1)
+    assert flop[0] < flop[1] < flop[2] <= flop[3]
+    assert (flop[2] == flop[3]) == (architecture.layers == 1)
+
+
+@given(described_architectures(), st.integers(1, 9), st.sampled_from(StageAssignment))
+def test_restarting_from_each_stages_input_equals_the_sum_over_stages(
+    architecture: Architecture, stages: int, assignment: StageAssignment
+) -> None:
+    layout = Layout(
+        pipeline_stages=min(stages, architecture.layers),
+        stage_assignment=assignment,
+        recomputation=Recomputation.FROM_INPUT,
     )
-    assert none == model_flop(architecture, samples=1) < full
+    forward = sum(layer_forward_flop(architecture, samples=1).values())
+    restarts = 0
+    for stage in range(layout.pipeline_stages):
+        for layer in range(stage_layers(architecture, layout, stage=stage)):
+            restarts += 1 + layer
+    again = hardware_flop(architecture, layout, samples=1) - model_flop(architecture, samples=1)
+    assert again == restarts * forward
 
 
-def test_selective_recomputation_is_refused() -> None:
-    with pytest.raises(ValueError, match="allowed: none, full"):
-        hardware_flop(BLOOM.architecture, samples=1, recomputation=Recomputation.SELECTIVE, hidden_dropout=0.1)
+def test_restarting_from_the_input_costs_the_worked_examples_forwards() -> None:
+    assert recomputed_layers_from_input(80) == 3240
+
+
+@given(described_architectures(), dropouts(), st.integers(1, 5))
+def test_the_early_stop_takes_one_product_off_each_group(
+    architecture: Architecture, dropout: float, group: int
+) -> None:
+    layout = Layout(recomputation=Recomputation.FULL, checkpoint_layers=group)
+    saved = hardware_flop(architecture, layout, samples=1) - executed_flop(
+        architecture, layout, samples=1, hidden_dropout=dropout
+    )
+    product = 2 * architecture.sequence * architecture.hidden * architecture.ffn_hidden
+    groups = len(range(0, architecture.layers, group))
+    assert saved == (groups * product if dropout == 0 else 0)
+
+
+def test_selective_recomputation_adds_a_third_of_what_korthikanti_print() -> None:
+    # their hardware flop 72 B s L h^2 (1 + s / 3h + ...) exceed the model flop by 72 B s L h^2 s / 6h = 12 B s^2 L h
+    architecture = reference_run("gpt3-175b").architecture
+    again = recomputed_flop(architecture, samples=1, recomputation=Recomputation.SELECTIVE, layers=architecture.layers)
+    assert 3 * again == 12 * architecture.sequence**2 * architecture.layers * architecture.hidden
 
 
 def equation_3(architecture: Architecture, *, factor: int, samples: int) -> Fraction:
@@ -93,8 +192,27 @@ def equation_3(architecture: Architecture, *, factor: int, samples: int) -> Frac
 def test_bloom_flop_equal_equation_3_exactly() -> None:
     architecture, samples = BLOOM.architecture, BLOOM.recipe.global_batch
     assert model_flop(architecture, samples=samples) == equation_3(architecture, factor=72, samples=samples)
-    full = hardware_flop(architecture, samples=samples, recomputation=Recomputation.FULL, hidden_dropout=0.1)
+    full = hardware_flop(architecture, Layout(recomputation=Recomputation.FULL), samples=samples)
     assert full == equation_3(architecture, factor=96, samples=samples)
+
+
+@pytest.mark.parametrize("name", run_names())
+def test_megatrons_convention_is_equation_3(name: str) -> None:
+    architecture = reference_run(name).architecture
+    for recomputed, factor in ((True, 96), (False, 72)):
+        flop = megatron_flop(architecture, samples=3, recomputed=recomputed)
+        assert flop == equation_3(architecture, factor=factor, samples=3)
+
+
+def test_the_conventions_differ_by_what_they_leave_out() -> None:
+    architecture = BLOOM.architecture
+    flop = flop_conventions(architecture, samples=1)
+    tokens, h = architecture.sequence, architecture.hidden
+    vectors = 70 * 13 * h + 4 * h  # biases and norms, which 6 N and PaLM count as multiplied
+    assert flop["palm"] - flop["6N"] == 12 * 70 * h * tokens * tokens
+    assert flop["palm"] - flop["megatron-eq3-model"] == 6 * vectors * tokens
+    assert flop["megatron-eq3-model"] - flop["causal half"] == 3 * 70 * 2 * tokens * tokens * h
+    assert flop["megatron-eq3-model"] - flop["without head"] == 6 * tokens * h * 250880
 
 
 def test_bloom_flop_equal_the_rate_and_step_time_that_the_log_prints() -> None:
@@ -102,11 +220,6 @@ def test_bloom_flop_equal_the_rate_and_step_time_that_the_log_prints() -> None:
     assert BLOOM.reported.step_seconds is not None
     assert BLOOM.cluster is not None
     logged = BLOOM.reported.hardware_flop_per_second * BLOOM.cluster.accelerators * BLOOM.reported.step_seconds
-    predicted = hardware_flop(
-        BLOOM.architecture,
-        samples=BLOOM.recipe.global_batch,
-        recomputation=BLOOM.layout.recomputation,
-        hidden_dropout=BLOOM.recipe.hidden_dropout,
-    )
+    predicted = hardware_flop(BLOOM.architecture, BLOOM.layout, samples=BLOOM.recipe.global_batch)
     # both are printed to two decimals, so half a unit of the last place each: 0.005 / 149.02 + 0.005 / 105.22 = 8.1e-5
     assert predicted == pytest.approx(logged, rel=0.005 / 149.02 + 0.005 / 105.22)

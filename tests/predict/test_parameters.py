@@ -1,18 +1,31 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
+import numpy
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from reference_runs.run import Architecture, Position
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.layout import Layout, StageAssignment
+from reference_runs.run import Architecture, Norm, Position
 from suite.execute.model.decoder import Decoder
-from suite.predict.parameters import parameter_count, parameter_counts, parameter_tensors
-from tests.strategies import BLOOM, architectures
+from suite.predict.parameters import (
+    layer_tensors,
+    outer_tensors,
+    parameter_count,
+    parameter_counts,
+    parameter_tensors,
+    rank_parameters,
+    stage_layers,
+)
+from tests.strategies import BLOOM, architectures, described_architectures
 
 
 def meta_decoder(architecture: Architecture) -> Decoder:
@@ -67,6 +80,115 @@ def test_parameters_are_additive_in_layers(architecture: Architecture, first: in
         return parameter_count(msgspec.structs.replace(architecture, layers=layers))
 
     assert count(first + second) - count(first) == second * (count(2) - count(1))
+
+
+def meta_model(shape: Architecture, layout: Layout, *, stage: int) -> nn.Module:
+    """The modules that one rank of a stage holds, built one by one on the meta device."""
+    t = layout.tensor_parallel
+    h, width, f = shape.hidden, shape.kv_heads * shape.head_dim, shape.ffn_hidden
+    norm = nn.RMSNorm if shape.norm is Norm.PRE_RMS_NORM else partial(nn.LayerNorm, bias=shape.biases)
+
+    def columns(fan_in: int, fan_out: int) -> nn.Module:
+        return nn.Linear(fan_in, fan_out // t, bias=shape.biases)
+
+    def rows(fan_in: int, fan_out: int) -> nn.Module:
+        return nn.Linear(fan_in // t, fan_out, bias=shape.biases)
+
+    model = nn.ModuleList()
+    first, last = stage == 0, stage == layout.pipeline_stages - 1
+    with torch.device("meta"):
+        for _ in range(stage_layers(shape, layout, stage=stage)):
+            model += [columns(h, h), columns(h, width), columns(h, width), rows(h, h), norm(h), norm(h)]
+            model += [columns(h, f), rows(f, h)] + ([columns(h, f)] if shape.activation.gated else [])
+        if first:
+            model.append(nn.Embedding(shape.padded_vocabulary // t, h))
+            if shape.position is Position.LEARNED:
+                model.append(nn.Embedding(shape.sequence + shape.extra_positions, h))
+            if shape.embedding_norm:
+                model.append(norm(h))
+        if last:
+            model.append(norm(h))
+            if shape.top_query_layer:
+                model.append(nn.Embedding(shape.sequence, h))
+            if not (first and shape.tied_embeddings):
+                model.append(nn.Linear(h, shape.padded_vocabulary // t, bias=False))
+    return model
+
+
+@given(st.data(), st.sampled_from([1, 2, 3]), st.integers(1, 5), st.sampled_from(StageAssignment))
+def test_a_ranks_parameters_equal_the_elements_of_its_modules(
+    data: st.DataObject, tensor_parallel: int, stages: int, assignment: StageAssignment
+) -> None:
+    shape = data.draw(described_architectures(tensor_parallel=tensor_parallel))
+    layout = Layout(
+        tensor_parallel=tensor_parallel, pipeline_stages=min(stages, shape.layers), stage_assignment=assignment
+    )
+    for stage in range(layout.pipeline_stages):
+        model = meta_model(shape, layout, stage=stage)
+        predicted = rank_parameters(shape, layout, stage=stage)
+        assert predicted.matrices == sum(p.numel() for p in model.parameters() if p.dim() > 1)
+        assert predicted.vectors == sum(p.numel() for p in model.parameters() if p.dim() == 1)
+        whole = meta_model(shape, msgspec.structs.replace(layout, tensor_parallel=1), stage=stage)
+        unsharded = sum(p.numel() for p in whole.parameters())
+        assert unsharded - predicted.replicated == tensor_parallel * (predicted.all - predicted.replicated)
+
+
+@pytest.mark.parametrize("name", run_names())
+def test_a_recorded_run_has_the_elements_of_a_meta_device_model(name: str) -> None:
+    run = reference_run(name)
+    model = meta_model(run.architecture, Layout(), stage=0)
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    assert parameter_count(run.architecture) == elements
+    assert sum(tensor.elements for tensor in parameter_tensors(run.architecture)) == elements
+    assert rank_parameters(run.architecture, Layout(), stage=0).all == elements
+
+
+@given(described_architectures(tensor_parallel=2))
+def test_the_tensors_of_a_rank_are_its_parameters(shape: Architecture) -> None:
+    before, behind = outer_tensors(shape, tensor_parallel=2)
+    tensors = before + shape.layers * layer_tensors(shape, tensor_parallel=2) + behind
+    predicted = rank_parameters(shape, Layout(tensor_parallel=2), stage=0)
+    assert sum(tensor.elements for tensor in tensors if tensor.matrix) == predicted.matrices
+    assert sum(tensor.elements for tensor in tensors if not tensor.matrix) == predicted.vectors
+
+
+@given(described_architectures(), st.integers(1, 9), st.sampled_from(StageAssignment))
+def test_stages_share_all_layers_and_differ_by_one_slot(
+    shape: Architecture, stages: int, assignment: StageAssignment
+) -> None:
+    layout = Layout(pipeline_stages=min(stages, shape.layers), stage_assignment=assignment)
+    layers = [stage_layers(shape, layout, stage=stage) for stage in range(layout.pipeline_stages)]
+    assert sum(layers) == shape.layers
+    if assignment is StageAssignment.LAYERS_AND_TABLES:
+        layers[0] += 1
+        layers[-1] += 1
+    assert layers == sorted(layers, reverse=True)
+    assert layers[0] - layers[-1] <= 1
+
+
+def test_the_recorded_stage_assignments_are_the_published_ones() -> None:
+    def layers(name: str) -> list[int]:
+        run = reference_run(name)
+        stages = range(run.layout.pipeline_stages)
+        return [stage_layers(run.architecture, run.layout, stage=stage) for stage in stages]
+
+    assert layers("bloom-176b") == [5, *10 * [6], 5]
+    assert layers("glm-130b") == [8, *6 * [9], 8]
+    assert layers("mt-nlg-530b") == 35 * [3]
+
+
+def test_arrays_of_layouts_give_what_each_layout_gives() -> None:
+    shape = BLOOM.architecture
+    cases = [(t, p, k) for t in (1, 2, 4, 8) for p in (1, 2, 5, 12, 70) for k in {0, p // 2, p - 1}]
+    t, p, k = (numpy.array(column, dtype=float) for column in zip(*cases, strict=True))
+    for assignment in StageAssignment:
+        many = rank_parameters(
+            shape, Layout(tensor_parallel=t, pipeline_stages=p, stage_assignment=assignment), stage=k
+        )
+        for place, (tensor_parallel, stages, stage) in enumerate(cases):
+            layout = Layout(tensor_parallel=tensor_parallel, pipeline_stages=stages, stage_assignment=assignment)
+            one = rank_parameters(shape, layout, stage=stage)
+            assert [column[place] for column in many] == list(one)
 
 
 @given(architectures())

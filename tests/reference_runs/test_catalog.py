@@ -23,11 +23,12 @@ BLOOM = reference_run("bloom-176b")
 
 def entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    sections = {name: table for name, table in raw.items() if name not in ("title", "sources")}
+    sections = {name: table for name, table in raw.items() if name not in ("title", "miniature", "sources", "measured")}
+    sections |= {f"measured.{place}": table for place, table in enumerate(raw.get("measured", []))}
     return [(f"{section}.{key}", entry) for section, table in sections.items() for key, entry in table.items()]
 
 
-ENTRIES = [pytest.param(path, entry, id=f"{path.stem}:{key}") for path in FILES for key, entry in entries(path)]
+EACH_FILE = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 
 def test_every_file_is_a_run_of_its_name() -> None:
@@ -36,28 +37,30 @@ def test_every_file_is_a_run_of_its_name() -> None:
         assert reference_run(name).name == name
 
 
-@pytest.mark.parametrize(("path", "entry"), ENTRIES)
-def test_every_recorded_value_has_kind_source_and_unit_or_none(path: Path, entry: dict[str, Any]) -> None:
+@EACH_FILE
+def test_every_recorded_value_has_kind_source_and_unit_or_none(path: Path) -> None:
     sources = tomllib.loads(path.read_text(encoding="utf-8"))["sources"]
-    assert entry["kind"] in set(Kind)
-    assert entry["source"].split()[0].rstrip(";,") in sources
-    number = isinstance(entry.get("value"), (int, float)) and not isinstance(entry["value"], bool)
-    assert ("unit" in entry) == number
-    assert not number or entry["unit"] in UNITS
+    for key, entry in entries(path):
+        assert entry["kind"] in set(Kind), key
+        assert entry["source"].split()[0].rstrip(";,") in sources, key
+        number = isinstance(entry.get("value"), (int, float)) and not isinstance(entry["value"], bool)
+        assert ("unit" in entry) == number, key
+        assert not number or entry["unit"] in UNITS, key
 
 
-@pytest.mark.parametrize(("path", "entry"), ENTRIES)
-def test_assumptions_and_conflicts_say_why(path: Path, entry: dict[str, Any]) -> None:
-    if entry["kind"] == Kind.ASSUMED:
-        assert len(entry["why"]) > 5
-        assert len(entry["effect"]) > 3
-    for reading in entry.get("readings", []):
-        assert entry["why"]
-        assert reading["value"] != entry["value"]
-        assert reading["source"].strip()
+@EACH_FILE
+def test_assumptions_and_conflicts_say_why(path: Path) -> None:
+    for key, entry in entries(path):
+        if entry["kind"] == Kind.ASSUMED:
+            assert len(entry["why"]) > 5, key
+            assert len(entry["effect"]) > 3, key
+        for reading in entry.get("readings", []):
+            assert entry["why"], key
+            assert reading["value"] != entry["value"], key
+            assert reading["source"].strip(), key
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@EACH_FILE
 def test_every_source_is_used(path: Path) -> None:
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
     texts = [part for _, entry in entries(path) for part in [entry, *entry.get("readings", [])]]
@@ -82,7 +85,7 @@ def test_every_source_is_used(path: Path) -> None:
         "architecture.embedding_norm": True,
         "architecture.position": "alibi",
         "recipe.global_batch": 2048,
-        "recipe.micro_batch": 2,
+        "layout.micro_batch": 2,
         "recipe.batch_rampup_start": 192,
         "recipe.batch_rampup_increment": 16,
         "recipe.batch_rampup_samples": 9_765_625,
@@ -157,7 +160,7 @@ def test_derived_values_follow_from_the_stated_ones() -> None:
     assert BLOOM.cluster is not None
     assert architecture.heads * architecture.head_dim == architecture.hidden
     assert layout.ranks == BLOOM.cluster.accelerators
-    assert layout.data_parallel * recipe.micro_batch * (layout.accumulation or 0) == recipe.global_batch
+    assert layout.data_parallel * layout.micro_batch * (layout.accumulation or 0) == recipe.global_batch
     # printed to one decimal: half a unit of the last place
     assert reported.tokens_per_second == pytest.approx(tokens / reported.step_seconds, abs=0.05)
     # the log prints 105.22 s to 0.005 s and 19.463 to 0.0005 samples/s
@@ -171,7 +174,7 @@ def test_derived_values_follow_from_the_stated_ones() -> None:
     assert recipe.init_std == pytest.approx(math.sqrt(0.33 / architecture.hidden), abs=0.00005)
 
 
-TOML = FILES[0].read_text(encoding="utf-8")
+TOML = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,8 @@ TOML = FILES[0].read_text(encoding="utf-8")
         ('source = "slurm (multi-head attention)"', 'source = ""', "source is empty"),
         ("layers = { value = 70", "layers = { value = 0", ">= 1"),
         ("layers = { value = 70", "layers = { value = 70.5", "expected an integer"),
-        ('position = { value = "alibi"', 'position = { value = "rotary"', "allowed: alibi, learned"),
+        ('position = { value = "alibi"', 'position = { value = "sinus"', "allowed: alibi, learned, rotary"),
+        ('position = { value = "alibi"', 'position = { value = "rotary"', "rotary_dim belongs to rotary positions"),
         (
             "padded_vocabulary = { value = 250880",
             "padded_vocabulary = { value = 250000",
@@ -233,3 +237,14 @@ def test_alibi_slopes_of_bloom_are_those_of_64_heads_and_48_of_128() -> None:
     slopes = alibi_slopes(112)
     assert slopes[:64] == [2 ** (-i / 8) for i in range(1, 65)]
     assert slopes[64:] == [2 ** (-i / 16) for i in range(1, 97, 2)]
+
+
+def test_a_micro_batch_that_divides_no_batch_is_refused_without_a_useless_hint(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    lines = [line for line in TOML.splitlines() if not line.startswith(("accumulation", "micro_batch = { value = 2,"))]
+    text = "\n".join(lines).replace(
+        "[layout]", '[layout]\nmicro_batch = { value = 3, unit = "sample", kind = "stated", source = "slurm" }'
+    )
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="allowed: a micro-batch that divides it"):
+        load(path)

@@ -1,0 +1,169 @@
+"""TOML files of sourced values: read, checked against a record's fields, refused with file, key and what is allowed."""
+
+from __future__ import annotations
+
+import enum
+import math
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.sourced import Kind, Sourced
+from reference_runs.units import in_base_unit, units_of
+
+
+def read_toml(path: Path, *, what: str, known: set[str]) -> dict[str, Any]:
+    """The tables of the TOML file at `path`, a `what` file, whose top-level keys are all among `known`.
+
+    Raises:
+        InputError: unreadable file, broken TOML, or an unknown key.
+    """
+    where = shown_path(path)
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the {what} file: {error.strerror}", where=where) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"not valid TOML: {error}", where=where) from error
+    for key in raw:
+        if key not in known:
+            raise InputError(f"unknown key {key!r}", allowed=", ".join(sorted(known)), where=where)
+    return raw
+
+
+def sources_of(raw: dict[str, Any], where: str) -> dict[str, str]:
+    """The table [sources] of a file: key -> document.
+
+    Raises:
+        InputError: it is not a table of texts.
+    """
+    sources = raw.get("sources", {})
+    if not isinstance(sources, dict) or not all(isinstance(text, str) for text in sources.values()):
+        raise InputError("sources: expected a table of texts", got=repr(sources), where=where)
+    return sources
+
+
+def shown_path(path: Path) -> str:
+    """The path as error messages print it: relative to the catalog's parent where it lies inside."""
+    try:
+        return str(path.resolve().relative_to(Path(__file__).parent))
+    except ValueError:
+        return str(path)
+
+
+def required_text(raw: dict[str, Any], key: str, where: str) -> str:
+    """The text under the top-level `key`.
+
+    Raises:
+        InputError: missing, empty, or no text.
+    """
+    value = raw.get(key)
+    if not isinstance(value, str) or not value:
+        if value is None:
+            raise InputError(f"missing key {key!r}", where=where)
+        raise InputError(f"{key}: expected a text", got=repr(value), where=where)
+    return value
+
+
+def field_types(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    """The fields of a record by name."""
+    return {field.name: field for field in msgspec.structs.fields(kind)}
+
+
+def section_of(
+    table: dict[str, Any], kind: type[msgspec.Struct], section: str, sources: dict[str, str], where: str
+) -> tuple[msgspec.Struct, dict[str, Sourced]]:
+    """The record of one section, in base units, and its facts under `section.key`.
+
+    A required field that is recorded as not published is absent from the record's arguments: the caller handles such a
+    section, or the refusal names the field.
+
+    Raises:
+        InputError: unknown, missing or wrongly typed key, wrong unit, or a source that is no key of `sources`.
+    """
+    fields = field_types(kind)
+    values: dict[str, Any] = {}
+    facts: dict[str, Sourced] = {}
+    for key, entry in table.items():
+        label = f"{section}.{key}"
+        if key not in fields:
+            raise InputError(f"unknown key {label!r}", allowed=", ".join(fields), where=where)
+        try:
+            fact = msgspec.convert(entry, Sourced)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise InputError(
+                f"{label}: {_reason(error)}",
+                got=repr(entry),
+                allowed="{ value, unit, kind, source } with kind one of " + ", ".join(Kind),
+                where=where,
+            ) from error
+        for source in [fact.source, *(reading.source for reading in fact.readings)]:
+            if source.split()[0].rstrip(",:;") not in sources:
+                raise InputError(
+                    f"{label}: source does not begin with a key of [sources]",
+                    got=repr(source),
+                    allowed=", ".join(sorted(sources)) or "none, as [sources] is empty",
+                    where=where,
+                )
+        facts[label] = fact
+        if fact.kind is not Kind.NOT_PUBLISHED:
+            values[key] = _value(fact, fields[key].type, label, where)
+    for key, field in fields.items():
+        if field.required and key not in values:
+            unpublished = f"{section}.{key}" in facts
+            what = (
+                f"{section}.{key} is needed, but recorded as not published"
+                if unpublished
+                else (f"missing key '{section}.{key}'")
+            )
+            raise InputError(what, where=where)
+    return kind(**values), facts
+
+
+def _reason(error: Exception) -> str:
+    """msgspec's text with its JSON path turned into the file's words."""
+    text = str(error).replace("Object", "the entry")
+    head, _, path = text.partition(" - at `$.")
+    return f"{path.rstrip('`')}: {head}" if path else head
+
+
+def _value(fact: Sourced, annotation: Any, label: str, where: str) -> Any:
+    bare, meta = _bare(annotation)
+    if bare in (int, float):
+        expected = (meta.extra or {}).get("unit", "1") if meta else "1"
+        if isinstance(fact.value, (bool, str)):
+            raise InputError(f"{label}: expected a number", got=repr(fact.value), where=where)
+        if not math.isfinite(typing.cast(float, fact.value)):
+            raise InputError(f"{label}: expected a finite number", got=repr(fact.value), where=where)
+        if fact.unit is None:
+            raise InputError(f"{label}: missing unit", allowed=", ".join(units_of(expected)), where=where)
+        try:
+            value: Any = in_base_unit(typing.cast(float, fact.value), fact.unit, expected)
+        except ValueError as error:
+            raise InputError(f"{label}: {error}", where=where) from error
+        if bare is int and not isinstance(value, int):
+            raise InputError(f"{label}: expected an integer", got=repr(fact.value), where=where)
+    else:
+        if fact.unit is not None:
+            raise InputError(f"{label}: has no unit", got=repr(fact.unit), where=where)
+        value = fact.value
+    try:
+        return msgspec.convert(value, annotation)
+    except msgspec.ValidationError as error:
+        allowed = ", ".join(bare) if isinstance(bare, type) and issubclass(bare, enum.Enum) else None
+        raise InputError(f"{label}: {_reason(error)}", got=repr(fact.value), allowed=allowed, where=where) from error
+
+
+def _bare(annotation: Any) -> tuple[Any, msgspec.Meta | None]:
+    """The plain type and msgspec's constraints of an annotation such as `Annotated[int, Meta(ge=1)] | None`."""
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        annotation = next(option for option in typing.get_args(annotation) if option is not type(None))
+    if typing.get_origin(annotation) is typing.Annotated:
+        bare, meta = typing.get_args(annotation)[:2]
+        return bare, meta
+    return annotation, None

@@ -1,0 +1,47 @@
+"""What formulas need besides operators, for a number and, element by element, for an array of numbers.
+
+A formula that takes a layout's counts is written with operators and these functions alone. It is then exact for Python
+integers, which do not overflow, and a sweep hands it NumPy arrays of float64: the same code, no second copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+Number = TypeVar("Number", int, float)
+
+
+def _is_array(*values: Any) -> bool:
+    return not all(isinstance(value, (int, float)) for value in values)
+
+
+def larger(a: Number, b: Number) -> Number:
+    """The larger of two numbers."""
+    if _is_array(a, b):
+        import numpy
+
+        return cast(Number, numpy.maximum(a, b))
+    return a if a >= b else b
+
+
+def smaller(a: Number, b: Number) -> Number:
+    """The smaller of two numbers."""
+    if _is_array(a, b):
+        import numpy
+
+        return cast(Number, numpy.minimum(a, b))
+    return a if a <= b else b
+
+
+def chosen(condition: bool, a: Number, b: Number) -> Number:
+    """`a` where `condition` holds, otherwise `b`; both are computed, so neither may divide by zero."""
+    if _is_array(condition, a, b):
+        import numpy
+
+        return cast(Number, numpy.where(condition, a, b))
+    return a if condition else b
+
+
+def ceil_division(a: int, b: int) -> int:
+    """The least integer that is not below a / b."""
+    return -(-a // b)
