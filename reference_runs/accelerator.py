@@ -1,0 +1,182 @@
+"""What an accelerator can do at most: dense peaks, memory, links and power, recorded or read from this CPU."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, cast
+
+import msgspec
+
+from reference_runs.catalog import command_name
+from reference_runs.errors import InputError
+from reference_runs.recorded_file import read_toml, required_text, section_of, shown_path, sources_of
+from reference_runs.run import BytesPerSecond, Count, FlopPerSecond
+from reference_runs.sourced import Sourced
+from reference_runs.this_cpu import MACHINE_SOURCES, FlopPerCycle, cpu_peaks, memory_entry, this_cpu
+
+ACCELERATORS = Path(__file__).parent / "accelerators"
+
+
+class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Dense matrix peaks by the dtype of the factors; for int8 an integer operation counts as one flop."""
+
+    fp32: FlopPerSecond | None = None
+    tf32: FlopPerSecond | None = None
+    bf16: FlopPerSecond | None = None
+    fp16: FlopPerSecond | None = None
+    fp8: FlopPerSecond | None = None
+    int8: FlopPerSecond | None = None
+
+
+class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What surrounds the arithmetic.
+
+    Args:
+        link: what joins the accelerators of a node, such as "NVLink 3".
+        link_bytes_per_second_both_ways: of one accelerator over all its links, sending plus receiving, as printed.
+        host_bytes_per_second_both_ways: between one accelerator and its host, sending plus receiving.
+        watts: thermal design power.
+        accelerators_per_node: how many the link joins in the usual machine.
+    """
+
+    memory_bytes: Annotated[int, msgspec.Meta(ge=1, extra={"unit": "byte"})]
+    memory_bytes_per_second: BytesPerSecond
+    link: str
+    link_bytes_per_second_both_ways: BytesPerSecond
+    host_bytes_per_second_both_ways: BytesPerSecond | None = None
+    watts: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "W"})] | None = None
+    accelerators_per_node: Count
+
+    @property
+    def link_bytes_per_second(self) -> float:
+        """Bytes per second that one accelerator SENDS over all its links, at most: half of what vendors print.
+
+        The A100's "NVLink: 600 GB/s" adds both directions: 300 GB/s leave while 300 GB/s arrive.
+        """
+        return self.link_bytes_per_second_both_ways / 2
+
+    @property
+    def host_bytes_per_second(self) -> float | None:
+        """Bytes per second from one accelerator to its host, at most: half of both directions; None: not recorded."""
+        return None if self.host_bytes_per_second_both_ways is None else self.host_bytes_per_second_both_ways / 2
+
+
+class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
+    """One accelerator: values for the formulas, and every value's facts (unit, kind, source) under `section.key`.
+
+    Args:
+        aliases: other names on the command line, and what torch.cuda.get_device_name prints.
+        peak_flop_per_second: dense, by dtype; a dtype that the device lacks is not a key.
+    """
+
+    name: str
+    title: str
+    where: str
+    aliases: tuple[str, ...]
+    peak_flop_per_second: dict[str, float]
+    board: Board
+    facts: dict[str, Sourced]
+    sources: dict[str, str]
+
+
+def accelerator_names() -> list[str]:
+    """Names of the recorded accelerators, sorted."""
+    return sorted(command_name(path) for path in ACCELERATORS.glob("*.toml"))
+
+
+def accelerator(name: str) -> Accelerator:
+    """The accelerator of that name or alias in any case, or of the user's own file where `name` ends in `.toml`.
+
+    Raises:
+        InputError: no such accelerator or file, a file that breaks the schema, or a CPU that cannot be read.
+    """
+    if name.endswith(".toml"):
+        return load(Path(name))
+    wanted = _folded(name)
+    names = accelerator_names()
+    if wanted in names:
+        return load(ACCELERATORS / f"{wanted.replace('-', '_')}.toml")
+    for path in sorted(ACCELERATORS.glob("*.toml")):
+        head = tomllib.loads(path.read_text(encoding="utf-8").partition("\n[")[0])
+        if wanted in map(_folded, head["aliases"]):
+            return load(path)
+    allowed = ", ".join(names) + ", or a file ending in .toml"
+    raise InputError("unknown accelerator", got=repr(name), allowed=allowed)
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", "-")
+
+
+def dense_peak_flop_per_second(device: Accelerator, dtype: str) -> float:
+    """Flop per second of one accelerator in dense products of `dtype` matrices, at most.
+
+    Vendors' headlines for 2:4 sparse matrices are twice as high from the A100 on.
+
+    Raises:
+        InputError: the accelerator has no recorded peak for the dtype; the line lists the dtypes that have one.
+    """
+    peak = device.peak_flop_per_second.get(dtype)
+    if peak is None:
+        raise InputError(
+            f"{device.name} has no peak_flop_per_second for the dtype",
+            got=repr(str(dtype)),
+            allowed=", ".join(device.peak_flop_per_second),
+            where=device.where,
+        )
+    return peak
+
+
+def load(path: Path) -> Accelerator:
+    """The accelerator that the TOML file at `path` records.
+
+    A file has [peak_flop_per_second], or [flop_per_cycle] for the CPU of this machine: then peaks and memory size are
+    read from the machine.
+
+    Raises:
+        InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key, wrong unit, or a CPU that
+            cannot be read.
+    """
+    where = shown_path(path)
+    known = {"title", "aliases", "sources", "flop_per_cycle", "peak_flop_per_second", "board"}
+    raw = read_toml(path, what="accelerator", known=known)
+    of_machine = "flop_per_cycle" in raw
+    tables = ("flop_per_cycle" if of_machine else "peak_flop_per_second", "board")
+    if of_machine and "peak_flop_per_second" in raw:
+        raise InputError("[peak_flop_per_second] and [flop_per_cycle] exclude each other", where=where)
+    title = required_text(raw, "title", where)
+    aliases, sources = raw.get("aliases", []), sources_of(raw, where)
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias for alias in aliases):
+        raise InputError("aliases: expected a list of texts", got=repr(aliases), where=where)
+    for table in tables:
+        if table not in raw:
+            raise InputError(f"missing section [{table}]", where=where)
+        if not isinstance(raw[table], dict):
+            raise InputError(f"{table}: expected a table", got=repr(raw[table]), where=where)
+    facts: dict[str, Sourced] = {}
+    if of_machine:
+        sources = MACHINE_SOURCES | sources
+        amounts, amount_facts = section_of(raw["flop_per_cycle"], FlopPerCycle, "flop_per_cycle", sources, where)
+        cpu = this_cpu()
+        title = f"{title}: {cpu.model}, {cpu.cores} cores"
+        peak_table, used = cpu_peaks(cpu, cast(FlopPerCycle, amounts), where)
+        facts |= {label: amount_facts[label] for label in used}
+        board_table = {"memory_bytes": memory_entry()} | raw["board"]
+    else:
+        peak_table, board_table = raw["peak_flop_per_second"], raw["board"]
+    peaks, peak_facts = section_of(peak_table, Peaks, "peak_flop_per_second", sources, where)
+    board, board_facts = section_of(board_table, Board, "board", sources, where)
+    by_dtype = {dtype: peak for dtype, peak in msgspec.structs.asdict(peaks).items() if peak is not None}
+    if not by_dtype:
+        raise InputError("peak_flop_per_second: no dtype has a value", where=where)
+    return Accelerator(
+        name=command_name(path),
+        title=title,
+        where=where,
+        aliases=tuple(aliases),
+        peak_flop_per_second=by_dtype,
+        board=cast(Board, board),
+        facts=facts | peak_facts | board_facts,
+        sources=sources,
+    )
