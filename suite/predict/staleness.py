@@ -1,0 +1,196 @@
+"""Throughput and staleness of data-parallel workers that wait for each other at every iteration, seldom or never."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class IterationTimes(NamedTuple):
+    """Seconds from the beginning at which each worker starts and finishes each iteration: [worker][iteration]."""
+
+    starts: list[list[float]]
+    finishes: list[list[float]]
+
+
+class BoundedTraining(NamedTuple):
+    """What a staleness bound makes of given iteration times.
+
+    seconds                  until the last worker has finished its last iteration
+    iterations_per_second    iterations of all workers together over `seconds`
+    largest_staleness        in iterations, over all starts of an iteration by a worker
+    mean_staleness           the same, their mean
+    waiting_shares           by worker: seconds blocked over the seconds until it finished its own last iteration
+    """
+
+    seconds: float
+    iterations_per_second: float
+    largest_staleness: int
+    mean_staleness: float
+    waiting_shares: tuple[float, ...]
+
+
+def iteration_times(iteration_seconds: Sequence[Sequence[float]], *, bound: int | None) -> IterationTimes:
+    """Starts and finishes, in seconds, of workers whose iterations take iteration_seconds[worker][iteration].
+
+    A worker that starts its iteration i has finished i of them, and is ahead by i less what the slowest worker has
+    finished by then. It starts as soon as that is at most the bound S: when every worker has finished iteration
+    i - S - 1, counted from 0. So, over all workers q, and leaving out what would be before iteration 0,
+        start(p, i)  = max(finish(p, i - 1), max finish(q, i - S - 1))
+        finish(p, i) = start(p, i) + seconds of p in i
+    S = 0 is bulk-synchronous (BSP); None is asynchronous (ASP), and so is any S of at least iterations - 1.
+
+    Source: Ho et al. 2013 (NIPS), stale synchronous parallel: a worker at clock c reads all updates up to c - S - 1.
+    Differs from a bound on finished iterations: a blocked worker has finished S + 1 more than the slowest.
+    Left out: the seconds of reading and sending, and updates that arrive before they are due.
+
+    Raises:
+        ValueError: no workers or no iterations, workers with different numbers of iterations, seconds that are not
+            above 0 and finite, or a negative bound.
+    """
+    _refuse_impossible_seconds(iteration_seconds)
+    if bound is not None and bound < 0:
+        raise ValueError(f"bound must be at least 0, or None for unbounded, got {bound}")
+    starts: list[list[float]] = [[] for _ in iteration_seconds]
+    finishes: list[list[float]] = [[] for _ in iteration_seconds]
+    for iteration in range(len(iteration_seconds[0])):
+        gate: float = 0
+        if bound is not None and iteration > bound:
+            gate = max(own[iteration - bound - 1] for own in finishes)
+        for begun, finished, seconds in zip(starts, finishes, iteration_seconds, strict=True):
+            begun.append(max(finished[-1], gate) if finished else gate)
+            finished.append(begun[-1] + seconds[iteration])
+    return IterationTimes(starts, finishes)
+
+
+def bounded_training(iteration_seconds: Sequence[Sequence[float]], *, bound: int | None) -> BoundedTraining:
+    """Time, throughput, staleness and waiting of workers that start at most `bound` iterations ahead of the slowest.
+
+    Staleness of a start is how far ahead the worker then is, as `iteration_times` defines it: the iterations of the
+    slowest worker whose updates its weights lack. What finishes at the moment of a start counts as finished.
+    No worker blocks after its last iteration, so under BSP the last barrier counts in `seconds` alone.
+
+    With constant speeds every S short of None comes to run at the speed of BSP: a bound hides delays that come and go,
+    not a slow machine.
+
+    Raises:
+        ValueError: as `iteration_times`.
+    """
+    starts, finishes = iteration_times(iteration_seconds, bound=bound)
+    finished_by_all = [max(ends) for ends in zip(*finishes, strict=True)]
+    staleness = [
+        iteration - bisect_right(finished_by_all, start, hi=iteration)
+        for begun in starts
+        for iteration, start in enumerate(begun)
+    ]
+    waits = [
+        sum(start - end for start, end in zip(begun[1:], finished, strict=False))
+        for begun, finished in zip(starts, finishes, strict=True)
+    ]
+    return BoundedTraining(
+        seconds=finished_by_all[-1],
+        iterations_per_second=len(staleness) / finished_by_all[-1],
+        largest_staleness=max(staleness),
+        mean_staleness=sum(staleness) / len(staleness),
+        waiting_shares=tuple(wait / finished[-1] for wait, finished in zip(waits, finishes, strict=True)),
+    )
+
+
+def bulk_synchronous_seconds(iteration_seconds: Sequence[Sequence[float]]) -> float:
+    """Seconds of all iterations with a barrier after each: the sum over iterations of the slowest worker's seconds.
+
+    Raises:
+        ValueError: as `iteration_times`.
+    """
+    _refuse_impossible_seconds(iteration_seconds)
+    iterations = range(len(iteration_seconds[0]))
+    return sum(max(own[iteration] for own in iteration_seconds) for iteration in iterations)
+
+
+def asynchronous_seconds(iteration_seconds: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each worker for all its iterations when nobody waits: the sum of its own.
+
+    Raises:
+        ValueError: as `iteration_times`.
+    """
+    _refuse_impossible_seconds(iteration_seconds)
+    return [sum(seconds) for seconds in iteration_seconds]
+
+
+def bulk_synchronous_iterations_per_second(seconds: Sequence[float]) -> float:
+    """Iterations a second of n workers together with a barrier after each, worker p taking t_p seconds: n / max(t).
+
+    Raises:
+        ValueError: no workers, or seconds that are not above 0 and finite.
+    """
+    _refuse_impossible_seconds([[own] for own in seconds])
+    return len(seconds) / max(seconds)
+
+
+def asynchronous_iterations_per_second(seconds: Sequence[float]) -> float:
+    """Iterations a second of n workers together that never wait, worker p taking t_p seconds: the sum of 1 / t_p.
+
+    Differs from `bounded_training` without a bound, where every worker stops after the same number of iterations, so
+    that the fast ones stand idle in the end.
+
+    Raises:
+        ValueError: no workers, or seconds that are not above 0 and finite.
+    """
+    _refuse_impossible_seconds([[own] for own in seconds])
+    return sum(1 / own for own in seconds)
+
+
+def asynchronous_gradient_delays(iteration_seconds: Sequence[Sequence[float]]) -> dict[int, int]:
+    """Updates by their delay, for workers that send each gradient to a parameter server and never wait.
+
+    The delay of an update is the number of updates by others that reached the server between the worker's read of the
+    weights, right behind its own last update, and this update. Updates of the same moment arrive in the order of the
+    workers.
+
+    Differs from the staleness of `bounded_training`, which counts iterations of the slowest worker.
+
+    Raises:
+        ValueError: as `iteration_times`.
+    """
+    finishes = iteration_times(iteration_seconds, bound=None).finishes
+    arrivals = sorted((end, worker) for worker, finished in enumerate(finishes) for end in finished)
+    read = [0] * len(finishes)
+    delays: Counter[int] = Counter()
+    for applied, (_, worker) in enumerate(arrivals):
+        delays[applied - read[worker]] += 1
+        read[worker] = applied + 1
+    return dict(delays)
+
+
+def equal_workers_gradient_delays(*, workers: int, iterations: int) -> dict[int, int]:
+    """Updates by their delay for n equal workers of i iterations each: steadily n - 1, as each other sends one between.
+
+    0, 1, … n - 1    one update each in the first round, where all have read the initial weights
+    n - 1            the other n (i - 1)
+
+    Source: derived here, with the delay of `asynchronous_gradient_delays`.
+
+    Raises:
+        ValueError: workers < 1 or iterations < 1.
+    """
+    for name, number in (("workers", workers), ("iterations", iterations)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    return dict.fromkeys(range(workers - 1), 1) | {workers - 1: 1 + workers * (iterations - 1)}
+
+
+def _refuse_impossible_seconds(iteration_seconds: Sequence[Sequence[float]]) -> None:
+    if not iteration_seconds or not iteration_seconds[0]:
+        raise ValueError("iteration_seconds must have at least 1 worker with at least 1 iteration")
+    iterations = len(iteration_seconds[0])
+    for worker, seconds in enumerate(iteration_seconds):
+        if len(seconds) != iterations:
+            raise ValueError(f"worker {worker} must have {iterations} iterations as worker 0 has, got {len(seconds)}")
+        for iteration, value in enumerate(seconds):
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"seconds of worker {worker} in iteration {iteration} must be above 0 and finite, got {value}"
+                )
