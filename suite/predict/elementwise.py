@@ -6,40 +6,36 @@ integers, which do not overflow, and a sweep hands it NumPy arrays of float64: t
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 Number = TypeVar("Number", int, float)
 
 
-def _is_array(*values: Any) -> bool:
-    return not all(isinstance(value, (int, float)) for value in values)
-
-
 def larger(a: Number, b: Number) -> Number:
     """The larger of two numbers."""
-    if _is_array(a, b):
-        import numpy
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return a if a >= b else b
+    import numpy
 
-        return cast(Number, numpy.maximum(a, b))
-    return a if a >= b else b
+    return cast(Number, numpy.maximum(a, b))
 
 
 def smaller(a: Number, b: Number) -> Number:
     """The smaller of two numbers."""
-    if _is_array(a, b):
-        import numpy
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return a if a <= b else b
+    import numpy
 
-        return cast(Number, numpy.minimum(a, b))
-    return a if a <= b else b
+    return cast(Number, numpy.minimum(a, b))
 
 
 def chosen(condition: bool, a: Number, b: Number) -> Number:
     """`a` where `condition` holds, otherwise `b`; both are computed, so neither may divide by zero."""
-    if _is_array(condition, a, b):
-        import numpy
+    if isinstance(condition, bool) and isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return a if condition else b
+    import numpy
 
-        return cast(Number, numpy.where(condition, a, b))
-    return a if condition else b
+    return cast(Number, numpy.where(condition, a, b))
 
 
 def ceil_division(a: int, b: int) -> int:
