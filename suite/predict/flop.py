@@ -56,7 +56,8 @@ def model_flop(architecture: Architecture, *, samples: int) -> int:
     Differs from 6 N T (N with a tied embedding) by the attention square, s / 6h of the layers' flop, less biases and
     norms: 2.3 % more for BLOOM-176B.
     """
-    return 3 * sum(forward_flop(architecture, samples=samples).values())
+    layer = sum(layer_forward_flop(architecture, samples=samples).values())
+    return 3 * (architecture.layers * layer + head_forward_flop(architecture, samples=samples))
 
 
 def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: Recomputation, layers: int) -> int:
@@ -86,6 +87,11 @@ def recomputed_layers_from_input(layers: int) -> int:
     Differs from recomputation that keeps every layer's input, l layer-forwards, by (l + 1) / 2: 40.5 for 80 layers.
     """
     return layers * (layers + 1) // 2
+
+
+def recomputation_from_input_ratio(layers: int) -> float:
+    """Forward passes that the backward pass of `layers` layers repeats when only their input is kept: (l + 1) / 2."""
+    return recomputed_layers_from_input(layers) / layers
 
 
 def early_stop_flop(
@@ -192,8 +198,9 @@ def causal_half_flop(architecture: Architecture, *, samples: int) -> int:
 
     Source: Dao 2023, arXiv 2307.08691, section 4.1 (FlashAttention-2 halves attention flop for a causal mask).
     """
-    parts = forward_flop(architecture, samples=samples)
-    return model_flop(architecture, samples=samples) - 3 * (parts["attention scores"] + parts["attention context"]) // 2
+    layer = layer_forward_flop(architecture, samples=samples)
+    square = architecture.layers * (layer["attention scores"] + layer["attention context"])
+    return model_flop(architecture, samples=samples) - 3 * square // 2
 
 
 def without_head_flop(architecture: Architecture, *, samples: int) -> int:

@@ -138,51 +138,71 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     return RankParameters(matrices + positions, vectors, replicated + positions)
 
 
-def layer_tensors(architecture: Architecture, *, tensor_parallel: int = 1) -> list[ParameterTensor]:
-    """The parameter tensors of one layer on one tensor-parallel rank, in the order in which it reads them first."""
+_Entry = tuple[str, int, bool]  # name, elements, whether a matrix, of a ParameterTensor
+
+
+def _layer_entries(architecture: Architecture, tensor_parallel: int) -> list[_Entry]:
     h, t = architecture.hidden, tensor_parallel
     attention_rows, expansion_rows = _widths(architecture)
-    norm = _norm_elements(architecture)
-
-    def normed(name: str) -> list[ParameterTensor]:
-        bias = [ParameterTensor(f"{name}.bias", norm - h, False)] if norm > h else []
-        return [ParameterTensor(f"{name}.weight", h, False), *bias]
-
-    def linear(name: str, rows: int, columns: int) -> list[ParameterTensor]:
-        bias = [ParameterTensor(f"{name}.bias", rows, False)] if architecture.biases else []
-        return [ParameterTensor(f"{name}.weight", rows * columns, True), *bias]
-
-    attention = linear("attention.query_key_value", attention_rows // t, h) + linear("attention.projection", h, h // t)
-    feed_forward = linear("feed_forward.expansion", expansion_rows // t, h)
-    feed_forward += linear("feed_forward.contraction", h, architecture.ffn_hidden // t)
+    attention = _linear(architecture, "attention.query_key_value", attention_rows // t, h)
+    attention += _linear(architecture, "attention.projection", h, h // t)
+    feed_forward = _linear(architecture, "feed_forward.expansion", expansion_rows // t, h)
+    feed_forward += _linear(architecture, "feed_forward.contraction", h, architecture.ffn_hidden // t)
+    attention_norm, feed_forward_norm = _norm(architecture, "attention_norm"), _norm(architecture, "feed_forward_norm")
     if architecture.norm is Norm.DEEP_NORM:
-        return [*attention, *normed("attention_norm"), *feed_forward, *normed("feed_forward_norm")]
-    return [*normed("attention_norm"), *attention, *normed("feed_forward_norm"), *feed_forward]
+        return attention + attention_norm + feed_forward + feed_forward_norm
+    return attention_norm + attention + feed_forward_norm + feed_forward
+
+
+def _norm(architecture: Architecture, name: str) -> list[_Entry]:
+    h, norm = architecture.hidden, _norm_elements(architecture)
+    gain = (f"{name}.weight", h, False)
+    return [gain, (f"{name}.bias", norm - h, False)] if norm > h else [gain]
+
+
+def _linear(architecture: Architecture, name: str, rows: int, columns: int) -> list[_Entry]:
+    weight = (f"{name}.weight", rows * columns, True)
+    return [weight, (f"{name}.bias", rows, False)] if architecture.biases else [weight]
+
+
+def _outer_entries(architecture: Architecture, tensor_parallel: int) -> tuple[list[_Entry], list[_Entry]]:
+    h, rows = architecture.hidden, architecture.padded_vocabulary // tensor_parallel
+    learned, queries = _position_rows(architecture)
+    before = [("embedding.weight", rows * h, True)]
+    if learned:
+        before.append(("position.weight", learned * h, True))
+    if architecture.embedding_norm:
+        before += _norm(architecture, "embedding_norm")
+    behind = _norm(architecture, "final_norm")
+    if queries:
+        behind.append(("query_position.weight", queries * h, True))
+    if not architecture.tied_embeddings:
+        behind.append(("head.weight", rows * h, True))
+    return before, behind
+
+
+def layer_tensors(architecture: Architecture, *, tensor_parallel: int = 1) -> list[ParameterTensor]:
+    """The parameter tensors of one layer on one tensor-parallel rank, in the order in which it reads them first."""
+    return [ParameterTensor(*entry) for entry in _layer_entries(architecture, tensor_parallel)]
+
+
+def layer_elements(architecture: Architecture, *, tensor_parallel: int = 1) -> list[int]:
+    """Elements of each of `layer_tensors`."""
+    return [elements for _, elements, _ in _layer_entries(architecture, tensor_parallel)]
 
 
 def outer_tensors(
     architecture: Architecture, *, tensor_parallel: int = 1
 ) -> tuple[list[ParameterTensor], list[ParameterTensor]]:
     """The parameter tensors before and behind the layers on one tensor-parallel rank; a tied embedding stands first."""
-    h, rows = architecture.hidden, architecture.padded_vocabulary // tensor_parallel
-    norm = _norm_elements(architecture)
+    before, behind = _outer_entries(architecture, tensor_parallel)
+    return [ParameterTensor(*entry) for entry in before], [ParameterTensor(*entry) for entry in behind]
 
-    def normed(name: str) -> list[ParameterTensor]:
-        bias = [ParameterTensor(f"{name}.bias", norm - h, False)] if norm > h else []
-        return [ParameterTensor(f"{name}.weight", h, False), *bias]
 
-    before = [ParameterTensor("embedding.weight", rows * h, True)]
-    if architecture.position is Position.LEARNED:
-        positions = architecture.sequence + architecture.extra_positions
-        before.append(ParameterTensor("position.weight", positions * h, True))
-    if architecture.embedding_norm:
-        before += normed("embedding_norm")
-    behind = normed("final_norm")
-    if architecture.top_query_layer:
-        behind.append(ParameterTensor("query_position.weight", architecture.sequence * h, True))
-    if not architecture.tied_embeddings:
-        behind.append(ParameterTensor("head.weight", rows * h, True))
-    return before, behind
+def outer_elements(architecture: Architecture, *, tensor_parallel: int = 1) -> tuple[list[int], list[int]]:
+    """Elements of each of `outer_tensors`."""
+    before, behind = _outer_entries(architecture, tensor_parallel)
+    return [elements for _, elements, _ in before], [elements for _, elements, _ in behind]
 
 
 def parameter_tensors(architecture: Architecture) -> list[ParameterTensor]:

@@ -40,8 +40,10 @@ def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -
     waiting = layout.pipeline_stages - stage
     if layout.schedule in NO_FLUSH:
         return waiting
-    chunks = chunks_in_flight(pipeline_stages=layout.pipeline_stages, virtual_stages=layout.virtual_stages, stage=stage)
     virtual = layout.virtual_stages
+    if isinstance(virtual, int) and virtual == 1:
+        return smaller(micro_batches, waiting)
+    chunks = chunks_in_flight(pipeline_stages=layout.pipeline_stages, virtual_stages=virtual, stage=stage)
     interleaved = smaller(micro_batches * virtual, chunks) / virtual
     return chosen(virtual > 1, interleaved, smaller(micro_batches, waiting))
 
