@@ -9,10 +9,9 @@ from suite.predict.flop import executed_flop, model_flop
 from suite.predict.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE, first_loss
 from suite.predict.memory import gradient_bytes, optimizer_bytes, weight_bytes
 from suite.predict.parameters import parameter_count
+from suite.predict.run_figures import HARDWARE_CONVENTION, MODEL_CONVENTION
 from suite.predict.traffic import data_parallel_traffic, ring_sent_bytes
 
-MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
-HARDWARE_CONVENTION = "as model_flop, and recomputation"
 SENT_TOLERANCE = 0.03
 SENT_REASON = "needs a network interface of the rank's own; the tolerance is for protocol headers"
 PART_OF_SENT_REASON = "a part of the rank's sent_bytes: an interface counts all of them together"
@@ -54,7 +53,7 @@ def rank_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> 
     for rank in range(layout.ranks):
         figures += [
             Figure(quantity=Quantity.WEIGHT_BYTES, value=weight_bytes(architecture, recipe, layout), rank=rank),
-            Figure(quantity=Quantity.GRADIENT_BYTES, value=gradient_bytes(architecture), rank=rank),
+            Figure(quantity=Quantity.GRADIENT_BYTES, value=gradient_bytes(architecture, recipe, layout), rank=rank),
             Figure(quantity=Quantity.OPTIMIZER_BYTES, value=optimizer_bytes(architecture, recipe, layout), rank=rank),
         ]
         for axis, operation, payload, messages in data_parallel_traffic(architecture, recipe, layout):
