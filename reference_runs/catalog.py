@@ -162,6 +162,12 @@ def _check(run: ReferenceRun) -> None:
             allowed=", ".join(FlopConvention),
             where=run.where,
         )
+    if (reported.total_flop is None) != (reported.total_flop_convention is None):
+        raise InputError(
+            "reported.total_flop and reported.total_flop_convention need each other",
+            allowed=", ".join(FlopConvention),
+            where=run.where,
+        )
     if run.recorded_layout is None:
         return
     layout = run.recorded_layout

@@ -185,8 +185,7 @@ def layout_text(layout: Layout) -> str:
     words.append(f"recompute-{layout.recomputation.value}")
     if layout.checkpoint_layers > 1:
         words.append(f"every{layout.checkpoint_layers}")
-    if layout.micro_batch > 1:
-        words.append(f"micro{layout.micro_batch}")
+    words.append(f"micro{layout.micro_batch}")
     if layout.accumulation is not None:
         words.append(f"accumulate{layout.accumulation}")
     if layout.bucket_bytes != default.bucket_bytes and layout.bucket_bytes % 10**6 == 0:

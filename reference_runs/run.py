@@ -249,7 +249,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Args:
         flop_convention: what the published flop rate, MFU and HFU count; needed where one of them is published.
-        total_flop: of the whole training.
+        total_flop: of the whole training, counted as `total_flop_convention`.
     """
 
     parameters: Count | None = None
@@ -263,6 +263,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hfu: Fraction | None = None
     peak_bytes: Bytes | None = None
     total_flop: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "flop"})] | None = None
+    total_flop_convention: FlopConvention | None = None
     checkpoint_seconds: Seconds | None = None
     accelerator_seconds: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "accelerator s"})] | None = None
     duration: Seconds | None = None

@@ -64,7 +64,7 @@ def _row(left: Figure | None, right: Figure | None, left_name: str, right_name: 
         if exact and judge:
             verdict = Verdict.FAIL
     elif not judge:
-        verdict = Verdict.SHOWN
+        why = why or right.why or None
     elif exact:
         verdict = Verdict.PASS if difference == 0 else Verdict.FAIL
         tolerance = 0.0

@@ -29,6 +29,11 @@ class Quantity(enum.StrEnum):
     MFU = "mfu"
     HFU = "hfu"
     FIRST_LOSS = "first_loss"
+    TRAINING_FLOP = "training_flop"
+    TRAINING_SECONDS = "training_seconds"
+    ACCELERATOR_SECONDS = "accelerator_seconds"
+    ENERGY_JOULES = "energy_joules"
+    COST = "cost"
 
 
 UNIT: dict[Quantity, str] = {
@@ -51,6 +56,11 @@ UNIT: dict[Quantity, str] = {
     Quantity.MFU: "1",
     Quantity.HFU: "1",
     Quantity.FIRST_LOSS: "1",
+    Quantity.TRAINING_FLOP: "flop",
+    Quantity.TRAINING_SECONDS: "s",
+    Quantity.ACCELERATOR_SECONDS: "accelerator s",
+    Quantity.ENERGY_JOULES: "J",
+    Quantity.COST: "1",
 }
 
 EXACT = frozenset(

@@ -2,68 +2,156 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
+from rich.console import Console
 from rich.markup import escape
 
-from reference_runs.catalog import miniatures, reference_run
+from reference_runs.accelerator import accelerator, accelerator_names
+from reference_runs.catalog import check_layout, miniatures, reference_run
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, Offload, layout_text, parse_layout
 from reference_runs.run import ReferenceRun
+from reference_runs.sourced import Kind
 from suite.compare import Row, compare, overall
-from suite.figures import Figure, Quantity
+from suite.figures import Figure
+from suite.machines import RunMachine, run_machine
 from suite.miniature import miniature
-from suite.predict.prediction import describes_ranks, prediction
+from suite.predict.choices import Choice, choices
+from suite.predict.prediction import prediction
+from suite.predict.run_figures import figures_at_published_times, predicted_figures, published_figures
+from suite.predict.run_prediction import RunPrediction, run_prediction
+from suite.report.breakdown import print_choices, print_memory, print_predicted, print_published, print_time
 from suite.report.tables import console, print_comparison
+
+
+class Predicted(NamedTuple):
+    """One run's comparison, and what its breakdown is printed from; a miniature has rows alone."""
+
+    rows: list[Row]
+    run: ReferenceRun | None = None
+    layout: Layout | None = None
+    machine: RunMachine | None = None
+    prediction: RunPrediction | None = None
+    missing: tuple[str, ...] = ()
 
 
 def predict(
     runs: Annotated[list[str], typer.Argument(help="Recorded runs, miniatures, or run files ending in .toml.")],
+    on: Annotated[str | None, typer.Option(help="Accelerator to predict for, instead of the run's own.")] = None,
+    layout: Annotated[str | None, typer.Option(help="Layout, such as dp8,tp4,pp12; omitted axes are 1.")] = None,
+    show_choices: Annotated[
+        bool, typer.Option("--choices", help="Limits and alternatives too: what fits, what pays, faster layouts.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Print the predicted figures of runs beside the published ones.
+    """Print the predicted figures of runs beside the published ones, and where time and memory go.
 
-    Examples: python -m suite predict bloom-176b; python -m suite predict bloom-mini my_run.toml --json
+    Examples: python -m suite predict bloom-176b; python -m suite predict llama2-70b --layout dp64,tp8,micro1 --on h100
     """
     for name in runs:
-        rows, unknown = _rows(name)
+        predicted = _predicted(name, on, layout)
         if json:
-            entry = {"run": name, "status": "ok", "verdict": overall(rows), "record": None, "figures": rows}
+            rows = predicted.rows
+            entry: dict[str, object] = {
+                "run": name,
+                "status": "ok",
+                "verdict": overall(rows),
+                "record": None,
+                "figures": rows,
+            }
+            if show_choices:
+                entry["choices"] = _choices(predicted)
             print(msgspec.json.encode(entry).decode())
-            continue
-        out = console()
-        out.print(f"[bold]{escape(name)}[/]")
-        print_comparison(out, rows, left="predicted", right="published")
-        if unknown:
-            out.print(f"[dim]{unknown}[/]")
+        else:
+            _print(console(), name, predicted, _choices(predicted) if show_choices else [])
 
 
-def _rows(name: str) -> tuple[list[Row], str]:
+def _predicted(name: str, on: str | None, layout_words: str | None) -> Predicted:
     minis = miniatures()
-    published: list[Figure] = []
     if name in minis:
+        for option, given in (("--on", on), ("--layout", layout_words)):
+            if given is not None:
+                raise InputError(
+                    "is for recorded runs and run files", got=f"{option} with the miniature {name}", where=option
+                )
         small = miniature(reference_run(minis[name]), "cpu", ranks=2)
-        architecture, recipe, layout = small.architecture, small.recipe, small.layout
-    else:
-        run = reference_run(name, also=minis)
-        architecture, recipe, layout = run.architecture, run.recipe, run.layout
-        published = _published(run)
-    unknown = ""
-    if not describes_ranks(layout):
-        unknown = "state bytes and traffic: not predicted for tensor or pipeline parallelism, or ZeRO beyond stage 1"
-    predicted = prediction(architecture, recipe, layout)
-    return compare(predicted, published, left_name="predicted", right_name="published", judge=False), unknown
+        figures = prediction(small.architecture, small.recipe, small.layout)
+        return Predicted(compare(figures, [], left_name="predicted", right_name="published", judge=False))
+    run = reference_run(name, also=minis)
+    layout = _layout(run, layout_words)
+    missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
+    machine = run_machine(run.cluster, run.recipe.precision, ranks=layout.ranks if layout else 1, accelerator_name=on)
+    if machine is None:
+        missing.append("no accelerator is recorded: give one with --on")
+    elif machine.missing:
+        missing.append(machine.missing)
+    elif layout and layout.offload is not Offload.NONE:
+        missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
+    able = machine.machine if machine else None
+    predicted = run_prediction(run.architecture, run.recipe, layout, able)
+    left = predicted_figures(run, run.recipe, layout, able, predicted)
+    right = published_figures(run)
+    computed: list[Figure] = []
+    published: list[Figure] = []
+    if on is None and layout == run.recorded_layout:
+        computed, published = figures_at_published_times(run, predicted, able)
+    rows = compare(left + computed, right + published, left_name="predicted", right_name="published", judge=False)
+    return Predicted(rows, run, layout, machine, predicted, tuple(missing))
 
 
-def _published(run: ReferenceRun) -> list[Figure]:
-    reported = run.reported
-    values = {
-        Quantity.PARAMETERS: reported.parameters,
-        Quantity.PEAK_BYTES: reported.peak_bytes,
-        Quantity.STEP_SECONDS: reported.step_seconds,
-        Quantity.TOKENS_PER_SECOND: reported.tokens_per_second,
-        Quantity.HARDWARE_FLOP_PER_SECOND: reported.hardware_flop_per_second,
-        Quantity.MFU: reported.mfu,
-        Quantity.HFU: reported.hfu,
-    }
-    return [Figure(quantity=quantity, value=value) for quantity, value in values.items() if value is not None]
+def _choices(predicted: Predicted) -> list[Choice]:
+    """Empty for a miniature, and where layout or machine are not known."""
+    run, layout, machine, arithmetic = predicted.run, predicted.layout, predicted.machine, predicted.prediction
+    if not (run and layout and machine and machine.machine and arithmetic):
+        return []
+    cluster, board = run.cluster, machine.accelerator.board
+    return choices(
+        run.architecture,
+        run.recipe,
+        layout,
+        machine.machine,
+        arithmetic,
+        memories={name: accelerator(name).board.memory_bytes for name in accelerator_names()},
+        host_bytes_per_second=board.host_bytes_per_second,
+        interfaces=cluster.network_interfaces_per_node if cluster else None,
+        interface_bytes_per_second=cluster.network_interface_bandwidth if cluster else None,
+    )
+
+
+def _layout(run: ReferenceRun, words: str | None) -> Layout | None:
+    if words is None:
+        return run.recorded_layout
+    layout = parse_layout(words, base=run.recorded_layout or Layout())
+    check_layout(run.architecture, run.recipe, layout, "--layout")
+    return layout
+
+
+def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice]) -> None:
+    run, machine, arithmetic = predicted.run, predicted.machine, predicted.prediction
+    stands_on = f" on {predicted.layout.ranks} {machine.accelerator.name}" if machine and predicted.layout else ""
+    laid_out = f", {layout_text(predicted.layout)}" if predicted.layout else ""
+    out.print(f"[bold]{escape(name)}[/]{stands_on}{laid_out}")
+    if run is None:
+        print_comparison(out, predicted.rows, left="predicted", right="published")
+        return
+    print_published(out, predicted.rows)
+    print_predicted(out, predicted.rows)
+    if arithmetic and arithmetic.step:
+        print_time(out, arithmetic.step)
+    if arithmetic and arithmetic.memory:
+        print_memory(out, arithmetic.memory, memory_bytes=machine.accelerator.board.memory_bytes if machine else None)
+    if chosen:
+        print_choices(out, chosen)
+    notes = [f"not predicted: {escape(reason)}" for reason in predicted.missing]
+    if machine and arithmetic and arithmetic.step:
+        notes += [f"time: {escape(note)}" for note in machine.notes]
+    assumed = [key for key, fact in run.facts.items() if fact.kind is Kind.ASSUMED]
+    if assumed:
+        notes.append(f"assumed, with reasons in `show {escape(name)}`: {', '.join(assumed)}")
+    out.print()
+    for note in notes:
+        out.print(f"[dim]{note}[/]")
+    out.print()

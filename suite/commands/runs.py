@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.units import printed
 from suite.predict.parameters import parameter_count
@@ -31,4 +32,6 @@ def runs(json: Annotated[bool, typer.Option("--json", help="One JSON object a li
             print(msgspec.json.encode(entry).decode())
         return
     rows = [[r.name, r.title, printed(parameter_count(r.architecture), "1"), minis.get(r.name, "-")] for r in listed]
-    console().print(plain_table(["run", "title", "parameters", "reproduce with"], rows))
+    out = console()
+    out.print(plain_table(["run", "title", "parameters", "reproduce with"], rows))
+    out.print("\n[bold]accelerators[/] for `show` and `predict --on`: " + ", ".join(accelerator_names()))

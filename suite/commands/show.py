@@ -1,14 +1,17 @@
-"""One run's facts with their sources, or a miniature's differences to its run."""
+"""Facts with their sources of a run or an accelerator, or a miniature's differences to its run."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.markup import escape
 
-from reference_runs.catalog import miniatures, reference_run
+from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
+from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.errors import InputError
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced
@@ -19,13 +22,15 @@ from suite.report.tables import console, plain_table
 
 
 def show(
-    run: Annotated[str, typer.Argument(help="A recorded run, a miniature, or a run file ending in .toml.")],
+    run: Annotated[
+        str, typer.Argument(help="A recorded run, a miniature, an accelerator, or a run file ending in .toml.")
+    ],
     scale: Annotated[str, typer.Option(help="For a miniature: cpu or cuda.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Print a run's facts with their sources, or what a miniature keeps and scales.
+    """Print the facts of a run or an accelerator with their sources, or what a miniature keeps and scales.
 
-    Examples: python -m suite show bloom-176b; python -m suite show bloom-mini --scale cuda
+    Examples: python -m suite show bloom-176b; python -m suite show h100; python -m suite show bloom-mini --scale cuda
     """
     minis = miniatures()
     if scale not in SCALES:
@@ -37,18 +42,34 @@ def show(
         else:
             _print_miniature(small)
         return
-    record = reference_run(run, also=minis)
+    record = _record(run, minis)
     if json:
         print(msgspec.json.encode(record).decode())
+    elif isinstance(record, Accelerator):
+        _print_facts(f"[bold]{escape(record.title)}[/]", record.facts, record.sources)
     else:
-        _print_run(record)
+        title = f"[bold]{escape(record.title)}[/]: {parameter_count(record.architecture):,} parameters"
+        _print_facts(title, record.facts, record.sources)
 
 
-def _print_run(run: ReferenceRun) -> None:
+def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:
+    """The run of that name or file, or the accelerator of that name or alias."""
+    if not name.endswith(".toml") and name not in run_names():
+        with contextlib.suppress(InputError):
+            return accelerator(name)
+        raise InputError(
+            "unknown name",
+            got=repr(name),
+            allowed=", ".join([*run_names(), *minis, *accelerator_names()]) + ", or a run file ending in .toml",
+        )
+    return reference_run(name)
+
+
+def _print_facts(title: str, facts: dict[str, Sourced], sources: dict[str, str]) -> None:
     out = console()
-    out.print(f"[bold]{escape(run.title)}[/]: {parameter_count(run.architecture):,} parameters")
+    out.print(title)
     rows = []
-    for key, fact in run.facts.items():
+    for key, fact in facts.items():
         rows.append([key, _value(fact), fact.kind.value, escape(_origin(fact))])
         for reading in fact.readings:
             other = f"{_number(reading.value, fact.unit)}"
@@ -57,7 +78,7 @@ def _print_run(run: ReferenceRun) -> None:
             )
     out.print(plain_table(["fact", "value", "kind", "source, and why"], rows))
     out.print("\n[bold]sources[/]")
-    out.print(plain_table(["key", "document"], [[key, escape(text)] for key, text in run.sources.items()]))
+    out.print(plain_table(["key", "document"], [[key, escape(text)] for key, text in sources.items()]))
 
 
 def _origin(fact: Sourced) -> str:

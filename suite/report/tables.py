@@ -25,7 +25,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_comparison(out: Console, rows: Iterable[Row], *, left: str, right: str) -> None:
-    """Print rows of the whole job and of the maximum over ranks, every rank's row that failed, and the reasons."""
+    """Print rows of the whole job and of the maximum over ranks and stages, every row that failed, and the reasons."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     titles = ["quantity", "axis", left, right, "difference", "tolerance", "verdict", "why"]
     for title in _LEFT_OUT_FIRST[: sum(out.width < width for width in _NARROW)]:
@@ -35,11 +35,11 @@ def print_comparison(out: Console, rows: Iterable[Row], *, left: str, right: str
         table.add_column(title, justify="right" if numeric else "left", no_wrap=True)
     reasons: list[str] = []
     for row in rows:
-        if row.rank is not None and row.verdict is not Verdict.FAIL:
+        if (row.rank is not None or row.stage is not None) and row.verdict is not Verdict.FAIL:
             continue
         cells = {
             "quantity": row.quantity,
-            "axis": " ".join(part for part in (row.axis, row.operation, _rank(row)) if part),
+            "axis": " ".join(part for part in (row.axis, row.operation, row.term, _rank(row)) if part),
             left: printed(row.left, row.unit),
             right: printed(row.right, row.unit),
             "difference": _difference(row),

@@ -1,0 +1,156 @@
+"""`predict` as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reference_runs.catalog import reference_run, run_names
+from suite.__main__ import main
+from suite.figures import Quantity
+from suite.report.breakdown import bar, read
+
+ROOT = Path(__file__).parent.parent
+PROCESS_SECONDS = 0.4
+
+
+def objects(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main(["predict", *arguments, "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["predict", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["predict", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_one_object_a_line_in_the_stable_form(capsys: pytest.CaptureFixture[str]) -> None:
+    told = objects(capsys, *run_names())
+    assert [entry["run"] for entry in told] == run_names()
+    for entry in told:
+        assert set(entry) == {"run", "status", "verdict", "record", "figures"}
+        for row in entry["figures"]:
+            assert row["quantity"] in set(Quantity)
+            assert row["left"] is None or row["left"] >= 0
+
+
+def test_the_parameters_of_every_run_equal_the_recorded_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    for entry in objects(capsys, *run_names()):
+        row = next(row for row in entry["figures"] if row["quantity"] == "parameters")
+        assert row["left"] == row["right"] == reference_run(entry["run"]).reported.parameters
+        assert row["difference"] == 0
+
+
+def test_every_stage_has_its_row(capsys: pytest.CaptureFixture[str]) -> None:
+    (entry,) = objects(capsys, "mt-nlg-530b")
+    stages = [row["stage"] for row in entry["figures"] if row["quantity"] == "peak_bytes" and row["term"] is None]
+    assert stages == [None, *range(35)]
+
+
+def test_a_layout_of_ones_own_takes_the_place_of_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4,micro1", "--on", "h100")
+    assert "llama2-70b on 512 h100-sxm, dp16,tp8,pp4,zero0,1f1b,recompute-none,micro1" in shown
+    # 64 nodes and no recorded network
+    assert "not predicted: cluster.network_interfaces_per_node and cluster.network_interface_bandwidth" in shown
+    shown = text(capsys, "llama2-70b", "--layout", "dp1,tp8,micro1,zero0", "--on", "mi300x")
+    assert "where the time goes" in shown
+
+
+def test_unpublished_facts_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = text(capsys, "llama2-70b")
+    for key in ("micro_batch", "data_parallel", "tensor_parallel", "pipeline_stages"):
+        assert f"not predicted: layout.{key} is recorded as not published: give a --layout" in shown
+    assert "where the memory goes" not in shown
+
+
+def test_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = " ".join(text(capsys, "mt-nlg-530b").split())
+    assert "layout.zero_stage" in shown.partition("assumed, with reasons in `show mt-nlg-530b`")[2]
+    assert "a plain machine, fitted to no run: 75% of the dense peak" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    {
+        "tp and heads": (["--layout", "dp4,tp5,pp2"], ["--layout: layout.tensor_parallel does not divide", "heads"]),
+        "stages and layers": (["--layout", "pp71"], ["more pipeline stages than layers; got 71", "at most", "= 70"]),
+        "more than the batch": (["--layout", "dp2048"], ["2048 (dp) * 2 (micro-batch) = 4096 samples are more than"]),
+        "batch": (["--layout", "dp3"], ["does not divide the global batch of 2048 samples", "allowed: dp 1, 2, 4"]),
+        "interleaving": (["--layout", "dp4,pp4,interleave3"], ["4 (pp) * 3 (interleave) = 12 does not divide"]),
+        "interleaved batch": (
+            ["--layout", "dp4,pp5,interleave2"],
+            ["interleaving needs a multiple of 5 (pp) micro-batches; got 256"],
+        ),
+        "sequence": (["--layout", "cp3,dp2"], ["layout.context_parallel does not divide architecture.sequence"]),
+        "groups": (["--layout", "dp2,every2,recompute-none"], ["layout.checkpoint_layers belongs to recompute-full"]),
+        "no layout": (["--layout", "dp8;tp4"], ["--layout: not a layout; got 'dp8;tp4', allowed: dpN, tpN"]),
+        "accelerator": (["--on", "h500"], ["unknown accelerator; got 'h500', allowed: a100-pcie-40gb"]),
+        "dtype": (["--on", "v100"], ["v100-sxm-32gb has no peak_flop_per_second", "got 'bf16'", "allowed: fp32, fp16"]),
+        "no such file": (["--on", "mine.toml"], ["mine.toml: cannot read the accelerator file"]),
+    }.values(),
+)
+def test_nonsense_is_refused_with_what_is_allowed(
+    arguments: list[str], fragments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "bloom-176b", *arguments)
+    for fragment in fragments:
+        assert fragment in line
+
+
+def test_a_miniature_has_no_other_layout_or_accelerator_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "got --on with the miniature bloom-mini" in refused(capsys, "bloom-mini", "--on", "h100")
+    assert "got --layout with the miniature bloom-mini" in refused(capsys, "bloom-mini", "--layout", "dp2")
+
+
+def test_choices_come_as_rows_and_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    (entry,) = objects(capsys, "bloom-176b", "--choices")
+    named = {(choice["topic"], choice["name"]): choice["value"] for choice in entry["choices"]}
+    assert named["memory", "training state of the model"] == 18 * 176_247_271_424
+    assert named["batch and ranks", "world size"] == 384
+    assert named["batch and ranks", "samples of an update"] == 2048
+    shown = text(capsys, "bloom-176b", "--choices")
+    assert "fastest layouts that fit" in shown
+    assert objects(capsys, "llama2-70b", "--choices")[0]["choices"] == []
+
+
+def test_a_bar_is_as_long_as_its_share() -> None:
+    assert bar(0.5, cells=4) == "██"
+    assert bar(5 / 16, cells=4) == "█▎"
+    assert bar(0.0, cells=4) == ""
+    assert bar(2.0, cells=4) == "████"
+
+
+def test_numbers_are_read_in_units_for_people() -> None:
+    assert read(59e9, "peak_bytes") == "59 GB"
+    assert read(86400.0 * 118.24, "training_seconds") == "118.2 day"
+    assert read(149.02e12, "hardware_flop_per_second") == "149 Tflop/s"
+    assert read(176_247_271_424, "parameters") == "176,247,271,424"
+    assert read(None, "mfu") == "-"
+
+
+def test_a_prediction_as_a_process_takes_less_than_the_stated_time() -> None:
+    # Processor seconds, the least of several starts: what the program needs, whatever else the machine is doing. On a
+    # quiet machine they are the wall time, as the command waits for nothing.
+    assert min(_processor_seconds() for _ in range(5)) <= PROCESS_SECONDS
+
+
+def _processor_seconds() -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "suite", "predict", "bloom-176b"], cwd=ROOT, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
