@@ -64,6 +64,13 @@ def predict(session: nox.Session) -> None:
 
 
 @nox.session
+def formulas(session: nox.Session) -> None:
+    """Check the arithmetic of the textbooks, its slips included: nox -s formulas"""
+    install(session)
+    suite(session, "formulas", *session.posargs)
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite: nox -s tests -- -k traffic"""
     install(session, "execute", "test")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import RUNS, run_names
 from suite.__main__ import main
 from suite.devices import cuda_devices
@@ -95,11 +96,16 @@ def test_an_unknown_run_is_refused_with_the_names_that_exist(reproduce_refused):
     assert line == "unknown run; got 'nonsense', allowed: bloom-mini, or a run file ending in .toml"
 
 
-@pytest.mark.parametrize("command", ["show", "predict"])
-def test_an_unknown_run_is_refused_by(command, refused):
-    line = refused(command, "nonsense")
+def test_an_unknown_run_is_refused_by_predict(refused):
+    line = refused("predict", "nonsense")
     names = ", ".join(run_names())
     assert line == f"unknown run; got 'nonsense', allowed: {names}, bloom-mini, or a file ending in .toml"
+
+
+def test_an_unknown_name_is_refused_by_show(refused):
+    line = refused("show", "nonsense")
+    names = ", ".join([*run_names(), "bloom-mini", *accelerator_names()])
+    assert line == f"unknown name; got 'nonsense', allowed: {names}, or a run file ending in .toml"
 
 
 BROKEN = {
@@ -375,7 +381,7 @@ def test_a_results_directory_below_a_file_is_refused(tmp_path, refused):
 
 def test_an_unknown_command_is_refused_with_the_commands_that_exist(refused):
     line = refused("nonsense")
-    assert line == "unknown command; got 'nonsense', allowed: runs, show, predict, reproduce"
+    assert line == "unknown command; got 'nonsense', allowed: runs, show, predict, formulas, reproduce"
 
 
 def test_a_missing_argument_is_refused(refused):

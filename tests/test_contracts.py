@@ -37,6 +37,9 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
         ["show", "bloom-mini", "--json"],
         ["predict", "bloom-176b"],
         ["predict", "bloom-mini", "--json"],
+        ["predict", "bloom-176b", "--choices", "--on", "h200"],
+        ["show", "a100"],
+        ["formulas"],
         ["reproduce"],
         ["reproduce", "--help"],
         ["--help"],
@@ -46,7 +49,7 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
 def test_command_runs_without_torch(arguments: list[str]) -> None:
     done = _python(f"{WITHOUT_TORCH}\nfrom suite.__main__ import main\nsys.exit(main({arguments!r}))")
     assert done.returncode == 0, done.stderr
-    assert "bloom" in done.stdout.lower() or "Usage" in done.stdout
+    assert done.stdout
 
 
 def test_the_check_for_torch_can_fail() -> None:
