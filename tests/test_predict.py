@@ -128,6 +128,20 @@ def test_choices_come_as_rows_and_as_text(capsys: pytest.CaptureFixture[str]) ->
     assert objects(capsys, "llama2-70b", "--choices")[0]["choices"] == []
 
 
+def test_costs_follow_from_the_prices_given(capsys: pytest.CaptureFixture[str]) -> None:
+    (entry,) = objects(capsys, "bloom-176b", "--price", "2", "--energy-price", "0.1", "--pue", "1.2")
+    values = {(row["quantity"], row["term"]): row["left"] for row in entry["figures"] if row["stage"] is None}
+    hours = values["accelerator_seconds", None] / 3600
+    # products of a few numbers
+    assert values["cost", "accelerators"] == pytest.approx(2 * hours, rel=1e-15)
+    # 400 W of each A100, 85 % of it drawn on average
+    assert values["energy_joules", None] == pytest.approx(hours * 3600 * 400 * 0.85 * 1.2, rel=1e-15)
+    assert values["cost", "energy"] == pytest.approx(hours * 0.4 * 0.85 * 1.2 * 0.1, rel=1e-15)
+    assert "cost" in text(capsys, "bloom-176b", "--price", "2")
+    assert not any(row["quantity"] == "cost" for row in objects(capsys, "bloom-176b")[0]["figures"])
+    assert "--pue" in refused(capsys, "bloom-176b", "--pue", "0.5")
+
+
 def test_a_bar_is_as_long_as_its_share() -> None:
     assert bar(0.5, cells=4) == "██"
     assert bar(5 / 16, cells=4) == "█▎"

@@ -21,7 +21,7 @@ from suite.machines import RunMachine, run_machine
 from suite.miniature import miniature
 from suite.predict.choices import Choice, choices
 from suite.predict.prediction import prediction
-from suite.predict.run_figures import figures_at_published_times, predicted_figures, published_figures
+from suite.predict.run_figures import Prices, figures_at_published_times, predicted_figures, published_figures
 from suite.predict.run_prediction import RunPrediction, run_prediction
 from suite.report.breakdown import print_choices, print_memory, print_predicted, print_published, print_time
 from suite.report.tables import console, print_comparison
@@ -42,6 +42,9 @@ def predict(
     runs: Annotated[list[str], typer.Argument(help="Recorded runs, miniatures, or run files ending in .toml.")],
     on: Annotated[str | None, typer.Option(help="Accelerator to predict for, instead of the run's own.")] = None,
     layout: Annotated[str | None, typer.Option(help="Layout, such as dp8,tp4,pp12; omitted axes are 1.")] = None,
+    price: Annotated[float | None, typer.Option(help="Price of an accelerator hour, in your currency.", min=0)] = None,
+    energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.", min=0)] = None,
+    pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
     show_choices: Annotated[
         bool, typer.Option("--choices", help="Limits and alternatives too: what fits, what pays, faster layouts.")
     ] = False,
@@ -51,8 +54,9 @@ def predict(
 
     Examples: python -m suite predict bloom-176b; python -m suite predict llama2-70b --layout dp64,tp8,micro1 --on h100
     """
+    prices = Prices(price, energy_price, pue)
     for name in runs:
-        predicted = _predicted(name, on, layout)
+        predicted = _predicted(name, on, layout, prices)
         if json:
             rows = predicted.rows
             entry: dict[str, object] = {
@@ -69,7 +73,7 @@ def predict(
             _print(console(), name, predicted, _choices(predicted) if show_choices else [])
 
 
-def _predicted(name: str, on: str | None, layout_words: str | None) -> Predicted:
+def _predicted(name: str, on: str | None, layout_words: str | None, prices: Prices) -> Predicted:
     minis = miniatures()
     if name in minis:
         for option, given in (("--on", on), ("--layout", layout_words)):
@@ -92,7 +96,7 @@ def _predicted(name: str, on: str | None, layout_words: str | None) -> Predicted
         missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
     able = machine.machine if machine else None
     predicted = run_prediction(run.architecture, run.recipe, layout, able)
-    left = predicted_figures(run, run.recipe, layout, able, predicted)
+    left = predicted_figures(run, run.recipe, layout, able, predicted, prices)
     right = published_figures(run)
     computed: list[Figure] = []
     published: list[Figure] = []

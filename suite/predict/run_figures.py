@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import FlopConvention, Measurement, Recipe, ReferenceRun
 from reference_runs.sourced import Kind, Sourced
 from suite.figures import Figure, Quantity
-from suite.predict.economics import accelerator_seconds, energy_joules, training_seconds, training_steps
+from suite.predict.economics import (
+    accelerator_cost,
+    accelerator_seconds,
+    energy_cost,
+    energy_joules,
+    training_seconds,
+    training_steps,
+)
 from suite.predict.flop import conventional_flop
 from suite.predict.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
 from suite.predict.machine import Machine
@@ -24,13 +33,35 @@ AT_PUBLISHED_TIME = "at the published step time"
 _RECOMPUTED = FlopConvention.MEGATRON_RECOMPUTED
 
 
+class Prices(NamedTuple):
+    """What a training is charged at, in one currency; None where nothing is charged.
+
+    Args:
+        accelerator_hour: price of one accelerator for an hour.
+        kilowatt_hour: price of energy.
+        power_usage_effectiveness: what the building draws for each joule that its machines draw; 1: machines alone.
+    """
+
+    accelerator_hour: float | None = None
+    kilowatt_hour: float | None = None
+    power_usage_effectiveness: float = 1.0
+
+
+NO_PRICES = Prices()
+
+
 def model_convention(convention: FlopConvention) -> FlopConvention:
     """The convention of the MFU of a source whose rates count as `convention`: without recomputation."""
     return FlopConvention.MEGATRON_MODEL if convention is _RECOMPUTED else convention
 
 
 def predicted_figures(
-    run: ReferenceRun, recipe: Recipe, layout: Layout | None, machine: Machine | None, prediction: RunPrediction
+    run: ReferenceRun,
+    recipe: Recipe,
+    layout: Layout | None,
+    machine: Machine | None,
+    prediction: RunPrediction,
+    prices: Prices = NO_PRICES,
 ) -> list[Figure]:
     """Every predicted figure of `run` under a layout and on a machine, in the order of the vocabulary.
 
@@ -74,7 +105,7 @@ def predicted_figures(
     figures += _memory_figures(prediction)
     if layout is not None:
         figures += _traffic_figures(layout, prediction)
-        figures += _time_figures(run, recipe, layout, machine, prediction)
+        figures += _time_figures(run, recipe, layout, machine, prediction, prices)
     return figures
 
 
@@ -134,6 +165,7 @@ def _time_figures(
     layout: Layout,
     machine: Machine | None,
     prediction: RunPrediction,
+    prices: Prices,
 ) -> list[Figure]:
     figures: list[Figure] = []
     if prediction.bubble_fraction is not None:
@@ -156,14 +188,21 @@ def _time_figures(
     figures.append(Figure(quantity=Quantity.TRAINING_SECONDS, value=seconds, why="without stops and batch ramp-up"))
     held = accelerator_seconds(accelerators=accelerators, seconds=seconds)
     figures.append(Figure(quantity=Quantity.ACCELERATOR_SECONDS, value=held, why="without stops and batch ramp-up"))
+    if prices.accelerator_hour is not None:
+        cost = accelerator_cost(accelerator_seconds=held, price_per_accelerator_hour=prices.accelerator_hour)
+        figures.append(Figure(quantity=Quantity.COST, value=cost, term="accelerators", why="at the price given"))
     if machine.watts is not None:
         energy = energy_joules(
             accelerator_seconds=held,
             watts=machine.watts,
             power_share=machine.power_share,
-            power_usage_effectiveness=1.0,
+            power_usage_effectiveness=prices.power_usage_effectiveness,
         )
-        figures.append(Figure(quantity=Quantity.ENERGY_JOULES, value=energy, why="accelerators alone"))
+        overhead = f"power usage effectiveness {prices.power_usage_effectiveness:g}"
+        figures.append(Figure(quantity=Quantity.ENERGY_JOULES, value=energy, why=f"accelerators alone, {overhead}"))
+        if prices.kilowatt_hour is not None:
+            cost = energy_cost(energy_joules=energy, price_per_kilowatt_hour=prices.kilowatt_hour)
+            figures.append(Figure(quantity=Quantity.COST, value=cost, term="energy", why="at the price given"))
     return figures
 
 
@@ -252,7 +291,7 @@ def published_figures(run: ReferenceRun) -> list[Figure]:
             quantity=quantity,
             value=value,
             convention=counted,
-            why=f"published in {run.facts[f'reported.{key}'].source}",
+            why=_origin(run.facts[f"reported.{key}"]),
         )
         for quantity, key, counted in published
         if (value := getattr(reported, key)) is not None

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from reference_runs.units import printed
 from suite.compare import Row
-from suite.figures import Quantity
+from suite.figures import UNIT, Quantity
 from suite.predict.choices import Choice
 from suite.predict.memory import StageMemory
 from suite.predict.step import StepTime
@@ -33,35 +33,34 @@ _MEMORY_PARTS = (
 )
 
 
-# Units that people read instead of base units.
-_READ_IN = {
-    Quantity.TRAINING_SECONDS: (86400, "day"),
-    Quantity.ACCELERATOR_SECONDS: (3600, "accelerator h"),
-    Quantity.ENERGY_JOULES: (3.6e9, "MWh"),
-    Quantity.WEIGHT_BYTES: (1e9, "GB"),
-    Quantity.GRADIENT_BYTES: (1e9, "GB"),
-    Quantity.OPTIMIZER_BYTES: (1e9, "GB"),
-    Quantity.ACTIVATION_BYTES: (1e9, "GB"),
-    Quantity.PEAK_BYTES: (1e9, "GB"),
-    Quantity.PAYLOAD_BYTES: (1e9, "GB"),
-    Quantity.SENT_BYTES: (1e9, "GB"),
-    Quantity.MODEL_FLOP: (1e15, "Pflop"),
-    Quantity.HARDWARE_FLOP: (1e15, "Pflop"),
-    Quantity.TRAINING_FLOP: (1e21, "Zflop"),
-    Quantity.MODEL_FLOP_PER_SECOND: (1e12, "Tflop/s"),
-    Quantity.HARDWARE_FLOP_PER_SECOND: (1e12, "Tflop/s"),
-    Quantity.STEP_SECONDS: (1, "s"),
-    Quantity.TOKENS_PER_SECOND: (1, "token/s"),
+_WITH_TERMS = (Quantity.PEAK_BYTES, Quantity.COST)
+
+# Units that people read instead of a base unit, the largest first.
+_FLOP = tuple((10.0**power, f"{prefix}flop") for power, prefix in zip(range(24, 0, -3), "YZEPTGMk", strict=True))
+_READ_IN: dict[str, tuple[tuple[float, str], ...]] = {
+    "s": ((86400, "day"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")),
+    "accelerator s": ((3600, "accelerator h"),),
+    "J": ((3.6e9, "MWh"), (3.6e6, "kWh"), (1, "J")),
+    "byte": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "byte")),
+    "flop": (*_FLOP, (1, "flop")),
+    "flop/s": (*((factor, f"{unit}/s") for factor, unit in _FLOP), (1, "flop/s")),
+    "token/s": ((1, "token/s"),),
 }
 
 
 def read(value: float | None, quantity: str) -> str:
-    """`value`, in base units, as people read it: with the unit, at least four digits, counts in full."""
+    """`value`, in base units, as people read it: in a unit of its size, with four digits; counts in full.
+
+    Step times stay in seconds, as they are published.
+    """
     if value is None:
         return "-"
-    factor, unit = _READ_IN.get(Quantity(quantity), (1, ""))
-    if not unit:
+    units = _READ_IN.get(UNIT[Quantity(quantity)], ())
+    if quantity == Quantity.STEP_SECONDS:
+        units = ((1, "s"),)
+    if not units:
         return printed(value, "1")
+    factor, unit = next((each for each in units if abs(value) >= each[0]), units[-1])
     scaled = value / factor
     return f"{scaled:,.4g} {unit}" if scaled < 1e4 else f"{scaled:,.0f} {unit}"
 
@@ -111,7 +110,7 @@ def print_predicted(out: Console, rows: list[Row]) -> None:
     )
     table = _table(("predicted, not published", False), ("", True), ("", False))
     for row in whole:
-        if row.quantity in shown and row.right is None and (row.term is None or row.quantity == Quantity.PEAK_BYTES):
+        if row.quantity in shown and row.right is None and (row.term is None or row.quantity in _WITH_TERMS):
             reason = "; ".join(part for part in (row.term, row.convention, _own(row)) if part)
             table.add_row(row.quantity, read(row.left, row.quantity), f"[dim]{escape(reason)}[/]")
     out.print()

@@ -98,6 +98,18 @@ def test_model_flop_of_any_described_shape_equal_the_flop_counter(architecture: 
 
 
 @pytest.mark.parametrize("name", run_names())
+def test_flop_of_every_recorded_run_equal_the_flop_counter_on_the_meta_device(name: str) -> None:
+    shape = reference_run(name).architecture
+    with torch.device("meta"):
+        layers = nn.Sequential(*(Gated(shape) for _ in range(shape.layers)))
+        head = nn.Linear(shape.hidden, shape.padded_vocabulary, bias=False)
+        x = torch.empty(1, shape.sequence, shape.hidden, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        head(layers(x)).sum().backward()
+    assert counter.get_total_flops() == model_flop(shape, samples=1)
+
+
+@pytest.mark.parametrize("name", run_names())
 def test_flop_of_every_recorded_run_equal_a_count_product_by_product(name: str) -> None:
     shape = reference_run(name).architecture
     tokens, products = shape.sequence, []

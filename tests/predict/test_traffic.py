@@ -11,8 +11,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_runs.catalog import accumulation, reference_run, run_names
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Architecture, Precision, Recipe, Residual
+from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun, Residual
 from suite.predict.parameters import (
     layer_tensors,
     outer_tensors,
@@ -92,8 +93,8 @@ def test_payload_does_not_depend_on_the_bucket_size(
 def test_the_gradient_and_the_loss_are_all_reduced_once_a_step(
     architecture: Architecture, recipe: Recipe, ranks: int, zero_stage: int
 ) -> None:
-    for accumulation in (1, 8):
-        layout = Layout(data_parallel=ranks, zero_stage=zero_stage, accumulation=accumulation)
+    for micro_batches in (1, 8):
+        layout = Layout(data_parallel=ranks, zero_stage=zero_stage, accumulation=micro_batches)
         reduced = traffic_by_operation(architecture, recipe, layout)["all_reduce"]
         assert reduced.payload_bytes == 4 * parameter_count(architecture) + LOSS
         assert reduced.messages == len(gradient_buckets(architecture, bucket_bytes=layout.bucket_bytes)) + 1
@@ -287,7 +288,8 @@ def messages_of_step(
 ) -> Iterator[Message]:
     """Every message of one rank of `stage` in one step, one after the other."""
     t, c, p, v = layout.tensor_parallel, layout.context_parallel, layout.pipeline_stages, layout.virtual_stages
-    h, element = architecture.hidden, {Precision.FP32: 4, Precision.BF16: 2}[recipe.precision]
+    h, element = architecture.hidden, 4 if recipe.precision is Precision.FP32 else 2
+    gradient = 4 if recipe.precision in (Precision.FP32, Precision.BF16) else 2
     hidden_states = element * layout.micro_batch * (architecture.sequence // c) * h
     keys_and_values = (
         element * 2 * layout.micro_batch * (architecture.sequence // c) * (architecture.kv_heads // t)
@@ -372,9 +374,9 @@ def messages_of_step(
             for _ in range(kept):
                 yield from joined("all_gather")
     if sequence_parallel:
-        yield "tp", "all_reduce", 4 * rank_parameters(architecture, layout, stage=stage).replicated
+        yield "tp", "all_reduce", gradient * rank_parameters(architecture, layout, stage=stage).replicated
     if architecture.tied_embeddings and p > 1 and (first or last):
-        yield "embedding", "all_reduce", 4 * (architecture.padded_vocabulary // t) * h
+        yield "embedding", "all_reduce", gradient * (architecture.padded_vocabulary // t) * h
     yield from gradient_messages(architecture, recipe, layout, stage, micro_batches)
 
 
@@ -383,18 +385,19 @@ def gradient_messages(
 ) -> Iterator[Message]:
     """Every message of data parallelism; what comes in several messages of unequal size is listed whole."""
     n = layout.data_parallel * layout.context_parallel
-    element = {Precision.FP32: 4, Precision.BF16: 2}[recipe.precision]
+    element = 4 if recipe.precision is Precision.FP32 else 2
+    gradient = 4 if recipe.precision in (Precision.FP32, Precision.BF16) else 2
     rank = rank_parameters(architecture, layout, stage=stage)
     groups = [rank.all] if recipe.decay_of_vectors else [rank.matrices, rank.vectors]
     padded = [elements + -elements % n for elements in groups if elements]
     if layout.zero_stage <= 1:
-        for bucket in walked_buckets(architecture, layout, stage, 4):
+        for bucket in walked_buckets(architecture, layout, stage, gradient):
             yield "dp", "all_reduce", bucket
     if layout.zero_stage in (1, 2):
         for elements in padded:
             yield "dp", "all_gather", element * elements
     for _ in range(micro_batches if layout.zero_stage >= 2 else 0):
-        yield "dp", "reduce_scatter", 4 * sum(padded)
+        yield "dp", "reduce_scatter", gradient * sum(padded)
         if layout.zero_stage == 3:
             for _ in ("forward", "backward") if layout.reshard_after_forward else ("forward",):
                 yield "dp", "all_gather", element * sum(padded)
@@ -422,6 +425,19 @@ def test_a_step_equals_the_list_of_its_messages(run: tuple[Architecture, Recipe,
         for entry in traffic:
             if entry.axis != "dp" or layout.zero_stage <= 1:
                 assert entry.messages == messages[entry.axis, entry.operation]
+
+
+@pytest.mark.parametrize(
+    "run", [run for run in map(reference_run, run_names()) if run.recorded_layout], ids=lambda run: run.name
+)
+def test_a_step_of_every_recorded_run_equals_the_list_of_its_messages(run: ReferenceRun) -> None:
+    micro_batches = accumulation(run.recipe, run.layout)
+    for stage in {0, run.layout.pipeline_stages // 2, run.layout.pipeline_stages - 1}:
+        counted, _ = listed(
+            messages_of_step(run.architecture, run.recipe, run.layout, stage, micro_batches), run.layout
+        )
+        traffic = step_traffic(run.architecture, run.recipe, run.layout, stage=stage, micro_batches=micro_batches)
+        assert {(t.axis, t.operation): t.payload_bytes for t in traffic} == counted
 
 
 @given(runs(), st.integers(1, 3))
