@@ -61,9 +61,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         return exit_codes.INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as end:
+        # rich turns a broken pipe into SystemExit
+        if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
+            raise
         sys.stderr.close()
-        return exit_codes.FAIL
+        return exit_codes.NOBODY_READS
     return outcome if isinstance(outcome, int) else exit_codes.PASS
 
 

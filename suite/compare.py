@@ -60,7 +60,7 @@ def _row(left: Figure | None, right: Figure | None, left_name: str, right_name: 
     if not left or not right:
         missing = left_name if not left else right_name
         why = why or figure.why
-        why = f"not {missing}: {why}" if why and judge else f"not {missing}"
+        why = f"not {missing}: {why}" if why else f"not {missing}"
         if exact and judge:
             verdict = Verdict.FAIL
     elif not judge:

@@ -27,17 +27,22 @@ class RunMachine(NamedTuple):
 
 
 def run_machine(
-    cluster: Cluster | None, precision: Precision, *, ranks: int, accelerator_name: str | None
+    cluster: Cluster | None,
+    precision: Precision,
+    *,
+    ranks: int,
+    accelerator_name: str | None,
+    network_bytes_per_second: float | None = None,
 ) -> RunMachine | None:
     """The machine of `cluster`, or the same cluster built of `accelerator_name`; None where neither is given.
 
     Nodes have the cluster's size, or the accelerator's usual one where another accelerator is asked for. The network
-    is the cluster's.
+    is the cluster's, or gives each node `network_bytes_per_second`.
 
     Raises:
         InputError: unknown accelerator, or one without a peak for the recipe's dtype.
     """
-    name = accelerator_name or (cluster.accelerator if cluster else None)
+    name = accelerator_name if accelerator_name is not None or cluster is None else cluster.accelerator
     if name is None:
         return None
     device = accelerator(name)
@@ -48,12 +53,13 @@ def run_machine(
     if per_node is None:
         per_node = device.board.accelerators_per_node
         notes.append(f"{per_node} accelerators a node, as is usual for {device.name}")
-    network = _network_bytes_per_second(cluster)
+    network = network_bytes_per_second or _network_bytes_per_second(cluster)
     if network is None and ranks > per_node:
         missing = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
         return RunMachine(device, dtype, None, f"{missing} are needed for the step time, but not recorded", ())
     if accelerator_name is not None and network is not None and ranks > per_node:
-        notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, as recorded for the run")
+        origin = "as recorded for the run" if network_bytes_per_second is None else "as asked for"
+        notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}")
     plain = assumptions.load()
     machine = plain_machine(
         plain.assumptions,

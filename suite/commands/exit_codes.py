@@ -5,3 +5,4 @@ FAIL = 1
 BAD_INPUT = 2
 EXECUTION_FAILED = 4
 INTERRUPTED = 130
+NOBODY_READS = 141  # as a shell calls the end by SIGPIPE

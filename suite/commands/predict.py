@@ -12,18 +12,31 @@ from rich.markup import escape
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Offload, layout_text, parse_layout
+from reference_runs.layout import AXES, Layout, Offload, layout_text, parse_layout
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Kind
 from suite.compare import Row, compare, overall
-from suite.figures import Figure
 from suite.machines import RunMachine, run_machine
 from suite.miniature import miniature
 from suite.predict.choices import Choice, choices
 from suite.predict.prediction import prediction
-from suite.predict.run_figures import Prices, figures_at_published_times, predicted_figures, published_figures
+from suite.predict.publication import (
+    figures_at_published_times,
+    measured_elsewhere,
+    measured_figures,
+    published_figures,
+)
+from suite.predict.run_figures import Prices, predicted_figures
 from suite.predict.run_prediction import RunPrediction, run_prediction
-from suite.report.breakdown import print_choices, print_memory, print_predicted, print_published, print_time
+from suite.predict.traffic import node_crossing_share
+from suite.report.breakdown import (
+    print_choices,
+    print_memory,
+    print_predicted,
+    print_published,
+    print_time,
+    print_traffic,
+)
 from suite.report.tables import console, print_comparison
 
 
@@ -38,10 +51,23 @@ class Predicted(NamedTuple):
     missing: tuple[str, ...] = ()
 
 
+class Asked(NamedTuple):
+    """What the options ask for; None where nothing was said. `network`: bytes per second out of a node."""
+
+    on: str | None
+    layout: str | None
+    network: float | None
+    prices: Prices
+
+
 def predict(
     runs: Annotated[list[str], typer.Argument(help="Recorded runs, miniatures, or run files ending in .toml.")],
     on: Annotated[str | None, typer.Option(help="Accelerator to predict for, instead of the run's own.")] = None,
     layout: Annotated[str | None, typer.Option(help="Layout, such as dp8,tp4,pp12; omitted axes are 1.")] = None,
+    network: Annotated[
+        float | None,
+        typer.Option(help="Gbit/s out of a node over all its interfaces, instead of the run's own.", min=0),
+    ] = None,
     price: Annotated[float | None, typer.Option(help="Price of an accelerator hour, in your currency.", min=0)] = None,
     energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.", min=0)] = None,
     pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
@@ -52,31 +78,32 @@ def predict(
 ) -> None:
     """Print the predicted figures of runs beside the published ones, and where time and memory go.
 
-    Examples: python -m suite predict bloom-176b; python -m suite predict llama2-70b --layout dp64,tp8,micro1 --on h100
+    Examples: python -m suite predict bloom-176b; python -m suite predict bloom-176b --on h200 --choices;
+    python -m suite predict llama2-70b --layout dp16,tp8,pp4 --on h100 --network 3200
     """
-    prices = Prices(price, energy_price, pue)
-    for name in runs:
-        predicted = _predicted(name, on, layout, prices)
-        if json:
-            rows = predicted.rows
-            entry: dict[str, object] = {
-                "run": name,
-                "status": "ok",
-                "verdict": overall(rows),
-                "record": None,
-                "figures": rows,
-            }
-            if show_choices:
-                entry["choices"] = _choices(predicted)
-            print(msgspec.json.encode(entry).decode())
-        else:
-            _print(console(), name, predicted, _choices(predicted) if show_choices else [])
+    asked = Asked(on, layout, None if network is None else network * 1e9 / 8, Prices(price, energy_price, pue))
+    for name, predicted in [(name, _predicted(name, asked)) for name in runs]:
+        chosen = _choices(predicted) if show_choices else []
+        if not json:
+            _print(console(), name, predicted, chosen)
+            continue
+        rows = predicted.rows
+        entry: dict[str, object] = {
+            "run": name,
+            "status": "ok",
+            "verdict": overall(rows),
+            "record": None,
+            "figures": rows,
+        }
+        if show_choices:
+            entry["choices"] = chosen
+        print(msgspec.json.encode(entry).decode())
 
 
-def _predicted(name: str, on: str | None, layout_words: str | None, prices: Prices) -> Predicted:
+def _predicted(name: str, asked: Asked) -> Predicted:
     minis = miniatures()
     if name in minis:
-        for option, given in (("--on", on), ("--layout", layout_words)):
+        for option, given in (("--on", asked.on), ("--layout", asked.layout), ("--network", asked.network)):
             if given is not None:
                 raise InputError(
                     "is for recorded runs and run files", got=f"{option} with the miniature {name}", where=option
@@ -85,24 +112,38 @@ def _predicted(name: str, on: str | None, layout_words: str | None, prices: Pric
         figures = prediction(small.architecture, small.recipe, small.layout)
         return Predicted(compare(figures, [], left_name="predicted", right_name="published", judge=False))
     run = reference_run(name, also=minis)
-    layout = _layout(run, layout_words)
+    layout = _layout(run, asked.layout)
     missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
-    machine = run_machine(run.cluster, run.recipe.precision, ranks=layout.ranks if layout else 1, accelerator_name=on)
+    machine = run_machine(
+        run.cluster,
+        run.recipe.precision,
+        ranks=layout.ranks if layout else 1,
+        accelerator_name=asked.on,
+        network_bytes_per_second=asked.network,
+    )
     if machine is None:
         missing.append("no accelerator is recorded: give one with --on")
     elif machine.missing:
-        missing.append(machine.missing)
+        missing.append(f"{machine.missing}: give the --network of a node")
     elif layout and layout.offload is not Offload.NONE:
         missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
     able = machine.machine if machine else None
     predicted = run_prediction(run.architecture, run.recipe, layout, able)
-    left = predicted_figures(run, run.recipe, layout, able, predicted, prices)
+    if predicted.first_loss is None:
+        missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
+    left = predicted_figures(run, run.recipe, layout, able, predicted, asked.prices)
     right = published_figures(run)
-    computed: list[Figure] = []
-    published: list[Figure] = []
-    if on is None and layout == run.recorded_layout:
-        computed, published = figures_at_published_times(run, predicted, able)
-    rows = compare(left + computed, right + published, left_name="predicted", right_name="published", judge=False)
+    as_recorded = asked.on is None and asked.network is None and layout == run.recorded_layout
+    if as_recorded:
+        for computed, published in (
+            figures_at_published_times(run, predicted, able),
+            measured_figures(run, able),
+        ):
+            left += computed
+            right += published
+    elif run.recorded_layout is not None:
+        right = [measured_elsewhere(figure, run) for figure in right]
+    rows = compare(left, right, left_name="predicted", right_name="published", judge=False)
     return Predicted(rows, run, layout, machine, predicted, tuple(missing))
 
 
@@ -133,6 +174,15 @@ def _layout(run: ReferenceRun, words: str | None) -> Layout | None:
     return layout
 
 
+def _leaving(predicted: Predicted) -> dict[str, float]:
+    """By axis, the share of the links of its ring that leave a node."""
+    layout, machine = predicted.layout, predicted.machine
+    if layout is None or machine is None or machine.machine is None:
+        return {}
+    per_node = machine.machine.accelerators_per_node
+    return {axis: node_crossing_share(layout, axis, accelerators_per_node=per_node) for axis in (*AXES, "embedding")}
+
+
 def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice]) -> None:
     run, machine, arithmetic = predicted.run, predicted.machine, predicted.prediction
     stands_on = f" on {predicted.layout.ranks} {machine.accelerator.name}" if machine and predicted.layout else ""
@@ -143,6 +193,7 @@ def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice]) 
         return
     print_published(out, predicted.rows)
     print_predicted(out, predicted.rows)
+    print_traffic(out, predicted.rows, _leaving(predicted))
     if arithmetic and arithmetic.step:
         print_time(out, arithmetic.step)
     if arithmetic and arithmetic.memory:

@@ -18,7 +18,7 @@ from suite.predict.activations import (
     layer_activation_bytes,
     score_bytes,
 )
-from suite.predict.elementwise import chosen, larger, smaller
+from suite.predict.elementwise import larger, smaller
 from suite.predict.memory import StageMemory
 from suite.predict.parameters import stage_layers
 from suite.predict.schedule import NO_FLUSH, micro_batches_in_flight
@@ -37,27 +37,6 @@ def block_bytes(tensor_bytes: float) -> float:
     Source: CUDACachingAllocator.cpp, round_size. `torch.cuda.memory_allocated` sums these.
     """
     return -(-tensor_bytes // MINIMUM_BLOCK) * MINIMUM_BLOCK
-
-
-def segment_bytes(tensor_bytes: float) -> float:
-    """Bytes that a tensor asks the device for where no free block fits it.
-
-    up to 1 MiB       2 MiB, shared with other small tensors
-    below 10 MiB      20 MiB, shared with other large tensors
-    from 10 MiB on    rounded up to 2 MiB
-    nothing           0
-
-    Source: CUDACachingAllocator.cpp, get_allocation_size.
-    """
-    block = block_bytes(tensor_bytes)
-    own = -(-block // LARGE_ROUNDING) * LARGE_ROUNDING
-    shared = chosen(block < LARGE_REQUEST, LARGE_SEGMENT, own)
-    return chosen(block <= SMALL_REQUEST, SMALL_SEGMENT, shared) * (block > 0)
-
-
-def allocated_bytes(tensors: Iterable[tuple[float, float]]) -> float:
-    """Bytes of the blocks of `tensors`, given as (bytes of one, number of them)."""
-    return sum(count * block_bytes(size) for size, count in tensors)
 
 
 def reserved_bytes(tensors: Iterable[tuple[float, float]]) -> float:

@@ -12,6 +12,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, layout_text
 from reference_runs.run import Architecture, Recipe
 from suite.predict.activations import (
+    activation_bytes,
     activation_conventions,
     best_checkpoint_layers,
     checkpoint_partitions,
@@ -58,7 +59,7 @@ from suite.predict.traffic import fused_messages, group_ranks, reduced_gradient_
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 WARMUP_SHARE = 0.15  # of 1-bit Adam's steps, as in the recipe of Tang et al. 2021, arXiv 2102.02888, section 7
-STRAGGLER = 2.0  # times the others' step, on one of the workers in one step of ten
+STRAGGLER, LATE_EVERY = 2.0, 10  # a late step takes twice as long, and is one of ten
 STALENESS_BOUND = 3
 SIMULATED_WORKERS, SIMULATED_STEPS = 8, 40
 
@@ -141,10 +142,13 @@ def _memory(
     topic, precision, ranks = "memory", recipe.precision, group_ranks(layout, "dp")
     state = parameter_count(architecture) * bytes_per_parameter(precision)
     yield Choice(topic, "training state of the model", state, "byte", f"{bytes_per_parameter(precision):g} a parameter")
-    activations = max(stage.activations + stage.logits for stage in prediction.memory)
+    whole = msgspec.structs.replace(
+        layout, tensor_parallel=1, context_parallel=1, pipeline_stages=1, virtual_stages=1, sequence_parallel=False
+    )
+    activations = activation_bytes(architecture, recipe, whole, stage=0)
     total = even_stage_bytes(state_bytes=state, activation_bytes=activations)
     least = least_accelerators(total_bytes=total, memory_bytes=machine.memory_bytes)
-    yield Choice(topic, "least accelerators for it", least, "1", "and one rank's activations, evenly spread")
+    yield Choice(topic, "least accelerators for it", least, "1", "and the activations of one micro-batch")
     stages = least_pipeline_stages(total_bytes=total, memory_bytes=machine.memory_bytes)
     yield Choice(topic, "least pipeline stages for it", stages, "1")
     for stage in range(4):
@@ -165,16 +169,18 @@ def _memory(
             zero_stage=stage,
         )
         yield Choice(topic, f"least ranks with zero{stage} for the first stage", shards or "none suffices", "1")
+    cached = architecture.sequence
     uses = fits(
         architecture,
         precision,
         memories,
         training_activation_bytes=0,
-        cached_tokens=architecture.sequence,
+        cached_tokens=cached,
         cache_element_bytes=2,
     )
     for use, names in uses.items():
-        yield Choice("fits on one accelerator", use, ", ".join(names) or "none recorded", "")
+        note = "state alone, no activations" if use.startswith("training") else f"and {cached} cached tokens"
+        yield Choice("fits on one accelerator", use, ", ".join(names) or "none recorded", "", note)
 
 
 def _batch(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> Iterator[Choice]:
@@ -285,7 +291,7 @@ def _communication(
     )
     yield Choice(topic, "a rank's gradients over its link, one way", seconds, "s", "twice that with the way back")
     fused = fused_messages(element * rank, bucket_bytes=layout.bucket_bytes, copies=2)
-    note = f"{fused.copied_bytes / 1e9:,.1f} GB copied in and out"
+    note = f"of {layout.bucket_bytes / 2**20:g} MiB exactly, {fused.copied_bytes / 1e9:,.1f} GB copied in and out"
     yield Choice(topic, "messages of fused gradients", fused.messages, "1", note)
     if host_bytes_per_second is not None:
         needed = needed_network_bytes_per_second(
@@ -308,20 +314,31 @@ def _communication(
 
 
 def _data_parallelism(prediction: RunPrediction) -> Iterator[Choice]:
-    """Bulk-synchronous, stale-synchronous and asynchronous workers, one of which is slow in one step of ten."""
+    """Bulk-synchronous, stale-synchronous and asynchronous workers whose steps are late now and then."""
     if prediction.step is None:
         return
-    step, slow = prediction.step.total_seconds, f"{STRAGGLER:g} times as long"
-    table = [
-        [step * (STRAGGLER if (worker + place) % 10 == 0 else 1.0) for place in range(SIMULATED_STEPS)]
-        for worker in range(SIMULATED_WORKERS)
-    ]
+    table = late_steps(prediction.step.total_seconds)
+    late = f"{SIMULATED_WORKERS} workers, 1 step in {LATE_EVERY} takes {STRAGGLER:g} times as long"
     for name, bound in (("bulk-synchronous", 0), ("stale-synchronous", STALENESS_BOUND), ("asynchronous", None)):
         training = bounded_training(table, bound=bound)
-        note = (
-            f"{training.largest_staleness} steps stale at most; {SIMULATED_WORKERS} workers, 1 step in 10 takes {slow}"
-        )
-        yield Choice("stragglers", f"{name} worker's steps a second", training.iterations_per_second, "1/s", note)
+        each = training.iterations_per_second / SIMULATED_WORKERS
+        note = f"at most {training.largest_staleness} steps stale; {late}"
+        yield Choice("stragglers", f"{name}: steps a second of a worker", each, "1/s", note)
+
+
+def late_steps(step_seconds: float) -> list[list[float]]:
+    """Seconds of the simulated workers' steps: scattered over workers and steps, one in ten is late.
+
+    Which ones: those that a linear congruential sequence (x -> 16807 x mod 2^31 - 1) makes a multiple of ten.
+    """
+    state, table = 1, []
+    for _ in range(SIMULATED_WORKERS):
+        row = []
+        for _ in range(SIMULATED_STEPS):
+            state = 16807 * state % (2**31 - 1)
+            row.append(step_seconds * (STRAGGLER if state % LATE_EVERY == 0 else 1.0))
+        table.append(row)
+    return table
 
 
 def _precision(recipe: Recipe) -> Iterator[Choice]:

@@ -6,8 +6,7 @@ from suite.predict.elementwise import ceil_division
 from suite.predict.flop import six_n_flop
 
 SECONDS_PER_HOUR = 3600
-SECONDS_PER_DAY = 24 * SECONDS_PER_HOUR
-SECONDS_PER_YEAR = 365.25 * SECONDS_PER_DAY  # the Julian year
+SECONDS_PER_YEAR = 365.25 * 24 * SECONDS_PER_HOUR  # the Julian year
 JOULES_PER_KILOWATT_HOUR = 1000 * SECONDS_PER_HOUR
 
 
@@ -25,11 +24,6 @@ def training_seconds(*, tokens: int, global_batch: int, sequence: int, step_seco
     Differs from what a run took by its checkpoints, evaluations, failures and restarts.
     """
     return training_steps(tokens=tokens, global_batch=global_batch, sequence=sequence) * step_seconds
-
-
-def training_days(seconds: float) -> float:
-    """Days of `seconds`."""
-    return seconds / SECONDS_PER_DAY
 
 
 def accelerator_seconds(*, accelerators: int, seconds: float) -> float:

@@ -70,7 +70,6 @@ def arithmetic_intensity(*, M: int, N: int, K: int, element_bytes: int) -> float
 
 
 def gemm_seconds(
-    *,
     M: int,
     N: int,
     K: int,
@@ -88,7 +87,10 @@ def gemm_seconds(
     Source: Williams et al. 2009 (as `arithmetic_intensity`): the roofline.
     Differs from the sum of both, which supposes that nothing overlaps, by at most a factor of 2, where both are equal.
     """
-    return _seconds(M, N, K, element_bytes, table, peak_flop_per_second, memory_bytes_per_second)
+    share = efficiency(table, M=M, N=N, K=K, element_bytes=element_bytes)
+    arithmetic = 2 * M * N * K / (share * peak_flop_per_second)
+    moved = element_bytes * (M * K + K * N + M * N) / memory_bytes_per_second
+    return larger(arithmetic, moved)
 
 
 def product_seconds(
@@ -110,25 +112,10 @@ def product_seconds(
     The three have the same flop and bytes, so only a table of shapes tells them apart.
     """
     rest = (element_bytes, table, peak_flop_per_second, memory_bytes_per_second)
-    forward = _seconds(M, N, K, *rest)
+    forward = gemm_seconds(M, N, K, *rest)
     if not _of_shapes(table):
         return forward, 2 * forward
-    return forward, _seconds(M, K, N, *rest) + _seconds(K, N, M, *rest)
-
-
-def _seconds(
-    M: int,
-    N: int,
-    K: int,
-    element_bytes: int,
-    table: EfficiencyTable | IntensityTable,
-    peak_flop_per_second: float,
-    memory_bytes_per_second: float,
-) -> float:
-    share = efficiency(table, M=M, N=N, K=K, element_bytes=element_bytes)
-    arithmetic = 2 * M * N * K / (share * peak_flop_per_second)
-    moved = element_bytes * (M * K + K * N + M * N) / memory_bytes_per_second
-    return larger(arithmetic, moved)
+    return forward, gemm_seconds(M, K, N, *rest) + gemm_seconds(K, N, M, *rest)
 
 
 def _of_shapes(table: EfficiencyTable | IntensityTable) -> bool:

@@ -211,18 +211,6 @@ def updates(*, samples: int, micro_batch: int, accumulation: int) -> int:
     return ceil_division(samples, micro_batch * accumulation)
 
 
-def accumulation_steps(*, global_batch: int, data_parallel: int, micro_batch: int) -> int:
-    """Micro-batches that a rank accumulates for one update: B / (n b).
-
-    Raises:
-        ValueError: data_parallel * micro_batch does not divide the global batch.
-    """
-    slice_samples = data_parallel * micro_batch
-    if global_batch % slice_samples:
-        raise ValueError(f"{slice_samples} samples of all ranks do not divide the global batch of {global_batch}")
-    return global_batch // slice_samples
-
-
 # Links
 
 

@@ -233,6 +233,33 @@ class StageMemory(NamedTuple):
         return larger(larger(self.after_forward, self.after_backward), self.at_update)
 
 
+def fullest_instant(memory: StageMemory) -> tuple[str, dict[str, float]]:
+    """The instant at which a rank holds most, and the bytes of each part that lives then; they add up to the peak."""
+    constant = {
+        "weights": memory.weights,
+        "gradient copy": memory.gradient_copy,
+        "master weights": memory.master_weights,
+        "moments": memory.moments,
+    }
+    if memory.peak == memory.after_forward:
+        alive = {
+            "activations": memory.activations,
+            "logits": memory.logits,
+            "recomputed layers": memory.recomputed,
+            "communication buffers and gathered weights": memory.buffers,
+        }
+        rest = memory.after_forward - sum(constant.values()) - sum(alive.values())
+        return "after the forward pass", {"gradients": rest, **constant, **alive}
+    constant = {"gradients": memory.gradients, **constant, "activations of later micro-batches": memory.waiting}
+    if memory.peak == memory.after_backward:
+        alive = {
+            "layers still to do": memory.unfinished,
+            "communication buffers and gathered weights": memory.buffers,
+        }
+        return "after the backward pass", {**constant, **alive}
+    return "at the update", {**constant, "temporary": memory.temporary}
+
+
 class _Shared(NamedTuple):
     """What all stages of a layout have in common; a layer's parameters only where it is gathered or scattered."""
 

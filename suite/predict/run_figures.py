@@ -1,15 +1,14 @@
-"""The figures of a run's prediction, and of its publication, under the same names."""
+"""The figures of a run's prediction: every quantity, by term, axis and stage."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
+from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import FlopConvention, Measurement, Recipe, ReferenceRun
-from reference_runs.sourced import Kind, Sourced
+from reference_runs.run import Architecture, FlopConvention, Recipe, ReferenceRun
 from suite.figures import Figure, Quantity
+from suite.predict.activations import layer_activation_bytes
 from suite.predict.economics import (
     accelerator_cost,
     accelerator_seconds,
@@ -18,17 +17,22 @@ from suite.predict.economics import (
     training_seconds,
     training_steps,
 )
-from suite.predict.flop import conventional_flop
+from suite.predict.flop import forward_flop
 from suite.predict.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
 from suite.predict.machine import Machine
+from suite.predict.memory import fullest_instant
+from suite.predict.parameters import rank_parameters
 from suite.predict.run_prediction import RunPrediction
 from suite.predict.step import flop_per_second, hfu, mfu, tokens_per_second
-from suite.predict.traffic import sent_bytes
+from suite.predict.traffic import sent_bytes, step_traffic
 
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
 HARDWARE_CONVENTION = "as model_flop, and recomputation"
 PLAIN = "plain machine"
-AT_PUBLISHED_TIME = "at the published step time"
+PART_OF_MODEL_FLOP = "part of model_flop"
+PART_OF_PEAK = "part of the fullest instant"
+OF_A_RANK = "stored by a rank"
+OF_A_LAYER = "one layer, one micro-batch, without recomputation"
 
 _RECOMPUTED = FlopConvention.MEGATRON_RECOMPUTED
 
@@ -63,17 +67,35 @@ def predicted_figures(
     prediction: RunPrediction,
     prices: Prices = NO_PRICES,
 ) -> list[Figure]:
-    """Every predicted figure of `run` under a layout and on a machine, in the order of the vocabulary.
+    """Every predicted figure of `run` under a layout and on a machine.
 
-    Flop rates, MFU and HFU are counted under the convention of the published ones (Megatron-LM's equation 3 where none
-    is published).
+    Flop rates, MFU and HFU are counted under the convention of the published ones; where none is published, as
+    model_flop and hardware_flop are.
     """
+    architecture = run.architecture
     figures = [Figure(quantity=Quantity.PARAMETERS, value=sum(prediction.parameters.values()))]
+    figures += [
+        Figure(quantity=Quantity.PARAMETERS, value=count, term=part) for part, count in prediction.parameters.items()
+    ]
+    if layout is not None:
+        figures += [
+            Figure(
+                quantity=Quantity.PARAMETERS,
+                value=rank_parameters(architecture, layout, stage=stage).all,
+                stage=stage,
+                convention=OF_A_RANK,
+            )
+            for stage in range(layout.pipeline_stages)
+        ]
     figures.append(Figure(quantity=Quantity.MODEL_FLOP, value=prediction.model_flop, convention=MODEL_CONVENTION))
     figures += [
         Figure(quantity=Quantity.MODEL_FLOP, value=flop, term=name, convention=name)
         for name, flop in prediction.flop.items()
         if name != _RECOMPUTED.value
+    ]
+    figures += [
+        Figure(quantity=Quantity.MODEL_FLOP, value=3 * flop, term=part, convention=PART_OF_MODEL_FLOP)
+        for part, flop in forward_flop(architecture, samples=recipe.global_batch).items()
     ]
     if prediction.hardware_flop is not None:
         figures.append(
@@ -93,26 +115,36 @@ def predicted_figures(
                 why=FIRST_LOSS_REASON,
             )
         )
-    convention = run.reported.total_flop_convention or run.reported.flop_convention or _RECOMPUTED
+    convention = run.reported.total_flop_convention or run.reported.flop_convention
+    if convention is _RECOMPUTED and not _recomputes(layout):
+        convention = FlopConvention.MEGATRON_MODEL
     steps = training_steps(tokens=recipe.tokens, global_batch=recipe.global_batch, sequence=run.architecture.sequence)
     figures.append(
         Figure(
             quantity=Quantity.TRAINING_FLOP,
-            value=prediction.flop[convention.value] * steps,
-            convention=convention.value,
+            value=(prediction.flop[convention.value] if convention else prediction.model_flop) * steps,
+            convention=convention.value if convention else MODEL_CONVENTION,
         )
     )
-    figures += _memory_figures(prediction)
     if layout is not None:
-        figures += _traffic_figures(layout, prediction)
+        figures += _memory_figures(architecture, recipe, layout, machine, prediction)
+        figures += _traffic_figures(architecture, recipe, layout)
         figures += _time_figures(run, recipe, layout, machine, prediction, prices)
     return figures
 
 
-def _memory_figures(prediction: RunPrediction) -> list[Figure]:
-    """State, activations and peak: the largest over stages, then every stage's; the fullest stage's parts."""
-    if not prediction.memory:
-        return []
+def _recomputes(layout: Layout | None) -> bool:
+    """Whether the layers are computed once more: what Megatron-LM's equation 3 with factor 96 supposes."""
+    return layout is None or layout.recomputation is Recomputation.FULL
+
+
+def _memory_figures(
+    architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine | None, prediction: RunPrediction
+) -> list[Figure]:
+    """State, activations and peak: the largest over stages, then every stage's with its parts and instants.
+
+    Activations also by kind, of one layer and micro-batch.
+    """
     figures: list[Figure] = []
     by_quantity = {
         Quantity.WEIGHT_BYTES: [m.weights for m in prediction.memory],
@@ -122,8 +154,20 @@ def _memory_figures(prediction: RunPrediction) -> list[Figure]:
         Quantity.PEAK_BYTES: [m.peak for m in prediction.memory],
     }
     for quantity, values in by_quantity.items():
-        figures.append(Figure(quantity=quantity, value=max(values)))
+        over = machine is not None and quantity is Quantity.PEAK_BYTES and max(values) > machine.memory_bytes
+        why = f"does not fit: the accelerator has {machine.memory_bytes:,.0f} bytes" if over and machine else ""
+        figures.append(Figure(quantity=quantity, value=max(values), why=why))
         figures += [Figure(quantity=quantity, value=value, stage=stage) for stage, value in enumerate(values)]
+    for stage, memory in enumerate(prediction.memory):
+        figures += [
+            Figure(quantity=Quantity.PEAK_BYTES, value=getattr(memory, instant), stage=stage, term=instant)
+            for instant in ("after_forward", "after_backward", "at_update")
+        ]
+        figures += [
+            Figure(quantity=Quantity.PEAK_BYTES, value=value, stage=stage, term=part, convention=PART_OF_PEAK)
+            for part, value in fullest_instant(memory)[1].items()
+            if value
+        ]
     if prediction.reserved_bytes is not None:
         figures.append(
             Figure(
@@ -133,14 +177,19 @@ def _memory_figures(prediction: RunPrediction) -> list[Figure]:
                 convention="PyTorch's caching allocator without fragmentation",
             )
         )
+    figures += [
+        Figure(quantity=Quantity.ACTIVATION_BYTES, value=value, term=kind, convention=OF_A_LAYER)
+        for kind, value in layer_activation_bytes(architecture, recipe, layout).items()
+    ]
     return figures
 
 
-def _traffic_figures(layout: Layout, prediction: RunPrediction) -> list[Figure]:
+def _traffic_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Figure]:
     """Payload, messages and sent bytes by axis and operation: the largest over stages, then each stage's."""
     per_stage: list[Figure] = []
-    for stage, entries in prediction.traffic.items():
-        for entry in entries:
+    micro_batches = accumulation(recipe, layout)
+    for stage in range(layout.pipeline_stages):
+        for entry in step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches):
             values = {
                 Quantity.PAYLOAD_BYTES: entry.payload_bytes,
                 Quantity.MESSAGES: entry.messages,
@@ -180,7 +229,7 @@ def _time_figures(
         if seconds
     ]
     figures += rate_figures(
-        run, recipe, prediction, step_seconds=step, accelerators=accelerators, machine=machine, term=None
+        run, recipe, layout, prediction, step_seconds=step, accelerators=accelerators, machine=machine, term=None
     )
     seconds = training_seconds(
         tokens=recipe.tokens, global_batch=recipe.global_batch, sequence=sequence, step_seconds=step
@@ -209,6 +258,7 @@ def _time_figures(
 def rate_figures(
     run: ReferenceRun,
     recipe: Recipe,
+    layout: Layout,
     prediction: RunPrediction,
     *,
     step_seconds: float,
@@ -216,11 +266,22 @@ def rate_figures(
     machine: Machine,
     term: str | None,
 ) -> list[Figure]:
-    """Tokens per second, flop rates, MFU and HFU that follow from a step time, under the published convention."""
-    convention = run.reported.flop_convention or _RECOMPUTED
-    needed = prediction.flop[model_convention(convention).value]
-    executed = prediction.flop[_RECOMPUTED.value]
-    peak = machine.peak_flop_per_second
+    """Tokens per second, flop rates, MFU and HFU that follow from a step time, under the published convention.
+
+    Without one, or where the layout does not recompute as the published one did, as model_flop and hardware_flop.
+    """
+    convention = run.reported.flop_convention
+    needed, needed_as = prediction.model_flop * 1.0, MODEL_CONVENTION
+    executed, executed_as = float(prediction.hardware_flop or 0), HARDWARE_CONVENTION
+    if convention is not None:
+        needed_as = model_convention(convention).value
+        needed = prediction.flop[needed_as]
+    if convention is _RECOMPUTED and _recomputes(layout):
+        executed, executed_as = prediction.flop[convention.value], convention.value
+    rates = {
+        Quantity.MODEL_FLOP_PER_SECOND: (needed, needed_as),
+        Quantity.HARDWARE_FLOP_PER_SECOND: (executed, executed_as),
+    }
     figures = [
         Figure(
             quantity=Quantity.TOKENS_PER_SECOND,
@@ -228,139 +289,27 @@ def rate_figures(
                 samples=recipe.global_batch, sequence=run.architecture.sequence, step_seconds=step_seconds
             ),
             term=term,
-        ),
-        Figure(
-            quantity=Quantity.MODEL_FLOP_PER_SECOND,
-            value=flop_per_second(flop=needed, step_seconds=step_seconds, accelerators=accelerators),
-            term=term,
-            convention=model_convention(convention).value,
-        ),
-        Figure(
-            quantity=Quantity.MFU,
-            value=mfu(
-                model_flop=needed, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak
-            ),
-            term=term,
-            convention=model_convention(convention).value,
-        ),
+        )
     ]
-    if convention is _RECOMPUTED:
-        figures += [
-            Figure(
-                quantity=Quantity.HARDWARE_FLOP_PER_SECOND,
-                value=flop_per_second(flop=executed, step_seconds=step_seconds, accelerators=accelerators),
-                term=term,
-                convention=convention.value,
-            ),
-            Figure(
-                quantity=Quantity.HFU,
-                value=hfu(
-                    hardware_flop=executed,
-                    step_seconds=step_seconds,
-                    accelerators=accelerators,
-                    peak_flop_per_second=peak,
-                ),
-                term=term,
-                convention=convention.value,
-            ),
-        ]
-    return figures
-
-
-def published_figures(run: ReferenceRun) -> list[Figure]:
-    """What was published of the run's outcome."""
-    reported, convention = run.reported, run.reported.flop_convention
-    rate = convention.value if convention else None
-    needed = model_convention(convention).value if convention else None
-    total = reported.total_flop_convention.value if reported.total_flop_convention else None
-    published = (
-        (Quantity.PARAMETERS, "parameters", None),
-        (Quantity.PEAK_BYTES, "peak_bytes", None),
-        (Quantity.STEP_SECONDS, "step_seconds", None),
-        (Quantity.TOKENS_PER_SECOND, "tokens_per_second", None),
-        (Quantity.MODEL_FLOP_PER_SECOND, "model_flop_per_second", needed),
-        (Quantity.HARDWARE_FLOP_PER_SECOND, "hardware_flop_per_second", rate),
-        (Quantity.MFU, "mfu", needed),
-        (Quantity.HFU, "hfu", rate),
-        (Quantity.TRAINING_FLOP, "total_flop", total),
-        (Quantity.TRAINING_SECONDS, "duration", None),
-        (Quantity.ACCELERATOR_SECONDS, "accelerator_seconds", None),
-    )
-    return [
+    figures += [
         Figure(
             quantity=quantity,
-            value=value,
-            convention=counted,
-            why=_origin(run.facts[f"reported.{key}"]),
+            value=flop_per_second(flop=flop, step_seconds=step_seconds, accelerators=accelerators),
+            term=term,
+            convention=counted_as,
         )
-        for quantity, key, counted in published
-        if (value := getattr(reported, key)) is not None
+        for quantity, (flop, counted_as) in rates.items()
     ]
-
-
-def _origin(fact: Sourced) -> str:
-    return fact.source if fact.kind is Kind.DERIVED else f"published in {fact.source}"
-
-
-def figures_at_published_times(
-    run: ReferenceRun, prediction: RunPrediction, machine: Machine | None
-) -> tuple[list[Figure], list[Figure]]:
-    """Rates that follow from published step times by arithmetic alone, and the rates that were published with them.
-
-    They hold without a model of the machine: flop of a step under the source's convention, over its own step time.
-    """
-    computed: list[Figure] = []
-    published: list[Figure] = []
-    reported, convention = run.reported, run.reported.flop_convention
-    accelerators = run.cluster.accelerators if run.cluster else None
-    if machine is not None and reported.step_seconds is not None and accelerators is not None:
-        computed += rate_figures(
-            run,
-            run.recipe,
-            prediction,
-            step_seconds=reported.step_seconds,
-            accelerators=accelerators,
-            machine=machine,
-            term=AT_PUBLISHED_TIME,
-        )
-        rates = {computed_figure.quantity for computed_figure in computed}
-        published += [
-            msgspec.structs.replace(figure, term=AT_PUBLISHED_TIME, why="")
-            for figure in published_figures(run)
-            if figure.quantity in rates
-        ]
-    if convention is None:
-        return computed, published
-    if machine is not None and reported.step_seconds is None and reported.accelerator_seconds and reported.mfu:
-        steps = run.recipe.tokens / (run.recipe.global_batch * run.architecture.sequence)
-        counted = model_convention(convention)
-        share = mfu(
-            model_flop=prediction.flop[counted.value] * steps,
-            step_seconds=reported.accelerator_seconds,
-            accelerators=1,
-            peak_flop_per_second=machine.peak_flop_per_second,
-        )
-        term = "published accelerator time"
-        computed.append(Figure(quantity=Quantity.MFU, value=share, term=term, convention=counted.value))
-        published.append(Figure(quantity=Quantity.MFU, value=reported.mfu, term=term, convention=counted.value))
-    for measured in run.measured:
-        if measured.step_seconds is None or measured.hardware_flop_per_second is None:
-            continue
-        flop = conventional_flop(run.architecture, samples=measured.global_batch, convention=convention)
-        rate = flop_per_second(flop=flop, step_seconds=measured.step_seconds, accelerators=measured.accelerators)
-        term = _measurement(measured)
-        quantity = Quantity.HARDWARE_FLOP_PER_SECOND
-        computed.append(Figure(quantity=quantity, value=rate, term=term, convention=convention.value))
-        published.append(
-            Figure(
-                quantity=quantity,
-                value=measured.hardware_flop_per_second,
-                term=term,
-                convention=convention.value,
-            )
-        )
-    return computed, published
-
-
-def _measurement(measured: Measurement) -> str:
-    return f"{measured.accelerators} accelerators, batch {measured.global_batch}, {measured.step_seconds:g} s"
+    peak, counted = machine.peak_flop_per_second, {Quantity.MFU: needed_as, Quantity.HFU: executed_as}
+    shares = {
+        Quantity.MFU: mfu(
+            model_flop=needed, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak
+        ),
+        Quantity.HFU: hfu(
+            hardware_flop=executed, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak
+        ),
+    }
+    return figures + [
+        Figure(quantity=quantity, value=share, term=term, convention=counted[quantity])
+        for quantity, share in shares.items()
+    ]

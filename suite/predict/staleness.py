@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -141,45 +140,6 @@ def asynchronous_iterations_per_second(seconds: Sequence[float]) -> float:
     """
     _refuse_impossible_seconds([[own] for own in seconds])
     return sum(1 / own for own in seconds)
-
-
-def asynchronous_gradient_delays(iteration_seconds: Sequence[Sequence[float]]) -> dict[int, int]:
-    """Updates by their delay, for workers that send each gradient to a parameter server and never wait.
-
-    The delay of an update is the number of updates by others that reached the server between the worker's read of the
-    weights, right behind its own last update, and this update. Updates of the same moment arrive in the order of the
-    workers.
-
-    Differs from the staleness of `bounded_training`, which counts iterations of the slowest worker.
-
-    Raises:
-        ValueError: as `iteration_times`.
-    """
-    finishes = iteration_times(iteration_seconds, bound=None).finishes
-    arrivals = sorted((end, worker) for worker, finished in enumerate(finishes) for end in finished)
-    read = [0] * len(finishes)
-    delays: Counter[int] = Counter()
-    for applied, (_, worker) in enumerate(arrivals):
-        delays[applied - read[worker]] += 1
-        read[worker] = applied + 1
-    return dict(delays)
-
-
-def equal_workers_gradient_delays(*, workers: int, iterations: int) -> dict[int, int]:
-    """Updates by their delay for n equal workers of i iterations each: steadily n - 1, as each other sends one between.
-
-    0, 1, … n - 1    one update each in the first round, where all have read the initial weights
-    n - 1            the other n (i - 1)
-
-    Source: derived here, with the delay of `asynchronous_gradient_delays`.
-
-    Raises:
-        ValueError: workers < 1 or iterations < 1.
-    """
-    for name, number in (("workers", workers), ("iterations", iterations)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
-    return dict.fromkeys(range(workers - 1), 1) | {workers - 1: 1 + workers * (iterations - 1)}
 
 
 def _refuse_impossible_seconds(iteration_seconds: Sequence[Sequence[float]]) -> None:

@@ -274,52 +274,61 @@ def tensor_parallel_traffic(
     """What one rank hands to collectives over its tensor-parallel group in a step.
 
     With a = b s h e / c bytes of hidden states, for each micro-batch:
-        layer, forward      2 all-reduces of a (g: behind projection and contraction)
-        layer, backward     2 all-reduces of a (f: before query, key, value and expansion)
+        layer, forward      2 all-reduces of a (g: behind the row-parallel projection and contraction)
+        layer, backward     2 all-reduces of a (f: before the column-parallel query, key, value and expansion)
         layer, recomputed   the forward ones again, for each repeated pass through the layer
-        parallel residual   1 in place of 2: attention and feed-forward are added before they are reduced
-        first stage         1 all-reduce of a: the vocabulary-parallel embedding, forward
-        last stage          1 all-reduce of a: gradient of the head's input
+        parallel residual   1 forward in place of 2, because attention and feed-forward are added before one g; 2
+                            backward still, because two norms give their inputs, and each input has its f
+        first stage         1 all-reduce of a: the vocabulary-parallel embedding, forward (g)
+        last stage          1 all-reduce of a: gradient of the head's input (f)
                             3 all-reduces of 4 b s / c: cross-entropy's maximum, target logit, sum of exponentials
 
-    With sequence parallelism an all-gather and a reduce-scatter stand in place of each all-reduce of a: f gathers
-    forward and scatters backward, g scatters forward and gathers backward, and so do head and embedding. f's (and the
-    head's) input is gathered once more in the backward pass, for the weight's gradient. Once a step the gradients of
-    all parameters that every rank stores are all-reduced in one message, because each rank saw its own positions.
+    With sequence parallelism each f is an all-gather forward and a reduce-scatter backward, which gathers its input
+    once more for the weight's gradient; each g is a reduce-scatter forward and an all-gather backward. So with i f's
+    and o g's a layer (2 and 2; parallel residual 2 and 1), F passes forward through it and 1 backward:
+        all-gather          F i + i + o
+        reduce-scatter      F o + i
+    Once a step the gradients of all parameters that every rank stores are all-reduced in one message, because each
+    rank saw its own positions.
 
     Further all-gathers of a, neither needed with sequence parallelism:
         partitioned checkpoints   the kept input of each unit of recomputation (`kept_units`), in the backward pass
         scatter-gather            each activation or gradient that another pipeline stage sent in shares
 
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2;
-    Black et al. 2022, arXiv 2204.06745, section 2.1.2 (parallel residual); Rajbhandari et al. 2020, section 6.1
-    (partitioned checkpoints); Narayanan et al. 2021, arXiv 2104.04473, section 4.1 (scatter-gather). In section 3.2
+    Black et al. 2022, arXiv 2204.06745, section 2.1.2 (parallel residual, two norms); Rajbhandari et al. 2020, section
+    6.1 (partitioned checkpoints); Narayanan et al. 2021, arXiv 2104.04473, section 4.1 (scatter-gather). In section 3.2
     the last gives 8 b s h (t - 1) / t elements a layer, which this is without recomputation.
-    PyTorch's recomputation stops early where there is no dropout and so leaves out the last all-reduce of each group:
-    1 in place of 2 for groups of one layer.
+    Differs from one all-reduce each way with a parallel residual by one backward: that needs one norm for both parts,
+    or f before the norms, whose own gradients each rank would then have in part.
+    PyTorch's recomputation stops early where there is no dropout and so leaves out the last g of each group: 1 in
+    place of 2 for groups of one layer, 0 in place of 1 with a parallel residual.
     """
     a = activation_message_bytes(architecture, recipe, layout)
     several = layout.tensor_parallel > 1
     first, last = stage == 0, stage == layout.pipeline_stages - 1
     layers = stage_layers(architecture, layout, stage=stage)
-    parts = 1 if architecture.residual is Residual.PARALLEL else 2
+    inputs = 2
+    outputs = 1 if architecture.residual is Residual.PARALLEL else inputs
+    passes = several * micro_batches
     forwards = layers + _recomputed_layers(layout.recomputation, layers)
-    passes = several * micro_batches * (parts * (forwards + layers) + first + last)
-    losses = several * micro_batches * (CROSS_ENTROPY_REDUCTIONS * last)
+    reduced = passes * (outputs * forwards + inputs * layers + first + last)
+    losses = passes * (CROSS_ENTROPY_REDUCTIONS * last)
     loss_bytes = losses * (FP32 * layout.micro_batch * architecture.sequence // layout.context_parallel)
     if layout.sequence_parallel:
         replicated = several * rank_parameters(architecture, layout, stage=stage).replicated
-        again = several * micro_batches * (parts * layers + last)
+        # the head gathers its input forward and for the weight's gradient; the embedding gathers its output's gradient
+        gathered = passes * (inputs * (forwards + layers) + outputs * layers + first + 2 * last)
         gradient = reduced_gradient_element_bytes(recipe.precision)
         return [
             Traffic("tp", "all_reduce", loss_bytes + gradient * replicated, losses + several),
-            Traffic("tp", "all_gather", (passes + again) * a, passes + again),
-            Traffic("tp", "reduce_scatter", passes * a, passes),
+            Traffic("tp", "all_gather", gathered * a, gathered),
+            Traffic("tp", "reduce_scatter", reduced * a, reduced),
         ]
-    traffic = [Traffic("tp", "all_reduce", passes * a + loss_bytes, passes + losses)]
-    gathered = 0 * passes
+    traffic = [Traffic("tp", "all_reduce", reduced * a + loss_bytes, reduced + losses)]
+    gathered = 0 * reduced
     if layout.partitioned_checkpoints and layout.recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT):
-        gathered = gathered + several * micro_batches * kept_units(layout, layers=layers)
+        gathered = gathered + passes * kept_units(layout, layers=layers)
     if layout.scatter_gather:
         # a rank receives as often as it sends: the end of the chain that it lacks forward, it lacks backward
         gathered = gathered + several * pipeline_messages(layout, stage=stage, micro_batches=micro_batches)

@@ -12,34 +12,21 @@ from reference_runs.units import printed
 from suite.compare import Row
 from suite.figures import UNIT, Quantity
 from suite.predict.choices import Choice
-from suite.predict.memory import StageMemory
+from suite.predict.memory import StageMemory, fullest_instant
+from suite.predict.run_figures import OF_A_LAYER, PART_OF_MODEL_FLOP
 from suite.predict.step import StepTime
 
 BAR_CELLS = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 GIB = 2**30
 STAGE_ROWS = 16  # of a pipeline; of a longer one the first 12 and the last 3 stages are printed
-_MEMORY_PARTS = (
-    ("weights", "weights"),
-    ("gradients", "gradients"),
-    ("gradient copy", "gradient_copy"),
-    ("master weights", "master_weights"),
-    ("moments", "moments"),
-    ("activations", "activations"),
-    ("logits", "logits"),
-    ("recomputed layers", "recomputed"),
-    ("communication buffers", "buffers"),
-    ("temporary", "temporary"),
-)
 
-
-_WITH_TERMS = (Quantity.PEAK_BYTES, Quantity.COST)
 
 # Units that people read instead of a base unit, the largest first.
-_FLOP = tuple((10.0**power, f"{prefix}flop") for power, prefix in zip(range(24, 0, -3), "YZEPTGMk", strict=True))
+_FLOP = tuple((10.0**power, f"{prefix}flop") for power, prefix in zip(range(21, 0, -3), "ZEPTGMk", strict=True))
 _READ_IN: dict[str, tuple[tuple[float, str], ...]] = {
     "s": ((86400, "day"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")),
-    "accelerator s": ((3600, "accelerator h"),),
+    "accelerator s": ((3600, "h"),),
     "J": ((3.6e9, "MWh"), (3.6e6, "kWh"), (1, "J")),
     "byte": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "byte")),
     "flop": (*_FLOP, (1, "flop")),
@@ -65,79 +52,129 @@ def read(value: float | None, quantity: str) -> str:
     return f"{scaled:,.4g} {unit}" if scaled < 1e4 else f"{scaled:,.0f} {unit}"
 
 
+def percent(difference: float, of: float) -> str:
+    """A signed relative difference in percent; what rounds to nothing has no sign."""
+    text = f"{difference / of:+.2%}"
+    return "0.00%" if text in ("+0.00%", "-0.00%") else text
+
+
 def print_published(out: Console, rows: list[Row]) -> None:
-    """Print the figures that have both a prediction and a publication, then what is predicted of the whole job."""
+    """Print the figures that were published beside their predictions, and below them what each rests on."""
     table = _table(("quantity", False), ("predicted", True), ("published", True), ("difference", True), ("", False))
-    for row in rows:
-        if row.right is None or row.stage is not None or row.rank is not None:
+    notes: list[str] = []
+    whole = [row for row in rows if row.right is not None and row.stage is None and row.rank is None]
+    answered = {row.quantity for row in whole if row.left is not None}
+    for row in whole:
+        if row.left is None and row.quantity in answered:
             continue
-        if row.difference is None:
-            difference = "not predicted"
-        else:
-            difference = f"{row.difference / row.left:+.2%}" if row.left and row.difference else "0"
-        basis = "; ".join(part for part in (row.term, row.convention, row.why) if part)
-        values = (read(row.left, row.quantity), read(row.right, row.quantity))
-        table.add_row(row.quantity, *values, difference, f"[dim]{escape(basis)}[/]")
+        difference = "not predicted"
+        if row.difference is not None:
+            difference = percent(row.difference, row.left) if row.left and row.difference else "0"
+        why = None if row.left is None else row.why
+        note = "; ".join(part for part in (row.term, row.convention, why) if part)
+        if note and note not in notes:
+            notes.append(note)
+        mark = f"({notes.index(note) + 1})" if note else ""
+        table.add_row(row.quantity, read(row.left, row.quantity), read(row.right, row.quantity), difference, mark)
     if table.row_count:
         out.print(table)
+    for number, note in enumerate(notes, start=1):
+        out.print(f"[dim]({number}) {escape(note)}[/]")
 
 
 def print_predicted(out: Console, rows: list[Row]) -> None:
-    """Print what nobody published: flop of a step by convention, bytes, traffic and rates, the largest over stages."""
-    whole = [row for row in rows if row.left is not None and row.stage is None and row.rank is None]
-    flop = [row for row in whole if row.quantity in (Quantity.MODEL_FLOP, Quantity.HARDWARE_FLOP)]
+    """Print what is predicted alone: parts and conventions, bytes and rates, the largest over stages."""
+    whole = [row for row in rows if row.left is not None and row.stage is None and row.rank is None and not row.axis]
+    parts = {
+        "parameters": [row for row in whole if row.quantity == Quantity.PARAMETERS and row.term],
+        "model flop of a step": [row for row in whole if row.convention == PART_OF_MODEL_FLOP],
+        "activations of a layer and micro-batch": [row for row in whole if row.convention == OF_A_LAYER],
+    }
+    flop = [
+        row
+        for row in whole
+        if row.quantity in (Quantity.MODEL_FLOP, Quantity.HARDWARE_FLOP) and row.convention != PART_OF_MODEL_FLOP
+    ]
+    for title, of_title in parts.items():
+        if of_title:
+            out.print()
+            out.print(_parts(title, of_title))
     table = _table(("flop of a step", False), ("", True), ("of model_flop", True), ("convention", False))
     for row in flop:
         share = f"{(row.left or 0) / (flop[0].left or 1):.4f}"
         table.add_row(row.quantity, read(row.left, row.quantity), share, row.term or row.convention or "")
     out.print()
     out.print(table)
-    shown = (
-        Quantity.WEIGHT_BYTES,
-        Quantity.GRADIENT_BYTES,
-        Quantity.OPTIMIZER_BYTES,
-        Quantity.ACTIVATION_BYTES,
-        Quantity.PEAK_BYTES,
-        Quantity.BUBBLE_FRACTION,
-        Quantity.STEP_SECONDS,
-        Quantity.MFU,
-        Quantity.FIRST_LOSS,
-        Quantity.TRAINING_FLOP,
-        Quantity.TRAINING_SECONDS,
-        Quantity.ACCELERATOR_SECONDS,
-        Quantity.ENERGY_JOULES,
-        Quantity.COST,
-    )
     table = _table(("predicted, not published", False), ("", True), ("", False))
     for row in whole:
-        if row.quantity in shown and row.right is None and (row.term is None or row.quantity in _WITH_TERMS):
-            reason = "; ".join(part for part in (row.term, row.convention, _own(row)) if part)
+        if row.quantity in _SHOWN and row.right is None and (row.term is None or _tells(row)):
+            why = (row.why or "").removeprefix("not published").removeprefix(": ")
+            reason = "; ".join(part for part in (row.term, row.convention, why) if part)
             table.add_row(row.quantity, read(row.left, row.quantity), f"[dim]{escape(reason)}[/]")
     out.print()
     out.print(table)
-    _print_traffic(out, whole)
 
 
-def _own(row: Row) -> str:
-    why = row.why or ""
-    return "" if why.startswith(("not published", "published")) else why
+_SHOWN = (
+    Quantity.WEIGHT_BYTES,
+    Quantity.GRADIENT_BYTES,
+    Quantity.OPTIMIZER_BYTES,
+    Quantity.ACTIVATION_BYTES,
+    Quantity.PEAK_BYTES,
+    Quantity.BUBBLE_FRACTION,
+    Quantity.STEP_SECONDS,
+    Quantity.MFU,
+    Quantity.HFU,
+    Quantity.FIRST_LOSS,
+    Quantity.TRAINING_FLOP,
+    Quantity.TRAINING_SECONDS,
+    Quantity.ACCELERATOR_SECONDS,
+    Quantity.ENERGY_JOULES,
+    Quantity.COST,
+)
 
 
-def _print_traffic(out: Console, rows: list[Row]) -> None:
+def _tells(row: Row) -> bool:
+    """Whether a row with a term is a figure of its own, not a part of another."""
+    return row.quantity == Quantity.COST or row.term == "reserved"
+
+
+def _parts(title: str, rows: list[Row]) -> Table:
+    table = _table((title, False), ("", True), ("share", True), ("", False))
+    total = sum(row.left or 0 for row in rows)
+    for row in rows:
+        if row.left:
+            share = row.left / total
+            table.add_row(row.term or "", read(row.left, row.quantity), f"{share:.1%}", bar(share, cells=20))
+    return table
+
+
+def print_traffic(out: Console, rows: list[Row], leaving: dict[str, float]) -> None:
+    """Print payload, sent bytes and messages by axis and collective, the largest over stages.
+
+    Args:
+        leaving: by axis, the share of the links of its ring that leave a node; empty without a machine.
+    """
     kinds: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
-        if row.axis and row.operation and row.left is not None:
+        if row.axis and row.operation and row.left is not None and row.stage is None:
             kinds.setdefault((row.axis, row.operation), {})[row.quantity] = row.left
     if not kinds:
         return
-    titles = ("traffic of a rank and step", "collective"), ("payload", "sent", "messages")
-    table = _table(*((title, False) for title in titles[0]), *((title, True) for title in titles[1]))
+    table = _table(
+        ("traffic of a rank and step", False),
+        ("collective", False),
+        ("payload", True),
+        ("sent", True),
+        ("messages", True),
+        ("links between nodes", True),
+    )
     for (axis, operation), values in kinds.items():
         cells = [
             read(values.get(quantity), quantity)
             for quantity in (Quantity.PAYLOAD_BYTES, Quantity.SENT_BYTES, Quantity.MESSAGES)
         ]
-        table.add_row(axis, operation, *cells)
+        table.add_row(axis, operation, *cells, f"{leaving[axis]:.0%}" if axis in leaving else "-")
     out.print()
     out.print(table)
 
@@ -194,20 +231,26 @@ def print_time(out: Console, step: StepTime) -> None:
     """Print the terms of a step as bars over the whole step."""
     parts = [(name.removesuffix("_seconds").replace("_", " "), seconds) for name, seconds in step._asdict().items()]
     out.print(f"\n[bold]where the time goes[/]: {printed(step.total_seconds, 's')} s a step, slowest stage")
-    out.print(_bars("term", "s", parts, step.total_seconds))
+    in_milliseconds = step.total_seconds < 1
+    out.print(
+        _bars("term", "ms" if in_milliseconds else "s", parts, step.total_seconds, 1e-3 if in_milliseconds else 1)
+    )
 
 
 def print_memory(out: Console, stages: tuple[StageMemory, ...], *, memory_bytes: float | None) -> None:
-    """Print the parts of the fullest stage as bars over its peak, and every stage's peak beside the memory.
-
-    Parts that do not live at the same instant add up to more than the peak.
-    """
+    """Print what lives on a rank of the fullest stage at its fullest instant, and every stage beside the memory."""
     fullest = max(range(len(stages)), key=lambda stage: stages[stage].peak)
     full = stages[fullest]
+    instant, parts = fullest_instant(full)
     of = f" of {memory_bytes / GIB:,.4g}" if memory_bytes else ""
-    out.print(f"\n[bold]where the memory goes[/]: {full.peak / GIB:,.4g}{of} GiB on a rank of stage {fullest}")
-    parts = [(title, getattr(full, name)) for title, name in _MEMORY_PARTS]
-    out.print(_bars("part", "GiB", parts, full.peak, GIB))
+    out.print(
+        f"\n[bold]where the memory goes[/]: {full.peak / GIB:,.4g}{of} GiB on a rank of stage {fullest}, {instant}"
+    )
+    if memory_bytes and full.peak > memory_bytes:
+        out.print(
+            f"[bold red]does not fit[/]: {(full.peak - memory_bytes) / GIB:,.4g} GiB more than an accelerator has"
+        )
+    out.print(_bars("part", "GiB", parts.items(), full.peak, GIB))
     if len(stages) == 1:
         return
     out.print()
@@ -226,7 +269,7 @@ def print_memory(out: Console, stages: tuple[StageMemory, ...], *, memory_bytes:
     for place, (first, last, memory) in enumerate(rows):
         if len(rows) > STAGE_ROWS and STAGE_ROWS - 4 <= place < len(rows) - 3:
             if place == STAGE_ROWS - 4:
-                table.add_row("…")
+                table.add_row("...")
             continue
         label = str(first) if first == last else f"{first}-{last}"
         cells = (

@@ -83,7 +83,11 @@ def plain_table(titles: list[str], rows: Iterable[list[str]]) -> Table:
     for place, title in enumerate(titles):
         last = place == len(titles) - 1
         table.add_column(
-            title, no_wrap=place == 0, overflow="fold", min_width=12 if last else None, max_width=None if last else 35
+            title,
+            no_wrap=place == 0,
+            overflow="fold",
+            min_width=12 if last else None,
+            max_width=None if last or place == 0 else 35,
         )
     for row in rows:
         table.add_row(*row)

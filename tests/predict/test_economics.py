@@ -14,7 +14,6 @@ from suite.predict.economics import (
     energy_cost,
     energy_joules,
     six_n_seconds,
-    training_days,
     training_seconds,
     training_steps,
     training_years,
@@ -36,7 +35,7 @@ def test_blooms_step_and_tokens_give_its_days_within_its_interruptions() -> None
         tokens=recipe.tokens, global_batch=recipe.global_batch, sequence=2048, step_seconds=105.22
     )
     # 118.24 days were published; restarts, the batch's ramp-up and half as many nodes at the end are not in the product
-    assert 0.8 < training_days(seconds) / 118.24 < 1
+    assert 0.8 < seconds / in_base_unit(118.24, "day", "s") < 1
     held = accelerator_seconds(accelerators=384, seconds=seconds)
     assert 0.8 < held / in_base_unit(1_082_990, "accelerator h", "accelerator s") < 1
 

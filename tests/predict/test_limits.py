@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from reference_runs.catalog import reference_run
 from reference_runs.run import Architecture, Precision
 from suite.predict.limits import (
-    accumulation_steps,
     fits,
     fitting,
     fp16_spacing,
@@ -235,17 +234,6 @@ def test_batches_multiply_to_the_worked_examples() -> None:
     assert global_batch(accumulation=1, nodes=256, processes_per_node=8, micro_batch=8) == 16384
     assert micro_steps(samples=1000, micro_batch=5) == 200
     assert updates(samples=1000, micro_batch=5, accumulation=2) == 100
-
-
-@given(COUNTS, COUNTS, COUNTS, COUNTS)
-def test_accumulation_follows_from_the_other_factors(a: int, nodes: int, processes: int, micro: int) -> None:
-    batch = global_batch(accumulation=a, nodes=nodes, processes_per_node=processes, micro_batch=micro)
-    assert accumulation_steps(global_batch=batch, data_parallel=nodes * processes, micro_batch=micro) == a
-
-
-def test_a_batch_that_the_ranks_do_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="6 samples of all ranks do not divide the global batch of 10"):
-        accumulation_steps(global_batch=10, data_parallel=3, micro_batch=2)
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 9))

@@ -17,7 +17,13 @@ from suite.machines import run_machine
 from suite.predict.machine import Machine
 from suite.predict.memory import stage_memory
 from suite.predict.parameters import parameter_count
-from suite.predict.run_figures import figures_at_published_times, model_convention, predicted_figures, published_figures
+from suite.predict.publication import (
+    figures_at_published_times,
+    measured_elsewhere,
+    measured_figures,
+    published_figures,
+)
+from suite.predict.run_figures import PART_OF_MODEL_FLOP, PART_OF_PEAK, model_convention, predicted_figures
 from suite.predict.run_prediction import RunPrediction, run_prediction
 from suite.predict.traffic import sent_bytes, step_traffic
 from tests.strategies import BLOOM, described_architectures
@@ -93,7 +99,78 @@ def test_memory_and_traffic_stand_for_every_stage_that_matters(run: ReferenceRun
         if figure.quantity is Quantity.SENT_BYTES and figure.stage is None
     }
     assert shown == largest
+    assert {f.stage for f in figures if f.quantity is Quantity.SENT_BYTES and f.stage is not None} <= set(stages)
     assert named(figures, Quantity.PEAK_BYTES).value == max(memory.peak for memory in prediction.memory)
+
+
+@pytest.mark.parametrize("run", LAID_OUT, ids=lambda run: run.name)
+def test_parts_add_up_to_their_whole(run: ReferenceRun) -> None:
+    figures = predicted_figures(run, run.recipe, run.layout, None, of(run))
+    parts = [f.value for f in figures if f.quantity is Quantity.PARAMETERS and f.term]
+    assert sum(parts) == named(figures, Quantity.PARAMETERS).value
+    flop = [f.value for f in figures if f.convention == PART_OF_MODEL_FLOP]
+    assert sum(flop) == named(figures, Quantity.MODEL_FLOP).value
+    for stage, memory in enumerate(of(run).memory):
+        alive = [f.value for f in figures if f.convention == PART_OF_PEAK and f.stage == stage]
+        # integers and halves of them, below 2^53: float64 holds each sum exactly but for interleaved fractions
+        assert math.fsum(alive) == pytest.approx(memory.peak, rel=20 * 2**-53)
+
+
+@given(st.sampled_from(Recomputation), st.booleans())
+def test_flop_rates_count_the_recomputation_that_the_layout_does(
+    recomputation: Recomputation, with_convention: bool
+) -> None:
+    reported = msgspec.structs.replace(
+        BLOOM.reported,
+        flop_convention=FlopConvention.MEGATRON_RECOMPUTED if with_convention else None,
+        total_flop_convention=None,
+    )
+    layout = msgspec.structs.replace(BLOOM.layout, recomputation=recomputation)
+    run = msgspec.structs.replace(BLOOM, reported=reported, recorded_layout=layout)
+    machine = machine_of(BLOOM)
+    assert machine is not None
+    prediction = run_prediction(run.architecture, run.recipe, layout, machine)
+    figures = predicted_figures(run, run.recipe, layout, machine, prediction)
+    seconds = named(figures, Quantity.STEP_SECONDS).value * layout.ranks
+    hfu, mfu = named(figures, Quantity.HFU).value, named(figures, Quantity.MFU).value
+    rate = named(figures, Quantity.HARDWARE_FLOP_PER_SECOND).value
+    # BLOOM's shape is one that equation 3 supposes, so its conventions equal the counts; three roundings each
+    assert hfu * machine.peak_flop_per_second * seconds == pytest.approx(prediction.hardware_flop, rel=6 * 2**-53)
+    assert rate * seconds == pytest.approx(prediction.hardware_flop, rel=6 * 2**-53)
+    assert mfu * machine.peak_flop_per_second * seconds == pytest.approx(prediction.model_flop, rel=6 * 2**-53)
+    trained = named(figures, Quantity.TRAINING_FLOP).value
+    steps = -(-run.recipe.tokens // (run.recipe.global_batch * run.architecture.sequence))
+    whole = with_convention and recomputation is Recomputation.FULL
+    assert trained == steps * (prediction.hardware_flop if whole else prediction.model_flop)
+
+
+def test_every_measurement_is_predicted_under_its_own_layout() -> None:
+    run = reference_run("mt-nlg-530b")
+    computed, published = measured_figures(run, machine_of(run))
+    assert [figure.value for figure in published] == [60.1, 50.2, 44.4]
+    assert [figure.quantity for figure in computed] == 3 * [Quantity.STEP_SECONDS]
+    seconds = [figure.value for figure in computed]
+    assert seconds == sorted(seconds, reverse=True)
+    alone = msgspec.structs.replace(run.layout, data_parallel=12, accumulation=None)
+    twelve = run_prediction(run.architecture, run.recipe, alone, machine_of(run)).step
+    assert twelve is not None
+    assert seconds[2] == twelve.total_seconds
+
+
+def test_a_measurement_without_a_time_is_compared_by_its_rate() -> None:
+    computed, published = measured_figures(BLOOM, machine_of(BLOOM))
+    rates = [f for f in published if f.quantity is Quantity.HARDWARE_FLOP_PER_SECOND]
+    assert [f.value for f in rates] == [73.0e12]
+    assert rates[0].key in {f.key for f in computed}
+
+
+def test_what_was_published_elsewhere_says_where() -> None:
+    for figure in published_figures(BLOOM):
+        moved = measured_elsewhere(figure, BLOOM)
+        if figure.quantity is Quantity.PARAMETERS:
+            assert moved == figure
+        else:
+            assert moved.why.startswith("published on 384 a100-sxm-80gb, dp8,tp4,pp12")
 
 
 def test_the_terms_of_a_step_add_up_to_it() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import NamedTuple
 
 import pytest
@@ -9,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.predict.staleness import (
-    asynchronous_gradient_delays,
     asynchronous_iterations_per_second,
     asynchronous_seconds,
     bounded_training,
     bulk_synchronous_iterations_per_second,
     bulk_synchronous_seconds,
-    equal_workers_gradient_delays,
     iteration_times,
 )
 
@@ -160,42 +157,6 @@ def test_with_constant_speeds_a_bound_gains_a_worker_no_more_than_itself(seconds
     assert all(own[-1] >= (iterations - 1 - bound) * slow for own in starts)
 
 
-@given(durations())
-def test_gradient_delays_equal_a_server_that_counts_its_versions(seconds: Durations) -> None:
-    version, iterations = 0, len(seconds[0])
-    read, done = [0] * len(seconds), [0] * len(seconds)
-    due = [own[0] for own in seconds]
-    delays: Counter[int] = Counter()
-    while any(count < iterations for count in done):
-        worker = min((w for w in range(len(seconds)) if done[w] < iterations), key=lambda w: due[w])
-        delays[version - read[worker]] += 1
-        version += 1
-        read[worker] = version
-        done[worker] += 1
-        if done[worker] < iterations:
-            due[worker] += seconds[worker][done[worker]]
-    assert asynchronous_gradient_delays(seconds) == delays
-
-
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5))
-def test_equal_workers_delay_each_gradient_by_the_number_of_the_others(
-    workers: int, iterations: int, seconds: int
-) -> None:
-    simulated = asynchronous_gradient_delays([[seconds] * iterations] * workers)
-    assert equal_workers_gradient_delays(workers=workers, iterations=iterations) == simulated
-    # all but the first round, and the last worker of the first round
-    assert simulated[workers - 1] == workers * (iterations - 1) + 1
-
-
-@given(durations())
-def test_whatever_the_speeds_the_mean_delay_is_at_most_the_number_of_the_others(seconds: Durations) -> None:
-    # between two updates of a worker every update is by another, so its delays sum to at most all updates of others
-    delays = asynchronous_gradient_delays(seconds)
-    updates = len(seconds) * len(seconds[0])
-    assert sum(delays.values()) == updates
-    assert sum(delay * count for delay, count in delays.items()) <= (len(seconds) - 1) * updates
-
-
 REFUSED = [
     ([], "at least 1 worker with at least 1 iteration"),
     ([[]], "at least 1 worker with at least 1 iteration"),
@@ -215,8 +176,6 @@ def test_impossible_seconds_are_refused_with_what_is_allowed(seconds: list[list[
         bulk_synchronous_seconds(seconds)
     with pytest.raises(ValueError, match=message):
         asynchronous_seconds(seconds)
-    with pytest.raises(ValueError, match=message):
-        asynchronous_gradient_delays(seconds)
 
 
 @pytest.mark.parametrize("seconds", [[], [1.0, 0.0]])
@@ -230,9 +189,3 @@ def test_speeds_of_no_workers_or_of_no_time_are_refused(seconds: list[float]) ->
 def test_a_negative_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="bound must be at least 0, or None for unbounded, got -1"):
         bounded_training([[1]], bound=-1)
-
-
-@pytest.mark.parametrize(("workers", "iterations", "name"), [(0, 1, "workers"), (1, 0, "iterations")])
-def test_delays_of_no_updates_are_refused(workers: int, iterations: int, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        equal_workers_gradient_delays(workers=workers, iterations=iterations)

@@ -296,7 +296,8 @@ def messages_of_step(
     ) * architecture.head_dim
     first, last = stage == 0, stage == p - 1
     layers = stage_layers(architecture, layout, stage=stage)
-    parts = ["both"] if architecture.residual is Residual.PARALLEL else ["attention", "feed-forward"]
+    norms = ["attention", "feed-forward"]
+    sums = ["attention and feed-forward"] if architecture.residual is Residual.PARALLEL else norms
     ring_forward, ring_backward, ring_gradients = ring_attention_sends(c)
     sequence_parallel = layout.sequence_parallel
 
@@ -308,22 +309,19 @@ def messages_of_step(
             yield "cp", "send", keys_and_values
 
     def forward() -> Iterator[Message]:
-        for _ in parts:
-            if sequence_parallel:
-                yield from joined("all_gather")
-                yield from joined("reduce_scatter")
-            else:
-                yield from joined("all_reduce")
+        for _ in norms if sequence_parallel else []:
+            yield from joined("all_gather")  # what a norm hands to a column-parallel layer
+        for _ in sums:
+            yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")
         yield from ring(ring_forward)
 
     def backward() -> Iterator[Message]:
-        for _ in parts:
+        for _ in sums if sequence_parallel else []:
+            yield from joined("all_gather")  # gradient of the output
+        for _ in norms:
             if sequence_parallel:
-                yield from joined("all_gather")  # gradient of the output
                 yield from joined("all_gather")  # the input, for the weight's gradient
-                yield from joined("reduce_scatter")  # gradient of the input
-            else:
-                yield from joined("all_reduce")
+            yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")  # gradient of the input
         yield from ring(ring_backward + ring_gradients)
 
     def transfer() -> Iterator[Message]:
@@ -530,6 +528,26 @@ def test_tensor_parallelism_sends_8_b_s_h_elements_a_layer_less_its_own_share() 
     assert sent["pp"] == 2 * 2 * hidden_states
 
 
+@pytest.mark.parametrize(
+    ("recomputation", "all_reduces", "gathers", "scatters"),
+    [("none", 3, 5, 3), ("selective", 3, 5, 3), ("full", 4, 7, 4)],
+)
+def test_gpt_neox_reduces_a_layers_output_once_and_both_its_input_gradients(
+    recomputation: str, all_reduces: int, gathers: int, scatters: int
+) -> None:
+    neox = reference_run("gpt-neox-20b")
+    layout = Layout(tensor_parallel=2, pipeline_stages=4, recomputation=Recomputation(recomputation))
+
+    def messages(layout: Layout) -> dict[str, int]:
+        # 11 layers, no table
+        traffic = step_traffic(neox.architecture, neox.recipe, layout, stage=1, micro_batches=1)
+        return {entry.operation: entry.messages for entry in traffic if entry.axis == "tp"}
+
+    assert messages(layout) == {"all_reduce": 11 * all_reduces}
+    sequence = messages(msgspec.structs.replace(layout, sequence_parallel=True))
+    assert sequence == {"all_reduce": 1, "all_gather": 11 * gathers, "reduce_scatter": 11 * scatters}
+
+
 def by_key(traffic: list[Traffic]) -> dict[tuple[str, str], Traffic]:
     return {(entry.axis, entry.operation): entry for entry in traffic}
 
@@ -539,6 +557,8 @@ def test_sequence_parallelism_adds_the_gathers_for_weight_gradients_and_nothing_
     run: tuple[Architecture, Recipe, Layout], micro_batches: int
 ) -> None:
     architecture, recipe, layout = run
+    # with a parallel residual f and g do not come in pairs: each pass forward gathers two inputs and scatters one sum
+    architecture = msgspec.structs.replace(architecture, residual=Residual.SEQUENTIAL)
     plain = msgspec.structs.replace(
         layout, sequence_parallel=False, partitioned_checkpoints=False, scatter_gather=False
     )
@@ -556,8 +576,7 @@ def test_sequence_parallelism_adds_the_gathers_for_weight_gradients_and_nothing_
         ]
         element = {Precision.FP32: 4, Precision.BF16: 2}[recipe.precision]
         hidden_states = element * layout.micro_batch * architecture.sequence * architecture.hidden
-        parts = 1 if architecture.residual is Residual.PARALLEL else 2
-        inputs = parts * stage_layers(architecture, layout, stage=stage) + (stage == layout.pipeline_stages - 1)
+        inputs = 2 * stage_layers(architecture, layout, stage=stage) + (stage == layout.pipeline_stages - 1)
         again = micro_batches * inputs * hidden_states // layout.context_parallel
         replicated = 2 * 4 * rank_parameters(architecture, layout, stage=stage).replicated
         assert passed[1] - passed[0] == (again + replicated if t > 1 else 0)
