@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TypeVar, cast
 
 Number = TypeVar("Number", int, float)
+_PLAIN = frozenset((int, float, bool))
 
 
 def larger(a: Number, b: Number) -> Number:
     """The larger of two numbers."""
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+    if a.__class__ in _PLAIN and b.__class__ in _PLAIN:
         return a if a >= b else b
     import numpy
 
@@ -22,7 +23,7 @@ def larger(a: Number, b: Number) -> Number:
 
 def smaller(a: Number, b: Number) -> Number:
     """The smaller of two numbers."""
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+    if a.__class__ in _PLAIN and b.__class__ in _PLAIN:
         return a if a <= b else b
     import numpy
 
@@ -31,7 +32,7 @@ def smaller(a: Number, b: Number) -> Number:
 
 def chosen(condition: bool, a: Number, b: Number) -> Number:
     """`a` where `condition` holds, otherwise `b`; both are computed, so neither may divide by zero."""
-    if isinstance(condition, bool) and isinstance(a, (int, float)) and isinstance(b, (int, float)):
+    if condition.__class__ is bool and a.__class__ in _PLAIN and b.__class__ in _PLAIN:
         return a if condition else b
     import numpy
 

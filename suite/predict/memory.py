@@ -327,7 +327,10 @@ def _offloaded(state: StateBytes, layout: Layout) -> StateBytes:
 
 
 class _Parts(NamedTuple):
-    """What a stage holds apart from the number of micro-batches in flight; `each` is what one of them keeps."""
+    """What a stage holds apart from the micro-batches in flight; `each` is what one of them keeps.
+
+    The last three are the sums at the three instants without them.
+    """
 
     state: StateBytes
     each: float
@@ -337,10 +340,20 @@ class _Parts(NamedTuple):
     unfinished: float
     buffers: float
     temporary: float
+    after_forward: float
+    after_backward: float
+    at_update: float
 
 
 def _parts(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, layers: int, heads: int, shared: _Shared
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    layers: int,
+    micro_batches: int,
+    shared: _Shared,
 ) -> _Parts:
     unit = shared.unit
     rank = rank_parameters(architecture, layout, stage=stage)
@@ -350,8 +363,11 @@ def _parts(
     state = state_bytes(stored, recipe.precision, gradients=kept_gradients, optimizer=share)
     if layout.offload is not Offload.NONE:
         state = _offloaded(state, layout)
+    heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
     on_stage = heads * (stage == layout.pipeline_stages - 1)
+    logits = on_stage * unit.logits
     recomputed = recomputed_bytes(unit, layout, layers=layers)
+    unfinished = recomputed + (layers > 0) * unit.unit
     buffers = buffer_bytes(
         recipe,
         layout,
@@ -362,26 +378,30 @@ def _parts(
         stream=shared.stream,
     )
     passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision is not Precision.FP16_NO_MASTER
+    temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
+    constant = state.weights + state.gradient_copy + state.master_weights + state.moments
+    accumulated = constant + state.gradients
     return _Parts(
         state,
         unit.unit * kept_units(layout, layers=layers) + (stage == 0) * unit.embedding,
         on_stage * unit.head,
-        on_stage * unit.logits,
+        logits,
         recomputed,
-        recomputed + (layers > 0) * unit.unit,
+        unfinished,
         buffers,
-        FP32 * share if passing and layout.offload is Offload.NONE else 0 * share,
+        temporary,
+        constant + (micro_batches > 1) * state.gradients + logits + recomputed + buffers,
+        accumulated + unfinished + buffers,
+        accumulated + temporary,
     )
 
 
-def _at_instants(parts: _Parts, *, in_flight: float, accumulates: bool, flush: bool) -> StageMemory:
-    """The parts with the activations of `in_flight` micro-batches, and their sums."""
-    state, each, head, logits, recomputed, unfinished, buffers, temporary = parts
+def _at_instants(parts: _Parts, in_flight: float, flush: bool) -> StageMemory:
+    """The parts with the activations of `in_flight` micro-batches."""
+    state, each, head, logits, recomputed, unfinished, buffers, temporary, forward, backward, update = parts
     weights, gradients, gradient_copy, master_weights, moments = state
     activations = in_flight * each + head
     waiting = 0 * each if flush else (in_flight - 1) * each
-    constant = weights + gradient_copy + master_weights + moments
-    accumulated = constant + gradients
     return StageMemory(
         weights,
         gradients,
@@ -395,9 +415,9 @@ def _at_instants(parts: _Parts, *, in_flight: float, accumulates: bool, flush: b
         unfinished,
         buffers,
         temporary,
-        constant + accumulates * gradients + activations + logits + recomputed + buffers,
-        accumulated + waiting + unfinished + buffers,
-        accumulated + waiting + temporary,
+        forward + activations,
+        backward + waiting,
+        update + waiting,
     )
 
 
@@ -405,11 +425,9 @@ def _stage_memory(
     architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int, shared: _Shared
 ) -> StageMemory:
     layers = stage_layers(architecture, layout, stage=stage)
-    heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
-    parts = _parts(architecture, recipe, layout, stage=stage, layers=layers, heads=heads, shared=shared)
+    parts = _parts(architecture, recipe, layout, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-    flush = layout.schedule not in NO_FLUSH
-    return _at_instants(parts, in_flight=in_flight, accumulates=micro_batches > 1, flush=flush)
+    return _at_instants(parts, in_flight, layout.schedule not in NO_FLUSH)
 
 
 def stage_memory(
@@ -438,18 +456,19 @@ def memory_by_stage(
 ) -> list[StageMemory]:
     """`stage_memory` of every pipeline stage in order; stages alike share what does not depend on the schedule."""
     shared = _shared(architecture, recipe, layout)
-    stages, flush = layout.pipeline_stages, layout.schedule not in NO_FLUSH
-    heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
+    last, flush = layout.pipeline_stages - 1, layout.schedule not in NO_FLUSH
     alike: dict[tuple[int, int], _Parts] = {}
     memory: list[StageMemory] = []
-    for stage in range(stages):
+    for stage in range(last + 1):
         layers = stage_layers(architecture, layout, stage=stage)
         # first, last and other stages differ; without flush each stage keeps its own number of weight versions
-        kind = (layers, stage if stage in (0, stages - 1) or not flush else -1)
+        kind = (layers, -1 if flush and 0 < stage < last else stage)
         if kind not in alike:
-            alike[kind] = _parts(architecture, recipe, layout, stage=stage, layers=layers, heads=heads, shared=shared)
+            alike[kind] = _parts(
+                architecture, recipe, layout, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared
+            )
         in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-        memory.append(_at_instants(alike[kind], in_flight=in_flight, accumulates=micro_batches > 1, flush=flush))
+        memory.append(_at_instants(alike[kind], in_flight, flush))
     return memory
 
 

@@ -35,13 +35,13 @@ def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Narayanan et al. 2019, PipeDream, SOSP, section 3.2.
     Differs from the often quoted p for every stage: the last stage of 1F1B keeps one.
     """
-    if layout.schedule is Schedule.GPIPE:
+    schedule, virtual = layout.schedule, layout.virtual_stages
+    if schedule is Schedule.GPIPE:
         return micro_batches + 0 * stage
     waiting = layout.pipeline_stages - stage
-    if layout.schedule in NO_FLUSH:
+    if schedule is not Schedule.ONE_F_ONE_B:
         return waiting
-    virtual = layout.virtual_stages
-    if isinstance(virtual, int) and virtual == 1:
+    if virtual.__class__ is int and virtual == 1:
         return smaller(micro_batches, waiting)
     chunks = chunks_in_flight(pipeline_stages=layout.pipeline_stages, virtual_stages=virtual, stage=stage)
     interleaved = smaller(micro_batches * virtual, chunks) / virtual

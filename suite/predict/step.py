@@ -29,7 +29,7 @@ from suite.predict.operators import (
 )
 from suite.predict.parameters import rank_parameters, stage_layers
 from suite.predict.schedule import NO_FLUSH
-from suite.predict.traffic import group_ranks, ranks_in_node
+from suite.predict.traffic import axes_in_node, group_ranks
 
 RankTraffic = Sequence[tuple[str, str, int, int]]  # suite.predict.traffic.Traffic: axis, operation, bytes, messages
 
@@ -264,8 +264,7 @@ def step_time(
     behind = loss_bytes(architecture, recipe, layout) / bandwidth
     update = update_element_bytes(recipe.precision) / optimizer_shards(layout) / bandwidth
     stages = timed_stages(layout)
-    axes = {entry[0] for entries in traffic for entry in entries}
-    groups = {axis: axis_group(layout, machine, axis) for axis in axes}
+    groups = axis_groups(layout, machine)
     times: list[StepTime] = []
     for stage, entries in zip(stages, traffic, strict=True):
         layers = stage_layers(architecture, layout, stage=stage)
@@ -309,14 +308,16 @@ def step_time(
     return reduce(_slower, times)
 
 
-def axis_group(layout: Layout, machine: Machine, axis: str) -> Group:
-    """The ranks that `axis` joins and the link that limits them.
+def axis_groups(layout: Layout, machine: Machine) -> dict[str, Group]:
+    """By axis, the ranks that it joins and the link that limits them.
 
     The two stages that store a tied embedding are neighbours in a node only where all stages are; otherwise the group
     is as far apart as the pipeline.
     """
-    inside = ranks_in_node(layout, axis, accelerators_per_node=machine.accelerators_per_node)
-    return group(machine, ranks=group_ranks(layout, axis), ranks_in_node=inside)
+    inside = axes_in_node(layout, accelerators_per_node=machine.accelerators_per_node)
+    return {
+        axis: group(machine, ranks=group_ranks(layout, axis), ranks_in_node=ranks) for axis, ranks in inside.items()
+    }
 
 
 def _recomputed(recomputation: Recomputation, layer: LayerTime, layers: int) -> tuple[float, float]:

@@ -518,15 +518,21 @@ def ranks_in_node(layout: Layout, axis: str, *, accelerators_per_node: int) -> i
     Raises:
         KeyError: an unknown axis, or one that layout.rank_order lacks.
     """
+    inside = axes_in_node(layout, accelerators_per_node=accelerators_per_node)
+    return inside[axis]
+
+
+def axes_in_node(layout: Layout, *, accelerators_per_node: int) -> dict[str, int]:
+    """By axis, what `ranks_in_node` says of it."""
     sizes = _axis_sizes(layout)
     inside: dict[str, int] = {}
     stride = 1
     for name in layout.rank_order.split("-"):
         inside[name] = smaller(larger(accelerators_per_node // stride, 1), sizes[name])
         stride = stride * sizes[name]
-    if axis == "embedding":
-        return 1 + (inside["pp"] == sizes["pp"]) * 1
-    return inside["dp"] * inside["cp"] if axis == "dp" else inside[axis]
+    inside["embedding"] = 1 + (inside["pp"] == sizes["pp"]) * 1
+    inside["dp"] = inside["dp"] * inside["cp"]
+    return inside
 
 
 def node_crossing_share(layout: Layout, axis: str, *, accelerators_per_node: int) -> float:

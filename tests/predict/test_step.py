@@ -29,7 +29,7 @@ from suite.predict.schedule import bubble_fraction
 from suite.predict.step import (
     RankTraffic,
     StepTime,
-    axis_group,
+    axis_groups,
     exposed_data_parallel_seconds,
     flop_per_second,
     fused_attention_seconds,
@@ -270,7 +270,7 @@ def test_communication_terms_are_the_seconds_of_the_collectives_of_their_axis(ca
         ):
             hidden = axis == "dp" and (operation != "all_gather" or layout.zero_stage == 3)
             if not hidden:
-                members = axis_group(layout, machine, axis)
+                members = axis_groups(layout, machine)[axis]
                 seconds[axis] += collective_seconds(operation, members, payload_bytes=payload, messages=messages)
         assert (
             time.tensor_parallel_seconds,
@@ -310,7 +310,7 @@ def test_exposed_traffic_is_what_the_computation_that_it_may_overlap_leaves(zero
 
 
 def test_an_axis_in_the_node_uses_links_and_one_across_nodes_the_network() -> None:
-    axes = {axis: axis_group(BLOOM.layout, A100, axis) for axis in ("tp", "dp", "pp", "embedding")}
+    axes = axis_groups(BLOOM.layout, A100)
     link, network = A100.achievable_link_bytes_per_second, A100.achievable_network_bytes_per_second
     # tp 4 and, two to a node, dp 8; stages and their tables are in different nodes
     assert axes["tp"][:2] == (4, link)
@@ -318,7 +318,7 @@ def test_an_axis_in_the_node_uses_links_and_one_across_nodes_the_network() -> No
     assert axes["pp"][:2] == (12, network / 8)
     assert axes["embedding"][:2] == (2, network / 8)
     turned = msgspec.structs.replace(BLOOM.layout, rank_order="pp-dp-cp-tp")
-    assert axis_group(turned, A100, "tp").bytes_per_second == network / 8
+    assert axis_groups(turned, A100)["tp"].bytes_per_second == network / 8
 
 
 def test_selective_recomputation_repeats_attention_alone() -> None:
