@@ -78,6 +78,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def parity(session: nox.Session) -> None:
+    """Compare logits and gradients with the implementations in transformers."""
+    install(session, "execute", "test", "parity")
+    session.run("python", "-m", "pytest", "tests/parity", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     install(session, "lint")

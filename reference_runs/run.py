@@ -168,12 +168,13 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InputError(
                 f"architecture.kv_heads does not divide heads = {self.heads}", got=self.kv_heads, where=where
             )
-        if (self.rotary_dim is not None) != (self.position is Position.ROTARY):
-            raise InputError(
-                "architecture.rotary_dim belongs to rotary positions, and they need it",
-                got=f"{self.rotary_dim} with position {self.position.value!r}",
-                where=where,
-            )
+        for name in ("rotary_dim", "rotary_base"):
+            if (getattr(self, name) is not None) != (self.position is Position.ROTARY):
+                raise InputError(
+                    f"architecture.{name} belongs to rotary positions, and they need it",
+                    got=f"{getattr(self, name)} with position {self.position.value!r}",
+                    where=where,
+                )
         if self.rotary_dim is not None and (self.rotary_dim > self.head_dim or self.rotary_dim % 2):
             raise InputError(
                 "architecture.rotary_dim",

@@ -20,7 +20,6 @@ from reference_runs.run import (
     Norm,
     Objective,
     Optimizer,
-    Position,
     Precision,
     Recipe,
 )
@@ -154,11 +153,9 @@ def _layout(request: Request, base: Layout, default_ranks: int) -> Layout:
 
 
 _EXECUTED = {
-    "architecture.position": (Position.ALIBI, Position.LEARNED),
-    "architecture.extra_positions": (0,),
     "architecture.top_query_layer": (False,),
     "architecture.norm": (Norm.PRE_LAYER_NORM,),
-    "architecture.activation": (Activation.GELU_TANH, Activation.RELU),
+    "architecture.activation": (Activation.GELU, Activation.GELU_TANH, Activation.FAST_GELU, Activation.RELU),
     "architecture.mask": (Mask.CAUSAL,),
     "recipe.objective": (Objective.CAUSAL_LM,),
     "recipe.precision": (Precision.FP32, Precision.BF16),

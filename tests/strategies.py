@@ -17,6 +17,8 @@ def architectures(draw: st.DrawFn) -> Architecture:
     """Shapes that can be executed here."""
     heads, head_dim = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 3, 4, 8]))
     vocabulary = draw(st.integers(2, 40))
+    position = draw(st.sampled_from([p for p in Position if p is not Position.ROTARY or head_dim > 1]))
+    rotates = position is Position.ROTARY
     return Architecture(
         layers=draw(st.integers(1, 3)),
         hidden=heads * head_dim,
@@ -27,15 +29,18 @@ def architectures(draw: st.DrawFn) -> Architecture:
         vocabulary=vocabulary,
         padded_vocabulary=vocabulary + draw(st.integers(0, 7)),
         sequence=draw(st.integers(1, 9)),
-        position=draw(st.sampled_from([Position.ALIBI, Position.LEARNED])),
+        position=position,
         norm=Norm.PRE_LAYER_NORM,
         norm_epsilon=1e-5,
         embedding_norm=draw(st.booleans()),
-        activation=draw(st.sampled_from([Activation.GELU_TANH, Activation.RELU])),
+        activation=draw(st.sampled_from([a for a in Activation if not a.gated])),
         residual=draw(st.sampled_from(Residual)),
         mask=Mask.CAUSAL,
         biases=draw(st.booleans()),
         tied_embeddings=draw(st.booleans()),
+        extra_positions=draw(st.integers(0, 2)),
+        rotary_dim=2 * draw(st.integers(1, head_dim // 2)) if rotates else None,
+        rotary_base=draw(st.sampled_from([100.0, 10000.0])) if rotates else None,
     )
 
 
@@ -68,6 +73,7 @@ def described_architectures(draw: st.DrawFn, *, tensor_parallel: int = 1) -> Arc
         tied_embeddings=draw(st.booleans()),
         extra_positions=draw(st.integers(0, 2)),
         rotary_dim=head_dim if position is Position.ROTARY else None,
+        rotary_base=10000.0 if position is Position.ROTARY else None,
         top_query_layer=draw(st.booleans()),
     )
 

@@ -228,9 +228,9 @@ def test_an_unbroken_run_that_is_too_large_a_layout_is_refused_for_that_alone(tm
 @pytest.mark.parametrize(
     ("run", "word"),
     {
-        "opt_175b": "architecture.extra_positions; got 2, allowed: 0",
-        "glm_130b": "architecture.position; got rotary, allowed: alibi, learned",
-        "gpt_neox_20b": "architecture.position; got rotary",
+        "opt_175b": "recipe.precision; got fp16-no-master, allowed: fp32, bf16",
+        "glm_130b": "architecture.norm; got deep-norm, allowed: pre-layer-norm",
+        "gpt_neox_20b": "recipe.precision; got fp16, allowed: fp32, bf16",
         "codegeex_13b": "architecture.top_query_layer; got True, allowed: False",
         "gpt3_175b": "recipe.precision; got fp16, allowed: fp32, bf16",
     }.items(),

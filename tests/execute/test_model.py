@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from reference_runs.run import Activation, Architecture, Position, Recipe, Residual
+from suite.execute.model.block import ACTIVATIONS
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.objective import causal_lm_loss
 from tests.launches import FP32_WITHOUT_DROPOUT, small_plan
@@ -46,6 +47,10 @@ def _norm(x: Array, w: dict[str, Array], name: str) -> Array:
 def _act(kind: Activation, x: Array) -> Array:
     if kind is Activation.RELU:
         return np.maximum(x, 0)
+    if kind is Activation.GELU:
+        return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    if kind is Activation.FAST_GELU:
+        return x / (1 + np.exp(-1.702 * x))
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -53,6 +58,15 @@ def _attention(a: Architecture, w: dict[str, Array], name: str, x: Array) -> Arr
     length = x.shape[0]
     qkv = x @ w[f"{name}.query_key_value.weight"].T + w[f"{name}.query_key_value.bias"]
     q, k, v = (part.reshape(length, a.heads, a.head_dim) for part in np.split(qkv, 3, axis=-1))
+    if a.rotary_dim is not None and a.rotary_base is not None:
+        half = a.rotary_dim // 2
+        for place in range(length):
+            for i in range(half):
+                # as complex numbers: multiplied by e^(i angle)
+                turn = np.exp(1j * place * a.rotary_base ** (-2 * i / a.rotary_dim))
+                for x_THK in (q, k):
+                    turned = (x_THK[place, :, i] + 1j * x_THK[place, :, i + half]) * turn
+                    x_THK[place, :, i], x_THK[place, :, i + half] = turned.real, turned.imag
     out = np.zeros((length, a.heads, a.head_dim))
     # Press et al.: three heads have the slopes of two, 1/16 and 1/256, and the first of four, 1/4
     slopes = [1 / 16, 1 / 256, 1 / 4] if a.position is Position.ALIBI else [0.0] * a.heads
@@ -69,7 +83,7 @@ def _attention(a: Architecture, w: dict[str, Array], name: str, x: Array) -> Arr
 def _forward(a: Architecture, w: dict[str, Array], tokens: list[int]) -> Array:
     x = w["embedding.weight"][tokens]
     if a.position is Position.LEARNED:
-        x = x + w["position.weight"][: len(tokens)]
+        x = x + w["position.weight"][a.extra_positions : a.extra_positions + len(tokens)]
     if a.embedding_norm:
         x = _norm(x, w, "embedding_norm")
     for layer in range(a.layers):
@@ -92,6 +106,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tied_embeddings": False,
         "embedding_norm": False,
     },
+    "rotary, partly": {"position": Position.ROTARY, "rotary_dim": 4, "rotary_base": 100.0},
+    "rotary, parallel, exact gelu": {
+        "position": Position.ROTARY,
+        "rotary_dim": 6,
+        "rotary_base": 10000.0,
+        "residual": Residual.PARALLEL,
+        "activation": Activation.GELU,
+    },
+    "positions with an offset": {"position": Position.LEARNED, "extra_positions": 2},
+    "fast gelu": {"activation": Activation.FAST_GELU},
 }
 
 
@@ -103,8 +127,8 @@ def test_logits_equal_an_independent_float64_forward_pass(changes: dict[str, Any
     weights = {name: p.detach().numpy() for name, p in decoder.named_parameters()}
     expected = np.stack([_forward(architecture, weights, row.tolist()) for row in tokens])
     got = decoder(tokens).detach().numpy()
-    # The softmax is computed in fp32: its weights are off by 2^-24 each, and 2 layers of products over at most 29
-    # terms of size 1 pass that on to logits of the size of their largest.
+    # The softmax is computed in fp32, and so are the angles of rotary positions: 2^-24 each, and 2 layers of products
+    # over at most 29 terms of size 1 pass that on to logits of the size of their largest.
     bound = 2 * 29 * 2.0**-24 * np.abs(expected).max()
     assert np.abs(got - expected).max() <= bound
 
@@ -118,6 +142,12 @@ def test_a_later_token_changes_no_earlier_logit(changes: dict[str, Any]) -> None
     before, after = decoder(tokens)[0], decoder(other)[0]
     assert torch.equal(before[:9], after[:9])
     assert not torch.equal(before[9:], after[9:])
+
+
+def test_fast_gelu_neither_overflows_nor_leaves_its_limits() -> None:
+    fast = ACTIVATIONS[Activation.FAST_GELU]
+    x = torch.tensor([-65504.0, -100.0, -20.0, 0.0, 20.0, 100.0, 65504.0], dtype=torch.float16)
+    assert fast(x).tolist() == [0.0, 0.0, 0.0, 0.0, 20.0, 100.0, 65504.0]
 
 
 def test_recomputation_changes_neither_loss_nor_gradients() -> None:

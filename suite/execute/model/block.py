@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, gelu, relu
 
@@ -15,8 +16,16 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return gelu(x, approximate="tanh")
 
 
+def _fast_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x), in the form whose exponentials cannot overflow in fp16 (CodeGeeX, PanGu-alpha)."""
+    size = x.abs()
+    return x / (1 + torch.exp(-1.702 * size)) * torch.exp(0.851 * (x - size))
+
+
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.GELU: gelu,
     Activation.GELU_TANH: _gelu_tanh,
+    Activation.FAST_GELU: _fast_gelu,
     Activation.RELU: relu,
 }
 
@@ -54,8 +63,8 @@ class Block(nn.Module):
         self.feed_forward_norm = layer_norm(architecture)
         self.feed_forward = FeedForward(architecture)
 
-    def forward(self, x_BTD: Tensor, bias_HTS: Tensor) -> Tensor:
-        attended = self.attention(self.attention_norm(x_BTD), bias_HTS)
+    def forward(self, x_BTD: Tensor, bias_HTS: Tensor, rotation_2TR: Tensor | None) -> Tensor:
+        attended = self.attention(self.attention_norm(x_BTD), bias_HTS, rotation_2TR)
         middle = x_BTD + dropout(attended, self.dropout, self.training)
         fed = self.feed_forward(self.feed_forward_norm(x_BTD if self.parallel else middle))
         return middle + dropout(fed, self.dropout, self.training)

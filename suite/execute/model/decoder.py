@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from reference_runs.run import Architecture, Position, Recipe
 from suite.execute.model.block import Block, layer_norm
-from suite.execute.model.position import score_bias
+from suite.execute.model.position import rotation, score_bias
 
 
 class Decoder(nn.Module):
@@ -28,9 +28,8 @@ class Decoder(nn.Module):
         self.dropout = recipe.embedding_dropout
         rows, hidden = architecture.padded_vocabulary, architecture.hidden
         self.embedding = nn.Embedding(rows, hidden)
-        self.position = (
-            nn.Embedding(architecture.sequence, hidden) if architecture.position is Position.LEARNED else None
-        )
+        positions = architecture.sequence + architecture.extra_positions
+        self.position = nn.Embedding(positions, hidden) if architecture.position is Position.LEARNED else None
         self.embedding_norm = layer_norm(architecture) if architecture.embedding_norm else None
         self.blocks = nn.ModuleList(Block(architecture, recipe) for _ in range(architecture.layers))
         self.final_norm = layer_norm(architecture)
@@ -40,7 +39,8 @@ class Decoder(nn.Module):
         length = tokens_BT.shape[1]
         x_BTD = self.embedding(tokens_BT)
         if self.position is not None:
-            x_BTD = x_BTD + self.position.weight[:length]
+            first = self.architecture.extra_positions
+            x_BTD = x_BTD + self.position.weight[first : first + length]
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = dropout(x_BTD, self.dropout, self.training)
@@ -51,11 +51,12 @@ class Decoder(nn.Module):
             length=length,
             device=tokens_BT.device,
         )
+        rotation_2TR = rotation(self.architecture, length=length, device=tokens_BT.device)
         for block in self.blocks:
             if self.recompute:
-                x_BTD = checkpoint(block, x_BTD, bias_HTS, use_reentrant=False)
+                x_BTD = checkpoint(block, x_BTD, bias_HTS, rotation_2TR, use_reentrant=False)
             else:
-                x_BTD = block(x_BTD, bias_HTS)
+                x_BTD = block(x_BTD, bias_HTS, rotation_2TR)
         x_BTD = self.final_norm(x_BTD)
         return linear(x_BTD, self.embedding.weight if self.head is None else self.head.weight)
 

@@ -1,0 +1,7 @@
+"""Comparisons with the implementations in transformers, which only the session `parity` installs."""
+
+from __future__ import annotations
+
+import importlib.util
+
+collect_ignore_glob = [] if importlib.util.find_spec("transformers") else ["test_*.py"]
