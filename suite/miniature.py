@@ -21,6 +21,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         head_dim: divisor of the recorded head size.
         sequence: divisor of the recorded sequence.
         micro_batch: factor on the recorded micro-batch.
+        most_samples: of a micro-batch, so that its logits stay small.
         global_batch: micro-batches in a step over all ranks (12 divides by 1, 2, 3, 4, 6 and 12 ranks).
         bucket_bytes: so that gradients still travel in several messages.
     """
@@ -30,6 +31,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     sequence: int
     micro_batch: int
+    most_samples: int
     global_batch: int
     bucket_bytes: int
 
@@ -41,6 +43,7 @@ SCALES = {
         head_dim=8,
         sequence=32,
         micro_batch=1,
+        most_samples=4,
         global_batch=12,
         bucket_bytes=4_000_000,
     ),
@@ -50,6 +53,7 @@ SCALES = {
         head_dim=2,
         sequence=2,
         micro_batch=8,
+        most_samples=32,
         global_batch=48,
         bucket_bytes=25_000_000,
     ),
@@ -127,7 +131,7 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
     architecture, w = scaled_architecture(run.architecture, scale)
     architecture.check(f"{run.where} at scale {scale_name}")
     recipe, layout = run.recipe, run.layout
-    micro_batch = layout.micro_batch * scale.micro_batch
+    micro_batch = min(layout.micro_batch * scale.micro_batch, scale.most_samples)
     global_batch = micro_batch * scale.global_batch
     small_recipe = msgspec.structs.replace(
         recipe,
@@ -152,6 +156,7 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
         virtual_stages=1,
         sequence_parallel=False,
         stage_assignment=StageAssignment.LAYERS,
+        fused_attention=False,
         accumulation=scale.global_batch // ranks if scale.global_batch % ranks == 0 else None,
         bucket_bytes=scale.bucket_bytes,
     )
@@ -184,7 +189,7 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "architecture.kv_heads": "the recorded share of heads",
         "architecture.layers": f"fill up {scale.parameters:,} parameters",
         "architecture.sequence": f"/ {scale.sequence}",
-        "layout.micro_batch": f"* {scale.micro_batch}",
+        "layout.micro_batch": f"* {scale.micro_batch}, at most {scale.most_samples}",
         "recipe.global_batch": per_batch,
         "recipe.batch_rampup_start": "no ramp-up: one batch size",
         "recipe.batch_rampup_increment": "no ramp-up: one batch size",
@@ -202,6 +207,7 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "layout.virtual_stages": one_axis,
         "layout.sequence_parallel": one_axis,
         "layout.stage_assignment": one_axis,
+        "layout.fused_attention": "this version keeps the scores",
         "layout.accumulation": "global batch / (ranks * micro-batch)",
         "layout.bucket_bytes": "several messages a step, as in the record",
     }

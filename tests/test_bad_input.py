@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from reference_runs.accelerator import accelerator_names
-from reference_runs.catalog import RUNS, run_names
+from reference_runs.catalog import RUNS, miniatures, run_names
 from suite.__main__ import main
 from suite.devices import cuda_devices
 
@@ -93,18 +93,19 @@ def without_section(name):
 
 def test_an_unknown_run_is_refused_with_the_names_that_exist(reproduce_refused):
     line = reproduce_refused("nonsense")
-    assert line == "unknown run; got 'nonsense', allowed: bloom-mini, or a run file ending in .toml"
+    minis = ", ".join(miniatures())
+    assert line == f"unknown run; got 'nonsense', allowed: {minis}, or a run file ending in .toml"
 
 
 def test_an_unknown_run_is_refused_by_predict(refused):
     line = refused("predict", "nonsense")
-    names = ", ".join(run_names())
-    assert line == f"unknown run; got 'nonsense', allowed: {names}, bloom-mini, or a file ending in .toml"
+    names = ", ".join([*run_names(), *miniatures()])
+    assert line == f"unknown run; got 'nonsense', allowed: {names}, or a file ending in .toml"
 
 
 def test_an_unknown_name_is_refused_by_show(refused):
     line = refused("show", "nonsense")
-    names = ", ".join([*run_names(), "bloom-mini", *accelerator_names()])
+    names = ", ".join([*run_names(), *miniatures(), *accelerator_names()])
     assert line == f"unknown name; got 'nonsense', allowed: {names}, or a run file ending in .toml"
 
 

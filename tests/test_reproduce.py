@@ -27,15 +27,18 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_bloom_mini_equals_its_prediction_exactly(ranks: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "suite", "reproduce", "bloom-mini", "--ranks", str(ranks), "--steps", "5"]
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("bloom-mini", 1), ("bloom-mini", 2), ("bloom-mini", 3), ("bloom-mini", 4), ("gpt2-mini", 2), ("mt-nlg-mini", 2)],
+)
+def test_a_miniature_equals_its_prediction_exactly(name: str, ranks: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "suite", "reproduce", name, "--ranks", str(ranks), "--steps", "5"]
     done = subprocess.run(
         [*command, "--results", str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert (told["run"], told["status"], told["verdict"]) == ("bloom-mini", "ok", "pass")
+    assert (told["run"], told["status"], told["verdict"]) == (name, "ok", "pass")
     exact = [row for row in told["figures"] if row["tolerance"] == 0]
     assert all(row["left"] == row["right"] and row["difference"] == 0 for row in exact)
     traffic = {"payload_bytes", "messages"} if ranks > 1 else set()
