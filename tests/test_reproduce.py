@@ -148,9 +148,9 @@ torch.optim.AdamW.__init__ = patched
 import torch
 from suite.execute.model import attention
 original = attention.Attention.forward
-def patched(self, x, bias):
+def patched(self, x, *positions):
     torch.ones(1, 1) @ torch.ones(1, 1)
-    return original(self, x, bias)
+    return original(self, x, *positions)
 attention.Attention.forward = patched
 """,
         {("model_flop", None), ("hardware_flop", None)},

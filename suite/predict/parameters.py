@@ -90,6 +90,16 @@ def parameter_count(architecture: Architecture) -> int:
     return sum(parameter_counts(architecture).values())
 
 
+def padding_parameters(architecture: Architecture) -> int:
+    """Parameters of stored vocabulary rows that no token has: (V - v) h, twice with untied embeddings.
+
+    With V stored rows and v tokens. Published counts leave them out where padding is the framework's: GPT-2 124M has
+    124,439,808 parameters without and 124,475,904 with them.
+    """
+    tables = 1 if architecture.tied_embeddings else 2
+    return tables * (architecture.padded_vocabulary - architecture.vocabulary) * architecture.hidden
+
+
 def stage_layers(architecture: Architecture, layout: Layout, *, stage: int) -> int:
     """Layers on pipeline stage `stage` (counted from 0) of p stages.
 

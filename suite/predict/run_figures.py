@@ -21,7 +21,7 @@ from suite.predict.flop import forward_flop
 from suite.predict.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
 from suite.predict.machine import Machine
 from suite.predict.memory import fullest_instant
-from suite.predict.parameters import rank_parameters
+from suite.predict.parameters import padding_parameters, rank_parameters
 from suite.predict.run_prediction import RunPrediction
 from suite.predict.step import flop_per_second, hfu, mfu, tokens_per_second
 from suite.predict.traffic import sent_bytes, step_traffic
@@ -29,6 +29,7 @@ from suite.predict.traffic import sent_bytes, step_traffic
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
 HARDWARE_CONVENTION = "as model_flop, and recomputation"
 PLAIN = "plain machine"
+PART_OF_PARAMETERS = "part of parameters"
 PART_OF_MODEL_FLOP = "part of model_flop"
 PART_OF_PEAK = "part of the fullest instant"
 OF_A_RANK = "stored by a rank"
@@ -75,8 +76,18 @@ def predicted_figures(
     architecture = run.architecture
     figures = [Figure(quantity=Quantity.PARAMETERS, value=sum(prediction.parameters.values()))]
     figures += [
-        Figure(quantity=Quantity.PARAMETERS, value=count, term=part) for part, count in prediction.parameters.items()
+        Figure(quantity=Quantity.PARAMETERS, value=count, term=part, convention=PART_OF_PARAMETERS)
+        for part, count in prediction.parameters.items()
     ]
+    padding = padding_parameters(architecture)
+    if padding:
+        figures.append(
+            Figure(
+                quantity=Quantity.PARAMETERS,
+                value=figures[0].value - padding,
+                term="without vocabulary rows that no token has",
+            )
+        )
     if layout is not None:
         figures += [
             Figure(

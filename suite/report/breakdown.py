@@ -13,7 +13,7 @@ from suite.compare import Row
 from suite.figures import UNIT, Quantity
 from suite.predict.choices import Choice
 from suite.predict.memory import StageMemory, fullest_instant
-from suite.predict.run_figures import OF_A_LAYER, PART_OF_MODEL_FLOP
+from suite.predict.run_figures import OF_A_LAYER, PART_OF_MODEL_FLOP, PART_OF_PARAMETERS
 from suite.predict.step import StepTime
 
 BAR_CELLS = 40
@@ -86,7 +86,7 @@ def print_predicted(out: Console, rows: list[Row]) -> None:
     """Print what is predicted alone: parts and conventions, bytes and rates, the largest over stages."""
     whole = [row for row in rows if row.left is not None and row.stage is None and row.rank is None and not row.axis]
     parts = {
-        "parameters": [row for row in whole if row.quantity == Quantity.PARAMETERS and row.term],
+        "parameters": [row for row in whole if row.convention == PART_OF_PARAMETERS],
         "model flop of a step": [row for row in whole if row.convention == PART_OF_MODEL_FLOP],
         "activations of a layer and micro-batch": [row for row in whole if row.convention == OF_A_LAYER],
     }
@@ -116,6 +116,7 @@ def print_predicted(out: Console, rows: list[Row]) -> None:
 
 
 _SHOWN = (
+    Quantity.PARAMETERS,
     Quantity.WEIGHT_BYTES,
     Quantity.GRADIENT_BYTES,
     Quantity.OPTIMIZER_BYTES,
@@ -136,7 +137,11 @@ _SHOWN = (
 
 def _tells(row: Row) -> bool:
     """Whether a row with a term is a figure of its own, not a part of another."""
-    return row.quantity == Quantity.COST or row.term == "reserved"
+    return (
+        row.quantity == Quantity.COST
+        or row.term == "reserved"
+        or (row.quantity == Quantity.PARAMETERS and row.convention is None)
+    )
 
 
 def _parts(title: str, rows: list[Row]) -> Table:

@@ -23,7 +23,13 @@ from suite.predict.publication import (
     measured_figures,
     published_figures,
 )
-from suite.predict.run_figures import PART_OF_MODEL_FLOP, PART_OF_PEAK, model_convention, predicted_figures
+from suite.predict.run_figures import (
+    PART_OF_MODEL_FLOP,
+    PART_OF_PARAMETERS,
+    PART_OF_PEAK,
+    model_convention,
+    predicted_figures,
+)
 from suite.predict.run_prediction import RunPrediction, run_prediction
 from suite.predict.traffic import sent_bytes, step_traffic
 from tests.strategies import BLOOM, described_architectures
@@ -106,7 +112,7 @@ def test_memory_and_traffic_stand_for_every_stage_that_matters(run: ReferenceRun
 @pytest.mark.parametrize("run", LAID_OUT, ids=lambda run: run.name)
 def test_parts_add_up_to_their_whole(run: ReferenceRun) -> None:
     figures = predicted_figures(run, run.recipe, run.layout, None, of(run))
-    parts = [f.value for f in figures if f.quantity is Quantity.PARAMETERS and f.term]
+    parts = [f.value for f in figures if f.convention == PART_OF_PARAMETERS]
     assert sum(parts) == named(figures, Quantity.PARAMETERS).value
     flop = [f.value for f in figures if f.convention == PART_OF_MODEL_FLOP]
     assert sum(flop) == named(figures, Quantity.MODEL_FLOP).value
@@ -142,6 +148,25 @@ def test_flop_rates_count_the_recomputation_that_the_layout_does(
     steps = -(-run.recipe.tokens // (run.recipe.global_batch * run.architecture.sequence))
     whole = with_convention and recomputation is Recomputation.FULL
     assert trained == steps * (prediction.hardware_flop if whole else prediction.model_flop)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    {
+        # OpenAI's shapes, 50257 tokens; Brown et al. 2020, table D.1 prints 174,600M
+        "gpt2-124m": 124_439_808,
+        "gpt2-350m": 354_823_168,
+        "gpt2-774m": 774_030_080,
+        "gpt2-1558m": 1_557_611_200,
+        "gpt3-175b": 174_604_259_328,
+        # 250,680 of 250,880 rows: 200 rows of 14,336 fewer than the published count
+        "bloom-176b": 176_247_271_424 - 200 * 14_336,
+    }.items(),
+)
+def test_parameters_without_padding_are_the_published_ones(name: str, published: int) -> None:
+    run = reference_run(name)
+    figures = predicted_figures(run, run.recipe, None, None, run_prediction(run.architecture, run.recipe, None, None))
+    assert named(figures, Quantity.PARAMETERS, "without vocabulary rows that no token has").value == published
 
 
 def test_every_measurement_is_predicted_under_its_own_layout() -> None:
