@@ -53,7 +53,9 @@ def run_machine(
     if per_node is None:
         per_node = device.board.accelerators_per_node
         notes.append(f"{per_node} accelerators a node, as is usual for {device.name}")
-    network = network_bytes_per_second or _network_bytes_per_second(cluster)
+    network = network_bytes_per_second
+    if network is None:
+        network = _network_bytes_per_second(cluster)
     if network is None and ranks > per_node:
         missing = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
         return RunMachine(device, dtype, None, f"{missing} are needed for the step time, but not recorded", ())

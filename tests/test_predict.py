@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from reference_runs.catalog import reference_run, run_names
+from reference_runs.catalog import RUNS, reference_run, run_names
 from suite.__main__ import main
 from suite.figures import Quantity
 from suite.report.breakdown import bar, read
@@ -110,6 +110,9 @@ def test_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
         "accelerator": (["--on", "h500"], ["unknown accelerator; got 'h500', allowed: a100-pcie-40gb"]),
         "dtype": (["--on", "v100"], ["v100-sxm-32gb has no peak_flop_per_second", "got 'bf16'", "allowed: fp32, fp16"]),
         "no accelerator": (["--on", ""], ["unknown accelerator; got ''"]),
+        "no network": (["--network", "0"], ["--network: not a usable number; got 0.0, allowed: a finite one above 0"]),
+        "no number": (["--price", "nan"], ["--price: not a usable number; got nan"]),
+        "too much": (["--pue", "inf"], ["--pue: not a usable number; got inf"]),
         "no such file": (["--on", "mine.toml"], ["mine.toml: cannot read the accelerator file"]),
     }.values(),
 )
@@ -205,6 +208,19 @@ def test_a_reader_that_leaves_is_no_failure_of_a_figure() -> None:
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 141
     assert done.stderr == ""
+
+
+def test_offloaded_state_has_memory_and_choices_but_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "offloaded.toml"
+    text_of_file = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
+    entry = 'offload = { value = "optimizer", kind = "stated", source = "slurm" }'
+    path.write_text(text_of_file.replace("[layout]\n", f"[layout]\n{entry}\n"), encoding="utf-8")
+    shown = text(capsys, str(path), "--choices")
+    assert "transfers of state offloaded to the host (optimizer) are not described" in " ".join(shown.split())
+    assert "where the memory goes" in shown
+    assert "where the time goes" not in shown
+    assert "fits on one accelerator" in shown
+    assert "fastest layouts" not in shown
 
 
 def test_a_bar_is_as_long_as_its_share() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -26,9 +27,9 @@ from suite.predict.publication import (
     measured_figures,
     published_figures,
 )
+from suite.predict.rings import node_crossing_share
 from suite.predict.run_figures import Prices, predicted_figures
 from suite.predict.run_prediction import RunPrediction, run_prediction
-from suite.predict.traffic import node_crossing_share
 from suite.report.breakdown import (
     print_choices,
     print_memory,
@@ -81,6 +82,10 @@ def predict(
     Examples: python -m suite predict bloom-176b; python -m suite predict bloom-176b --on h200 --choices;
     python -m suite predict llama2-70b --layout dp16,tp8,pp4 --on h100 --network 3200
     """
+    given = {"--network": network, "--price": price, "--energy-price": energy_price, "--pue": pue}
+    for option, value in given.items():
+        if value is not None and not (math.isfinite(value) and (value > 0 or option != "--network")):
+            raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
     asked = Asked(on, layout, None if network is None else network * 1e9 / 8, Prices(price, energy_price, pue))
     for name, predicted in [(name, _predicted(name, asked)) for name in runs]:
         chosen = _choices(predicted) if show_choices else []
@@ -131,7 +136,7 @@ def _predicted(name: str, asked: Asked) -> Predicted:
     predicted = run_prediction(run.architecture, run.recipe, layout, able)
     if predicted.first_loss is None:
         missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
-    left = predicted_figures(run, run.recipe, layout, able, predicted, asked.prices)
+    left = predicted_figures(run, layout, able, predicted, asked.prices)
     right = published_figures(run)
     as_recorded = asked.on is None and asked.network is None and layout == run.recorded_layout
     if as_recorded:

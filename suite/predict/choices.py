@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.catalog import accumulation, check_layout
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Recomputation, layout_text
+from reference_runs.layout import Layout, Offload, Recomputation, layout_text
 from reference_runs.run import Architecture, Recipe
 from suite.predict.activations import (
     activation_bytes,
@@ -18,6 +18,7 @@ from suite.predict.activations import (
     checkpoint_partitions,
     micro_batch_bytes,
 )
+from suite.predict.buckets import fused_messages
 from suite.predict.compression import compression_ratio, error_feedback_bytes, training_saving
 from suite.predict.economics import training_years
 from suite.predict.elementwise import ceil_division
@@ -50,12 +51,13 @@ from suite.predict.machine import Machine
 from suite.predict.memory import BYTES_PER_PARAMETER, bytes_per_parameter, zero_bytes_per_parameter, zero_saving
 from suite.predict.parameters import parameter_count, rank_parameters, stage_layers
 from suite.predict.partition import balanced_partition, pipedream_partition
+from suite.predict.rings import group_ranks
 from suite.predict.run_prediction import RunPrediction
 from suite.predict.schedule import chunks_in_flight
 from suite.predict.staleness import bounded_training
 from suite.predict.step import head_seconds, layer_products, layer_time
 from suite.predict.sweep import LayoutFigures, layout_figures
-from suite.predict.traffic import fused_messages, group_ranks, reduced_gradient_element_bytes
+from suite.predict.traffic import reduced_gradient_element_bytes
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 WARMUP_SHARE = 0.15  # of 1-bit Adam's steps, as in the recipe of Tang et al. 2021, arXiv 2102.02888, section 7
@@ -378,6 +380,8 @@ def alternatives(
 
 
 def _fastest(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> Iterator[Choice]:
+    if layout.offload is not Offload.NONE:
+        return  # no time is predicted
     for other, figures in alternatives(architecture, recipe, layout, machine)[:5]:
         note = f"{figures.peak_bytes / 2**30:,.1f} GiB, bubble {figures.bubble_fraction:.1%}"
         yield Choice("fastest layouts that fit", layout_text(other), figures.step_seconds, "s", note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from suite.predict.elementwise import ceil_division
 from suite.predict.memory import FP32
-from suite.predict.traffic import Traffic, ring_sent_bytes
+from suite.predict.rings import Traffic, ring_sent_bytes
 
 BITS_PER_BYTE = 8
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from reference_runs.layout import Layout, Recomputation
+from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
 from suite.figures import Figure, Quantity, with_maximum_over_ranks
 from suite.predict.flop import executed_flop, model_flop
 from suite.predict.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE, first_loss
 from suite.predict.memory import gradient_bytes, optimizer_bytes, weight_bytes
 from suite.predict.parameters import parameter_count
+from suite.predict.rings import ring_sent_bytes
 from suite.predict.run_figures import HARDWARE_CONVENTION, MODEL_CONVENTION
-from suite.predict.traffic import data_parallel_traffic, ring_sent_bytes
+from suite.predict.traffic import data_parallel_traffic
 
 SENT_TOLERANCE = 0.03
 SENT_REASON = "needs a network interface of the rank's own; the tolerance is for protocol headers"
@@ -20,31 +21,25 @@ PART_OF_SENT_REASON = "a part of the rank's sent_bytes: an interface counts all 
 def job_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Figure]:
     """Figures of the whole job that hold under any layout: parameters, flop of a step, first loss."""
     samples = recipe.global_batch
-    figures = [
+    return [
         Figure(quantity=Quantity.PARAMETERS, value=parameter_count(architecture)),
         Figure(
             quantity=Quantity.MODEL_FLOP,
             value=model_flop(architecture, samples=samples),
             convention=MODEL_CONVENTION,
         ),
-    ]
-    if layout.recomputation is not Recomputation.SELECTIVE:
-        figures.append(
-            Figure(
-                quantity=Quantity.HARDWARE_FLOP,
-                value=executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout),
-                convention=HARDWARE_CONVENTION,
-            )
-        )
-    figures.append(
+        Figure(
+            quantity=Quantity.HARDWARE_FLOP,
+            value=executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout),
+            convention=HARDWARE_CONVENTION,
+        ),
         Figure(
             quantity=Quantity.FIRST_LOSS,
             value=first_loss(architecture, recipe),
             tolerance=FIRST_LOSS_TOLERANCE,
             why=FIRST_LOSS_REASON,
-        )
-    )
-    return figures
+        ),
+    ]
 
 
 def rank_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Figure]:

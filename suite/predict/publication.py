@@ -11,14 +11,13 @@ from reference_runs.sourced import Kind, Sourced
 from suite.figures import Figure, Quantity
 from suite.predict.flop import conventional_flop
 from suite.predict.machine import Machine
-from suite.predict.run_figures import model_convention, rate_figures
+from suite.predict.rates import flop_per_second, mfu
+from suite.predict.run_figures import PLAIN, model_convention, rate_figures
 from suite.predict.run_prediction import RunPrediction, run_prediction
-from suite.predict.step import flop_per_second, mfu
 
 AT_PUBLISHED_TIME = "at the published step time"
 AT_PUBLISHED_ACCELERATOR_TIME = "at the published accelerator time"
 FROM_SAMPLES = "from published samples per second"
-PLAIN = "plain machine"
 
 
 def published_figures(run: ReferenceRun) -> list[Figure]:
@@ -82,7 +81,6 @@ def figures_at_published_times(
     if machine is not None and reported.step_seconds is not None and accelerators is not None and laid_out:
         computed += rate_figures(
             run,
-            run.recipe,
             run.layout,
             prediction,
             step_seconds=reported.step_seconds,

@@ -22,9 +22,10 @@ from suite.predict.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
 from suite.predict.machine import Machine
 from suite.predict.memory import fullest_instant
 from suite.predict.parameters import padding_parameters, rank_parameters
+from suite.predict.rates import flop_per_second, hfu, mfu, tokens_per_second
+from suite.predict.rings import sent_bytes
 from suite.predict.run_prediction import RunPrediction
-from suite.predict.step import flop_per_second, hfu, mfu, tokens_per_second
-from suite.predict.traffic import sent_bytes, step_traffic
+from suite.predict.traffic import step_traffic
 
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
 HARDWARE_CONVENTION = "as model_flop, and recomputation"
@@ -62,7 +63,6 @@ def model_convention(convention: FlopConvention) -> FlopConvention:
 
 def predicted_figures(
     run: ReferenceRun,
-    recipe: Recipe,
     layout: Layout | None,
     machine: Machine | None,
     prediction: RunPrediction,
@@ -73,7 +73,7 @@ def predicted_figures(
     Flop rates, MFU and HFU are counted under the convention of the published ones; where none is published, as
     model_flop and hardware_flop are.
     """
-    architecture = run.architecture
+    architecture, recipe = run.architecture, run.recipe
     figures = [Figure(quantity=Quantity.PARAMETERS, value=sum(prediction.parameters.values()))]
     figures += [
         Figure(quantity=Quantity.PARAMETERS, value=count, term=part, convention=PART_OF_PARAMETERS)
@@ -140,7 +140,7 @@ def predicted_figures(
     if layout is not None:
         figures += _memory_figures(architecture, recipe, layout, machine, prediction)
         figures += _traffic_figures(architecture, recipe, layout)
-        figures += _time_figures(run, recipe, layout, machine, prediction, prices)
+        figures += _time_figures(run, layout, machine, prediction, prices)
     return figures
 
 
@@ -221,7 +221,6 @@ def _traffic_figures(architecture: Architecture, recipe: Recipe, layout: Layout)
 
 def _time_figures(
     run: ReferenceRun,
-    recipe: Recipe,
     layout: Layout,
     machine: Machine | None,
     prediction: RunPrediction,
@@ -240,10 +239,10 @@ def _time_figures(
         if seconds
     ]
     figures += rate_figures(
-        run, recipe, layout, prediction, step_seconds=step, accelerators=accelerators, machine=machine, term=None
+        run, layout, prediction, step_seconds=step, accelerators=accelerators, machine=machine, term=None
     )
     seconds = training_seconds(
-        tokens=recipe.tokens, global_batch=recipe.global_batch, sequence=sequence, step_seconds=step
+        tokens=run.recipe.tokens, global_batch=run.recipe.global_batch, sequence=sequence, step_seconds=step
     )
     figures.append(Figure(quantity=Quantity.TRAINING_SECONDS, value=seconds, why="without stops and batch ramp-up"))
     held = accelerator_seconds(accelerators=accelerators, seconds=seconds)
@@ -268,7 +267,6 @@ def _time_figures(
 
 def rate_figures(
     run: ReferenceRun,
-    recipe: Recipe,
     layout: Layout,
     prediction: RunPrediction,
     *,
@@ -297,7 +295,7 @@ def rate_figures(
         Figure(
             quantity=Quantity.TOKENS_PER_SECOND,
             value=tokens_per_second(
-                samples=recipe.global_batch, sequence=run.architecture.sequence, step_seconds=step_seconds
+                samples=run.recipe.global_batch, sequence=run.architecture.sequence, step_seconds=step_seconds
             ),
             term=term,
         )

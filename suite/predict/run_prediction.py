@@ -13,9 +13,10 @@ from suite.predict.initial_loss import first_loss
 from suite.predict.machine import Machine
 from suite.predict.memory import StageMemory, memory_by_stage
 from suite.predict.parameters import parameter_counts
+from suite.predict.rings import Traffic
 from suite.predict.schedule import bubble_fraction
 from suite.predict.step import StepTime, step_time, timed_stages
-from suite.predict.traffic import Traffic, step_traffic
+from suite.predict.traffic import step_traffic
 
 
 class RunPrediction(NamedTuple):

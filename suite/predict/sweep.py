@@ -10,8 +10,9 @@ from reference_runs.run import Architecture, Recipe
 from suite.predict.flop import hardware_flop, model_flop
 from suite.predict.machine import Machine
 from suite.predict.memory import peak_bytes
+from suite.predict.rates import mfu, tokens_per_second
 from suite.predict.schedule import bubble_fraction
-from suite.predict.step import mfu, step_time, timed_stages, tokens_per_second
+from suite.predict.step import step_time, timed_stages
 from suite.predict.traffic import step_traffic
 
 

@@ -19,7 +19,7 @@ from suite.predict.collectives import (
     tree_depth,
 )
 from suite.predict.machine import Machine
-from suite.predict.traffic import ring_factor
+from suite.predict.rings import ring_factor
 from tests.predict.machines import A100, machines
 
 RANKS = st.integers(1, 5000)

@@ -23,6 +23,7 @@ from suite.predict.publication import (
     measured_figures,
     published_figures,
 )
+from suite.predict.rings import sent_bytes
 from suite.predict.run_figures import (
     PART_OF_MODEL_FLOP,
     PART_OF_PARAMETERS,
@@ -31,7 +32,7 @@ from suite.predict.run_figures import (
     predicted_figures,
 )
 from suite.predict.run_prediction import RunPrediction, run_prediction
-from suite.predict.traffic import sent_bytes, step_traffic
+from suite.predict.traffic import step_traffic
 from tests.strategies import BLOOM, described_architectures
 
 RUNS = [reference_run(name) for name in run_names()]
@@ -55,7 +56,7 @@ def named(figures: list[Figure], quantity: Quantity, term: str | None = None) ->
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_every_recorded_run_is_predicted_and_compared(run: ReferenceRun) -> None:
     prediction, machine = of(run), machine_of(run)
-    left = predicted_figures(run, run.recipe, run.recorded_layout, machine, prediction)
+    left = predicted_figures(run, run.recorded_layout, machine, prediction)
     rows = compare(left, published_figures(run), left_name="predicted", right_name="published", judge=False)
     assert all(math.isfinite(figure.value) and figure.value >= 0 for figure in left)
     both = {row.quantity for row in rows if row.left is not None and row.right is not None}
@@ -93,7 +94,7 @@ def test_memory_and_traffic_stand_for_every_stage_that_matters(run: ReferenceRun
         for stage in stages
     }
     assert all(prediction.traffic[stage] == traffic[stage] for stage in prediction.traffic)
-    figures = predicted_figures(run, run.recipe, run.layout, None, prediction)
+    figures = predicted_figures(run, run.layout, None, prediction)
     largest: dict[tuple[str, str], int] = {}
     for entries in traffic.values():
         for entry in entries:
@@ -111,7 +112,7 @@ def test_memory_and_traffic_stand_for_every_stage_that_matters(run: ReferenceRun
 
 @pytest.mark.parametrize("run", LAID_OUT, ids=lambda run: run.name)
 def test_parts_add_up_to_their_whole(run: ReferenceRun) -> None:
-    figures = predicted_figures(run, run.recipe, run.layout, None, of(run))
+    figures = predicted_figures(run, run.layout, None, of(run))
     parts = [f.value for f in figures if f.convention == PART_OF_PARAMETERS]
     assert sum(parts) == named(figures, Quantity.PARAMETERS).value
     flop = [f.value for f in figures if f.convention == PART_OF_MODEL_FLOP]
@@ -136,7 +137,7 @@ def test_flop_rates_count_the_recomputation_that_the_layout_does(
     machine = machine_of(BLOOM)
     assert machine is not None
     prediction = run_prediction(run.architecture, run.recipe, layout, machine)
-    figures = predicted_figures(run, run.recipe, layout, machine, prediction)
+    figures = predicted_figures(run, layout, machine, prediction)
     seconds = named(figures, Quantity.STEP_SECONDS).value * layout.ranks
     hfu, mfu = named(figures, Quantity.HFU).value, named(figures, Quantity.MFU).value
     rate = named(figures, Quantity.HARDWARE_FLOP_PER_SECOND).value
@@ -165,7 +166,7 @@ def test_flop_rates_count_the_recomputation_that_the_layout_does(
 )
 def test_parameters_without_padding_are_the_published_ones(name: str, published: int) -> None:
     run = reference_run(name)
-    figures = predicted_figures(run, run.recipe, None, None, run_prediction(run.architecture, run.recipe, None, None))
+    figures = predicted_figures(run, None, None, run_prediction(run.architecture, run.recipe, None, None))
     assert named(figures, Quantity.PARAMETERS, "without vocabulary rows that no token has").value == published
 
 
@@ -199,7 +200,7 @@ def test_what_was_published_elsewhere_says_where() -> None:
 
 
 def test_the_terms_of_a_step_add_up_to_it() -> None:
-    figures = predicted_figures(BLOOM, BLOOM.recipe, BLOOM.layout, machine_of(BLOOM), of(BLOOM))
+    figures = predicted_figures(BLOOM, BLOOM.layout, machine_of(BLOOM), of(BLOOM))
     terms = [f.value for f in figures if f.quantity is Quantity.STEP_SECONDS and f.term is not None]
     # eleven additions in another order
     assert math.fsum(terms) == pytest.approx(named(figures, Quantity.STEP_SECONDS).value, rel=11 * 2**-53)
@@ -215,7 +216,7 @@ def test_a_run_without_a_published_layout_is_predicted_without_it_and_names_what
     )
     prediction = of(run)
     assert (prediction.memory, prediction.traffic, prediction.step) == ((), {}, None)
-    quantities = {f.quantity for f in predicted_figures(run, run.recipe, None, None, prediction)}
+    quantities = {f.quantity for f in predicted_figures(run, None, None, prediction)}
     assert quantities == {
         Quantity.PARAMETERS,
         Quantity.MODEL_FLOP,
@@ -230,9 +231,9 @@ def test_published_rates_are_compared_under_their_own_convention() -> None:
     assert model_convention(FlopConvention.MEGATRON_RECOMPUTED) is FlopConvention.MEGATRON_MODEL
     gpt2, bloom = reference_run("gpt2-124m"), BLOOM
     for run, convention in ((gpt2, FlopConvention.PALM), (bloom, FlopConvention.MEGATRON_MODEL)):
-        figures = predicted_figures(run, run.recipe, run.layout, machine_of(run), of(run))
+        figures = predicted_figures(run, run.layout, machine_of(run), of(run))
         assert named(figures, Quantity.MFU).convention == convention.value
-    figures = predicted_figures(bloom, bloom.recipe, bloom.layout, machine_of(bloom), of(bloom))
+    figures = predicted_figures(bloom, bloom.layout, machine_of(bloom), of(bloom))
     mfu, hfu = named(figures, Quantity.MFU).value, named(figures, Quantity.HFU).value
     flop = of(bloom).flop
     assert hfu / mfu == pytest.approx(flop["megatron-eq3-recomputed"] / flop["megatron-eq3-model"], rel=4 * 2**-53)
@@ -276,7 +277,7 @@ def test_no_valid_input_gives_a_negative_an_infinite_or_no_number(case: tuple[Ar
     run = msgspec.structs.replace(BLOOM, architecture=shape, recipe=recipe, recorded_layout=layout)
     machine = machine_of(BLOOM)
     prediction = run_prediction(shape, recipe, layout, machine)
-    for figure in predicted_figures(run, recipe, layout, machine, prediction):
+    for figure in predicted_figures(run, layout, machine, prediction):
         assert math.isfinite(figure.value), figure
         assert figure.value >= 0, figure
     assert sum(prediction.parameters.values()) == parameter_count(shape)

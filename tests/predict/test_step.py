@@ -25,21 +25,18 @@ from suite.predict.gemm import flat_efficiency
 from suite.predict.machine import Machine
 from suite.predict.operators import embedding_bytes, layer_operator_bytes, loss_bytes, score_operator_bytes
 from suite.predict.parameters import rank_parameters, stage_layers
+from suite.predict.rates import flop_per_second, hfu, mfu, tokens_per_second
 from suite.predict.schedule import bubble_fraction
 from suite.predict.step import (
     RankTraffic,
     StepTime,
     axis_groups,
     exposed_data_parallel_seconds,
-    flop_per_second,
     fused_attention_seconds,
-    hfu,
     layer_products,
     layer_time,
-    mfu,
     step_time,
     timed_stages,
-    tokens_per_second,
 )
 from suite.predict.traffic import step_traffic
 from tests.predict.machines import A100, Case, at_peak, cases, machines

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from reference_runs.catalog import accumulation, reference_run, run_names
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun, Residual
+from suite.predict.buckets import fused_messages, gradient_bucket_count, gradient_buckets, stage_gradient_buckets
 from suite.predict.parameters import (
     layer_tensors,
     outer_tensors,
@@ -22,22 +23,16 @@ from suite.predict.parameters import (
     rank_parameters,
     stage_layers,
 )
-from suite.predict.traffic import (
+from suite.predict.rings import (
     Traffic,
-    data_parallel_traffic,
-    fused_messages,
-    gradient_bucket_count,
-    gradient_buckets,
     group_ranks,
     node_crossing_share,
-    pipeline_messages,
     ranks_in_node,
     ring_factor,
     ring_sent_bytes,
     sent_bytes,
-    stage_gradient_buckets,
-    step_traffic,
 )
+from suite.predict.traffic import data_parallel_traffic, pipeline_messages, step_traffic
 from tests.strategies import BLOOM, architectures, data_parallel_layouts, described_architectures, recipes
 
 CAPS = st.integers(1, 20_000)
