@@ -146,6 +146,7 @@ def _measured(tables: Any, sources: dict[str, str], where: str) -> tuple[tuple[M
 def _check(run: ReferenceRun) -> None:
     """Refuse records whose values contradict each other."""
     run.architecture.check(run.where)
+    run.recipe.check(run.where)
     recipe = run.recipe
     if recipe.warmup > recipe.decay:
         raise InputError(

@@ -65,6 +65,10 @@ class Objective(enum.StrEnum):
     BLANK_INFILLING = "blank-infilling"
 
 
+BLANK_TOKENS = ("[MASK]", "[gMASK]", "[sop]", "[eop]")  # blank infilling has them in the first rows behind `vocabulary`
+LEAST_WINDOW = 4  # tokens of a packed text: one of a question, [gMASK], [sop], one of the answer
+
+
 class Precision(enum.StrEnum):
     """What weights, gradients and optimizer state are kept in; bytes a parameter on one rank without sharding.
 
@@ -192,7 +196,15 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the model was trained. Batch sizes count samples (sequences); warm-up and decay count samples too."""
+    """How the model was trained. Batch sizes count samples (sequences); warm-up and decay count samples too.
+
+    Args:
+        gmask_share: of the samples of blank infilling that are no instructions, those with one [MASK] for all the rest.
+        mask_share: of the text of the others, what stands in spans behind a [MASK] each.
+        mean_span: of the Poisson distribution of the spans' lengths.
+        packed_samples: how many short texts fill one sample with spans or instructions.
+        instruction_share: samples of questions and answers among all.
+    """
 
     objective: Objective
     global_batch: Samples
@@ -221,6 +233,25 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     initial_loss_scale: Positive | None = None
     loss_scale_window: Count | None = None
     embedding_gradient_shrink: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})] | None = None
+    gmask_share: Fraction | None = None
+    mask_share: Annotated[float, msgspec.Meta(gt=0, le=0.5, extra={"unit": "1"})] | None = None
+    mean_span: Tokens | None = None
+    packed_samples: Count | None = None
+    instruction_share: Fraction | None = None
+
+    def check(self, where: str) -> None:
+        """Refuse a mix of samples without blank infilling, and blank infilling without the whole mix.
+
+        Raises:
+            InputError: a key of the mix that does not belong here, or is missing.
+        """
+        for name in ("gmask_share", "mask_share", "mean_span", "packed_samples", "instruction_share"):
+            if (getattr(self, name) is not None) != (self.objective is Objective.BLANK_INFILLING):
+                raise InputError(
+                    f"recipe.{name} belongs to blank infilling, which needs it",
+                    got=f"{getattr(self, name)} with objective {self.objective.value!r}",
+                    where=where,
+                )
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

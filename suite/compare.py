@@ -40,7 +40,8 @@ def compare(left: list[Figure], right: list[Figure], *, left_name: str, right_na
     """Rows in the order of `left`, then what only `right` has.
 
     Exact quantities compare with ==; with `judge`, one that only one side has is a failure, so that a message that
-    nobody predicted is not overlooked. Others are judged by the left figure's tolerance, or only shown.
+    nobody predicted is not overlooked. Others are judged by the left figure's tolerance, or only shown. A figure whose
+    term begins with "textbook" says what else could have been predicted: it is only shown.
     """
     others = {figure.key: figure for figure in right}
     rows = [_row(figure, others.pop(figure.key, None), left_name, right_name, judge) for figure in left]
@@ -57,7 +58,9 @@ def _row(left: Figure | None, right: Figure | None, left_name: str, right_name: 
     difference = right.value - left.value if left and right else None
     exact = figure.quantity in EXACT
     verdict = Verdict.SHOWN
-    if not left or not right:
+    if left and not right and (left.term or "").startswith("textbook"):
+        pass  # its reason stands; no measurement is missing
+    elif not left or not right:
         missing = left_name if not left else right_name
         why = why or figure.why
         why = f"not {missing}: {why}" if why else f"not {missing}"

@@ -78,13 +78,20 @@ class Phase(msgspec.Struct, frozen=True, tag="phase"):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """One step as a rank saw it: the mean loss over ranks, and its own wall time."""
+    """One step as a rank saw it: the mean loss over ranks, and its own wall time.
+
+    Args:
+        loss_scale: the scale that it ran with; None where the precision needs none.
+        skipped: its gradient was not finite at that scale on some rank, and nothing was updated.
+    """
 
     step: int
     kind: StepKind
     loss: float
     seconds: float
     time: float
+    loss_scale: float | None = None
+    skipped: bool = False
 
 
 class Collective(msgspec.Struct, frozen=True):
@@ -101,16 +108,20 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
 
     Args:
         coordinates: mesh axis -> this rank's place on it.
-        parameters: elements of the parameters that this rank holds.
+        parameters: elements of the parameters that this rank stores.
+        own_parameters: of them, those that no other rank counts: summed over the ranks of one data-parallel place (over
+            all ranks where parameters are sharded), the whole model.
         model_flop, hardware_flop: of its share of one step, without and with recomputation.
         activation_bytes: kept for the backward pass of one micro-batch.
         peak_bytes: largest memory during the timed steps.
+        idle_fraction: share of the pipeline's time in which this rank computed nothing, mean over the timed steps.
         interface_sent_bytes: bytes a timed step that left the job's interface; None where none is named.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions.
     """
 
     coordinates: dict[str, int]
     parameters: int
+    own_parameters: int
     model_flop: int
     hardware_flop: int
     weight_bytes: int
@@ -119,6 +130,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     collectives: list[Collective]
     activation_bytes: int
     peak_bytes: int
+    idle_fraction: float | None
     interface_sent_bytes: float | None
     arithmetic: str
     environment: dict[str, str]

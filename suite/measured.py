@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+import msgspec
+
 from suite.figures import Figure, Quantity, with_maximum_over_ranks
 from suite.job import Finished, Job, Step, StepKind
 
@@ -11,8 +13,9 @@ from suite.job import Finished, Job, Step, StepKind
 def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]]) -> list[Figure]:
     """Figures of a launch that ended well, from the report and the steps of every rank.
 
-    Parameters are summed over the ranks that hold different ones (first of the data-parallel axis). Flop are summed
-    over all ranks. A step takes as long as its slowest rank; the median over timed steps is the launch's value.
+    Parameters are summed over the ranks that hold different ones: the first of the data-parallel axis, or all where
+    ZeRO-3 or 2 shards them. Flop are summed over all ranks. A step takes as long as its slowest rank; the median over
+    timed steps is the launch's value. The bubble is the mean of the ranks' idle shares.
     """
     timed = [max(s.seconds for s in at) for at in zip(*steps, strict=True) if at[0].kind is StepKind.TIMED]
     step_seconds = statistics.median(timed)
@@ -24,7 +27,11 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     job_figures = [
         Figure(
             quantity=Quantity.PARAMETERS,
-            value=sum(report.parameters for report in finished if report.coordinates["dp"] == 0),
+            value=sum(
+                report.own_parameters
+                for report in finished
+                if report.coordinates["dp"] == 0 or job.layout.zero_stage >= 2
+            ),
         ),
         Figure(quantity=Quantity.MODEL_FLOP, value=model_flop),
         Figure(quantity=Quantity.HARDWARE_FLOP, value=hardware_flop),
@@ -34,9 +41,31 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
         Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=model_flop / per_accelerator),
         Figure(quantity=Quantity.HARDWARE_FLOP_PER_SECOND, value=hardware_flop / per_accelerator),
     ]
-    return job_figures + with_maximum_over_ranks(
-        [figure for rank, report in enumerate(finished) for figure in _rank_figures(job, rank, report)]
+    idle = [report.idle_fraction for report in finished if report.idle_fraction is not None]
+    if idle:
+        job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=statistics.mean(idle)))
+    work = [figure for rank, report in enumerate(finished) for figure in _work_figures(rank, report)]
+    kept = [figure for rank, report in enumerate(finished) for figure in _rank_figures(job, rank, report)]
+    return (
+        job_figures
+        + [_on_stage(job, finished, figure) for figure in work]
+        + with_maximum_over_ranks([_on_stage(job, finished, figure) for figure in kept])
     )
+
+
+def _on_stage(job: Job, finished: list[Finished], figure: Figure) -> Figure:
+    if job.layout.pipeline_stages == 1 or figure.rank is None:
+        return figure
+    return msgspec.structs.replace(figure, stage=finished[figure.rank].coordinates["pp"])
+
+
+def _work_figures(rank: int, report: Finished) -> list[Figure]:
+    """What the job's figures are the sums of (of parameters, with those that several ranks store counted once)."""
+    return [
+        Figure(quantity=Quantity.PARAMETERS, value=report.parameters, rank=rank),
+        Figure(quantity=Quantity.MODEL_FLOP, value=report.model_flop, rank=rank),
+        Figure(quantity=Quantity.HARDWARE_FLOP, value=report.hardware_flop, rank=rank),
+    ]
 
 
 def _rank_figures(job: Job, rank: int, report: Finished) -> list[Figure]:

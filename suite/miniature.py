@@ -8,8 +8,10 @@ from typing import Annotated
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, StageAssignment
+from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe, ReferenceRun
+from suite.scaled_layout import RULE as LAYOUT_RULE
+from suite.scaled_layout import scaled_layout
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +26,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         most_samples: of a micro-batch, so that its logits stay small.
         global_batch: micro-batches in a step over all ranks (12 divides by 1, 2, 3, 4, 6 and 12 ranks).
         bucket_bytes: so that gradients still travel in several messages.
+        most_loss_scale: that of the first step: fp16 then holds gradients of up to 65504 / 4096 = 16. At 65536 the
+            gradient of codegeex-mini overflowed in a counted step (CPU, 2026-11-21).
     """
 
     hidden: int
@@ -34,6 +38,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     most_samples: int
     global_batch: int
     bucket_bytes: int
+    most_loss_scale: float
 
 
 SCALES = {
@@ -46,6 +51,7 @@ SCALES = {
         most_samples=4,
         global_batch=12,
         bucket_bytes=4_000_000,
+        most_loss_scale=4096.0,
     ),
     "cuda": Scale(
         hidden=900,
@@ -56,6 +62,7 @@ SCALES = {
         most_samples=32,
         global_batch=48,
         bucket_bytes=25_000_000,
+        most_loss_scale=4096.0,
     ),
 }
 WARMUP_FRACTION = 0.1
@@ -94,16 +101,18 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
 
     w = power of two nearest to hidden / aim, so hidden, feed-forward width and vocabulary keep their recorded ratios
     exactly (the padded vocabulary is rounded up to a multiple of 8). The head size shrinks by a fixed divisor, the
-    number of heads by what remains of w, so 112 heads become 14: neither is a power of two. Layers fill up the
-    parameter count aimed at.
+    number of heads by what remains of w, so 112 heads become 14: neither is a power of two. The rotated part of a head
+    shrinks with it, to an even number. Layers fill up the parameter count aimed at.
     """
     w = power_of_two_near(architecture.hidden / scale.hidden)
     head_divisor = min(scale.head_dim, w)
     hidden, head_dim = architecture.hidden // w, architecture.head_dim // head_divisor
     padded = -(-architecture.padded_vocabulary // (8 * w)) * 8
-    block = 4 * hidden * hidden + 2 * hidden * (architecture.ffn_hidden // w)
+    matrices = 3 if architecture.activation.gated else 2
+    block = 4 * hidden * hidden + matrices * hidden * (architecture.ffn_hidden // w)
     tables = 1 if architecture.tied_embeddings else 2
     layers = max(2, round((scale.parameters - tables * padded * hidden) / block))
+    rotary_dim = architecture.rotary_dim
     small = msgspec.structs.replace(
         architecture,
         layers=min(layers, architecture.layers),
@@ -115,8 +124,30 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
         vocabulary=min(padded, round(architecture.vocabulary / w)),
         padded_vocabulary=padded,
         sequence=architecture.sequence // scale.sequence,
+        rotary_dim=None if rotary_dim is None else -(-rotary_dim // (2 * head_divisor)) * 2,
     )
     return small, w
+
+
+def ramped_up(recipe: Recipe, recorded: Recipe, layout: Layout) -> Recipe:
+    """`recipe` with a ramp-up of its global batch where `recorded` has one.
+
+    It goes in multiples of the samples that fill the pipeline: a micro-batch for each stage of each replica. The first
+    step has the recorded share of the batch and the second one the whole, so that the steps that are counted have it
+    too. Where the start would be the whole batch there is none.
+    """
+    multiple = layout.data_parallel * layout.micro_batch * layout.pipeline_stages
+    start = None
+    if recorded.batch_rampup_start is not None:
+        share = recorded.batch_rampup_start / recorded.global_batch
+        start = max(1, round(share * recipe.global_batch / multiple)) * multiple
+    if start is None or start >= recipe.global_batch:
+        return msgspec.structs.replace(
+            recipe, batch_rampup_start=None, batch_rampup_increment=None, batch_rampup_samples=None
+        )
+    return msgspec.structs.replace(
+        recipe, batch_rampup_start=start, batch_rampup_increment=multiple, batch_rampup_samples=start
+    )
 
 
 def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DEFAULT_STEPS) -> Miniature:
@@ -136,30 +167,26 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
     small_recipe = msgspec.structs.replace(
         recipe,
         global_batch=global_batch,
-        batch_rampup_start=None,
-        batch_rampup_increment=None,
-        batch_rampup_samples=None,
         tokens=steps * global_batch * architecture.sequence,
         learning_rate=recipe.learning_rate * w,
         minimum_learning_rate=recipe.minimum_learning_rate * w,
         warmup=max(1, round(WARMUP_FRACTION * steps)) * global_batch,
         decay=steps * global_batch,
         init_std=recipe.init_std * math.sqrt(w),
+        initial_loss_scale=recipe.initial_loss_scale and min(recipe.initial_loss_scale, scale.most_loss_scale),
     )
+    small_layout = scaled_layout(layout, architecture, ranks=ranks)
+    replicas = small_layout.data_parallel
     small_layout = msgspec.structs.replace(
-        layout,
+        small_layout,
         micro_batch=micro_batch,
-        data_parallel=ranks,
-        tensor_parallel=1,
-        pipeline_stages=1,
-        context_parallel=1,
-        virtual_stages=1,
-        sequence_parallel=False,
-        stage_assignment=StageAssignment.LAYERS,
         fused_attention=False,
-        accumulation=scale.global_batch // ranks if scale.global_batch % ranks == 0 else None,
+        partitioned_checkpoints=False,
+        scatter_gather=False,
+        accumulation=scale.global_batch // replicas if scale.global_batch % replicas == 0 else None,
         bucket_bytes=scale.bucket_bytes,
     )
+    small_recipe = ramped_up(small_recipe, recipe, small_layout)
     small: dict[str, msgspec.Struct] = {"architecture": architecture, "recipe": small_recipe, "layout": small_layout}
     kept, scaled = _differences(run, small, w, scale)
     return Miniature(
@@ -177,7 +204,8 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
 def _rules(w: int, scale: Scale) -> dict[str, str]:
     """The rule behind each value that a miniature changes."""
     size = f"/ {w}: the power of two that brings hidden nearest to {scale.hidden}"
-    one_axis = "1: this version executes data parallelism alone"
+    ramp_up = "; none where that is the whole batch"
+    full = "data_parallel * pipeline_stages * micro_batch"
     per_batch = f"{scale.global_batch} micro-batches a step over all ranks"
     return {
         "architecture.hidden": size,
@@ -185,30 +213,33 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "architecture.vocabulary": f"/ {w}, as hidden",
         "architecture.padded_vocabulary": f"/ {w}, as hidden, up to a multiple of 8",
         "architecture.head_dim": f"/ {scale.head_dim}",
+        "architecture.rotary_dim": f"/ {scale.head_dim}, as head_dim, up to an even number",
         "architecture.heads": "hidden / head_dim",
         "architecture.kv_heads": "the recorded share of heads",
         "architecture.layers": f"fill up {scale.parameters:,} parameters",
         "architecture.sequence": f"/ {scale.sequence}",
         "layout.micro_batch": f"* {scale.micro_batch}, at most {scale.most_samples}",
         "recipe.global_batch": per_batch,
-        "recipe.batch_rampup_start": "no ramp-up: one batch size",
-        "recipe.batch_rampup_increment": "no ramp-up: one batch size",
-        "recipe.batch_rampup_samples": "no ramp-up: one batch size",
+        "recipe.batch_rampup_start": f"the recorded share, to a multiple of {full}{ramp_up}",
+        "recipe.batch_rampup_increment": f"{full}: the recorded share is less{ramp_up}",
+        "recipe.batch_rampup_samples": f"one batch of the first size: the second step has the whole batch{ramp_up}",
         "recipe.tokens": "steps * global batch * sequence",
         "recipe.learning_rate": f"* {w}: inverse to hidden (Yang et al. 2022, arXiv 2203.03466, Adam)",
         "recipe.minimum_learning_rate": f"* {w}, as learning_rate: the recorded ratio to the peak",
         "recipe.warmup": f"{WARMUP_FRACTION:.0%} of the steps: the recorded share would be less than one step",
         "recipe.decay": "all steps",
+        "recipe.initial_loss_scale": f"at most {scale.most_loss_scale:g}: the counted steps must not be skipped",
         "recipe.init_std": f"* sqrt({w}): inverse to sqrt(hidden), as 0.0048 = sqrt(0.33 / 14336)",
-        "layout.data_parallel": "the number of ranks",
-        "layout.tensor_parallel": one_axis,
-        "layout.pipeline_stages": one_axis,
-        "layout.context_parallel": one_axis,
-        "layout.virtual_stages": one_axis,
-        "layout.sequence_parallel": one_axis,
-        "layout.stage_assignment": one_axis,
+        "layout.data_parallel": LAYOUT_RULE,
+        "layout.tensor_parallel": LAYOUT_RULE,
+        "layout.pipeline_stages": LAYOUT_RULE,
+        "layout.context_parallel": "1: not executed",
+        "layout.virtual_stages": "as recorded where it divides the layers of several stages",
+        "layout.sequence_parallel": "as recorded where there are several tensor-parallel ranks",
+        "layout.partitioned_checkpoints": "PyTorch's checkpoints keep whole inputs",
+        "layout.scatter_gather": "PyTorch's pipeline sends whole activations",
         "layout.fused_attention": "this version keeps the scores",
-        "layout.accumulation": "global batch / (ranks * micro-batch)",
+        "layout.accumulation": "global batch / (data_parallel * micro-batch)",
         "layout.bucket_bytes": "several messages a step, as in the record",
     }
 

@@ -9,19 +9,20 @@ from pathlib import Path
 
 import msgspec
 
-from reference_runs.catalog import check_layout, miniatures, reference_run
+from reference_runs.catalog import accumulation, check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule, parse_layout
 from reference_runs.run import (
+    BLANK_TOKENS,
+    LEAST_WINDOW,
     Activation,
     Architecture,
-    LearningRateDecay,
     Mask,
     Norm,
     Objective,
-    Optimizer,
-    Precision,
+    Position,
     Recipe,
+    Residual,
 )
 from suite import store
 from suite.compare import Row, Verdict, compare, overall
@@ -31,9 +32,11 @@ from suite.figures import Figure
 from suite.job import LEAST_STEPS, Event, Failed, Finished, Job, Phase, Status, Step
 from suite.launch import Outcome, launch
 from suite.measured import counted_figures
-from suite.miniature import DEFAULT_STEPS, miniature
+from suite.miniature import DEFAULT_STEPS, miniature, ramped_up
 from suite.predict.prediction import prediction
+from suite.ramp_up import check_ramp_up
 from suite.record import SCHEMA, End, RankOutcome, begin_record
+from suite.scaled_layout import scaled_layout
 
 COLLECTIVE_TIMEOUT_SECONDS = 900.0
 LOSS_MUST_FALL_STEPS = 20
@@ -117,12 +120,17 @@ def plan(request: Request) -> Plan:
         small = miniature(run, device, ranks=1, steps=request.steps)
         slices = small.recipe.global_batch // small.layout.micro_batch
         default_ranks = max(n for n in range(1, default_ranks + 1) if slices % n == 0)
+        ranks = default_ranks if request.ranks is None else request.ranks
+        small = miniature(run, device, ranks=ranks, steps=request.steps)
         name, architecture, recipe, base = small.name, small.architecture, small.recipe, small.layout
-    layout = _layout(request, base, default_ranks)
+    layout = _layout(request, architecture, base, default_ranks)
     where = "--layout" if request.layout else run.where if is_file and request.ranks is None else "--ranks"
     _check_executable(architecture, recipe, run.where)
-    _check_executable_layout(layout, where)
     check_layout(architecture, recipe, layout, where)
+    _check_executable_layout(recipe, layout, where)
+    if not is_file:
+        recipe = ramped_up(recipe, run.recipe, layout)
+    check_ramp_up(recipe, layout, run.where)
     if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
         raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
     return Plan(
@@ -138,7 +146,7 @@ def plan(request: Request) -> Plan:
     )
 
 
-def _layout(request: Request, base: Layout, default_ranks: int) -> Layout:
+def _layout(request: Request, architecture: Architecture, base: Layout, default_ranks: int) -> Layout:
     if request.layout is not None:
         layout = parse_layout(request.layout, base=base)
         if request.ranks is not None and layout.ranks != request.ranks:
@@ -149,19 +157,12 @@ def _layout(request: Request, base: Layout, default_ranks: int) -> Layout:
     ranks = default_ranks if request.ranks is None else request.ranks
     if ranks == base.ranks:
         return base
-    return msgspec.structs.replace(base, data_parallel=ranks, accumulation=None)
+    return scaled_layout(base, architecture, ranks=ranks)
 
 
 _EXECUTED = {
-    "architecture.top_query_layer": (False,),
-    "architecture.norm": (Norm.PRE_LAYER_NORM,),
-    "architecture.activation": (Activation.GELU, Activation.GELU_TANH, Activation.FAST_GELU, Activation.RELU),
-    "architecture.mask": (Mask.CAUSAL,),
-    "recipe.objective": (Objective.CAUSAL_LM,),
-    "recipe.precision": (Precision.FP32, Precision.BF16),
-    "recipe.optimizer": (Optimizer.ADAMW,),
-    "recipe.learning_rate_decay": (LearningRateDecay.COSINE,),
-    "recipe.embedding_gradient_shrink": (None,),
+    "architecture.norm": (Norm.PRE_LAYER_NORM, Norm.DEEP_NORM),
+    "architecture.activation": tuple(activation for activation in Activation if activation is not Activation.SWIGLU),
 }
 
 
@@ -180,29 +181,77 @@ def _check_executable(architecture: Architecture, recipe: Recipe, where: str) ->
             allowed=f"as many as heads, {architecture.heads}",
             where=where,
         )
+    _check_combination(architecture, recipe, where)
 
 
-def _check_executable_layout(layout: Layout, where: str) -> None:
+def _check_combination(architecture: Architecture, recipe: Recipe, where: str) -> None:
+    """Refuse what is executed in some architectures in one where it is not."""
+    a = architecture
+    blanks = recipe.objective is Objective.BLANK_INFILLING
+    short = 0 if recipe.packed_samples is None else LEAST_WINDOW * recipe.packed_samples
+    for wrong, what, got, allowed in (
+        (
+            a.norm is Norm.DEEP_NORM and (a.residual is Residual.PARALLEL or a.top_query_layer),
+            "deep-norm in that block",
+            f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}",
+            "sequential, False",
+        ),
+        (
+            a.top_query_layer and a.position is not Position.LEARNED,
+            "a top-query layer with those positions",
+            a.position.value,
+            Position.LEARNED.value,
+        ),
+        (
+            blanks != (a.mask is Mask.PREFIX),
+            "that recipe.objective with that mask",
+            f"{recipe.objective.value} with {a.mask.value}",
+            "causal-lm with causal, blank-infilling with prefix",
+        ),
+        (blanks and a.position is not Position.ROTARY, "blank infilling with those positions", a.position, "rotary"),
+        (
+            blanks and a.padded_vocabulary < a.vocabulary + len(BLANK_TOKENS),
+            "blank infilling without rows for its special tokens",
+            f"{a.padded_vocabulary} architecture.padded_vocabulary",
+            f"at least {a.vocabulary + len(BLANK_TOKENS)}",
+        ),
+        (
+            blanks and a.sequence < short,
+            "blank infilling in so short windows",
+            f"{a.sequence} architecture.sequence",
+            f"at least {short}",
+        ),
+    ):
+        if wrong:
+            raise InputError(f"this version does not execute {what}", got=got, allowed=allowed, where=where)
+
+
+def _check_executable_layout(recipe: Recipe, layout: Layout, where: str) -> None:
     """Refuse a layout that this version describes but does not execute."""
+    micro_batches = accumulation(recipe, layout)
     refused = {
-        f"tp{layout.tensor_parallel}": layout.tensor_parallel > 1,
-        f"pp{layout.pipeline_stages}": layout.pipeline_stages > 1,
         f"cp{layout.context_parallel}": layout.context_parallel > 1,
-        "sp": layout.sequence_parallel,
-        f"zero{layout.zero_stage}": layout.zero_stage > 1,
-        f"interleave{layout.virtual_stages}": layout.virtual_stages > 1,
-        f"recompute-{layout.recomputation}": layout.recomputation not in (Recomputation.NONE, Recomputation.FULL),
-        f"every{layout.checkpoint_layers}": layout.checkpoint_layers > 1,
+        f"sp with tp{layout.tensor_parallel}": layout.sequence_parallel and layout.tensor_parallel == 1,
+        f"recompute-{layout.recomputation}": layout.recomputation is Recomputation.FROM_INPUT,
         layout.schedule.value: layout.schedule not in (Schedule.GPIPE, Schedule.ONE_F_ONE_B),
+        # PyTorch's schedules accumulate whole gradients over the micro-batches where stages are fully sharded
+        f"zero{layout.zero_stage} with pp{layout.pipeline_stages}": layout.zero_stage > 1
+        and layout.pipeline_stages > 1,
         "fused attention": layout.fused_attention,
-        f"offload {layout.offload}": layout.offload is not Offload.NONE,
+        "partitioned checkpoints": layout.partitioned_checkpoints and layout.tensor_parallel > 1,
+        "scatter-gather": layout.scatter_gather and layout.tensor_parallel > 1,
+        f"{micro_batches} micro-batches, 1f1b, pp{layout.pipeline_stages}": layout.schedule is Schedule.ONE_F_ONE_B
+        and micro_batches < layout.pipeline_stages,
+        f"offload {layout.offload} with zero{layout.zero_stage}": layout.offload is not Offload.NONE
+        and (layout.offload is not Offload.STATE or layout.zero_stage < 2),
     }
     for word, is_asked in refused.items():
         if is_asked:
             raise InputError(
                 "this version does not execute that layout",
                 got=word,
-                allowed="dpN, zero0/1, recompute-none/full, microN, accumulateN, bucketN",
+                allowed="dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, zero0/1, zero2/3 without ppN, "
+                "recompute-none/selective/full, everyN, microN, accumulateN, bucketN",
                 where=where,
             )
 
@@ -243,7 +292,7 @@ def reproduce(plan: Plan, corpus: Corpus, results: Path, on_event: Callable[[int
         opened.close(_end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome))
     rows: list[Row] = []
     if outcome.status is Status.OK:
-        predicted = prediction(plan.architecture, plan.recipe, plan.layout)
+        predicted = prediction(plan.architecture, plan.recipe, plan.layout, compiled=plan.compiled)
         rows = compare(predicted, figures, left_name="predicted", right_name="measured", judge=True)
     losses = [event.loss for event in outcome.events[0] if isinstance(event, Step)]
     verdict, message = overall(rows), outcome.message

@@ -17,10 +17,17 @@ from suite.reproduction import Plan, Result, corpus_for, reproduce
 STEPS = 6
 
 
+WHOLE_BATCHES: dict[str, Any] = {
+    "batch_rampup_start": None,
+    "batch_rampup_increment": None,
+    "batch_rampup_samples": None,
+}
+
+
 def small_plan(
     *, ranks: int, recipe: dict[str, Any] | None = None, layout: dict[str, Any] | None = None, compiled: bool = False
 ) -> Plan:
-    """BLOOM's block and recipe with two layers of 48: about 60,000 parameters."""
+    """BLOOM's block and recipe with two layers of 48: about 60,000 parameters; all batches are whole ones."""
     mini = miniature(reference_run("bloom-176b"), "cpu", ranks=ranks, steps=STEPS)
     architecture = msgspec.structs.replace(
         mini.architecture,
@@ -37,7 +44,7 @@ def small_plan(
     return Plan(
         name="small",
         architecture=architecture,
-        recipe=msgspec.structs.replace(mini.recipe, **(recipe or {})),
+        recipe=msgspec.structs.replace(mini.recipe, **(WHOLE_BATCHES | (recipe or {}))),
         layout=msgspec.structs.replace(mini.layout, **({"accumulation": None} | (layout or {}))),
         device="cpu",
         compiled=compiled,

@@ -21,6 +21,10 @@ ROOT = Path(__file__).parent.parent
 RECORDED = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
 LAYERS = 'layers = { value = 70, unit = "1", kind = "stated", source = "slurm" }'
 NOBODY = 65534
+LAYOUT_NOT_EXECUTED = (
+    "this version does not execute that layout; got {}, allowed: dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, "
+    "zero0/1, zero2/3 without ppN, recompute-none/selective/full, everyN, microN, accumulateN, bucketN"
+)
 
 
 @pytest.fixture
@@ -188,6 +192,36 @@ BROKEN = {
         ["recipe.warmup is longer than recipe.decay; got 200000001 samples, allowed: at most 200000000 samples"],
     ),
     "grouped-queries": ("kv_heads = { value = 112", "kv_heads = { value = 9", ["kv_heads", "got 9", "heads = 112"]),
+    "samples-of-another-objective": (
+        "objective = {",
+        'gmask_share = { value = 0.7, unit = "1", kind = "stated", source = "slurm" }\nobjective = {',
+        ["recipe.gmask_share belongs to blank infilling, which needs it", "got 0.7 with objective 'causal-lm'"],
+    ),
+    "objective-without-its-samples": (
+        'objective = { value = "causal-lm"',
+        'objective = { value = "blank-infilling"',
+        ["recipe.gmask_share belongs to blank infilling", "got None with objective 'blank-infilling'"],
+    ),
+    "key-value-heads-and-tensor-parallel": (
+        "kv_heads = { value = 112",
+        "kv_heads = { value = 14",
+        ["layout.tensor_parallel does not divide architecture.kv_heads = 14; got 4"],
+    ),
+    "feed-forward-and-tensor-parallel": (
+        "ffn_hidden = { value = 57344",
+        "ffn_hidden = { value = 57346",
+        ["layout.tensor_parallel does not divide architecture.ffn_hidden = 57346; got 4"],
+    ),
+    "vocabulary-and-tensor-parallel": (
+        "{ value = 250880",
+        "{ value = 250882",
+        ["layout.tensor_parallel does not divide architecture.padded_vocabulary = 250882; got 4"],
+    ),
+    "stages-and-layers": (
+        "layers = { value = 70",
+        "layers = { value = 11",
+        ["more pipeline stages than layers; got 12, allowed: at most architecture.layers = 11"],
+    ),
     "padding": ("{ value = 250880", "{ value = 250", ["padded_vocabulary", "got 250", "at least vocabulary = 250680"]),
     "batch-and-accumulation": (
         "global_batch = { value = 2048",
@@ -220,26 +254,96 @@ def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path, reproduce_ref
     assert "got dp8, allowed: dp 1, 2, 3, 4, 5, 6, 10" in line
 
 
-def test_an_unbroken_run_that_is_too_large_a_layout_is_refused_for_that_alone(tmp_path, reproduce_refused):
+def test_an_unbroken_run_is_refused_for_the_layout_that_is_asked_for_alone(tmp_path, reproduce_refused):
     path = broken(tmp_path, "", "")
-    line = reproduce_refused(str(path))
-    assert line.startswith(f"{path}: this version does not execute that layout; got tp4, allowed: dpN, zero0/1")
+    assert reproduce_refused(str(path), "--layout", "cp2") == f"--layout: {LAYOUT_NOT_EXECUTED.format('cp2')}"
 
 
 @pytest.mark.parametrize(
     ("run", "word"),
     {
-        "opt_175b": "recipe.precision; got fp16-no-master, allowed: fp32, bf16",
-        "glm_130b": "architecture.norm; got deep-norm, allowed: pre-layer-norm",
-        "gpt_neox_20b": "recipe.precision; got fp16, allowed: fp32, bf16",
-        "codegeex_13b": "architecture.top_query_layer; got True, allowed: False",
-        "gpt3_175b": "recipe.precision; got fp16, allowed: fp32, bf16",
+        "opt_175b": "layout; got partitioned checkpoints",
+        "glm_130b": "layout; got partitioned checkpoints",
+        "codegeex_13b": "layout; got partitioned checkpoints",
+        "gpt3_175b": "layout; got scatter-gather",
     }.items(),
 )
-def test_a_run_that_is_described_but_not_executed_is_refused(run, word, reproduce_refused):
+def test_a_run_whose_layout_is_described_but_not_executed_is_refused(run, word, reproduce_refused):
     path = RUNS / f"{run}.toml"
     line = reproduce_refused(str(path))
     assert line.startswith(f"runs/{run}.toml: this version does not execute that {word}")
+
+
+NOT_EXECUTED = {
+    "norm": (
+        "gpt2_124m",
+        'value = "pre-layer-norm"',
+        'value = "pre-rms-norm"',
+        "that architecture.norm; got pre-rms-norm, allowed: pre-layer-norm, deep-norm",
+    ),
+    "activation": (
+        "gpt2_124m",
+        'value = "gelu-tanh"',
+        'value = "swiglu"',
+        "that architecture.activation; got swiglu, allowed: gelu, gelu-tanh, fast-gelu, relu, geglu",
+    ),
+    "grouped-queries": (
+        "gpt2_124m",
+        "kv_heads = { value = 12",
+        "kv_heads = { value = 4",
+        "grouped-query attention; got 4 architecture.kv_heads, allowed: as many as heads, 12",
+    ),
+    "parallel-deep-norm": (
+        "glm_130b",
+        'residual = { value = "sequential"',
+        'residual = { value = "parallel"',
+        "deep-norm in that block; got parallel architecture.residual, top_query_layer False, "
+        "allowed: sequential, False",
+    ),
+    "top-query-without-table": (
+        "codegeex_13b",
+        'position = { value = "learned"',
+        'position = { value = "alibi"',
+        "a top-query layer with those positions; got alibi, allowed: learned",
+    ),
+    "blanks-without-prefix": (
+        "glm_130b",
+        'mask = { value = "prefix"',
+        'mask = { value = "causal"',
+        "that recipe.objective with that mask; got blank-infilling with causal, "
+        "allowed: causal-lm with causal, blank-infilling with prefix",
+    ),
+    "prefix-without-blanks": (
+        "gpt2_124m",
+        'mask = { value = "causal"',
+        'mask = { value = "prefix"',
+        "that recipe.objective with that mask; got causal-lm with prefix, "
+        "allowed: causal-lm with causal, blank-infilling with prefix",
+    ),
+    "blanks-without-special-tokens": (
+        "glm_130b",
+        "vocabulary = { value = 150000",
+        "vocabulary = { value = 150525",
+        "blank infilling without rows for its special tokens; got 150528 architecture.padded_vocabulary, "
+        "allowed: at least 150529",
+    ),
+    "blanks-in-short-windows": (
+        "glm_130b",
+        "packed_samples = { value = 4",
+        "packed_samples = { value = 513",
+        "blank infilling in so short windows; got 2048 architecture.sequence, allowed: at least 2052",
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "old", "new", "rest"), NOT_EXECUTED.values(), ids=NOT_EXECUTED)
+def test_what_is_described_but_not_executed_is_refused(run, old, new, rest, tmp_path, reproduce_refused):
+    text = (RUNS / f"{run}.toml").read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "my_run.toml"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    line = reproduce_refused(str(path), "--layout", "dp1,tp1,pp1,zero0")
+    assert line == f"{path}: this version does not execute {rest}"
 
 
 def test_a_missing_run_file_is_refused(tmp_path, reproduce_refused):
@@ -277,6 +381,10 @@ OPTIONS = {
         ["--layout: ", "2 (dp) * 2 (micro-batch) * 5 (accumulate) = 20 samples, but the global batch is 24"],
     ),
     "ranks-and-layout": (["--ranks", "3", "--layout", "dp2"], ["--layout dp2 is 2 ranks", "got --ranks 3"]),
+    "ranks-and-axes": (
+        ["--ranks", "4", "--layout", "dp2,tp2,pp2"],
+        ["--ranks: --layout dp2,tp2,pp2 is 8 ranks", "got --ranks 4"],
+    ),
     "unknown-device": (["--device", "tpu"], ["--device: unknown device", "got 'tpu'", "allowed: auto, cpu, cuda"]),
     "unknown-option": (["--nonsense"], ["No such option", "--nonsense"]),
 }
@@ -289,10 +397,73 @@ def test_a_bad_option_is_refused(options, fragments, reproduce_refused):
         assert fragment in line
 
 
-@pytest.mark.parametrize("word", ["tp2", "pp2", "cp2", "sp", "zero2", "interleave2", "recompute-selective"])
-def test_a_layout_that_is_described_but_not_executed_is_refused_by_its_word(word, reproduce_refused):
-    line = reproduce_refused("bloom-mini", "--layout", word)
-    assert line.startswith(f"--layout: this version does not execute that layout; got {word}, allowed: dpN, zero0/1")
+@pytest.mark.parametrize(
+    ("layout", "word"),
+    {
+        "cp2": "cp2",
+        "sp": "sp with tp1",
+        "dp2,sp": "sp with tp1",
+        "pp2,zero2": "zero2 with pp2",
+        "dp2,pp2,zero3": "zero3 with pp2",
+        "recompute-from-input": "recompute-from-input",
+        "pp2,pipedream": "pipedream",
+        "pp2,pipedream-vertical-sync": "pipedream-vertical-sync",
+        "pp2,pipedream-2bw": "pipedream-2bw",
+    }.items(),
+)
+def test_a_layout_that_is_described_but_not_executed_is_refused_by_its_word(layout, word, reproduce_refused):
+    line = reproduce_refused("bloom-mini", "--layout", layout)
+    assert line == f"--layout: {LAYOUT_NOT_EXECUTED.format(word)}"
+
+
+IMPOSSIBLE = {
+    "heads": ("bloom-mini", "tp4", "layout.tensor_parallel does not divide architecture.heads = 14; got 4"),
+    "vocabulary": (
+        "gpt-neox-mini",
+        "tp16",
+        "layout.tensor_parallel does not divide architecture.padded_vocabulary = 1576; got 16",
+    ),
+    "more-stages-than-layers": (
+        "bloom-mini",
+        "pp6",
+        "layout: more pipeline stages than layers; got 6, allowed: at most architecture.layers = 5",
+    ),
+    "more-virtual-stages-than-layers": (
+        "bloom-mini",
+        "pp2,interleave3",
+        "layout: more pipeline stages than layers; got 6, allowed: at most architecture.layers = 5",
+    ),
+    "interleaved-layers": (
+        "bloom-mini",
+        "pp2,interleave2",
+        "layout: 2 (pp) * 2 (interleave) = 4 does not divide architecture.layers = 5",
+    ),
+    "interleaved-micro-batches": (
+        "gpt2-mini",
+        "dp4,pp2,interleave2",
+        "layout: interleaving needs a multiple of 2 (pp) micro-batches; got 3",
+    ),
+    "interleaved-without-stages": (
+        "bloom-mini",
+        "interleave2",
+        "layout: interleaving needs pipeline stages and the schedule 1f1b; got interleave2 with pp1,1f1b",
+    ),
+    "interleaved-gpipe": (
+        "gpt2-mini",
+        "pp2,gpipe,interleave2",
+        "layout: interleaving needs pipeline stages and the schedule 1f1b; got interleave2 with pp2,gpipe",
+    ),
+    "groups-that-are-not-recomputed": (
+        "bloom-mini",
+        "every2,recompute-selective",
+        "layout.checkpoint_layers belongs to recompute-full; got every2 with recompute-selective",
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "layout", "reason"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_a_layout_that_the_model_cannot_be_divided_by_is_refused(run, layout, reason, reproduce_refused):
+    assert reproduce_refused(run, "--layout", layout) == f"--layout: {reason}"
 
 
 def test_cuda_without_a_cuda_device_is_refused(reproduce_refused):

@@ -76,6 +76,19 @@ def test_an_exact_quantity_on_one_side_only_fails_where_it_is_judged() -> None:
     assert _rows([], [broadcast], judge=False)[0].verdict is Verdict.SHOWN
 
 
+def test_what_a_textbook_says_besides_is_shown_with_its_reason_and_not_judged() -> None:
+    predicted = _figure(Quantity.PAYLOAD_BYTES, 100, axis="dp", operation="all_gather")
+    textbook = msgspec.structs.replace(predicted, value=-4, term="textbook minus executed", why="no padding")
+    other = msgspec.structs.replace(predicted, value=-4, term="something else")
+    rows = _rows([predicted, textbook, other], [predicted])
+    told = [(row.verdict, row.left, row.right, row.why) for row in rows]
+    assert told == [
+        (Verdict.PASS, 100, 100, "exact"),
+        (Verdict.SHOWN, -4, None, "no padding"),
+        (Verdict.FAIL, -4, None, "not measured"),
+    ]
+
+
 def test_a_quantity_that_is_not_predicted_is_shown() -> None:
     (row,) = _rows([], [_figure(Quantity.STEP_SECONDS, 0.5)])
     assert (row.left, row.right, row.verdict, row.why) == (None, 0.5, Verdict.SHOWN, "not predicted")

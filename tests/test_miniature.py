@@ -9,8 +9,11 @@ from reference_runs.catalog import accumulation, check_layout, miniatures, refer
 from reference_runs.errors import InputError
 from reference_runs.run import ReferenceRun
 from suite import miniature as module
+from suite.job import WARM_UP_STEPS
 from suite.miniature import SCALES, Miniature, miniature
 from suite.predict.parameters import parameter_count
+from suite.ramp_up import global_batch_at
+from tests.launches import WHOLE_BATCHES
 from tests.strategies import BLOOM
 
 RUNS = [reference_run(name) for name in miniatures().values()]
@@ -97,11 +100,48 @@ def test_the_global_batch_divides_by_the_ranks(run: ReferenceRun, scale: str, ra
 
 
 @pytest.mark.parametrize(("run", "scale"), CASES)
-def test_ranks_change_the_layout_alone(run: ReferenceRun, scale: str) -> None:
+def test_ranks_change_the_layout_and_the_ramp_up_alone(run: ReferenceRun, scale: str) -> None:
     one, four = (miniature(run, scale, ranks=ranks) for ranks in (1, 4))
-    assert (one.architecture, one.recipe) == (four.architecture, four.recipe)
-    share = accumulation(one.recipe, one.layout) // 4
-    assert msgspec.structs.replace(one.layout, data_parallel=4, accumulation=share) == four.layout
+    assert one.architecture == four.architecture
+    assert msgspec.structs.replace(one.recipe, **WHOLE_BATCHES) == msgspec.structs.replace(four.recipe, **WHOLE_BATCHES)
+    axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "accumulation")
+    there = {axis: getattr(four.layout, axis) for axis in axes}
+    assert msgspec.structs.replace(one.layout, **there) == four.layout
+
+
+@pytest.mark.parametrize(("run", "scale"), CASES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 12])
+def test_the_batch_ramps_up_by_whole_slices_and_is_whole_from_the_first_counted_step_on(
+    run: ReferenceRun, scale: str, ranks: int
+) -> None:
+    mini = miniature(run, scale, ranks=ranks)
+    seen, batches = 0, []
+    for _ in range(WARM_UP_STEPS + 2):
+        batches.append(global_batch_at(mini.recipe, seen))
+        seen += batches[-1]
+    full = mini.layout.data_parallel * mini.layout.pipeline_stages
+    share = full * mini.layout.micro_batch
+    assert all(batch % share == 0 for batch in batches)
+    assert batches == sorted(batches)
+    # one step earlier, which prepares the schedule of a pipeline
+    assert set(batches[WARM_UP_STEPS - 1 :]) == {mini.recipe.global_batch}
+    if run.recipe.batch_rampup_start is None:
+        assert batches[0] == mini.recipe.global_batch
+    else:
+        exact = mini.recipe.global_batch * run.recipe.batch_rampup_start / run.recipe.global_batch
+        assert batches[0] == share or abs(batches[0] - exact) <= share / 2
+        assert batches[0] < mini.recipe.global_batch or full * 2 > SCALES[scale].global_batch
+
+
+def test_the_rotated_part_of_a_head_is_even_and_keeps_its_share_to_within_one_pair() -> None:
+    for name in ("gpt-neox-20b", "glm-130b"):
+        large = reference_run(name).architecture
+        for scale in SCALES:
+            small = miniature(reference_run(name), scale, ranks=1).architecture
+            assert large.rotary_dim is not None
+            assert small.rotary_dim is not None
+            assert small.rotary_dim % 2 == 0
+            assert 0 <= small.rotary_dim - small.head_dim * large.rotary_dim / large.head_dim < 2
 
 
 def test_the_schedule_covers_exactly_the_steps() -> None:

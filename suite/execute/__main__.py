@@ -62,8 +62,9 @@ def execute(job: Job, report: life.Reporter) -> Finished:
     mesh = device_mesh(job.layout, job.device)
     report(Phase("build the model", time.time()))
     arithmetic = prepare_arithmetic(job.recipe.precision, device)
-    torch.manual_seed(job.seed)
-    training = parallelize(job.architecture, job.recipe, job.layout, mesh=mesh, device=device, compiled=job.compiled)
+    training = parallelize(
+        job.architecture, job.recipe, job.layout, mesh=mesh, device=device, compiled=job.compiled, seed=job.seed
+    )
     torch.manual_seed(job.seed + 1 + dist.get_rank())  # dropout differs between ranks
     return train(job, training, mesh, device, arithmetic=arithmetic, report=report)
 

@@ -1,26 +1,53 @@
-"""The learning rate of a step."""
+"""What the recipe asks of an update: its learning rate, and the factor on its gradient."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
 
 from reference_runs.run import LearningRateDecay, Recipe
 
 
-def learning_rate(recipe: Recipe, step: int) -> float:
-    """Learning rate of step `step` (0, 1, ...): linear warm-up, then half a cosine down to the minimum.
+def learning_rate(recipe: Recipe, seen: int) -> float:
+    """Learning rate of the step at whose end `seen` samples have been trained on: linear warm-up, then decay.
 
-    With u = samples seen when the step ends, w warm-up and d decay samples, peak p, minimum q:
+    With u = samples seen, w warm-up and d decay samples, peak p, minimum q:
         u <= w:  p u / w
-        else:    q + (p - q) (1 + cos(pi (u - w) / (d - w))) / 2, and q after d
+        else:    q + (p - q) (1 + cos(pi (u - w) / (d - w))) / 2    cosine
+                 q + (p - q) (1 - (u - w) / (d - w))                linear
+                 q                                                  both, after d
     Source: Megatron-LM, learning_rates.py, AnnealingLR (samples as its unit).
     """
-    assert recipe.learning_rate_decay is LearningRateDecay.COSINE
-    seen = (step + 1) * recipe.global_batch
     if seen <= recipe.warmup:
         return recipe.learning_rate * seen / recipe.warmup
     if seen >= recipe.decay:
         return recipe.minimum_learning_rate
     share = (seen - recipe.warmup) / (recipe.decay - recipe.warmup)
-    span = recipe.learning_rate - recipe.minimum_learning_rate
-    return recipe.minimum_learning_rate + span * (1 + math.cos(math.pi * share)) / 2
+    cosine = recipe.learning_rate_decay is LearningRateDecay.COSINE
+    left = (1 + math.cos(math.pi * share)) / 2 if cosine else 1 - share
+    return recipe.minimum_learning_rate + (recipe.learning_rate - recipe.minimum_learning_rate) * left
+
+
+def squared_norm(gradients: Iterable[Tensor], *, device: torch.device) -> Tensor:
+    """Sum of the squares of all elements, in fp32 whatever the gradients' dtype; a scalar on `device`.
+
+    Not finite exactly where an element is not, for elements within fp16's range: the square of 65504 is far from fp32's
+    end, but not from fp16's.
+    """
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.stack(norms).square().sum() if norms else torch.zeros((), device=device)
+
+
+def gradient_factor(recipe: Recipe, norm: float, *, loss_scale: float = 1.0) -> float:
+    """What the update multiplies the gradient of a scaled loss by: 1 / loss scale, and less where it is clipped.
+
+    With N the norm of that gradient, s the loss scale and c the clip:
+        min(1, c / (N / s + 1e-6)) / s
+
+    Source: torch.nn.utils.clip_grad_norm_, its 1e-6 included, on the gradient divided by s.
+    """
+    epsilon = 1e-6
+    return min(1.0, recipe.gradient_clip / (norm / loss_scale + epsilon)) / loss_scale

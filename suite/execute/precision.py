@@ -1,14 +1,16 @@
-"""Where weights are stored and in what precision, and how their gradients accumulate in fp32.
+"""Where weights are stored, in what precision, and in what precision their gradients accumulate.
 
 Weights of one optimizer group lie in one flat buffer, so that a shard is a slice and an all-gather fills it in place.
-The leaves of autograd are not the weights but fp32 stand-ins without storage: reading a weight goes through
-`ReadWeight`, whose backward pass widens the gradient (in fp32 it passes it on). So gradients accumulate over
-micro-batches in fp32, and DistributedDataParallel reduces them in fp32 from its own buckets, at 4 bytes a parameter:
-what BLOOM's BF16_Optimizer does with a reduction of its own. (The update adds a passing copy of its shard's gradient.)
+The leaves of autograd are not the weights but stand-ins without storage, of the gradient's dtype: reading a weight goes
+through `ReadWeight`, whose backward pass hands on the gradient in that dtype. In bf16 it widens: gradients accumulate
+over micro-batches in fp32, and DistributedDataParallel reduces them in fp32 from its own buckets, at 4 bytes a
+parameter: what BLOOM's BF16_Optimizer does with a reduction of its own. In the fp16 precisions gradients accumulate and
+are reduced in fp16, at 2 bytes. (The update adds a passing fp32 copy of its shard's gradient.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from kernels.bf16_matmul import compute_bf16_products_through_fp32, has_instructions
+from kernels.half_matmul import compute_products_through_fp32, has_instructions
 from reference_runs.run import Precision, Recipe
 
-DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+    Precision.FP16_GRADIENT_COPY: torch.float16,
+    Precision.FP16_NO_MASTER: torch.float16,
+}
+GRADIENT_DTYPES = {torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float16}
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,7 @@ class WeightGroup:
 
 
 class ReadWeight(torch.autograd.Function):
-    """The stored weight; its gradient goes to the fp32 leaf."""
+    """The stored weight; its gradient goes to the leaf, in the leaf's dtype."""
 
     @staticmethod
     def forward(_ctx: Any, _leaf: Tensor, stored: Tensor) -> Tensor:
@@ -40,60 +50,79 @@ class ReadWeight(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0].float(), None
+        return gradients[0].to(GRADIENT_DTYPES[gradients[0].dtype]), None
 
 
 class Stored(nn.Module):
-    """Parametrization that reads `stored` in place of the leaf."""
+    """Parametrization that reads `stored` in place of the leaf, and makes of it what `placed` says."""
 
-    def __init__(self, stored: Tensor) -> None:
+    def __init__(self, stored: Tensor, placed: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
         self.stored = stored
+        self.placed = placed
 
     def forward(self, leaf: Tensor) -> Tensor:
         weight: Tensor = ReadWeight.apply(leaf, self.stored)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return weight
+        return weight if self.placed is None else self.placed(weight)
 
 
-def store_weights(model: nn.Module, recipe: Recipe, *, shards: int, device: torch.device) -> list[WeightGroup]:
-    """Move the weights of `model` into flat buffers of the recipe's precision on `device`.
+def store_weights(
+    models: list[nn.Module],
+    recipe: Recipe,
+    *,
+    shards: int,
+    device: torch.device,
+    placed: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
+) -> list[WeightGroup]:
+    """Move the weights of `models`, in order, into flat buffers of the recipe's precision on `device`.
+
+    A parameter that several modules share is stored once and has one leaf, which all of them read.
+
+    Args:
+        placed: id of a parameter -> what makes of its stored weight, as it is read, what the module computes with.
 
     Returns the groups: weights that decay, then those that do not; an empty group is left out.
     """
     dtype = DTYPES[recipe.precision]
-    owners = [
-        (module, name, parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-    ]
+    readers: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for model in models:
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                readers.setdefault(parameter, []).append((module, name))
     groups: list[WeightGroup] = []
     for decaying in (True, False):
-        members = [owner for owner in owners if (owner[2].dim() > 1 or recipe.decay_of_vectors) == decaying]
+        members = [parameter for parameter in readers if (parameter.dim() > 1 or recipe.decay_of_vectors) == decaying]
         if not members:
             continue
-        elements = sum(parameter.numel() for _, _, parameter in members)
+        elements = sum(parameter.numel() for parameter in members)
         flat = torch.zeros(-(-elements // shards) * shards, dtype=dtype, device=device)
         leaves: list[nn.Parameter] = []
         offset = 0
-        for module, name, parameter in members:
+        for parameter in members:
             stored = flat[offset : offset + parameter.numel()].view(parameter.shape)
             stored.copy_(parameter.data)
-            leaves.append(_leaf(module, name, parameter, stored))
+            leaves.append(_leaf(readers[parameter], stored, (placed or {}).get(id(parameter))))
             offset += parameter.numel()
         groups.append(WeightGroup(recipe.weight_decay if decaying else 0.0, flat, leaves))
     return groups
 
 
-def _leaf(module: nn.Module, name: str, parameter: nn.Parameter, stored: Tensor) -> nn.Parameter:
-    parametrize.register_parametrization(module, name, Stored(stored), unsafe=True)
-    leaf = nn.Parameter(torch.zeros((), device=stored.device).expand(parameter.shape))
-    module.parametrizations[name].original = leaf  # type: ignore[index,union-attr]  # ModuleDict of lists
+def _leaf(
+    readers: list[tuple[nn.Module, str]], stored: Tensor, placed: Callable[[Tensor], Tensor] | None
+) -> nn.Parameter:
+    zero = torch.zeros((), dtype=GRADIENT_DTYPES[stored.dtype], device=stored.device)
+    leaf = nn.Parameter(zero.expand(stored.shape))
+    for module, name in readers:
+        parametrize.register_parametrization(module, name, Stored(stored, placed), unsafe=True)
+        module.parametrizations[name].original = leaf  # type: ignore[index,union-attr]  # ModuleDict of lists
     return leaf
 
 
 def prepare_arithmetic(precision: Precision, device: torch.device) -> str:
     """Choose how matrix products in `precision` are computed on `device`; returns it in words for the record."""
-    if precision is Precision.BF16 and device.type == "cpu" and not has_instructions():
-        compute_bf16_products_through_fp32()
-        return "bf16 products through fp32 (this CPU has no bf16 matrix instructions)"
-    return f"{precision.value} products by the device"
+    dtype = DTYPES[precision]
+    if dtype in _NAMES and device.type == "cpu" and not has_instructions(dtype):
+        compute_products_through_fp32(dtype)
+        name = _NAMES[dtype]
+        return f"{name} products through fp32 (this CPU has no {name} matrix instructions)"
+    return f"{_NAMES.get(dtype, 'fp32')} products by the device"

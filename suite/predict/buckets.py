@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, cast
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture
 from suite.predict.elementwise import ceil_division, larger, smaller
-from suite.predict.memory import FP32
 from suite.predict.parameters import layer_elements, outer_elements, stage_layers
 
 
@@ -20,30 +19,17 @@ class FusedMessages(NamedTuple):
     copied_bytes: int
 
 
-def gradient_buckets(architecture: Architecture, *, bucket_bytes: int) -> list[int]:
-    """Bytes of each bucket in which DistributedDataParallel all-reduces the whole model's fp32 gradients.
-
-    See `stage_gradient_buckets`.
-    """
-    return stage_gradient_buckets(architecture, Layout(bucket_bytes=bucket_bytes), stage=0, element_bytes=FP32)
-
-
 def stage_gradient_buckets(architecture: Architecture, layout: Layout, *, stage: int, element_bytes: int) -> list[int]:
     """Bytes of each bucket in which DistributedDataParallel all-reduces one rank's gradients, in the order of issue.
 
     Gradients become ready in the reverse of the order in which the forward pass read the parameters. A bucket is
     closed as soon as it holds `layout.bucket_bytes`. (A first bucket of 1 MiB belongs to the default cap alone; a cap
-    that is given, as here, holds for all.) A tied embedding is the last gradient of the first stage; a last stage that
-    is not the first has a copy of its own, the first gradient there.
-
-    Only one layer is walked: what a layer closes, and what it leaves open, depends on nothing but what was open before
-    it. After the first time that something is closed, what is open has been seen before after few layers, and the rest
-    repeats.
+    that is given, as here, holds for all.) All layers of the stage are one chunk (see `chunk_gradient_buckets`).
 
     Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; torch/csrc/distributed/c10d/reducer.cpp,
     compute_bucket_assignment_by_size and rebuild_buckets (from the second step on).
     """
-    return _buckets(
+    return chunk_gradient_buckets(
         architecture,
         tensor_parallel=layout.tensor_parallel,
         layers=stage_layers(architecture, layout, stage=stage),
@@ -67,7 +53,7 @@ def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: 
     rows = list(zip(*(column.ravel().tolist() for column in columns), strict=True))
     messages = {
         row: len(
-            _buckets(
+            chunk_gradient_buckets(
                 architecture,
                 tensor_parallel=int(row[0]),
                 layers=int(row[1]),
@@ -82,7 +68,7 @@ def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: 
     return cast(int, numpy.array([messages[row] for row in rows], dtype=float).reshape(columns[0].shape))
 
 
-def _buckets(
+def chunk_gradient_buckets(
     architecture: Architecture,
     *,
     tensor_parallel: int,
@@ -92,7 +78,20 @@ def _buckets(
     bucket_bytes: int,
     element_bytes: int,
 ) -> list[int]:
+    """Bytes of each bucket of one chunk of `layers` layers, which may be the first and the last of the model.
+
+    A tied embedding is the last gradient of the first chunk; a last chunk that is not the first has a copy of its own,
+    the first gradient there. A top-query layer's gradients come between those of the head and of the final norm.
+
+    Only one layer is walked: what a layer closes, and what it leaves open, depends on nothing but what was open before
+    it. After the first time that something is closed, what is open has been seen before after few layers, and the rest
+    repeats.
+    """
     before, behind = outer_elements(architecture, tensor_parallel=tensor_parallel)
+    top_query = last and architecture.top_query_layer and layers > 0
+    if top_query:
+        place = len(behind) if architecture.tied_embeddings else len(behind) - 1
+        behind[place:place] = layer_elements(architecture, tensor_parallel=tensor_parallel, top_query=True)
     if architecture.tied_embeddings and not first:
         behind.append(before[0])
     layer = [element_bytes * elements for elements in layer_elements(architecture, tensor_parallel=tensor_parallel)]
@@ -105,7 +104,7 @@ def _buckets(
             buckets, [element_bytes * elements for elements in reversed(behind)], open_bytes, bucket_bytes
         )
     seen: dict[int, tuple[int, int]] = {}
-    remaining = layers
+    remaining = layers - top_query
     while remaining > 0:
         if open_bytes in seen:
             then_remaining, place = seen[open_bytes]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from reference_runs.layout import Layout, Recomputation, StageAssignment
-from reference_runs.run import Architecture, FlopConvention
+from reference_runs.placement import chunk_layers
+from reference_runs.run import Architecture, FlopConvention, Norm
 from suite.predict.elementwise import ceil_division
 from suite.predict.parameters import parameter_count
 
@@ -94,19 +95,33 @@ def recomputation_from_input_ratio(layers: int) -> float:
     return recomputed_layers_from_input(layers) / layers
 
 
-def early_stop_flop(
-    architecture: Architecture, *, samples: int, hidden_dropout: float, layers: int, checkpoint_layers: int = 1
-) -> int:
-    """Flop that PyTorch's full recomputation leaves out: the last product of each group, 2 T h f.
+def groups_stopped_early(architecture: Architecture, layout: Layout, *, hidden_dropout: float, layers: int) -> int:
+    """Groups of full recomputation in a chunk of `layers` layers whose last product PyTorch leaves out.
 
-    torch.utils.checkpoint stops as soon as the last tensor that the backward pass needs has been computed. A dropout
-    mask behind the product is such a tensor, so this applies at hidden_dropout = 0 only.
+    torch.utils.checkpoint stops as soon as the last tensor that the backward pass needs has been computed: all groups,
+    ceil(l / c) of c layers, at hidden_dropout = 0. None where a dropout mask is drawn behind the product, or where a
+    norm behind it keeps its input (deep-norm).
 
     Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
     """
-    if hidden_dropout > 0:
-        return 0 * layers
-    groups = ceil_division(layers, checkpoint_layers)
+    if layout.recomputation is not Recomputation.FULL or hidden_dropout > 0 or architecture.norm is Norm.DEEP_NORM:
+        return 0
+    return ceil_division(layers, layout.checkpoint_layers)
+
+
+def early_stop_flop(
+    architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float, layers: int
+) -> int:
+    """Flop that PyTorch's recomputation leaves out of what `recomputed_flop` counts, in a chunk of `layers` layers.
+
+    full         the last product of each group: 2 T h f (see `groups_stopped_early`)
+    selective    the attention context, whose inputs are the last tensors needed: 2 T s h a layer
+
+    Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
+    """
+    if layout.recomputation is Recomputation.SELECTIVE:
+        return layers * layer_forward_flop(architecture, samples=samples)["attention context"]
+    groups = groups_stopped_early(architecture, layout, hidden_dropout=hidden_dropout, layers=layers)
     return groups * 2 * samples * architecture.sequence * architecture.hidden * architecture.ffn_hidden
 
 
@@ -141,17 +156,46 @@ def recomputed_layers_of_all_stages(architecture: Architecture, layout: Layout) 
 
 
 def executed_flop(architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float) -> int:
-    """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stop."""
+    """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stops.
+
+    Groups of recomputed layers end with the chunk of the model that has them.
+    """
     flop = hardware_flop(architecture, layout, samples=samples)
-    if layout.recomputation is not Recomputation.FULL:
-        return flop
-    return flop - early_stop_flop(
-        architecture,
-        samples=samples,
-        hidden_dropout=hidden_dropout,
-        layers=architecture.layers,
-        checkpoint_layers=layout.checkpoint_layers,
-    )
+    for layers in chunk_layers(architecture.layers, layout):
+        flop -= early_stop_flop(
+            architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=len(layers)
+        )
+    return flop
+
+
+def rank_model_flop(architecture: Architecture, layout: Layout, *, stage: int, samples: int) -> int:
+    """Flop that one rank of pipeline stage `stage` needs for `samples` sequences: its chunks' products, over t.
+
+    3 (l F + H) / t, with F flop of a layer and l layers in the chunks of the stage, H of the head on the last stage.
+    Tensor parallelism divides every product: by heads, feed-forward columns or vocabulary rows.
+    Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
+    """
+    layer = sum(layer_forward_flop(architecture, samples=samples).values())
+    layers = sum(map(len, chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]))
+    forward = layers * layer
+    if stage == layout.pipeline_stages - 1:
+        forward += head_forward_flop(architecture, samples=samples)
+    return 3 * forward // layout.tensor_parallel
+
+
+def rank_executed_flop(
+    architecture: Architecture, layout: Layout, *, stage: int, samples: int, hidden_dropout: float
+) -> int:
+    """Flop that PyTorch executes on one rank of `stage` for `samples` sequences: `rank_model_flop` and recomputation.
+
+    Each chunk adds `recomputed_flop` less `early_stop_flop`, over t.
+    """
+    again = 0
+    for layers in chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]:
+        again += recomputed_flop(
+            architecture, samples=samples, recomputation=layout.recomputation, layers=len(layers)
+        ) - early_stop_flop(architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=len(layers))
+    return rank_model_flop(architecture, layout, stage=stage, samples=samples) + again // layout.tensor_parallel
 
 
 def six_n_flop(*, parameters: float, tokens: float) -> float:

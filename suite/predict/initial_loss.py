@@ -193,6 +193,10 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
                        over heads of the sum of its squared weights, see `_concentrations`
         feed-forward   s_out^2 f E[act^2] for f inputs of variance u; a gated one's times u
 
+    A top-query layer stands behind the last norm, so its B counts in full: the logits' variance is s^2 h (1 + B), for T
+    itself s^2 h (1 - r^2 / 2 + B). Its queries come from a table of deviation s, so its scores have s^2 times the
+    variance of those of other layers.
+
     The three sums that this needs are sampled, which changes the loss by at most 5e-5 of it in 8000 random shapes of up
     to 128 layers, 128 heads and 2048 positions, and by 1e-6 for BLOOM-176B:
         positions   few early ones and 5 others, see `_sampled_positions`
@@ -233,27 +237,39 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
         taken,
     )
     slopes = _sampled_slopes(architecture.heads) if architecture.position is Position.ALIBI else []
-    blocks, sequential = _sampled_layers(architecture.layers), architecture.residual is Residual.SEQUENTIAL
+    layers = architecture.layers - 1 if architecture.top_query_layer else architecture.layers
+    blocks, sequential = _sampled_layers(layers), architecture.residual is Residual.SEQUENTIAL
+    behind = 0.0
     loss = 0.0
     for positions, share in _sampled_positions(architecture.sequence):
         first, last = _concentrations(slopes, positions, least * least, most * most)
         attention = _line(to_attention * first, to_attention * last, taken)
         variance = _variance_behind_layers(blocks, embedding, epsilon, attention, feed_forward, sequential)
         cosine_squared = token_share * (1 - recipe.embedding_dropout) * embedding / variance
-        loss += share * _cross_entropy(architecture, s, variance, cosine_squared)
+        if architecture.top_query_layer:
+            concentration, _ = _concentrations([], positions, most * most * s * s, most * most * s * s)
+            top = (to_attention * concentration, 0.0)
+            behind = _variance_behind_layers([(1, 0.0)], 1.0, epsilon, top, feed_forward, sequential) - 1
+        loss += share * _cross_entropy(architecture, s, variance, cosine_squared, behind)
     return loss
 
 
-def _cross_entropy(architecture: Architecture, init_std: float, variance: float, cosine_squared: float) -> float:
-    """The loss where the residual stream ends with `variance` and this squared cosine to the read token's row."""
+def _cross_entropy(
+    architecture: Architecture, init_std: float, variance: float, cosine_squared: float, behind: float
+) -> float:
+    """The loss where the residual stream ends with `variance` and this squared cosine to the read token's row.
+
+    Args:
+        behind: variance that is added behind the last norm.
+    """
     left = variance / (variance + architecture.norm_epsilon)
-    spread = init_std * init_std * architecture.hidden * left
+    spread = init_std * init_std * architecture.hidden * (left + behind)
     if not architecture.tied_embeddings:
         return math.log(architecture.padded_vocabulary) + spread / 2
     others = math.log(architecture.padded_vocabulary - 1) + spread / 2
     length = architecture.hidden - (1 / 4 if architecture.norm is Norm.PRE_RMS_NORM else 3 / 4)
     excess = init_std * length * math.sqrt(cosine_squared * left) - others
-    deviation = math.sqrt(spread * (1 - cosine_squared / 2))
+    deviation = math.sqrt(spread - init_std * init_std * architecture.hidden * left * cosine_squared / 2)
     loss = others
     for node, weight in NORMAL:
         own = excess + deviation * node

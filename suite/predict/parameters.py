@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, StageAssignment
+from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Norm, Position
 
 
 class ParameterTensor(NamedTuple):
-    """One parameter tensor: `matrix` tensors decay, vectors (biases, norms) are told apart from them."""
+    """One parameter tensor on a rank: `matrix` tensors decay, vectors (biases, norms) are told apart from them.
+
+    Args:
+        rows: its size along dim 0, on which it can be sharded.
+    """
 
     name: str
     elements: int
     matrix: bool
+    rows: int
 
 
 class RankParameters(NamedTuple):
@@ -148,13 +154,17 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     return RankParameters(matrices + positions, vectors, replicated + positions)
 
 
-_Entry = tuple[str, int, bool]  # name, elements, whether a matrix, of a ParameterTensor
+_Entry = tuple[str, int, bool, int]  # name, elements, whether a matrix, rows, of a ParameterTensor
 
 
-def _layer_entries(architecture: Architecture, tensor_parallel: int) -> list[_Entry]:
+def _layer_entries(architecture: Architecture, tensor_parallel: int, top_query: bool) -> list[_Entry]:
     h, t = architecture.hidden, tensor_parallel
     attention_rows, expansion_rows = _widths(architecture)
-    attention = _linear(architecture, "attention.query_key_value", attention_rows // t, h)
+    if top_query:
+        attention = _linear(architecture, "attention.query", h // t, h)
+        attention += _linear(architecture, "attention.key_value", (attention_rows - h) // t, h)
+    else:
+        attention = _linear(architecture, "attention.query_key_value", attention_rows // t, h)
     attention += _linear(architecture, "attention.projection", h, h // t)
     feed_forward = _linear(architecture, "feed_forward.expansion", expansion_rows // t, h)
     feed_forward += _linear(architecture, "feed_forward.contraction", h, architecture.ffn_hidden // t)
@@ -166,45 +176,54 @@ def _layer_entries(architecture: Architecture, tensor_parallel: int) -> list[_En
 
 def _norm(architecture: Architecture, name: str) -> list[_Entry]:
     h, norm = architecture.hidden, _norm_elements(architecture)
-    gain = (f"{name}.weight", h, False)
-    return [gain, (f"{name}.bias", norm - h, False)] if norm > h else [gain]
+    gain = (f"{name}.weight", h, False, h)
+    return [gain, (f"{name}.bias", norm - h, False, norm - h)] if norm > h else [gain]
 
 
 def _linear(architecture: Architecture, name: str, rows: int, columns: int) -> list[_Entry]:
-    weight = (f"{name}.weight", rows * columns, True)
-    return [weight, (f"{name}.bias", rows, False)] if architecture.biases else [weight]
+    weight = (f"{name}.weight", rows * columns, True, rows)
+    return [weight, (f"{name}.bias", rows, False, rows)] if architecture.biases else [weight]
 
 
 def _outer_entries(architecture: Architecture, tensor_parallel: int) -> tuple[list[_Entry], list[_Entry]]:
     h, rows = architecture.hidden, architecture.padded_vocabulary // tensor_parallel
     learned, queries = _position_rows(architecture)
-    before = [("embedding.weight", rows * h, True)]
+    before = [("embedding.weight", rows * h, True, rows)]
     if learned:
-        before.append(("position.weight", learned * h, True))
+        before.append(("position.weight", learned * h, True, learned))
     if architecture.embedding_norm:
         before += _norm(architecture, "embedding_norm")
     behind = _norm(architecture, "final_norm")
     if queries:
-        behind.append(("query_position.weight", queries * h, True))
+        behind.append(("query_position.weight", queries * h, True, queries))
     if not architecture.tied_embeddings:
-        behind.append(("head.weight", rows * h, True))
+        behind.append(("head.weight", rows * h, True, rows))
     return before, behind
 
 
-def layer_tensors(architecture: Architecture, *, tensor_parallel: int = 1) -> list[ParameterTensor]:
-    """The parameter tensors of one layer on one tensor-parallel rank, in the order in which it reads them first."""
-    return [ParameterTensor(*entry) for entry in _layer_entries(architecture, tensor_parallel)]
+def layer_tensors(
+    architecture: Architecture, *, tensor_parallel: int = 1, top_query: bool = False
+) -> list[ParameterTensor]:
+    """The parameter tensors of one layer on one tensor-parallel rank, in the order in which it reads them first.
+
+    Args:
+        top_query: whether it is a top-query layer, which has its query's matrix apart.
+    """
+    return [ParameterTensor(*entry) for entry in _layer_entries(architecture, tensor_parallel, top_query)]
 
 
-def layer_elements(architecture: Architecture, *, tensor_parallel: int = 1) -> list[int]:
+def layer_elements(architecture: Architecture, *, tensor_parallel: int = 1, top_query: bool = False) -> list[int]:
     """Elements of each of `layer_tensors`."""
-    return [elements for _, elements, _ in _layer_entries(architecture, tensor_parallel)]
+    return [elements for _, elements, _, _ in _layer_entries(architecture, tensor_parallel, top_query)]
 
 
 def outer_tensors(
     architecture: Architecture, *, tensor_parallel: int = 1
 ) -> tuple[list[ParameterTensor], list[ParameterTensor]]:
-    """The parameter tensors before and behind the layers on one tensor-parallel rank; a tied embedding stands first."""
+    """The parameter tensors before and behind the layers on one tensor-parallel rank; a tied embedding stands first.
+
+    Where the last layer is a top-query layer, it stands behind the final norm and its query table, before the head.
+    """
     before, behind = _outer_entries(architecture, tensor_parallel)
     return [ParameterTensor(*entry) for entry in before], [ParameterTensor(*entry) for entry in behind]
 
@@ -212,19 +231,36 @@ def outer_tensors(
 def outer_elements(architecture: Architecture, *, tensor_parallel: int = 1) -> tuple[list[int], list[int]]:
     """Elements of each of `outer_tensors`."""
     before, behind = _outer_entries(architecture, tensor_parallel)
-    return [elements for _, elements, _ in before], [elements for _, elements, _ in behind]
+    return [elements for _, elements, _, _ in before], [elements for _, elements, _, _ in behind]
+
+
+def chunk_tensors(architecture: Architecture, layout: Layout, *, chunk: int) -> list[ParameterTensor]:
+    """The parameter tensors of one chunk on one tensor-parallel rank, in the order in which it reads them first.
+
+    Layers have their numbers in the whole model. A last chunk that is not the first has a copy of a tied embedding,
+    `head.weight`. A linear layer reads its weight before its bias; a norm its gain before its bias.
+    """
+    dealt = chunk_layers(architecture.layers, layout)
+    t, last = layout.tensor_parallel, chunk == len(dealt) - 1
+    before, behind = outer_tensors(architecture, tensor_parallel=t)
+    head = [] if architecture.tied_embeddings else [behind.pop()]
+    if architecture.tied_embeddings and chunk > 0:
+        head.append(before[0]._replace(name="head.weight"))
+    tensors = list(before) if chunk == 0 else []
+    layer = layer_tensors(architecture, tensor_parallel=t)
+    numbers = dealt[chunk]
+    top = numbers[-1:] if last and architecture.top_query_layer else numbers[:0]
+    for number in numbers[: len(numbers) - len(top)]:
+        tensors += [tensor._replace(name=f"blocks.{number}.{tensor.name}") for tensor in layer]
+    if not last:
+        return tensors
+    tensors += behind
+    for number in top:
+        own = layer_tensors(architecture, tensor_parallel=t, top_query=True)
+        tensors += [tensor._replace(name=f"blocks.{number}.{tensor.name}") for tensor in own]
+    return tensors + head
 
 
 def parameter_tensors(architecture: Architecture) -> list[ParameterTensor]:
-    """Every parameter tensor in the order in which the forward pass reads it first; tied tensors appear once.
-
-    A linear layer reads its weight before its bias; a norm its gain before its bias.
-    """
-    before, behind = outer_tensors(architecture)
-    layer = layer_tensors(architecture)
-    layers = [
-        ParameterTensor(f"blocks.{place}.{tensor.name}", tensor.elements, tensor.matrix)
-        for place in range(architecture.layers)
-        for tensor in layer
-    ]
-    return [*before, *layers, *behind]
+    """Every parameter tensor in the order in which the forward pass reads it first; tied tensors appear once."""
+    return chunk_tensors(architecture, Layout(), chunk=0)

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Recipe
+import msgspec
+
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout, Offload, Recomputation
+from reference_runs.placement import chunk_layers, coordinates
+from reference_runs.run import Architecture, Norm, Objective, Recipe
 from suite.figures import Figure, Quantity, with_maximum_over_ranks
-from suite.predict.flop import executed_flop, model_flop
+from suite.predict.executed_state import executed_state
+from suite.predict.executed_traffic import executed_traffic
+from suite.predict.flop import executed_flop, model_flop, rank_executed_flop, rank_model_flop
 from suite.predict.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE, first_loss
-from suite.predict.memory import gradient_bytes, optimizer_bytes, weight_bytes
 from suite.predict.parameters import parameter_count
-from suite.predict.rings import ring_sent_bytes
+from suite.predict.rings import sent_bytes
 from suite.predict.run_figures import HARDWARE_CONVENTION, MODEL_CONVENTION
-from suite.predict.traffic import data_parallel_traffic
+from suite.predict.schedule import NO_FLUSH, bubble_fraction
+from suite.predict.textbook_traffic import textbook_differences
 
 SENT_TOLERANCE = 0.03
 SENT_REASON = "needs a network interface of the rank's own; the tolerance is for protocol headers"
 PART_OF_SENT_REASON = "a part of the rank's sent_bytes: an interface counts all of them together"
+BUBBLE_TOLERANCE = 0.05  # of the step, on either side
+BUBBLE_REASON = "within 5 points: the formula's stages take equal times and send in none"
 
 
 def job_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Figure]:
-    """Figures of the whole job that hold under any layout: parameters, flop of a step, first loss."""
+    """Figures of the whole job under any layout: parameters, flop of a step, the pipeline's bubble, first loss.
+
+    The bubble where stages wait, the first loss where its formula holds: for a causal model with norms in front.
+    """
     samples = recipe.global_batch
-    return [
+    figures = [
         Figure(quantity=Quantity.PARAMETERS, value=parameter_count(architecture)),
         Figure(
             quantity=Quantity.MODEL_FLOP,
@@ -33,68 +44,145 @@ def job_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> l
             value=executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout),
             convention=HARDWARE_CONVENTION,
         ),
+    ]
+    if (bubble := bubble_fraction(layout, micro_batches=accumulation(recipe, layout))) > 0:
+        figures.append(
+            Figure(
+                quantity=Quantity.BUBBLE_FRACTION,
+                value=bubble,
+                tolerance=BUBBLE_TOLERANCE / bubble,
+                why=BUBBLE_REASON,
+            )
+        )
+    if architecture.norm is not Norm.DEEP_NORM and recipe.objective is Objective.CAUSAL_LM:
+        figures.append(
+            Figure(
+                quantity=Quantity.FIRST_LOSS,
+                value=first_loss(architecture, recipe),
+                tolerance=FIRST_LOSS_TOLERANCE,
+                why=FIRST_LOSS_REASON,
+            )
+        )
+    return figures
+
+
+def rank_figures(architecture: Architecture, recipe: Recipe, layout: Layout, *, compiled: bool = False) -> list[Figure]:
+    """Figures of every rank, for layouts that `describes_ranks`; with their pipeline stage where there are several.
+
+    Parameters and flop of each rank; state bytes and traffic of each rank, behind the largest over ranks.
+    """
+    known: dict[tuple[int, int], tuple[list[Figure], list[Figure]]] = {}
+    shares: list[Figure] = []
+    others: list[Figure] = []
+    for rank in range(layout.ranks):
+        place = coordinates(layout, rank)
+        alike = place["pp"], place["dp"] if layout.zero_stage >= 2 else 0
+        if alike not in known:
+            stage, replica = alike
+            known[alike] = (
+                _shares(architecture, recipe, layout, stage=stage, replica=replica),
+                _state(architecture, recipe, layout, stage=stage, replica=replica)
+                + _traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled),
+            )
+        stage_or_none = place["pp"] if layout.pipeline_stages > 1 else None
+        for kept, figures in zip((shares, others), known[alike], strict=True):
+            kept += [msgspec.structs.replace(figure, rank=rank, stage=stage_or_none) for figure in figures]
+    return shares + with_maximum_over_ranks(others)
+
+
+def _shares(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int) -> list[Figure]:
+    """What a rank has of the job's sums."""
+    samples = accumulation(recipe, layout) * layout.micro_batch
+    stored = executed_state(architecture, recipe, layout, stage=stage, replica=replica)
+    executed = rank_executed_flop(
+        architecture, layout, stage=stage, samples=samples, hidden_dropout=recipe.hidden_dropout
+    )
+    return [
+        Figure(quantity=Quantity.PARAMETERS, value=stored.parameters),
         Figure(
-            quantity=Quantity.FIRST_LOSS,
-            value=first_loss(architecture, recipe),
-            tolerance=FIRST_LOSS_TOLERANCE,
-            why=FIRST_LOSS_REASON,
+            quantity=Quantity.MODEL_FLOP,
+            value=rank_model_flop(architecture, layout, stage=stage, samples=samples),
+            convention=MODEL_CONVENTION,
         ),
+        Figure(quantity=Quantity.HARDWARE_FLOP, value=executed, convention=HARDWARE_CONVENTION),
     ]
 
 
-def rank_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Figure]:
-    """State bytes and data-parallel traffic of every rank, for layouts of data parallelism and ZeRO-0 or 1."""
+def _state(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int) -> list[Figure]:
+    stored = executed_state(architecture, recipe, layout, stage=stage, replica=replica)
+    return [
+        Figure(quantity=Quantity.WEIGHT_BYTES, value=stored.weight_bytes),
+        Figure(quantity=Quantity.GRADIENT_BYTES, value=stored.gradient_bytes),
+        Figure(quantity=Quantity.OPTIMIZER_BYTES, value=stored.optimizer_bytes),
+    ]
+
+
+def _traffic(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, compiled: bool
+) -> list[Figure]:
     figures: list[Figure] = []
-    for rank in range(layout.ranks):
+    total = 0
+    for entry in executed_traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled):
+        sent = sent_bytes(entry, layout)
+        total += sent
         figures += [
-            Figure(quantity=Quantity.WEIGHT_BYTES, value=weight_bytes(architecture, recipe, layout), rank=rank),
-            Figure(quantity=Quantity.GRADIENT_BYTES, value=gradient_bytes(architecture, recipe, layout), rank=rank),
-            Figure(quantity=Quantity.OPTIMIZER_BYTES, value=optimizer_bytes(architecture, recipe, layout), rank=rank),
+            Figure(
+                quantity=quantity,
+                value=value,
+                axis=entry.axis,
+                operation=entry.operation,
+                convention=convention,
+                why=why,
+            )
+            for quantity, value, convention, why in (
+                (Quantity.PAYLOAD_BYTES, entry.payload_bytes, None, ""),
+                (Quantity.MESSAGES, entry.messages, None, ""),
+                (Quantity.SENT_BYTES, sent, "ring", PART_OF_SENT_REASON),
+            )
         ]
-        for axis, operation, payload, messages in data_parallel_traffic(architecture, recipe, layout):
-            sent = ring_sent_bytes(operation, payload_bytes=payload, ranks=layout.data_parallel)
-            figures += [
-                Figure(
-                    quantity=quantity,
-                    value=value,
-                    axis=axis,
-                    operation=operation,
-                    rank=rank,
-                    convention=convention,
-                    why=why,
-                )
-                for quantity, value, convention, why in (
-                    (Quantity.PAYLOAD_BYTES, payload, None, ""),
-                    (Quantity.MESSAGES, messages, None, ""),
-                    (Quantity.SENT_BYTES, sent, "ring", PART_OF_SENT_REASON),
-                )
-            ]
-        if layout.data_parallel > 1:
-            total = sum(
-                ring_sent_bytes(t.operation, payload_bytes=t.payload_bytes, ranks=layout.data_parallel)
-                for t in data_parallel_traffic(architecture, recipe, layout)
+    if figures:
+        figures.append(
+            Figure(
+                quantity=Quantity.SENT_BYTES,
+                value=total,
+                convention="ring",
+                tolerance=SENT_TOLERANCE,
+                why=SENT_REASON,
             )
-            figures.append(
-                Figure(
-                    quantity=Quantity.SENT_BYTES,
-                    value=total,
-                    rank=rank,
-                    convention="ring",
-                    tolerance=SENT_TOLERANCE,
-                    why=SENT_REASON,
-                )
-            )
-    return with_maximum_over_ranks(figures)
+        )
+    return figures
 
 
-def describes_ranks(layout: Layout) -> bool:
-    """Whether `rank_figures` knows this layout: data parallelism alone, optimizer state whole or sharded."""
-    return layout.ranks == layout.data_parallel and layout.zero_stage <= 1
+def describes_ranks(architecture: Architecture, layout: Layout) -> bool:
+    """Whether `rank_figures` knows how this layout is executed.
+
+    Not known: context parallelism, recomputation from a stage's input, fused attention, offloading except of fully
+    sharded state, schedules without flush, sharded gradients in a pipeline, messages and checkpoints in shares of the
+    tensor-parallel ranks; a top-query layer apart from the head's chunk, which has its table.
+    """
+    several, stages = layout.tensor_parallel > 1, layout.pipeline_stages > 1
+    unknown = (
+        layout.context_parallel > 1,
+        layout.recomputation is Recomputation.FROM_INPUT,
+        layout.fused_attention,
+        layout.offload is Offload.OPTIMIZER or (layout.offload is Offload.STATE and layout.zero_stage < 2),
+        stages and layout.schedule in NO_FLUSH,
+        stages and layout.zero_stage >= 2,
+        not stages and layout.virtual_stages > 1,
+        stages and several and layout.scatter_gather,
+        several and layout.partitioned_checkpoints,
+        architecture.top_query_layer and not chunk_layers(architecture.layers, layout)[-1],
+    )
+    return not any(unknown)
 
 
-def prediction(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Figure]:
-    """Every figure that is predicted for this run; quantities that are not in the list are not predicted."""
+def prediction(architecture: Architecture, recipe: Recipe, layout: Layout, *, compiled: bool = False) -> list[Figure]:
+    """Every figure that is predicted for this run; quantities that are not in the list are not predicted.
+
+    Behind the figures of the ranks stand the payload bytes by which the papers' traffic differs.
+    """
     figures = job_figures(architecture, recipe, layout)
-    if describes_ranks(layout):
-        figures += rank_figures(architecture, recipe, layout)
+    if describes_ranks(architecture, layout):
+        figures += rank_figures(architecture, recipe, layout, compiled=compiled)
+        figures += textbook_differences(architecture, recipe, layout, compiled=compiled)
     return figures

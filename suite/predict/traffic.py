@@ -1,43 +1,18 @@
-"""Bytes and messages that one rank hands to collectives in one step, by axis and operation."""
+"""Bytes and messages that one rank hands to collectives in one step, by axis and operation, as the papers have it."""
 
 from __future__ import annotations
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Precision, Recipe, Residual
 from suite.predict.activations import kept_units
-from suite.predict.buckets import gradient_bucket_count, gradient_buckets
+from suite.predict.buckets import gradient_bucket_count
 from suite.predict.elementwise import ceil_division
 from suite.predict.flop import recomputed_layers_from_input
-from suite.predict.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES, group_elements, shard_elements
+from suite.predict.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.parameters import rank_parameters, stage_layers
 from suite.predict.rings import Traffic, group_ranks
 
 CROSS_ENTROPY_REDUCTIONS = 3  # maximum, the target's logit, sum of exponentials
-
-
-def data_parallel_traffic(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Traffic]:
-    """What one rank hands to the data-parallel collectives of one step as executed here; empty on one rank.
-
-        all_reduce    4 N bytes of fp32 gradients, in buckets, once a step (not once a micro-batch),
-                      and the 4 bytes of the loss, to report its mean
-        all_gather    from ZeRO-1 on: the new weights, one message for each optimizer group; its output is counted,
-                      w n ceil(N / n) bytes with w bytes a weight
-
-    Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2.1 (2 Psi for stage 1, as for plain data
-    parallelism; here the two halves differ in element size and the gradient is all-reduced whole, as BLOOM's
-    BF16_Optimizer does, so ZeRO-1 adds an all-gather).
-    """
-    n = layout.data_parallel
-    if n == 1:
-        return []
-    buckets = gradient_buckets(architecture, bucket_bytes=layout.bucket_bytes)
-    traffic = [Traffic("dp", "all_reduce", sum(buckets) + FP32, len(buckets) + 1)]
-    if layout.zero_stage >= 1:
-        groups = group_elements(architecture, recipe)
-        element = WEIGHT_ELEMENT_BYTES[recipe.precision]
-        gathered = sum(element * n * shard_elements(elements, n) for elements in groups)
-        traffic.append(Traffic("dp", "all_gather", gathered, len(groups)))
-    return traffic
 
 
 def step_traffic(

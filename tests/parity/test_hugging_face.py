@@ -26,7 +26,6 @@ from transformers import (
 from reference_runs.catalog import reference_run
 from reference_runs.run import Activation, Architecture
 from suite.execute.model.decoder import Decoder
-from suite.execute.model.objective import causal_lm_loss
 from tests.launches import FP32_WITHOUT_DROPOUT
 
 # odd sizes: no power of two among heads, head size, layers, vocabulary and length
@@ -122,9 +121,9 @@ def gpt2(a: Architecture) -> nn.Module:
     )
 
 
-def by_head(weight: Tensor, a: Architecture) -> Tensor:
-    """Rows [3, H, K, ...] of a fused projection in the order [H, 3, K, ...] of BLOOM and GPT-NeoX in transformers."""
-    return weight.reshape(3, a.heads, a.head_dim, -1).transpose(0, 1).reshape(weight.shape)
+def by_part(weight: Tensor, a: Architecture) -> Tensor:
+    """Rows [H, 3, K, ...] of our fused projection in the order [3, H, K, ...]: queries, keys, values."""
+    return weight.reshape(a.heads, 3, a.head_dim, -1).transpose(0, 1).reshape(weight.shape)
 
 
 def same(weight: Tensor, _: Architecture) -> Tensor:
@@ -148,8 +147,9 @@ def pairs(layer: str, names: dict[str, str], *, fused: Callable[[Tensor, Archite
     return out
 
 
-def gpt2_fused(weight: Tensor, _: Architecture) -> Tensor:
-    return weight.T
+def gpt2_fused(weight: Tensor, a: Architecture) -> Tensor:
+    parts = by_part(weight, a)
+    return parts if parts.dim() == 1 else parts.T
 
 
 MEGATRON = {
@@ -175,7 +175,7 @@ FAMILIES: dict[str, tuple[Callable[[Architecture], nn.Module], Rename]] = {
                 "attention.query_key_value": "self_attention.query_key_value",
                 "attention.projection": "self_attention.dense",
             },
-            fused=by_head,
+            fused=same,
             linear=same,
         ),
     ),
@@ -191,7 +191,7 @@ FAMILIES: dict[str, tuple[Callable[[Architecture], nn.Module], Rename]] = {
             "gpt_neox.layers.{}",
             MEGATRON
             | {"attention.query_key_value": "attention.query_key_value", "attention.projection": "attention.dense"},
-            fused=by_head,
+            fused=same,
             linear=same,
         ),
     ),
@@ -213,7 +213,7 @@ FAMILIES: dict[str, tuple[Callable[[Architecture], nn.Module], Rename]] = {
                 "feed_forward.expansion": "mlp.c_fc",
                 "feed_forward.contraction": "mlp.c_proj",
             },
-            fused=transposed,
+            fused=gpt2_fused,
             linear=transposed,
         ),
     ),
@@ -255,12 +255,12 @@ def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool)
             kind = general.rpartition(".")[2]
             others = [right.pop(f"model.decoder.layers.{layer}.self_attn.{part}.{kind}") for part in SPLIT]
             # a key's bias shifts all scores of a token alike: its gradient is 0 but for rounding, so they go together
-            found += [(value, torch.cat(others))] if gradients else zip(value.chunk(3), others, strict=True)
+            parts = by_part(value, a)
+            found += [(parts, torch.cat(others))] if gradients else zip(parts.chunk(3), others, strict=True)
             continue
         theirs_name, laid_out = names[general]
         other = right.pop(theirs_name.format(layer))
-        bias = value.dim() == 1 and laid_out is transposed
-        found.append((value if bias else laid_out(value, a), other))
+        found.append((laid_out(value, a), other))
     assert not right, sorted(right)
     return found
 
@@ -271,7 +271,7 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[
     architecture = shape_of(name, size)
     recipe = msgspec.structs.replace(reference_run(name).recipe, **FP32_WITHOUT_DROPOUT)
     torch.manual_seed(3)
-    ours = Decoder(architecture, recipe, recompute=False)
+    ours = Decoder(architecture, recipe)
     theirs = FAMILIES[name][0](architecture).train()
     with torch.no_grad():
         for parameter in ours.parameters():
@@ -282,8 +282,8 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[
     targets = torch.randint(architecture.vocabulary, (2, architecture.sequence))
     got, expected = ours(tokens), theirs(input_ids=tokens).logits
     assert relative(got, expected) <= RELATIVE
-    causal_lm_loss(got, targets).backward()
-    causal_lm_loss(expected, targets).backward()
+    ours.loss(got, targets).backward()
+    ours.loss(expected, targets).backward()
     for own, other in named_pairs(ours, theirs, name, gradients=True):
         assert relative(own, other) <= RELATIVE
 

@@ -5,37 +5,52 @@ from fractions import Fraction
 import msgspec
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout, Recomputation, StageAssignment
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Architecture, Norm, Recipe
 from suite.execute.model.decoder import Decoder
-from suite.execute.model.objective import causal_lm_loss
 from suite.predict.flop import (
     executed_flop,
     flop_conventions,
+    groups_stopped_early,
     hardware_flop,
     layer_forward_flop,
     megatron_flop,
     model_flop,
+    rank_executed_flop,
+    rank_model_flop,
     recomputed_flop,
     recomputed_layers_from_input,
 )
 from suite.predict.parameters import stage_layers
+from tests.predict.executed_runs import (
+    MANY,
+    Place,
+    Run,
+    dealt_layers,
+    executed_runs,
+    groups,
+    own_chunks,
+    places,
+    stops_early,
+)
 from tests.strategies import BLOOM, architectures, described_architectures, dropouts, recipes
 
-RECOMPUTATIONS = st.sampled_from([Recomputation.NONE, Recomputation.FULL])
+RECOMPUTATIONS = st.sampled_from([Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
 
 
-def counted_flop(architecture: Architecture, recipe: Recipe, *, samples: int, recomputation: Recomputation) -> int:
-    model = Decoder(architecture, recipe, recompute=recomputation is Recomputation.FULL)
+def counted_flop(architecture: Architecture, recipe: Recipe, *, samples: int, layout: Layout) -> int:
+    model = Decoder(architecture, recipe)
+    model.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
     tokens = torch.randint(architecture.vocabulary, (samples, architecture.sequence + 1))
     with FlopCounterMode(display=False) as counter:
-        causal_lm_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+        model(tokens[:, :-1], tokens[:, 1:]).backward()
     return counter.get_total_flops()
 
 
@@ -43,16 +58,16 @@ def counted_flop(architecture: Architecture, recipe: Recipe, *, samples: int, re
 def test_model_flop_equal_the_flop_counter_without_recomputation(
     architecture: Architecture, recipe: Recipe, samples: int
 ) -> None:
-    counted = counted_flop(architecture, recipe, samples=samples, recomputation=Recomputation.NONE)
+    counted = counted_flop(architecture, recipe, samples=samples, layout=Layout())
     assert model_flop(architecture, samples=samples) == counted
 
 
-@given(architectures(), recipes(), st.integers(1, 3), RECOMPUTATIONS)
+@given(architectures(), recipes(), st.integers(1, 3), RECOMPUTATIONS, st.integers(1, 3))
 def test_executed_flop_equal_the_flop_counter(
-    architecture: Architecture, recipe: Recipe, samples: int, recomputation: Recomputation
+    architecture: Architecture, recipe: Recipe, samples: int, recomputation: Recomputation, group: int
 ) -> None:
-    counted = counted_flop(architecture, recipe, samples=samples, recomputation=recomputation)
-    layout = Layout(recomputation=recomputation)
+    layout = Layout(recomputation=recomputation, checkpoint_layers=group)
+    counted = counted_flop(architecture, recipe, samples=samples, layout=layout)
     assert counted == executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
 
 
@@ -184,7 +199,104 @@ def test_the_early_stop_takes_one_product_off_each_group(
     )
     product = 2 * architecture.sequence * architecture.hidden * architecture.ffn_hidden
     groups = len(range(0, architecture.layers, group))
-    assert saved == (groups * product if dropout == 0 else 0)
+    stops = dropout == 0 and architecture.norm is not Norm.DEEP_NORM
+    assert saved == (groups * product if stops else 0)
+
+
+class FedForward(nn.Module):
+    """A norm in front of a feed-forward part, or behind its sum with the residual stream."""
+
+    def __init__(self, *, behind: bool, bias: bool) -> None:
+        super().__init__()
+        self.behind = behind
+        self.norm = nn.LayerNorm(8, bias=bias)
+        self.expansion, self.contraction = nn.Linear(8, 32, bias=bias), nn.Linear(32, 8, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = x if self.behind else self.norm(x)
+        x = x + self.contraction(self.expansion(inner).relu())
+        return self.norm(x) if self.behind else x
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("norm", "behind"), [(Norm.PRE_LAYER_NORM, False), (Norm.DEEP_NORM, True)])
+def test_pytorch_stops_before_the_last_product_unless_a_norm_behind_it_keeps_its_input(
+    norm: Norm, behind: bool, bias: bool
+) -> None:
+    blocks = [FedForward(behind=behind, bias=bias) for _ in range(3)]
+
+    def executed(*, recomputed: bool) -> int:
+        x = torch.randn(4, 8, requires_grad=True)
+        with FlopCounterMode(display=False) as counter:
+            for block in blocks:
+                x = checkpoint(block, x, use_reentrant=False) if recomputed else block(x)
+            x.sum().backward()
+        return counter.get_total_flops()
+
+    again = executed(recomputed=True) - executed(recomputed=False)
+    product = 2 * 4 * 8 * 32
+    shape = msgspec.structs.replace(BLOOM.architecture, layers=3, norm=norm)
+    layout = Layout(recomputation=Recomputation.FULL)
+    stopped = groups_stopped_early(shape, layout, hidden_dropout=0.0, layers=3)
+    assert again == (2 * 3 - stopped) * product
+
+
+def rank_products(run: Run, place: Place, *, again: bool) -> int:
+    """Flop of every product of one rank in a step of one sample, or of those that are computed again."""
+    shape, layout, t = run.architecture, run.layout, run.layout.tensor_parallel
+    tokens, f = shape.sequence, shape.ffn_hidden // t
+    heads, kv_heads = shape.heads // t, shape.kv_heads // t
+    scores = heads * [(tokens, shape.head_dim, tokens)]
+    context = heads * [(tokens, tokens, shape.head_dim)]
+    contraction = [(tokens, f, shape.hidden)]
+    others = [(tokens, shape.hidden, (heads + 2 * kv_heads) * shape.head_dim)]
+    others.append((tokens, heads * shape.head_dim, shape.hidden))
+    others += (2 if shape.activation.gated else 1) * [(tokens, shape.hidden, f)]
+    layer = [*scores, *context, *others, *contraction]
+    products = []
+    for chunk in own_chunks(run, place):
+        if again:
+            for group in groups(run, chunk):
+                for number in range(1, len(group) + 1):
+                    if layout.recomputation is Recomputation.SELECTIVE:
+                        products += scores
+                    elif layout.recomputation is Recomputation.FULL:
+                        products += [*scores, *context, *others]
+                        products += [] if number == len(group) and stops_early(run) else contraction
+            continue
+        products += len(dealt_layers(run)[chunk]) * layer
+        if chunk == layout.pipeline_stages * layout.virtual_stages - 1:
+            products.append((tokens, shape.hidden, shape.padded_vocabulary // t))
+    return sum(2 * m * k * n for m, k, n in products)
+
+
+@settings(max_examples=MANY)
+@given(executed_runs(), st.integers(1, 9))
+def test_the_flop_of_every_rank_equal_a_count_product_by_product(run: Run, samples: int) -> None:
+    for place in set(places(run.layout)):
+        forward = samples * rank_products(run, place, again=False)
+        again = samples * rank_products(run, place, again=True)
+        needed = rank_model_flop(run.architecture, run.layout, stage=place.pp, samples=samples)
+        executed = rank_executed_flop(
+            run.architecture,
+            run.layout,
+            stage=place.pp,
+            samples=samples,
+            hidden_dropout=run.recipe.hidden_dropout,
+        )
+        assert (needed, executed) == (3 * forward, 3 * forward + again)
+
+
+@given(executed_runs())
+def test_the_ranks_of_a_replica_share_its_flop(run: Run) -> None:
+    shape, layout, dropout = run.architecture, run.layout, run.recipe.hidden_dropout
+    stages = range(layout.pipeline_stages)
+    needed = sum(rank_model_flop(shape, layout, stage=stage, samples=7) for stage in stages)
+    executed = sum(
+        rank_executed_flop(shape, layout, stage=stage, samples=7, hidden_dropout=dropout) for stage in stages
+    )
+    assert layout.tensor_parallel * needed == model_flop(shape, samples=7)
+    assert layout.tensor_parallel * executed == executed_flop(shape, layout, samples=7, hidden_dropout=dropout)
 
 
 def test_selective_recomputation_adds_a_third_of_what_korthikanti_print() -> None:

@@ -74,24 +74,32 @@ def exact_first_loss(architecture: Architecture, recipe: Recipe) -> float:
     embedding_N = embedding_N / (1 - recipe.embedding_dropout)
     variance_N = embedding_N
     out = s * s / (2 * architecture.layers) if recipe.residual_init_scaled else s * s
-    for _ in range(architecture.layers):
+
+    def layer(variance_N: Tensor, equal_scores_NK: Tensor, queries: float | None) -> Tensor:
         spread_N = s * s * h * left(variance_N)
-        shrink_NK = torch.exp(-(spread_N[:, None] ** 2))
+        shrink_NK = torch.exp(-spread_N[:, None] * (spread_N[:, None] if queries is None else s * s * h * queries))
         concentration_N = (equal_scores_NK / (shrink_NK + equal_scores_NK * (1 - shrink_NK))).mean(1)
         attention_N = out * h * spread_N * concentration_N
         attention_N = attention_N / (1 - recipe.attention_dropout) / (1 - recipe.hidden_dropout)
         if architecture.residual is Residual.SEQUENTIAL:
             spread_N = s * s * h * left(variance_N + attention_N)
         fed_N = out * architecture.ffn_hidden * second_moment(spread_N) / (1 - recipe.hidden_dropout)
-        variance_N = variance_N + attention_N + fed_N
-    spread_N = s * s * h * left(variance_N)
+        return variance_N + attention_N + fed_N
+
+    for _ in range(architecture.layers - architecture.top_query_layer):
+        variance_N = layer(variance_N, equal_scores_NK, None)
+    behind_N = torch.zeros(architecture.sequence, dtype=torch.float64)
+    if architecture.top_query_layer:
+        equal_NK = (1 / torch.arange(1, architecture.sequence + 1, dtype=torch.float64))[:, None]
+        behind_N = layer(torch.ones(architecture.sequence, dtype=torch.float64), equal_NK, s * s) - 1
+    spread_N = s * s * h * (left(variance_N) + behind_N)
     if not architecture.tied_embeddings:
         return float((math.log(architecture.padded_vocabulary) + spread_N / 2).mean())
     others_N = math.log(architecture.padded_vocabulary - 1) + spread_N / 2
     cosine_squared_N = token_share * (1 - recipe.embedding_dropout) * embedding_N / variance_N
     length = h - (1 / 4 if architecture.norm is Norm.PRE_RMS_NORM else 3 / 4)
     mean_N = s * length * (cosine_squared_N * left(variance_N)).sqrt()
-    deviation_N = (spread_N * (1 - cosine_squared_N / 2)).sqrt()
+    deviation_N = (spread_N - s * s * h * left(variance_N) * cosine_squared_N / 2).sqrt()
     own_NZ = mean_N[:, None] + deviation_N[:, None] * NODES_Z
     return float((torch.logaddexp(own_NZ, others_N[:, None]) @ WEIGHTS_Z).mean())
 
@@ -134,6 +142,7 @@ def large_architectures(draw: st.DrawFn) -> Architecture:
         embedding_norm=draw(st.booleans()),
         activation=draw(st.sampled_from(Activation)),
         residual=draw(st.sampled_from(Residual)),
+        top_query_layer=draw(st.booleans()),
     )
 
 
@@ -259,8 +268,8 @@ class Gated(nn.Module):
 def decoder(architecture: Architecture, recipe: Recipe) -> Decoder:
     """The suite's decoder, with the parts in place that it does not execute itself."""
     executed = msgspec.structs.replace(architecture, norm=Norm.PRE_LAYER_NORM, activation=Activation.GELU_TANH)
-    model = Decoder(executed, recipe, recompute=False)
-    for block in model.blocks:
+    model = Decoder(executed, recipe)
+    for block in model.blocks.values():
         assert isinstance(block, Block)
         if architecture.activation.gated:
             block.set_submodule("feed_forward", Gated(architecture))
@@ -283,7 +292,7 @@ def measured_losses(architecture: Architecture, recipe: Recipe) -> list[float]:
     for seed in range(SEEDS):
         torch.manual_seed(seed)
         model = decoder(architecture, recipe)
-        initialise(model, recipe)
+        initialise(model, recipe, seed=seed)
         tokens_BT = torch.randint(architecture.vocabulary, (SAMPLES, architecture.sequence))
         with torch.no_grad():
             logits_BTV = model(tokens_BT)
@@ -308,6 +317,8 @@ def measured_losses(architecture: Architecture, recipe: Recipe) -> list[float]:
         {"activation": Activation.GEGLU},
         {"activation": Activation.SWIGLU, "norm": Norm.PRE_RMS_NORM, "embedding_norm": False},
         {"layers": 1, "hidden": 60, "heads": 3, "kv_heads": 3, "head_dim": 20, "ffn_hidden": 100, "sequence": 17},
+        {"position": Position.LEARNED, "embedding_norm": False, "top_query_layer": True},
+        {"position": Position.LEARNED, "layers": 1, "tied_embeddings": False, "top_query_layer": True},
     ],
     ids=lambda shape: "-".join(shape) or "bloom's block",
 )

@@ -167,7 +167,7 @@ def test_state_equals_the_tensors_of_a_model_and_its_adamw_on_the_meta_device(
     recipe = msgspec.structs.replace(recipe, precision=precision)
     kept = PRECISE[precision]
     with torch.device("meta"):
-        model = Decoder(architecture, recipe, recompute=False).to(kept.weights)
+        model = Decoder(architecture, recipe).to(kept.weights)
     weights = list(model.parameters())
     gradients = [torch.empty_like(weight, dtype=kept.gradients) for weight in weights]
     updated = [torch.nn.Parameter(torch.empty_like(weight, dtype=torch.float32)) for weight in weights]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from reference_runs.layout import Layout, StageAssignment
 from reference_runs.run import Architecture, Norm, Position
 from suite.execute.model.decoder import Decoder
 from suite.predict.parameters import (
+    chunk_tensors,
     layer_tensors,
     outer_tensors,
     parameter_count,
@@ -25,12 +27,13 @@ from suite.predict.parameters import (
     rank_parameters,
     stage_layers,
 )
+from tests.predict.executed_runs import Run, chunk_parameters, executed_runs
 from tests.strategies import BLOOM, architectures, described_architectures
 
 
 def meta_decoder(architecture: Architecture) -> Decoder:
     with torch.device("meta"):
-        return Decoder(architecture, BLOOM.recipe, recompute=False)
+        return Decoder(architecture, BLOOM.recipe)
 
 
 class FirstUses(TorchFunctionMode):
@@ -50,7 +53,7 @@ class FirstUses(TorchFunctionMode):
 
 
 def names_in_order_of_use(architecture: Architecture) -> list[str]:
-    model = Decoder(architecture, BLOOM.recipe, recompute=False)
+    model = Decoder(architecture, BLOOM.recipe)
     with FirstUses(model) as uses:
         model(torch.zeros(1, architecture.sequence, dtype=torch.long))
     return list(uses.order)
@@ -65,8 +68,32 @@ def test_the_count_equals_the_elements_of_the_model(architecture: Architecture) 
 
 @given(architectures())
 def test_every_tensor_has_the_name_and_size_of_the_models(architecture: Architecture) -> None:
-    built = {name: (p.numel(), p.dim() > 1) for name, p in meta_decoder(architecture).named_parameters()}
-    assert {tensor.name: (tensor.elements, tensor.matrix) for tensor in parameter_tensors(architecture)} == built
+    built = {name: (p.numel(), p.dim() > 1, p.shape[0]) for name, p in meta_decoder(architecture).named_parameters()}
+    tensors = parameter_tensors(architecture)
+    assert {tensor.name: (tensor.elements, tensor.matrix, tensor.rows) for tensor in tensors} == built
+
+
+@given(executed_runs())
+def test_the_tensors_of_every_chunk_equal_its_shapes_one_by_one(run: Run) -> None:
+    for chunk in range(run.layout.pipeline_stages * run.layout.virtual_stages):
+        tensors = chunk_tensors(run.architecture, run.layout, chunk=chunk)
+        expected = chunk_parameters(run, chunk)
+        assert [(t.elements, t.matrix, t.rows) for t in tensors] == [
+            (math.prod(parameter.shape), len(parameter.shape) > 1, parameter.shape[0]) for parameter in expected
+        ]
+        for tensor, parameter in zip(tensors, expected, strict=True):
+            layer = f"blocks.{parameter.unit}." if parameter.unit >= 0 else ""
+            assert tensor.name.startswith(layer)
+            assert tensor.name.endswith(parameter.name)
+
+
+@given(executed_runs())
+def test_chunks_together_are_the_model_with_a_tied_table_twice(run: Run) -> None:
+    chunks = run.layout.pipeline_stages * run.layout.virtual_stages
+    layout = msgspec.structs.replace(run.layout, tensor_parallel=1)
+    names = [tensor.name for chunk in range(chunks) for tensor in chunk_tensors(run.architecture, layout, chunk=chunk)]
+    copied = ["head.weight"] if chunks > 1 and run.architecture.tied_embeddings else []
+    assert names == [tensor.name for tensor in parameter_tensors(run.architecture)] + copied
 
 
 @given(architectures())

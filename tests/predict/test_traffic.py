@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from reference_runs.catalog import accumulation, reference_run, run_names
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun, Residual
-from suite.predict.buckets import fused_messages, gradient_bucket_count, gradient_buckets, stage_gradient_buckets
+from suite.predict.buckets import fused_messages, gradient_bucket_count, stage_gradient_buckets
+from suite.predict.executed_traffic import executed_traffic
 from suite.predict.parameters import (
-    layer_tensors,
-    outer_tensors,
+    chunk_tensors,
     parameter_count,
     parameter_tensors,
     rank_parameters,
@@ -32,15 +32,23 @@ from suite.predict.rings import (
     ring_sent_bytes,
     sent_bytes,
 )
-from suite.predict.traffic import data_parallel_traffic, pipeline_messages, step_traffic
+from suite.predict.traffic import pipeline_messages, step_traffic
 from tests.strategies import BLOOM, architectures, data_parallel_layouts, described_architectures, recipes
 
 CAPS = st.integers(1, 20_000)
 LOSS = 4  # bytes of the loss, whose mean is reported
 
 
+def data_parallel_traffic(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Traffic]:
+    return executed_traffic(architecture, recipe, layout, stage=0, replica=0)
+
+
 def traffic_by_operation(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, Traffic]:
     return {traffic.operation: traffic for traffic in data_parallel_traffic(architecture, recipe, layout)}
+
+
+def gradient_buckets(architecture: Architecture, *, bucket_bytes: int) -> list[int]:
+    return stage_gradient_buckets(architecture, Layout(bucket_bytes=bucket_bytes), stage=0, element_bytes=4)
 
 
 @given(architectures(), CAPS)
@@ -194,15 +202,9 @@ def test_blooms_shape_without_model_parallelism_reduces_705_gb_a_step() -> None:
 
 def walked_buckets(architecture: Architecture, layout: Layout, stage: int, element_bytes: int) -> list[int]:
     """Every tensor of the stage in turn, with no shortcut over layers."""
-    before, behind = outer_tensors(architecture, tensor_parallel=layout.tensor_parallel)
-    first, last = stage == 0, stage == layout.pipeline_stages - 1
-    tensors = list(before) if first else []
-    tensors += stage_layers(architecture, layout, stage=stage) * layer_tensors(
-        architecture, tensor_parallel=layout.tensor_parallel
-    )
-    tensors += behind if last else []
-    if last and not first and architecture.tied_embeddings:
-        tensors.append(before[0])
+    # the textbook's stage is one chunk
+    one_chunk = msgspec.structs.replace(layout, virtual_stages=1)
+    tensors = chunk_tensors(architecture, one_chunk, chunk=stage)
     buckets, filled = [], 0
     for tensor in reversed(tensors):
         filled += element_bytes * tensor.elements

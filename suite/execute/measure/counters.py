@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
 from suite.job import Collective
 
@@ -103,6 +104,10 @@ class CollectiveCounter(TorchDispatchMode):
             raise RuntimeError(f"a collective ran in group {name!r}, which is no mesh axis")
         return self._axis_of_group[name]
 
+    def clear(self) -> None:
+        """Forget what was counted."""
+        self._counts.clear()
+
     def collectives(self) -> list[Collective]:
         """What was counted, sorted by axis and operation."""
         return [Collective(*key, *self._counts[key]) for key in sorted(self._counts)]
@@ -133,9 +138,35 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def flop_counter() -> FlopCounterMode:
-    """PyTorch's flop counter, silent: 2 M N K a product; element-wise operators are not counted."""
-    return FlopCounterMode(display=False)
+class _LocalFlopMode(_FlopCounterMode):
+    """Leaves DTensor operators to DTensor, and sees the operators on local tensors that it makes of them."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # otherwise they count at their global shape
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # as above
+
+
+class LocalFlopCounter(FlopCounterMode):
+    """PyTorch's flop counter, silent, of what this rank computes: 2 M N K a product; element-wise operators are not
+    counted."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+
+    def __enter__(self) -> LocalFlopCounter:
+        self.flop_counts.clear()
+        self.mod_tracker.__enter__()
+        self.mode = _LocalFlopMode(self)
+        self.mode.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+
+def flop_counter() -> LocalFlopCounter:
+    """A fresh counter of this rank's flop."""
+    return LocalFlopCounter()
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -144,20 +175,15 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-def distinct_elements(tensors: Iterable[Tensor]) -> int:
-    """Elements of `tensors`, each tensor object once."""
-    return sum({id(tensor): tensor.numel() for tensor in tensors}.values())
-
-
 class KeptForBackward:
     """Collects what autograd keeps for the backward pass while `hooks()` is active.
 
     Args:
-        weights: tensors whose storages do not count, as they exist anyway.
+        weights: gives the tensors whose storages do not count, as they exist anyway; asked each time one is kept.
     """
 
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        self._weights = {tensor.untyped_storage().data_ptr() for tensor in weights}
+    def __init__(self, weights: Callable[[], Iterable[Tensor]]) -> None:
+        self._weights = weights
         self._kept: list[Tensor] = []  # references: an address must not be used again while we count
 
     def hooks(self) -> AbstractContextManager[object]:
@@ -165,12 +191,25 @@ class KeptForBackward:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpacked)
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        self._kept.append(tensor.detach())
+        local = _local(tensor.detach())
+        storages = {_local(weight.detach()).untyped_storage().data_ptr() for weight in self._weights()}
+        if local.untyped_storage().data_ptr() not in storages:
+            self._kept.append(local)
         return tensor
 
     def bytes(self) -> int:
         """Bytes of the storages that were kept, each once, without the weights."""
-        return storage_bytes(t for t in self._kept if t.untyped_storage().data_ptr() not in self._weights)
+        return storage_bytes(self._kept)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The plain tensor behind a DTensor, and behind one whose collective may still run."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    if isinstance(tensor, AsyncCollectiveTensor):
+        waited: Tensor = tensor.trigger_wait()
+        return waited
+    return tensor
 
 
 def _unpacked(tensor: Tensor) -> Tensor:

@@ -1,77 +1,198 @@
-"""The decoder: embedding, blocks, last norm, head."""
+"""The decoder: embedding, blocks, last norm, head and loss; or a chunk of it."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
-from reference_runs.run import Architecture, Position, Recipe
-from suite.execute.model.block import Block, layer_norm
-from suite.execute.model.position import rotation, score_bias
+from reference_runs.layout import Recomputation
+from reference_runs.run import Architecture, Mask, Norm, Position, Recipe
+from suite.execute.model.attention import Attention, TopQueryAttention
+from suite.execute.model.block import BLOCKS, layer_norm
+from suite.execute.model.objective import CrossEntropy
+from suite.execute.model.position import prefix_bias, rotation, score_bias
 
 
 class Decoder(nn.Module):
-    """Maps tokens [B, T] to logits [B, T, V].
+    """Maps tokens [B, T] to logits [B, T, V], or with targets [B, T] to their mean loss.
+
+    A chunk has some of the layers, under their numbers in the whole model. Without the `first` one it takes hidden
+    states [B, T, D] in place of tokens; without the `last` one it gives hidden states.
+
+    Where the mask has a prefix, the forward pass takes two more tensors of each sample: positions_BT, and seen_B2S, the
+    first of the positions that attend to a token and the first behind them that does not.
+
+    A top-query layer stands behind the final norm, and takes its queries from a table of its own.
 
     Args:
-        recompute: keep only each block's input in the forward pass and compute the rest again in the backward pass.
+        layers: numbers of the layers; None: all of them.
+        first, last: whether embedding, and final norm with head, belong to it.
+
+    Attributes:
+        heads: those whose scores are computed here.
+        sequence_part: which of how many equal parts of the sequence the hidden states between the blocks are.
     """
 
-    def __init__(self, architecture: Architecture, recipe: Recipe, *, recompute: bool) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        recipe: Recipe,
+        *,
+        layers: range | None = None,
+        first: bool = True,
+        last: bool = True,
+    ) -> None:
         super().__init__()
         self.architecture = architecture
-        self.recompute = recompute
+        self.heads = slice(0, architecture.heads)
+        self.sequence_part = (0, 1)
+        self.group = 0
         self.dropout = recipe.embedding_dropout
+        self.gradient_share = recipe.embedding_gradient_shrink
         rows, hidden = architecture.padded_vocabulary, architecture.hidden
-        self.embedding = nn.Embedding(rows, hidden)
         positions = architecture.sequence + architecture.extra_positions
-        self.position = nn.Embedding(positions, hidden) if architecture.position is Position.LEARNED else None
-        self.embedding_norm = layer_norm(architecture) if architecture.embedding_norm else None
-        self.blocks = nn.ModuleList(Block(architecture, recipe) for _ in range(architecture.layers))
-        self.final_norm = layer_norm(architecture)
-        self.head = None if architecture.tied_embeddings else nn.Linear(hidden, rows, bias=False)
+        learned = architecture.position is Position.LEARNED
+        self.embedding = nn.Embedding(rows, hidden) if first else None
+        self.position = nn.Embedding(positions, hidden) if first and learned else None
+        self.embedding_norm = layer_norm(architecture) if first and architecture.embedding_norm else None
+        top = architecture.layers - 1 if architecture.top_query_layer else None
+        block = BLOCKS[architecture.norm]
+        numbers = range(architecture.layers) if layers is None else layers
+        self.blocks = nn.ModuleDict({str(n): block(architecture, recipe, top_query=n == top) for n in numbers})
+        self.final_norm = layer_norm(architecture) if last else None
+        self.query_position = nn.Embedding(architecture.sequence, hidden) if last and top is not None else None
+        self.head = nn.Linear(hidden, rows, bias=False) if last else None
+        self.tie()
+        self.loss: nn.Module = CrossEntropy()
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        length = tokens_BT.shape[1]
+    def tie(self) -> None:
+        """Make the head's weight the embedding itself, where they are tied and both are here."""
+        if self.architecture.tied_embeddings and self.embedding is not None and self.head is not None:
+            self.head.weight = self.embedding.weight
+
+    def recompute(self, recomputation: Recomputation, *, checkpoint_layers: int = 1) -> None:
+        """Choose what the backward pass computes again; full: all within groups of `checkpoint_layers` layers."""
+        self.group = checkpoint_layers if recomputation is Recomputation.FULL else 0
+        for block in self.blocks.values():
+            attention = cast(Attention | TopQueryAttention, block.attention)
+            attention.context.recompute = recomputation is Recomputation.SELECTIVE
+
+    def forward(
+        self,
+        x: Tensor,
+        targets_BT: Tensor | None = None,
+        *,
+        positions_BT: Tensor | None = None,
+        seen_B2S: Tensor | None = None,
+    ) -> Tensor:
+        length = self.architecture.sequence
+        if self.embedding is not None:
+            length = x.shape[1]
+            x = self._embedded(x)
+        if self.architecture.mask is Mask.PREFIX:
+            assert positions_BT is not None
+            assert seen_B2S is not None
+            bias, places = prefix_bias(seen_B2S), positions_BT
+        else:
+            bias = score_bias(self.architecture, heads=self.heads, length=length, device=x.device)
+            places = torch.arange(length, device=x.device)
+        turn = rotation(self.architecture, places)
+        layers: list[Callable[[Tensor, Tensor, Tensor | None], Tensor]] = list(self.blocks.values())
+        if self.query_position is not None:
+            layers[-1] = self._top_query_layer
+        for first in range(0, len(layers), self.group or 1):
+            group = layers[first : first + (self.group or 1)]
+            if self.group:
+                x = checkpoint(_through, group, x, bias, turn, use_reentrant=False)
+            else:
+                x = _through(group, x, bias, turn)
+        if self.final_norm is None or self.head is None:
+            return x
+        logits_BTV = self.head(x if self.query_position is not None else self.final_norm(x))
+        out: Tensor = logits_BTV if targets_BT is None else self.loss(logits_BTV, targets_BT)
+        return out
+
+    def _top_query_layer(self, x_BTD: Tensor, bias_HTS: Tensor, _: Tensor | None) -> Tensor:
+        assert self.final_norm is not None
+        assert self.query_position is not None
+        x_BTD = self.final_norm(x_BTD)
+        query_TD = self.query_position.weight[: bias_HTS.shape[-1]]
+        query_BTD = query_TD.expand(x_BTD.shape[0], -1, -1).contiguous()  # a view would be multiplied sample by sample
+        out: Tensor = self.blocks[str(self.architecture.layers - 1)](x_BTD, bias_HTS, query_BTD)
+        return out
+
+    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+        assert self.embedding is not None
         x_BTD = self.embedding(tokens_BT)
+        if self.gradient_share is not None:
+            x_BTD = x_BTD * self.gradient_share + x_BTD.detach() * (1 - self.gradient_share)
         if self.position is not None:
             first = self.architecture.extra_positions
-            x_BTD = x_BTD + self.position.weight[first : first + length]
+            part, parts = self.sequence_part
+            x_BTD = x_BTD + self.position.weight[first : first + tokens_BT.shape[1]].chunk(parts)[part]
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
-        x_BTD = dropout(x_BTD, self.dropout, self.training)
-        bias_HTS = score_bias(
-            self.architecture.position,
-            self.architecture.mask,
-            heads=self.architecture.heads,
-            length=length,
-            device=tokens_BT.device,
-        )
-        rotation_2TR = rotation(self.architecture, length=length, device=tokens_BT.device)
-        for block in self.blocks:
-            if self.recompute:
-                x_BTD = checkpoint(block, x_BTD, bias_HTS, rotation_2TR, use_reentrant=False)
-            else:
-                x_BTD = block(x_BTD, bias_HTS, rotation_2TR)
-        x_BTD = self.final_norm(x_BTD)
-        return linear(x_BTD, self.embedding.weight if self.head is None else self.head.weight)
+        return dropout(x_BTD, self.dropout, self.training)
 
 
-def initialise(model: Decoder, recipe: Recipe) -> None:
-    """Draw the weights as recorded: normal with `init_std`, projections onto the residual stream divided by
-    sqrt(2 layers) where the recipe says so, biases 0, LayerNorm gain 1. Uses torch's default generator, on the CPU,
-    so that every rank draws the same."""
-    residual_std = recipe.init_std
-    if recipe.residual_init_scaled:
-        residual_std /= math.sqrt(2 * model.architecture.layers)
+def _through(
+    layers: list[Callable[[Tensor, Tensor, Tensor | None], Tensor]], x_BTD: Tensor, bias: Tensor, turn: Tensor | None
+) -> Tensor:
+    for layer in layers:
+        x_BTD = layer(x_BTD, bias, turn)
+    return x_BTD
+
+
+def initialise(model: Decoder, recipe: Recipe, *, seed: int) -> None:
+    """Draw the weights as recorded, see `deviation`; biases 0, LayerNorm gain 1.
+
+    Each tensor has a generator of its own, seeded by its name in the whole model, on the CPU: a chunk draws what the
+    whole model would.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             else:
-                residual = name.endswith(("projection.weight", "contraction.weight"))
-                parameter.normal_(0.0, residual_std if residual else recipe.init_std)
+                copied = name == "head.weight" and model.architecture.tied_embeddings
+                parameter.normal_(generator=_generator(seed, "embedding.weight" if copied else name))
+                parameter.mul_(deviation(name, model.architecture, recipe))
+
+
+def deviation(name: str, architecture: Architecture, recipe: Recipe) -> Tensor:
+    """Standard deviation of the normal distribution that the weight `name` is drawn from, broadcast over its rows.
+
+    `init_std`; where the recipe scales with depth, with L layers:
+        projection, contraction     init_std / sqrt(2 L)
+        with DeepNorm               Xavier's sqrt(2 / (rows + columns)) of one matrix, times (2 L)^(-1/2), for the
+                                    value rows, projection, both expansions and contraction: sqrt(1 / (L (r + c)))
+    Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 4.1; Zeng et al. 2022, arXiv 2210.02414, section 2.1.
+    """
+    kind = name.removesuffix(".weight").rpartition(".")[2]
+    plain = torch.tensor(recipe.init_std)
+    if not recipe.residual_init_scaled:
+        return plain
+    if architecture.norm is not Norm.DEEP_NORM:
+        return plain / math.sqrt(2 * architecture.layers) if kind in ("projection", "contraction") else plain
+    hidden, width = architecture.hidden, architecture.ffn_hidden
+    in_attention = math.sqrt(1 / (architecture.layers * 2 * hidden))
+    if kind == "query_key_value":
+        parts = torch.tensor([recipe.init_std, recipe.init_std, in_attention])
+        return parts.repeat_interleave(architecture.head_dim).repeat(architecture.heads)[:, None]
+    if kind == "projection":
+        return torch.tensor(in_attention)
+    if kind in ("expansion", "contraction"):
+        return torch.tensor(math.sqrt(1 / (architecture.layers * (hidden + width))))
+    return plain
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+NOT_LEARNED = -100  # target of a position whose token is given, not generated: it has no loss
 
-def causal_lm_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token, computed in fp32 over all stored vocabulary rows."""
-    return cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten())
+
+class CrossEntropy(nn.Module):
+    """Mean cross-entropy of the targets that are learned, in nats a token, in fp32 over all stored vocabulary rows."""
+
+    def forward(self, logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+        return cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=NOT_LEARNED)

@@ -6,39 +6,58 @@ import torch
 from torch import Tensor
 
 from reference_runs.alibi import alibi_slopes
-from reference_runs.run import Architecture, Mask, Position
+from reference_runs.run import Architecture, Position
 
 
-def score_bias(position: Position, mask: Mask, *, heads: int, length: int, device: torch.device) -> Tensor:
-    """What is added to the scaled attention scores, fp32, [H or 1, T, S]: -inf where masked, ALiBi's penalty else.
+def score_bias(architecture: Architecture, *, heads: slice, length: int, device: torch.device) -> Tensor:
+    """What a causal mask adds to the scaled scores, fp32, [H or 1, T, S]: -inf where masked, ALiBi's penalty else.
 
     ALiBi adds -slope * distance. BLOOM's code adds slope * key position, which differs by a constant a row and
     therefore not behind a softmax.
+
+    Args:
+        heads: those that are computed here.
     """
-    assert mask is Mask.CAUSAL
     places = torch.arange(length, device=device)
     distance_TS = places[:, None] - places[None, :]
     bias_HTS = torch.zeros(1, length, length, device=device)
-    if position is Position.ALIBI:
-        slopes_H = torch.tensor(alibi_slopes(heads), device=device)
+    if architecture.position is Position.ALIBI:
+        slopes_H = torch.tensor(alibi_slopes(architecture.heads)[heads], device=device)
         bias_HTS = -slopes_H[:, None, None] * distance_TS
     return bias_HTS.masked_fill(distance_TS < 0, float("-inf"))
 
 
-def rotation(architecture: Architecture, *, length: int, device: torch.device) -> Tensor | None:
-    """Cosines and sines by which rotary positions turn queries and keys, fp32, [2, T, R]; None for other positions.
+def prefix_bias(seen_B2S: Tensor) -> Tensor:
+    """The same for a mask that differs by sample, fp32, [B, 1, T, S]: 0 or -inf.
+
+    Args:
+        seen_B2S: first of the positions that attend to a token, and the first behind them that does not.
+    """
+    places_T1 = torch.arange(seen_B2S.shape[-1], device=seen_B2S.device)[:, None]
+    first_B1S, end_B1S = seen_B2S[:, :1], seen_B2S[:, 1:]
+    seen_BTS = (first_B1S <= places_T1) & (places_T1 < end_B1S)
+    return torch.zeros(seen_BTS.shape, device=seen_B2S.device).masked_fill(~seen_BTS, float("-inf"))[:, None]
+
+
+def rotation(architecture: Architecture, places: Tensor) -> Tensor | None:
+    """Cosines and sines by which rotary positions turn queries and keys, fp32; None for other positions.
 
     Pair i of the R = `rotary_dim` leading dimensions, (i, i + R / 2), turns by position * base^(-2 i / R).
     Source: Su et al. 2021, arXiv 2104.09864, equation 34; the pairing is GPT-NeoX's (halves, not neighbours).
+
+    Args:
+        places: positions, [T] or [B, T]; the result is [2, T, R] or [2, B, 1, T, R].
     """
     if architecture.rotary_dim is None:
         return None
     assert architecture.rotary_base is not None
-    pairs = torch.arange(0, architecture.rotary_dim, 2, device=device)
+    pairs = torch.arange(0, architecture.rotary_dim, 2, device=places.device)
     turns_R2 = architecture.rotary_base ** (-pairs.float() / architecture.rotary_dim)
-    angles_TR2 = torch.arange(length, device=device)[:, None] * turns_R2
-    angles_TR = torch.cat([angles_TR2, angles_TR2], dim=-1)
-    return torch.stack([angles_TR.cos(), angles_TR.sin()])
+    angles = places[..., None] * turns_R2
+    angles = torch.cat([angles, angles], dim=-1)
+    if places.dim() == 2:
+        angles = angles[:, None]
+    return torch.stack([angles.cos(), angles.sin()])
 
 
 def rotated(x_BHTK: Tensor, rotation_2TR: Tensor) -> Tensor:

@@ -7,16 +7,46 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from reference_runs.layout import Layout
 
-DATA = "dp"
+DATA, TENSOR, PIPELINE = "dp", "tp", "pp"
+EMBEDDING = "embedding"  # first and last pipeline stage, which both store a tied embedding
 
 
 def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The mesh of `layout` over all ranks of the job, one named dimension an axis."""
-    return init_device_mesh(device_type, (layout.data_parallel,), mesh_dim_names=(DATA,))
+    """The mesh of `layout` over all ranks of the job, one named dimension an axis, neighbours of the first axis of
+    `rank_order` with consecutive ranks."""
+    sizes = {DATA: layout.data_parallel, TENSOR: layout.tensor_parallel, PIPELINE: layout.pipeline_stages}
+    axes = [axis for axis in reversed(layout.rank_order.split("-")) if axis in sizes]
+    return init_device_mesh(device_type, tuple(sizes[axis] for axis in axes), mesh_dim_names=tuple(axes))
 
 
-def axis_of_group(mesh: DeviceMesh) -> dict[str, str]:
+def coordinates(mesh: DeviceMesh) -> dict[str, int]:
+    """Axis -> this rank's place on it."""
+    return {axis: mesh.get_local_rank(axis) for axis in mesh.mesh_dim_names or ()}
+
+
+def embedding_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The group of first and last pipeline stage to which this rank belongs; None between them or without a pipeline.
+
+    Every rank of the job must call it: groups are made by all ranks together.
+    """
+    pipeline = mesh[PIPELINE]
+    if pipeline.size() == 1:
+        return None
+    own: dist.ProcessGroup | None = None
+    names = mesh.mesh_dim_names or ()
+    chains = mesh.mesh.movedim(names.index(PIPELINE), -1).reshape(-1, pipeline.size())
+    for chain in chains.tolist():
+        ends = [chain[0], chain[-1]]
+        group = dist.new_group(ends)
+        if dist.get_rank() in ends:
+            own = group
+    return own
+
+
+def axis_of_group(mesh: DeviceMesh, embedding: dist.ProcessGroup | None) -> dict[str, str]:
     """Process group name -> axis; the group of all ranks belongs to the axis that spans them."""
     axes: dict[str, str] = {mesh.get_group(axis).group_name: axis for axis in mesh.mesh_dim_names or ()}
+    if embedding is not None:
+        axes[embedding.group_name] = EMBEDDING
     axes.setdefault(dist.group.WORLD.group_name, DATA)  # type: ignore[union-attr]  # the group is initialised
     return axes

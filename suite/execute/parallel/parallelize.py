@@ -2,35 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from reference_runs.layout import Layout, Recomputation
+from reference_runs.layout import Layout
+from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Recipe
 from suite.execute.model.decoder import Decoder, initialise
-from suite.execute.parallel.mesh import DATA
-from suite.execute.parallel.zero import ShardedAdamW, sharded_adamw
-from suite.execute.precision import WeightGroup, store_weights
+from suite.execute.parallel import fully_sharded, tensor
+from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, embedding_group
+from suite.execute.parallel.pipeline import Pipeline
+from suite.execute.parallel.zero import FullyShardedAdamW, ShardedAdamW, fully_sharded_adamw, sharded_adamw
+from suite.execute.precision import DTYPES, store_weights
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A parameter that receives gradients, as this rank holds it.
+
+    Args:
+        name: in the whole model.
+        tensor_dim: the dim along which the tensor-parallel ranks hold its parts; None where each stores all of it.
+        own: whether this rank counts it; another rank counts what both store.
+        partial: whether each tensor-parallel rank has a part of its gradient.
+        tied: whether it is the table that first and last pipeline stage share.
+    """
+
+    parameter: nn.Parameter
+    name: str
+    tensor_dim: int | None
+    own: bool
+    partial: bool
+    tied: bool
+
+    @property
+    def gradient(self) -> Tensor:
+        """This rank's gradient, a plain tensor."""
+        gradient = self.parameter.grad
+        assert gradient is not None
+        return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+    @property
+    def local(self) -> Tensor:
+        """What this rank stores of the parameter, a plain tensor."""
+        data = self.parameter.detach()
+        return data.to_local() if isinstance(data, DTensor) else data
 
 
 @dataclass(frozen=True)
 class Training:
-    """What one rank trains: the decoder, the module that is called, the stored weights and the optimizer."""
+    """What one rank trains.
 
-    decoder: Decoder
-    module: nn.Module
-    groups: list[WeightGroup]
-    optimizer: ShardedAdamW
+    Args:
+        chunks: this rank's parts of the decoder.
+        modules: what is called in their place.
+        weights: the stored weights.
+        pipeline: runs the modules where there are several stages.
+        embedding_group: joins the ranks that store a tied table twice.
+    """
 
-    @property
-    def leaves(self) -> list[nn.Parameter]:
-        """The parameters that receive gradients, each once."""
-        return [leaf for group in self.groups for leaf in group.leaves]
+    chunks: list[Decoder]
+    modules: list[nn.Module]
+    leaves: list[Leaf]
+    weights: list[Tensor]
+    optimizer: ShardedAdamW | FullyShardedAdamW
+    pipeline: Pipeline | None
+    embedding_group: dist.ProcessGroup | None
 
 
 def parallelize(
@@ -41,37 +85,105 @@ def parallelize(
     mesh: DeviceMesh,
     device: torch.device,
     compiled: bool,
+    seed: int,
 ) -> Training:
     """Build and wrap the model of this rank.
 
     The order is fixed, because each step sees what the one before it made:
-        1. build and initialise on the CPU, alike on every rank
-        2. store the weights in flat buffers of the recipe's precision, on the device
-        3. compile each block
-        4. DistributedDataParallel over the data-parallel axis
-        5. the optimizer, on the shard of this rank
+        1. build this rank's chunks and initialise them on the CPU, as the whole model would be
+        2. tensor parallelism: keep this rank's part of the matrices
+        3. store the weights on the device: in flat buffers of the recipe's precision, or fully sharded (ZeRO-2 and 3)
+        4. compile each block
+        5. DistributedDataParallel over the data-parallel axis (ZeRO-0 and 1)
+        6. the pipeline
+        7. the optimizer, on the shard of this rank
     """
-    decoder = Decoder(architecture, recipe, recompute=layout.recomputation is Recomputation.FULL)
-    initialise(decoder, recipe)
-    shards = layout.data_parallel if layout.zero_stage >= 1 else 1
-    groups = store_weights(decoder, recipe, shards=shards, device=device)
-    decoder.to(device)
+    stage = mesh.get_local_rank(PIPELINE)
+    dealt = list(enumerate(chunk_layers(architecture.layers, layout)))[stage :: layout.pipeline_stages]
+    last = layout.pipeline_stages * layout.virtual_stages - 1
+    chunks = [
+        Decoder(architecture, recipe, layers=layers, first=number == 0, last=number == last) for number, layers in dealt
+    ]
+    splits = []
+    for chunk in chunks:
+        chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
+        initialise(chunk, recipe, seed=seed)
+        splits.append(tensor.split(chunk, mesh[TENSOR], sequence_parallel=layout.sequence_parallel))
+    placed = {key: place for split in splits for key, place in split.placed.items()}
+    fully = layout.zero_stage >= 2
+    shards = layout.data_parallel if layout.zero_stage == 1 else 1
+    if fully:
+        (chunk,) = chunks
+        chunk.to(device)
+        fully_sharded.shard(chunk, layout, recipe.precision, mesh=mesh[DATA], placed=placed)
+    else:
+        groups = store_weights(list(chunks), recipe, shards=shards, device=device, placed=placed)
+        for chunk in chunks:
+            chunk.to(device)
     if compiled:
         # DistributedDataParallel's graph splitting is for a model compiled whole; blocks are compiled one by one
         torch._dynamo.config.optimize_ddp = False
-        for block in decoder.blocks:
-            block.compile()
-    process_group: dist.ProcessGroup = mesh.get_group(DATA)
-    module: nn.Module = decoder
-    if layout.data_parallel > 1:
-        module = DistributedDataParallel(
-            decoder,
-            process_group=process_group,
-            device_ids=[device.index] if device.type == "cuda" else None,
-            bucket_cap_mb=layout.bucket_bytes / 2**20,
-            gradient_as_bucket_view=True,
-            init_sync=False,  # every rank draws the same weights, and the leaves have no storage to write to
+        for chunk in chunks:
+            for block in chunk.blocks.values():
+                block.compile()
+    modules: list[nn.Module] = list(chunks)
+    if layout.data_parallel > 1 and not fully:
+        modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device) for chunk in chunks]
+    pipeline = None
+    if layout.pipeline_stages > 1:
+        numbered = {number: module for (number, _), module in zip(dealt, modules, strict=True)}
+        pipeline = Pipeline(
+            numbered,
+            architecture,
+            layout,
+            group=mesh.get_group(PIPELINE),
+            device=device,
+            dtype=DTYPES[recipe.precision],
         )
-    shard = mesh.get_local_rank(DATA) if shards > 1 else 0
-    optimizer = sharded_adamw(groups, recipe, shards=shards, shard=shard, process_group=process_group)
-    return Training(decoder, module, groups, optimizer)
+    leaves = [
+        leaf
+        for chunk, split in zip(chunks, splits, strict=True)
+        for leaf in _leaves(chunk, split, counts_repeated=mesh.get_local_rank(TENSOR) == 0)
+    ]
+    optimizer: ShardedAdamW | FullyShardedAdamW
+    if fully:
+        weights = [leaf.local for leaf in leaves]
+        optimizer = fully_sharded_adamw(_decay_groups([leaf.parameter for leaf in leaves], recipe), recipe)
+    else:
+        weights = [group.flat for group in groups]
+        shard = mesh.get_local_rank(DATA) if shards > 1 else 0
+        optimizer = sharded_adamw(groups, recipe, shards=shards, shard=shard, process_group=mesh.get_group(DATA))
+    tied = architecture.tied_embeddings
+    return Training(chunks, modules, leaves, weights, optimizer, pipeline, embedding_group(mesh) if tied else None)
+
+
+def _decay_groups(parameters: list[nn.Parameter], recipe: Recipe) -> list[tuple[float, list[nn.Parameter]]]:
+    decaying = [p for p in parameters if p.dim() > 1 or recipe.decay_of_vectors]
+    others = [p for p in parameters if p.dim() == 1 and not recipe.decay_of_vectors]
+    return [(recipe.weight_decay, decaying), (0.0, others)]
+
+
+def _data_parallel(chunk: Decoder, layout: Layout, group: dist.ProcessGroup, device: torch.device) -> nn.Module:
+    return DistributedDataParallel(
+        chunk,
+        process_group=group,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=layout.bucket_bytes / 2**20,
+        gradient_as_bucket_view=True,
+        init_sync=False,  # every rank draws the same weights, and the leaves have no storage to write to
+    )
+
+
+def _leaves(chunk: Decoder, split: tensor.Split, *, counts_repeated: bool) -> Iterator[Leaf]:
+    tied = chunk.architecture.tied_embeddings and (chunk.embedding is None or chunk.head is None)
+    for name, parameter in chunk.named_parameters():
+        plain = name.replace("parametrizations.", "").removesuffix(".original")
+        copied = tied and plain == "head.weight"
+        yield Leaf(
+            parameter,
+            plain,
+            split.dims.get(plain),
+            own=not copied and (counts_repeated or plain not in split.repeated),
+            partial=plain in split.partial,
+            tied=copied or (tied and plain == "embedding.weight"),
+        )

@@ -1,4 +1,5 @@
-"""AdamW on fp32 master weights, its state whole (ZeRO-0) or sharded over the data-parallel axis (ZeRO-1)."""
+"""Adam on fp32 masters: its state whole (ZeRO-0), sharded over the data-parallel axis (ZeRO-1), or sharded as the
+parameters themselves are (ZeRO-2 and 3)."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from reference_runs.run import Recipe
+from suite.execute.master_weights import MasterWeights, master_weights
 from suite.execute.precision import WeightGroup
 
 # torch 2.13 renamed the collective and warns of the old name; 2.11 has only the old one
@@ -17,68 +20,97 @@ _all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else 
 
 @dataclass(frozen=True)
 class ShardedAdamW:
-    """torch.optim.AdamW over one flat fp32 shard of each weight group.
+    """Adam over one flat fp32 shard of each weight group.
 
     Args:
-        masters: this rank's fp32 shard of each group; in fp32 it is a slice of the weights themselves.
+        own: the masters of this rank's shard of each group; in fp32 they are slices of the weights themselves.
         shard: which shard is this rank's; `process_group` is None where one shard is everything.
     """
 
     groups: list[WeightGroup]
-    masters: list[nn.Parameter]
-    adamw: torch.optim.AdamW
+    own: MasterWeights
     shard: int
     process_group: dist.ProcessGroup | None
 
-    def step(self, learning_rate: float) -> None:
-        """One update from the leaves' gradients; afterwards every rank holds all new weights.
+    def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
+        """One update from the leaves' gradients times `gradient_factor`; afterwards every rank holds all new weights.
 
         Holds a flat fp32 copy of the shard's gradient for its duration: 4 bytes a parameter of the shard, which
         `gradient_bytes` does not count.
         """
-        for group, master in zip(self.groups, self.masters, strict=True):
-            master.grad = flat_gradient_shard(group, start=self.shard * master.numel(), elements=master.numel())
-        for settings in self.adamw.param_groups:
-            settings["lr"] = learning_rate
-        self.adamw.step()
-        for group, master in zip(self.groups, self.masters, strict=True):
-            master.grad = None
-            own = group.flat[self.shard * master.numel() : (self.shard + 1) * master.numel()]
-            if own.data_ptr() != master.data_ptr():
-                own.copy_(master.detach())
+        shards = self.own.gradient_copies or [
+            torch.empty_like(weight, dtype=torch.float32) for weight in self.own.weights
+        ]
+        for group, shard in zip(self.groups, shards, strict=True):
+            write_flat_gradient(group, start=self.shard * shard.numel(), shard=shard)
+        self.own.update(learning_rate, shards, gradient_factor)
+        for group, weight in zip(self.groups, self.own.weights, strict=True):
             if self.process_group is not None:
-                _all_gather(group.flat, own, group=self.process_group)
+                _all_gather(group.flat, weight, group=self.process_group)
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """What the optimizer keeps from step to step on this rank (see `MasterWeights`)."""
+        return self.own.state_tensors
 
 
 def sharded_adamw(
     groups: list[WeightGroup], recipe: Recipe, *, shards: int, shard: int, process_group: dist.ProcessGroup | None
 ) -> ShardedAdamW:
     """The optimizer of one rank: shard `shard` of `shards`; `process_group` joins the ranks that hold the others."""
-    masters: list[nn.Parameter] = []
+    own: list[tuple[float, list[Tensor]]] = []
     for group in groups:
         elements = group.flat.numel() // shards
-        own = group.flat[shard * elements : (shard + 1) * elements]
-        masters.append(nn.Parameter(own if own.dtype is torch.float32 else own.float()))
-    adamw = torch.optim.AdamW(
-        [
-            {"params": [master], "weight_decay": group.weight_decay}
-            for group, master in zip(groups, masters, strict=True)
-        ],
-        lr=recipe.learning_rate,
-        betas=(recipe.beta1, recipe.beta2),
-        eps=recipe.epsilon,
-        fused=True,
-    )
-    return ShardedAdamW(groups, masters, adamw, shard, process_group if shards > 1 else None)
+        own.append((group.weight_decay, [group.flat[shard * elements : (shard + 1) * elements]]))
+    return ShardedAdamW(groups, master_weights(own, recipe), shard, process_group if shards > 1 else None)
 
 
-def flat_gradient_shard(group: WeightGroup, *, start: int, elements: int) -> Tensor:
-    """Elements [start, start + elements) of the group's gradient in flat order, fp32; padding is 0."""
-    shard = torch.zeros(elements, dtype=torch.float32, device=group.flat.device)
-    offset = 0
+def write_flat_gradient(group: WeightGroup, *, start: int, shard: Tensor) -> None:
+    """Write elements [start, start + n) of the group's gradient in flat order into the n of `shard`; padding is 0."""
+    shard.zero_()
+    elements, offset = shard.numel(), 0
     for leaf in group.leaves:
         first, last = max(start, offset), min(start + elements, offset + leaf.numel())
         if first < last and leaf.grad is not None:
             shard[first - start : last - start] = leaf.grad.reshape(-1)[first - offset : last - offset]
         offset += leaf.numel()
-    return shard
+
+
+@dataclass(frozen=True)
+class FullyShardedAdamW:
+    """Adam over this rank's shard of each parameter, with a master and a step counter for each.
+
+    Args:
+        parameters: sharded over ranks (DTensor) or whole.
+        own: the masters of what this rank stores of them, which in fp32 is its own master.
+    """
+
+    parameters: list[nn.Parameter]
+    own: MasterWeights
+
+    def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
+        """One update from the parameters' gradients times `gradient_factor`, without communication.
+
+        fp32 gradients are overwritten.
+        """
+        gradients = [
+            torch.zeros_like(weight) if parameter.grad is None else _local(parameter.grad)
+            for parameter, weight in zip(self.parameters, self.own.weights, strict=True)
+        ]
+        self.own.update(learning_rate, gradients, gradient_factor)
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """What the optimizer keeps from step to step on this rank (see `MasterWeights`)."""
+        return self.own.state_tensors
+
+
+def fully_sharded_adamw(groups: list[tuple[float, list[nn.Parameter]]], recipe: Recipe) -> FullyShardedAdamW:
+    """The optimizer of one rank for `groups`: weight decay, and the parameters that have it."""
+    own = [(weight_decay, [_local(parameter.detach()) for parameter in members]) for weight_decay, members in groups]
+    parameters = [parameter for _, members in groups for parameter in members]
+    return FullyShardedAdamW(parameters, master_weights(own, recipe))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,70 @@
+"""The factor on the loss that keeps fp16 gradients within range, adapted to overflows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from reference_runs.run import Precision, Recipe
+
+SCALED = (Precision.FP16, Precision.FP16_GRADIENT_COPY, Precision.FP16_NO_MASTER)
+_DEFAULTS = torch.amp.GradScaler("cpu")
+
+
+class LossScaleError(ArithmeticError):
+    """Gradients are not finite at the least loss scale: no scale would help."""
+
+
+@dataclass
+class LossScale:
+    """Dynamic loss scale: the loss is multiplied by `scale`, the gradient divided by it before the update.
+
+    After a step whose gradient (on any rank) is
+        not finite    the step is skipped; the scale halves, not below `least`; good steps count from 0
+        finite        after `growth_interval` such steps in a row the scale doubles, while fp32 can hold it
+
+    Source: torch.amp.GradScaler, whose growth and backoff factor are 2 and 0.5; apex, amp/scaler.py, LossScaler.
+    Differs from GradScaler in that the scale has a least value, as in Megatron-LM (--min-loss-scale 1), which goes on
+    skipping steps at it, and in DeepSpeed (min_loss_scale 1), which gives up there, as this does. Hysteresis (GPT-NeoX:
+    the first overflow of two leaves the scale as it is) is left out.
+
+    Args:
+        good_steps: finite ones since the scale last changed or overflowed.
+    """
+
+    scale: float
+    growth_interval: int
+    least: float
+    good_steps: int = 0
+
+    def adapt(self, *, finite: bool) -> None:
+        """Set the scale of the next step by whether this one's gradient was finite on every rank.
+
+        Raises:
+            LossScaleError: it was not, at the least scale.
+        """
+        if finite:
+            self.good_steps += 1
+            if self.good_steps == self.growth_interval:
+                self.good_steps = 0
+                grown = self.scale * _DEFAULTS.get_growth_factor()
+                self.scale = grown if grown <= torch.finfo(torch.float32).max else self.scale
+            return
+        if self.scale <= self.least:
+            raise LossScaleError(f"gradients overflow at the least loss scale, {self.least:g}")
+        self.good_steps = 0
+        self.scale = max(self.scale * _DEFAULTS.get_backoff_factor(), self.least)
+
+
+def loss_scale(recipe: Recipe) -> LossScale | None:
+    """The loss scale that a run of `recipe` starts with; None where the precision needs none (fp32, bf16).
+
+    The initial scale and the steps until it doubles are the recipe's; where it records none, torch.amp.GradScaler's
+    defaults: 65536 and 2000 steps (torch 2.13). The least is 1, or the initial scale where that is smaller.
+    """
+    if recipe.precision not in SCALED:
+        return None
+    initial = _DEFAULTS.get_scale() if recipe.initial_loss_scale is None else recipe.initial_loss_scale
+    window = _DEFAULTS.get_growth_interval() if recipe.loss_scale_window is None else recipe.loss_scale_window
+    return LossScale(initial, window, least=min(1.0, initial))

@@ -1,0 +1,96 @@
+"""The fp32 master weights of one rank and Adam on them: whole, sharded, or only in passing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from reference_runs.run import Optimizer, Precision, Recipe
+
+_RULES: dict[Optimizer, type[torch.optim.Adam | torch.optim.AdamW]] = {
+    Optimizer.ADAM: torch.optim.Adam,
+    Optimizer.ADAMW: torch.optim.AdamW,
+}
+
+
+@dataclass(frozen=True)
+class MasterWeights:
+    """torch.optim.AdamW, or Adam with weight decay in the gradient, on fp32 masters of some stored weights.
+
+    Args:
+        weights: what this rank updates, as stored, in the order of all other lists.
+        masters: fp32. fp32 weights are their own masters. Without master weights (fp16-no-master) they are empty from
+            one update to the next.
+        gradient_copies: fp32, kept from step to step; none except with fp16-gradient-copy.
+    """
+
+    weights: list[Tensor]
+    masters: list[nn.Parameter]
+    gradient_copies: list[Tensor]
+    rule: torch.optim.Adam | torch.optim.AdamW
+    in_passing: bool
+
+    def update(self, learning_rate: float, gradients: list[Tensor], gradient_factor: float | Tensor = 1.0) -> None:
+        """One step with `gradients` times `gradient_factor`, multiplied in fp32.
+
+        fp32 gradients are overwritten. Others are widened into the kept copies, or for the update's duration: 4 bytes
+        an element that `gradient_bytes` does not count. So are the weights, where there are no master weights.
+        """
+        for index, (weight, master) in enumerate(zip(self.weights, self.masters, strict=True)):
+            gradient = gradients[index]
+            if self.gradient_copies and gradient is not self.gradient_copies[index]:
+                gradient = self.gradient_copies[index].copy_(gradient)
+            if self.in_passing:
+                master.data = weight.float()
+            master.grad = gradient.float().mul_(gradient_factor)
+        for settings in self.rule.param_groups:
+            settings["lr"] = learning_rate
+        self.rule.step()
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            master.grad = None
+            if not _same_storage(weight, master):
+                weight.copy_(master.detach())
+            if self.in_passing:
+                master.data = _nothing(weight)
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """What the optimizer keeps from step to step: masters that are not the weights themselves, gradient copies,
+        moments and step counters. The last two exist from the first update on."""
+        apart = [
+            master.detach()
+            for weight, master in zip(self.weights, self.masters, strict=True)
+            if not _same_storage(weight, master)
+        ]
+        state = [value for values in self.rule.state.values() for value in values.values() if isinstance(value, Tensor)]
+        return [*apart, *self.gradient_copies, *state]
+
+
+def master_weights(groups: list[tuple[float, list[Tensor]]], recipe: Recipe) -> MasterWeights:
+    """Masters and optimizer for `groups`: weight decay, and the stored weights (fp32 or 16 bit) that have it."""
+    in_passing = recipe.precision is Precision.FP16_NO_MASTER
+    weights: list[Tensor] = []
+    masters: list[nn.Parameter] = []
+    settings = []
+    for weight_decay, members in groups:
+        own = [nn.Parameter(_nothing(weight) if in_passing else weight.float()) for weight in members]
+        settings.append({"params": own, "weight_decay": weight_decay})
+        weights += members
+        masters += own
+    copies = []
+    if recipe.precision is Precision.FP16_GRADIENT_COPY:
+        copies = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+    rule = _RULES[recipe.optimizer](
+        settings, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), eps=recipe.epsilon, fused=True
+    )
+    return MasterWeights(weights, masters, copies, rule, in_passing)
+
+
+def _nothing(weight: Tensor) -> Tensor:
+    return torch.empty(0, dtype=torch.float32, device=weight.device)
+
+
+def _same_storage(weight: Tensor, master: Tensor) -> bool:
+    return weight.untyped_storage().data_ptr() == master.untyped_storage().data_ptr()

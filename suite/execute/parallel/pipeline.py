@@ -1,0 +1,119 @@
+"""The pipeline of a rank's chunks, by torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.stage import _PipelineStageBase
+
+from reference_runs.layout import Layout, Schedule
+from reference_runs.run import Architecture
+
+
+class Pipeline:
+    """Runs the micro-batches of a step through this rank's chunks and their neighbours.
+
+    Args:
+        modules: chunk number in the whole model -> the module, in order.
+        dtype: of hidden states.
+    """
+
+    def __init__(
+        self,
+        modules: dict[int, nn.Module],
+        architecture: Architecture,
+        layout: Layout,
+        *,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._layout = layout
+        self._device = device
+        self._schedules: dict[int, Any] = {}
+        self._factor = 1.0
+        self._worked: list[tuple[Any, Any]] = []
+        self._whole: tuple[Any, Any] = (0.0, 1.0)
+        chunks = layout.pipeline_stages * layout.virtual_stages
+        length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
+        tokens = torch.empty(layout.micro_batch, architecture.sequence, dtype=torch.long, device="meta")
+        hidden = torch.empty(layout.micro_batch, length, architecture.hidden, dtype=dtype, device="meta")
+        loss = torch.empty((), dtype=torch.float32, device="meta")
+        hidden.requires_grad_()
+        loss.requires_grad_()
+        self._stages: list[_PipelineStageBase] = []
+        for chunk, module in modules.items():
+            stage = PipelineStage(
+                module,
+                chunk,
+                chunks,
+                device,
+                input_args=(tokens if chunk == 0 else hidden,),
+                output_args=(loss if chunk == chunks - 1 else hidden,),
+                group=group,
+            )
+            stage.forward_one_chunk = self._timed(stage.forward_one_chunk)  # type: ignore[method-assign]  # a clock
+            stage.backward_one_chunk = self._timed(stage.backward_one_chunk)  # type: ignore[method-assign]  # a clock
+            self._stages.append(stage)
+
+    def step(self, tokens_BT: Tensor, arguments: dict[str, Tensor], *, micro_batches: int, factor: float) -> Tensor:
+        """Accumulate the gradients of `factor` times the mean loss of the micro-batches in tokens and arguments.
+
+        Returns the mean loss, detached; 0 where the last chunk stands on another rank.
+        """
+        if micro_batches not in self._schedules:
+            self._schedules[micro_batches] = self._schedule(micro_batches)
+        self._factor = factor / micro_batches
+        self._worked.clear()
+        start = self._mark()
+        losses: list[Tensor] = []
+        tokens = [tokens_BT] if self._stages[0].is_first else []
+        self._schedules[micro_batches].step(
+            *tokens, target=arguments["targets_BT"], losses=losses, return_outputs=False, **arguments
+        )
+        self._whole = start, self._mark()
+        if not losses:
+            return torch.zeros((), device=self._device)
+        return torch.stack([loss.detach() for loss in losses]).sum() / factor
+
+    def _schedule(self, micro_batches: int) -> Any:
+        def scaled(loss: Tensor, _: Tensor) -> Tensor:
+            return loss * self._factor
+
+        if self._layout.virtual_stages > 1:
+            return ScheduleInterleaved1F1B(self._stages, micro_batches, loss_fn=scaled, scale_grads=False)
+        (stage,) = self._stages
+        kind = ScheduleGPipe if self._layout.schedule is Schedule.GPIPE else Schedule1F1B
+        return kind(stage, micro_batches, loss_fn=scaled, scale_grads=False)
+
+    def _timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = self._mark()
+            result = work(*args, **kwargs)
+            self._worked.append((start, self._mark()))
+            return result
+
+        return timed
+
+    def _mark(self) -> Any:
+        """Now, as a time on the CPU, or as an event in the device's stream, which nothing waits for."""
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1000 if self._device.type == "cuda" else float(end - start)
+
+    def idle_fraction(self) -> float:
+        """Share of the last step's pipeline, from first pass to last message, in which no chunk computed here."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return 1 - sum(self._seconds(*pair) for pair in self._worked) / self._seconds(*self._whole)

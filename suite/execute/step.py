@@ -1,0 +1,160 @@
+"""One training step of one rank: micro-batches forward and backward, then the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from suite.execute.corpus import token_stream
+from suite.execute.loss_scale import LossScaleError, loss_scale
+from suite.execute.optimizer import gradient_factor, learning_rate, squared_norm
+from suite.execute.parallel import fully_sharded
+from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR
+from suite.execute.parallel.parallelize import Leaf, Training
+from suite.execute.precision import DTYPES
+from suite.execute.rank import NotFiniteError
+from suite.job import Job
+from suite.ramp_up import global_batch_at
+
+
+class Outcome(NamedTuple):
+    """How a step ended: mean loss over ranks, the loss scale that it ran with, and whether an overflow skipped it."""
+
+    loss: float
+    loss_scale: float | None
+    skipped: bool
+
+
+class Steps:
+    """Forward, backward and update of one rank, step after step.
+
+    Attributes:
+        step: number of the next step.
+        micro_batches: of this rank in the last step.
+    """
+
+    def __init__(self, job: Job, training: Training, mesh: DeviceMesh, device: torch.device) -> None:
+        self.job = job
+        self.training = training
+        self.device = device
+        self.step = 0
+        self.micro_batches = 0
+        self._mesh = mesh
+        self._seen = 0
+        self._stream = token_stream(job)
+        self._scale = loss_scale(job.recipe)
+
+    def forward_and_backward(self) -> Tensor:
+        """Accumulate the gradient of this rank's micro-batches; returns the mean of their losses, detached.
+
+        On several pipeline stages the last one has the loss, the others return 0. The backward pass of the last
+        micro-batch reduces the gradient over the data-parallel axis; with ZeRO-2 and 3 that of each micro-batch does.
+        """
+        samples = self.job.layout.micro_batch
+        batch = global_batch_at(self.job.recipe, self._seen)
+        self.micro_batches = batch // (self.job.layout.data_parallel * samples)
+        first = self._seen + self._mesh.get_local_rank(DATA) * self.micro_batches * samples
+        self._seen += batch
+        factor = self._scale.scale if self._scale else 1.0
+        if self.training.pipeline is not None:
+            whole = self._stream.micro_batch(first, self.micro_batches * samples).to(self.device)
+            return self.training.pipeline.step(
+                whole.tokens_BT, whole.arguments, micro_batches=self.micro_batches, factor=factor
+            )
+        (module,) = self.training.modules
+        losses = []
+        for number in range(self.micro_batches):
+            with self._synchronised(last=number == self.micro_batches - 1):
+                micro_batch = self._stream.micro_batch(first + number * samples, samples).to(self.device)
+                loss: Tensor = module(micro_batch.tokens_BT, **micro_batch.arguments) / self.micro_batches
+                (loss * factor).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+    def chunk_outputs(self, *, samples: int) -> Iterator[Tensor]:
+        """What each of this rank's chunks gives for `samples` samples, one after the other: nothing is sent on."""
+        batch = self._stream.micro_batch(0, samples).to(self.device)
+        layout, architecture = self.job.layout, self.job.architecture
+        length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
+        for chunk in self.training.chunks:
+            x = batch.tokens_BT
+            if chunk.embedding is None:
+                shape = (samples, length, architecture.hidden)
+                x = torch.ones(shape, dtype=DTYPES[self.job.recipe.precision], device=self.device, requires_grad=True)
+            yield chunk(x, **batch.arguments)
+
+    def update(self, loss: Tensor) -> Outcome:
+        """Reduce loss and gradient norm over ranks; then clip, update, and clear the gradients.
+
+        Raises:
+            NotFiniteError: the loss, or without loss scaling the gradient, is NaN or infinite.
+        """
+        own = loss.clone()
+        leaves = self.training.leaves
+        self._complete_gradients(leaves)
+        squared = squared_norm([leaf.gradient for leaf in leaves if leaf.own], device=self.device)
+        mean, total = self._reduced(loss, squared)
+        if not math.isfinite(mean):
+            ours = not math.isfinite(own.item())
+            raise NotFiniteError(f"loss is {own.item()} at step {self.step} (mean over ranks: {mean})", own=ours)
+        scale = self._scale.scale if self._scale else None
+        finite = math.isfinite(total)
+        if self._scale is not None:
+            try:
+                self._scale.adapt(finite=finite)
+            except LossScaleError as error:
+                raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
+        elif not finite:
+            raise NotFiniteError(f"the squared gradient norm is {total} at step {self.step}", own=False)
+        if finite:
+            factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
+            self.training.optimizer.step(learning_rate(self.job.recipe, self._seen), factor)
+        for leaf in leaves:
+            leaf.parameter.grad = None
+        self.step += 1
+        return Outcome(mean, scale, not finite)
+
+    def _complete_gradients(self, leaves: list[Leaf]) -> None:
+        """Add up what the data-parallel reduction leaves apart: parts on tensor-parallel ranks, and tied tables."""
+        partial = [leaf.gradient for leaf in leaves if leaf.partial]
+        if partial:
+            flat = torch.cat([gradient.reshape(-1) for gradient in partial])
+            dist.all_reduce(flat, group=self._mesh.get_group(TENSOR))
+            for gradient, summed in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
+                gradient.copy_(summed.view_as(gradient))
+        if self.training.embedding_group is not None:
+            for leaf in leaves:
+                if leaf.tied:
+                    dist.all_reduce(leaf.gradient, group=self.training.embedding_group)
+
+    def _reduced(self, loss: Tensor, squared: Tensor) -> tuple[float, float]:
+        """Mean loss and squared gradient norm over all ranks: a message for each axis whose ranks differ in them."""
+        layout = self.job.layout
+        if layout.tensor_parallel > 1:
+            dist.all_reduce(squared, group=self._mesh.get_group(TENSOR))
+        both = torch.stack([loss, squared])
+        if layout.pipeline_stages > 1:
+            dist.all_reduce(both, group=self._mesh.get_group(PIPELINE))
+        if layout.data_parallel > 1:
+            # up to ZeRO-1 every data-parallel rank holds the same, whole gradient
+            differing = both if layout.zero_stage >= 2 else both[:1]
+            dist.all_reduce(differing, group=self._mesh.get_group(DATA))
+            both[0] /= layout.data_parallel
+        mean, total = both.tolist()
+        return mean, total
+
+    def _synchronised(self, *, last: bool) -> AbstractContextManager[object]:
+        (module,) = self.training.modules
+        if self.job.layout.zero_stage == 2:
+            fully_sharded.keep_gathered(module, until_last=not last)
+        if isinstance(module, DistributedDataParallel) and not last:
+            return module.no_sync()
+        return nullcontext()

@@ -1,0 +1,51 @@
+"""The recorded layout on fewer ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.catalog import check_layout, miniatures, reference_run
+from reference_runs.layout import layout_text
+from suite.miniature import miniature
+from suite.scaled_layout import prime_factors, scaled_layout
+
+AXES = {
+    ("bloom-176b", 1): "dp1,tp1,pp1",
+    ("bloom-176b", 2): "dp2,tp1,pp1",
+    ("bloom-176b", 4): "dp2,tp1,pp2",
+    ("bloom-176b", 8): "dp2,tp2,pp2",
+    ("opt-175b", 4): "dp2,tp2,pp1",
+    ("opt-175b", 6): "dp3,tp2,pp1",
+    ("gpt2-124m", 8): "dp8,tp1,pp1",
+    # 7 divides neither heads nor feed-forward width, and nothing has 7 layers: dp takes it, and pp the next
+    ("gpt-neox-20b", 14): "dp7,tp1,pp2",
+}
+
+
+@pytest.mark.parametrize(("name", "ranks"), AXES)
+def test_prime_factors_go_in_turns_to_the_recorded_axes(name: str, ranks: int) -> None:
+    run = reference_run(name)
+    architecture = miniature(run, "cpu", ranks=1).architecture
+    text = layout_text(scaled_layout(run.layout, architecture, ranks=ranks))
+    assert text.startswith(AXES[name, ranks] + ",")
+
+
+@given(st.sampled_from(sorted(miniatures().values())), st.sampled_from([1, 2, 3, 4, 6, 12]))
+def test_the_scaled_layout_has_the_ranks_and_can_be_executed(name: str, ranks: int) -> None:
+    run = reference_run(name)
+    small = miniature(run, "cpu", ranks=1)
+    layout = scaled_layout(small.layout, small.architecture, ranks=ranks)
+    assert layout.ranks == ranks
+    check_layout(small.architecture, small.recipe, layout, "here")
+
+
+@given(st.integers(1, 5000))
+def test_prime_factors_multiply_to_the_number_and_are_prime(number: int) -> None:
+    factors = prime_factors(number)
+    assert math.prod(factors) == number
+    assert factors == sorted(factors, reverse=True)
+    assert all(factor % divisor for factor in factors for divisor in range(2, factor))
