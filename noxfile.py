@@ -78,6 +78,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def layouts(session: nox.Session) -> None:
+    """Execute every miniature in every layout of the table and compare with one process: nox -s layouts -- -k bloom"""
+    install(session, "execute", "test")
+    session.run("python", "-m", "pytest", "tests/layouts/full_table.py", *session.posargs)
+
+
+@nox.session
 def parity(session: nox.Session) -> None:
     """Compare logits and gradients with the implementations in transformers."""
     install(session, "execute", "test", "parity")
