@@ -115,9 +115,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 _GRAMMAR = (
-    "dpN, tpN, ppN, cpN, sp, zero0/1/2/3, interleaveN, " + "/".join(Schedule) + ", "
+    "dpN, tpN, ppN, cpN, sp, zero0/1/2/3, reshard/noreshard, offload, interleaveN, " + "/".join(Schedule) + ", "
     "recompute-" + "/".join(Recomputation) + ", everyN (layers), microN, accumulateN, bucketN (MB), separated by commas"
 )
+_WORDS: dict[str, tuple[str, object]] = {
+    "sp": ("sequence_parallel", True),
+    "reshard": ("reshard_after_forward", True),
+    "noreshard": ("reshard_after_forward", False),
+    "offload": ("offload", Offload.STATE),
+}
 _COUNTS = {
     "dp": "data_parallel",
     "tp": "tensor_parallel",
@@ -154,11 +160,11 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
             else:
                 raise InputError("number out of range", got=repr(word), allowed=_GRAMMAR, where="--layout")
             choice: object = value
-        elif word.strip() == "sp":
-            key, choice = "sequence_parallel", True
+        elif word.strip() in _WORDS:
+            key, choice = _WORDS[word.strip()]
         elif word.strip() in tuple(Schedule):
             key, choice = "schedule", Schedule(word.strip())
-        elif word.strip().removeprefix("recompute-") in tuple(Recomputation) and "-" in word:
+        elif word.strip() in [f"recompute-{kind}" for kind in Recomputation]:
             key, choice = "recomputation", Recomputation(word.strip().removeprefix("recompute-"))
         else:
             raise InputError("not a layout", got=repr(word), allowed=_GRAMMAR, where="--layout")
@@ -178,6 +184,10 @@ def layout_text(layout: Layout) -> str:
     if layout.sequence_parallel:
         words.append("sp")
     words.append(f"zero{layout.zero_stage}")
+    if layout.zero_stage == 3 and not layout.reshard_after_forward:
+        words.append("noreshard")
+    if layout.offload is Offload.STATE:
+        words.append("offload")
     if layout.virtual_stages > 1:
         words.append(f"interleave{layout.virtual_stages}")
     if layout.pipeline_stages > 1:

@@ -86,6 +86,11 @@ class Precision(enum.StrEnum):
     FP16_GRADIENT_COPY = "fp16-gradient-copy"
     FP16_NO_MASTER = "fp16-no-master"
 
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients need a loss scale to stay within range."""
+        return self not in (Precision.FP32, Precision.BF16)
+
 
 class Optimizer(enum.StrEnum):
     """Update rule."""

@@ -76,6 +76,9 @@ EXACT = frozenset(
     }
 )
 
+ACTIVATIONS = "kept for the backward pass of one micro-batch"
+ALLOCATED = "largest sum of allocated blocks in one step, executed eagerly"
+
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """One value of one quantity, in its base unit.

@@ -31,7 +31,7 @@ class StepKind(enum.StrEnum):
 
 LAUNCH_VARIABLE = "SUITE_LAUNCH"  # marks every process of a launch, so that none is left behind
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
-COUNTED_STEPS = 2  # one under the collective counter, one under the flop counter
+COUNTED_STEPS = 3  # one under the collective counter, one for the peak of memory, one under the flop counter
 LEAST_STEPS = WARM_UP_STEPS + COUNTED_STEPS + 1
 
 
@@ -81,6 +81,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     """One step as a rank saw it: the mean loss over ranks, and its own wall time.
 
     Args:
+        gradient_norm: of the whole model, before clipping and without the loss scale; infinite or NaN is null.
         loss_scale: the scale that it ran with; None where the precision needs none.
         skipped: its gradient was not finite at that scale on some rank, and nothing was updated.
     """
@@ -90,6 +91,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     loss: float
     seconds: float
     time: float
+    gradient_norm: float | None = None
     loss_scale: float | None = None
     skipped: bool = False
 
@@ -113,8 +115,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
             all ranks where parameters are sharded), the whole model.
         model_flop, hardware_flop: of its share of one step, without and with recomputation.
         activation_bytes: kept for the backward pass of one micro-batch.
-        peak_bytes: largest memory during the timed steps.
-        idle_fraction: share of the pipeline's time in which this rank computed nothing, mean over the timed steps.
+        peak_bytes: the largest sum of blocks that PyTorch's allocator held at a time in one step, executed eagerly.
+        worked_seconds: in which this rank's chunks of a pipeline computed, of each timed step; empty without pipeline.
+        pipeline_seconds: that the pipeline took, from its first pass to this rank's last message, likewise.
         interface_sent_bytes: bytes a timed step that left the job's interface; None where none is named.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions.
     """
@@ -130,7 +133,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     collectives: list[Collective]
     activation_bytes: int
     peak_bytes: int
-    idle_fraction: float | None
+    worked_seconds: list[float]
+    pipeline_seconds: list[float]
     interface_sent_bytes: float | None
     arithmetic: str
     environment: dict[str, str]

@@ -6,7 +6,7 @@ import statistics
 
 import msgspec
 
-from suite.figures import Figure, Quantity, with_maximum_over_ranks
+from suite.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum_over_ranks
 from suite.job import Finished, Job, Step, StepKind
 
 
@@ -15,7 +15,8 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
 
     Parameters are summed over the ranks that hold different ones: the first of the data-parallel axis, or all where
     ZeRO-3 or 2 shards them. Flop are summed over all ranks. A step takes as long as its slowest rank; the median over
-    timed steps is the launch's value. The bubble is the mean of the ranks' idle shares.
+    timed steps is the launch's value. The bubble is the share of their pipeline's time
+    in which ranks did not compute, where a pipeline takes as long as its slowest rank: the median likewise.
     """
     timed = [max(s.seconds for s in at) for at in zip(*steps, strict=True) if at[0].kind is StepKind.TIMED]
     step_seconds = statistics.median(timed)
@@ -41,16 +42,29 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
         Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=model_flop / per_accelerator),
         Figure(quantity=Quantity.HARDWARE_FLOP_PER_SECOND, value=hardware_flop / per_accelerator),
     ]
-    idle = [report.idle_fraction for report in finished if report.idle_fraction is not None]
-    if idle:
-        job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=statistics.mean(idle)))
+    if job.layout.pipeline_stages > 1:
+        job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=_idle_fraction(finished)))
     work = [figure for rank, report in enumerate(finished) for figure in _work_figures(rank, report)]
-    kept = [figure for rank, report in enumerate(finished) for figure in _rank_figures(job, rank, report)]
+    kept = [figure for rank, report in enumerate(finished) for figure in _rank_figures(rank, report)]
     return (
         job_figures
         + [_on_stage(job, finished, figure) for figure in work]
         + with_maximum_over_ranks([_on_stage(job, finished, figure) for figure in kept])
     )
+
+
+def _idle_fraction(finished: list[Finished]) -> float:
+    """Share of the pipelines' time in which their ranks did not compute, median over the timed steps."""
+
+    def idle(step: int) -> float:
+        longest: dict[tuple[int, int], float] = {}
+        for report in finished:
+            pipeline = report.coordinates["dp"], report.coordinates["tp"]
+            longest[pipeline] = max(longest.get(pipeline, 0.0), report.pipeline_seconds[step])
+        whole = sum(longest[report.coordinates["dp"], report.coordinates["tp"]] for report in finished)
+        return 1 - sum(report.worked_seconds[step] for report in finished) / whole
+
+    return statistics.median(idle(step) for step in range(len(finished[0].pipeline_seconds)))
 
 
 def _on_stage(job: Job, finished: list[Finished], figure: Figure) -> Figure:
@@ -68,15 +82,13 @@ def _work_figures(rank: int, report: Finished) -> list[Figure]:
     ]
 
 
-def _rank_figures(job: Job, rank: int, report: Finished) -> list[Figure]:
-    memory = "allocated" if job.device == "cuda" else "resident in the process, libraries included"
-    kept = "kept for the backward pass of one micro-batch"
+def _rank_figures(rank: int, report: Finished) -> list[Figure]:
     figures = [
         Figure(quantity=Quantity.WEIGHT_BYTES, value=report.weight_bytes, rank=rank),
         Figure(quantity=Quantity.GRADIENT_BYTES, value=report.gradient_bytes, rank=rank),
         Figure(quantity=Quantity.OPTIMIZER_BYTES, value=report.optimizer_bytes, rank=rank),
-        Figure(quantity=Quantity.ACTIVATION_BYTES, value=report.activation_bytes, rank=rank, convention=kept),
-        Figure(quantity=Quantity.PEAK_BYTES, value=report.peak_bytes, rank=rank, convention=memory),
+        Figure(quantity=Quantity.ACTIVATION_BYTES, value=report.activation_bytes, rank=rank, convention=ACTIVATIONS),
+        Figure(quantity=Quantity.PEAK_BYTES, value=report.peak_bytes, rank=rank, convention=ALLOCATED),
     ]
     for collective in report.collectives:
         figures += [

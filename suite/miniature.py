@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe, ReferenceRun
@@ -23,8 +24,9 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         head_dim: divisor of the recorded head size.
         sequence: divisor of the recorded sequence.
         micro_batch: factor on the recorded micro-batch.
-        most_samples: of a micro-batch, so that its logits stay small.
-        global_batch: micro-batches in a step over all ranks (12 divides by 1, 2, 3, 4, 6 and 12 ranks).
+        most_samples: of a micro-batch where steps accumulate several, so that its logits stay small.
+        most_samples_alone: of a micro-batch where steps have one.
+        most_micro_batches: in a step over all ranks (12 divides by 1, 2, 3, 4, 6 and 12 ranks).
         bucket_bytes: so that gradients still travel in several messages.
         most_loss_scale: that of the first step: fp16 then holds gradients of up to 65504 / 4096 = 16. At 65536 the
             gradient of codegeex-mini overflowed in a counted step (CPU, 2026-11-21).
@@ -36,7 +38,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     micro_batch: int
     most_samples: int
-    global_batch: int
+    most_samples_alone: int
+    most_micro_batches: int
     bucket_bytes: int
     most_loss_scale: float
 
@@ -48,8 +51,9 @@ SCALES = {
         head_dim=8,
         sequence=32,
         micro_batch=1,
-        most_samples=4,
-        global_batch=12,
+        most_samples=2,
+        most_samples_alone=8,
+        most_micro_batches=12,
         bucket_bytes=4_000_000,
         most_loss_scale=4096.0,
     ),
@@ -60,7 +64,8 @@ SCALES = {
         sequence=2,
         micro_batch=8,
         most_samples=32,
-        global_batch=48,
+        most_samples_alone=32,
+        most_micro_batches=48,
         bucket_bytes=25_000_000,
         most_loss_scale=4096.0,
     ),
@@ -129,11 +134,46 @@ def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Archi
     return small, w
 
 
+def samples_of_a_micro_batch(run: ReferenceRun, scale: Scale) -> int:
+    """The recorded micro-batch, scaled and limited."""
+    most = scale.most_samples if accumulation(run.recipe, run.layout) > 1 else scale.most_samples_alone
+    return min(run.layout.micro_batch * scale.micro_batch, most)
+
+
+def global_batch(run: ReferenceRun, scale: Scale, layout: Layout) -> int:
+    """Samples of a step of the miniature in `layout`: data_parallel * micro-batch * accumulation.
+
+    Accumulation is what the layout says; otherwise the recorded one, limited by the most micro-batches of a step, up to
+    a multiple of the stages, which need that many. In a larger or smaller micro-batch than usual, the same samples.
+    """
+    replicas = layout.data_parallel * layout.micro_batch
+    if layout.accumulation is not None:
+        return replicas * layout.accumulation
+    recorded = accumulation(run.recipe, run.layout)
+    micro_batches = min(recorded * layout.data_parallel, scale.most_micro_batches)
+    filling = replicas * layout.pipeline_stages
+    return -(-samples_of_a_micro_batch(run, scale) * micro_batches // filling) * filling
+
+
+def in_batches(recipe: Recipe, run: ReferenceRun, scale_name: str, layout: Layout, *, steps: int) -> Recipe:
+    """`recipe` of the miniature of `run` with the batch of `layout`, for `steps` steps."""
+    batch = global_batch(run, SCALES[scale_name], layout)
+    sequence = recipe.tokens // (steps * recipe.global_batch)
+    recipe = msgspec.structs.replace(
+        recipe,
+        global_batch=batch,
+        tokens=steps * batch * sequence,
+        warmup=max(1, round(WARMUP_FRACTION * steps)) * batch,
+        decay=steps * batch,
+    )
+    return ramped_up(recipe, run.recipe, layout)
+
+
 def ramped_up(recipe: Recipe, recorded: Recipe, layout: Layout) -> Recipe:
     """`recipe` with a ramp-up of its global batch where `recorded` has one.
 
-    It goes in multiples of the samples that fill the pipeline: a micro-batch for each stage of each replica. The first
-    step has the recorded share of the batch and the second one the whole, so that the steps that are counted have it
+    The first step has the recorded share of the batch, in multiples of the samples that fill the pipeline: a
+    micro-batch for each stage of each replica. The second one has the whole, so that the steps that are counted have it
     too. Where the start would be the whole batch there is none.
     """
     multiple = layout.data_parallel * layout.micro_batch * layout.pipeline_stages
@@ -146,7 +186,10 @@ def ramped_up(recipe: Recipe, recorded: Recipe, layout: Layout) -> Recipe:
             recipe, batch_rampup_start=None, batch_rampup_increment=None, batch_rampup_samples=None
         )
     return msgspec.structs.replace(
-        recipe, batch_rampup_start=start, batch_rampup_increment=multiple, batch_rampup_samples=start
+        recipe,
+        batch_rampup_start=start,
+        batch_rampup_increment=recipe.global_batch - start,
+        batch_rampup_samples=start,
     )
 
 
@@ -162,31 +205,25 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
     architecture, w = scaled_architecture(run.architecture, scale)
     architecture.check(f"{run.where} at scale {scale_name}")
     recipe, layout = run.recipe, run.layout
-    micro_batch = min(layout.micro_batch * scale.micro_batch, scale.most_samples)
-    global_batch = micro_batch * scale.global_batch
-    small_recipe = msgspec.structs.replace(
-        recipe,
-        global_batch=global_batch,
-        tokens=steps * global_batch * architecture.sequence,
-        learning_rate=recipe.learning_rate * w,
-        minimum_learning_rate=recipe.minimum_learning_rate * w,
-        warmup=max(1, round(WARMUP_FRACTION * steps)) * global_batch,
-        decay=steps * global_batch,
-        init_std=recipe.init_std * math.sqrt(w),
-        initial_loss_scale=recipe.initial_loss_scale and min(recipe.initial_loss_scale, scale.most_loss_scale),
-    )
-    small_layout = scaled_layout(layout, architecture, ranks=ranks)
-    replicas = small_layout.data_parallel
     small_layout = msgspec.structs.replace(
-        small_layout,
-        micro_batch=micro_batch,
+        scaled_layout(layout, architecture, ranks=ranks),
+        micro_batch=samples_of_a_micro_batch(run, scale),
         fused_attention=False,
         partitioned_checkpoints=False,
         scatter_gather=False,
-        accumulation=scale.global_batch // replicas if scale.global_batch % replicas == 0 else None,
+        accumulation=None,
         bucket_bytes=scale.bucket_bytes,
     )
-    small_recipe = ramped_up(small_recipe, recipe, small_layout)
+    small_recipe = msgspec.structs.replace(
+        recipe,
+        tokens=steps * recipe.global_batch * architecture.sequence,
+        learning_rate=recipe.learning_rate * w,
+        minimum_learning_rate=recipe.minimum_learning_rate * w,
+        init_std=recipe.init_std * math.sqrt(w),
+        initial_loss_scale=recipe.initial_loss_scale and min(recipe.initial_loss_scale, scale.most_loss_scale),
+    )
+    small_recipe = in_batches(small_recipe, run, scale_name, small_layout, steps=steps)
+    small_layout = msgspec.structs.replace(small_layout, accumulation=accumulation(small_recipe, small_layout))
     small: dict[str, msgspec.Struct] = {"architecture": architecture, "recipe": small_recipe, "layout": small_layout}
     kept, scaled = _differences(run, small, w, scale)
     return Miniature(
@@ -206,7 +243,6 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
     size = f"/ {w}: the power of two that brings hidden nearest to {scale.hidden}"
     ramp_up = "; none where that is the whole batch"
     full = "data_parallel * pipeline_stages * micro_batch"
-    per_batch = f"{scale.global_batch} micro-batches a step over all ranks"
     return {
         "architecture.hidden": size,
         "architecture.ffn_hidden": f"/ {w}, as hidden",
@@ -218,10 +254,11 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "architecture.kv_heads": "the recorded share of heads",
         "architecture.layers": f"fill up {scale.parameters:,} parameters",
         "architecture.sequence": f"/ {scale.sequence}",
-        "layout.micro_batch": f"* {scale.micro_batch}, at most {scale.most_samples}",
-        "recipe.global_batch": per_batch,
+        "layout.micro_batch": f"* {scale.micro_batch}, at most {scale.most_samples}, where steps have one "
+        f"{scale.most_samples_alone}",
+        "recipe.global_batch": "data_parallel * micro-batch * accumulation",
         "recipe.batch_rampup_start": f"the recorded share, to a multiple of {full}{ramp_up}",
-        "recipe.batch_rampup_increment": f"{full}: the recorded share is less{ramp_up}",
+        "recipe.batch_rampup_increment": f"all that the start leaves{ramp_up}",
         "recipe.batch_rampup_samples": f"one batch of the first size: the second step has the whole batch{ramp_up}",
         "recipe.tokens": "steps * global batch * sequence",
         "recipe.learning_rate": f"* {w}: inverse to hidden (Yang et al. 2022, arXiv 2203.03466, Adam)",
@@ -239,7 +276,8 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "layout.partitioned_checkpoints": "PyTorch's checkpoints keep whole inputs",
         "layout.scatter_gather": "PyTorch's pipeline sends whole activations",
         "layout.fused_attention": "this version keeps the scores",
-        "layout.accumulation": "global batch / (data_parallel * micro-batch)",
+        "layout.accumulation": f"at most {scale.most_micro_batches} micro-batches a step over all ranks, "
+        "up to a multiple of pipeline_stages",
         "layout.bucket_bytes": "several messages a step, as in the record",
     }
 

@@ -12,6 +12,7 @@ import msgspec
 from reference_runs.catalog import accumulation, check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule, parse_layout
+from reference_runs.placement import chunk_layers
 from reference_runs.run import (
     BLANK_TOKENS,
     LEAST_WINDOW,
@@ -25,6 +26,7 @@ from reference_runs.run import (
     Residual,
 )
 from suite import store
+from suite.arithmetic import kernels_for
 from suite.compare import Row, Verdict, compare, overall
 from suite.corpus import Corpus, tokenised_corpus
 from suite.devices import resolved_device, usable_cores
@@ -32,7 +34,8 @@ from suite.figures import Figure
 from suite.job import LEAST_STEPS, Event, Failed, Finished, Job, Phase, Status, Step
 from suite.launch import Outcome, launch
 from suite.measured import counted_figures
-from suite.miniature import DEFAULT_STEPS, miniature, ramped_up
+from suite.miniature import DEFAULT_STEPS, in_batches, miniature
+from suite.predict.executed_memory_figures import memory_figures
 from suite.predict.prediction import prediction
 from suite.ramp_up import check_ramp_up
 from suite.record import SCHEMA, End, RankOutcome, begin_record
@@ -74,7 +77,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch, its record and its comparison; no rows where it did not end well."""
+    """One launch, its record and its comparison; no rows where it did not end well.
+
+    Args:
+        loss_scales: of each step, where the precision needs one.
+        skipped: numbers of the steps that an overflow skipped.
+    """
 
     run: str
     status: Status
@@ -83,6 +91,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     record: str
     rows: list[Row]
     losses: list[float]
+    loss_scales: list[float]
+    skipped: list[int]
     arithmetic: str
 
 
@@ -96,7 +106,7 @@ def plan(request: Request) -> Plan:
         raise InputError("ranks", got=request.ranks, allowed="1 or more", where="--ranks")
     if request.steps < LEAST_STEPS:
         raise InputError(
-            "too few steps: two warm up, two are counted, the rest is timed",
+            "too few steps: two warm up, three are counted, the rest is timed",
             got=request.steps,
             allowed=f"{LEAST_STEPS} or more",
             where="--steps",
@@ -117,19 +127,16 @@ def plan(request: Request) -> Plan:
         name, architecture, recipe, base = run.name, run.architecture, run.recipe, run.layout
         default_ranks = base.ranks
     else:
-        small = miniature(run, device, ranks=1, steps=request.steps)
-        slices = small.recipe.global_batch // small.layout.micro_batch
-        default_ranks = max(n for n in range(1, default_ranks + 1) if slices % n == 0)
         ranks = default_ranks if request.ranks is None else request.ranks
         small = miniature(run, device, ranks=ranks, steps=request.steps)
         name, architecture, recipe, base = small.name, small.architecture, small.recipe, small.layout
     layout = _layout(request, architecture, base, default_ranks)
     where = "--layout" if request.layout else run.where if is_file and request.ranks is None else "--ranks"
+    if not is_file:
+        recipe = in_batches(recipe, run, device, layout, steps=request.steps)
     _check_executable(architecture, recipe, run.where)
     check_layout(architecture, recipe, layout, where)
-    _check_executable_layout(recipe, layout, where)
-    if not is_file:
-        recipe = ramped_up(recipe, run.recipe, layout)
+    _check_executable_layout(architecture, recipe, layout, where)
     check_ramp_up(recipe, layout, run.where)
     if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
         raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
@@ -174,6 +181,12 @@ def _check_executable(architecture: Architecture, recipe: Recipe, where: str) ->
         if (value := getattr(records[section], name)) not in executed:
             allowed = ", ".join(str(choice) for choice in executed)
             raise InputError(f"this version does not execute that {key}", got=value, allowed=allowed, where=where)
+    if recipe.precision.scaled and (recipe.initial_loss_scale is None or recipe.loss_scale_window is None):
+        raise InputError(
+            f"{recipe.precision.value} is executed with a dynamic loss scale, and the file does not record one",
+            allowed="recipe.initial_loss_scale and recipe.loss_scale_window",
+            where=where,
+        )
     if architecture.kv_heads != architecture.heads:
         raise InputError(
             "this version does not execute grouped-query attention",
@@ -226,7 +239,7 @@ def _check_combination(architecture: Architecture, recipe: Recipe, where: str) -
             raise InputError(f"this version does not execute {what}", got=got, allowed=allowed, where=where)
 
 
-def _check_executable_layout(recipe: Recipe, layout: Layout, where: str) -> None:
+def _check_executable_layout(architecture: Architecture, recipe: Recipe, layout: Layout, where: str) -> None:
     """Refuse a layout that this version describes but does not execute."""
     micro_batches = accumulation(recipe, layout)
     refused = {
@@ -242,6 +255,8 @@ def _check_executable_layout(recipe: Recipe, layout: Layout, where: str) -> None
         "scatter-gather": layout.scatter_gather and layout.tensor_parallel > 1,
         f"{micro_batches} micro-batches, 1f1b, pp{layout.pipeline_stages}": layout.schedule is Schedule.ONE_F_ONE_B
         and micro_batches < layout.pipeline_stages,
+        "a top-query layer apart from the head": architecture.top_query_layer
+        and not chunk_layers(architecture.layers, layout)[-1],
         f"offload {layout.offload} with zero{layout.zero_stage}": layout.offload is not Offload.NONE
         and (layout.offload is not Offload.STATE or layout.zero_stage < 2),
     }
@@ -250,7 +265,8 @@ def _check_executable_layout(recipe: Recipe, layout: Layout, where: str) -> None
             raise InputError(
                 "this version does not execute that layout",
                 got=word,
-                allowed="dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, zero0/1, zero2/3 without ppN, "
+                allowed="dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, "
+                "zero0/1, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, "
                 "recompute-none/selective/full, everyN, microN, accumulateN, bucketN",
                 where=where,
             )
@@ -292,9 +308,15 @@ def reproduce(plan: Plan, corpus: Corpus, results: Path, on_event: Callable[[int
         opened.close(_end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome))
     rows: list[Row] = []
     if outcome.status is Status.OK:
-        predicted = prediction(plan.architecture, plan.recipe, plan.layout, compiled=plan.compiled)
+        alone = plan.device == "cuda" or plan.layout.ranks <= usable_cores()
+        predicted = prediction(
+            plan.architecture, plan.recipe, plan.layout, compiled=plan.compiled, own_processors=alone
+        )
+        kernels = kernels_for(plan.recipe.precision, plan.device)
+        predicted += memory_figures(plan.architecture, plan.recipe, plan.layout, kernels)
         rows = compare(predicted, figures, left_name="predicted", right_name="measured", judge=True)
-    losses = [event.loss for event in outcome.events[0] if isinstance(event, Step)]
+    ran = [event for event in outcome.events[0] if isinstance(event, Step)]
+    losses = [step.loss for step in ran]
     verdict, message = overall(rows), outcome.message
     if outcome.status is Status.OK and plan.learns and not loss_fell(losses):
         verdict = Verdict.FAIL
@@ -310,6 +332,8 @@ def reproduce(plan: Plan, corpus: Corpus, results: Path, on_event: Callable[[int
         record=str(opened.path),
         rows=rows,
         losses=losses,
+        loss_scales=[step.loss_scale for step in ran if step.loss_scale is not None],
+        skipped=[step.step for step in ran if step.skipped],
         arithmetic=outcome.finished[0].arithmetic if outcome.finished else "",
     )
 

@@ -47,12 +47,14 @@ EARLIER = {"20200101T000000Z__0__0.begin.json": b"earlier", "20200101T000000Z__0
 
 
 def run_file(path, **changes):
-    """BLOOM's record with the values of TINY and `changes`, without its cluster."""
+    """BLOOM's record with the values of TINY and `changes`, without its cluster and its ramp-up of the batch."""
     values = TINY | changes
     lines = []
     text = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8").partition("[[measured]]")[0]
     for line in text.splitlines():
         key = line.partition(" =")[0]
+        if key.startswith("batch_rampup"):
+            continue
         if key in values:
             head, _, tail = line.partition("value = ")
             line = f"{head}value = {values.pop(key)},{tail.partition(',')[2]}"
@@ -102,6 +104,7 @@ class Launch:
         """Process numbers of both ranks, once both train beyond the warm-up."""
 
         def training():
+            assert self.process.poll() is None, self.err.read_text()
             return all(any(e["type"] == "step" and e["step"] >= 5 for e in self.events(rank)) for rank in (0, 1))
 
         wait(training, START_SECONDS, self)

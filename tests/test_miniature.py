@@ -7,10 +7,11 @@ import pytest
 
 from reference_runs.catalog import accumulation, check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
+from reference_runs.layout import parse_layout
 from reference_runs.run import ReferenceRun
 from suite import miniature as module
 from suite.job import WARM_UP_STEPS
-from suite.miniature import SCALES, Miniature, miniature
+from suite.miniature import DEFAULT_STEPS, SCALES, Miniature, in_batches, miniature
 from suite.predict.parameters import parameter_count
 from suite.ramp_up import global_batch_at
 from tests.launches import WHOLE_BATCHES
@@ -83,6 +84,34 @@ def test_the_size_fits_the_device(run: ReferenceRun, scale: str, least: float, m
     assert least <= parameter_count(miniature(run, scale, ranks=1).architecture) <= most
 
 
+@pytest.mark.parametrize(("run", "scale"), CASES)
+@pytest.mark.parametrize("ranks", [1, 2, 4, 5, 8])
+def test_steps_accumulate_as_many_micro_batches_as_recorded_up_to_a_limit(
+    run: ReferenceRun, scale: str, ranks: int
+) -> None:
+    mini = miniature(run, scale, ranks=ranks)
+    here, recorded = accumulation(mini.recipe, mini.layout), accumulation(run.recipe, run.layout)
+    most = SCALES[scale].most_micro_batches / mini.layout.data_parallel
+    stages = mini.layout.pipeline_stages
+    assert here <= recorded or here == stages
+    assert here % stages == 0
+    assert min(recorded, most) <= here < min(recorded, most) + stages
+
+
+def test_words_of_a_layout_set_the_batch() -> None:
+    mini = miniature(BLOOM, "cpu", ranks=2)
+
+    def batch(words: str) -> int:
+        layout = parse_layout(words, base=mini.layout)
+        return in_batches(mini.recipe, BLOOM, "cpu", layout, steps=DEFAULT_STEPS).global_batch
+
+    assert mini.recipe.global_batch == 24
+    assert batch("dp2") == batch("dp3,micro4") == batch("dp2,pp3") == 24
+    assert batch("dp5") == 30
+    assert batch("dp2,accumulate5") == 20
+    assert batch("dp4,pp2") == 32
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_blooms_heads_stay_no_power_of_two_so_that_alibi_interpolates(scale: str) -> None:
     heads = miniature(BLOOM, scale, ranks=1).architecture.heads
@@ -100,10 +129,12 @@ def test_the_global_batch_divides_by_the_ranks(run: ReferenceRun, scale: str, ra
 
 
 @pytest.mark.parametrize(("run", "scale"), CASES)
-def test_ranks_change_the_layout_and_the_ramp_up_alone(run: ReferenceRun, scale: str) -> None:
+def test_ranks_change_the_layout_and_the_batch_alone(run: ReferenceRun, scale: str) -> None:
     one, four = (miniature(run, scale, ranks=ranks) for ranks in (1, 4))
     assert one.architecture == four.architecture
-    assert msgspec.structs.replace(one.recipe, **WHOLE_BATCHES) == msgspec.structs.replace(four.recipe, **WHOLE_BATCHES)
+    batch = {key: getattr(four.recipe, key) for key in ("global_batch", "tokens", "warmup", "decay", *WHOLE_BATCHES)}
+    assert msgspec.structs.replace(one.recipe, **batch) == four.recipe
+    assert one.recipe.tokens * four.recipe.global_batch == four.recipe.tokens * one.recipe.global_batch
     axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "accumulation")
     there = {axis: getattr(four.layout, axis) for axis in axes}
     assert msgspec.structs.replace(one.layout, **there) == four.layout

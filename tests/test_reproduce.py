@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from reference_runs.layout import Recomputation
+from reference_runs.run import Precision
 from suite.compare import Verdict
 from suite.job import Status
 from tests.launches import FP32_WITHOUT_DROPOUT, STEPS, exact_rows, failed_rows, launched, small_plan
@@ -32,7 +33,7 @@ EXACT = {
     [("bloom-mini", 1), ("bloom-mini", 2), ("bloom-mini", 3), ("bloom-mini", 4), ("gpt2-mini", 2), ("mt-nlg-mini", 2)],
 )
 def test_a_miniature_equals_its_prediction_exactly(name: str, ranks: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "suite", "reproduce", name, "--ranks", str(ranks), "--steps", "5"]
+    command = [sys.executable, "-m", "suite", "reproduce", name, "--ranks", str(ranks), "--steps", "6"]
     done = subprocess.run(
         [*command, "--results", str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
@@ -124,12 +125,12 @@ decoder.Decoder.__init__ = patched
         """
 import torch
 import torch.distributed as dist
-original = torch.nn.utils.clip_grad_norm_
-def patched(*args, **kwargs):
-    if dist.get_world_size() > 1:
-        dist.all_reduce(torch.zeros(1, dtype=torch.uint8))
-    return original(*args, **kwargs)
-torch.nn.utils.clip_grad_norm_ = patched
+from suite.execute import step
+original = step.Steps.update
+def patched(self, loss):
+    dist.all_reduce(torch.zeros(1, dtype=torch.uint8), group=self._mesh.get_group("dp"))
+    return original(self, loss)
+step.Steps.update = patched
 """,
         {("messages", "all_reduce"), ("payload_bytes", "all_reduce")},
     ),
@@ -169,3 +170,34 @@ def test_what_execution_does_beyond_the_prediction_turns_its_row_red(
     assert result.status is Status.OK, result.message
     assert result.verdict is Verdict.FAIL
     assert failed_rows(result) == expected
+
+
+OVERFLOW_ON_RANK_1 = """
+from suite.execute import step
+original = step.Steps.forward_and_backward
+def patched(self):
+    usual = self._scale.scale
+    if self.step == 6 and self._mesh.get_local_rank("dp") == 1:
+        self._scale.scale = 1e30
+    loss = original(self)
+    self._scale.scale = usual
+    return loss
+step.Steps.forward_and_backward = patched
+"""
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(
+    zero_stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OVERFLOW_ON_RANK_1)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    fp16 = {"precision": Precision.FP16, "initial_loss_scale": 1024.0, "loss_scale_window": 1000}
+    plan = msgspec.structs.replace(small_plan(ranks=2, recipe=fp16, layout={"zero_stage": zero_stage}), steps=9)
+    result = launched(plan, tmp_path / "results")
+    assert result.status is Status.OK, result.message
+    assert (result.verdict, result.skipped) == (Verdict.PASS, [6])
+    assert result.loss_scales == [1024.0] * 7 + [512.0] * 2
+    end = json.loads(Path(result.record.replace("begin", "end")).read_text())
+    for rank in end["ranks"]:
+        assert [step["step"] for step in rank["steps"] if step["skipped"]] == [6]

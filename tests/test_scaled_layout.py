@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.catalog import check_layout, miniatures, reference_run
+from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import layout_text
+from suite.job import LEAST_STEPS
 from suite.miniature import miniature
+from suite.predict.prediction import describes_ranks
+from suite.reproduction import Request, plan
 from suite.scaled_layout import prime_factors, scaled_layout
 
 AXES = {
@@ -34,13 +38,23 @@ def test_prime_factors_go_in_turns_to_the_recorded_axes(name: str, ranks: int) -
     assert text.startswith(AXES[name, ranks] + ",")
 
 
-@given(st.sampled_from(sorted(miniatures().values())), st.sampled_from([1, 2, 3, 4, 6, 12]))
-def test_the_scaled_layout_has_the_ranks_and_can_be_executed(name: str, ranks: int) -> None:
-    run = reference_run(name)
-    small = miniature(run, "cpu", ranks=1)
-    layout = scaled_layout(small.layout, small.architecture, ranks=ranks)
-    assert layout.ranks == ranks
-    check_layout(small.architecture, small.recipe, layout, "here")
+@pytest.mark.parametrize("name", miniatures())
+def test_a_miniature_can_be_executed_on_any_number_of_ranks(name: str) -> None:
+    for ranks in range(1, 41):
+        request = Request(
+            name=name,
+            ranks=ranks,
+            layout=None,
+            device="cpu",
+            compiled=None,
+            steps=LEAST_STEPS,
+            seed=1,
+            corpus=None,
+            results=Path("unused"),
+        )
+        planned = plan(request)
+        assert planned.layout.ranks == ranks
+        assert describes_ranks(planned.architecture, planned.layout)
 
 
 @given(st.integers(1, 5000))

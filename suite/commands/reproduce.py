@@ -20,6 +20,7 @@ from suite.compare import Verdict
 from suite.job import Event, Phase, Status, Step
 from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
+from suite.ramp_up import global_batch_at
 from suite.report.tables import console, print_comparison
 from suite.reproduction import Plan, Request, Result, corpus_for, last_loss, plan, reproduce
 from suite.store import records_directory
@@ -119,6 +120,8 @@ def _json(result: Result) -> str:
         "figures": result.rows,
         "message": result.message,
         "losses": result.losses,
+        "loss_scales": result.loss_scales,
+        "skipped": result.skipped,
     }
     return msgspec.json.encode(entry).decode()
 
@@ -134,6 +137,12 @@ def _print(result: Result) -> None:
         f"loss {result.losses[0]:.3f} -> {last_loss(result.losses):.3f} "
         f"(mean of the last 3 of {len(result.losses)} steps)"
     )
+    if result.loss_scales:
+        skipped = ", ".join(map(str, result.skipped)) or "none"
+        out.print(
+            f"loss scale {result.loss_scales[0]:,.0f} -> {result.loss_scales[-1]:,.0f}, "
+            f"steps skipped by an overflow: {skipped}"
+        )
     out.print(f"arithmetic: {result.arithmetic}")
     out.print(f"record {escape(result.record)}", soft_wrap=True)
     colour = "green" if result.verdict is Verdict.PASS else "bold red"
@@ -145,7 +154,9 @@ class _Live:
     """The progress line: step, loss, tokens/s; a plain line every few seconds where stderr is no terminal."""
 
     def __init__(self, planned: Plan, *, quiet: bool) -> None:
-        self._tokens = planned.recipe.global_batch * planned.architecture.sequence
+        self._recipe = planned.recipe
+        self._sequence = planned.architecture.sequence
+        self._seen = 0
         self._steps = planned.steps
         self._quiet = quiet
         self._last_line = 0.0
@@ -172,9 +183,14 @@ class _Live:
         if isinstance(event, Phase):
             self._progress.update(self._task, description=event.name)
         if isinstance(event, Step):
-            text = f"step {event.step} loss {event.loss:.3f} {self._tokens / event.seconds:,.0f} tokens/s"
+            batch = global_batch_at(self._recipe, self._seen)
+            self._seen += batch
+            text = f"step {event.step} loss {event.loss:.3f} {batch * self._sequence / event.seconds:,.0f} tokens/s"
+            if event.skipped:
+                text += f", skipped: overflow at loss scale {event.loss_scale:,.0f}"
             self._progress.update(self._task, description=text, completed=event.step + 1)
-            if self._quiet and (event.time - self._last_line >= 5 or event.step + 1 == self._steps):
+            due = event.skipped or event.time - self._last_line >= 5 or event.step + 1 == self._steps
+            if self._quiet and due:
                 sys.stderr.write(f"{text}\n")
                 sys.stderr.flush()
                 self._last_line = event.time

@@ -17,7 +17,8 @@ life.die_with_parent()
 import torch  # the parent may die during the seconds that this import takes
 import torch.distributed as dist
 
-from suite.execute.parallel.mesh import device_mesh
+from suite.execute.measure.memory import AllocatedPeak
+from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.train import train
@@ -62,11 +63,12 @@ def execute(job: Job, report: life.Reporter) -> Finished:
     mesh = device_mesh(job.layout, job.device)
     report(Phase("build the model", time.time()))
     arithmetic = prepare_arithmetic(job.recipe.precision, device)
+    peak = AllocatedPeak(device)
     training = parallelize(
         job.architecture, job.recipe, job.layout, mesh=mesh, device=device, compiled=job.compiled, seed=job.seed
     )
-    torch.manual_seed(job.seed + 1 + dist.get_rank())  # dropout differs between ranks
-    return train(job, training, mesh, device, arithmetic=arithmetic, report=report)
+    torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
+    return train(job, training, mesh, device, peak=peak, arithmetic=arithmetic, report=report)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 
 from reference_runs.run import Precision, Recipe
 
-SCALED = (Precision.FP16, Precision.FP16_GRADIENT_COPY, Precision.FP16_NO_MASTER)
+SCALED = tuple(precision for precision in Precision if precision.scaled)
 _DEFAULTS = torch.amp.GradScaler("cpu")
 
 
@@ -27,7 +27,8 @@ class LossScale:
     Source: torch.amp.GradScaler, whose growth and backoff factor are 2 and 0.5; apex, amp/scaler.py, LossScaler.
     Differs from GradScaler in that the scale has a least value, as in Megatron-LM (--min-loss-scale 1), which goes on
     skipping steps at it, and in DeepSpeed (min_loss_scale 1), which gives up there, as this does. Hysteresis (GPT-NeoX:
-    the first overflow of two leaves the scale as it is) is left out.
+    the first overflow of two leaves the scale as it is) is left out. A loss that is not finite itself ends the run: no
+    scale mends a forward pass.
 
     Args:
         good_steps: finite ones since the scale last changed or overflowed.
@@ -60,11 +61,11 @@ class LossScale:
 def loss_scale(recipe: Recipe) -> LossScale | None:
     """The loss scale that a run of `recipe` starts with; None where the precision needs none (fp32, bf16).
 
-    The initial scale and the steps until it doubles are the recipe's; where it records none, torch.amp.GradScaler's
-    defaults: 65536 and 2000 steps (torch 2.13). The least is 1, or the initial scale where that is smaller.
+    The initial scale and the steps until it doubles are the recipe's. The least is 1, or the initial scale where that
+    is smaller.
     """
-    if recipe.precision not in SCALED:
+    if not recipe.precision.scaled:
         return None
-    initial = _DEFAULTS.get_scale() if recipe.initial_loss_scale is None else recipe.initial_loss_scale
-    window = _DEFAULTS.get_growth_interval() if recipe.loss_scale_window is None else recipe.loss_scale_window
-    return LossScale(initial, window, least=min(1.0, initial))
+    assert recipe.initial_loss_scale is not None
+    assert recipe.loss_scale_window is not None
+    return LossScale(recipe.initial_loss_scale, recipe.loss_scale_window, least=min(1.0, recipe.initial_loss_scale))

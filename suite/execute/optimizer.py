@@ -19,7 +19,8 @@ def learning_rate(recipe: Recipe, seen: int) -> float:
         else:    q + (p - q) (1 + cos(pi (u - w) / (d - w))) / 2    cosine
                  q + (p - q) (1 - (u - w) / (d - w))                linear
                  q                                                  both, after d
-    Source: Megatron-LM, learning_rates.py, AnnealingLR (samples as its unit).
+    Source: Megatron-LM, learning_rates.py, AnnealingLR (samples as its unit). Differs from it by one step: its first
+    step has the rate of 0 samples, which is 0.
     """
     if seen <= recipe.warmup:
         return recipe.learning_rate * seen / recipe.warmup
@@ -38,7 +39,7 @@ def squared_norm(gradients: Iterable[Tensor], *, device: torch.device) -> Tensor
     end, but not from fp16's.
     """
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
-    return torch.stack(norms).square().sum() if norms else torch.zeros((), device=device)
+    return torch.stack(norms).square().sum().to(device) if norms else torch.zeros((), device=device)
 
 
 def gradient_factor(recipe: Recipe, norm: float, *, loss_scale: float = 1.0) -> float:

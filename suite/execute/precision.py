@@ -104,7 +104,25 @@ def store_weights(
             leaves.append(_leaf(readers[parameter], stored, (placed or {}).get(id(parameter))))
             offset += parameter.numel()
         groups.append(WeightGroup(recipe.weight_decay if decaying else 0.0, flat, leaves))
+    for model in models:
+        share_classes(model)
     return groups
+
+
+_SHARED: dict[tuple[type, tuple[str, ...]], type] = {}
+
+
+def share_classes(model: nn.Module) -> None:
+    """Give one class to all modules of `model` of one kind with the same parametrized parameters.
+
+    parametrize makes a class for each module, with properties that differ in the parameter's name alone; torch.compile
+    would compile every block anew, up to its limit of 8, and execute the others eagerly.
+    """
+    for module in model.modules():
+        if parametrize.is_parametrized(module):
+            own = type(module)
+            names = tuple(sorted(module.parametrizations))  # type: ignore[arg-type]  # a ModuleDict
+            module.__class__ = _SHARED.setdefault((own.__bases__[0], names), own)
 
 
 def _leaf(

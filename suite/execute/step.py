@@ -26,9 +26,17 @@ from suite.ramp_up import global_batch_at
 
 
 class Outcome(NamedTuple):
-    """How a step ended: mean loss over ranks, the loss scale that it ran with, and whether an overflow skipped it."""
+    """How a step ended.
+
+    Args:
+        loss: mean over ranks.
+        gradient_norm: of the whole model, before clipping and without the loss scale; not finite where it overflowed.
+        loss_scale: that it ran with.
+        skipped: whether an overflow skipped the update.
+    """
 
     loss: float
+    gradient_norm: float
     loss_scale: float | None
     skipped: bool
 
@@ -49,6 +57,8 @@ class Steps:
         self.micro_batches = 0
         self._mesh = mesh
         self._seen = 0
+        self._batch = 0
+        self._trained = 0
         self._stream = token_stream(job)
         self._scale = loss_scale(job.recipe)
 
@@ -59,7 +69,7 @@ class Steps:
         micro-batch reduces the gradient over the data-parallel axis; with ZeRO-2 and 3 that of each micro-batch does.
         """
         samples = self.job.layout.micro_batch
-        batch = global_batch_at(self.job.recipe, self._seen)
+        self._batch = batch = global_batch_at(self.job.recipe, self._seen)
         self.micro_batches = batch // (self.job.layout.data_parallel * samples)
         first = self._seen + self._mesh.get_local_rank(DATA) * self.micro_batches * samples
         self._seen += batch
@@ -94,6 +104,8 @@ class Steps:
     def update(self, loss: Tensor) -> Outcome:
         """Reduce loss and gradient norm over ranks; then clip, update, and clear the gradients.
 
+        A skipped step leaves the learning rate's schedule where it is.
+
         Raises:
             NotFiniteError: the loss, or without loss scaling the gradient, is NaN or infinite.
         """
@@ -116,17 +128,18 @@ class Steps:
             raise NotFiniteError(f"the squared gradient norm is {total} at step {self.step}", own=False)
         if finite:
             factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
-            self.training.optimizer.step(learning_rate(self.job.recipe, self._seen), factor)
+            self._trained += self._batch
+            self.training.optimizer.step(learning_rate(self.job.recipe, self._trained), factor)
         for leaf in leaves:
             leaf.parameter.grad = None
         self.step += 1
-        return Outcome(mean, scale, not finite)
+        return Outcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
 
     def _complete_gradients(self, leaves: list[Leaf]) -> None:
         """Add up what the data-parallel reduction leaves apart: parts on tensor-parallel ranks, and tied tables."""
         partial = [leaf.gradient for leaf in leaves if leaf.partial]
         if partial:
-            flat = torch.cat([gradient.reshape(-1) for gradient in partial])
+            flat = torch.cat([gradient.reshape(-1) for gradient in partial]).to(self.device)
             dist.all_reduce(flat, group=self._mesh.get_group(TENSOR))
             for gradient, summed in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
                 gradient.copy_(summed.view_as(gradient))

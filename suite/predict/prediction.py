@@ -9,6 +9,7 @@ from reference_runs.layout import Layout, Offload, Recomputation
 from reference_runs.placement import chunk_layers, coordinates
 from reference_runs.run import Architecture, Norm, Objective, Recipe
 from suite.figures import Figure, Quantity, with_maximum_over_ranks
+from suite.predict.executed_schedule import flop_durations, idle_fraction
 from suite.predict.executed_state import executed_state
 from suite.predict.executed_traffic import executed_traffic
 from suite.predict.flop import executed_flop, model_flop, rank_executed_flop, rank_model_flop
@@ -16,20 +17,23 @@ from suite.predict.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE, 
 from suite.predict.parameters import parameter_count
 from suite.predict.rings import sent_bytes
 from suite.predict.run_figures import HARDWARE_CONVENTION, MODEL_CONVENTION
-from suite.predict.schedule import NO_FLUSH, bubble_fraction
+from suite.predict.schedule import NO_FLUSH
 from suite.predict.textbook_traffic import textbook_differences
 
 SENT_TOLERANCE = 0.03
 SENT_REASON = "needs a network interface of the rank's own; the tolerance is for protocol headers"
 PART_OF_SENT_REASON = "a part of the rank's sent_bytes: an interface counts all of them together"
 BUBBLE_TOLERANCE = 0.05  # of the step, on either side
-BUBBLE_REASON = "within 5 points: the formula's stages take equal times and send in none"
+BUBBLE_REASON = "within 5 points: stages of equal flop take equal times, and messages none"
+SHARED_REASON = "not judged: ranks share processors"
+EQUAL_WORK = 0.05  # by how much the flop of two equal chunks may differ
+UNEQUAL_REASON = "not judged: chunks of unequal flop, and their times are not known"
 
 
 def job_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Figure]:
-    """Figures of the whole job under any layout: parameters, flop of a step, the pipeline's bubble, first loss.
+    """Figures of the whole job under any layout: parameters, flop of a step, first loss.
 
-    The bubble where stages wait, the first loss where its formula holds: for a causal model with norms in front.
+    The first loss where its formula holds: for a causal model with norms in front.
     """
     samples = recipe.global_batch
     figures = [
@@ -45,15 +49,6 @@ def job_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> l
             convention=HARDWARE_CONVENTION,
         ),
     ]
-    if (bubble := bubble_fraction(layout, micro_batches=accumulation(recipe, layout))) > 0:
-        figures.append(
-            Figure(
-                quantity=Quantity.BUBBLE_FRACTION,
-                value=bubble,
-                tolerance=BUBBLE_TOLERANCE / bubble,
-                why=BUBBLE_REASON,
-            )
-        )
     if architecture.norm is not Norm.DEEP_NORM and recipe.objective is Objective.CAUSAL_LM:
         figures.append(
             Figure(
@@ -176,13 +171,43 @@ def describes_ranks(architecture: Architecture, layout: Layout) -> bool:
     return not any(unknown)
 
 
-def prediction(architecture: Architecture, recipe: Recipe, layout: Layout, *, compiled: bool = False) -> list[Figure]:
+def bubble_figure(architecture: Architecture, recipe: Recipe, layout: Layout, *, own_processors: bool) -> Figure:
+    """The share of the pipeline's time in which its stages wait, each pass taking as long as its flop.
+
+    Judged where chunks have equal flop: they take equal times then, whatever else a layer does besides its products.
+    And where each rank has a processor of its own: a rank that waits for one is idle for another reason.
+    """
+    durations = flop_durations(architecture, layout, hidden_dropout=recipe.hidden_dropout)
+    idle = idle_fraction(layout, durations, micro_batches=accumulation(recipe, layout))
+    why = BUBBLE_REASON
+    if max(durations.forward) > (1 + EQUAL_WORK) * min(durations.forward):
+        why = UNEQUAL_REASON
+    elif not own_processors:
+        why = SHARED_REASON
+    tolerance = BUBBLE_TOLERANCE / idle if why == BUBBLE_REASON else None
+    return Figure(quantity=Quantity.BUBBLE_FRACTION, value=idle, tolerance=tolerance, why=why)
+
+
+def prediction(
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    compiled: bool = False,
+    own_processors: bool = True,
+) -> list[Figure]:
     """Every figure that is predicted for this run; quantities that are not in the list are not predicted.
+
+    Args:
+        compiled: whether blocks are compiled.
+        own_processors: whether each rank has a processor of its own, so that the pipeline's times can be judged.
 
     Behind the figures of the ranks stand the payload bytes by which the papers' traffic differs.
     """
     figures = job_figures(architecture, recipe, layout)
     if describes_ranks(architecture, layout):
+        if layout.pipeline_stages > 1:
+            figures.append(bubble_figure(architecture, recipe, layout, own_processors=own_processors))
         figures += rank_figures(architecture, recipe, layout, compiled=compiled)
         figures += textbook_differences(architecture, recipe, layout, compiled=compiled)
     return figures

@@ -88,22 +88,19 @@ def test_at_the_least_scale_an_overflow_ends_the_run() -> None:
     assert issubclass(LossScaleError, ArithmeticError)
 
 
-def test_runs_start_with_their_recorded_scale_and_others_with_torchs() -> None:
-    # the runs' values and sources stand in their files; torch.amp.GradScaler: init_scale 2**16, growth_interval 2000
+def test_runs_start_with_their_recorded_scale() -> None:
     starts = {
         name: loss_scale(reference_run(name).recipe)
         for name in ("opt-175b", "glm-130b", "gpt-neox-20b", "codegeex-13b", "bloom-176b")
     }
     assert {name: start and (start.scale, start.growth_interval, start.least) for name, start in starts.items()} == {
-        "opt-175b": (4.0, 2000, 1.0),
+        "opt-175b": (4.0, 132, 1.0),
         "glm-130b": (65536.0, 200, 1.0),
         "gpt-neox-20b": (4096.0, 1000, 1.0),
         "codegeex-13b": (2.0**32, 1000, 1.0),
         "bloom-176b": None,
     }
-    none_recorded = _recipe(Precision.FP16, initial_loss_scale=None, loss_scale_window=None)
-    assert loss_scale(none_recorded) == LossScale(65536.0, 2000, 1.0)
-    assert loss_scale(_recipe(Precision.FP16, initial_loss_scale=0.25)) == LossScale(0.25, 2000, 0.25)
+    assert loss_scale(_recipe(Precision.FP16, initial_loss_scale=0.25, loss_scale_window=9)) == LossScale(0.25, 9, 0.25)
     assert loss_scale(_recipe(Precision.FP32)) is None
 
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from suite.execute import rank as life
-from suite.execute.parallel.mesh import device_mesh
+from suite.execute.measure.memory import AllocatedPeak
+from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import Leaf, parallelize
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.train import train
@@ -41,7 +42,10 @@ class Noted:
 
     def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
         if self.gradients is None:
-            self.gradients = {leaf.name: (leaf.gradient.clone(), leaf.tensor_dim) for leaf in self._leaves}
+            # through NumPy: PyTorch's allocator, whose bytes are measured, has what trains alone
+            self.gradients = {
+                leaf.name: (torch.from_numpy(leaf.gradient.numpy().copy()), leaf.tensor_dim) for leaf in self._leaves
+            }
         self._optimizer.step(learning_rate, gradient_factor)
 
     @property
@@ -54,13 +58,15 @@ def executed(job: Job, mesh: DeviceMesh) -> dict[str, Any]:
     """What this rank reports of the job; and its part of each gradient of the first step, with the dim of the split."""
     events: list[Event] = []
     arithmetic = prepare_arithmetic(job.recipe.precision, CPU)
+    peak = AllocatedPeak(CPU)
     training = parallelize(
         job.architecture, job.recipe, job.layout, mesh=mesh, device=CPU, compiled=job.compiled, seed=job.seed
     )
     noted = Noted(training.optimizer, training.leaves)
-    torch.manual_seed(job.seed + 1 + dist.get_rank())
+    torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     noting = dataclasses.replace(training, optimizer=noted)  # type: ignore[arg-type]  # it has what train() uses
-    events.append(train(job, noting, mesh, CPU, arithmetic=arithmetic, report=events.append))
+    told = train(job, noting, mesh, CPU, peak=peak, arithmetic=arithmetic, report=events.append)
+    events.append(told)
     if training.embedding_group is not None:
         dist.destroy_process_group(training.embedding_group)
     return {"events": msgspec.json.encode(events), "gradients": noted.gradients}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_runs.catalog import accumulation, reference_run
+from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule, StageAssignment
 from reference_runs.run import Norm, Objective
 from suite.compare import Verdict, compare
@@ -15,7 +15,16 @@ from suite.figures import Figure, Quantity
 from suite.predict.executed_state import executed_state
 from suite.predict.executed_traffic import executed_traffic
 from suite.predict.flop import rank_executed_flop, rank_model_flop
-from suite.predict.prediction import BUBBLE_TOLERANCE, describes_ranks, job_figures, prediction, rank_figures
+from suite.predict.prediction import (
+    BUBBLE_TOLERANCE,
+    SHARED_REASON,
+    UNEQUAL_REASON,
+    bubble_figure,
+    describes_ranks,
+    job_figures,
+    prediction,
+    rank_figures,
+)
 from suite.predict.rings import ring_factor
 from suite.predict.textbook_traffic import TEXTBOOK_TERM
 from tests.predict.executed_runs import MANY, Run, executed_runs, micro_batches, places
@@ -142,23 +151,32 @@ def test_what_needs_several_ranks_does_not_matter_on_one_nor_where_fully_sharded
     assert describes_ranks(BLOOM.architecture, Layout(offload=Offload.STATE, zero_stage=3))
 
 
-@given(st.integers(1, 8), st.integers(1, 3), st.integers(1, 9))
-def test_the_bubble_may_be_five_points_off(stages: int, virtual_stages: int, count: int) -> None:
-    layout = Layout(pipeline_stages=stages, virtual_stages=virtual_stages if stages > 1 else 1)
-    recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=count)
-    assert accumulation(recipe, layout) == count
-    bubbles = [
-        figure
-        for figure in job_figures(BLOOM.architecture, recipe, layout)
-        if figure.quantity is Quantity.BUBBLE_FRACTION
-    ]
-    assert len(bubbles) == (stages > 1)
-    for bubble in bubbles:
-        # m rounds of v chunks busy, p - 1 rounds waiting
-        busy = virtual_stages * count
-        assert bubble.value == pytest.approx((stages - 1) / (busy + stages - 1), rel=1e-15)
-        assert bubble.tolerance is not None
-        assert bubble.tolerance * bubble.value == pytest.approx(BUBBLE_TOLERANCE, rel=1e-15)
+@given(st.integers(2, 8), st.integers(1, 3), st.integers(1, 4), st.integers(1, 9))
+def test_the_bubble_of_equal_stages_may_be_five_points_off(
+    stages: int, virtual_stages: int, layers: int, rounds: int
+) -> None:
+    layout = Layout(pipeline_stages=stages, virtual_stages=virtual_stages)
+    # the head has 8 / (12 * 14336) of a layer's flop
+    shape = msgspec.structs.replace(
+        BLOOM.architecture, vocabulary=8, padded_vocabulary=8, layers=stages * virtual_stages * layers
+    )
+    recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=rounds * stages)
+    bubble = bubble_figure(shape, recipe, layout, own_processors=True)
+    # m rounds of v chunks busy, p - 1 rounds waiting
+    busy = virtual_stages * rounds * stages
+    assert bubble.value == pytest.approx((stages - 1) / (busy + stages - 1), rel=1e-3)
+    assert bubble.tolerance is not None
+    assert bubble.tolerance * bubble.value == pytest.approx(BUBBLE_TOLERANCE, rel=1e-15)
+
+
+def test_the_bubble_is_not_judged_where_stages_are_unequal_or_share_processors() -> None:
+    layout = Layout(pipeline_stages=2)
+    recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=8)
+    wide = msgspec.structs.replace(BLOOM.architecture, layers=2)
+    assert bubble_figure(wide, recipe, layout, own_processors=True).why == UNEQUAL_REASON
+    assert bubble_figure(wide, recipe, layout, own_processors=True).tolerance is None
+    assert bubble_figure(BLOOM.architecture, recipe, layout, own_processors=True).tolerance is not None
+    assert bubble_figure(BLOOM.architecture, recipe, layout, own_processors=False).why == SHARED_REASON
 
 
 @pytest.mark.parametrize(

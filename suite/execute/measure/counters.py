@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,9 +100,10 @@ class CollectiveCounter(TorchDispatchMode):
             raise RuntimeError(f"a collective ran in group {name!r}, which is no mesh axis")
         return self._axis_of_group[name]
 
-    def clear(self) -> None:
-        """Forget what was counted."""
+    def __enter__(self) -> CollectiveCounter:
         self._counts.clear()
+        super().__enter__()  # type: ignore[no-untyped-call]  # as above
+        return self
 
     def collectives(self) -> list[Collective]:
         """What was counted, sorted by axis and operation."""
@@ -214,24 +211,3 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _unpacked(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def forget_peak_memory(device: torch.device) -> None:
-    """Begin a new window for `peak_memory_bytes`; where the system cannot, the window is the process's life."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Largest memory in the window: allocated by torch on an accelerator, resident in the whole process on the CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    (peak,) = [line for line in lines if line.startswith("VmHWM:")]
-    return int(peak.split()[1]) * 1024

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import Precision
 from suite.execute.model.decoder import Decoder
-from suite.execute.precision import DTYPES
+from suite.execute.precision import DTYPES, share_classes
 
 
 class Placed(nn.Module):
@@ -48,6 +48,7 @@ def shard(
         for name, parameter in list(module.named_parameters(recurse=False)):
             if id(parameter) in placed:
                 parametrize.register_parametrization(module, name, Placed(placed[id(parameter)]), unsafe=True)
+    share_classes(decoder)
     dtype = DTYPES[precision]
     policy = MixedPrecisionPolicy(
         param_dtype=None if precision is Precision.FP32 else dtype,

@@ -24,6 +24,17 @@ def coordinates(mesh: DeviceMesh) -> dict[str, int]:
     return {axis: mesh.get_local_rank(axis) for axis in mesh.mesh_dim_names or ()}
 
 
+def dropout_seed(seed: int, mesh: DeviceMesh, layout: Layout) -> int:
+    """The seed of this rank's dropout masks, which differ between ranks that drop different hidden states.
+
+    Tensor-parallel ranks have the same hidden states and must drop the same; with sequence parallelism each has a part.
+    """
+    place = mesh.get_local_rank(DATA) * layout.pipeline_stages + mesh.get_local_rank(PIPELINE)
+    if layout.sequence_parallel:
+        place = place * layout.tensor_parallel + mesh.get_local_rank(TENSOR)
+    return seed + 1 + place
+
+
 def embedding_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
     """The group of first and last pipeline stage to which this rank belongs; None between them or without a pipeline.
 

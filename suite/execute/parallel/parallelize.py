@@ -123,6 +123,7 @@ def parallelize(
     if compiled:
         # DistributedDataParallel's graph splitting is for a model compiled whole; blocks are compiled one by one
         torch._dynamo.config.optimize_ddp = False
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # rather than go on eagerly
         for chunk in chunks:
             for block in chunk.blocks.values():
                 block.compile()

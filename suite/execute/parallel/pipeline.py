@@ -112,8 +112,8 @@ class Pipeline:
     def _seconds(self, start: Any, end: Any) -> float:
         return float(start.elapsed_time(end)) / 1000 if self._device.type == "cuda" else float(end - start)
 
-    def idle_fraction(self) -> float:
-        """Share of the last step's pipeline, from first pass to last message, in which no chunk computed here."""
+    def seconds(self) -> tuple[float, float]:
+        """How long this rank's chunks computed in the last step, and how long the step took: first to last message."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return 1 - sum(self._seconds(*pair) for pair in self._worked) / self._seconds(*self._whole)
+        return sum(self._seconds(*pair) for pair in self._worked), self._seconds(*self._whole)

@@ -35,18 +35,21 @@ class ShardedAdamW:
     def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
         """One update from the leaves' gradients times `gradient_factor`; afterwards every rank holds all new weights.
 
-        Holds a flat fp32 copy of the shard's gradient for its duration: 4 bytes a parameter of the shard, which
+        Holds a flat fp32 copy of the shard's gradient while it computes: 4 bytes a parameter of the shard, which
         `gradient_bytes` does not count.
         """
+        self.own.update(learning_rate, self._gradient_shards(), gradient_factor)
+        for group, weight in zip(self.groups, self.own.weights, strict=True):
+            if self.process_group is not None:
+                _all_gather(group.flat, weight, group=self.process_group)
+
+    def _gradient_shards(self) -> list[Tensor]:
         shards = self.own.gradient_copies or [
             torch.empty_like(weight, dtype=torch.float32) for weight in self.own.weights
         ]
         for group, shard in zip(self.groups, shards, strict=True):
             write_flat_gradient(group, start=self.shard * shard.numel(), shard=shard)
-        self.own.update(learning_rate, shards, gradient_factor)
-        for group, weight in zip(self.groups, self.own.weights, strict=True):
-            if self.process_group is not None:
-                _all_gather(group.flat, weight, group=self.process_group)
+        return shards
 
     @property
     def state_tensors(self) -> list[Tensor]:

@@ -1,0 +1,155 @@
+"""The largest memory that PyTorch's allocators held during one window of a rank's life."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+class Change(NamedTuple):
+    """A block's address, and its bytes: negative where it is freed."""
+
+    address: int
+    bytes: int
+
+
+class AllocatedPeak:
+    """Follows what is allocated on `device` from its construction until it is finished.
+
+    On the CPU by the profiler's memory events. It tells the size of a freed block only where it saw it allocated, so
+    this must be constructed before whatever a window is to count. The events of operators are left out: then 100,000
+    allocations take 0.2 s longer (torch 2.13, 2026-11-21). Elsewhere the allocator keeps count itself.
+
+    Attributes:
+        bytes: the largest sum of blocks allocated at a time within the last window.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.bytes = 0
+        self._device = device
+        self._before: list[Change] = []
+        self._settled: int | None = None
+        self._recording = None if device.type == "cuda" else _started()
+
+    def settle(self) -> None:
+        """From here on, what is allocated before a window is freed before it ends, seen or unseen."""
+        if self._recording is not None:
+            self._before += _changes(self._recording)
+            self._recording = _started()
+            self._settled = len(self._before)
+
+    @contextmanager
+    def window(self) -> Iterator[None]:
+        """A window, whose largest sum counts."""
+        if self._recording is None:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            yield
+            torch.cuda.synchronize(self._device)
+            self.bytes = int(torch.cuda.max_memory_allocated(self._device))
+            return
+        self._before += _changes(self._recording)
+        self._recording = _started()
+        yield
+        within = _changes(self._recording)
+        self._recording = _started()
+        settled = len(self._before) if self._settled is None else self._settled
+        since = [*self._before[settled:], *within]
+        self.bytes = largest_sum(self._before[:settled], since, window=len(since) - len(within))
+        self._before += within
+
+    def finish(self) -> None:
+        """Follow no longer: there is no further window."""
+        if self._recording is not None:
+            self._recording.stop()
+            self._before.clear()
+
+
+def largest_sum(before: Iterable[Change], since: list[Change], *, window: int = 0) -> int:
+    """The largest sum of blocks that live at a time within a window.
+
+    A free is not seen where a communication thread happens to be the last to let a block go (gloo's messages). Such a
+    block lives until another one overlaps it; one that was allocated since things settled, until the next change.
+
+    Args:
+        before: changes until things settled: what is allocated by then may live on.
+        since: changes from then on, to the end of the window.
+        window: place of its first change.
+    """
+    sizes: dict[int, int] = {}
+    addresses: list[int] = []
+    total = 0
+
+    def freed(address: int) -> int:
+        del addresses[bisect_left(addresses, address)]
+        return sizes.pop(address)
+
+    def applied(change: Change) -> int:
+        difference = 0
+        if change.bytes < 0:
+            return -freed(change.address) if change.address in sizes else 0
+        place = bisect_left(addresses, change.address)
+        if place and addresses[place - 1] + sizes[addresses[place - 1]] > change.address:
+            difference -= freed(addresses[place - 1])
+        while (place := bisect_left(addresses, change.address)) < len(addresses) and addresses[place] < sum(change):
+            difference -= freed(addresses[place])
+        insort(addresses, change.address)
+        sizes[change.address] = change.bytes
+        return difference + change.bytes
+
+    for change in before:
+        total += applied(change)
+    unseen = _never_freed(since)
+    largest = 0 if window else total
+    for place, change in enumerate(since):
+        if place == window:
+            largest = max(largest, total)
+        total += applied(change)
+        if place >= window:
+            largest = max(largest, total)
+        if place in unseen and change.address in sizes:
+            total -= freed(change.address)
+    return largest
+
+
+def _never_freed(changes: list[Change]) -> set[int]:
+    """Places of the allocations that no later change frees."""
+    open_at: dict[int, int] = {}
+    never: set[int] = set()
+    for place, change in enumerate(changes):
+        previous = open_at.pop(change.address, None)
+        if change.bytes > 0:
+            open_at[change.address] = place
+            if previous is not None:
+                never.add(previous)
+    return never | set(open_at.values())
+
+
+def _started() -> profile:
+    """A running profiler that records allocations and no operators."""
+    recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    recording.start()
+    recording.toggle_collection_dynamic(False, [ProfilerActivity.CPU])
+    return recording
+
+
+def _changes(recording: profile) -> list[Change]:
+    """Ends the recording; returns what was allocated and freed on the CPU, in order."""
+    recording.stop()
+    assert recording.profiler is not None
+    results = recording.profiler.kineto_results
+    assert results is not None
+    found = []
+    pending = list(results.experimental_event_tree())
+    for event in pending:
+        fields = event.extra_fields
+        if isinstance(fields, torch._C._profiler._ExtraFields_Allocation) and fields.device.type == "cpu":
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+        pending += event.children
+    found.sort(key=lambda timed: timed[0])
+    return [Change(address, size) for _, address, size in found]

@@ -1,0 +1,251 @@
+"""Memory of one rank as it is executed here: what autograd keeps of a micro-batch, and the most that is allocated."""
+
+from __future__ import annotations
+
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout, Schedule
+from reference_runs.placement import chunk_layers
+from reference_runs.run import Architecture, Precision, Recipe
+from suite.predict.executed_model import Chunk, batch
+from suite.predict.executed_operators import FP32, Kernels
+from suite.predict.executed_schedule import passes
+from suite.predict.executed_sharding import FullySharding
+from suite.predict.executed_state import executed_state, optimizer_groups
+from suite.predict.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, optimizer_shards, shard_elements
+from suite.predict.tape import Allocator, Block, Leaf, Tape, Value
+
+GENERATOR_BYTES = 5056  # of the CPU's random generator: torch.get_rng_state, a Mersenne twister
+_NO_GRADIENT = Leaf(lambda _: None)
+
+
+class _Gradients:
+    """Gradients of a rank's parameters.
+
+    Args:
+        element: bytes of an element.
+        widens: whether they are wider than what they are gradients of.
+        buckets: whether DistributedDataParallel has them lie in its buckets once they are whole.
+
+    Attributes:
+        whole: whether this is the last micro-batch.
+    """
+
+    def __init__(self, tape: Tape, *, element: int, widens: bool, buckets: bool) -> None:
+        self.tape, self.element, self.widens, self.buckets = tape, element, widens, buckets
+        self.whole = False
+        self.accumulated: dict[int, Block] = {}
+        self._leaves = 0
+
+    def leaf(self, rows: int, columns: int, readers: int) -> Leaf:
+        """The leaf of a parameter; gradients of several readers are accumulated when all have come."""
+        self._leaves += 1
+        name, size = self._leaves, self.element * rows * columns
+        waiting: list[Block] = []
+
+        def deliver(block: Block) -> None:
+            if self.widens:
+                block = self.tape.block(size)
+            if readers > 1:
+                waiting.append(block)
+                if len(waiting) < readers:
+                    return
+                if not self.widens:
+                    block = self.tape.block(size)
+                waiting.clear()
+            if self.buckets and self.whole:
+                self.accumulated.pop(name, None)
+            else:
+                self.accumulated.setdefault(name, block)
+
+        return Leaf(deliver)
+
+
+def executed_activation_bytes(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, kernels: Kernels
+) -> int:
+    """Bytes that autograd keeps for the backward pass of one micro-batch in the chunks of a rank of `stage`."""
+    tape = Tape(Allocator(), counts=True)
+    gradients, sharding = _gradients(tape, recipe, layout), _sharding(tape, recipe, layout, kernels)
+    chunks = _chunks(tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding)
+    given = batch(tape, architecture, samples=layout.micro_batch)
+    outputs = [chunk.forward(given, _received(tape, architecture, recipe, layout)) for chunk in chunks]
+    assert outputs
+    return tape.kept_bytes
+
+
+def _received(tape: Tape, architecture: Architecture, recipe: Recipe, layout: Layout) -> Value:
+    """Hidden states that another chunk sent."""
+    return Value(tape.block(_hidden_bytes(architecture, recipe, layout)), _NO_GRADIENT)
+
+
+def _hidden_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+    """Bytes of a micro-batch's hidden states between two chunks."""
+    length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
+    return WEIGHT_ELEMENT_BYTES[recipe.precision] * layout.micro_batch * length * architecture.hidden
+
+
+def _chunks(
+    tape: Tape,
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    kernels: Kernels,
+    *,
+    stage: int,
+    gradients: _Gradients,
+    sharding: FullySharding | None,
+) -> list[Chunk]:
+    dealt = chunk_layers(architecture.layers, layout)
+    return [
+        Chunk(
+            tape,
+            architecture,
+            recipe,
+            layout,
+            kernels,
+            leaf=gradients.leaf,
+            sharding=sharding,
+            layers=len(dealt[number]),
+            first=number == 0,
+            last=number == len(dealt) - 1,
+        )
+        for number in range(stage, len(dealt), layout.pipeline_stages)
+    ]
+
+
+def _gradients(tape: Tape, recipe: Recipe, layout: Layout) -> _Gradients:
+    element = int(BYTES_PER_PARAMETER[recipe.precision].gradients)
+    widens = element > WEIGHT_ELEMENT_BYTES[recipe.precision]
+    return _Gradients(tape, element=element, widens=widens, buckets=layout.data_parallel > 1 and layout.zero_stage <= 1)
+
+
+def _sharding(tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> FullySharding | None:
+    return FullySharding(tape, recipe, layout, kernels) if layout.zero_stage >= 2 else None
+
+
+def executed_peak_bytes(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, kernels: Kernels
+) -> int:
+    """The most bytes that are allocated at a time in a step of a rank of `stage`."""
+    allocator = Allocator(512 if kernels.cuda else 1)
+    tape = Tape(allocator, generator_bytes=0 if kernels.cuda else GENERATOR_BYTES)
+    gradients, sharding = _gradients(tape, recipe, layout), _sharding(tape, recipe, layout, kernels)
+    chunks = _chunks(tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding)
+    state = executed_state(architecture, recipe, layout, stage=stage, replica=replica)
+    stored = [tape.block(state.weight_bytes), tape.block(state.optimizer_bytes)]
+    if gradients.buckets:
+        stored.append(tape.block(state.gradient_bytes))
+    run = _run_pipeline if layout.pipeline_stages > 1 else _run
+    stored += run(tape, chunks, architecture, recipe, layout, stage=stage, gradients=gradients, sharding=sharding)
+    in_passing = [tape.block(size) for size in _passing_bytes(architecture, recipe, layout, stage=stage)]
+    in_passing.clear()
+    if layout.zero_stage == 1 and layout.data_parallel > 1 and not kernels.cuda:
+        # gloo gathers into a buffer of its own, group by group
+        for elements in optimizer_groups(architecture, recipe, layout, stage=stage):
+            whole = layout.data_parallel * shard_elements(elements, layout.data_parallel)
+            tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * whole)
+    stored.clear()
+    return allocator.most
+
+
+def _run(
+    tape: Tape,
+    chunks: list[Chunk],
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    gradients: _Gradients,
+    sharding: FullySharding | None,
+) -> list[Block]:
+    """The micro-batches of a step, one after the other; nothing is left but gradients."""
+    assert stage == 0
+    (chunk,) = chunks
+    micro_batches = accumulation(recipe, layout)
+    for number in range(micro_batches):
+        gradients.whole = number == micro_batches - 1
+        loss = chunk.forward(batch(tape, architecture, samples=layout.micro_batch))
+        if sharding is not None:
+            sharding.last = gradients.whole
+        tape.backward(loss, tape.block(FP32))
+        if sharding is not None:
+            sharding.finish()
+    return []
+
+
+def _run_pipeline(
+    tape: Tape,
+    chunks: list[Chunk],
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    gradients: _Gradients,
+    sharding: FullySharding | None,
+) -> list[Block]:
+    """The micro-batches of a step through a stage's chunks, in its schedule's order; returns PyTorch's buffers.
+
+    PyTorch's stages have a buffer for the input and one for the gradient of the output of every micro-batch, for good.
+    A chunk's output is held until its backward pass has ended. What is sent is held until the end of the step, in 1f1b
+    less: the gradient until the next backward pass has ended, and of outputs the last that the first passes send alone.
+    Source: torch/distributed/pipelining/stage.py, _RecvInfo, forward_one_chunk, backward_one_chunk; schedules.py.
+    """
+    assert sharding is None
+    micro_batches = accumulation(recipe, layout)
+    numbers = range(stage, layout.pipeline_stages * layout.virtual_stages, layout.pipeline_stages)
+    size = _hidden_bytes(architecture, recipe, layout)
+    last = layout.pipeline_stages * layout.virtual_stages - 1
+    inputs = {(n, m): tape.block(size) for n in numbers if n > 0 for m in range(micro_batches)}
+    ends = {(n, m): tape.block(size) for n in numbers if n < last for m in range(micro_batches)}
+    for block in ends.values():
+        block.lent = True
+    given = batch(tape, architecture, samples=micro_batches * layout.micro_batch)
+    outputs: dict[tuple[int, int], Value] = {}
+    returned: dict[tuple[int, int], _Arrived] = {}
+    sent: list[_Arrived] = []
+    posted: list[Block] = []
+    alternates = layout.schedule is Schedule.ONE_F_ONE_B and layout.virtual_stages == 1
+    for backward, number, micro_batch in passes(layout, micro_batches=micro_batches, stage=stage):
+        place = number, micro_batch
+        if backward:
+            gradients.whole = micro_batch == micro_batches - 1
+            tape.backward(outputs[place], ends[place] if number < last else tape.block(FP32))
+            del outputs[place]
+            if alternates:
+                sent.clear()
+            sent.append(returned.pop(place))
+        else:
+            returned[place] = _Arrived()
+            x = Value(inputs[place], Leaf(returned[place].deliver)) if number > 0 else None
+            outputs[place] = chunks[numbers.index(number)].forward(given, x)
+            del x
+            if number < last and (not alternates or micro_batch == layout.pipeline_stages - stage - 2):
+                posted.append(outputs[place].block)
+    return [*inputs.values(), *ends.values()]
+
+
+class _Arrived:
+    """The gradient of a received input."""
+
+    def __init__(self) -> None:
+        self.block: Block | None = None
+
+    def deliver(self, block: Block) -> None:
+        """Add the gradient of one reader, in place."""
+        if self.block is None or self.block.lent:
+            self.block = block
+
+
+def _passing_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int) -> list[int]:
+    """Bytes of what the update allocates: fp32 gradients that it reads, and fp32 weights that it does not keep."""
+    no_master = recipe.precision is Precision.FP16_NO_MASTER
+    if layout.zero_stage >= 2:
+        own = executed_state(architecture, recipe, layout, stage=stage, replica=0).parameters
+        return [2 * FP32 * own] if no_master else []
+    shards = optimizer_shards(layout)
+    groups = optimizer_groups(architecture, recipe, layout, stage=stage)
+    own = sum(shard_elements(elements, shards) for elements in groups)
+    copied = not BYTES_PER_PARAMETER[recipe.precision].gradient_copy
+    return [FP32 * own * (copied + no_master)]

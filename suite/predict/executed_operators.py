@@ -1,0 +1,380 @@
+"""What each operator of the executed model allocates, keeps for the backward pass and gives back: its memory alone.
+
+Seen in PyTorch 2.13 by its profiler's memory events on the CPU; tools/autograd/derivatives.yaml says what is kept.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from suite.predict.tape import Block, Leaf, Rule, Tape, Value
+
+FP32 = 4
+
+
+class Kernels(NamedTuple):
+    """Where operators differ in the memory they take.
+
+    Args:
+        cuda: kernels of a GPU, else those of a CPU.
+        products_through_fp32: 16-bit products on a CPU that has no instructions for them (see kernels/half_matmul.py).
+    """
+
+    cuda: bool = False
+    products_through_fp32: bool = False
+
+
+class Operators:
+    """The operators of one dtype on one device.
+
+    Args:
+        element: bytes of an element of weights and hidden states.
+        ranks: of the tensor-parallel axis.
+        by_sequence: whether these ranks have parts of the sequence between the split matrices.
+    """
+
+    def __init__(self, tape: Tape, element: int, kernels: Kernels, *, ranks: int, by_sequence: bool) -> None:
+        self.tape = tape
+        self.ranks = ranks
+        self._by_sequence = by_sequence
+        self.element = element
+        self.half = element < FP32
+        self._cuda = kernels.cuda
+        self._widens = self.half and kernels.products_through_fp32
+        self._nothing = tape.block(0)
+
+    def block(self, elements: int) -> Block:
+        """A new block of the operators' dtype."""
+        return self.tape.block(self.element * elements)
+
+    def _product(self, elements: int, *factors: int) -> Block:
+        """The block of a product; `factors` are the elements of what is multiplied, and of a bias."""
+        if not self._widens:
+            return self.block(elements)
+        wide = [self.tape.block(FP32 * factor) for factor in factors]
+        result = self.tape.block(FP32 * elements)
+        del wide
+        rounded = self.block(elements)
+        del result
+        return rounded
+
+    def weight(self, leaf: Leaf) -> Value:
+        """A weight as it is read: its memory is counted elsewhere."""
+        return Value(self._nothing, leaf)
+
+    def linear(self, x: Value, weight: Leaf, bias: Leaf | None, *, tokens: int, columns: int, rows: int) -> Value:
+        """Keeps its input. Backward: gradients of input, weight and bias; without bias the weight's comes first."""
+
+        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            if bias is None:
+                of_weight = self._product(rows * columns, tokens * rows, tokens * columns)
+                return [self._product(tokens * columns, tokens * rows, rows * columns), of_weight]
+            of_input = self._product(tokens * columns, tokens * rows, rows * columns)
+            of_weight = self._product(rows * columns, tokens * rows, tokens * columns)
+            return [of_input, of_weight, self.block(rows)]
+
+        inputs = [x, self.weight(weight), *([self.weight(bias)] if bias else [])]
+        node = self.tape.record(inputs, [x.block], rule)
+        return Value(self._product(tokens * rows, tokens * columns, rows * columns, *([rows] if bias else [])), node)
+
+    def for_columns(self, x: Value, *, elements: int) -> Value:
+        """The input of a matrix whose columns are split, whole on every rank."""
+        if self.ranks == 1 or not self._by_sequence:
+            return self.summed_back(x, elements=elements)
+        node = self.tape.record([x], [], lambda _, gradients: [self._scattered(elements, gradients)])
+        return Value(self._gathered(elements), node)
+
+    def summed_back(self, x: Value, *, elements: int) -> Value:
+        """What every rank has whole, and whose gradients the ranks sum."""
+        if self.ranks == 1:
+            return x
+        return Value(x.block, self.tape.record([x], [], self._like(elements)))
+
+    def of_rows(self, x: Value, *, elements: int) -> Value:
+        """The sum over ranks of what a matrix whose rows are split gives; with sequence parallelism the rank's part."""
+        if self.ranks == 1:
+            return x
+        if not self._by_sequence:
+            return self.copied(x, elements=elements)
+        node = self.tape.record([x], [], lambda _, _gradients: [self._gathered(elements)])
+        return Value(self._scattered(elements, []), node)
+
+    def _gathered(self, elements: int) -> Block:
+        """All ranks' parts as they come, one rank's behind the other's, and joined along the sequence."""
+        message = self.block(elements)
+        joined = self.block(elements)
+        del message
+        return joined
+
+    def _scattered(self, elements: int, given: list[Block | None]) -> Block:
+        """The message has the parts of the sequence one behind the other, so that it is a copy."""
+        message = self.block(elements)
+        given.clear()
+        part = self.block(elements // self.ranks)
+        del message
+        return part
+
+    def scores(self, q: Value, k: Value, *, queries: int, elements: int) -> Value:
+        """q k^T: keeps both, of `queries` elements each."""
+
+        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            of_k = self._product(queries, queries, elements)
+            return [self._product(queries, elements, queries), of_k]
+
+        node = self.tape.record([q, k], [q.block, k.block], rule)
+        return Value(self._product(elements, queries, queries), node)
+
+    def softmax(self, scores: Value, *, elements: int) -> Value:
+        """Softmax in fp32 of the scaled scores and their bias, rounded to the dtype: keeps the fp32 result.
+
+        Each step has a block of its own: wide scores, scaled, biased, softmax.
+        """
+        tape, size = self.tape, FP32 * elements
+
+        def rule(kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
+            if self.half:
+                gradients[:] = [tape.block(size)]
+            of_softmax = tape.block(size)
+            gradients.clear()
+            kept.clear()
+            of_scores = tape.block(size)
+            del of_softmax
+            return [self.block(elements) if self.half else of_scores]
+
+        wide = tape.block(size) if self.half else scores.block
+        scaled = tape.block(size)
+        del wide
+        biased = tape.block(size)
+        del scaled
+        softmax = tape.block(size)
+        del biased
+        node = tape.record([scores], [softmax], rule)
+        return Value(self.block(elements) if self.half else softmax, node)
+
+    def context(self, weights: Value, v: Value, *, scores: int, values: int, strided: bool) -> Value:
+        """Weights times values: keeps both. Backward copies a gradient that does not lie head by head (`strided`)."""
+
+        def rule(_kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
+            if strided:
+                gradients[:] = [self.block(values)]
+            of_v = self._product(values, scores, values)
+            return [self._product(scores, values, values), of_v]
+
+        node = self.tape.record([weights, v], [weights.block, v.block], rule)
+        return Value(self._product(values, scores, values), node)
+
+    def copied(self, x: Value, *, elements: int) -> Value:
+        """A contiguous copy; nothing is kept, and its gradient passes."""
+        return Value(self.block(elements), x.origin, x.output)
+
+    def parts(self, x: Value, *, parts: int, elements: int) -> list[Value]:
+        """Views of the `parts` of a fused projection's output. Backward stacks their gradients, then copies them into
+        the projection's order."""
+
+        def rule(_kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
+            stacked = self.block(parts * elements)
+            gradients.clear()
+            copied = self.block(parts * elements)
+            del stacked
+            return [copied]
+
+        node = self.tape.record([x], [], rule, outputs=parts)
+        return [Value(x.block, node, part) for part in range(parts)]
+
+    def rotated(self, x: Value, turn: Value, *, elements: int, turned: int, turns: int) -> Value:
+        """`turned` of the elements rotated, the others passed: keeps the cosines and sines, in the dtype.
+
+        Forward: turned by the cosine; halves swapped, one of them negated; by the sine; the sum; joined with the rest.
+        Backward: back through both products; each slice of the input has a whole gradient of its own, which are added.
+
+        Args:
+            turns: cosines and sines.
+        """
+
+        def rule(kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
+            by_sine = self.block(turned)
+            negated = self.block(turned // 2)
+            by_cosine = self.block(turned)
+            kept.clear()
+            swapped = self.block(turned)
+            del by_sine, negated, swapped
+            of_input = self.block(elements)
+            gradients.clear()
+            of_turned = self.block(elements)
+            del by_cosine, of_turned
+            return [of_input]
+
+        factors = self.block(turns) if self.half else turn.block
+        by_cosine = self.block(turned)
+        negated = self.block(turned // 2)
+        swapped = self.block(turned)
+        del negated
+        node = self.tape.record([x], [factors], rule)
+        by_sine = self.block(turned)
+        del swapped
+        sums = self.block(turned)
+        del by_cosine, by_sine
+        joined = self.block(elements)
+        del sums
+        return Value(joined, node)
+
+    def dropout(self, x: Value, probability: float, *, elements: int) -> Value:
+        """Keeps what it multiplies with: the dtype's on a CPU, a byte an element on a GPU."""
+        if probability == 0:
+            return x
+        rule = self._like(elements)
+        if self._cuda:
+            dropped = self.block(elements)
+            return Value(dropped, self.tape.record([x], [self.tape.block(elements)], rule))
+        node = self.tape.record([x], [self.block(elements)], rule)
+        return Value(self.block(elements), node)
+
+    def _like(self, elements: int) -> Rule:
+        """The backward pass of an element-wise operator."""
+
+        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            return [self.block(elements)]
+
+        return rule
+
+    def element_wise(self, x: Value, *, elements: int) -> Value:
+        """An activation that keeps its input."""
+        node = self.tape.record([x], [x.block], self._like(elements))
+        return Value(self.block(elements), node)
+
+    def relu(self, x: Value, *, elements: int) -> Value:
+        """Keeps its output."""
+        out = self.block(elements)
+        return Value(out, self.tape.record([x], [out], self._like(elements)))
+
+    def fast_gelu(self, x: Value, *, elements: int) -> Value:
+        """x / (1 + exp(-1.702 |x|)) * exp(0.851 (x - |x|)), one operator after the other."""
+        size = self._magnitude(x, elements)
+        first = self._exponential(self.scaled(size, elements=elements), elements)
+        quotient = self._quotient(x, self._shifted(first, elements), elements)
+        del first
+        difference = self.scaled(self._difference(x, size, elements), elements=elements)
+        return self._product_of_both(quotient, self._exponential(difference, elements), elements)
+
+    def _magnitude(self, x: Value, elements: int) -> Value:
+        """|x|: keeps x. Backward: its signs, then their product with the gradient."""
+
+        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            signs = self.block(elements)
+            of_input = self.block(elements)
+            del signs
+            return [of_input]
+
+        return Value(self.block(elements), self.tape.record([x], [x.block], rule))
+
+    def _exponential(self, x: Value, elements: int) -> Value:
+        """Keeps its output."""
+        out = self.block(elements)
+        return Value(out, self.tape.record([x], [out], self._like(elements)))
+
+    def _shifted(self, x: Value, elements: int) -> Value:
+        """x plus a number; the gradient passes."""
+        return Value(self.block(elements), x.origin, x.output)
+
+    def _difference(self, x: Value, y: Value, elements: int) -> Value:
+        """x - y: the gradient passes to x."""
+        node = self.tape.record([x, y], [], lambda _, gradients: [gradients[0], self.block(elements)])
+        return Value(self.block(elements), node)
+
+    def _quotient(self, x: Value, y: Value, elements: int) -> Value:
+        """x / y: keeps both. Backward: g / y; x / y, that over y, -g, and the product of these."""
+
+        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            of_x = self.block(elements)
+            once = self.block(elements)
+            twice = self.block(elements)
+            del once
+            negative = self.block(elements)
+            of_y = self.block(elements)
+            del twice, negative
+            return [of_x, of_y]
+
+        node = self.tape.record([x, y], [x.block, y.block], rule)
+        return Value(self.block(elements), node)
+
+    def _product_of_both(self, x: Value, y: Value, elements: int) -> Value:
+        """x y, element by element: keeps both."""
+
+        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            return [self.block(elements), self.block(elements)]
+
+        node = self.tape.record([x, y], [x.block, y.block], rule)
+        return Value(self.block(elements), node)
+
+    def gated(self, x: Value, *, elements: int) -> Value:
+        """GELU of every other one of 2 `elements`, times its neighbour: keeps them, and the GELU."""
+
+        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            return [self.block(2 * elements)]
+
+        node = self.tape.record([x], [], rule, outputs=2)
+        gate, neighbour = Value(x.block, node), Value(x.block, node, 1)
+        return self._product_of_both(self.element_wise(gate, elements=elements), neighbour, elements)
+
+    def scaled(self, x: Value, *, elements: int) -> Value:
+        """x times a number, which its gradient is multiplied by too; nothing is kept."""
+        node = self.tape.record([x], [], self._like(elements))
+        return Value(self.block(elements), node)
+
+    def sum(self, x: Value, y: Value, *, elements: int) -> Value:
+        """x + y; its gradient is that of both."""
+        node = self.tape.record([x, y], [], lambda _, gradients: [gradients[0], gradients[0]])
+        return Value(self.block(elements), node)
+
+    def norm(self, x: Value, weight: Leaf, bias: Leaf | None, *, tokens: int, hidden: int) -> Value:
+        """LayerNorm: keeps its input, mean and deviation; on a GPU the statistics are fp32."""
+        leaves = [leaf for leaf in (weight, bias) if leaf]
+
+        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            return [self.block(tokens * hidden), *(self.block(hidden) for _ in leaves)]
+
+        out = self.block(tokens * hidden)
+        statistics = [self.tape.block((FP32 if self._cuda else self.element) * tokens) for _ in range(2)]
+        node = self.tape.record([x, *map(self.weight, leaves)], [x.block, *statistics], rule)
+        return Value(out, node)
+
+    def embedding(self, indices: Block, weight: Leaf, *, tokens: int, rows: int, hidden: int) -> Value:
+        """Keeps the indices."""
+        node = self.tape.record([self.weight(weight)], [indices], self._like(rows * hidden))
+        return Value(self.block(tokens * hidden), node)
+
+    def loss(self, logits: Value, targets: Block, *, tokens: int, rows: int) -> Value:
+        """Cross-entropy in fp32: keeps the logarithms of the softmax, the targets, and their total weight.
+
+        Backward: the gradient of the logarithms, then of the fp32 logits, then rounded.
+        Of logits whose vocabulary is split: less their maximum, exponentials of that, logarithms; backward -1 at the
+        targets, exponentials, their sum, and that times the gradient.
+        Source: torch/distributed/tensor/parallel/loss.py.
+        """
+        tape, size = self.tape, FP32 * tokens * rows
+
+        def rule(kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
+            gradients[:] = [tape.block(size)]
+            if self.ranks > 1:
+                exponentials = tape.block(size)
+                sums = tape.block(size)
+                del exponentials
+            of_logits = tape.block(size)
+            if self.ranks > 1:
+                del sums
+            gradients.clear()
+            kept.clear()
+            return [self.block(tokens * rows) if self.half else of_logits]
+
+        wide = tape.block(size) if self.half else logits.block
+        if self.ranks > 1:
+            shifted = tape.block(size)
+            del wide
+            exponentials = tape.block(size)
+            del exponentials
+            wide = shifted
+            del shifted
+        logarithms = tape.block(size)
+        del wide
+        loss, weight = tape.block(FP32), tape.block(FP32)
+        return Value(loss, tape.record([logits], [logarithms, targets, weight], rule))
