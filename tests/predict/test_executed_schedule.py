@@ -44,19 +44,38 @@ def test_interleaved_passes_are_in_the_order_of_pytorch(stages: int, virtual: in
         assert passes(layout, micro_batches=micro_batches, stage=rank) == expected
 
 
+class Recorder(Stage):
+    """A stage that computes nothing and tells in which order it was asked to."""
+
+    def __init__(self, index: int, stages: int) -> None:
+        super().__init__(index, stages, stages)
+        self.order: list[Pass] = []
+
+    def forward_one_chunk(self, micro_batch: int, *_: object, **__: object) -> None:
+        self.order.append(Pass(False, self.stage_index, micro_batch))
+
+    def backward_one_chunk(self, micro_batch: int, **_: object) -> None:
+        self.order.append(Pass(True, self.stage_index, micro_batch))
+
+    def nothing(self, *_: object) -> list[object]:
+        return []
+
+    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = nothing
+    clear_runtime_states = perform_reduce_grad = nothing
+
+
 @pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 2), (2, 5), (3, 4), (4, 9)])
-def test_passes_of_one_chunk_a_stage_are_in_the_order_of_pytorch(kind: Any, stages: int, micro_batches: int) -> None:
+def test_passes_of_one_chunk_a_stage_are_in_the_order_of_pytorch(
+    kind: Any, stages: int, micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "_initialize_stage", Recorder.nothing)
     layout = Layout(pipeline_stages=stages, schedule=Schedule.GPIPE if kind is ScheduleGPipe else Schedule.ONE_F_ONE_B)
     for rank in range(stages):
-        stage: Any = Stage(rank, stages, stages)
-        order = kind(stage, micro_batches, loss_fn=lambda *_: None)._get_pipeline_order()[rank]
-        expected = [
-            Pass(action.computation_type is not _ComputationType.FORWARD, action.stage_index, action.microbatch_index)
-            for action in order
-            if action is not None and action.microbatch_index is not None
-        ]
-        assert passes(layout, micro_batches=micro_batches, stage=rank) == expected
+        stage: Any = Recorder(rank, stages)
+        schedule = kind(stage, micro_batches, loss_fn=lambda *_: None)
+        schedule._step_microbatches([()] * micro_batches, [{}] * micro_batches)
+        assert passes(layout, micro_batches=micro_batches, stage=rank) == stage.order
 
 
 @given(
