@@ -1,4 +1,4 @@
-"""The main job on CUDA devices: the larger miniature agrees with its prediction to the byte."""
+"""The main job on CUDA devices: the larger miniatures agree with their predictions to the byte."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from reference_runs.catalog import miniatures
+
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: needs a CUDA device")
 
 
 @pytest.mark.timeout(960)
-@pytest.mark.parametrize("compiled", ["--compile", "--no-compile"])
-def test_bloom_mini_on_cuda_equals_its_prediction_exactly(compiled: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "suite", "reproduce", "bloom-mini", "--device", "cuda", "--steps", "6", compiled]
+@pytest.mark.parametrize(
+    ("name", "compiled"), [*((name, "--compile") for name in miniatures()), ("bloom-mini", "--no-compile")]
+)
+def test_a_miniature_on_cuda_equals_its_prediction_exactly(name: str, compiled: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "suite", "reproduce", name, "--device", "cuda", "--steps", "6", compiled]
     done = subprocess.run(
         [*command, "--results", str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
