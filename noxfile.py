@@ -64,6 +64,13 @@ def predict(session: nox.Session) -> None:
 
 
 @nox.session
+def validate(session: nox.Session) -> None:
+    """Say how far predictions are from published measurements: nox -s validate -- my_table.csv"""
+    install(session)
+    suite(session, "validate", *session.posargs)
+
+
+@nox.session
 def formulas(session: nox.Session) -> None:
     """Check the arithmetic of the textbooks, its slips included: nox -s formulas"""
     install(session)

@@ -16,6 +16,7 @@ COMMANDS = {
     "runs": ("suite.commands.runs", "runs"),
     "show": ("suite.commands.show", "show"),
     "predict": ("suite.commands.predict", "predict"),
+    "validate": ("suite.commands.validate", "validate"),
     "formulas": ("suite.commands.formulas", "formulas"),
     "reproduce": ("suite.commands.reproduce", "reproduce_command"),
 }

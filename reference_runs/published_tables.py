@@ -1,0 +1,146 @@
+"""What published tables leave unsaid, as data: sources, rows that do not count, and assumptions with their reasons."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.recorded_file import read_toml, shown_path
+
+PUBLISHED = Path(__file__).parent / "published"
+TABLES = PUBLISHED / "tables.toml"
+
+Cell = str | int | float
+
+
+class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands in for a blank cell of `column`; exactly one of `value`, `values` and `same_as`.
+
+    Args:
+        values: by what the row says in the column `by`.
+        same_as: the column whose number it is, times `times`; with `padded_to`, where the tensor-parallel size does
+            not divide that number, the next multiple of `padded_to` times that size.
+        where: by column, the texts that the row must match, with * for any letters.
+        effect: what it changes in a prediction.
+    """
+
+    column: str
+    why: str
+    effect: str
+    value: Cell | None = None
+    by: str = ""
+    values: dict[str, Cell] = {}
+    same_as: str = ""
+    times: int = 1
+    padded_to: int = 0
+    where: dict[str, list[str]] = {}
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rows that do not count, by one column: its number above or below a bound, or anything in it at all."""
+
+    column: str
+    why: str
+    above: float | None = None
+    below: float | None = None
+    not_blank: bool = False
+
+
+class OpenAccelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text that leaves open which accelerator is meant, and the one that is assumed."""
+
+    text: str
+    accelerator: str
+    why: str
+    effect: str
+
+
+class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of one table as a whole.
+
+    Args:
+        conventions: how its numbers came about, and what they mean.
+        stacks: text of `framework` -> stack, before the general ones.
+        catalog: model -> recorded run, which says what the row leaves open.
+    """
+
+    file: str
+    title: str = ""
+    source: str = ""
+    measured: str = ""
+    conventions: tuple[str, ...] = ()
+    stacks: dict[str, str] = {}
+    catalog: dict[str, str] = {}
+    assumed: tuple[Assumption, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class PublishedTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All tables, and what holds for any table, the user's own included.
+
+    Args:
+        rest_as: recorded run that says what no column says.
+        ran: texts of `status` of a row that ran.
+    """
+
+    rest_as: str
+    ran: tuple[str, ...]
+    stacks: dict[str, str]
+    frameworks: dict[str, str]
+    accelerators: dict[str, str]
+    open_accelerators: tuple[OpenAccelerator, ...] = msgspec.field(name="open_accelerator")
+    assumed: tuple[Assumption, ...]
+    tables: tuple[TableFacts, ...] = msgspec.field(name="table")
+    collectives: tuple[TableFacts, ...] = ()
+
+
+@cache
+def matches(pattern: str, text: str) -> bool:
+    """Whether `text` is `pattern`, in any case and with * for any letters."""
+    return fnmatchcase(text.casefold(), pattern.casefold())
+
+
+@cache
+def load_tables(path: Path = TABLES) -> PublishedTables:
+    """The file that describes the tables.
+
+    Raises:
+        InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key, an assumption that says nothing
+            or two things, one without reason or effect, or a stack that is not described.
+    """
+    where = shown_path(path)
+    known = {field.encode_name for field in msgspec.structs.fields(PublishedTables)}
+    try:
+        tables = msgspec.convert(read_toml(path, what="tables", known=known), PublishedTables)
+    except msgspec.ValidationError as error:
+        raise InputError(str(error), where=where) from error
+    for assumption in (*tables.assumed, *(each for table in tables.tables for each in table.assumed)):
+        said = [assumption.value is not None, bool(assumption.by and assumption.values), bool(assumption.same_as)]
+        if sum(said) != 1:
+            raise InputError(
+                f"assumed {assumption.column}", allowed="one of value, by with values, and same_as", where=where
+            )
+        if not (assumption.why and assumption.effect):
+            raise InputError(f"assumed {assumption.column}: an assumption needs `why` and `effect`", where=where)
+    for stacks in (tables.frameworks, *(table.stacks for table in tables.tables)):
+        for text, stack in stacks.items():
+            if stack not in tables.stacks:
+                raise InputError(f"{text!r}: stack", got=repr(stack), allowed=", ".join(tables.stacks), where=where)
+    return tables
+
+
+def shipped_tables() -> list[Path]:
+    """The tables of step times beside `TABLES`, in its order."""
+    return [PUBLISHED / table.file for table in load_tables().tables]
+
+
+def table_facts(path: Path) -> TableFacts:
+    """What is known of the table at `path`: of a shipped one by its file's name, otherwise nothing but that name."""
+    for table in load_tables().tables:
+        if table.file == path.name:
+            return table
+    return TableFacts(file=path.name)

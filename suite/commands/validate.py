@@ -1,0 +1,41 @@
+"""How near predictions come to tables of published measurements, and the errors of one constant MFU beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from reference_runs.published import load_table
+from reference_runs.published_tables import shipped_tables
+from suite.commands import exit_codes
+from suite.report.accuracy import print_scores
+from suite.report.tables import console
+from suite.validation import table_score
+
+
+def validate(
+    tables: Annotated[list[Path] | None, typer.Argument(help="Tables ending in .csv; default: all published.")] = None,
+    worst: Annotated[int, typer.Option(help="How many of the worst rows of a table to show.", min=0)] = 5,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a table; errors in percent.")] = False,
+) -> None:
+    """Predict the step time and memory of published measurements, and say how far off the predictions are.
+
+    A table has the columns of those in reference_runs/published/; docs/published_tables.md lists them. A row that lacks
+    something is skipped, with the reason.
+
+    Examples: python -m suite validate; python -m suite validate my_measurements.csv --worst 10
+
+    Exit codes: 0 scored; 2 bad usage or input; 3 no row could be used.
+    """
+    loaded = [load_table(path) for path in tables or shipped_tables()]
+    scored = [(table.facts, table_score(table, worst=worst)) for table in loaded]
+    if json:
+        for _, score in scored:
+            print(msgspec.json.encode(score).decode())
+    else:
+        print_scores(console(), scored)
+    if not any(score.used for _, score in scored):
+        raise typer.Exit(exit_codes.INCONCLUSIVE)

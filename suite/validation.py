@@ -1,0 +1,248 @@
+"""Predictions beside published measurements: errors by table, and those of one constant MFU on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.layout import layout_text
+from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
+from reference_runs.run import Cluster, Precision
+from suite.machines import run_machine
+from suite.predict.flop import model_flop
+from suite.predict.machine import Machine
+from suite.predict.sweep import layout_figures
+
+
+class WorstRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the rows that are farthest from their prediction; the error is signed, in percent of what was measured."""
+
+    line: int
+    model: str
+    accelerators: int
+    layout: str
+    measured_seconds: float
+    predicted_seconds: float
+    error_percent: float
+
+
+class SkippedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that does not count, and why."""
+
+    line: int
+    reason: str
+
+
+class Fits(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether rows ran, beside whether their predicted peak fits into the accelerator's memory."""
+
+    fits_and_ran: int
+    fits_and_failed: int
+    exceeds_and_ran: int
+    exceeds_and_failed: int
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How near predictions come to one table. Errors are (predicted - measured) / measured, in percent.
+
+    Args:
+        used: rows whose step time or peak memory was measured and predicted; with `skipped` all `rows`.
+        step_seconds_mape: mean absolute error; None: no step time was measured.
+        step_seconds_bias: mean signed error.
+        step_seconds_max: the signed error that is largest in size.
+        constant_mfu_mape: mean absolute error of the best constant MFU, `constant_mfu`, on the same rows.
+        peak_bytes_rows: rows whose memory was measured.
+        assumed: what was assumed, and in how many used rows.
+        fits: None where no row failed.
+    """
+
+    table: str
+    rows: int
+    used: int
+    skipped: int
+    step_seconds_mape: float | None
+    constant_mfu_mape: float | None
+    peak_bytes_mape: float | None
+    worst: list[WorstRow]
+    step_seconds_bias: float | None
+    step_seconds_max: float | None
+    constant_mfu: float | None
+    peak_bytes_rows: int
+    peak_bytes_bias: float | None
+    fits: Fits | None
+    assumed: dict[str, int]
+    skipped_rows: list[SkippedLine]
+
+
+class _Predicted(NamedTuple):
+    row: PublishedRow
+    step_seconds: float
+    peak_bytes: float
+
+
+def row_prediction(row: PublishedRow) -> tuple[float, float]:
+    """Seconds of a step, and bytes at the fullest instant of the fullest accelerator.
+
+    Raises:
+        InputError: the accelerator has no peak in the row's dtype.
+    """
+    machine = row_machine(
+        row.accelerator, row.accelerators_per_node, row.network_bytes_per_second, row.recipe.precision, row.layout.ranks
+    )
+    figures = layout_figures(row.architecture, row.recipe, row.layout, machine)
+    return figures.step_seconds, figures.peak_bytes
+
+
+@lru_cache(maxsize=256)
+def row_machine(
+    accelerator: str, per_node: int, network_bytes_per_second: float | None, precision: Precision, ranks: int
+) -> Machine:
+    """The machine that a row was measured on."""
+    cluster = Cluster(accelerator=accelerator, accelerators_per_node=per_node)
+    found = run_machine(
+        cluster, precision, ranks=ranks, accelerator_name=None, network_bytes_per_second=network_bytes_per_second
+    )
+    assert found is not None  # an accelerator is named
+    if found.machine is None:
+        raise InputError(found.missing)
+    return found.machine
+
+
+def table_score(table: PublishedTable, *, worst: int) -> Score:
+    """The errors of a table, and its `worst` rows."""
+    predicted, refused = _predictions(table.rows)
+    skipped = sorted((*table.skipped, *refused), key=lambda each: each.line)
+    timed = [each for each in predicted if each.row.step_seconds is not None]
+    measured = [each.row.step_seconds or 0.0 for each in timed]
+    errors = relative_errors([each.step_seconds for each in timed], measured)
+    weighed = [each for each in predicted if each.row.peak_bytes is not None]
+    peak_errors = relative_errors(
+        [each.peak_bytes for each in weighed], [each.row.peak_bytes or 0.0 for each in weighed]
+    )
+    mfu, mfu_error = _constant_mfu([each.row for each in timed])
+    order = sorted(range(len(timed)), key=lambda place: -abs(errors[place]))
+    assumed: dict[str, int] = {}
+    for each in predicted:
+        for words in each.row.assumed:
+            assumed[words] = assumed.get(words, 0) + 1
+    return Score(
+        table=table.name,
+        rows=len(table.rows) + len(table.skipped),
+        used=len(predicted),
+        skipped=len(skipped),
+        step_seconds_mape=_percent(_mean([abs(error) for error in errors])),
+        constant_mfu_mape=_percent(mfu_error),
+        peak_bytes_mape=_percent(_mean([abs(error) for error in peak_errors])),
+        worst=[_worst(timed[place], errors[place]) for place in order[:worst]],
+        step_seconds_bias=_percent(_mean(errors)),
+        step_seconds_max=_percent(errors[order[0]]) if order else None,
+        constant_mfu=mfu,
+        peak_bytes_rows=len(weighed),
+        peak_bytes_bias=_percent(_mean(peak_errors)),
+        fits=_fits(predicted, table.skipped),
+        assumed=assumed,
+        skipped_rows=[SkippedLine(line=each.line, reason=each.reason) for each in skipped],
+    )
+
+
+def _predictions(rows: Sequence[PublishedRow]) -> tuple[list[_Predicted], list[SkippedRow]]:
+    predicted: list[_Predicted] = []
+    refused: list[SkippedRow] = []
+    for row in rows:
+        try:
+            predicted.append(_Predicted(row, *row_prediction(row)))
+        except InputError as error:
+            refused.append(SkippedRow(row.line, str(error)))
+    return predicted, refused
+
+
+def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
+    """(predicted - measured) / measured of each pair."""
+    return [left / right - 1 for left, right in zip(predicted, measured, strict=True)]
+
+
+def best_constant(ratios: Sequence[float]) -> float:
+    """The factor c that minimises the mean of |c r - 1| over the ratios r.
+
+    The sum is convex and piecewise linear in c with corners at 1 / r, where its slope grows by 2 r: the best c is the
+    first corner, from the smallest on, by which the slopes have grown by half of all.
+
+    Raises:
+        ValueError: no ratio.
+    """
+    if not ratios:
+        raise ValueError("expected one ratio at least")
+    half, passed = sum(ratios) / 2, 0.0
+    for ratio in sorted(ratios, reverse=True):
+        passed += ratio
+        if passed >= half:
+            return 1 / ratio
+    return 1 / min(ratios)
+
+
+def _constant_mfu(rows: Sequence[PublishedRow]) -> tuple[float | None, float | None]:
+    """The MFU whose step times model_flop / (accelerators * peak * MFU) are nearest on these rows, and their error."""
+    if not rows:
+        return None, None
+    ratios = []
+    for row in rows:
+        machine = row_machine(
+            row.accelerator,
+            row.accelerators_per_node,
+            row.network_bytes_per_second,
+            row.recipe.precision,
+            row.layout.ranks,
+        )
+        flop = model_flop(row.architecture, samples=row.recipe.global_batch)
+        ratios.append(flop / (row.layout.ranks * machine.peak_flop_per_second) / (row.step_seconds or 0.0))
+    constant = best_constant(ratios)
+    return 1 / constant, _mean([abs(constant * ratio - 1) for ratio in ratios])
+
+
+def _fits(predicted: Sequence[_Predicted], skipped: Sequence[SkippedRow]) -> Fits | None:
+    """Over every complete row, those that do not count included; None where none failed."""
+    others = [each.row for each in skipped if each.row is not None]
+    if all(row.ran for row in others):
+        return None
+    counts = {(fits, ran): 0 for fits in (True, False) for ran in (True, False)}
+    for each in (*predicted, *_predictions(others)[0]):
+        row = each.row
+        machine = row_machine(
+            row.accelerator,
+            row.accelerators_per_node,
+            row.network_bytes_per_second,
+            row.recipe.precision,
+            row.layout.ranks,
+        )
+        counts[each.peak_bytes <= machine.memory_bytes, row.ran] += 1
+    return Fits(
+        fits_and_ran=counts[True, True],
+        fits_and_failed=counts[True, False],
+        exceeds_and_ran=counts[False, True],
+        exceeds_and_failed=counts[False, False],
+    )
+
+
+def _worst(each: _Predicted, error: float) -> WorstRow:
+    row = each.row
+    return WorstRow(
+        line=row.line,
+        model=row.model,
+        accelerators=row.layout.ranks,
+        layout=layout_text(row.layout),
+        measured_seconds=row.step_seconds or 0.0,
+        predicted_seconds=each.step_seconds,
+        error_percent=100 * error,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
