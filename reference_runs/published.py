@@ -23,6 +23,7 @@ from reference_runs.recorded_file import shown_path
 from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual
 
 LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
+MOST_LAYERS = 10_000
 STEP, MEMORY = "measured_step_time_s", "measured_mem_gib_per_gpu"
 NEEDED = (
     "layers",
@@ -202,11 +203,11 @@ class _Cells:
             raise _UnusableError(f"{column}: expected a number from {SMALLEST:g} on; got {self.text(column)!r}")
         return number
 
-    def count(self, column: str, *, least: int = 1) -> int:
-        """An integer from `least` to `MOST`."""
+    def count(self, column: str, *, least: int = 1, most: int = MOST) -> int:
+        """An integer from `least` to `most`."""
         number = self.number(column)
-        if number != int(number) or not least <= number <= MOST:
-            raise _UnusableError(f"{column}: expected an integer from {least} to {MOST}; got {self.text(column)!r}")
+        if number != int(number) or not least <= number <= most:
+            raise _UnusableError(f"{column}: expected an integer from {least} to {most}; got {self.text(column)!r}")
         return int(number)
 
     def claim(self, column: str) -> bool:
@@ -384,7 +385,7 @@ def _architecture(cells: _Cells, base: Architecture, *, recorded: bool) -> Archi
     if hidden % heads:
         raise _UnusableError(f"heads = {heads} does not divide hidden = {hidden}")
     shape: dict[str, object] = {
-        "layers": cells.count("layers"),
+        "layers": cells.count("layers", most=MOST_LAYERS),
         "hidden": hidden,
         "heads": heads,
         "head_dim": hidden // heads,
@@ -450,10 +451,7 @@ def _layout(cells: _Cells, base: Layout, *, recorded: bool) -> Layout:
     if not recorded or cells.stated.get("sp"):
         layout["sequence_parallel"] = cells.claim("sp")
     if not recorded or cells.stated.get("zero_stage"):
-        stage = cells.count("zero_stage", least=0)
-        if stage > 3:
-            raise _UnusableError(f"zero_stage: got {stage}, allowed: 0, 1, 2, 3")
-        layout["zero_stage"] = stage
+        layout["zero_stage"] = cells.count("zero_stage", least=0, most=3)
     if recorded:
         return msgspec.structs.replace(base, **layout)
     return msgspec.structs.replace(

@@ -90,18 +90,24 @@ def row_prediction(row: PublishedRow) -> tuple[float, float]:
     Raises:
         InputError: the accelerator has no peak in the row's dtype.
     """
-    machine = row_machine(
-        row.accelerator, row.accelerators_per_node, row.network_bytes_per_second, row.recipe.precision, row.layout.ranks
-    )
-    figures = layout_figures(row.architecture, row.recipe, row.layout, machine)
+    figures = layout_figures(row.architecture, row.recipe, row.layout, row_machine(row))
     return figures.step_seconds, figures.peak_bytes
 
 
+def row_machine(row: PublishedRow) -> Machine:
+    """The machine that a row was measured on.
+
+    Raises:
+        InputError: the accelerator has no peak in the row's dtype.
+    """
+    per_node, network = row.accelerators_per_node, row.network_bytes_per_second
+    return _machine(row.accelerator, per_node, network, row.recipe.precision, row.layout.ranks)
+
+
 @lru_cache(maxsize=256)
-def row_machine(
+def _machine(
     accelerator: str, per_node: int, network_bytes_per_second: float | None, precision: Precision, ranks: int
 ) -> Machine:
-    """The machine that a row was measured on."""
     cluster = Cluster(accelerator=accelerator, accelerators_per_node=per_node)
     found = run_machine(
         cluster, precision, ranks=ranks, accelerator_name=None, network_bytes_per_second=network_bytes_per_second
@@ -190,13 +196,7 @@ def _constant_mfu(rows: Sequence[PublishedRow]) -> tuple[float | None, float | N
         return None, None
     ratios = []
     for row in rows:
-        machine = row_machine(
-            row.accelerator,
-            row.accelerators_per_node,
-            row.network_bytes_per_second,
-            row.recipe.precision,
-            row.layout.ranks,
-        )
+        machine = row_machine(row)
         flop = model_flop(row.architecture, samples=row.recipe.global_batch)
         ratios.append(flop / (row.layout.ranks * machine.peak_flop_per_second) / (row.step_seconds or 0.0))
     constant = best_constant(ratios)
@@ -211,13 +211,7 @@ def _fits(predicted: Sequence[_Predicted], skipped: Sequence[SkippedRow]) -> Fit
     counts = {(fits, ran): 0 for fits in (True, False) for ran in (True, False)}
     for each in (*predicted, *_predictions(others)[0]):
         row = each.row
-        machine = row_machine(
-            row.accelerator,
-            row.accelerators_per_node,
-            row.network_bytes_per_second,
-            row.recipe.precision,
-            row.layout.ranks,
-        )
+        machine = row_machine(row)
         counts[each.peak_bytes <= machine.memory_bytes, row.ran] += 1
     return Fits(
         fits_and_ran=counts[True, True],

@@ -39,6 +39,8 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
         ["predict", "bloom-mini", "--json"],
         ["predict", "bloom-176b", "--choices", "--on", "h200"],
         ["show", "a100"],
+        ["validate"],
+        ["validate", "--help"],
         ["formulas"],
         ["reproduce"],
         ["reproduce", "--help"],
