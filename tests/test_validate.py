@@ -99,6 +99,21 @@ def test_the_confusion_of_fitting_and_running_counts_every_complete_row(capsys) 
     assert fits["fits_and_failed"] + fits["exceeds_and_failed"] == failed - incomplete
 
 
+def test_a_row_fits_where_its_predicted_peak_is_within_the_accelerators_memory(capsys, tmp_path) -> None:
+    # 1.7 and 1,008 billion parameters on 32 and 8 accelerators of 80 GB: 27 GB and 2 TB of state on each
+    small, *_, large = recorded("megatron_sc21_table1")
+    large |= {"pp": "1", "vpp": "1", "dp": "1", "gpus": "8", "global_batch": "1"}
+    failed = {"status": "oom", STEP: ""}
+    rows = [small, small | failed, small | failed, large | failed, large | failed, large | failed]
+    (score,) = scores(capsys, written(tmp_path / "own.csv", rows))
+    assert score["fits"] == {
+        "fits_and_ran": 1,
+        "fits_and_failed": 2,
+        "exceeds_and_ran": 0,
+        "exceeds_and_failed": 3,
+    }
+
+
 def test_a_table_for_people_names_what_was_skipped_assumed_and_missed(capsys) -> None:
     assert main(["validate", str(PUBLISHED / "playbook_h100_1b.csv"), "--worst", "1"]) == 0
     out = " ".join(capsys.readouterr().out.split())
