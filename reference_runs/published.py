@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import csv
-import enum
-import math
-import re
-import typing
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.accelerator import accelerator
-from reference_runs.catalog import check_layout, reference_run
+from reference_runs.catalog import check_layout
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Recomputation, StageAssignment
-from reference_runs.published_tables import Assumption, LeftOut, TableFacts, load_tables, matches, table_facts
+from reference_runs.layout import Layout
+from reference_runs.published_cells import Cells, UnusableError
+from reference_runs.published_run import architecture_of, base_of, device_of, layout_of, network_of, recipe_of, stack_of
+from reference_runs.published_tables import Assumption, LeftOut, TableFacts, load_tables, table_facts
 from reference_runs.recorded_file import shown_path
-from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual
+from reference_runs.run import Architecture, Recipe
 
-LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
-MOST_LAYERS = 10_000
 STEP, MEMORY = "measured_step_time_s", "measured_mem_gib_per_gpu"
 NEEDED = (
     "layers",
@@ -72,9 +66,6 @@ OPTIONAL = (
     "scatter_gather",
     "network_bytes_per_second",
 )
-Choice = typing.TypeVar("Choice", bound=enum.StrEnum)
-_TRUTH = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-_RATE = re.compile(r"(?:(\d+) ?x ?.*?)?([\d.]+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,110 +117,6 @@ class PublishedTable(NamedTuple):
     skipped: tuple[SkippedRow, ...]
 
 
-def _written(value: str | float | None) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-class _UnusableError(Exception):
-    """Why a row cannot be used."""
-
-
-class _Cells:
-    """The cells of one row by column; blank ones are filled by the table's assumptions, which are noted in `assumed`.
-
-    `known` has texts found on the way (accelerator, stack) that assumptions may ask for.
-    """
-
-    def __init__(self, stated: dict[str, str], assumptions: dict[str, list[Assumption]]) -> None:
-        self.stated = stated
-        self.assumptions = assumptions
-        self.known: dict[str, str] = {}
-        self.assumed: list[str] = []
-
-    def text(self, column: str) -> str:
-        """What the row says, or what is assumed.
-
-        Raises:
-            _UnusableError: neither.
-        """
-        said = self.stated.get(column) or self.known.get(column)
-        if said:
-            return said
-        for assumption in self.assumptions.get(column, ()):
-            if (value := self._value(assumption)) is not None:
-                self.assumed.append(f"{column} = {value}")
-                self.known[column] = value
-                return value
-        raise _UnusableError(f"{column} is blank")
-
-    def _value(self, assumption: Assumption) -> str | None:
-        for column, patterns in assumption.where.items():
-            text = self.said(column)
-            if not any(matches(pattern, text) for pattern in patterns):
-                return None
-        if assumption.by:
-            value = assumption.values.get(self.said(assumption.by))
-            return None if value is None else _written(value)
-        if not assumption.same_as:
-            return _written(assumption.value)
-        number = assumption.times * self.count(assumption.same_as)
-        if assumption.padded_to and number % (tensor_parallel := self.count("tp")):
-            multiple = assumption.padded_to * tensor_parallel
-            number = -(-number // multiple) * multiple
-        return str(number)
-
-    def said(self, column: str) -> str:
-        """As `text`, and empty where nothing is said and nothing assumed."""
-        try:
-            return self.text(column)
-        except _UnusableError:
-            return ""
-
-    def number(self, column: str) -> float:
-        """A number from 0 to `LARGEST`."""
-        text = self.text(column)
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number <= LARGEST:
-            raise _UnusableError(f"{column}: expected a number from 0 to {LARGEST:g}; got {text!r}")
-        return number
-
-    def positive(self, column: str) -> float:
-        """A number from `SMALLEST` to `LARGEST`."""
-        number = self.number(column)
-        if number < SMALLEST:
-            raise _UnusableError(f"{column}: expected a number from {SMALLEST:g} on; got {self.text(column)!r}")
-        return number
-
-    def count(self, column: str, *, least: int = 1, most: int = MOST) -> int:
-        """An integer from `least` to `most`."""
-        number = self.number(column)
-        if number != int(number) or not least <= number <= most:
-            raise _UnusableError(f"{column}: expected an integer from {least} to {most}; got {self.text(column)!r}")
-        return int(number)
-
-    def claim(self, column: str) -> bool:
-        """Whether it is so."""
-        text = self.text(column)
-        if text.casefold() not in _TRUTH:
-            raise _UnusableError(f"{column}: got {text!r}, allowed: {', '.join(_TRUTH)}")
-        return _TRUTH[text.casefold()]
-
-    def choice(self, column: str, allowed: type[Choice]) -> Choice:
-        """The member of an enum that is written so."""
-        text, members = self.text(column), _members(allowed)
-        if text.casefold() not in members:
-            raise _UnusableError(f"{column}: got {text!r}, allowed: {', '.join(members)}")
-        return typing.cast(Choice, members[text.casefold()])
-
-
-@cache
-def _members(kind: type[enum.StrEnum]) -> dict[str, enum.StrEnum]:
-    return {member.value: member for member in kind}
-
-
 def load_table(path: Path) -> PublishedTable:
     """The table at `path`: a CSV file with the columns `NEEDED`, any of `OPTIONAL`, and others that are ignored.
 
@@ -250,7 +137,7 @@ def load_table(path: Path) -> PublishedTable:
             continue
         try:
             row = _row(facts, assumptions, line, cells)
-        except (_UnusableError, InputError) as error:
+        except (UnusableError, InputError) as error:
             skipped.append(SkippedRow(line, str(error).removeprefix(f"line {line}: ")))
             continue
         reason = _left_out(row, cells, facts.left_out)
@@ -295,29 +182,29 @@ def _row(
     tables = load_tables()
     model, framework = stated.get("model", ""), stated.get("framework", "")
     run_name = facts.catalog.get(model)
-    cells = _Cells(stated, assumptions)
+    cells = Cells(stated, assumptions)
     blank = [column for column in NEEDED if column != STEP and not cells.said(column)]
     if blank:
-        raise _UnusableError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} blank")
-    device = _device(cells)
+        raise UnusableError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} blank")
+    device = device_of(cells)
     cells.known["accelerator"] = device
     cells.known["stack"] = stack = stack_of(framework, facts)
     if stated.get("ep") and cells.count("ep") > 1:
-        raise _UnusableError("ep: mixtures of experts are not described")
-    base = _base(run_name or tables.rest_as)
+        raise UnusableError("ep: mixtures of experts are not described")
+    base = base_of(run_name or tables.rest_as)
     architecture, recipe, layout = base
-    architecture = _architecture(cells, architecture, recorded=run_name is not None)
-    recipe = _recipe(cells, recipe, recorded=run_name is not None)
-    layout = _layout(cells, layout if run_name else Layout(), recorded=run_name is not None)
+    architecture = architecture_of(cells, architecture, recorded=run_name is not None)
+    recipe = recipe_of(cells, recipe, recorded=run_name is not None)
+    layout = layout_of(cells, layout if run_name else Layout(), recorded=run_name is not None)
     accelerators, axes = cells.count("gpus"), "dp * tp * pp * cp"
     if layout.ranks != accelerators:
-        raise _UnusableError(f"{axes} = {layout.ranks}, but gpus = {accelerators}")
+        raise UnusableError(f"{axes} = {layout.ranks}, but gpus = {accelerators}")
     architecture.check(f"line {line}")
     check_layout(architecture, recipe, layout, f"line {line}")
     per_node = cells.count("gpus_per_node")
-    network = _network(cells)
+    network = network_of(cells)
     if network is None and accelerators > per_node:
-        raise _UnusableError(
+        raise UnusableError(
             "inter_link and network_bytes_per_second are blank, or name no rate, for more than one node"
         )
     status = stated.get("status", "")
@@ -340,155 +227,6 @@ def _row(
         ran=ran,
         assumed=tuple(dict.fromkeys(cells.assumed)),
     )
-
-
-def stack_of(framework: str, facts: TableFacts) -> str:
-    """The stack that the text of a table's column `framework` stands for; "generic" where it is not known."""
-    for pattern, stack in (*facts.stacks.items(), *load_tables().frameworks.items()):
-        if matches(pattern, framework):
-            return stack
-    return "generic"
-
-
-def _device(cells: _Cells) -> str:
-    text, tables = cells.text("gpu"), load_tables()
-    for entry in tables.open_accelerators:
-        if entry.text.casefold() == text.casefold():
-            cells.assumed.append(f"gpu {text} = {entry.accelerator}")
-            return entry.accelerator
-    names = {name.casefold(): device for name, device in tables.accelerators.items()}
-    device = names.get(text.casefold()) or _accelerator_name(text)
-    if device is None:
-        raise _UnusableError(f"gpu: no accelerator of the catalog; got {text!r}")
-    return device
-
-
-@cache
-def _accelerator_name(text: str) -> str | None:
-    if text.endswith(".toml"):
-        return None
-    try:
-        return accelerator(text).name
-    except InputError:
-        return None
-
-
-@cache
-def _base(run: str) -> tuple[Architecture, Recipe, Layout]:
-    recorded = reference_run(run)
-    return recorded.architecture, recorded.recipe, recorded.layout
-
-
-def _architecture(cells: _Cells, base: Architecture, *, recorded: bool) -> Architecture:
-    """The row's shape; what it leaves open is the recorded run's, or assumed."""
-    hidden, heads, vocabulary = cells.count("hidden"), cells.count("heads"), cells.count("vocab")
-    if hidden % heads:
-        raise _UnusableError(f"heads = {heads} does not divide hidden = {hidden}")
-    shape: dict[str, object] = {
-        "layers": cells.count("layers", most=MOST_LAYERS),
-        "hidden": hidden,
-        "heads": heads,
-        "head_dim": hidden // heads,
-        "sequence": cells.count("seq_len"),
-    }
-    if recorded:
-        for name, column in (("kv_heads", "kv_heads"), ("ffn_hidden", "ffn_hidden"), ("padded_vocabulary", "vocab")):
-            if cells.stated.get(column):
-                shape[name] = cells.count(column)
-        return msgspec.structs.replace(base, **shape)
-    position = cells.choice("position", Position)
-    rotary = position is Position.ROTARY
-    return msgspec.structs.replace(
-        base,
-        **shape,
-        kv_heads=cells.count("kv_heads"),
-        ffn_hidden=cells.count("ffn_hidden"),
-        vocabulary=vocabulary,
-        padded_vocabulary=cells.count("padded_vocab"),
-        position=position,
-        rotary_dim=hidden // heads if rotary else None,
-        rotary_base=cells.positive("rotary_base") if rotary else None,
-        norm=cells.choice("norm", Norm),
-        activation=cells.choice("activation", Activation),
-        residual=cells.choice("residual", Residual),
-        biases=cells.claim("biases"),
-        tied_embeddings=cells.claim("tied_embeddings"),
-    )
-
-
-def _recipe(cells: _Cells, base: Recipe, *, recorded: bool) -> Recipe:
-    batch = cells.count("global_batch")
-    if recorded:
-        return msgspec.structs.replace(base, global_batch=batch)
-    dropout = cells.number("dropout")
-    if dropout >= 1:
-        raise _UnusableError(f"dropout: expected a number below 1; got {dropout:g}")
-    cells.said("dtype")
-    return msgspec.structs.replace(
-        base,
-        global_batch=batch,
-        precision=cells.choice("precision", Precision),
-        embedding_dropout=dropout,
-        hidden_dropout=dropout,
-        attention_dropout=dropout,
-    )
-
-
-def _layout(cells: _Cells, base: Layout, *, recorded: bool) -> Layout:
-    layout: dict[str, object] = {
-        "micro_batch": cells.count("micro_batch"),
-        "data_parallel": cells.count("dp"),
-        "tensor_parallel": cells.count("tp"),
-        "pipeline_stages": cells.count("pp"),
-        "accumulation": None,
-    }
-    if not recorded or cells.stated.get("recompute"):
-        layout["recomputation"] = cells.choice("recompute", Recomputation)
-    if not recorded or cells.stated.get("vpp"):
-        layout["virtual_stages"] = cells.count("vpp")
-    if not recorded or cells.stated.get("cp"):
-        layout["context_parallel"] = cells.count("cp")
-    if not recorded or cells.stated.get("sp"):
-        layout["sequence_parallel"] = cells.claim("sp")
-    if not recorded or cells.stated.get("zero_stage"):
-        layout["zero_stage"] = cells.count("zero_stage", least=0, most=3)
-    if recorded:
-        return msgspec.structs.replace(base, **layout)
-    return msgspec.structs.replace(
-        base,
-        **layout,
-        stage_assignment=cells.choice("stage_assignment", StageAssignment),
-        fused_attention=cells.claim("fused_attention"),
-        scatter_gather=cells.claim("scatter_gather"),
-    )
-
-
-def _network(cells: _Cells) -> float | None:
-    """Bytes per second out of one node: as a number, else as the words of `inter_link`, else as assumed."""
-    if not cells.stated.get("network_bytes_per_second"):
-        rate = worded_bytes_per_second(cells.stated.get("inter_link", ""))
-        if rate is not None:
-            return rate
-        if cells.count("gpus") <= cells.count("gpus_per_node"):
-            return None
-    return cells.positive("network_bytes_per_second") if cells.said("network_bytes_per_second") else None
-
-
-@cache
-def worded_bytes_per_second(text: str) -> float | None:
-    """Bytes per second out of a node in words such as "8x HDR InfiniBand 200Gb/s per node"; None: no rate in them.
-
-    A count in front multiplies; b is a bit and B a byte.
-    """
-    found = _RATE.search(text)
-    if found is None:
-        return None
-    count, rate, prefix, unit = found.groups()
-    try:
-        number = float(rate)
-    except ValueError:
-        return None
-    return int(count or 1) * number * (1e12 if prefix == "T" else 1e9) / (1 if unit.startswith("B") else 8) or None
 
 
 def _left_out(row: PublishedRow, stated: dict[str, str], rules: tuple[LeftOut, ...]) -> str:

@@ -13,7 +13,8 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Recomputation, StageAssignment
-from reference_runs.published import MEMORY, NEEDED, STEP, PublishedTable, load_table, stack_of, worded_bytes_per_second
+from reference_runs.published import MEMORY, NEEDED, STEP, PublishedTable, load_table
+from reference_runs.published_run import stack_of, worded_bytes_per_second
 from reference_runs.published_tables import PUBLISHED, TableFacts, load_tables, shipped_tables
 from reference_runs.run import Activation, Precision
 
@@ -303,7 +304,8 @@ def test_words_for_a_network_are_read_as_bytes_out_of_a_node(words: str, gigabyt
         ({"tp": "5", "dp": "1", "gpus": "5"}, "layout.tensor_parallel does not divide architecture.heads = 24; got 5"),
         ({"zero_stage": "4"}, "zero_stage: expected an integer from 0 to 3; got '4'"),
         ({"recompute": "some"}, "recompute: got 'some', allowed: none, selective, full, from-input"),
-        ({"dtype": ""}, "precision is blank"),
+        ({"dtype": ""}, "dtype is blank"),
+        ({"dtype": "int3"}, "precision is blank"),
         ({"sp": "maybe"}, "sp: got 'maybe', allowed: 0, false, no, 1, true, yes"),
         ({"status": "oom"}, "status is oom"),
     ],

@@ -1,0 +1,176 @@
+"""What the columns of a published row say of a run: accelerator, stack, shape, recipe, layout and network."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import msgspec
+
+from reference_runs.accelerator import accelerator
+from reference_runs.catalog import reference_run
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, Recomputation, StageAssignment
+from reference_runs.published_cells import MOST_LAYERS, Cells, UnusableError
+from reference_runs.published_tables import TableFacts, load_tables, matches
+from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual
+
+_RATE = re.compile(r"(?:(\d+) ?x ?.*?)?([\d.]+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
+
+
+def stack_of(framework: str, facts: TableFacts) -> str:
+    """The stack that the text of a table's column `framework` stands for; "generic" where it is not known."""
+    for pattern, stack in (*facts.stacks.items(), *load_tables().frameworks.items()):
+        if matches(pattern, framework):
+            return stack
+    return "generic"
+
+
+def device_of(cells: Cells) -> str:
+    """The catalog's name of the accelerator that the column `gpu` means.
+
+    Raises:
+        UnusableError: the catalog has none of that name.
+    """
+    text, tables = cells.text("gpu"), load_tables()
+    for entry in tables.open_accelerators:
+        if entry.text.casefold() == text.casefold():
+            cells.assumed.append(f"gpu {text} = {entry.accelerator}")
+            return entry.accelerator
+    names = {name.casefold(): device for name, device in tables.accelerators.items()}
+    device = names.get(text.casefold()) or _accelerator_name(text)
+    if device is None:
+        raise UnusableError(f"gpu: no accelerator of the catalog; got {text!r}")
+    return device
+
+
+@cache
+def _accelerator_name(text: str) -> str | None:
+    if text.endswith(".toml"):
+        return None
+    try:
+        return accelerator(text).name
+    except InputError:
+        return None
+
+
+@cache
+def base_of(run: str) -> tuple[Architecture, Recipe, Layout]:
+    """What the recorded run says of everything that a row leaves open."""
+    recorded = reference_run(run)
+    return recorded.architecture, recorded.recipe, recorded.layout
+
+
+def architecture_of(cells: Cells, base: Architecture, *, recorded: bool) -> Architecture:
+    """The row's shape; what it leaves open is the recorded run's, or assumed."""
+    hidden, heads, vocabulary = cells.count("hidden"), cells.count("heads"), cells.count("vocab")
+    if hidden % heads:
+        raise UnusableError(f"heads = {heads} does not divide hidden = {hidden}")
+    shape: dict[str, object] = {
+        "layers": cells.count("layers", most=MOST_LAYERS),
+        "hidden": hidden,
+        "heads": heads,
+        "head_dim": hidden // heads,
+        "sequence": cells.count("seq_len"),
+    }
+    if recorded:
+        for name, column in (("kv_heads", "kv_heads"), ("ffn_hidden", "ffn_hidden"), ("padded_vocabulary", "vocab")):
+            if cells.stated.get(column):
+                shape[name] = cells.count(column)
+        return msgspec.structs.replace(base, **shape)
+    position = cells.choice("position", Position)
+    rotary = position is Position.ROTARY
+    return msgspec.structs.replace(
+        base,
+        **shape,
+        kv_heads=cells.count("kv_heads"),
+        ffn_hidden=cells.count("ffn_hidden"),
+        vocabulary=vocabulary,
+        padded_vocabulary=cells.count("padded_vocab"),
+        position=position,
+        rotary_dim=hidden // heads if rotary else None,
+        rotary_base=cells.positive("rotary_base") if rotary else None,
+        norm=cells.choice("norm", Norm),
+        activation=cells.choice("activation", Activation),
+        residual=cells.choice("residual", Residual),
+        biases=cells.claim("biases"),
+        tied_embeddings=cells.claim("tied_embeddings"),
+    )
+
+
+def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
+    """The row\'s batch, precision and dropout; the rest is the recorded run\'s."""
+    batch = cells.count("global_batch")
+    if recorded:
+        return msgspec.structs.replace(base, global_batch=batch)
+    dropout = cells.number("dropout")
+    if dropout >= 1:
+        raise UnusableError(f"dropout: expected a number below 1; got {dropout:g}")
+    if not cells.stated.get("precision"):
+        cells.text("dtype")
+    return msgspec.structs.replace(
+        base,
+        global_batch=batch,
+        precision=cells.choice("precision", Precision),
+        embedding_dropout=dropout,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+    )
+
+
+def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
+    """The row\'s layout; what it leaves open is the recorded run\'s, or assumed."""
+    layout: dict[str, object] = {
+        "micro_batch": cells.count("micro_batch"),
+        "data_parallel": cells.count("dp"),
+        "tensor_parallel": cells.count("tp"),
+        "pipeline_stages": cells.count("pp"),
+        "accumulation": None,
+    }
+    if not recorded or cells.stated.get("recompute"):
+        layout["recomputation"] = cells.choice("recompute", Recomputation)
+    if not recorded or cells.stated.get("vpp"):
+        layout["virtual_stages"] = cells.count("vpp")
+    if not recorded or cells.stated.get("cp"):
+        layout["context_parallel"] = cells.count("cp")
+    if not recorded or cells.stated.get("sp"):
+        layout["sequence_parallel"] = cells.claim("sp")
+    if not recorded or cells.stated.get("zero_stage"):
+        layout["zero_stage"] = cells.count("zero_stage", least=0, most=3)
+    if recorded:
+        return msgspec.structs.replace(base, **layout)
+    return msgspec.structs.replace(
+        base,
+        **layout,
+        stage_assignment=cells.choice("stage_assignment", StageAssignment),
+        fused_attention=cells.claim("fused_attention"),
+        scatter_gather=cells.claim("scatter_gather"),
+    )
+
+
+def network_of(cells: Cells) -> float | None:
+    """Bytes per second out of one node: as a number, else as the words of `inter_link`, else as assumed."""
+    if not cells.stated.get("network_bytes_per_second"):
+        rate = worded_bytes_per_second(cells.stated.get("inter_link", ""))
+        if rate is not None:
+            return rate
+        if cells.count("gpus") <= cells.count("gpus_per_node"):
+            return None
+    return cells.positive("network_bytes_per_second") if cells.said("network_bytes_per_second") else None
+
+
+@cache
+def worded_bytes_per_second(text: str) -> float | None:
+    """Bytes per second out of a node in words such as "8x HDR InfiniBand 200Gb/s per node"; None: no rate in them.
+
+    A count in front multiplies; b is a bit and B a byte.
+    """
+    found = _RATE.search(text)
+    if found is None:
+        return None
+    count, rate, prefix, unit = found.groups()
+    try:
+        number = float(rate)
+    except ValueError:
+        return None
+    return int(count or 1) * number * (1e12 if prefix == "T" else 1e9) / (1 if unit.startswith("B") else 8) or None
