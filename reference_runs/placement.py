@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
 from reference_runs.layout import Layout, StageAssignment
+from reference_runs.run import Architecture
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
@@ -28,9 +32,13 @@ def chunk_layers(layers: int, layout: Layout) -> list[range]:
     With p pipeline stages and v virtual stages a rank, so `chunk_layers(...)[k::p]` are the chunks of stage k.
         layers             L / (p v) each; the first L mod p v chunks have one more
         layers and tables  as if embedding and head were a layer each, less one on the first and one on the last chunk
+        counted            `layout.stage_layer_counts`, one chunk a stage, where they are given
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2 (figure 4: consecutive chunks on consecutive stages).
     """
+    if layout.stage_layer_counts is not None:
+        ends = list(accumulate(layout.stage_layer_counts, initial=0))
+        return [range(first, end) for first, end in pairwise(ends)]
     chunks = layout.pipeline_stages * layout.virtual_stages
     with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
     each, more = divmod(layers + (2 if with_tables else 0), chunks)
@@ -43,3 +51,41 @@ def chunk_layers(layers: int, layout: Layout) -> list[range]:
         dealt.append(range(start, stop))
         start = stop
     return dealt
+
+
+class Blocks(NamedTuple):
+    """What stands on one stage."""
+
+    layers: int
+    embedding: bool
+    norm: bool
+    head: bool
+
+
+def balanced_stages(architecture: Architecture, *, stages: int) -> list[Blocks]:
+    """Blocks of each of p stages when a stage takes blocks until it has its share of the cost.
+
+    Embedding, layers, norm and head stand in this order; a layer costs its matrices' elements, the head V h, the others
+    nothing. Stage k (from 0) ends with the first block at which the cost from the beginning is (k + 1) / p of all, or
+    more. Where the head costs more than a stage's share, the last stages have the head alone, or nothing.
+
+    Llama 1B with V = 131072, whose head costs four layers of 16: 10 + 6, 5 + 5 + 5 + 1, 3 + 2 + 3 + 2 + 3 + 2 + 1 + 0.
+    Source: nanotron 0.4, models/base.py, build_model. Differs from it where a cost equals the share exactly: 0.4 takes
+    one block more there. The 42 published peaks with t = 1 and p = 2 or 4 say otherwise: in the median they are 10 %
+    below a prediction with the block more, and 2 % below and 4 % above this one.
+    """
+    h = architecture.hidden
+    matrices = 3 if architecture.activation.gated else 2
+    attention = 2 * h * h + 2 * h * architecture.kv_heads * architecture.head_dim
+    layer = attention + matrices * h * architecture.ffn_hidden
+    head = architecture.padded_vocabulary * h
+    costs = [("embedding", 0), *[("layer", layer)] * architecture.layers, ("norm", 0), ("head", head)]
+    total, done = architecture.layers * layer + head, 0
+    names: list[list[str]] = [[] for _ in range(stages)]
+    stage = 0
+    for name, cost in costs:
+        done += cost
+        names[stage].append(name)
+        if done * stages >= total * (stage + 1) and stage < stages - 1:
+            stage += 1
+    return [Blocks(own.count("layer"), "embedding" in own, "norm" in own, "head" in own) for own in names]

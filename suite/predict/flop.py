@@ -145,6 +145,8 @@ def recomputed_layers_of_all_stages(architecture: Architecture, layout: Layout) 
     sum of l_k (l_k + 1) / 2 = p q (q + 1) / 2 + r (q + 1) with q = slots / p rounded down and r the remainder;
     a table in place of a layer takes off the slots of its stage.
     """
+    if layout.stage_layer_counts is not None:
+        return sum(recomputed_layers_from_input(layers) for layers in layout.stage_layer_counts)
     stages = layout.pipeline_stages
     with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
     slots = architecture.layers + (2 if with_tables else 0)

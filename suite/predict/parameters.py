@@ -112,10 +112,13 @@ def stage_layers(architecture: Architecture, layout: Layout, *, stage: int) -> i
     layers             L / p each; the first L mod p stages have one more
     layers and tables  as if embedding and head were a layer each: (L + 2) / p slots, the first (L + 2) mod p stages
                        have one more, less one on the first and one on the last stage
+    counted            `layout.stage_layer_counts`, where they are given
 
     Source of the second: BigScience, train/tr11-176B-ml/README.md (--pp-partition-method type:transformer|embedding);
     Zeng et al. 2022, arXiv 2210.02414, section 2.3 (9 * 8 - 2 layers).
     """
+    if layout.stage_layer_counts is not None:
+        return layout.stage_layer_counts[stage]
     stages = layout.pipeline_stages
     with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
     slots = architecture.layers + (2 if with_tables else 0)
