@@ -71,6 +71,13 @@ def validate(session: nox.Session) -> None:
 
 
 @nox.session
+def fit(session: nox.Session) -> None:
+    """Fit the machine model to the published step times: nox -s fit -- --write --leave-out"""
+    install(session, "fit")
+    suite(session, "fit", *session.posargs)
+
+
+@nox.session
 def formulas(session: nox.Session) -> None:
     """Check the arithmetic of the textbooks, its slips included: nox -s formulas"""
     install(session)
@@ -80,7 +87,7 @@ def formulas(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite: nox -s tests -- -k traffic"""
-    install(session, "execute", "test")
+    install(session, "execute", "test", "fit")
     session.run("python", "-m", "pytest", *session.posargs)
 
 

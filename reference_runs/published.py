@@ -13,7 +13,16 @@ from reference_runs.catalog import check_layout
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.published_cells import Cells, UnusableError
-from reference_runs.published_run import architecture_of, base_of, device_of, layout_of, network_of, recipe_of, stack_of
+from reference_runs.published_run import (
+    architecture_of,
+    base_of,
+    dealt_layout,
+    device_of,
+    layout_of,
+    network_of,
+    recipe_of,
+    stack_name,
+)
 from reference_runs.published_tables import Assumption, LeftOut, TableFacts, load_tables, table_facts
 from reference_runs.recorded_file import shown_path
 from reference_runs.run import Architecture, Recipe
@@ -79,6 +88,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
         step_seconds, peak_bytes: as measured; None: not measured. Memory is the fullest accelerator's.
         status: as the table words it; blank in most.
         ran: whether that means that there was a step to measure.
+        composed: the time is a sum of measured parts, without what a step costs besides them.
         assumed: what stands in for blank cells, such as "vpp = 1".
     """
 
@@ -97,15 +107,21 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: float | None
     status: str
     ran: bool
+    composed: bool
     assumed: tuple[str, ...]
 
 
 class SkippedRow(NamedTuple):
-    """A row that does not count, and why in one line; `row` where it is complete nonetheless."""
+    """A row that does not count, and why in one line; `row` where it is complete nonetheless.
+
+    Args:
+        memory_counts: its step time alone does not count.
+    """
 
     line: int
     reason: str
     row: PublishedRow | None = None
+    memory_counts: bool = False
 
 
 class PublishedTable(NamedTuple):
@@ -140,9 +156,9 @@ def load_table(path: Path) -> PublishedTable:
         except (UnusableError, InputError) as error:
             skipped.append(SkippedRow(line, str(error).removeprefix(f"line {line}: ")))
             continue
-        reason = _left_out(row, cells, facts.left_out)
+        reason, time_only = _left_out(row, cells, facts.left_out)
         if reason:
-            skipped.append(SkippedRow(line, reason, row))
+            skipped.append(SkippedRow(line, reason, row, time_only))
         else:
             rows.append(row)
     return PublishedTable(path.stem, facts, tuple(rows), tuple(skipped))
@@ -188,7 +204,7 @@ def _row(
         raise UnusableError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} blank")
     device = device_of(cells)
     cells.known["accelerator"] = device
-    cells.known["stack"] = stack = stack_of(framework, facts)
+    cells.known["stack"] = stack = stack_name(framework, facts)
     if stated.get("ep") and cells.count("ep") > 1:
         raise UnusableError("ep: mixtures of experts are not described")
     base = base_of(run_name or tables.rest_as)
@@ -201,6 +217,7 @@ def _row(
         raise UnusableError(f"{axes} = {layout.ranks}, but gpus = {accelerators}")
     architecture.check(f"line {line}")
     check_layout(architecture, recipe, layout, f"line {line}")
+    layout = dealt_layout(architecture, layout, stack)
     per_node = cells.count("gpus_per_node")
     network = network_of(cells)
     if network is None and accelerators > per_node:
@@ -225,26 +242,27 @@ def _row(
         peak_bytes=cells.positive(MEMORY) * 2**30 if stated.get(MEMORY) else None,
         status=status,
         ran=ran,
+        composed=facts.composed,
         assumed=tuple(dict.fromkeys(cells.assumed)),
     )
 
 
-def _left_out(row: PublishedRow, stated: dict[str, str], rules: tuple[LeftOut, ...]) -> str:
-    """Why a complete row does not count; empty where it does."""
+def _left_out(row: PublishedRow, stated: dict[str, str], rules: tuple[LeftOut, ...]) -> tuple[str, bool]:
+    """Why a complete row does not count, empty where it does; and whether that concerns its time alone."""
     if not row.ran:
-        return f"status is {row.status}"
-    for rule in rules:
+        return f"status is {row.status}", False
+    for rule in sorted(rules, key=lambda each: each.time_only):
         text = stated.get(rule.column, "")
         if rule.not_blank and text:
-            return f"{rule.column} is {text}: {rule.why}"
+            return f"{rule.column} is {text}: {rule.why}", rule.time_only
         try:
             number = float(text)
         except ValueError:
             continue
         if rule.above is not None and number > rule.above:
-            return f"{rule.column} is above {rule.above:g}: {rule.why}"
+            return f"{rule.column} is above {rule.above:g}: {rule.why}", rule.time_only
         if rule.below is not None and number < rule.below:
-            return f"{rule.column} is below {rule.below:g}: {rule.why}"
+            return f"{rule.column} is below {rule.below:g}: {rule.why}", rule.time_only
     if row.step_seconds is None and row.peak_bytes is None:
-        return f"{STEP} and {MEMORY} are blank"
-    return ""
+        return f"{STEP} and {MEMORY} are blank", False
+    return "", False

@@ -7,7 +7,8 @@ import math
 import typing
 from functools import cache
 
-from reference_runs.published_tables import Assumption, matches
+from reference_runs.published_tables import Assumption
+from reference_runs.stack import matches
 
 LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, and no count of a real run exceeds
 MOST_LAYERS = 10_000

@@ -11,19 +11,21 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, StageAssignment
+from reference_runs.placement import balanced_stages
 from reference_runs.published_cells import MOST_LAYERS, Cells, UnusableError
-from reference_runs.published_tables import TableFacts, load_tables, matches
+from reference_runs.published_tables import TableFacts, load_tables
 from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual
+from reference_runs.stack import matches, stack_of, stacks
 
 _RATE = re.compile(r"(?:(\d+) ?x ?.*?)?([\d.]+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
 
 
-def stack_of(framework: str, facts: TableFacts) -> str:
+def stack_name(framework: str, facts: TableFacts) -> str:
     """The stack that the text of a table's column `framework` stands for; "generic" where it is not known."""
-    for pattern, stack in (*facts.stacks.items(), *load_tables().frameworks.items()):
+    for pattern, stack in facts.stacks.items():
         if matches(pattern, framework):
             return stack
-    return "generic"
+    return stack_of(framework).name
 
 
 def device_of(cells: Cells) -> str:
@@ -146,6 +148,14 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
         fused_attention=cells.claim("fused_attention"),
         scatter_gather=cells.claim("scatter_gather"),
     )
+
+
+def dealt_layout(architecture: Architecture, layout: Layout, stack: str) -> Layout:
+    """The layout with its stages' layers as the stack deals them, where it goes by a measure of its own."""
+    if not stacks()[stack].switches.balances_stages or layout.pipeline_stages == 1 or layout.virtual_stages > 1:
+        return layout
+    dealt = balanced_stages(architecture, stages=layout.pipeline_stages)
+    return msgspec.structs.replace(layout, stage_layer_counts=tuple(blocks.layers for blocks in dealt))
 
 
 def network_of(cells: Cells) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.recorded_file import read_toml, shown_path
+from reference_runs.stack import stacks
 
 PUBLISHED = Path(__file__).parent / "published"
 TABLES = PUBLISHED / "tables.toml"
@@ -41,13 +41,18 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rows that do not count, by one column: its number above or below a bound, or anything in it at all."""
+    """Rows that do not count, by one column: its number above or below a bound, or anything in it at all.
+
+    Args:
+        time_only: their memory counts nonetheless.
+    """
 
     column: str
     why: str
     above: float | None = None
     below: float | None = None
     not_blank: bool = False
+    time_only: bool = False
 
 
 class OpenAccelerator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +70,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Args:
         conventions: how its numbers came about, and what they mean.
         stacks: text of `framework` -> stack, before the general ones.
+        composed: its times are sums of measured parts, so that what a step costs besides them is not in it.
         catalog: model -> recorded run, which says what the row leaves open.
     """
 
@@ -75,6 +81,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     conventions: tuple[str, ...] = ()
     stacks: dict[str, str] = {}
     catalog: dict[str, str] = {}
+    composed: bool = False
     assumed: tuple[Assumption, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
@@ -89,19 +96,11 @@ class PublishedTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     rest_as: str
     ran: tuple[str, ...]
-    stacks: dict[str, str]
-    frameworks: dict[str, str]
     accelerators: dict[str, str]
     open_accelerators: tuple[OpenAccelerator, ...] = msgspec.field(name="open_accelerator")
     assumed: tuple[Assumption, ...]
     tables: tuple[TableFacts, ...] = msgspec.field(name="table")
     collectives: tuple[TableFacts, ...] = ()
-
-
-@cache
-def matches(pattern: str, text: str) -> bool:
-    """Whether `text` is `pattern`, in any case and with * for any letters."""
-    return fnmatchcase(text.casefold(), pattern.casefold())
 
 
 @cache
@@ -126,10 +125,10 @@ def load_tables(path: Path = TABLES) -> PublishedTables:
             )
         if not (assumption.why and assumption.effect):
             raise InputError(f"assumed {assumption.column}: an assumption needs `why` and `effect`", where=where)
-    for stacks in (tables.frameworks, *(table.stacks for table in tables.tables)):
-        for text, stack in stacks.items():
-            if stack not in tables.stacks:
-                raise InputError(f"{text!r}: stack", got=repr(stack), allowed=", ".join(tables.stacks), where=where)
+    for table in tables.tables:
+        for text, stack in table.stacks.items():
+            if stack not in stacks():
+                raise InputError(f"{text!r}: stack", got=repr(stack), allowed=", ".join(stacks()), where=where)
     return tables
 
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "show": ("suite.commands.show", "show"),
     "predict": ("suite.commands.predict", "predict"),
     "validate": ("suite.commands.validate", "validate"),
+    "fit": ("suite.commands.fit", "fit_command"),
     "formulas": ("suite.commands.formulas", "formulas"),
     "reproduce": ("suite.commands.reproduce", "reproduce_command"),
 }

@@ -1,27 +1,33 @@
-"""The machine that a run's prediction stands on: accelerator, cluster and the plain model's assumptions, joined."""
+"""The machine that a run's prediction stands on: accelerator, cluster, software stack and the fitted model, joined."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference_runs import plain_machine as assumptions
-from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
-from reference_runs.run import Cluster, Precision
-from suite.predict.machine import Machine, plain_machine
+import msgspec
 
-DTYPE = {Precision.FP32: "fp32", Precision.BF16: "bf16"}  # of the matrix products; fp16 in every other recipe
+from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
+from reference_runs.fit_scores import fit_scores
+from reference_runs.machine_model import machine_model
+from reference_runs.run import Cluster, Precision, Software
+from reference_runs.stack import Generation, RecordedStack, stack, stack_of
+from suite.machine_model import DTYPE, family_of, modelled_machine
+from suite.predict.machine import Machine
 
 
 class RunMachine(NamedTuple):
-    """A machine, the accelerator that it is made of, and in words what of it was not recorded.
+    """A machine, the accelerator that it is made of, the software on it, and in words what of it was not recorded.
 
     Args:
         machine: None where the network between nodes is needed and not recorded; `missing` names the fact.
+        uncertainty: relative error of a step time that is to be expected.
     """
 
     accelerator: Accelerator
     dtype: str
+    stack: RecordedStack
     machine: Machine | None
+    uncertainty: float
     missing: str
     notes: tuple[str, ...]
 
@@ -33,14 +39,17 @@ def run_machine(
     ranks: int,
     accelerator_name: str | None,
     network_bytes_per_second: float | None = None,
+    software: Software | None = None,
+    stack_name: str | None = None,
 ) -> RunMachine | None:
     """The machine of `cluster`, or the same cluster built of `accelerator_name`; None where neither is given.
 
     Nodes have the cluster's size, or the accelerator's usual one where another accelerator is asked for. The network
-    is the cluster's, or gives each node `network_bytes_per_second`.
+    is the cluster's, or gives each node `network_bytes_per_second`. The stack is the one of this name, or the one that
+    `software` names; on another accelerator than the cluster's, with current libraries.
 
     Raises:
-        InputError: unknown accelerator, or one without a peak for the recipe's dtype.
+        InputError: unknown accelerator or stack, or an accelerator without a peak for the recipe's dtype.
     """
     name = accelerator_name if accelerator_name is not None or cluster is None else cluster.accelerator
     if name is None:
@@ -48,7 +57,14 @@ def run_machine(
     device = accelerator(name)
     dtype = DTYPE.get(precision, "fp16")
     peak = dense_peak_flop_per_second(device, dtype)
+    found = stack(stack_name) if stack_name else stack_of(software.stack if software else None)
     notes: list[str] = []
+    elsewhere = cluster is None or accelerator(cluster.accelerator).name != device.name
+    libraries = ""
+    if elsewhere and found.switches.generation is not Generation.CURRENT and stack_name is None:
+        current = msgspec.structs.replace(found.switches, generation=Generation.CURRENT)
+        found = msgspec.structs.replace(found, switches=current)
+        libraries = ", with current libraries"
     per_node = cluster.accelerators_per_node if cluster and accelerator_name is None else None
     if per_node is None:
         per_node = device.board.accelerators_per_node
@@ -56,30 +72,41 @@ def run_machine(
     network = network_bytes_per_second
     if network is None:
         network = _network_bytes_per_second(cluster)
+    model = machine_model()
+    family_name, measured = family_of(model, device.name)
+    uncertainty = expected_error(measured=measured, assumed=model.families[family_name].uncertainty)
     if network is None and ranks > per_node:
         missing = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
-        return RunMachine(device, dtype, None, f"{missing} are needed for the step time, but not recorded", ())
+        words = f"{missing} are needed for the step time, but not recorded"
+        return RunMachine(device, dtype, found, None, uncertainty, words, ())
     if accelerator_name is not None and network is not None and ranks > per_node:
         origin = "as recorded for the run" if network_bytes_per_second is None else "as asked for"
         notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}")
-    plain = assumptions.load()
-    machine = plain_machine(
-        plain.assumptions,
+    machine = modelled_machine(
+        model.values(),
+        family_name=family_name,
+        family=model.families[family_name],
+        accelerator=device,
+        software=found.switches,
         peak_flop_per_second=peak,
-        memory_bytes=device.board.memory_bytes,
-        memory_bytes_per_second=device.board.memory_bytes_per_second,
-        link_bytes_per_second=device.board.link_bytes_per_second,
-        network_bytes_per_second=network or device.board.link_bytes_per_second,
+        network_bytes_per_second=network,
         accelerators_per_node=per_node,
-        watts=device.board.watts,
     )
-    shares = plain.assumptions
-    notes.append(
-        f"a plain machine, fitted to no run: {shares.matrix_efficiency:.0%} of the dense peak, "
-        f"{shares.memory_efficiency:.0%} of memory and {shares.network_efficiency:.0%} of network bandwidth, "
-        f"{shares.overlap_share:.0%} overlap"
-    )
-    return RunMachine(device, dtype, machine, "", tuple(notes))
+    notes.append(f"software: {found.title}{libraries} (`--stack`; {found.name})")
+    origin = "accelerators like it" if measured else f"those of the family {family_name}, as it was not measured itself"
+    notes.append(f"efficiencies fitted to published step times of {origin}: expect errors of {uncertainty:.0%}")
+    return RunMachine(device, dtype, found, machine, uncertainty, "", tuple(notes))
+
+
+def expected_error(*, measured: bool, assumed: float) -> float:
+    """Relative error to expect of a step time: that of a published table which the fit has not seen.
+
+    The mean over the tables, each left out in turn; for an accelerator that no table measured, with the family's
+    assumed error added as an independent one.
+    """
+    tables = fit_scores().tables.values()
+    unseen = sum(score.table_left_out for score in tables) / len(tables) / 100
+    return unseen if measured else float((unseen**2 + assumed**2) ** 0.5)
 
 
 def _network_bytes_per_second(cluster: Cluster | None) -> float | None:

@@ -8,14 +8,21 @@ from typing import NamedTuple
 
 import msgspec
 
+from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
+from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
-from reference_runs.run import Cluster, Precision
-from suite.machines import run_machine
+from reference_runs.run import Precision
+from suite.machine_model import published_machine
 from suite.predict.flop import model_flop
+from suite.predict.framework_memory import NANOTRON, framework_memory, fullest_peak
 from suite.predict.machine import Machine
-from suite.predict.sweep import layout_figures
+from suite.predict.memory import peak_bytes
+from suite.predict.step import step_time, timed_stages
+from suite.predict.traffic import step_traffic
+
+FRAMEWORKS = {"nanotron": NANOTRON}  # stack -> what its log's memory counts
 
 
 class WorstRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +62,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         step_seconds_bias: mean signed error.
         step_seconds_max: the signed error that is largest in size.
         constant_mfu_mape: mean absolute error of the best constant MFU, `constant_mfu`, on the same rows.
-        peak_bytes_rows: rows whose memory was measured.
+        peak_bytes_rows: rows whose memory was measured, those whose time alone does not count included.
         assumed: what was assumed, and in how many used rows.
         fits: None where no row failed.
     """
@@ -78,20 +85,65 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     skipped_rows: list[SkippedLine]
 
 
+class RowPrediction(NamedTuple):
+    """What is predicted of a published row.
+
+    Args:
+        peak_bytes: as its framework's log prints it.
+        fullest_bytes: of the accelerator that needs most, which decides whether the layout fits.
+    """
+
+    step_seconds: float
+    peak_bytes: float
+    fullest_bytes: float
+
+
 class _Predicted(NamedTuple):
     row: PublishedRow
     step_seconds: float
     peak_bytes: float
+    fullest_bytes: float
 
 
-def row_prediction(row: PublishedRow) -> tuple[float, float]:
-    """Seconds of a step, and bytes at the fullest instant of the fullest accelerator.
+def row_prediction(row: PublishedRow) -> RowPrediction:
+    """Seconds of a step, and bytes at the fullest instant.
+
+    Nanotron's log prints what the first stage's accelerator has reserved; of other frameworks it is the fullest one.
 
     Raises:
         InputError: the accelerator has no peak in the row's dtype.
     """
-    figures = layout_figures(row.architecture, row.recipe, row.layout, row_machine(row))
-    return figures.step_seconds, figures.peak_bytes
+    machine, layout = row_machine(row), row.layout
+    micro_batches = accumulation(row.recipe, layout)
+    traffic = [
+        step_traffic(row.architecture, row.recipe, layout, stage=stage, micro_batches=micro_batches)
+        for stage in timed_stages(layout)
+    ]
+    step = step_time(
+        row.architecture,
+        row.recipe,
+        layout,
+        machine,
+        micro_batches=micro_batches,
+        traffic=traffic,
+    )
+    seconds = step.total_seconds - (step.overhead_seconds if row.composed else 0.0)
+    framework = FRAMEWORKS.get(row.stack)
+    if framework is None or layout.zero_stage > 1:
+        peak = peak_bytes(row.architecture, row.recipe, layout, micro_batches=micro_batches)
+        return RowPrediction(seconds, peak, peak)
+    first = framework_memory(
+        row.architecture, row.recipe, layout, framework, stage=0, micro_batches=micro_batches
+    ).peak(machine.memory_bytes)
+    fullest, _ = fullest_peak(
+        row.architecture,
+        row.recipe,
+        layout,
+        framework,
+        micro_batches=micro_batches,
+        device_bytes=machine.memory_bytes,
+    )
+    return RowPrediction(seconds, first, fullest)
 
 
 def row_machine(row: PublishedRow) -> Machine:
@@ -100,22 +152,25 @@ def row_machine(row: PublishedRow) -> Machine:
     Raises:
         InputError: the accelerator has no peak in the row's dtype.
     """
-    per_node, network = row.accelerators_per_node, row.network_bytes_per_second
-    return _machine(row.accelerator, per_node, network, row.recipe.precision, row.layout.ranks)
+    return _machine(
+        row.accelerator, row.accelerators_per_node, row.network_bytes_per_second, row.recipe.precision, row.stack
+    )
 
 
 @lru_cache(maxsize=256)
 def _machine(
-    accelerator: str, per_node: int, network_bytes_per_second: float | None, precision: Precision, ranks: int
+    accelerator: str, per_node: int, network_bytes_per_second: float | None, precision: Precision, stack_name: str
 ) -> Machine:
-    cluster = Cluster(accelerator=accelerator, accelerators_per_node=per_node)
-    found = run_machine(
-        cluster, precision, ranks=ranks, accelerator_name=None, network_bytes_per_second=network_bytes_per_second
+    model = machine_model()
+    return published_machine(
+        model,
+        model.values(),
+        accelerator_name=accelerator,
+        accelerators_per_node=per_node,
+        network_bytes_per_second=network_bytes_per_second,
+        precision=precision,
+        stack_name=stack_name,
     )
-    assert found is not None  # an accelerator is named
-    if found.machine is None:
-        raise InputError(found.missing)
-    return found.machine
 
 
 def table_score(table: PublishedTable, *, worst: int) -> Score:
@@ -125,7 +180,8 @@ def table_score(table: PublishedTable, *, worst: int) -> Score:
     timed = [each for each in predicted if each.row.step_seconds is not None]
     measured = [each.row.step_seconds or 0.0 for each in timed]
     errors = relative_errors([each.step_seconds for each in timed], measured)
-    weighed = [each for each in predicted if each.row.peak_bytes is not None]
+    of_memory, _ = _predictions([each.row for each in table.skipped if each.row is not None and each.memory_counts])
+    weighed = [each for each in (*predicted, *of_memory) if each.row.peak_bytes is not None]
     peak_errors = relative_errors(
         [each.peak_bytes for each in weighed], [each.row.peak_bytes or 0.0 for each in weighed]
     )
@@ -164,6 +220,12 @@ def _predictions(rows: Sequence[PublishedRow]) -> tuple[list[_Predicted], list[S
         except InputError as error:
             refused.append(SkippedRow(row.line, str(error)))
     return predicted, refused
+
+
+def step_times(table: PublishedTable) -> list[tuple[float, float]]:
+    """Measured and predicted seconds of each used row of a table whose step time was measured."""
+    predicted, _ = _predictions(table.rows)
+    return [(each.row.step_seconds, each.step_seconds) for each in predicted if each.row.step_seconds is not None]
 
 
 def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
@@ -212,7 +274,7 @@ def _fits(predicted: Sequence[_Predicted], skipped: Sequence[SkippedRow]) -> Fit
     for each in (*predicted, *_predictions(others)[0]):
         row = each.row
         machine = row_machine(row)
-        counts[each.peak_bytes <= machine.memory_bytes, row.ran] += 1
+        counts[each.fullest_bytes <= machine.memory_bytes, row.ran] += 1
     return Fits(
         fits_and_ran=counts[True, True],
         fits_and_failed=counts[True, False],

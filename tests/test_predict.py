@@ -16,6 +16,7 @@ from rich.console import Console
 from reference_runs.catalog import RUNS, reference_run, run_names
 from suite.__main__ import main
 from suite.figures import Quantity
+from suite.machines import expected_error
 from suite.report.breakdown import bar, read
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +46,11 @@ def test_one_object_a_line_in_the_stable_form(capsys: pytest.CaptureFixture[str]
     told = objects(capsys, *run_names())
     assert [entry["run"] for entry in told] == run_names()
     for entry in told:
-        assert set(entry) == {"run", "status", "verdict", "record", "figures"}
+        timed = any(row["quantity"] == "step_seconds" and row["left"] is not None for row in entry["figures"])
+        keys = {"run", "status", "verdict", "record", "figures"}
+        assert set(entry) == (keys | {"step_seconds_uncertainty"} if timed else keys)
+        # the errors of published tables that a fit has not seen: neither none nor half of the time
+        assert not timed or 0 < entry["step_seconds_uncertainty"] < 0.5
         for row in entry["figures"]:
             assert row["quantity"] in set(Quantity)
             assert row["left"] is None or row["left"] >= 0
@@ -89,7 +94,29 @@ def test_unpublished_facts_are_named(capsys: pytest.CaptureFixture[str]) -> None
 def test_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = " ".join(text(capsys, "mt-nlg-530b").split())
     assert "layout.zero_stage" in shown.partition("assumed, with reasons in `show mt-nlg-530b`")[2]
-    assert "a plain machine, fitted to no run: 75% of the dense peak" in shown
+    stack = (
+        "software: Megatron-LM's layers of early 2021 under DeepSpeed's pipeline engine and activation checkpointing"
+    )
+    assert f"{stack} (`--stack`; deepspeed-pipeline)" in shown
+    unseen = expected_error(measured=True, assumed=0.0)
+    assert (
+        f"efficiencies fitted to published step times of accelerators like it: expect errors of {unseen:.0%}" in shown
+    )
+
+
+def test_another_stack_takes_the_place_of_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def seconds(*arguments: str) -> float:
+        (entry,) = objects(capsys, "bloom-176b", *arguments)
+        return next(r["left"] for r in entry["figures"] if r["quantity"] == "step_seconds" and r["term"] is None)
+
+    recorded, same, newer = seconds(), seconds("--stack", "deepspeed-pipeline"), seconds("--stack", "megatron-core")
+    # libraries of early 2021 and a host that waits at every layer, or neither
+    assert newer < same == recorded
+    shown = " ".join(text(capsys, "bloom-176b", "--stack", "megatron-core").split())
+    assert "software: Megatron-Core with Transformer Engine, as NeMo runs it (`--stack`; megatron-core)" in shown
+    line = refused(capsys, "bloom-176b", "--stack", "megatron")
+    assert line.startswith("error: --stack: unknown stack; got 'megatron', allowed: gpt-neox, ")
+    assert "got --stack with the miniature bloom-mini" in refused(capsys, "bloom-mini", "--stack", "generic")
 
 
 @pytest.mark.parametrize(

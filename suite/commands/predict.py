@@ -59,6 +59,7 @@ class Asked(NamedTuple):
     layout: str | None
     network: float | None
     prices: Prices
+    stack: str | None
 
 
 def predict(
@@ -69,6 +70,7 @@ def predict(
         float | None,
         typer.Option(help="Gbit/s out of a node over all its interfaces, instead of the run's own.", min=0),
     ] = None,
+    stack: Annotated[str | None, typer.Option(help="Software, by its name in reference_runs/stacks.toml.")] = None,
     price: Annotated[float | None, typer.Option(help="Price of an accelerator hour, in your currency.", min=0)] = None,
     energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.", min=0)] = None,
     pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
@@ -86,7 +88,7 @@ def predict(
     for option, value in given.items():
         if value is not None and not (math.isfinite(value) and (value > 0 or option != "--network")):
             raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
-    asked = Asked(on, layout, None if network is None else network * 1e9 / 8, Prices(price, energy_price, pue))
+    asked = Asked(on, layout, None if network is None else network * 1e9 / 8, Prices(price, energy_price, pue), stack)
     for name, predicted in [(name, _predicted(name, asked)) for name in runs]:
         chosen = _choices(predicted) if show_choices else []
         if not json:
@@ -100,6 +102,8 @@ def predict(
             "record": None,
             "figures": rows,
         }
+        if predicted.machine and predicted.prediction and predicted.prediction.step:
+            entry["step_seconds_uncertainty"] = predicted.machine.uncertainty
         if show_choices:
             entry["choices"] = chosen
         print(msgspec.json.encode(entry).decode())
@@ -108,7 +112,12 @@ def predict(
 def _predicted(name: str, asked: Asked) -> Predicted:
     minis = miniatures()
     if name in minis:
-        for option, given in (("--on", asked.on), ("--layout", asked.layout), ("--network", asked.network)):
+        for option, given in (
+            ("--on", asked.on),
+            ("--layout", asked.layout),
+            ("--network", asked.network),
+            ("--stack", asked.stack),
+        ):
             if given is not None:
                 raise InputError(
                     "is for recorded runs and run files", got=f"{option} with the miniature {name}", where=option
@@ -125,6 +134,8 @@ def _predicted(name: str, asked: Asked) -> Predicted:
         ranks=layout.ranks if layout else 1,
         accelerator_name=asked.on,
         network_bytes_per_second=asked.network,
+        software=run.software,
+        stack_name=asked.stack,
     )
     if machine is None:
         missing.append("no accelerator is recorded: give one with --on")
@@ -138,7 +149,7 @@ def _predicted(name: str, asked: Asked) -> Predicted:
         missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
     left = predicted_figures(run, layout, able, predicted, asked.prices)
     right = published_figures(run)
-    as_recorded = asked.on is None and asked.network is None and layout == run.recorded_layout
+    as_recorded = asked.on is None and asked.network is None and asked.stack is None and layout == run.recorded_layout
     if as_recorded:
         for computed, published in (
             figures_at_published_times(run, predicted, able),

@@ -12,13 +12,17 @@ from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
 from suite.commands import exit_codes
 from suite.report.accuracy import print_scores
+from suite.report.accuracy_plot import Point, draw
 from suite.report.tables import console
-from suite.validation import table_score
+from suite.validation import step_times, table_score
 
 
 def validate(
     tables: Annotated[list[Path] | None, typer.Argument(help="Tables ending in .csv; default: all published.")] = None,
     worst: Annotated[int, typer.Option(help="How many of the worst rows of a table to show.", min=0)] = 5,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw predicted against published times into this file (.svg, .png).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a table; errors in percent.")] = False,
 ) -> None:
     """Predict the step time and memory of published measurements, and say how far off the predictions are.
@@ -37,5 +41,8 @@ def validate(
             print(msgspec.json.encode(score).decode())
     else:
         print_scores(console(), scored)
+    if plot is not None:
+        drawn = {table.name: [Point(*times) for times in step_times(table)] for table in loaded}
+        draw(plot, {name: points for name, points in drawn.items() if points})
     if not any(score.used for _, score in scored):
         raise typer.Exit(exit_codes.INCONCLUSIVE)

@@ -24,6 +24,7 @@ from suite.predict.economics import training_years
 from suite.predict.elementwise import ceil_division
 from suite.predict.flop import recomputation_from_input_ratio, recomputed_layers_from_input
 from suite.predict.gemm import arithmetic_intensity
+from suite.predict.layer_time import head_seconds, layer_products, layer_time
 from suite.predict.limits import (
     even_stage_bytes,
     fits,
@@ -55,7 +56,6 @@ from suite.predict.rings import group_ranks
 from suite.predict.run_prediction import RunPrediction
 from suite.predict.schedule import chunks_in_flight
 from suite.predict.staleness import bounded_training
-from suite.predict.step import head_seconds, layer_products, layer_time
 from suite.predict.sweep import LayoutFigures, layout_figures
 from suite.predict.traffic import reduced_gradient_element_bytes
 

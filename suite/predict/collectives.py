@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from suite.predict.elementwise import chosen, smaller
+from suite.predict.elementwise import chosen, larger, log2, smaller
 from suite.predict.machine import Machine
 
 
@@ -21,13 +21,15 @@ def group(machine: Machine, *, ranks: int, ranks_in_node: int) -> Group:
 
     Inside one node, the achievable bandwidth of an accelerator's links. Between nodes, with r of its ranks in a node of
     a accelerators, a / r such groups leave the node over the same interfaces, one rank of each sending out at a time:
-        min(link, network r / a)
+        min(link, network r / a / (1 + c log2(n / r)))
+    where contention c slows a network down with every doubling of the group's nodes.
 
     Source: derived here. One group over whole nodes (r = a) has all interfaces: NCCL runs a ring through each of them.
     """
     inside = ranks_in_node >= ranks
     link = machine.achievable_link_bytes_per_second
     shared = machine.achievable_network_bytes_per_second * ranks_in_node / machine.accelerators_per_node
+    shared = shared / (1 + machine.network_contention * log2(larger(ranks / ranks_in_node, 1.0)))
     return Group(
         ranks,
         chosen(inside, link, smaller(link, shared)),

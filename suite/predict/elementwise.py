@@ -6,6 +6,7 @@ integers, which do not overflow, and a sweep hands it NumPy arrays of float64: t
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar, cast
 
 Number = TypeVar("Number", int, float)
@@ -37,6 +38,15 @@ def chosen(condition: bool, a: Number, b: Number) -> Number:
     import numpy
 
     return cast(Number, numpy.where(condition, a, b))
+
+
+def log2(a: float) -> float:
+    """The logarithm of `a` to base 2."""
+    if a.__class__ in _PLAIN:
+        return math.log2(a)
+    import numpy
+
+    return cast(float, numpy.log2(a))
 
 
 def ceil_division(a: int, b: int) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-from suite.predict.elementwise import larger, smaller
+from suite.predict.elementwise import larger, log2, smaller
 
 
 class EfficiencyTable(NamedTuple):
@@ -77,20 +77,25 @@ def gemm_seconds(
     table: EfficiencyTable | IntensityTable,
     peak_flop_per_second: float,
     memory_bytes_per_second: float,
+    saturation: float = 0.0,
+    overlap: float = 1.0,
 ) -> float:
     """Seconds of one product of M x K by K x N.
 
-    max(2 M N K / (e P), w (M K + K N + M N) / B):
+    max(2 M N K / (e P) (1 + d (1 / M + 1 / N + 1 / K)), w (M K + K N + M N) / B):
         2 M N K / (e P)                 the arithmetic, at efficiency e of the dense peak P
+        d (1 / M + 1 / N + 1 / K)       what small dimensions lose, with saturation d: filling tiles, and bytes that
+                                        do not overlap with the arithmetic
         w (M K + K N + M N) / B         least bytes over the achievable bandwidth B of the memory
 
+    plus 1 - o of the smaller of the two, with overlap o.
     Source: Williams et al. 2009 (as `arithmetic_intensity`): the roofline.
     Differs from the sum of both, which supposes that nothing overlaps, by at most a factor of 2, where both are equal.
     """
     share = efficiency(table, M=M, N=N, K=K, element_bytes=element_bytes)
-    arithmetic = 2 * M * N * K / (share * peak_flop_per_second)
+    arithmetic = 2 * M * N * K / (share * peak_flop_per_second) * (1 + saturation * (1 / M + 1 / N + 1 / K))
     moved = element_bytes * (M * K + K * N + M * N) / memory_bytes_per_second
-    return larger(arithmetic, moved)
+    return larger(arithmetic, moved) + (1 - overlap) * smaller(arithmetic, moved)
 
 
 def product_seconds(
@@ -102,6 +107,8 @@ def product_seconds(
     table: EfficiencyTable | IntensityTable,
     peak_flop_per_second: float,
     memory_bytes_per_second: float,
+    saturation: float = 0.0,
+    overlap: float = 1.0,
 ) -> tuple[float, float]:
     """Seconds of M x K by K x N in the forward pass, and of its two products in the backward pass.
 
@@ -111,7 +118,7 @@ def product_seconds(
 
     The three have the same flop and bytes, so only a table of shapes tells them apart.
     """
-    rest = (element_bytes, table, peak_flop_per_second, memory_bytes_per_second)
+    rest = (element_bytes, table, peak_flop_per_second, memory_bytes_per_second, saturation, overlap)
     forward = gemm_seconds(M, N, K, *rest)
     if not _of_shapes(table):
         return forward, 2 * forward
@@ -156,18 +163,10 @@ def _weights(points: tuple[float, ...], value: float) -> tuple[int, list[float]]
     if isinstance(value, (int, float)):
         first = min(max(bisect_right(points, value) - 1, 0), max(len(points) - 2, 0))
         points = points[first : first + 2]
-    place = _log2(value)
+    place = log2(value)
     passed: list[float] = [1.0]
     for lower, upper in pairwise(points):
         share = (place - math.log2(lower)) / (math.log2(upper) - math.log2(lower))
         passed.append(smaller(1.0, larger(0.0, share)))
     passed.append(0.0)
     return first, [before - behind for before, behind in pairwise(passed)]
-
-
-def _log2(value: Any) -> float:
-    if isinstance(value, (int, float)):
-        return math.log2(value)
-    import numpy
-
-    return cast(float, numpy.log2(value))

@@ -11,6 +11,7 @@ from reference_runs.run import Architecture, Position, Precision, Recipe, Residu
 from suite.predict.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
 
 MASK_BYTES = 1  # a dropout mask is kept as one byte an element
+RESIDUAL_OPERATORS = ("norm", "residual add", "dropout")  # on hidden states, which only sequence parallelism splits
 BACKWARD = 2  # bytes of a backward pass over those of the forward pass, see the module's first lines
 
 

@@ -12,7 +12,7 @@ from suite.figures import Figure, Quantity
 from suite.predict.flop import conventional_flop
 from suite.predict.machine import Machine
 from suite.predict.rates import flop_per_second, mfu
-from suite.predict.run_figures import PLAIN, model_convention, rate_figures
+from suite.predict.run_figures import MODEL, model_convention, rate_figures
 from suite.predict.run_prediction import RunPrediction, run_prediction
 
 AT_PUBLISHED_TIME = "at the published step time"
@@ -159,7 +159,7 @@ def measured_figures(run: ReferenceRun, machine: Machine | None) -> tuple[list[F
         term = f"predicted: {_measurement(measured)}"
         if measured.step_seconds is not None:
             computed.append(
-                Figure(quantity=Quantity.STEP_SECONDS, value=step.total_seconds, term=term, convention=PLAIN)
+                Figure(quantity=Quantity.STEP_SECONDS, value=step.total_seconds, term=term, convention=MODEL)
             )
             published.append(Figure(quantity=Quantity.STEP_SECONDS, value=measured.step_seconds, term=term))
         elif measured.hardware_flop_per_second is not None and convention is not None:

@@ -29,7 +29,7 @@ from suite.predict.traffic import step_traffic
 
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
 HARDWARE_CONVENTION = "as model_flop, and recomputation"
-PLAIN = "plain machine"
+MODEL = "machine model"
 PART_OF_PARAMETERS = "part of parameters"
 PART_OF_MODEL_FLOP = "part of model_flop"
 PART_OF_PEAK = "part of the fullest instant"
@@ -232,7 +232,7 @@ def _time_figures(
     if prediction.step is None or machine is None:
         return figures
     step, accelerators, sequence = prediction.step.total_seconds, layout.ranks, run.architecture.sequence
-    figures.append(Figure(quantity=Quantity.STEP_SECONDS, value=step, convention=PLAIN))
+    figures.append(Figure(quantity=Quantity.STEP_SECONDS, value=step, convention=MODEL))
     figures += [
         Figure(quantity=Quantity.STEP_SECONDS, value=seconds, term=name.removesuffix("_seconds"))
         for name, seconds in prediction.step._asdict().items()

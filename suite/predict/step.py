@@ -1,7 +1,8 @@
 """Seconds of one training step, as a sum of terms: what computes, what communicates, and what waits.
 
-A plain model: peak times a stated efficiency, least bytes over an achievable bandwidth, and nothing hidden but a share
-of the data-parallel traffic. Left out: launches (small models wait for the host), imbalance, and what a framework adds.
+Matrix products at a share of the peak, memory-bound operators at a share of the bandwidth, a fixed time for each
+kernel, a host that may be slower than the accelerator, collectives, the pipeline's fill, and what a software stack
+overlaps or waits for. With the neutral values of `Machine` and its stack `PLAIN` it is the textbooks' model.
 """
 
 from __future__ import annotations
@@ -12,24 +13,26 @@ from typing import Any, NamedTuple
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Recomputation
-from reference_runs.run import Architecture, Mask, Recipe
+from reference_runs.run import Architecture, Recipe
+from reference_runs.stack import Accumulation, Stack
 from suite.predict.collectives import Group, collective_seconds, group
 from suite.predict.elementwise import chosen, larger, smaller
 from suite.predict.flop import recomputed_layers_from_input
-from suite.predict.gemm import product_seconds
+from suite.predict.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.machine import Machine
-from suite.predict.memory import WEIGHT_ELEMENT_BYTES, optimizer_shards
+from suite.predict.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, optimizer_shards
 from suite.predict.operators import (
     BACKWARD,
     embedding_bytes,
-    layer_operator_bytes,
     loss_bytes,
-    score_operator_bytes,
     update_element_bytes,
 )
 from suite.predict.parameters import rank_parameters, stage_layers
 from suite.predict.rings import axes_in_node, group_ranks
 from suite.predict.schedule import NO_FLUSH
+
+LEAST_SECONDS = 1e-300  # no time, but not 0
+HOST_SHARPNESS = 8  # of the smooth maximum of accelerator and host: 9 % above either where both are equal
 
 RankTraffic = Sequence[tuple[str, str, int, int]]  # suite.predict.traffic.Traffic: axis, operation, bytes, messages
 
@@ -49,6 +52,9 @@ class StepTime(NamedTuple):
         data_parallel_seconds: the exposed part.
         tied_embedding_seconds: adding up the gradients of an embedding that first and last stage store.
         optimizer_seconds: clipping and update.
+        launch_seconds: kernels' own time beyond bytes and flop, and waiting for the host that launches them.
+        accumulation_seconds: adding each micro-batch's gradients to their sum, where kernels of their own do it.
+        overhead_seconds: of each step, what no other term describes.
     """
 
     forward_seconds: float
@@ -62,6 +68,9 @@ class StepTime(NamedTuple):
     data_parallel_seconds: float
     tied_embedding_seconds: float
     optimizer_seconds: float
+    launch_seconds: float = 0.0
+    accumulation_seconds: float = 0.0
+    overhead_seconds: float = 0.0
 
     @property
     def total_seconds(self) -> float:
@@ -74,132 +83,18 @@ class StepTime(NamedTuple):
         return self.forward_seconds + self.backward_seconds + self.recomputation_seconds
 
 
-class LayerTime(NamedTuple):
-    """Seconds of one micro-batch in one layer on one rank; of attention, what selective recomputation repeats.
-
-    Operators are those of the forward pass; their backward pass takes twice as long.
-    """
-
-    forward_seconds: float
-    backward_seconds: float
-    attention_seconds: float
-    operator_seconds: float
-    attention_operator_seconds: float
-
-
 def timed_stages(layout: Layout) -> tuple[int, ...]:
     """Pipeline stages among which the slowest is: the first, the second, the last, each once.
 
     All others have no more layers than the second and, like it, neither embedding nor head. Where the number of stages
-    is an array, three entries, of which some may name the same stage.
+    is an array, three entries, of which some may name the same stage. All stages where their layers are given.
     """
     stages: Any = layout.pipeline_stages
+    if layout.stage_layer_counts is not None:
+        return tuple(range(stages))
     if isinstance(stages, int):
         return tuple(range(stages)) if stages < 3 else (0, 1, stages - 1)
     return (0 * stages, smaller(1, stages - 1), stages - 1)
-
-
-def layer_products(architecture: Architecture, layout: Layout) -> dict[str, tuple[int, int, int, int]]:
-    """Matrix products of one rank's forward pass of one micro-batch through one layer: how many, M, N and K, by part.
-
-    With T = b s / c tokens, t tensor-parallel ranks, g = 2 for a gated activation and 1 otherwise, an M x K by K x N
-    product is:
-        query, key, value      T x h by h x (h + 2 k d) / t
-        attention scores       b a / t of s / c x d by d x s
-        attention context      b a / t of s / c x s by s x d
-        projection             T x h / t by h / t x h
-        expansion              T x h by h x g f / t
-        contraction            T x f / t by f / t x h
-
-    Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3 (split by columns, then by rows). Summed over the ranks,
-    their flop are those of `suite.predict.flop.layer_forward_flop`.
-    """
-    h, s, t = architecture.hidden, architecture.sequence, layout.tensor_parallel
-    rows = s // layout.context_parallel
-    tokens = layout.micro_batch * rows
-    heads = layout.micro_batch * architecture.heads // t
-    width, inner = h // t, architecture.ffn_hidden // t
-    return {
-        "query, key, value": (1, tokens, (h + 2 * architecture.kv_heads * architecture.head_dim) // t, h),
-        "attention scores": (heads, rows, s, architecture.head_dim),
-        "attention context": (heads, rows, architecture.head_dim, s),
-        "projection": (1, tokens, h, width),
-        "expansion": (1, tokens, (2 if architecture.activation.gated else 1) * inner, h),
-        "contraction": (1, tokens, h, inner),
-    }
-
-
-def fused_attention_seconds(
-    architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine
-) -> tuple[float, float]:
-    """Seconds of one rank's forward and backward pass of one micro-batch through a layer's attention kernel.
-
-    forward     max(4 T s h / t u / (e P), w (2 T h + 2 T c k d) / t / B)
-    backward    2.5 times the flop, twice the bytes
-
-    With T = b s / c tokens on c context-parallel ranks, u = 1/2 under a causal mask (the other half is skipped) and 1
-    otherwise; the bytes are queries and output, and the keys and values of the whole sequence. The backward pass has
-    five products for the forward pass's two, as it computes the scores again.
-
-    Source: Dao 2023, arXiv 2307.08691, sections 3.1 and 4.1.
-    """
-    s, t = architecture.sequence, layout.tensor_parallel
-    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
-    tokens = layout.micro_batch * s // layout.context_parallel
-    computed = 0.5 if architecture.mask is Mask.CAUSAL else 1.0
-    flop = computed * (4 * tokens * s * architecture.hidden / t)
-    keys = architecture.kv_heads * architecture.head_dim * layout.context_parallel
-    moved = 2 * w * tokens * (architecture.hidden + keys) / t / machine.achievable_memory_bytes_per_second
-    arithmetic = flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
-    return larger(arithmetic, moved), larger(2.5 * arithmetic, 2 * moved)
-
-
-def layer_time(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> LayerTime:
-    """Seconds of one micro-batch in one layer on one rank, without communication."""
-    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
-    bandwidth = machine.achievable_memory_bytes_per_second
-    forward = backward = attention_forward = attention_backward = 0.0
-    for part, (products, rows, columns, depth) in layer_products(architecture, layout).items():
-        in_attention = part.startswith("attention")
-        if in_attention and layout.fused_attention:
-            continue
-        once, twice = product_seconds(
-            M=rows,
-            N=columns,
-            K=depth,
-            element_bytes=w,
-            table=machine.matrix_efficiency,
-            peak_flop_per_second=machine.peak_flop_per_second,
-            memory_bytes_per_second=bandwidth,
-        )
-        if in_attention:
-            attention_forward = attention_forward + products * once
-            attention_backward = attention_backward + products * twice
-        else:
-            forward = forward + products * once
-            backward = backward + products * twice
-    if layout.fused_attention:
-        attention_forward, attention_backward = fused_attention_seconds(architecture, recipe, layout, machine)
-    return LayerTime(
-        forward + attention_forward,
-        backward + attention_backward,
-        attention_forward,
-        sum(layer_operator_bytes(architecture, recipe, layout).values()) / bandwidth,
-        sum(score_operator_bytes(architecture, recipe, layout).values()) / bandwidth,
-    )
-
-
-def head_seconds(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> tuple[float, float]:
-    """Seconds of one rank's forward and backward pass of one micro-batch through the head: T x h by h x V / t."""
-    return product_seconds(
-        M=layout.micro_batch * architecture.sequence // layout.context_parallel,
-        N=architecture.padded_vocabulary // layout.tensor_parallel,
-        K=architecture.hidden,
-        element_bytes=WEIGHT_ELEMENT_BYTES[recipe.precision],
-        table=machine.matrix_efficiency,
-        peak_flop_per_second=machine.peak_flop_per_second,
-        memory_bytes_per_second=machine.achievable_memory_bytes_per_second,
-    )
 
 
 def exposed_data_parallel_seconds(
@@ -241,12 +136,15 @@ def step_time(
     """Seconds of one step, by term, of the pipeline stage that takes longest.
 
     Of a stage with l layers, m micro-batches, p stages, v virtual stages a rank:
-        busy       m (l layers, embedding, head, recomputation) + its tensor-, context- and pipeline-parallel traffic
-        bubble     (p - 1) / (v m) of busy: waiting for others as if they were as slow; 0 without flush
-        after      exposed data-parallel traffic, the tied embedding's gradient, the optimizer step
+        accelerator    products, operators, n k_a for its n kernels, tensor- and context-parallel traffic
+        host           n k_h to launch them
+        micro-batch    the larger of both, smoothed: (accelerator^8 + host^8)^(1/8); their sum where the stack makes
+                       the host wait at every layer; then accumulating gradients
+        busy           m micro-batches, and the pipeline-parallel traffic that the stack waits for
+        bubble         a micro-batch of every other stage, over v; 0 without flush
+        after          exposed data-parallel traffic, the tied embedding's gradient, the optimizer step, the overhead
 
     Equal stages wait for `suite.predict.schedule.bubble_fraction` of busy and bubble.
-    Differs for unequal stages: the exact fill is the sum of the other stages' times over v, which is less.
     Source: Narayanan et al. 2021, arXiv 2104.04473, sections 2.2 and 3.
 
     Args:
@@ -258,16 +156,23 @@ def step_time(
     if layout.offload is not Offload.NONE:
         raise InputError("layout.offload: no time is predicted", got=layout.offload.value, allowed=Offload.NONE.value)
     bandwidth = machine.achievable_memory_bytes_per_second
+    stack = machine.stack
     layer = layer_time(architecture, recipe, layout, machine)
     head = head_seconds(architecture, recipe, layout, machine)
-    before = embedding_bytes(architecture, recipe, layout) / bandwidth
-    behind = loss_bytes(architecture, recipe, layout) / bandwidth
-    update = update_element_bytes(recipe.precision) / optimizer_shards(layout) / bandwidth
+    before = machine.residual_passes * embedding_bytes(architecture, recipe, layout) / bandwidth
+    behind = machine.loss_passes * stack.loss_share * loss_bytes(architecture, recipe, layout) / bandwidth
+    element = update_element_bytes(recipe.precision) / optimizer_shards(layout)
+    update = machine.update_passes * element / bandwidth
+    kernels = stack.layer_kernels + stack.tensor_parallel_kernels * (layout.tensor_parallel > 1)
     stages = timed_stages(layout)
     groups = axis_groups(layout, machine)
+    flushed = layout.schedule not in NO_FLUSH
     times: list[StepTime] = []
+    passes: list[float] = []
+    sends: list[float] = []
     for stage, entries in zip(stages, traffic, strict=True):
         layers = stage_layers(architecture, layout, stage=stage)
+        parameters = rank_parameters(architecture, layout, stage=stage).all
         first, last = stage == 0, stage == layout.pipeline_stages - 1
         forward = layers * layer.forward_seconds + last * head[0]
         backward = layers * layer.backward_seconds + last * head[1]
@@ -279,33 +184,110 @@ def step_time(
             spent = collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
             key = axis if axis != "dp" else "gather" if operation == "all_gather" else "reduction"
             seconds[key] = seconds[key] + spent
+        exposed_tensor = seconds["tp"] / stack.tensor_parallel_chunks
+        sent = 0.0 * seconds["pp"] if stack.overlaps_pipeline else seconds["pp"]
         computation = forward + operators + backward_pass
-        busy = micro_batches * computation + seconds["tp"] + seconds["cp"] + seconds["pp"]
-        waiting = 0 if layout.schedule in NO_FLUSH else layout.pipeline_stages - 1
+        launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
+        launched = launched + last * ((1 + BACKWARD) * stack.head_kernels)
+        accelerator = computation + machine.kernel_seconds * launched
+        accelerator = accelerator + (exposed_tensor + seconds["cp"]) / micro_batches
+        host = machine.launch_seconds * launched
+        added = _accumulation_bytes(recipe, stack, micro_batches) * parameters / bandwidth
+        micro = _slower_of(accelerator, host) + (host if stack.synchronises_layers else 0.0 * host)
+        slowed = micro / larger(accelerator, LEAST_SECONDS)
+        waited = micro - accelerator + machine.kernel_seconds * launched
+        passes.append(micro + added)
+        sends.append(sent / micro_batches)
         times.append(
             StepTime(
                 forward_seconds=micro_batches * forward,
                 backward_seconds=micro_batches * backward,
                 recomputation_seconds=micro_batches * again,
                 operator_seconds=micro_batches * ((1 + BACKWARD) * operators + operators_again),
-                tensor_parallel_seconds=seconds["tp"],
+                tensor_parallel_seconds=exposed_tensor,
                 context_parallel_seconds=seconds["cp"],
-                pipeline_seconds=seconds["pp"],
-                bubble_seconds=waiting / (layout.virtual_stages * micro_batches) * busy,
+                pipeline_seconds=sent,
+                bubble_seconds=0.0 * passes[-1],
                 data_parallel_seconds=exposed_data_parallel_seconds(
                     layout,
                     reduction_seconds=seconds["reduction"],
                     gather_seconds=seconds["gather"],
-                    backward_seconds=backward_pass,
-                    computation_seconds=computation,
+                    backward_seconds=slowed * backward_pass,
+                    computation_seconds=slowed * computation,
                     micro_batches=micro_batches,
-                    overlap_share=machine.overlap_share,
+                    overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
                 ),
                 tied_embedding_seconds=seconds["embedding"],
-                optimizer_seconds=update * rank_parameters(architecture, layout, stage=stage).all,
+                optimizer_seconds=update * parameters,
+                launch_seconds=micro_batches * waited,
+                accumulation_seconds=micro_batches * added,
+                overhead_seconds=machine.step_overhead_seconds + 0.0 * added,
             )
         )
+    if flushed:
+        every = _all_stages_seconds(architecture, layout, passes, sends)
+        times = [
+            time._replace(bubble_seconds=larger(every - (own + sent), 0.0) / layout.virtual_stages)
+            for time, own, sent in zip(times, passes, sends, strict=True)
+        ]
     return reduce(_slower, times)
+
+
+def _all_stages_seconds(
+    architecture: Architecture, layout: Layout, passes: Sequence[float], sends: Sequence[float]
+) -> float:
+    """Seconds of one micro-batch in all stages one after the other, from passes and messages of `timed_stages`.
+
+    Stages between the second and the last have layers alone, so they take the second's time for each of its layers, and
+    send as often as it does. (Recomputation from a stage's input grows with the square of its layers: a stage that has
+    one less than the second then counts a little too much.)
+    """
+    stages: Any = layout.pipeline_stages
+    if len(passes) < 3 or layout.stage_layer_counts is not None:
+        return sum(passes) + sum(sends)
+    ends = stage_layers(architecture, layout, stage=0) + stage_layers(architecture, layout, stage=stages - 1)
+    # arrays may hold pipelines of one or two stages, whose second or last stage is named twice
+    second = stage_layers(architecture, layout, stage=smaller(1, stages - 1))
+    middle = (architecture.layers - ends) / larger(second, 1) * passes[1]
+    middle = larger(middle, 0.0) + (stages - 2) * sends[1]
+    ends_seconds = passes[0] + sends[0] + passes[2] + sends[2]
+    several: float = ends_seconds + chosen(stages > 2, middle, 0.0 * middle)
+    return chosen(stages > 1, several, passes[0] + sends[0])
+
+
+def _slower_of(accelerator: float, host: float) -> float:
+    """The larger of two times, smoothed: (a^s + h^s)^(1/s), at sharpness s."""
+    longer: float = larger(accelerator, host)
+    shorter: float = smaller(accelerator, host)
+    sharpened: float = (shorter / larger(longer, LEAST_SECONDS)) ** HOST_SHARPNESS  # a stage may have nothing to do
+    smoothed: float = longer * (1 + sharpened) ** (1 / HOST_SHARPNESS)
+    return smoothed
+
+
+def _accumulation_bytes(recipe: Recipe, stack: Stack, micro_batches: int) -> float:
+    """Bytes that adding one micro-batch's gradient of one parameter to the sum moves: w + 2 g.
+
+    Reading the gradient as the backward pass leaves it, reading and writing the sum; 0 where the product that computes
+    it adds it, and where there is one micro-batch whose gradient is the sum.
+    """
+    if stack.accumulation is Accumulation.IN_PRODUCT:
+        return 0.0
+    moved = WEIGHT_ELEMENT_BYTES[recipe.precision] + 2 * BYTES_PER_PARAMETER[recipe.precision].gradients
+    if stack.accumulation is Accumulation.SEPARATE_ALWAYS:
+        return moved
+    return chosen(micro_batches > 1, 1.0 * moved, 0.0)
+
+
+def _repeated_layers(recomputation: Recomputation, layers: int) -> float:
+    """Layer-forwards, in kernels, that one micro-batch's backward pass through `layers` repeats.
+
+    Selective recomputation repeats a quarter of a layer's kernels.
+    """
+    if recomputation is Recomputation.NONE:
+        return 0.0 * layers
+    if recomputation is Recomputation.SELECTIVE:
+        return 0.25 * layers
+    return 1.0 * (layers if recomputation is Recomputation.FULL else recomputed_layers_from_input(layers))
 
 
 def axis_groups(layout: Layout, machine: Machine) -> dict[str, Group]:
@@ -315,6 +297,8 @@ def axis_groups(layout: Layout, machine: Machine) -> dict[str, Group]:
     is as far apart as the pipeline.
     """
     inside = axes_in_node(layout, accelerators_per_node=machine.accelerators_per_node)
+    if machine.stack.one_ring:  # each group leaves its nodes as if one of its ranks stood in each
+        inside = {axis: chosen(ranks >= group_ranks(layout, axis), ranks, 1) for axis, ranks in inside.items()}
     return {
         axis: group(machine, ranks=group_ranks(layout, axis), ranks_in_node=ranks) for axis, ranks in inside.items()
     }

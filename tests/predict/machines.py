@@ -9,22 +9,28 @@ import msgspec
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignment
-from reference_runs.plain_machine import load
 from reference_runs.run import Activation, Architecture, Mask, Position, Precision, Recipe, Residual
 from suite.predict.gemm import EfficiencyTable, IntensityTable, flat_efficiency
-from suite.predict.machine import Machine, plain_machine
+from suite.predict.machine import Machine
 from tests.strategies import BLOOM
 
-ASSUMED = load().assumptions
-A100 = plain_machine(
-    ASSUMED,
+A100 = Machine(
     peak_flop_per_second=312e12,
     memory_bytes=80 * 2**30,
     memory_bytes_per_second=2039e9,
+    memory_efficiency=0.8,
+    matrix_efficiency=flat_efficiency(0.75),
+    fused_attention_efficiency=0.5,
     link_bytes_per_second=300e9,
+    link_efficiency=0.8,
+    link_latency_seconds=3e-6,
     network_bytes_per_second=50e9,  # BLOOM's four interfaces of 100 Gbit/s
+    network_efficiency=0.8,
+    network_latency_seconds=1e-5,
     accelerators_per_node=8,
     watts=400,
+    power_share=0.85,
+    overlap_share=0.5,
 )
 
 

@@ -22,63 +22,26 @@ from suite.predict.flop import (
     recomputed_flop,
 )
 from suite.predict.gemm import flat_efficiency
+from suite.predict.layer_time import fused_attention_seconds, layer_products, layer_time
 from suite.predict.machine import Machine
 from suite.predict.operators import embedding_bytes, layer_operator_bytes, loss_bytes, score_operator_bytes
 from suite.predict.parameters import rank_parameters, stage_layers
 from suite.predict.rates import flop_per_second, hfu, mfu, tokens_per_second
-from suite.predict.schedule import bubble_fraction
-from suite.predict.step import (
-    RankTraffic,
-    StepTime,
-    axis_groups,
-    exposed_data_parallel_seconds,
-    fused_attention_seconds,
-    layer_products,
-    layer_time,
-    step_time,
-    timed_stages,
-)
+from suite.predict.schedule import NO_FLUSH, bubble_fraction
+from suite.predict.step import StepTime, axis_groups, exposed_data_parallel_seconds, step_time
 from suite.predict.traffic import step_traffic
 from tests.predict.machines import A100, Case, at_peak, cases, machines
+from tests.predict.steps import (
+    ROUNDING,
+    bloom,
+    changed,
+    pass_seconds,
+    stage_times,
+    time_of,
+    traffic_of,
+    waiting_stages,
+)
 from tests.strategies import BLOOM
-
-# a step is a sum of some dozens of products and quotients, each rounded to 2**-53
-ROUNDING = 1e-13
-
-
-def traffic_of(case: Case) -> list[RankTraffic]:
-    architecture, recipe, layout, micro_batches = case
-    return [
-        step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
-        for stage in timed_stages(layout)
-    ]
-
-
-def time_of(case: Case, machine: Machine) -> StepTime:
-    architecture, recipe, layout, micro_batches = case
-    return step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=traffic_of(case))
-
-
-def stage_times(case: Case, machine: Machine) -> list[StepTime]:
-    """What the step would be if each stage in turn were the slowest."""
-    architecture, recipe, layout, micro_batches = case
-    times = []
-    for stage in range(layout.pipeline_stages):
-        traffic = step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(subject, "timed_stages", lambda _, stage=stage: (stage,))
-            times.append(
-                step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=[traffic])
-            )
-    return times
-
-
-def changed(case: Case, **changes: Any) -> Case:
-    return case._replace(layout=msgspec.structs.replace(case.layout, **changes))
-
-
-def bloom() -> Case:
-    return Case(BLOOM.architecture, BLOOM.recipe, BLOOM.layout, 128)
 
 
 @given(cases())
@@ -198,12 +161,23 @@ def test_one_rank_communicates_and_waits_for_nothing(case: Case, machine: Machin
     )
 
 
-@given(cases(), machines())
-def test_the_share_that_waits_is_the_schedules_bubble(case: Case, machine: Machine) -> None:
-    time = time_of(case, machine)
+@given(cases(), machines(), st.integers(1, 3))
+def test_equal_stages_wait_for_the_schedules_bubble(case: Case, machine: Machine, layers: int) -> None:
+    stages = case.layout.pipeline_stages
+    architecture = msgspec.structs.replace(case.architecture, layers=layers * stages * case.layout.virtual_stages)
+    _, recipe, layout, micro_batches = case = changed(
+        case._replace(architecture=architecture), stage_assignment="layers"
+    )
+    traffic = traffic_of(case)
+    with pytest.MonkeyPatch.context() as patch:  # neither embedding nor head, and of every stage the last one's traffic
+        patch.setattr(subject, "head_seconds", lambda *_: (0.0, 0.0))
+        patch.setattr(subject, "embedding_bytes", lambda *_: 0)
+        patch.setattr(subject, "loss_bytes", lambda *_: 0)
+        same = len(traffic) * traffic[-1:]
+        time = step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=same)
     # all terms up to the bubble are what the pipeline repeats
     share = time.bubble_seconds / math.fsum(time[:8])
-    assert share == pytest.approx(bubble_fraction(case.layout, micro_batches=case.micro_batches), rel=ROUNDING, abs=0)
+    assert share == pytest.approx(bubble_fraction(layout, micro_batches=micro_batches), rel=ROUNDING, abs=0)
 
 
 @given(cases(), machines())
@@ -220,14 +194,30 @@ def test_interleaving_divides_the_bubble_and_multiplies_the_messages() -> None:
     plain, interleaved = (time_of(changed(case, virtual_stages=virtual), A100) for virtual in (1, 5))
     # a middle stage sends twice a micro-batch and chunk, the last stage once less; one of them is the slowest
     assert interleaved.pipeline_seconds / plain.pipeline_seconds == pytest.approx(9, rel=ROUNDING, abs=0)
-    busy = math.fsum(interleaved[:7])
-    assert interleaved.bubble_seconds == pytest.approx(6 / (5 * 128) * busy, rel=ROUNDING, abs=0)
+    for time, virtual in ((plain, 1), (interleaved, 5)):
+        alone = stage_times(changed(case, virtual_stages=virtual), A100)
+        # the last of seven stages decides, and fills with a chunk of each of the six before it
+        assert time.forward_seconds == alone[6].forward_seconds > alone[5].forward_seconds
+        others = math.fsum(pass_seconds(each, micro_batches=128) for each in alone[:6])
+        assert time.bubble_seconds == pytest.approx(others / virtual, rel=ROUNDING, abs=0)
 
 
 @given(cases(), machines())
-def test_no_stage_takes_longer_than_the_one_that_decides(case: Case, machine: Machine) -> None:
-    longest = max(stage_times(case, machine), key=lambda time: time.total_seconds)
-    assert time_of(case, machine).total_seconds == pytest.approx(longest.total_seconds, rel=ROUNDING, abs=0)
+def test_no_stage_that_waits_for_every_other_takes_longer_than_the_one_that_decides(
+    case: Case, machine: Machine
+) -> None:
+    layout, longest = case.layout, max(time.total_seconds for time in waiting_stages(case, machine))
+    counts = [stage_layers(case.architecture, layout, stage=stage) for stage in range(1, layout.pipeline_stages - 1)]
+    # Stages between the ends are timed as the second of them, layer by layer. One with l - 1 layers for the second's l
+    # is then off by its messages, which are as many, and by the recomputation from a stage's input, which is quadratic:
+    # together by at most the time of one of the second's layers.
+    shorter = sum(count < counts[0] for count in counts)
+    of_a_layer = 0.0
+    if shorter and layout.schedule not in NO_FLUSH:
+        second = stage_times(case, machine)[1]
+        of_a_layer = pass_seconds(second, micro_batches=case.micro_batches) / counts[0] / layout.virtual_stages
+    decided = time_of(case, machine).total_seconds
+    assert decided == pytest.approx(longest, rel=ROUNDING, abs=shorter * of_a_layer)
 
 
 @given(cases(), machines())

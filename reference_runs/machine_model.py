@@ -1,0 +1,96 @@
+"""The machine model's parameters as data: value, unit, meaning, uncertainty, and the rows that determined it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.recorded_file import read_toml, shown_path
+from reference_runs.stack import AttentionKernel
+
+MACHINE_MODEL = Path(__file__).parent / "machine_model.toml"
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One number of the machine model.
+
+    Args:
+        least: no fit goes below it, and `most` not above: what is physically possible.
+        expected: what general knowledge says before any fit; the fit is drawn to it, weakly, within a factor of
+            `spread`.
+        uncertainty: relative standard error of the fit; None: not fitted.
+        rows: measurements that depend on it.
+        tables: published tables that those rows come from.
+    """
+
+    value: Annotated[float, msgspec.Meta(gt=0)]
+    unit: str
+    meaning: str
+    source: str
+    least: float
+    most: float
+    expected: float
+    spread: Annotated[float, msgspec.Meta(ge=1)]
+    uncertainty: float | None = None
+    rows: int | None = None
+    tables: tuple[str, ...] = ()
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the parameter is free in the fit."""
+        return self.spread > 1
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Accelerators that share an efficiency surface.
+
+    Args:
+        accelerators: names in the catalog; the last family takes what none names.
+        why: what speaks for sharing.
+        attention: share of the dense peak that each fused attention kernel reaches here.
+        uncertainty: relative standard error of a step time on an accelerator of this family that no row measured.
+    """
+
+    accelerators: tuple[str, ...]
+    why: str
+    attention: dict[AttentionKernel, float]
+    attention_source: str
+    uncertainty: float
+
+
+class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
+    """All parameters by name, and the families; a parameter `NAME.FAMILY` holds for that family alone.
+
+    Args:
+        residual: relative standard deviation of published step times around the fit, tables weighted equally.
+        weights: of tables in the fit, 1 where none is given; `why_weights` says why.
+    """
+
+    title: str
+    residual: float
+    weights: dict[str, float]
+    why_weights: str
+    parameters: dict[str, Parameter]
+    families: dict[str, Family]
+
+    def values(self) -> dict[str, float]:
+        """The parameters' values by name."""
+        return {name: parameter.value for name, parameter in self.parameters.items()}
+
+
+@cache
+def machine_model(path: Path = MACHINE_MODEL) -> MachineModel:
+    """The machine model that the TOML file at `path` records.
+
+    Raises:
+        InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key.
+    """
+    raw = read_toml(path, what="machine model", known=set(MachineModel.__struct_fields__))
+    try:
+        return msgspec.convert(raw, MachineModel)
+    except msgspec.ValidationError as error:
+        raise InputError(f"machine model: {error}", where=shown_path(path)) from error

@@ -1,0 +1,156 @@
+"""Software stacks as data: what a framework fuses, overlaps, waits for and sends, each switch with its source."""
+
+from __future__ import annotations
+
+import enum
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Annotated, cast
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.recorded_file import read_toml, section_of, shown_path
+from reference_runs.sourced import Sourced
+
+STACKS = Path(__file__).parent / "stacks.toml"
+GENERIC = "generic"
+
+Count = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "1"})]
+
+
+class Generation(enum.StrEnum):
+    """Which libraries compute: matrix products of one accelerator became faster from one to the next.
+
+    early-2021: Megatron-LM of January 2021, and the forks that left it then (DeepSpeed's, GPT-NeoX, BLOOM's, GLM's).
+    2021: Megatron-LM of the second half of 2021.
+    current: what came later.
+    """
+
+    EARLY_2021 = "early-2021"
+    LATE_2021 = "2021"
+    CURRENT = "current"
+
+
+class AttentionKernel(enum.StrEnum):
+    """What computes attention: batched products that store the scores, or one kernel that does not."""
+
+    UNFUSED = "unfused"
+    FLASH_ATTENTION_1 = "flash-attention-1"
+    FLASH_ATTENTION_2 = "flash-attention-2"
+    CUDNN = "cudnn"
+
+
+class Accumulation(enum.StrEnum):
+    """How gradients of several micro-batches are added up.
+
+    separate: a kernel adds each micro-batch's gradient to the sum.
+    separate-always: the same, also for the only micro-batch of a step.
+    in-product: the product that computes a gradient adds it to the sum.
+    """
+
+    SEPARATE = "separate"
+    SEPARATE_ALWAYS = "separate-always"
+    IN_PRODUCT = "in-product"
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Switches of a software stack: closed choices and counts, nothing fitted.
+
+    Args:
+        layer_kernels: kernels of the forward pass through one layer, collectives left out.
+        tensor_parallel_kernels: further kernels of a layer's forward pass where tensor parallelism splits it.
+        head_kernels: kernels of head and loss, forward.
+        python_launches: the host launches kernels one by one from Python; otherwise it is never the slower one.
+        fused_dropout: dropout is applied in the kernel that adds the residual.
+        fused_bias: the expansion's bias is added in the kernel of the activation.
+        fused_rotary: queries and keys are rotated by one kernel.
+        loss_share: bytes of the cross-entropy over those of one that keeps an fp32 copy of every step.
+        tensor_parallel_chunks: pieces in which a tensor-parallel collective overlaps with its product; 1: none.
+        overlaps_data_parallel: gradients are reduced while the backward pass goes on.
+        overlaps_pipeline: the next micro-batch is computed while a stage's output is sent.
+        synchronises_layers: the host waits for the accelerator at every recomputed layer.
+        balances_stages: layers are dealt to pipeline stages by their flop, the head counted.
+        one_ring: collectives between nodes go through one network interface.
+    """
+
+    generation: Generation
+    attention: AttentionKernel
+    layer_kernels: Count
+    tensor_parallel_kernels: Annotated[int, msgspec.Meta(ge=0, extra={"unit": "1"})]
+    head_kernels: Count
+    python_launches: bool
+    fused_dropout: bool
+    fused_bias: bool
+    fused_rotary: bool
+    loss_share: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})]
+    accumulation: Accumulation
+    tensor_parallel_chunks: Count
+    overlaps_data_parallel: bool
+    overlaps_pipeline: bool
+    synchronises_layers: bool
+    balances_stages: bool
+    one_ring: bool
+
+
+class RecordedStack(msgspec.Struct, frozen=True, kw_only=True):
+    """A stack by its name, texts that its frameworks match (* for any letters), each switch's fact under `NAME.key`."""
+
+    name: str
+    title: str
+    frameworks: tuple[str, ...]
+    switches: Stack
+    facts: dict[str, Sourced]
+
+
+@cache
+def stacks(path: Path = STACKS) -> dict[str, RecordedStack]:
+    """The recorded stacks, by name; "generic" is among them.
+
+    Raises:
+        InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key.
+    """
+    where = shown_path(path)
+    raw = read_toml(path, what="stacks", known={"sources", "stacks"})
+    found: dict[str, RecordedStack] = {}
+    for name, entry in raw.get("stacks", {}).items():
+        entry = dict(entry)
+        title, frameworks = entry.pop("title", None), entry.pop("frameworks", [])
+        if not isinstance(title, str):
+            raise InputError(f"stacks.{name}.title: expected a text", got=repr(title), where=where)
+        switches, facts = section_of(entry, Stack, f"stacks.{name}", raw["sources"], where)
+        found[name] = RecordedStack(
+            name=name, title=title, frameworks=tuple(frameworks), switches=cast(Stack, switches), facts=facts
+        )
+    if GENERIC not in found:
+        raise InputError(f"stacks.{GENERIC} is missing", where=where)
+    return found
+
+
+@cache
+def matches(pattern: str, text: str) -> bool:
+    """Whether `text` is `pattern`, in any case and with * for any letters."""
+    return fnmatchcase(text.casefold(), pattern.casefold())
+
+
+def stack_of(framework: str | None) -> RecordedStack:
+    """The first stack of that name, or that lists a text which matches `framework`; the generic one otherwise."""
+    known = stacks()
+    words = framework or ""
+    for stack in known.values():
+        if words == stack.name or any(matches(text, words) for text in stack.frameworks):
+            return stack
+    return known[GENERIC]
+
+
+def stack(name: str) -> RecordedStack:
+    """The stack of this name.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    known = stacks()
+    if name not in known:
+        raise InputError("unknown stack", got=repr(name), allowed=", ".join(known), where="--stack")
+    return known[name]

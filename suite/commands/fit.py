@@ -1,0 +1,86 @@
+"""Fits the machine model to the published step times; --write stores it, --leave-out says what it is worth."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from reference_runs.errors import InputError
+from reference_runs.fit_scores import FIT_SCORES, fit_scores
+from reference_runs.machine_model import MACHINE_MODEL, machine_model
+from reference_runs.published import load_table
+from reference_runs.published_tables import load_tables, shipped_tables
+from suite.report.fit_page import fit_page
+from suite.report.fitting import print_fit, print_left_out
+from suite.report.tables import console
+
+PAGE = Path(__file__).parents[2] / "docs" / "machine_model_numbers.md"
+_MODEL_HEAD = """\
+# The machine model: parameters of the step time, and the families of accelerators that share them.
+# Written by `nox -s fit -- --write`: value, uncertainty, rows, tables and residual. By hand: everything else.
+# A parameter whose spread is 1 is not fitted. `NAME.FAMILY` holds for that family alone.
+
+"""
+_SCORES_HEAD = """\
+# Errors of the machine model's step times in percent, by table. Written by `nox -s fit -- --write --leave-out`.
+
+"""
+
+
+def fit_command(
+    write: Annotated[
+        bool, typer.Option("--write", help="Store what was found in reference_runs/; --no-write: print it.")
+    ] = False,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="Also fit without each table, size, run and term (minutes).")
+    ] = False,
+) -> None:
+    """Fit the machine model's free parameters to the published step times.
+
+    Examples: nox -s fit; nox -s fit -- --write --leave-out
+
+    Exit codes: 0 fitted; 2 bad usage or input.
+    """
+    try:
+        import tomli_w  # noqa: F401  # with which msgspec writes TOML
+
+        from suite import fitting
+        from suite import leave_out as left
+    except ImportError as error:
+        raise InputError(f"the fit needs {error.name}", allowed="nox -s fit, which installs it") from error
+    model = machine_model()
+    rows = fitting.prepared(row for path in shipped_tables() for row in load_table(path).rows)
+    found = fitting.fit(model, rows, weights=model.weights)
+    model = fitting.determined(fitting.with_values(model, found), rows)
+    out = console()
+    print_fit(out, model, fitting.errors_by_table(model, rows))
+    if write:
+        _store(MACHINE_MODEL, _MODEL_HEAD, _rounded(msgspec.to_builtins(model)))
+    if leave_out:
+        scores = left.left_out_scores(model, rows, model.weights)
+        print_left_out(out, scores)
+        if write:
+            _store(FIT_SCORES, _SCORES_HEAD, _rounded(msgspec.to_builtins(scores)))
+    if write:
+        machine_model.cache_clear()
+        fit_scores.cache_clear()
+        PAGE.write_text(fit_page(machine_model(), fit_scores(), load_tables()), encoding="utf-8")
+
+
+def _store(path: Path, head: str, content: object) -> None:
+    path.write_text(head + msgspec.toml.encode(content).decode(), encoding="utf-8")
+
+
+def _rounded(content: object) -> object:
+    """Numbers to four digits, which is more than the fit knows; absent values left out, as TOML has none."""
+    if isinstance(content, dict):
+        return {key: _rounded(value) for key, value in content.items() if value is not None}
+    if isinstance(content, list | tuple):
+        return [_rounded(value) for value in content]
+    if isinstance(content, float) and math.isfinite(content):
+        return float(f"{content:.4g}")
+    return content

@@ -1,0 +1,129 @@
+"""A machine of the fitted model: an accelerator's peaks, its family's efficiencies, and its software."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
+from reference_runs.machine_model import Family, MachineModel
+from reference_runs.published import PublishedRow
+from reference_runs.run import Precision
+from reference_runs.stack import AttentionKernel, Generation, Stack, stack
+from suite.predict.gemm import EfficiencyTable
+from suite.predict.machine import Machine
+
+DTYPE = {Precision.FP32: "fp32", Precision.BF16: "bf16"}  # of the matrix products; fp16 in every other recipe
+GENERATION = {Generation.EARLY_2021: "libraries_early_2021", Generation.LATE_2021: "libraries_2021"}
+
+
+def family_of(model: MachineModel, accelerator: str) -> tuple[str, bool]:
+    """The family of an accelerator, by its catalog name, and whether a row of it was measured.
+
+    The last family stands in for accelerators that none names.
+    """
+    for name, family in model.families.items():
+        if accelerator in family.accelerators:
+            return name, True
+    return list(model.families)[-1], False
+
+
+def modelled_machine(
+    values: Mapping[str, float],
+    *,
+    family_name: str,
+    family: Family,
+    accelerator: Accelerator,
+    software: Stack,
+    peak_flop_per_second: float,
+    network_bytes_per_second: float | None,
+    accelerators_per_node: int,
+) -> Machine:
+    """The machine of these parameters' `values`, each a number or an array with an entry a set of parameters."""
+
+    def value(name: str) -> float:
+        return values.get(f"{name}.{family_name}", values.get(name, 0.0))
+
+    matrix = value("matrix_efficiency")
+    if software.generation in GENERATION:
+        matrix = matrix * value(GENERATION[software.generation])
+    board = accelerator.board
+    fused = (
+        software.attention if software.attention is not AttentionKernel.UNFUSED else AttentionKernel.FLASH_ATTENTION_2
+    )
+    return Machine(
+        peak_flop_per_second=peak_flop_per_second,
+        memory_bytes=board.memory_bytes,
+        memory_bytes_per_second=board.memory_bytes_per_second,
+        memory_efficiency=value("memory_efficiency"),
+        matrix_efficiency=EfficiencyTable((1.0,), (1.0,), (1.0,), (((matrix,),),)),
+        fused_attention_efficiency=family.attention[fused] * value("attention"),
+        link_bytes_per_second=board.link_bytes_per_second,
+        link_efficiency=value("link_efficiency"),
+        link_latency_seconds=value("link_latency_seconds"),
+        network_bytes_per_second=network_bytes_per_second or board.link_bytes_per_second,
+        network_efficiency=value("network_efficiency"),
+        network_latency_seconds=value("network_latency_seconds"),
+        accelerators_per_node=accelerators_per_node,
+        watts=board.watts,
+        power_share=value("power_share"),
+        overlap_share=value("overlap_share"),
+        matrix_saturation=value("matrix_saturation"),
+        misalignment=value("misalignment"),
+        kernel_seconds=value("kernel_seconds"),
+        launch_seconds=value("launch_seconds") if software.python_launches else 0.0,
+        residual_passes=value("residual_passes"),
+        inner_passes=value("inner_passes"),
+        score_product_overlap=0.0,
+        score_passes=value("score_passes"),
+        loss_passes=value("loss_passes"),
+        update_passes=value("update_passes"),
+        network_contention=value("network_contention"),
+        step_overhead_seconds=value("step_overhead_seconds"),
+        stack=software,
+    )
+
+
+def machine_of_row(model: MachineModel, values: Mapping[str, float], row: PublishedRow) -> Machine:
+    """The machine of a published row, with the parameters' `values`.
+
+    Raises:
+        InputError: the accelerator has no peak in the row's dtype.
+    """
+    return published_machine(
+        model,
+        values,
+        accelerator_name=row.accelerator,
+        accelerators_per_node=row.accelerators_per_node,
+        network_bytes_per_second=row.network_bytes_per_second,
+        precision=row.recipe.precision,
+        stack_name=row.stack,
+    )
+
+
+def published_machine(
+    model: MachineModel,
+    values: Mapping[str, float],
+    *,
+    accelerator_name: str,
+    accelerators_per_node: int,
+    network_bytes_per_second: float | None,
+    precision: Precision,
+    stack_name: str,
+) -> Machine:
+    """The machine of an accelerator, nodes of so many, a network and a stack, by the catalog's names.
+
+    Raises:
+        InputError: the accelerator has no peak in the dtype of `precision`.
+    """
+    name, _ = family_of(model, accelerator_name)
+    device = accelerator(accelerator_name)
+    return modelled_machine(
+        values,
+        family_name=name,
+        family=model.families[name],
+        accelerator=device,
+        software=stack(stack_name).switches,
+        peak_flop_per_second=dense_peak_flop_per_second(device, DTYPE.get(precision, "fp16")),
+        network_bytes_per_second=network_bytes_per_second,
+        accelerators_per_node=accelerators_per_node,
+    )

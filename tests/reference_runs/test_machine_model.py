@@ -1,0 +1,114 @@
+"""The machine model's parameters are within their bounds, supported by rows, and explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reference_runs.accelerator import accelerator, accelerator_names
+from reference_runs.errors import InputError
+from reference_runs.machine_model import MACHINE_MODEL, machine_model
+from reference_runs.published_tables import shipped_tables
+from reference_runs.stack import AttentionKernel
+from tests.reference_runs.test_published import ROWS_AND_USED
+
+MODEL = machine_model()
+LEAST_ROWS, LEAST_TABLES = 10, 2  # what a fitted parameter needs: no number that one table alone decides
+
+
+@pytest.mark.parametrize("name", MODEL.parameters)
+def test_a_parameter_lies_within_what_is_possible_and_says_what_it_is(name: str) -> None:
+    parameter = MODEL.parameters[name]
+    assert 0 < parameter.least <= parameter.value <= parameter.most
+    assert parameter.least <= parameter.expected <= parameter.most
+    assert parameter.unit == ("s" if name.endswith("_seconds") else "1")
+    assert len(parameter.meaning.split()) > 3
+    assert parameter.source
+
+
+@pytest.mark.parametrize("name", [name for name, each in MODEL.parameters.items() if each.fitted])
+def test_a_fitted_parameter_stands_on_rows_of_several_tables(name: str) -> None:
+    parameter = MODEL.parameters[name]
+    assert parameter.rows is not None
+    assert parameter.uncertainty is not None
+    assert parameter.rows >= LEAST_ROWS
+    assert len(set(parameter.tables)) == len(parameter.tables) >= LEAST_TABLES
+    assert set(parameter.tables) <= {path.stem for path in shipped_tables()}
+    assert parameter.rows <= sum(ROWS_AND_USED[table][1] for table in parameter.tables)
+    assert parameter.uncertainty > 0
+
+
+@pytest.mark.parametrize("name", [name for name, each in MODEL.parameters.items() if not each.fitted])
+def test_a_parameter_that_is_not_fitted_has_its_expected_value_and_no_rows(name: str) -> None:
+    parameter = MODEL.parameters[name]
+    assert parameter.value == parameter.expected
+    assert (parameter.rows, parameter.uncertainty, parameter.tables) == (None, None, ())
+
+
+def test_what_is_a_share_is_never_above_one() -> None:
+    shares = [n for n, each in MODEL.parameters.items() if each.meaning.startswith("share") and "network_" not in n]
+    assert {name.partition(".")[0] for name in shares} >= {"matrix_efficiency", "memory_efficiency", "overlap_share"}
+    assert all(MODEL.parameters[name].most <= 1 for name in shares)
+
+
+def test_a_parameter_of_a_family_exists_for_every_family() -> None:
+    own: dict[str, set[str]] = {}
+    for name in MODEL.parameters:
+        base, _, family = name.partition(".")
+        own.setdefault(base, set()).add(family)
+    for base, families in own.items():
+        assert families in ({""}, set(MODEL.families)), base
+
+
+def test_families_name_catalogued_accelerators_none_twice_each_with_every_fused_kernel() -> None:
+    named = [name for family in MODEL.families.values() for name in family.accelerators]
+    assert len(named) == len(set(named))
+    assert set(named) <= set(accelerator_names())
+    assert [accelerator(name).name for name in named] == named
+    for family in MODEL.families.values():
+        assert set(family.attention) == set(AttentionKernel) - {AttentionKernel.UNFUSED}
+        assert all(0 < share < 1 for share in family.attention.values())
+        assert (
+            family.attention[AttentionKernel.FLASH_ATTENTION_1] <= family.attention[AttentionKernel.FLASH_ATTENTION_2]
+        )
+        assert family.why
+        assert family.attention_source
+        assert 0 < family.uncertainty < 1
+
+
+def test_weights_are_of_shipped_tables_and_no_larger_than_explained() -> None:
+    assert set(MODEL.weights) <= {path.stem for path in shipped_tables()}
+    assert min(MODEL.weights.values()) >= 1
+    assert f"up to {max(MODEL.weights.values()):g} times" in MODEL.why_weights
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("[parameters.kernel_seconds]", "[parameters.kernel_seconds", "not valid TOML"),
+        ('title = "Machine', 'titles = "Machine', "titles"),
+        ("[families.ampere]\n", '[families.ampere]\ncolour = "green"\n', "colour"),
+        ("flash-attention-1 = 0.3", "flash-attention-9 = 0.3", "flash-attention-9"),
+        ("least = 1e-07", "at_least = 1e-07", "at_least"),
+        ("spread = 1.05", "spread = 0.5", ">= 1"),
+        ("least = 1e-07", 'least = "small"', "Expected `float`, got `str`"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    path, text = tmp_path / "mine.toml", MACHINE_MODEL.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        machine_model(path)
+    assert "mine.toml" in str(refused.value)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_parameter_without_meaning_is_refused(tmp_path: Path) -> None:
+    path, lines = tmp_path / "mine.toml", MACHINE_MODEL.read_text(encoding="utf-8").splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("meaning"))
+    path.write_text("\n".join(lines[:first] + lines[first + 1 :]), encoding="utf-8")
+    with pytest.raises(InputError, match="mine.toml: machine model: Object missing required field `meaning`"):
+        machine_model(path)

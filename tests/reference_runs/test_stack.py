@@ -1,0 +1,160 @@
+"""Software stacks load with a source for every switch, and a framework's text finds the most specific of them."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.errors import InputError
+from reference_runs.published import load_table
+from reference_runs.published_tables import load_tables, shipped_tables
+from reference_runs.recorded_file import read_toml
+from reference_runs.sourced import Kind
+from reference_runs.stack import GENERIC, STACKS, Stack, matches, stack, stack_of, stacks
+
+SOURCES = read_toml(STACKS, what="stacks", known={"sources", "stacks"})["sources"]
+
+
+@pytest.mark.parametrize("name", stacks())
+def test_every_switch_has_a_fact_with_a_source(name: str) -> None:
+    recorded = stacks()[name]
+    assert set(recorded.facts) == {f"stacks.{name}.{switch}" for switch in Stack.__struct_fields__}
+    assert recorded.title
+    for switch, value in msgspec.to_builtins(recorded.switches).items():
+        fact = recorded.facts[f"stacks.{name}.{switch}"]
+        assert fact.value == value
+        assert SOURCES[fact.source]
+        assert fact.kind is not Kind.ASSUMED or (fact.why and fact.effect)
+
+
+def test_every_source_is_used_by_a_switch() -> None:
+    assert {fact.source for recorded in stacks().values() for fact in recorded.facts.values()} == set(SOURCES)
+
+
+def test_an_unknown_stack_is_refused_by_one_line() -> None:
+    with pytest.raises(InputError) as refused:
+        stack("megatron")
+    assert str(refused.value) == f"--stack: unknown stack; got 'megatron', allowed: {', '.join(stacks())}"
+
+
+@pytest.mark.parametrize("framework", [None, "", "my own trainer", "MindSpore 1.7", "my Megatron-LM"])
+def test_an_unknown_framework_is_the_generic_one(framework: str | None) -> None:
+    assert stack_of(framework).name == GENERIC
+
+
+@pytest.mark.parametrize("name", stacks())
+def test_a_stack_is_found_by_its_own_name(name: str) -> None:
+    assert stack(name) is stack_of(name) is stacks()[name]
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    {
+        "bloom-176b": "deepspeed-pipeline",
+        "mt-nlg-530b": "deepspeed-pipeline",
+        "glm-130b": "glm-largescale",
+        "gpt-neox-20b": "gpt-neox",
+        "opt-175b": "metaseq",
+        "gpt2-124m": "llm-c",
+        "gpt2-1558m": "llm-c",
+        "gpt3-175b": "megatron-lm-2021",
+        "codegeex-13b": GENERIC,
+        "llama2-70b": GENERIC,
+    }.items(),
+)
+def test_a_catalogued_run_trained_on_the_stack_that_its_software_names(run: str, expected: str) -> None:
+    software = reference_run(run).software
+    assert stack_of(software and software.stack).name == expected
+
+
+@pytest.mark.parametrize(
+    ("framework", "expected"),
+    [
+        ("llm.c", "llm-c"),
+        ("LLM.C (C and CUDA)", "llm-c"),
+        ("gpt-neox (Megatron and DeepSpeed)", "gpt-neox"),
+        ("LargeScale (fork of Megatron-DeepSpeed)", "glm-largescale"),
+        ("Megatron-LM and DeepSpeed", "deepspeed-pipeline"),
+        ("Megatron-DeepSpeed (BigScience fork)", "deepspeed-pipeline"),
+        ("Megatron-DeepSpeed", "megatron-deepspeed"),
+        ("DeepSpeed ZeRO-3", "deepspeed-zero3-2021"),
+        ("Megatron-LM 2021", "megatron-lm-2021"),
+        ("Megatron-LM 2024", "megatron-core"),
+        ("Megatron-LM", "megatron-lm-2022"),
+        ("NeMo/Megatron-Core", "megatron-core"),
+        ("nanotron v0.5", "nanotron"),
+        ("torchtitan", "pytorch"),
+    ],
+)
+def test_a_framework_stands_for_the_most_specific_stack(framework: str, expected: str) -> None:
+    assert stack_of(framework).name == expected
+
+
+def test_no_text_stands_behind_a_more_general_one() -> None:
+    ordered = [(recorded.name, text) for recorded in stacks().values() for text in recorded.frameworks]
+    for place, (name, text) in enumerate(ordered):
+        # a pattern as a text, its * standing for some letter
+        hidden_by = [other for other, before in ordered[:place] if fnmatchcase(text.replace("*", "x"), before)]
+        assert set(hidden_by) <= {name}, text
+
+
+def test_every_stack_is_named_by_a_text_a_table_or_the_command_line() -> None:
+    by_tables = {name for table in load_tables().tables for name in table.stacks.values()}
+    assert {name for name, recorded in stacks().items() if not recorded.frameworks} == {
+        GENERIC,
+        "megatron-lm-early-2021",
+    }
+    assert "megatron-lm-early-2021" in by_tables
+
+
+def test_stacks_of_published_rows_and_runs_are_recorded() -> None:
+    rows = {row.stack for path in shipped_tables() for row in load_table(path).rows}
+    runs = {stack_of(run.software.stack).name for name in run_names() if (run := reference_run(name)).software}
+    assert rows | runs <= set(stacks())
+    # what no row and no run determines is there to choose alone
+    assert set(stacks()) - rows - runs == {"pytorch"}
+
+
+def test_letters_match_in_any_case_and_only_where_a_star_stands() -> None:
+    assert matches("Megatron-LM*", "megatron-lm of 2022")
+    assert matches("HF *", "hf accelerate")
+    assert not matches("HF *", "hf")
+    assert not matches("Megatron-LM", "Megatron-LM 2")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("[stacks.generic]", "[stacks.general]", "stacks.generic is missing"),
+        ('title = "A framework that is not listed"', "title = 7", "stacks.generic.title: expected a text; got 7"),
+        ('title = "A framework that is not listed"', "", "stacks.generic.title: expected a text; got None"),
+        ('"choice", why = "between fused and not', '"rumour", why = "between fused and not', "rumour"),
+        ("loss_share = { value = 0.7", "loss_share = { value = 1.7", "stacks.generic.loss_share"),
+        ("loss_share = { value = 0.7", "loss_shares = { value = 0.7", "loss_shares"),
+        (
+            'layer_kernels = { value = 20, unit = "1", kind = "assumed"',
+            'layer_kernels = { value = 0, unit = "1", kind = "assumed"',
+            "stacks.generic.layer_kernels",
+        ),
+        ("[sources]", "[sources", "not valid TOML"),
+        ("[sources]", "[sauces]", "sauces"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    path, text = tmp_path / "mine.toml", STACKS.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        stacks(path)
+    assert "mine.toml" in str(refused.value)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none.toml: cannot read the stacks file: No such file"):
+        stacks(tmp_path / "none.toml")
