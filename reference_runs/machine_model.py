@@ -50,12 +50,14 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Args:
         accelerators: names in the catalog; the last family takes what none names.
+        measured: of these, the ones that published rows determined it with.
         why: what speaks for sharing.
         attention: share of the dense peak that each fused attention kernel reaches here.
         uncertainty: relative standard error of a step time on an accelerator of this family that no row measured.
     """
 
     accelerators: tuple[str, ...]
+    measured: tuple[str, ...]
     why: str
     attention: dict[AttentionKernel, float]
     attention_source: str
@@ -66,12 +68,15 @@ class MachineModel(msgspec.Struct, frozen=True, kw_only=True):
     """All parameters by name, and the families; a parameter `NAME.FAMILY` holds for that family alone.
 
     Args:
+        unmeasured_stack: relative error that a stack adds of which no published row tells; `why_unmeasured` says why.
         residual: relative standard deviation of published step times around the fit, tables weighted equally.
         weights: of tables in the fit, 1 where none is given; `why_weights` says why.
     """
 
     title: str
     residual: float
+    unmeasured_stack: float
+    why_unmeasured: str
     weights: dict[str, float]
     why_weights: str
     parameters: dict[str, Parameter]

@@ -204,7 +204,7 @@ def _row(
         raise UnusableError(f"{', '.join(blank)} {'is' if len(blank) == 1 else 'are'} blank")
     device = device_of(cells)
     cells.known["accelerator"] = device
-    cells.known["stack"] = stack = stack_name(framework, facts)
+    cells.known["stack"] = stack = stack_name(framework, facts, device)
     if stated.get("ep") and cells.count("ep") > 1:
         raise UnusableError("ep: mixtures of experts are not described")
     base = base_of(run_name or tables.rest_as)

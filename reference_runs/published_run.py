@@ -11,6 +11,7 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, StageAssignment
+from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
 from reference_runs.published_cells import MOST_LAYERS, Cells, UnusableError
 from reference_runs.published_tables import TableFacts, load_tables
@@ -20,12 +21,13 @@ from reference_runs.stack import matches, stack_of, stacks
 _RATE = re.compile(r"(?:(\d+) ?x ?.*?)?([\d.]+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
 
 
-def stack_name(framework: str, facts: TableFacts) -> str:
+def stack_name(framework: str, facts: TableFacts, device: str = "") -> str:
     """The stack that the text of a table's column `framework` stands for; "generic" where it is not known."""
     for pattern, stack in facts.stacks.items():
         if matches(pattern, framework):
             return stack
-    return stack_of(framework).name
+    older = machine_model().families["ampere"].accelerators
+    return stack_of(framework, later=bool(device) and device not in older).name
 
 
 def device_of(cells: Cells) -> str:

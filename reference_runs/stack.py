@@ -67,9 +67,10 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         fused_bias: the expansion's bias is added in the kernel of the activation.
         fused_rotary: queries and keys are rotated by one kernel.
         loss_share: bytes of the cross-entropy over those of one that keeps an fp32 copy of every step.
-        tensor_parallel_chunks: pieces in which a tensor-parallel collective overlaps with its product; 1: none.
+        tensor_parallel_chunks: pieces in which a tensor-parallel collective overlaps with its product, with sequence
+            parallelism inside a node; 1: none.
         overlaps_data_parallel: gradients are reduced while the backward pass goes on.
-        overlaps_pipeline: the next micro-batch is computed while a stage's output is sent.
+        overlaps_pipeline: the next chunk is computed while a stage's output is sent, where stages interleave.
         synchronises_layers: the host waits for the accelerator at every recomputed layer.
         balances_stages: layers are dealt to pipeline stages by their flop, the head counted.
         one_ring: collectives between nodes go through one network interface.
@@ -95,11 +96,18 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class RecordedStack(msgspec.Struct, frozen=True, kw_only=True):
-    """A stack by its name, texts that its frameworks match (* for any letters), each switch's fact under `NAME.key`."""
+    """A stack by its name, texts that its frameworks match (* for any letters), each switch's fact under `NAME.key`.
+
+    Args:
+        measured: published rows of it determined the machine model.
+        newer: the stack that the same texts mean on accelerators later than those of the family "ampere".
+    """
 
     name: str
     title: str
     frameworks: tuple[str, ...]
+    measured: bool
+    newer: str | None
     switches: Stack
     facts: dict[str, Sourced]
 
@@ -117,14 +125,24 @@ def stacks(path: Path = STACKS) -> dict[str, RecordedStack]:
     for name, entry in raw.get("stacks", {}).items():
         entry = dict(entry)
         title, frameworks = entry.pop("title", None), entry.pop("frameworks", [])
+        measured, newer = entry.pop("measured", False), entry.pop("newer", None)
         if not isinstance(title, str):
             raise InputError(f"stacks.{name}.title: expected a text", got=repr(title), where=where)
         switches, facts = section_of(entry, Stack, f"stacks.{name}", raw["sources"], where)
         found[name] = RecordedStack(
-            name=name, title=title, frameworks=tuple(frameworks), switches=cast(Stack, switches), facts=facts
+            name=name,
+            title=title,
+            frameworks=tuple(frameworks),
+            measured=measured,
+            newer=newer,
+            switches=cast(Stack, switches),
+            facts=facts,
         )
     if GENERIC not in found:
         raise InputError(f"stacks.{GENERIC} is missing", where=where)
+    for stack in found.values():
+        if stack.newer is not None and stack.newer not in found:
+            raise InputError(f"stacks.{stack.name}.newer", got=repr(stack.newer), allowed=", ".join(found), where=where)
     return found
 
 
@@ -134,13 +152,19 @@ def matches(pattern: str, text: str) -> bool:
     return fnmatchcase(text.casefold(), pattern.casefold())
 
 
-def stack_of(framework: str | None) -> RecordedStack:
-    """The first stack of that name, or that lists a text which matches `framework`; the generic one otherwise."""
+def stack_of(framework: str | None, *, later: bool = False) -> RecordedStack:
+    """The first stack of that name, or that lists a text which matches `framework`; the generic one otherwise.
+
+    Args:
+        later: it runs on an accelerator later than those of the family "ampere", and so is no older than them.
+    """
     known = stacks()
     words = framework or ""
     for stack in known.values():
-        if words == stack.name or any(matches(text, words) for text in stack.frameworks):
+        if words == stack.name:
             return stack
+        if any(matches(text, words) for text in stack.frameworks):
+            return known[stack.newer] if later and stack.newer else stack
     return known[GENERIC]
 
 

@@ -17,13 +17,13 @@ GENERATION = {Generation.EARLY_2021: "libraries_early_2021", Generation.LATE_202
 
 
 def family_of(model: MachineModel, accelerator: str) -> tuple[str, bool]:
-    """The family of an accelerator, by its catalog name, and whether a row of it was measured.
+    """The family of an accelerator, by its catalog name, and whether published rows of it determined the family.
 
     The last family stands in for accelerators that none names.
     """
     for name, family in model.families.items():
         if accelerator in family.accelerators:
-            return name, True
+            return name, accelerator in family.measured
     return list(model.families)[-1], False
 
 
@@ -78,7 +78,7 @@ def modelled_machine(
         loss_passes=value("loss_passes"),
         update_passes=value("update_passes"),
         network_contention=value("network_contention"),
-        step_overhead_seconds=value("step_overhead_seconds"),
+        step_overhead_seconds=value("step_overhead_seconds") if software.python_launches else 0.0,
         stack=software,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -74,7 +76,9 @@ def run_machine(
         network = _network_bytes_per_second(cluster)
     model = machine_model()
     family_name, measured = family_of(model, device.name)
-    uncertainty = expected_error(measured=measured, assumed=model.families[family_name].uncertainty)
+    assumed = [0.0 if measured else model.families[family_name].uncertainty]
+    assumed.append(0.0 if found.measured else model.unmeasured_stack)
+    uncertainty = expected_error(assumed)
     if network is None and ranks > per_node:
         missing = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
         words = f"{missing} are needed for the step time, but not recorded"
@@ -93,20 +97,22 @@ def run_machine(
         accelerators_per_node=per_node,
     )
     notes.append(f"software: {found.title}{libraries} (`--stack`; {found.name})")
-    origin = "accelerators like it" if measured else f"those of the family {family_name}, as it was not measured itself"
-    notes.append(f"efficiencies fitted to published step times of {origin}: expect errors of {uncertainty:.0%}")
+    like = device.name if measured else f"{family_name} accelerators, as none of {device.name} is published"
+    notes.append(f"efficiencies fitted to published step times of {like}: expect errors of {uncertainty:.0%}")
+    if not found.measured:
+        notes.append(f"no published step times tell of {found.name}: that adds {model.unmeasured_stack:.0%}")
     return RunMachine(device, dtype, found, machine, uncertainty, "", tuple(notes))
 
 
-def expected_error(*, measured: bool, assumed: float) -> float:
+def expected_error(assumed: Sequence[float]) -> float:
     """Relative error to expect of a step time: that of a published table which the fit has not seen.
 
-    The mean over the tables, each left out in turn; for an accelerator that no table measured, with the family's
-    assumed error added as an independent one.
+    The mean over the tables, each left out in turn, with the `assumed` errors of what no table measured (accelerator,
+    stack) added as independent ones.
     """
     tables = fit_scores().tables.values()
     unseen = sum(score.table_left_out for score in tables) / len(tables) / 100
-    return unseen if measured else float((unseen**2 + assumed**2) ** 0.5)
+    return math.hypot(unseen, *assumed)
 
 
 def _network_bytes_per_second(cluster: Cluster | None) -> float | None:

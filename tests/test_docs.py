@@ -12,11 +12,15 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import load
+from reference_runs.fit_scores import fit_scores
 from reference_runs.layout import Layout
+from reference_runs.machine_model import machine_model
+from reference_runs.published_tables import load_tables
 from reference_runs.run import Architecture, Cluster, Measurement, Recipe, Reported, Software
 from reference_runs.sourced import Kind
 from suite.__main__ import main
 from suite.predict.parameters import parameter_count
+from suite.report.fit_page import fit_page
 
 DOCS = Path(__file__).parent.parent / "docs"
 EXAMPLE = (DOCS / "example_run.toml").read_text(encoding="utf-8")
@@ -130,3 +134,8 @@ def test_the_page_lists_every_key_of_a_measurement() -> None:
 @pytest.mark.parametrize("kind", Kind)
 def test_the_page_explains_every_kind(kind: Kind) -> None:
     assert f"| `{kind.value}` | " in PAGE
+
+
+def test_the_machine_models_numbers_are_those_of_the_fit() -> None:
+    page = (DOCS / "machine_model_numbers.md").read_text(encoding="utf-8")
+    assert page == fit_page(machine_model(), fit_scores(), load_tables())

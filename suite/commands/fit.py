@@ -33,7 +33,7 @@ _SCORES_HEAD = """\
 
 def fit_command(
     write: Annotated[
-        bool, typer.Option("--write", help="Store what was found in reference_runs/; --no-write: print it.")
+        bool, typer.Option("--write", help="Store what was found in reference_runs/; without it, print only.")
     ] = False,
     leave_out: Annotated[
         bool, typer.Option("--leave-out", help="Also fit without each table, size, run and term (minutes).")

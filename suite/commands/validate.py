@@ -43,6 +43,7 @@ def validate(
         print_scores(console(), scored)
     if plot is not None:
         drawn = {table.name: [Point(*times) for times in step_times(table)] for table in loaded}
-        draw(plot, {name: points for name, points in drawn.items() if points})
+        if any(drawn.values()):
+            draw(plot, {name: points for name, points in drawn.items() if points})
     if not any(score.used for _, score in scored):
         raise typer.Exit(exit_codes.INCONCLUSIVE)

@@ -184,8 +184,9 @@ def step_time(
             spent = collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
             key = axis if axis != "dp" else "gather" if operation == "all_gather" else "reduction"
             seconds[key] = seconds[key] + spent
-        exposed_tensor = seconds["tp"] / stack.tensor_parallel_chunks
-        sent = 0.0 * seconds["pp"] if stack.overlaps_pipeline else seconds["pp"]
+        exposed_tensor = seconds["tp"] / _overlapping_chunks(layout, machine)
+        overlapped: Any = stack.overlaps_pipeline & (layout.virtual_stages > 1)
+        sent = chosen(overlapped, 0.0 * seconds["pp"], seconds["pp"])
         computation = forward + operators + backward_pass
         launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
         launched = launched + last * ((1 + BACKWARD) * stack.head_kernels)
@@ -193,7 +194,8 @@ def step_time(
         accelerator = accelerator + (exposed_tensor + seconds["cp"]) / micro_batches
         host = machine.launch_seconds * launched
         added = _accumulation_bytes(recipe, stack, micro_batches) * parameters / bandwidth
-        micro = _slower_of(accelerator, host) + (host if stack.synchronises_layers else 0.0 * host)
+        waits = stack.synchronises_layers and layout.recomputation is not Recomputation.NONE
+        micro = _slower_of(accelerator, host) + (host if waits else 0.0 * host)
         slowed = micro / larger(accelerator, LEAST_SECONDS)
         waited = micro - accelerator + machine.kernel_seconds * launched
         passes.append(micro + added)
@@ -253,6 +255,15 @@ def _all_stages_seconds(
     ends_seconds = passes[0] + sends[0] + passes[2] + sends[2]
     several: float = ends_seconds + chosen(stages > 2, middle, 0.0 * middle)
     return chosen(stages > 1, several, passes[0] + sends[0])
+
+
+def _overlapping_chunks(layout: Layout, machine: Machine) -> int:
+    """Pieces of a tensor-parallel collective of which all but one overlap with its product.
+
+    With sequence parallelism inside a node alone: it is gathers and scatters over a node's links that are cut up.
+    """
+    inside = layout.tensor_parallel <= machine.accelerators_per_node
+    return chosen(inside & layout.sequence_parallel, machine.stack.tensor_parallel_chunks, 1)
 
 
 def _slower_of(accelerator: float, host: float) -> float:

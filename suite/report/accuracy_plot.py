@@ -53,7 +53,7 @@ def draw(path: Path, tables: Mapping[str, Sequence[Point]]) -> None:
     left.legend(fontsize=7, frameon=False, loc="upper left")
     right.axvspan(-100 * BAND, 100 * BAND, color="0.9", lw=0, zorder=0)
     right.axvline(0, color="0.5", lw=0.8)
-    right.set(xlim=(-55, 45), xlabel="error in %, one point a row; bar: median")
+    right.set(xlabel="error in %, one point a row; bar: median")
     right.set_yticks(range(len(tables)), list(tables), fontsize=7)
     right.invert_yaxis()
     for axes in (left, right):
@@ -62,7 +62,9 @@ def draw(path: Path, tables: Mapping[str, Sequence[Point]]) -> None:
     try:
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, dpi=120, metadata=metadata)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InputError(f"cannot draw: {error.strerror}", where=str(path)) from error
+    except ValueError as error:
         raise InputError(f"cannot draw: {error}", where=str(path)) from error
     finally:
         pyplot.close(figure)

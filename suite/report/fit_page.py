@@ -72,7 +72,7 @@ def fit_page(model: MachineModel, scores: FitScores, tables: PublishedTables) ->
             ],
         ),
         "",
-        "Not fitted, as the tables do not determine them:",
+        "Held fixed, with the source of each; some of them matter, and the fit would have taken others from them:",
         "",
         *_table(
             ["parameter", "value", "unit", "meaning", "source"],

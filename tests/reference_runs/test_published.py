@@ -13,6 +13,7 @@ from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Recomputation, StageAssignment
+from reference_runs.machine_model import machine_model
 from reference_runs.published import MEMORY, NEEDED, STEP, PublishedTable, load_table
 from reference_runs.published_run import stack_name, worded_bytes_per_second
 from reference_runs.published_tables import PUBLISHED, TABLES, TableFacts, load_tables, shipped_tables
@@ -391,3 +392,27 @@ def test_a_row_of_another_length_is_skipped(tmp_path: Path) -> None:
     loaded = load_table(path)
     assert len(loaded.rows) == 1
     assert [(each.line, each.reason) for each in loaded.skipped] == [(3, "3 cells under a header of 34 columns")]
+
+
+def test_what_is_said_to_be_measured_are_the_accelerators_and_stacks_of_the_published_rows() -> None:
+    rows = [row for path in shipped_tables() for row in load_table(path).rows if row.step_seconds]
+    families = machine_model().families.values()
+    assert {name for family in families for name in family.measured} == {row.accelerator for row in rows}
+    assert all(set(family.measured) <= set(family.accelerators) for family in families)
+    assert {stack.name for stack in stacks().values() if stack.measured} == {row.stack for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("framework", "older", "later"),
+    [
+        ("Megatron-LM", "megatron-lm-2022", "megatron-core"),
+        ("NVIDIA NeMo 24.09", "megatron-core", "megatron-core"),
+        ("MosaicML llm-foundry", "composer", "composer"),
+        ("FSDP2", "pytorch", "pytorch"),
+        ("my own trainer", "generic", "generic"),
+    ],
+)
+def test_a_frameworks_name_means_its_version_of_the_accelerators_time(framework: str, older: str, later: str) -> None:
+    facts = TableFacts(file="own.csv")
+    assert stack_name(framework, facts, "a100-sxm-80gb") == older
+    assert stack_name(framework, facts, "h100-sxm") == stack_name(framework, facts, "b200-sxm") == later
