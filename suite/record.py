@@ -19,6 +19,7 @@ from reference_runs.errors import InputError
 from suite.corpus import Corpus
 from suite.figures import Figure
 from suite.job import Job, Status, Step
+from suite.machine_profile import Fingerprint
 
 SCHEMA = "1.0"
 _DISTRIBUTIONS = ("torch", "triton", "numpy", "tokenizers", "msgspec")
@@ -171,6 +172,20 @@ def software() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             facts[name] = "not installed"
     return facts
+
+
+def fingerprint(device: str) -> Fingerprint:
+    """What a machine profile for "cpu" or "cuda" that is measured here and now holds for.
+
+    The suite's own version is no part of it: a profile is of the machine and of PyTorch. Memory is in GiB: what the
+    kernel keeps of it for itself differs from boot to boot.
+    """
+    versions = {name: version for name, version in software().items() if name != "suite"}
+    facts = hardware()
+    size, _, unit = facts["memory"].partition(" ")
+    if unit == "kB":
+        facts["memory"] = f"{round(int(size) / 2**20)} GiB"
+    return Fingerprint(node=node_identity(), device=device, hardware=facts, software=versions)
 
 
 def suite_version() -> str:

@@ -1,0 +1,227 @@
+"""Seconds as they were measured: points on axes with interpolation between, and lines of latency plus bandwidth."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What is timed: everything but its sizes.
+
+    Args:
+        operation: for instance "product"; docs/calibration.md lists all.
+        variant: of it: NN, NT or TN of a product, forward or backward of what autograd differentiates.
+        dtype: of the tensors: fp32, bf16 or fp16.
+        ranks: that do the same at once; of a collective those of its group.
+        compiled: by torch.compile; else eagerly.
+    """
+
+    operation: str
+    variant: str = ""
+    dtype: str = "fp32"
+    ranks: int = 1
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        words = (self.operation, self.variant, self.dtype, "compiled" if self.compiled else "", f"{self.ranks} ranks")
+        return " ".join(word for word in words if word)
+
+
+class Timing(msgspec.Struct, frozen=True, array_like=True):
+    """One timed point, of the slowest rank.
+
+    Args:
+        seconds: median of the repetitions.
+        low, high: their 20 % and 80 % quantiles.
+        repetitions: behind the warm-up.
+        warm_up: calls before the running median stopped falling.
+    """
+
+    seconds: Positive
+    low: Positive
+    high: Positive
+    repetitions: int
+    warm_up: int
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """One size that was varied.
+
+    Args:
+        points: increasing.
+        power: of this size with which seconds grow.
+    """
+
+    name: str
+    points: tuple[float, ...]
+    power: float = 1.0
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one subject on a grid of sizes.
+
+    Args:
+        timings: the last axis varies fastest.
+    """
+
+    subject: Subject
+    axes: tuple[Axis, ...]
+    timings: tuple[Timing, ...]
+
+    def seconds(self, sizes: Sequence[float]) -> float:
+        """Seconds at `sizes`, one an axis.
+
+        Multilinear in the sizes, each raised to its axis's power: exact at the points, between the corners' extremes
+        inside a cell, and exact everywhere for a fixed time plus products of different sizes: a product's c + M N K /
+        rate + (M K + K N + M N) / bandwidth, a rate that saturates as K / (K + k), or latency plus bandwidth. (In
+        logarithms such a law is convex: interpolated there, fp32 products of an AVX2 CPU came out 20 % too slow between
+        points a factor of 8 apart, 2026-11-21.) Below the first point of an axis it is that point's time, because a
+        call has a least time; beyond the last it grows with the axis's power.
+        """
+        factor = 1.0
+        corners: list[list[tuple[int, float]]] = []
+        for axis, size in zip(self.axes, sizes, strict=True):
+            if size > axis.points[-1]:
+                factor *= (size / axis.points[-1]) ** axis.power
+            corners.append(_corners(axis, size))
+        seconds = 0.0
+        for corner in product(*corners):
+            place, weight = 0, 1.0
+            for axis, (index, share) in zip(self.axes, corner, strict=True):
+                place = place * len(axis.points) + index
+                weight *= share
+            seconds += weight * self.timings[place].seconds
+        return factor * seconds
+
+    def distance(self, sizes: Sequence[float]) -> float:
+        """How far `sizes` lie outside the grid, as a sum of logarithms; 0 inside."""
+        return sum(
+            max(0.0, math.log(axis.points[0] / size), math.log(size / axis.points[-1]))
+            for axis, size in zip(self.axes, sizes, strict=True)
+        )
+
+
+def _corners(axis: Axis, size: float) -> list[tuple[int, float]]:
+    """Indices of the axis's points around `size` and their weights."""
+    points = axis.points
+    if size <= points[0]:
+        return [(0, 1.0)]
+    if size >= points[-1]:
+        return [(len(points) - 1, 1.0)]
+    first = bisect_right(points, size) - 1
+    low, high = points[first] ** axis.power, points[first + 1] ** axis.power
+    share = (size**axis.power - low) / (high - low)
+    return [(first, 1 - share), (first + 1, share)] if share else [(first, 1.0)]
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one subject over one size, and the straight line through them.
+
+    Args:
+        unit: of the size: byte, tensor or call.
+        fixed_seconds: of the line: the latency.
+        seconds_per_unit: of the line: one over the bandwidth.
+        residual: median over the points of |line / measured - 1|; `worst` its maximum.
+    """
+
+    subject: Subject
+    unit: str
+    sizes: tuple[float, ...]
+    timings: tuple[Timing, ...]
+    fixed_seconds: float
+    seconds_per_unit: float
+    residual: float
+    worst: float
+
+    @property
+    def units_per_second(self) -> float:
+        """The line's bandwidth; infinite where no size took longer than another."""
+        return 1 / self.seconds_per_unit if self.seconds_per_unit else math.inf
+
+    def fitted_seconds(self, size: float) -> float:
+        """Seconds on the straight line."""
+        return self.fixed_seconds + self.seconds_per_unit * size
+
+    def seconds(self, size: float) -> float:
+        """Seconds as measured, linear between neighbouring points (see `Table.seconds`)."""
+        return Table(subject=self.subject, axes=(Axis("size", self.sizes),), timings=self.timings).seconds([size])
+
+
+class StraightLine(NamedTuple):
+    """A fit: seconds = fixed + per_unit * size, and how far off it is."""
+
+    fixed: float
+    per_unit: float
+    residual: float
+    worst: float
+
+
+def straight_line(sizes: Sequence[float], seconds: Sequence[float]) -> StraightLine:
+    """The line with the least sum of squared relative errors, neither part negative.
+
+    With weights w = 1 / seconds^2 and weighted sums S of 1, x, y, xx, xy:
+        per_unit = (S1 Sxy - Sx Sy) / (S1 Sxx - Sx Sx)
+        fixed    = (Sy - per_unit Sx) / S1
+    A part that comes out negative is 0, and the other one is fitted alone.
+
+    Raises:
+        ValueError: fewer than two sizes.
+    """
+    if len(set(sizes)) < 2:
+        raise ValueError(f"a line needs two sizes, got {list(sizes)}")
+    weights = [1 / y**2 for y in seconds]
+    s_1, s_x, s_y, s_xx, s_xy = (
+        sum(w * value for w, value in zip(weights, values, strict=True))
+        for values in (
+            [1.0] * len(sizes),
+            sizes,
+            seconds,
+            [x * x for x in sizes],
+            [x * y for x, y in zip(sizes, seconds, strict=True)],
+        )
+    )
+    per_unit = (s_1 * s_xy - s_x * s_y) / (s_1 * s_xx - s_x * s_x)
+    fixed = (s_y - per_unit * s_x) / s_1
+    if per_unit < 0:
+        fixed, per_unit = s_y / s_1, 0.0
+    elif fixed < 0:
+        fixed, per_unit = 0.0, s_xy / s_xx
+    errors = [abs((fixed + per_unit * x) / y - 1) for x, y in zip(sizes, seconds, strict=True)]
+    return StraightLine(fixed, per_unit, median(errors), max(errors))
+
+
+def fitted(subject: Subject, unit: str, sizes: Sequence[float], timings: Sequence[Timing]) -> Line:
+    """The measured points with their straight line."""
+    fit = straight_line(sizes, [timing.seconds for timing in timings])
+    return Line(
+        subject=subject,
+        unit=unit,
+        sizes=tuple(sizes),
+        timings=tuple(timings),
+        fixed_seconds=fit.fixed,
+        seconds_per_unit=fit.per_unit,
+        residual=fit.residual,
+        worst=fit.worst,
+    )
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The value below which `share` of the values lie, linear between neighbours."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle value; the mean of both where there are two."""
+    return quantile(values, 0.5)

@@ -1,0 +1,115 @@
+"""Interpolation between measured points, and lines of latency plus bandwidth."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.measured_seconds import Axis, Subject, Table, Timing, fitted, median, quantile, straight_line
+
+SUBJECT = Subject(operation="product", variant="NT")
+AXES = (Axis("M", (8, 64, 200)), Axis("N", (16, 100)), Axis("K", (24, 72, 1000)))
+
+
+def timing(seconds: float) -> Timing:
+    return Timing(seconds, seconds, seconds, 3, 1)
+
+
+def table(seconds: list[float]) -> Table:
+    return Table(subject=SUBJECT, axes=AXES, timings=tuple(map(timing, seconds)))
+
+
+points = list(product(*(axis.points for axis in AXES)))
+some_seconds = st.lists(st.floats(1e-6, 1.0), min_size=len(points), max_size=len(points))
+
+
+@given(some_seconds)
+def test_interpolation_is_exact_at_every_point_of_the_grid(seconds: list[float]) -> None:
+    measured = table(seconds)
+    for sizes, expected in zip(points, seconds, strict=True):
+        assert measured.seconds(sizes) == pytest.approx(expected, rel=1e-12)
+
+
+@given(some_seconds, st.floats(8, 200), st.floats(16, 100), st.floats(24, 1000))
+def test_interpolation_lies_between_the_corners_of_the_cell(seconds: list[float], m: float, n: float, k: float) -> None:
+    sizes = (m, n, k)
+    corners = []
+    for place, own in zip(points, seconds, strict=True):
+        beside = []
+        for axis, point, size in zip(AXES, place, sizes, strict=True):
+            below = max(p for p in axis.points if p <= size)
+            above = min(p for p in axis.points if p >= size)
+            beside.append(point in (below, above))
+        if all(beside):
+            corners.append(own)
+    found = table(seconds).seconds(sizes)
+    assert min(corners) * (1 - 1e-12) <= found <= max(corners) * (1 + 1e-12)
+
+
+@given(st.floats(8, 200), st.floats(16, 100), st.floats(24, 1000))
+def test_interpolation_is_exact_between_points_for_a_call_plus_arithmetic_plus_memory(
+    m: float, n: float, k: float
+) -> None:
+    def law(m: float, n: float, k: float) -> float:
+        return 5e-6 + 2 * m * n * (k + 30) / 8e10 + 4 * (m * k + k * n + m * n) / 1e10
+
+    assert table([law(*sizes) for sizes in points]).seconds((m, n, k)) == pytest.approx(law(m, n, k), rel=1e-9)
+
+
+@given(st.floats(8, 64))
+def test_a_size_with_a_power_is_interpolated_in_that_power(length: float) -> None:
+    axes = (Axis("sequence", (8, 24, 64), 2),)
+    quadratic = Table(subject=SUBJECT, axes=axes, timings=tuple(timing(1e-6 + 1e-8 * s**2) for s in (8, 24, 64)))
+    assert quadratic.seconds([length]) == pytest.approx(1e-6 + 1e-8 * length**2, rel=1e-9)
+
+
+def test_beyond_the_last_point_seconds_grow_with_the_axis_s_power_and_below_the_first_they_stay() -> None:
+    attention = Table(
+        subject=SUBJECT,
+        axes=(Axis("heads", (2, 4)), Axis("sequence", (8, 16), 2)),
+        timings=(*map(timing, (1, 2, 3, 4)),),
+    )
+    assert attention.seconds((8, 16)) == pytest.approx(2 * 4)
+    assert attention.seconds((4, 48)) == pytest.approx(9 * 4)
+    assert attention.seconds((1, 4)) == pytest.approx(1)
+    assert attention.distance((4, 16)) == 0
+    assert attention.distance((8, 4)) == pytest.approx(2 * math.log(2))
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-8))
+def test_a_line_recovers_the_latency_and_bandwidth_that_made_its_points(latency: float, per_byte: float) -> None:
+    sizes = [256.0, 4096.0, 65536.0, 1e6, 1.6e7]
+    line = fitted(SUBJECT, "byte", sizes, [timing(latency + per_byte * size) for size in sizes])
+    assert line.fixed_seconds == pytest.approx(latency, rel=1e-6)
+    assert line.units_per_second == pytest.approx(1 / per_byte, rel=1e-6)
+    assert line.worst < 1e-6
+    assert line.fitted_seconds(5e5) == pytest.approx(latency + per_byte * 5e5, rel=1e-6)
+
+
+def test_a_line_through_disturbed_points_is_off_by_less_than_the_disturbance_and_says_how_far() -> None:
+    sizes = [256.0, 4096.0, 65536.0, 1e6, 1.6e7]
+    factors = [1.1, 0.9, 1.05, 0.95, 1.0]
+    line = straight_line(sizes, [f * (1e-4 + 1e-9 * x) for f, x in zip(factors, sizes, strict=True)])
+    assert line.fixed == pytest.approx(1e-4, rel=0.1)
+    assert line.per_unit == pytest.approx(1e-9, rel=0.1)
+    assert 0.02 < line.residual <= line.worst < 0.15
+
+
+def test_neither_part_of_a_line_is_negative() -> None:
+    assert straight_line([1, 2, 3], [3e-6, 2e-6, 1e-6]).per_unit == 0
+    assert straight_line([1, 2, 3], [1e-6, 3e-6, 5e-6]).fixed == 0
+
+
+def test_a_line_needs_two_sizes() -> None:
+    with pytest.raises(ValueError, match="two sizes"):
+        straight_line([4.0, 4.0], [1.0, 2.0])
+
+
+def test_quantiles_are_linear_between_neighbours() -> None:
+    assert quantile([3, 1, 2], 0.5) == 2
+    assert quantile([0, 10], 0.2) == pytest.approx(2)
+    assert median([4, 1]) == pytest.approx(2.5)
