@@ -57,6 +57,13 @@ def reproduce(session: nox.Session) -> None:
 
 
 @nox.session
+def calibrate(session: nox.Session) -> None:
+    """Measure what this machine can do, and store its profile: nox -s calibrate"""
+    install(session, "execute")
+    suite(session, "calibrate", *session.posargs)
+
+
+@nox.session
 def predict(session: nox.Session) -> None:
     """Say what arithmetic says of a run, beside what was published: nox -s predict -- bloom-176b"""
     install(session)

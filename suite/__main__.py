@@ -20,6 +20,7 @@ COMMANDS = {
     "fit": ("suite.commands.fit", "fit_command"),
     "formulas": ("suite.commands.formulas", "formulas"),
     "reproduce": ("suite.commands.reproduce", "reproduce_command"),
+    "calibrate": ("suite.commands.calibrate", "calibrate_command"),
 }
 
 # typer carries click inside or beside itself, by version; what it exports names the same classes in both

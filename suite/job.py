@@ -8,6 +8,7 @@ import msgspec
 
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
+from suite.calibration_job import Calibrated, Measured
 
 
 class Status(enum.StrEnum):
@@ -61,6 +62,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     collective_timeout_seconds: float
     interface: str | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the launch."""
+        return self.layout.ranks
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -151,7 +157,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     time: float
 
 
-Event = Started | Phase | Step | Finished | Failed
+Event = Started | Phase | Step | Finished | Failed | Measured | Calibrated
 
 
 def events_path(directory: str, rank: int) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from suite.calibration_job import Calibrated, CalibrationJob
 from suite.job import (
     LAUNCH_VARIABLE,
     WARM_UP_STEPS,
@@ -87,7 +88,7 @@ class _Rank:
 
     @property
     def finished(self) -> bool:
-        return any(isinstance(event, Finished) for event in self.events)
+        return any(isinstance(event, Finished | Calibrated) for event in self.events)
 
     @property
     def place(self) -> str:
@@ -107,16 +108,16 @@ class _Rank:
         return usual + COMPILE_SECONDS if compiled and steps < WARM_UP_STEPS else usual
 
 
-def launch(job: Job, identity: str, on_event: Callable[[int, Event], None]) -> Outcome:
-    """Run `job` under torchrun and wait for its end; `on_event` sees every rank's events as they come.
+def launch(job: Job | CalibrationJob, identity: str, on_event: Callable[[int, Event], None]) -> Outcome:
+    """Run `job`, which lies in its directory as job.json, under torchrun and wait for its end.
 
-    A rank that stays silent beyond its patience ends the launch as a hang: stacks are dumped, everything is killed.
-    Ctrl-C (KeyboardInterrupt) ends it as interrupted. No process of the launch outlives this call; if this process is
-    killed, the kernel kills torchrun and its ranks.
+    `on_event` sees every rank's events as they come. A rank that stays silent beyond its patience ends the launch as a
+    hang: stacks are dumped, everything is killed. Ctrl-C (KeyboardInterrupt) ends it as interrupted. No process of the
+    launch outlives this call; if this process is killed, the kernel kills torchrun and its ranks.
     """
     log_path = Path(job.directory) / "torchrun.log"
     now = time.monotonic()
-    ranks = [_Rank(events_path(job.directory, rank), now) for rank in range(job.layout.ranks)]
+    ranks = [_Rank(events_path(job.directory, rank), now) for rank in range(job.ranks)]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             _command(job),
@@ -143,23 +144,24 @@ def launch(job: Job, identity: str, on_event: Callable[[int, Event], None]) -> O
     return _failure(ranks, log_path, process.returncode)
 
 
-def _command(job: Job) -> list[str]:
+def _command(job: Job | CalibrationJob) -> list[str]:
     return [
         sys.executable,
         "-m",
         "torch.distributed.run",
         "--standalone",
-        f"--nproc-per-node={job.layout.ranks}",
+        f"--nproc-per-node={job.ranks}",
         "--max-restarts=0",
         f"--monitor-interval={POLL_SECONDS}",
         f"--log-dir={job.directory}/torchrun",
         "-m",
         "suite.execute",
+        *(["--calibrate"] if isinstance(job, CalibrationJob) else []),
         f"{job.directory}/job.json",
     ]
 
 
-def _environment(job: Job, identity: str) -> dict[str, str]:
+def _environment(job: Job | CalibrationJob, identity: str) -> dict[str, str]:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     # ranks of one host meet on the loopback, also where the host's own name does not resolve
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
@@ -176,9 +178,13 @@ def _environment(job: Job, identity: str) -> dict[str, str]:
 
 
 def _watch(
-    process: subprocess.Popen[bytes], ranks: list[_Rank], job: Job, on_event: Callable[[int, Event], None]
+    process: subprocess.Popen[bytes],
+    ranks: list[_Rank],
+    job: Job | CalibrationJob,
+    on_event: Callable[[int, Event], None],
 ) -> bool:
     """Wait for the end of the launch; True where it hangs."""
+    compiled = isinstance(job, Job) and job.compiled
     finished_since: float | None = None
     while process.poll() is None:
         _drain(ranks, on_event)
@@ -187,7 +193,7 @@ def _watch(
             finished_since = finished_since or now
             if now - finished_since > EXIT_SECONDS:
                 return True
-        elif any(not r.finished and now - r.last_progress > r.patience_seconds(job.compiled) for r in ranks):
+        elif any(not r.finished and now - r.last_progress > r.patience_seconds(compiled) for r in ranks):
             return True
         time.sleep(POLL_SECONDS)
     return False
@@ -217,7 +223,7 @@ def _named(ranks: list[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks)}"
 
 
-def _stacks(ranks: list[_Rank], job: Job) -> str:
+def _stacks(ranks: list[_Rank], job: Job | CalibrationJob) -> str:
     """Python stacks of all ranks that can still answer."""
     for rank in ranks:
         if rank.pid is not None and not is_stopped(rank.pid):

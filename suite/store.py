@@ -36,7 +36,16 @@ def records_directory(results: Path, run: str) -> Path:
         InputError: it cannot be created or written.
         StoreFullError: there is no room for it.
     """
-    directory = results / "records" / run
+    return writable(results / "records" / run, results)
+
+
+def writable(directory: Path, results: Path) -> Path:
+    """`directory`, which is below the results directory, created where it is missing, once a file could be made in it.
+
+    Raises:
+        InputError: it cannot be created or written.
+        StoreFullError: there is no room for it.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".{secrets.token_hex(8)}"
@@ -76,7 +85,7 @@ class Opened:
             size = _RESERVED_BYTES + _RESERVED_BYTES_PER_STEP * job.steps * job.layout.ranks
             with open(self._reserve, "xb") as file:
                 _fill(file, os.urandom(size))  # written, not only allocated: no file system can give it away
-            _write_new(self.path, encode(begin))
+            write_new(self.path, encode(begin))
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._reserve.unlink(missing_ok=True)
@@ -102,7 +111,7 @@ class Opened:
         return self._end_path
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def write_new(path: Path, data: bytes) -> None:
     """Write `path` whole or not at all; an existing file is an error, not replaced."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

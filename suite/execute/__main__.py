@@ -1,4 +1,7 @@
-"""One rank of a launch, started by torchrun: python -m suite.execute JOB.json, or --devices to count CUDA devices."""
+"""One rank of a launch, started by torchrun: python -m suite.execute JOB.json.
+
+--calibrate JOB.json measures the machine in place of training; --devices counts CUDA devices.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ life.die_with_parent()
 import torch  # the parent may die during the seconds that this import takes
 import torch.distributed as dist
 
+from suite.calibration_job import Calibrated, CalibrationJob
+from suite.execute.measure.calibrate import calibrate
 from suite.execute.measure.memory import AllocatedPeak
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
@@ -30,13 +35,17 @@ def main() -> None:
     if sys.argv[1:] == ["--devices"]:
         print(torch.cuda.device_count())
         return
-    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
+    job: Job | CalibrationJob
+    if sys.argv[1] == "--calibrate":
+        job = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=CalibrationJob)
+    else:
+        job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
     rank = int(os.environ["RANK"])
     report = life.Reporter(events_path(job.directory, rank))
     report(Started(os.getpid(), time.time()))
     life.dump_stacks_on_request(job.directory, rank)
     try:
-        report(execute(job, report))
+        report(execute(job, report) if isinstance(job, Job) else measure(job, report))
         dist.barrier()
         dist.destroy_process_group()
     except BaseException as error:  # the rank's last words, whatever ended it
@@ -46,8 +55,8 @@ def main() -> None:
     life.leave(0)
 
 
-def execute(job: Job, report: life.Reporter) -> Finished:
-    """Join the process group, build the model, train, and return what was counted."""
+def joined(job: Job | CalibrationJob, report: life.Reporter) -> torch.device:
+    """This rank's device, once it has joined the process group."""
     report(Phase("join the process group", time.time()))
     torch.set_num_threads(job.threads)
     device = torch.device("cpu")
@@ -60,6 +69,17 @@ def execute(job: Job, report: life.Reporter) -> Finished:
         timeout=timedelta(seconds=job.collective_timeout_seconds),
         device_id=device if job.device == "cuda" else None,
     )
+    return device
+
+
+def measure(job: CalibrationJob, report: life.Reporter) -> Calibrated:
+    """Join the process group and measure what the job names."""
+    return calibrate(job, joined(job, report), report)
+
+
+def execute(job: Job, report: life.Reporter) -> Finished:
+    """Join the process group, build the model, train, and return what was counted."""
+    device = joined(job, report)
     mesh = device_mesh(job.layout, job.device)
     report(Phase("build the model", time.time()))
     arithmetic = prepare_arithmetic(job.recipe.precision, device)

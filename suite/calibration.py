@@ -1,0 +1,180 @@
+"""One calibration: planned, measured by ranks under torchrun, fitted, and stored as this machine's profile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite import store
+from suite.calibration_job import Calibrated, CalibrationJob, Measured
+from suite.calibration_plan import DENSITIES, LINE, TABLE, Density, Planned, plan
+from suite.devices import resolved_device, usable_cores
+from suite.job import Event, Status
+from suite.launch import launch
+from suite.machine_profile import Check, Conditions, Fingerprint, Profile, encode, machines_directory
+from suite.measured_seconds import Table, Timing, fitted
+from suite.miniature_shapes import miniature_shapes
+from suite.record import fingerprint
+
+COLLECTIVE_TIMEOUT_SECONDS = 300.0
+
+
+class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for; `ranks` None: 2 on the CPU, otherwise all GPUs."""
+
+    results: Path
+    ranks: int | None = None
+    device: str = "auto"
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request: the device, and everything that is timed."""
+
+    device: str
+    ranks: int
+    results: Path
+    planned: list[Planned]
+
+
+class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a calibration ended; no profile and no path where it did not end well."""
+
+    status: Status
+    message: str
+    profile: Profile | None = None
+    path: str = ""
+
+
+def planned_calibration(request: CalibrationRequest, density: Density | None = None) -> Calibration:
+    """The checked plan for a request, as dense as is usual for the device unless told otherwise.
+
+    Raises:
+        InputError: unknown device, ranks out of range, or a results directory that cannot be written.
+    """
+    device, default_ranks = resolved_device(request.device)
+    ranks = default_ranks if request.ranks is None else request.ranks
+    if ranks < 1 or (device == "cuda" and ranks > default_ranks):
+        allowed = f"1 to {default_ranks}" if device == "cuda" else "1 or more"
+        raise InputError("ranks", got=ranks, allowed=allowed, where="--ranks")
+    cores = usable_cores()
+    used = miniature_shapes(device, ranks=ranks)
+    planned = plan(used, device=device, cores=cores, ranks=ranks, density=density or DENSITIES[device])
+    return Calibration(device=device, ranks=ranks, results=request.results, planned=planned)
+
+
+def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) -> CalibrationResult:
+    """Measure what is planned, and store the profile below the results directory when all of it is there.
+
+    Raises:
+        InputError: the results directory cannot be written.
+        StoreFullError: there is no room in it.
+    """
+    directory = store.writable(machines_directory(calibration.results), calibration.results)
+    before, load = fingerprint(calibration.device), _load()
+    identity = store.new_identity()
+    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
+        job = CalibrationJob(
+            directory=scratch,
+            device=calibration.device,
+            ranks=calibration.ranks,
+            threads=max(1, usable_cores() // calibration.ranks),
+            tasks=tuple(planned.task for planned in calibration.planned),
+            collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
+        )
+        (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
+        outcome = launch(job, identity, on_event)
+    if outcome.status is not Status.OK:
+        return CalibrationResult(status=outcome.status, message=outcome.message)
+    profile = assembled(calibration, outcome.events, before, load)
+    path = directory / f"{profile.fingerprint.node}__{profile.fingerprint.hash}.json"
+    return CalibrationResult(status=Status.OK, message="", profile=profile, path=str(stored(profile, path)))
+
+
+def stored(profile: Profile, path: Path) -> Path:
+    """Write the profile whole, never over another one: a second one of the same machine has the time in its name."""
+    data = encode(profile)
+    with contextlib.suppress(FileExistsError):
+        store.write_new(path, data)
+        return path
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(profile.measured))
+    later = path.with_name(f"{path.stem}__{stamp}.json")
+    store.write_new(later, data)
+    return later
+
+
+def assembled(
+    calibration: Calibration, events: list[list[Event]], found: Fingerprint, load_before: float | None
+) -> Profile:
+    """The profile in the ranks' reports: of each point the slowest rank, lines fitted, checks beside their tables."""
+    slowest = [_slowest(number, events) for number in range(len(calibration.planned))]
+    timed = list(zip(calibration.planned, slowest, strict=True))
+    tables = [
+        Table(subject=planned.task.subject, axes=planned.axes, timings=timings)
+        for planned, timings in timed
+        if planned.kind == TABLE
+    ]
+    lines = [
+        fitted(planned.task.subject, planned.unit, [float(size) for (size,) in planned.task.sizes], timings)
+        for planned, timings in timed
+        if planned.kind == LINE
+    ]
+    without_checks = Profile(
+        measured=time.time(),
+        fingerprint=found,
+        conditions=_conditions(calibration, events, load_before),
+        tables=tables,
+        lines=lines,
+        checks=[],
+    )
+    checks = [
+        Check(
+            kind=planned.kind,
+            subject=planned.task.subject,
+            sizes=sizes,
+            predicted_seconds=without_checks.seconds(planned.task.subject, *sizes),
+            timing=timing,
+        )
+        for planned, timings in timed
+        if planned.kind not in (TABLE, LINE)
+        for sizes, timing in zip(planned.task.sizes, timings, strict=True)
+    ]
+    return msgspec.structs.replace(without_checks, checks=checks)
+
+
+def _slowest(number: int, events: list[list[Event]]) -> tuple[Timing, ...]:
+    of_ranks = [e.timings for own in events for e in own if isinstance(e, Measured) and e.task == number]
+    return tuple(max(point, key=lambda timing: timing.seconds) for point in zip(*of_ranks, strict=True))
+
+
+def _conditions(calibration: Calibration, events: list[list[Event]], load_before: float | None) -> Conditions:
+    ends = [event for own in events for event in own if isinstance(event, Calibrated)]
+    first = ends[0]
+    steal = others = None
+    if first.all_seconds and first.steal_seconds is not None and first.busy_seconds is not None:
+        steal = first.steal_seconds / first.all_seconds
+        others = max(0.0, first.busy_seconds - sum(end.cpu_seconds for end in ends)) / first.all_seconds
+    return Conditions(
+        ranks=calibration.ranks,
+        threads={planned.task.subject.ranks: planned.task.threads for planned in calibration.planned},
+        seconds=max(end.seconds for end in ends),
+        load_before=load_before,
+        load_after=_load(),
+        steal_share=steal,
+        others_share=others,
+        facts=first.environment,
+        gpus=[{"rank": rank, **sample} for rank, end in enumerate(ends) for sample in end.gpus],
+    )
+
+
+def _load() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None

@@ -1,0 +1,69 @@
+"""What a calibration's ranks are told to time, and what they tell back: the data that both sides share."""
+
+from __future__ import annotations
+
+import msgspec
+
+from suite.measured_seconds import Subject, Timing
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One subject at some sizes.
+
+    Args:
+        threads: arithmetic threads of each of the subject's ranks.
+        sizes: one entry a point, each in the order of the operation's axes.
+        point_seconds: that a point is repeated for, at least three times.
+    """
+
+    subject: Subject
+    threads: int
+    sizes: tuple[tuple[int, ...], ...]
+    point_seconds: float
+
+
+class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One calibration, as its ranks read it.
+
+    Args:
+        directory: where every rank writes its events.
+        threads: of a rank when all measure at once, for "cpu".
+        collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
+    """
+
+    directory: str
+    device: str
+    ranks: int
+    threads: int
+    tasks: tuple[Task, ...]
+    collective_timeout_seconds: float
+
+
+class Measured(msgspec.Struct, frozen=True, tag="measured"):
+    """A rank's timings of one task, by its number, a timing a point; only ranks that took part report them."""
+
+    task: int
+    timings: tuple[Timing, ...]
+    time: float
+
+
+class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
+    """A rank has measured everything.
+
+    Args:
+        cpu_seconds: processor time of this rank in `seconds`.
+        busy_seconds, steal_seconds, all_seconds: of all processors in that time; None where the system does not tell.
+        environment: device, libraries, and what is known of clocks and governor, as texts.
+        gpus: samples of this rank's GPU.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    busy_seconds: float | None
+    steal_seconds: float | None
+    all_seconds: float | None
+    environment: dict[str, str]
+    gpus: list[dict[str, float | str]]
+    time: float

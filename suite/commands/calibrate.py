@@ -1,0 +1,122 @@
+"""Measure what this machine can do, print it, and store it as a machine profile."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from suite.calibration import Calibration, CalibrationRequest, CalibrationResult, calibrate, planned_calibration
+from suite.commands import exit_codes
+from suite.job import Event, Phase, Status
+from suite.launch import ROOT
+from suite.machine_profile import UNSEEN
+from suite.measured_seconds import median
+from suite.report.machine_tables import print_profile
+from suite.report.tables import console
+
+
+def calibrate_command(
+    ranks: Annotated[
+        int | None, typer.Option(help="Most processes that measure at once; default 2 on the CPU, else all GPUs.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    results: Annotated[Path, typer.Option(help="Where the profile is stored, in machines/.")] = ROOT / "results",
+    json: Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")] = False,
+) -> None:
+    """Measure matrix products, memory, operators and collectives here, with 1, 2, 4, ... ranks at once.
+
+    The profile is stored as results/machines/NODE__FINGERPRINT.json, never over another; the newest valid one counts. A
+    rank that is silent for 120 s ends the command as a hang. Other work on the machine makes the numbers worse: the
+    last line says how much there was.
+
+    Examples: python -m suite calibrate; python -m suite calibrate --ranks 4 --json
+
+    Exit codes: 0 measured and stored, 2 bad input, 4 the execution failed (nothing is stored), 130 interrupted.
+    """
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, _interrupt)
+    messages = console(stderr=True)
+    planned = planned_calibration(CalibrationRequest(results=results, ranks=ranks, device=device))
+    try:
+        with _Live(planned, quiet=not messages.is_terminal) as live:
+            result = calibrate(planned, live)
+    except OSError as error:  # no room or no access for the profile or scratch files
+        messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+        raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
+    if json:
+        sys.stdout.write(_json(result) + "\n")
+    else:
+        _print(result)
+    if result.status is Status.INTERRUPTED:
+        raise typer.Exit(exit_codes.INTERRUPTED)
+    raise typer.Exit(exit_codes.PASS if result.status is Status.OK else exit_codes.EXECUTION_FAILED)
+
+
+def _interrupt(_signum: int, _frame: FrameType | None) -> None:
+    """A polite end is an end by the user: the ranks are killed, and nothing is stored."""
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _json(result: CalibrationResult) -> str:
+    profile = result.profile
+    errors = [abs(check.error) for check in profile.checks if check.kind == UNSEEN] if profile else []
+    entry = {
+        "status": result.status,
+        "message": result.message,
+        "path": result.path,
+        "interpolation_error": median(errors) if errors else None,
+        "profile": profile,
+    }
+    return msgspec.json.encode(entry).decode()
+
+
+def _print(result: CalibrationResult) -> None:
+    out = console()
+    if result.profile is None:
+        out.print(f"[bold red]calibration: {result.status.value}[/]: {escape(result.message)}; no profile is stored")
+        return
+    print_profile(out, result.profile)
+    out.print(f"profile {escape(result.path)}", soft_wrap=True)
+
+
+class _Live:
+    """The progress line: what is measured; a plain line for each operation where stderr is no terminal."""
+
+    def __init__(self, planned: Calibration, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._last = ""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(*columns, console=console(stderr=True), disable=quiet)
+        self._task = self._progress.add_task("starting", total=len(planned.planned))
+
+    def __enter__(self) -> _Live:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, rank: int, event: Event) -> None:
+        if rank != 0 or not isinstance(event, Phase):
+            return
+        self._progress.update(self._task, description=event.name, advance=1)
+        operation = event.name.partition(" ")[0]
+        if self._quiet and operation != self._last:
+            sys.stderr.write(f"{event.name}\n")
+            sys.stderr.flush()
+            self._last = operation

@@ -1,0 +1,119 @@
+"""Measures what a job's tasks name, as one rank among those that measure at once."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from kernels.half_matmul import compute_products_through_fp32, has_instructions
+from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
+from suite.execute.measure import operators, products
+from suite.execute.measure.collectives import collective, collective_timing
+from suite.execute.measure.conditions import GpuLog, processor_facts, processor_time
+from suite.execute.measure.fingerprint import environment
+from suite.execute.measure.products import DTYPES, Inputs
+from suite.execute.measure.stopwatch import Stopwatch, Work
+from suite.job import Event, Phase
+from suite.measured_seconds import Subject, Timing
+
+SEED = 20261121
+OPERATIONS: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
+    "product": products.product,
+    "batched_product": products.batched_product,
+    "attention": products.attention,
+    **dict.fromkeys((*operators.ONE_TENSOR, "add", "from_fp32"), operators.elementwise),
+    **dict.fromkeys(("layer_norm", "softmax", "cross_entropy", "embedding"), operators.rows),
+    **dict.fromkeys(("copy", "triad"), operators.memory),
+    **dict.fromkeys(("host_to_device", "device_to_host"), operators.transfer),
+    **dict.fromkeys(("adam", "adam_tensors"), operators.adam),
+    "calls": operators.calls,
+}
+
+
+class Bench:
+    """One rank's place: its clock, its inputs, and the groups of the ranks that measure at once.
+
+    Groups of control messages are gloo's, also on CUDA: a rank that waits must not occupy its GPU.
+    """
+
+    def __init__(self, job: CalibrationJob, device: torch.device) -> None:
+        self.device = device
+        self.watch = Stopwatch(device)
+        self.inputs = Inputs(device)
+        self.everyone = dist.new_group(backend="gloo")
+        self.agree: dict[int, dist.ProcessGroup] = {}
+        self.exchange: dict[int, dist.ProcessGroup] = {}
+        for ranks in sorted({task.subject.ranks for task in job.tasks}):
+            self.agree[ranks] = dist.new_group(list(range(ranks)), backend="gloo")
+            self.exchange[ranks] = dist.new_group(list(range(ranks)))
+
+    def timed(self, task: Task) -> tuple[Timing, ...]:
+        """The timings of all points of a task; the ranks that take part start each point together."""
+        torch.set_num_threads(task.threads)
+        timings = []
+        for sizes in task.sizes:
+            timings.append(self._point(task, sizes))
+        return tuple(timings)
+
+    def _point(self, task: Task, sizes: tuple[int, ...]) -> Timing:
+        subject = task.subject
+        agree = self.agree[subject.ranks]
+        if subject.operation in COLLECTIVES:
+            work = collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
+            return collective_timing(work, self.watch, agree, point_seconds=task.point_seconds)
+        work = OPERATIONS[subject.operation](subject, sizes, self.inputs)
+        sample = self.watch.host_sample if subject.operation == "calls" else self.watch.sample
+        dist.barrier(group=agree)
+        return self.watch.timing(work, point_seconds=task.point_seconds, sample=sample)
+
+
+def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event], None]) -> Calibrated:
+    """Measure the job's tasks in order, reporting each, and return what the machine went through meanwhile."""
+    torch.manual_seed(SEED)
+    facts = environment(device) | processor_facts() | _arithmetic(device)
+    uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else None
+    gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")
+    rank, bench = dist.get_rank(), Bench(job, device)
+    gc.collect()
+    gc.disable()  # its pauses belong to no point
+    before, start, own = processor_time(), time.perf_counter(), time.process_time()
+    for number, task in enumerate(job.tasks):
+        report(Phase(str(task.subject), time.time()))
+        dist.barrier(group=bench.everyone)
+        gpu.sample()
+        if rank < task.subject.ranks:
+            report(Measured(number, bench.timed(task), time.time()))
+    dist.barrier(group=bench.everyone)
+    gpu.sample()
+    after = processor_time()
+    known = before is not None and after is not None
+    busy, steal, total = (
+        (b - a for a, b in zip(before, after, strict=True)) if known and before and after else (None, None, None)
+    )
+    if device.type == "cuda" and gpu.why_none:
+        facts["gpu_log"] = gpu.why_none
+    return Calibrated(
+        seconds=time.perf_counter() - start,
+        cpu_seconds=time.process_time() - own,
+        busy_seconds=busy,
+        steal_seconds=steal,
+        all_seconds=total,
+        environment=facts,
+        gpus=gpu.samples,
+        time=time.time(),
+    )
+
+
+def _arithmetic(device: torch.device) -> dict[str, str]:
+    """Choose for every 16-bit dtype how its products are computed, as a training run in it does; in words."""
+    facts = {}
+    for name, dtype in DTYPES.items():
+        through_fp32 = device.type == "cpu" and name != "fp32" and not has_instructions(dtype)
+        if through_fp32:
+            compute_products_through_fp32(dtype)
+        facts[f"{name}_products"] = "through fp32" if through_fp32 else "by the device"
+    return facts

@@ -1,0 +1,85 @@
+"""Collectives timed: every rank of the group repeats them equally often, and the slowest one counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from suite.execute.measure.products import DTYPES, Inputs
+from suite.execute.measure.stopwatch import FALLING, LEAST_REPETITIONS, MOST_REPETITIONS, Stopwatch, Work, summary
+from suite.measured_seconds import Subject, Timing, median
+
+BLOCK = 4  # samples between which the ranks agree on how to go on
+MOST_WARM_UP_BLOCKS = 8
+
+# torch 2.13 renamed both and warns of the old names; 2.11 has only the old ones
+_all_gather: Callable[..., Any] = (
+    dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+)
+_reduce_scatter: Callable[..., Any] = (
+    dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
+)
+
+
+def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: dist.ProcessGroup) -> Work:
+    """The collective with `sizes[0]` bytes of payload: its input; for all_gather its output.
+
+    send: rank 0 sends to rank 1, which sends as much back: a call is two messages.
+    """
+    ranks, rank = group.size(), group.rank()
+    dtype = DTYPES[subject.dtype]
+    elements = max(ranks, sizes[0] // dtype.itemsize // ranks * ranks)
+    whole = inputs.normal(elements, dtype=dtype).clone()
+    part = torch.zeros(elements // ranks, dtype=dtype, device=inputs.device)
+    received = torch.empty_like(whole)
+
+    def ping_pong() -> None:
+        if rank == 0:
+            dist.send(whole, group_dst=1, group=group)
+            dist.recv(received, group_src=1, group=group)
+        else:
+            dist.recv(received, group_src=0, group=group)
+            dist.send(whole, group_dst=0, group=group)
+
+    # a sum over ranks would grow without bound: the mean of equals stays what it is
+    average = dist.ReduceOp.SUM if dist.get_backend(group) == "gloo" else dist.ReduceOp.AVG
+    zeros = torch.zeros_like(whole) if average is dist.ReduceOp.SUM else whole
+    return {
+        "all_reduce": lambda: dist.all_reduce(zeros, op=average, group=group),
+        "all_gather": lambda: _all_gather(received, part, group=group),
+        "reduce_scatter": lambda: _reduce_scatter(part, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(received, whole, group=group),
+        "send": ping_pong,
+    }[subject.operation]
+
+
+def collective_timing(work: Work, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float) -> Timing:
+    """As `Stopwatch.timing`, in blocks of 4 after which all ranks of `agree` decide alike from the slowest's times."""
+    samples: list[float] = []
+    start = time.perf_counter()
+    before, warm_up = float("inf"), 0
+    for block in range(MOST_WARM_UP_BLOCKS):
+        samples += [watch.sample(work) for _ in range(BLOCK)]
+        now, _ = _slowest(agree, median(samples[-BLOCK:]), 0.0)
+        warm_up = block * BLOCK
+        if now >= FALLING * before:
+            break
+        before = now
+    while len(samples) - warm_up < MOST_REPETITIONS:
+        _, spent = _slowest(agree, 0.0, time.perf_counter() - start)
+        if spent >= point_seconds and len(samples) - warm_up >= LEAST_REPETITIONS:
+            break
+        samples += [watch.sample(work) for _ in range(BLOCK)]
+    return summary(samples, warm_up)
+
+
+def _slowest(agree: dist.ProcessGroup, *values: float) -> list[float]:
+    """The largest of each value over the ranks."""
+    both = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=agree)
+    largest: list[float] = both.tolist()
+    return largest

@@ -1,0 +1,125 @@
+"""Element-wise operators, normalisation, softmax, loss, optimizer step and copies to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from suite.execute.measure.products import DTYPES, Inputs
+from suite.execute.measure.stopwatch import Work
+from suite.measured_seconds import Subject
+
+TINY = 64  # elements of a tensor whose arithmetic takes no time beside the call
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+def _dropout(x: Tensor) -> Tensor:
+    return functional.dropout(x, 0.1)
+
+
+def _chain(x: Tensor) -> Tensor:
+    """Four operators that a compiler may fuse: 10 reads and writes of x eagerly, 2 when fused."""
+    return functional.gelu(x * 0.5 + 1.0, approximate="tanh") + x
+
+
+# of one tensor; docs/calibration.md has the bytes that each moves
+ONE_TENSOR: dict[str, Callable[[Tensor], Tensor]] = {
+    "scale": lambda x: x * 0.5,
+    "gelu_tanh": _gelu_tanh,
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "dropout": _dropout,
+    "to_fp32": lambda x: x.float(),
+    "view": lambda x: x.view_as(x),
+    "chain": _chain,
+}
+
+
+def elementwise(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """An operator on `sizes[0]` elements, recorded by autograd; backward: autograd's pass through it alone."""
+    (elements,) = sizes
+    dtype = DTYPES[subject.dtype]
+    x = inputs.normal(elements, dtype=dtype).detach().requires_grad_()
+    if subject.operation == "add":
+        y = inputs.normal(elements, dtype=dtype, place=1).detach().requires_grad_()
+        return _passes(lambda: x + y, (x, y), subject, inputs)
+    if subject.operation == "from_fp32":
+        wide = inputs.normal(elements, dtype=torch.float32).detach().requires_grad_()
+        return _passes(lambda: wide.to(dtype), (wide,), subject, inputs)
+    operator: Callable[[Tensor], Tensor] = ONE_TENSOR[subject.operation]
+    if subject.compiled:
+        operator = torch.compile(operator, dynamic=True)
+    return _passes(lambda: operator(x), (x,), subject, inputs)
+
+
+def rows(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """An operator on rows of some columns: layer norm, softmax, cross-entropy, or rows read from a table."""
+    count, columns = sizes
+    dtype = DTYPES[subject.dtype]
+    x = inputs.normal(count, columns, dtype=dtype).detach().requires_grad_()
+    if subject.operation == "layer_norm":
+        norm = nn.LayerNorm(columns, device=inputs.device, dtype=dtype)
+        return _passes(lambda: norm(x), (x, *norm.parameters()), subject, inputs)
+    if subject.operation == "softmax":
+        return _passes(lambda: torch.softmax(x, dim=-1), (x,), subject, inputs)
+    if subject.operation == "cross_entropy":
+        targets = torch.randint(columns, (count,), device=inputs.device)
+        return _passes(lambda: functional.cross_entropy(x, targets), (x,), subject, inputs)
+    places = torch.randint(count, (count,), device=inputs.device)
+    return _passes(lambda: functional.embedding(places, x), (x,), subject, inputs)
+
+
+def _passes(forward: Callable[[], Tensor], leaves: tuple[Tensor, ...], subject: Subject, inputs: Inputs) -> Work:
+    if subject.variant == "forward":
+        return forward
+    out = forward()
+    gradient = inputs.normal(*out.shape, dtype=out.dtype) if out.dim() else torch.ones_like(out)
+    return lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True)
+
+
+def memory(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """Copy, or triad a = b + 2 c, of fp32 tensors that move `sizes[0]` bytes in all."""
+    (moved,) = sizes
+    streams = 2 if subject.operation == "copy" else 3
+    parts = [inputs.normal(moved // (4 * streams), dtype=torch.float32, place=place) for place in range(streams - 1)]
+    out = torch.empty_like(parts[0])
+    if subject.operation == "copy":
+        return lambda: out.copy_(parts[0])
+    return lambda: torch.add(parts[0], parts[1], alpha=2.0, out=out)
+
+
+def transfer(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """A copy of `sizes[0]` bytes between pinned host memory and the device."""
+    host = torch.randn(sizes[0] // 4).pin_memory()
+    device = torch.empty(sizes[0] // 4, device=inputs.device)
+    if subject.operation == "host_to_device":
+        return lambda: device.copy_(host, non_blocking=True)
+    return lambda: host.copy_(device, non_blocking=True)
+
+
+def adam(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """A step of PyTorch's fused AdamW on fp32: adam of one tensor of `sizes[0]` elements; adam_tensors of so many."""
+    elements = [sizes[0]] if subject.operation == "adam" else [TINY] * sizes[0]
+    parameters = [nn.Parameter(inputs.normal(count, dtype=torch.float32).clone()) for count in elements]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    rule: Any = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    return lambda: rule.step()
+
+
+def calls(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """`sizes[0]` additions of almost nothing, one after the other: what handing over a call takes."""
+    x = inputs.normal(TINY, dtype=torch.float32).clone()
+
+    def work() -> None:
+        for _ in range(sizes[0]):
+            x.add_(1.0)
+
+    return work

@@ -1,0 +1,81 @@
+"""Matrix products and attention to be timed: random inputs, and the call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from suite.execute.measure.stopwatch import Work
+from suite.measured_seconds import Subject
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Inputs:
+    """Random numbers, drawn once for each dtype: tensors are views of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._drawn: dict[torch.dtype, Tensor] = {}
+
+    def normal(self, *shape: int, dtype: torch.dtype, place: int = 0) -> Tensor:
+        """Standard normal numbers of that shape, the `place`-th such tensor: those of two places do not overlap."""
+        elements = 1
+        for size in shape:
+            elements *= size
+        needed = (place + 1) * elements
+        drawn = self._drawn.get(dtype)
+        if drawn is None or drawn.numel() < needed:
+            drawn = torch.randn(needed, device=self.device).to(dtype)
+            self._drawn[dtype] = drawn
+        return drawn[place * elements : needed].view(shape)
+
+
+def product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """The product of M x K by K x N (sizes M, N, K): as a linear layer stores its weight, and its backward pass.
+
+    NT: the second factor is stored N x K (forward); NN: as K x N (the input's gradient); TN: the first one is stored
+    K x M (the weight's gradient).
+    """
+    m, n, k = sizes
+    dtype = DTYPES[subject.dtype]
+    a_MK = inputs.normal(k, m, dtype=dtype).t() if subject.variant == "TN" else inputs.normal(m, k, dtype=dtype)
+    b = inputs.normal(n * k + m * k, dtype=dtype)[m * k :]  # behind the first factor
+    b_KN = b.view(n, k).t() if subject.variant == "NT" else b.view(k, n)
+    return lambda: torch.mm(a_MK, b_KN)
+
+
+def batched_product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """The products of unfused attention, sizes batch times heads, sequence T, head size K.
+
+    NT: scores, T x K by K x T; NN: context and the queries' gradient, T x T by T x K; TN: the gradients of keys and
+    values, T x T transposed by T x K.
+    """
+    batch, length, head_dim = sizes
+    dtype = DTYPES[subject.dtype]
+    if subject.variant == "NT":
+        a = inputs.normal(batch, length, head_dim, dtype=dtype)
+        b = inputs.normal(batch, length, head_dim, dtype=dtype, place=1).transpose(1, 2)
+        return lambda: torch.bmm(a, b)
+    square = inputs.normal(batch, length, length, dtype=dtype)
+    if subject.variant == "TN":
+        square = square.transpose(1, 2)
+    behind = inputs.normal(batch * length * (length + head_dim), dtype=dtype)[batch * length * length :]
+    values = behind.view(batch, length, head_dim)
+    return lambda: torch.bmm(square, values)
+
+
+def attention(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """Causal scaled_dot_product_attention, sizes batch times heads, sequence, head size."""
+    heads, length, head_dim = sizes
+    dtype = DTYPES[subject.dtype]
+    q, k, v = (
+        inputs.normal(1, heads, length, head_dim, dtype=dtype, place=place).detach().requires_grad_()
+        for place in range(3)
+    )
+    if subject.variant == "forward":
+        return lambda: scaled_dot_product_attention(q, k, v, is_causal=True)
+    out = scaled_dot_product_attention(q, k, v, is_causal=True)
+    gradient = inputs.normal(1, heads, length, head_dim, dtype=dtype, place=3)
+    return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)

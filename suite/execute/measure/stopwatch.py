@@ -1,0 +1,86 @@
+"""Seconds of one call, repeated: warm-up found, not guessed; medians and quantiles; devices synchronised."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from suite.measured_seconds import Timing, median, quantile
+
+Work = Callable[[], object]
+WINDOW = 3  # samples of a running median
+FALLING = 0.98  # a running median below this share of the one before still falls
+LEAST_REPETITIONS = 3
+MOST_WARM_UP = 40
+MOST_REPETITIONS = 200
+FLUSHED_CACHES = 2  # bytes overwritten before each sample on CUDA, in sizes of the L2 cache
+
+
+class Stopwatch:
+    """Times calls on one device: by the processor's clock, on CUDA by events with the L2 cache overwritten before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._device = device
+        self._cache: torch.Tensor | None = None
+        if self._cuda:
+            size = FLUSHED_CACHES * torch.cuda.get_device_properties(device).L2_cache_size
+            self._cache = torch.empty(size, dtype=torch.int8, device=device)
+
+    def sample(self, work: Work) -> float:
+        """Seconds of one call.
+
+        On CUDA the overwriting keeps the device busy while the host hands over the call, so that the events have the
+        device's time between them and not the host's.
+        """
+        if not self._cuda:
+            start = time.perf_counter()
+            work()
+            return time.perf_counter() - start
+        assert self._cache is not None
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._cache.zero_()
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize(self._device)
+        return float(begin.elapsed_time(end)) / 1000
+
+    def host_sample(self, work: Work) -> float:
+        """Seconds until the host has handed over one call, the device idle before."""
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    def timing(self, work: Work, *, point_seconds: float, sample: Callable[[Work], float] | None = None) -> Timing:
+        """Repeat `work` until it is warm, and then for `point_seconds`, warm-up included, at least three times."""
+        take = sample or self.sample
+        samples: list[float] = []
+        start = time.perf_counter()
+        while not is_warm(samples) and len(samples) < MOST_WARM_UP:
+            samples.append(take(work))
+        warm_up = len(samples) - WINDOW
+        while len(samples) - warm_up < MOST_REPETITIONS and time.perf_counter() - start < point_seconds:
+            samples.append(take(work))
+        return summary(samples, warm_up)
+
+
+def is_warm(samples: list[float]) -> bool:
+    """Whether the running median of 3 samples has stopped falling: the last one is within 2 % of the one before it.
+
+    The samples of the last window then count as repetitions: the first steady ones.
+    """
+    if len(samples) < WINDOW + 1:
+        return False
+    return median(samples[-WINDOW:]) >= FALLING * median(samples[-WINDOW - 1 : -1])
+
+
+def summary(samples: list[float], warm_up: int) -> Timing:
+    """Median and quantiles of the samples behind the warm-up, to 4 digits; a clock that stood still says 1 ns."""
+    steady = [max(sample, 1e-9) for sample in samples[warm_up:]]
+    middle, low, high = (float(f"{quantile(steady, share):.4g}") for share in (0.5, 0.2, 0.8))
+    return Timing(middle, low, high, len(steady), warm_up)

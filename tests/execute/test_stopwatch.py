@@ -1,0 +1,139 @@
+"""The stopwatch finds the end of the warm-up, repeats long enough, and keeps what it saw."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.calibration_job import Task
+from suite.execute.measure.calibrate import OPERATIONS
+from suite.execute.measure.conditions import GpuLog, processor_facts, processor_time
+from suite.execute.measure.products import DTYPES, Inputs
+from suite.execute.measure.stopwatch import LEAST_REPETITIONS, MOST_REPETITIONS, Stopwatch, is_warm, summary
+from suite.measured_seconds import Subject
+
+CPU = torch.device("cpu")
+
+
+def test_the_warm_up_ends_where_the_running_median_stops_falling() -> None:
+    falling = [8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+    warm = [count for count in range(len(falling) + 1) if is_warm(falling[:count])]
+    # medians of three: 4, 2, 1, 1: the fourth one no longer falls
+    assert warm[0] == 6
+    assert not is_warm([1.0, 1.0, 1.0])
+    assert is_warm([1.0, 1.0, 1.0, 1.0])
+
+
+def test_one_slow_call_alone_is_no_warm_up() -> None:
+    assert is_warm([1.0, 1.0, 9.0, 1.0])
+
+
+def test_slow_first_calls_are_kept_out_of_the_median_and_counted_as_warm_up() -> None:
+    calls = iter([0.02, 0.01, *[0.001] * MOST_REPETITIONS])
+
+    def work() -> None:
+        time.sleep(next(calls))
+
+    timing = Stopwatch(CPU).timing(work, point_seconds=0.05)
+    assert timing.warm_up >= 2
+    assert 0.001 <= timing.low <= timing.seconds <= timing.high < 0.01
+
+
+@pytest.mark.parametrize("point_seconds", [0.0, 0.02])
+def test_a_point_is_repeated_three_times_at_least_and_for_as_long_as_asked(point_seconds: float) -> None:
+    start = time.perf_counter()
+    timing = Stopwatch(CPU).timing(lambda: time.sleep(0.002), point_seconds=point_seconds)
+    assert time.perf_counter() - start >= point_seconds
+    assert timing.repetitions >= LEAST_REPETITIONS
+
+
+def test_a_call_that_takes_ever_less_ends_the_warm_up_all_the_same() -> None:
+    seconds = iter([0.9**count for count in range(1000)])
+    timing = Stopwatch(CPU).timing(lambda: None, point_seconds=0.0, sample=lambda _: next(seconds))
+    assert timing.warm_up < 60
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=30), st.data())
+def test_the_summary_is_of_the_samples_behind_the_warm_up(samples: list[float], data: st.DataObject) -> None:
+    warm_up = data.draw(st.integers(0, len(samples) - 3))
+    timing = summary(samples, warm_up)
+    steady = samples[warm_up:]
+    assert timing.repetitions == len(steady)
+    assert min(steady) * 0.999 <= timing.low <= timing.seconds <= timing.high <= max(steady) * 1.001
+
+
+@pytest.mark.parametrize("variant", ["NN", "NT", "TN"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_has_the_shape_that_its_sizes_name(variant: str, dtype: str) -> None:
+    inputs = Inputs(CPU)
+    subject = Subject(operation="product", variant=variant, dtype=dtype)
+    result = OPERATIONS["product"](subject, (8, 24, 16), inputs)()
+    assert isinstance(result, torch.Tensor)
+    assert (result.shape, result.dtype) == ((8, 24), DTYPES[dtype])
+    # random data: no row is like another
+    assert len({tuple(row) for row in result.float().tolist()}) == 8
+
+
+@pytest.mark.parametrize("variant", ["NN", "NT", "TN"])
+def test_a_batched_product_has_the_shape_of_scores_or_of_heads(variant: str) -> None:
+    subject = Subject(operation="batched_product", variant=variant)
+    result = OPERATIONS["batched_product"](subject, (3, 24, 8), Inputs(CPU))()
+    assert isinstance(result, torch.Tensor)
+    assert result.shape == ((3, 24, 24) if variant == "NT" else (3, 24, 8))
+
+
+SIZES = {"attention": (2, 16, 8), "layer_norm": (6, 8), "softmax": (6, 8), "cross_entropy": (6, 8), "embedding": (6, 8)}
+
+
+@pytest.mark.parametrize("variant", ["forward", "backward"])
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - {"product", "batched_product"}))
+def test_every_operation_can_be_called_again_and_again(operation: str, variant: str) -> None:
+    if operation in ("host_to_device", "device_to_host") or (operation, variant) == ("add", "backward"):
+        return
+    task = Task(
+        subject=Subject(operation=operation, variant=variant),
+        threads=1,
+        sizes=(SIZES.get(operation, (96,)),),
+        point_seconds=0.0,
+    )
+    work = OPERATIONS[operation](task.subject, task.sizes[0], Inputs(CPU))
+    assert Stopwatch(CPU).timing(work, point_seconds=0.0).seconds > 0
+
+
+def test_tensors_of_two_places_do_not_overlap() -> None:
+    inputs = Inputs(CPU)
+    first = inputs.normal(4, 8, dtype=torch.float32)
+    second = inputs.normal(4, 8, dtype=torch.float32, place=1)
+    first, second = inputs.normal(4, 8, dtype=torch.float32), second
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert second.data_ptr() - first.data_ptr() == 4 * 32
+
+
+def test_processor_time_passes_and_no_more_of_it_is_busy_than_there_is() -> None:
+    before = processor_time()
+    end = time.perf_counter() + 0.2
+    while time.perf_counter() < end:
+        pass
+    after = processor_time()
+    if before is None or after is None:
+        pytest.skip("NOT RUN: needs /proc/stat")
+    assert 0.1 < after.busy - before.busy <= after.all - before.all + 0.1
+    assert processor_facts().keys() == {"governor", "processor_mhz"}
+
+
+def test_without_a_gpu_or_its_library_the_log_is_empty_and_says_why() -> None:
+    log = GpuLog(None)
+    log.sample()
+    assert (log.samples, log.why_none) == ([], "no GPU")
+
+
+def test_a_call_to_the_driver_that_hangs_or_fails_is_given_up() -> None:
+    start = time.monotonic()
+    answer = GpuLog._asked(lambda: time.sleep(30))
+    assert time.monotonic() - start < 5
+    assert GpuLog._asked(lambda: 1 / 0) is answer
+    assert GpuLog._asked(lambda: 7) == 7

@@ -1,0 +1,186 @@
+"""What a calibration times: the range of the miniatures' shapes, and none of those shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.catalog import miniatures, reference_run
+from reference_runs.layout import Layout, parse_layout
+from suite.calibration_job import COLLECTIVES
+from suite.calibration_plan import DENSITIES, DTYPES, LINE, MOST_ROW_ELEMENTS, TABLE, Planned, axis_points, plan
+from suite.calibration_plan import counts_at_once as counts
+from suite.machine_profile import REPEATED, UNSEEN
+from suite.measured_seconds import Axis
+from suite.miniature import miniature
+from suite.miniature_shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
+
+SCALES = [("cpu", 1), ("cpu", 2), ("cpu", 4), ("cuda", 1), ("cuda", 8)]
+
+
+def planned(device: str, ranks: int) -> tuple[Shapes, list[Planned]]:
+    used = miniature_shapes(device, ranks=ranks)
+    return used, plan(used, device=device, cores=2, ranks=ranks, density=DENSITIES[device])
+
+
+def tables(entries: list[Planned], operation: str, variant: str, dtype: str, ranks: int) -> Iterator[tuple[Axis, ...]]:
+    for entry in entries:
+        s = entry.task.subject
+        if entry.kind == TABLE and (s.operation, s.variant, s.dtype, s.ranks) == (operation, variant, dtype, ranks):
+            yield entry.axes
+
+
+def inside(axes: tuple[Axis, ...], sizes: tuple[int, ...]) -> bool:
+    return all(axis.points[0] <= size <= axis.points[-1] for axis, size in zip(axes, sizes, strict=True))
+
+
+ORDERS = {"NT": (0, 1, 2), "NN": (0, 2, 1), "TN": (1, 2, 0)}  # of tokens, outputs, inputs
+
+
+@pytest.mark.parametrize(("device", "ranks"), SCALES)
+@pytest.mark.parametrize("name", miniatures())
+def test_every_shape_of_every_miniature_lies_inside_a_table_of_each_dtype_and_number_of_ranks(
+    name: str, device: str, ranks: int
+) -> None:
+    _, entries = planned(device, ranks)
+    own = [shapes(a, layout) for who, a, layout in miniature_layouts(device, ranks=ranks) if who == name]
+    assert own
+    for count in counts(ranks):
+        for dtype in DTYPES:
+            for used in own:
+                for variant, order in ORDERS.items():
+                    for layer in used.blocks | used.heads:
+                        sizes = tuple(layer[place] for place in order)
+                        found = [inside(axes, sizes) for axes in tables(entries, "product", variant, dtype, count)]
+                        assert any(found), (variant, sizes)
+                    for sizes in used.attentions:
+                        (axes,) = tables(entries, "batched_product", variant, dtype, count)
+                        assert inside(axes, sizes)
+                for variant in ("forward", "backward"):
+                    for sizes in used.attentions:
+                        (axes,) = tables(entries, "attention", variant, dtype, count)
+                        assert inside(axes, sizes)
+                    for sizes in used.norms:
+                        (axes,) = tables(entries, "layer_norm", variant, dtype, count)
+                        assert inside(axes, sizes)
+                    for operation, several in (("softmax", used.softmaxes), ("cross_entropy", used.losses)):
+                        (axes,) = tables(entries, operation, variant, "fp32", count)
+                        last = axes[0].points[-1]
+                        # tensors of more than 4 GB are extrapolated by their rows
+                        cut = last * axes[1].points[-1] >= MOST_ROW_ELEMENTS
+                        assert all(inside(axes, (min(rows, int(last)) if cut else rows, n)) for rows, n in several)
+                        assert not cut or device == "cuda"
+
+
+@pytest.mark.parametrize(("device", "ranks"), SCALES)
+def test_no_shape_that_is_timed_is_one_of_a_miniature(device: str, ranks: int) -> None:
+    used, entries = planned(device, ranks)
+    own = {
+        "product": {tuple(layer[p] for p in order) for layer in used.blocks | used.heads for order in ORDERS.values()},
+        "batched_product": used.attentions,
+        "attention": used.attentions,
+        "layer_norm": used.norms,
+        "embedding": used.norms,
+        "softmax": used.softmaxes,
+        "cross_entropy": used.losses,
+    }
+    timed = 0
+    for entry in entries:
+        left_out = own.get(entry.task.subject.operation, {(size,) for size in used.activations | used.parameters})
+        assert not left_out & set(entry.task.sizes), entry.task.subject
+        timed += len(entry.task.sizes)
+    assert timed > 500
+
+
+@pytest.mark.parametrize(("device", "ranks"), SCALES)
+def test_unseen_sizes_lie_inside_a_table_and_are_none_of_its_points_and_repeated_ones_are(
+    device: str, ranks: int
+) -> None:
+    _, entries = planned(device, ranks)
+    points = {(entry.task.subject, sizes) for entry in entries if entry.kind == TABLE for sizes in entry.task.sizes}
+    ranges = [(entry.task.subject, entry.axes) for entry in entries if entry.kind == TABLE]
+    kinds = {UNSEEN: 0, REPEATED: 0}
+    for entry in entries:
+        if entry.kind in (TABLE, LINE):
+            continue
+        for sizes in entry.task.sizes:
+            kinds[entry.kind] += 1
+            assert ((entry.task.subject, sizes) in points) == (entry.kind == REPEATED)
+            assert any(subject == entry.task.subject and inside(axes, sizes) for subject, axes in ranges)
+    assert kinds[UNSEEN] > kinds[REPEATED] > 40
+
+
+def test_the_sizes_of_a_task_are_the_points_of_its_axes_in_the_table_s_order() -> None:
+    _, entries = planned("cpu", 1)
+    for entry in entries:
+        if entry.kind == TABLE:
+            expected = 1
+            for axis in entry.axes:
+                expected *= len(axis.points)
+            assert len(entry.task.sizes) == expected
+            assert entry.task.sizes[0] == tuple(axis.points[0] for axis in entry.axes)
+            assert entry.task.sizes[-1] == tuple(axis.points[-1] for axis in entry.axes)
+            assert list(entry.task.sizes) == sorted(entry.task.sizes)
+
+
+def test_every_collective_is_timed_in_every_group_and_ranks_share_the_cores() -> None:
+    _, entries = planned("cpu", 4)
+    groups = {
+        (e.task.subject.operation, e.task.subject.ranks) for e in entries if e.task.subject.operation in COLLECTIVES
+    }
+    assert groups == {(name, ranks) for name in COLLECTIVES for ranks in (2, 4)} - {("send", 4)}
+    threads = {(e.task.subject.ranks, e.task.threads) for e in entries if e.task.subject.operation not in COLLECTIVES}
+    assert threads == {(1, 2), (2, 1), (4, 1)}
+
+
+def test_numbers_of_ranks_at_once_are_powers_of_two_and_all() -> None:
+    assert [counts(ranks) for ranks in (1, 2, 3, 6, 8)] == [(1,), (1, 2), (1, 2, 3), (1, 2, 4, 6), (1, 2, 4, 8)]
+
+
+@given(st.sets(st.integers(2, 60_000), min_size=1, max_size=12), st.floats(1.5, 20), st.sampled_from([1, 4, 8, 64]))
+def test_points_of_an_axis_increase_surround_what_is_used_and_avoid_it(used: set[int], ratio: float, step: int) -> None:
+    points = axis_points(used, ratio=ratio, step=step)
+    assert list(points) == sorted(set(points))
+    assert not used & set(points)
+    assert points[0] < min(used) <= max(used) < points[-1]
+
+
+def test_the_shapes_of_bloom_mini_are_those_of_its_layers() -> None:
+    small = miniature(reference_run("bloom-176b"), "cpu", ranks=1)
+    a = small.architecture
+    assert (a.hidden, a.heads, a.head_dim, a.ffn_hidden, a.padded_vocabulary, a.sequence) == (
+        224,
+        14,
+        16,
+        896,
+        3920,
+        64,
+    )
+    whole = shapes(a, Layout(micro_batch=2))
+    assert whole.blocks == {
+        Linear(128, 672, 224),
+        Linear(128, 224, 224),
+        Linear(128, 896, 224),
+        Linear(128, 224, 896),
+    }
+    assert whole.heads == {Linear(128, 3920, 224)}
+    assert whole.attentions == {(28, 64, 16)}
+    assert whole.softmaxes == {(28 * 64, 64)}
+    halved = shapes(a, parse_layout("tp2,sp", base=Layout(micro_batch=2)))
+    assert halved.blocks == {
+        Linear(128, 336, 224),
+        Linear(128, 224, 112),
+        Linear(128, 448, 224),
+        Linear(128, 224, 448),
+    }
+    assert (halved.heads, halved.norms) == ({Linear(128, 1960, 224)}, {(64, 224)})
+
+
+def test_a_gated_expansion_is_twice_as_wide_and_a_top_query_layer_has_products_of_its_own() -> None:
+    glm = miniature(reference_run("glm-130b"), "cpu", ranks=1)
+    assert Linear(64, 2 * 512, 192) in shapes(glm.architecture, glm.layout).blocks
+    top = miniature(reference_run("codegeex-13b"), "cpu", ranks=1)
+    assert {Linear(512, 160, 160), Linear(512, 320, 160)} <= shapes(top.architecture, top.layout).blocks
