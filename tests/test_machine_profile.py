@@ -93,6 +93,7 @@ def test_a_profile_of_another_machine_or_of_other_software_is_refused_by_what_di
 
 
 def test_the_newest_valid_profile_counts_whatever_its_file_is_called(tmp_path: Path) -> None:
+    stored(tmp_path, encode(profile(measured=1000.0)), "a.json")
     stored(tmp_path, encode(profile(measured=3000.0)), "b.json")
     stored(tmp_path, encode(profile(measured=2000.0)), "c.json")
     stored(tmp_path, encode(profile(measured=4000.0))[:-100], "d.json")
