@@ -19,11 +19,12 @@ from suite.devices import resolved_device, usable_cores
 from suite.job import Event, Status
 from suite.launch import launch
 from suite.machine_profile import Check, Conditions, Fingerprint, Profile, encode, machines_directory
-from suite.measured_seconds import Table, Timing, fitted
+from suite.measured_seconds import Table, Timing, fitted, over_rounds
 from suite.miniature_shapes import miniature_shapes
 from suite.record import fingerprint
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
+BUDGET_SECONDS = 78.0  # of 90 s, of which starting the ranks takes 6 to 10 s on 2 cores
 
 
 class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     results: Path
     planned: list[Planned]
+    rounds: int
 
 
 class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +67,9 @@ def planned_calibration(request: CalibrationRequest, density: Density | None = N
         raise InputError("ranks", got=ranks, allowed=allowed, where="--ranks")
     cores = usable_cores()
     used = miniature_shapes(device, ranks=ranks)
-    planned = plan(used, device=device, cores=cores, ranks=ranks, density=density or DENSITIES[device])
-    return Calibration(device=device, ranks=ranks, results=request.results, planned=planned)
+    density = density or DENSITIES[device]
+    planned = plan(used, device=device, cores=cores, ranks=ranks, density=density)
+    return Calibration(device=device, ranks=ranks, results=request.results, planned=planned, rounds=density.rounds)
 
 
 def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) -> CalibrationResult:
@@ -86,6 +89,8 @@ def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) 
             ranks=calibration.ranks,
             threads=max(1, usable_cores() // calibration.ranks),
             tasks=tuple(planned.task for planned in calibration.planned),
+            rounds=calibration.rounds,
+            budget_seconds=BUDGET_SECONDS,
             collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
         )
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
@@ -149,7 +154,12 @@ def assembled(
 
 
 def _slowest(number: int, events: list[list[Event]]) -> tuple[Timing, ...]:
-    of_ranks = [e.timings for own in events for e in own if isinstance(e, Measured) and e.task == number]
+    """A task's points, each of the rank that took longest over all rounds."""
+    of_ranks = []
+    for own in events:
+        rounds = [event.timings for event in own if isinstance(event, Measured) and event.task == number]
+        if rounds:
+            of_ranks.append([over_rounds(point) for point in zip(*rounds, strict=True)])
     return tuple(max(point, key=lambda timing: timing.seconds) for point in zip(*of_ranks, strict=True))
 
 

@@ -15,7 +15,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         threads: arithmetic threads of each of the subject's ranks.
         sizes: one entry a point, each in the order of the operation's axes.
-        point_seconds: that a point is repeated for, at least three times.
+        point_seconds: that a point is repeated for in a round.
     """
 
     subject: Subject
@@ -30,6 +30,8 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         directory: where every rank writes its events.
         threads: of a rank when all measure at once, for "cpu".
+        rounds: how often all tasks are gone through at most.
+        budget_seconds: a further round starts only if it would end by then, taking as long as the one before.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
     """
 
@@ -38,13 +40,16 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     threads: int
     tasks: tuple[Task, ...]
+    rounds: int
+    budget_seconds: float
     collective_timeout_seconds: float
 
 
 class Measured(msgspec.Struct, frozen=True, tag="measured"):
-    """A rank's timings of one task, by its number, a timing a point; only ranks that took part report them."""
+    """A rank's timings of one task in one round, a timing a point; only ranks that took part report them."""
 
     task: int
+    round: int
     timings: tuple[Timing, ...]
     time: float
 

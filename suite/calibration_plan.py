@@ -32,7 +32,8 @@ class Density(NamedTuple):
             axes of all else.
         sparse: of neighbouring sizes of a line.
         unseen: sizes between the points that are timed to know the interpolation's error, for each table of products.
-        point_seconds: that a point is repeated for.
+        point_seconds: that a point is repeated for in a round.
+        rounds: how often everything is timed, so that no point has all its repetitions in one phase of the machine.
         memory_bytes: moved by the largest copy and triad: beyond every cache.
         compiled: dtypes in which compiled operators are timed; each costs seconds of compilation.
         step: that sizes of products and rows are multiples of: of vectors on a CPU, of tiles on a GPU.
@@ -42,7 +43,8 @@ class Density(NamedTuple):
     coarse: float = 6.0
     sparse: float = 16.0
     unseen: int = 4
-    point_seconds: float = 0.005
+    point_seconds: float = 0.002
+    rounds: int = 3
     memory_bytes: int = 200_000_000
     dtypes: tuple[str, ...] = DTYPES
     compiled: tuple[str, ...] = ("fp32", "bf16")

@@ -36,13 +36,13 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """One timed point, of the slowest rank.
+    """One timed point: of one rank in one round, or of the slowest rank over all rounds.
 
     Args:
-        seconds: median of the repetitions.
-        low, high: their 20 % and 80 % quantiles.
-        repetitions: behind the warm-up.
-        warm_up: calls before the running median stopped falling.
+        seconds: median of the repetitions; over rounds the median of their medians.
+        low, high: 20 % and 80 % quantiles of the repetitions; over rounds the lowest and the highest.
+        repetitions: behind the warm-up; over rounds their sum.
+        warm_up: calls before the running median stopped falling, in the first round.
     """
 
     seconds: Positive
@@ -50,6 +50,23 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     high: Positive
     repetitions: int
     warm_up: int
+
+
+def over_rounds(rounds: Sequence[Timing]) -> Timing:
+    """One rank's timings of one point in several rounds, as one.
+
+    Rounds, because a machine has phases that are longer than a point's repetitions: on a virtual machine of 2 cores
+    whose host ran others on the same physical cores, element-wise operators took twice as long, and products 1.2 times,
+    in a third of the time, for 0.2 to 2 s at a time (AMD EPYC, 2026-11-21). Their median and not their mean, because
+    one competing process made single rounds 500 times as long.
+    """
+    return Timing(
+        float(f"{median(timing.seconds for timing in rounds):.4g}"),
+        min(timing.low for timing in rounds),
+        max(timing.high for timing in rounds),
+        sum(timing.repetitions for timing in rounds),
+        rounds[0].warm_up,
+    )
 
 
 class Axis(msgspec.Struct, frozen=True):

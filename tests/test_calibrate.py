@@ -37,6 +37,7 @@ SPARSE = Density(  # a few points of everything, without compilation
     sparse=300.0,
     unseen=1,
     point_seconds=0.001,
+    rounds=2,
     memory_bytes=4_000_000,
     dtypes=("fp32",),
     compiled=(),
@@ -130,7 +131,7 @@ def test_the_conditions_say_how_much_others_disturbed(measured: Profile) -> None
     assert 1 < conditions.seconds < 90
     for share in (conditions.others_share, conditions.steal_share):
         assert share is None or 0 <= share <= 1
-    assert conditions.facts.keys() >= {"torch", "governor", "bf16_products"}
+    assert conditions.facts.keys() >= {"torch", "governor", "bf16_products", "rounds"}
 
 
 def test_the_tables_show_every_operation_its_spread_and_every_residual(
@@ -256,7 +257,7 @@ def test_a_stopped_rank_ends_the_calibration_as_a_hang_and_leaves_no_profile(
     def stop(rank: int, event: Event) -> None:
         if isinstance(event, Started):
             pids[rank] = event.pid
-        if isinstance(event, Measured) and rank == 0 and event.task == 0:
+        if isinstance(event, Measured) and rank == 0 and event.task == event.round == 0:
             os.kill(pids[1], signal.SIGSTOP)
 
     planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2), SPARSE)

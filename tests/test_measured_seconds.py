@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.measured_seconds import Axis, Subject, Table, Timing, fitted, median, quantile, straight_line
+from suite.measured_seconds import Axis, Subject, Table, Timing, fitted, median, over_rounds, quantile, straight_line
 
 SUBJECT = Subject(operation="product", variant="NT")
 AXES = (Axis("M", (8, 64, 200)), Axis("N", (16, 100)), Axis("K", (24, 72, 1000)))
@@ -113,3 +113,9 @@ def test_quantiles_are_linear_between_neighbours() -> None:
     assert quantile([3, 1, 2], 0.5) == 2
     assert quantile([0, 10], 0.2) == pytest.approx(2)
     assert median([4, 1]) == pytest.approx(2.5)
+
+
+def test_rounds_in_two_phases_of_a_machine_give_their_median_and_both_ends_of_the_spread() -> None:
+    rounds = [Timing(1.0, 0.9, 1.1, 5, 4), Timing(2.0, 1.8, 2.4, 2, 1), Timing(1.2, 1.1, 1.3, 3, 1)]
+    assert over_rounds(rounds) == Timing(1.2, 0.9, 2.4, 10, 4)
+    assert over_rounds(rounds[:1]) == rounds[0]

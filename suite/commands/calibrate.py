@@ -102,7 +102,7 @@ class _Live:
             TimeElapsedColumn(),
         )
         self._progress = Progress(*columns, console=console(stderr=True), disable=quiet)
-        self._task = self._progress.add_task("starting", total=len(planned.planned))
+        self._task = self._progress.add_task("starting", total=planned.rounds * len(planned.planned))
 
     def __enter__(self) -> _Live:
         self._progress.start()

@@ -179,7 +179,8 @@ def print_profile(out: Console, profile: Profile) -> None:
 def disturbance(profile: Profile) -> str:
     """What else the machine did meanwhile, in one line."""
     conditions = profile.conditions
-    parts = [f"{name} {value}" for name, value in sorted(conditions.facts.items()) if name in ("governor", "gpu_log")]
+    said = ("governor", "gpu_log", "rounds")
+    parts = [f"{name} {value}" for name, value in sorted(conditions.facts.items()) if name in said]
     if conditions.load_before is not None and conditions.load_after is not None:
         parts.append(f"load {conditions.load_before:.1f} before, {conditions.load_after:.1f} after")
     if conditions.others_share is not None:

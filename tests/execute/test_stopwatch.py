@@ -51,6 +51,12 @@ def test_a_point_is_repeated_three_times_at_least_and_for_as_long_as_asked(point
     assert timing.repetitions >= LEAST_REPETITIONS
 
 
+def test_a_later_round_leaves_out_one_call_and_repeats_once_at_least() -> None:
+    seconds = iter([9.0, 1.0, 7.0])
+    timing = Stopwatch(CPU).timing(lambda: None, point_seconds=0.0, again=True, sample=lambda _: next(seconds))
+    assert (timing.seconds, timing.repetitions, timing.warm_up) == (1.0, 1, 1)
+
+
 def test_a_call_that_takes_ever_less_ends_the_warm_up_all_the_same() -> None:
     seconds = iter([0.9**count for count in range(1000)])
     timing = Stopwatch(CPU).timing(lambda: None, point_seconds=0.0, sample=lambda _: next(seconds))

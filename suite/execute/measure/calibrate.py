@@ -12,7 +12,7 @@ import torch.distributed as dist
 from kernels.half_matmul import compute_products_through_fp32, has_instructions
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
 from suite.execute.measure import operators, products
-from suite.execute.measure.collectives import collective, collective_timing
+from suite.execute.measure.collectives import collective, collective_timing, slowest
 from suite.execute.measure.conditions import GpuLog, processor_facts, processor_time
 from suite.execute.measure.fingerprint import environment
 from suite.execute.measure.products import DTYPES, Inputs
@@ -51,28 +51,25 @@ class Bench:
             self.agree[ranks] = dist.new_group(list(range(ranks)), backend="gloo")
             self.exchange[ranks] = dist.new_group(list(range(ranks)))
 
-    def timed(self, task: Task) -> tuple[Timing, ...]:
+    def timed(self, task: Task, *, again: bool) -> tuple[Timing, ...]:
         """The timings of all points of a task; the ranks that take part start each point together."""
         torch.set_num_threads(task.threads)
-        timings = []
-        for sizes in task.sizes:
-            timings.append(self._point(task, sizes))
-        return tuple(timings)
+        return tuple(self._point(task, sizes, again=again) for sizes in task.sizes)
 
-    def _point(self, task: Task, sizes: tuple[int, ...]) -> Timing:
+    def _point(self, task: Task, sizes: tuple[int, ...], *, again: bool) -> Timing:
         subject = task.subject
         agree = self.agree[subject.ranks]
         if subject.operation in COLLECTIVES:
             work = collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
-            return collective_timing(work, self.watch, agree, point_seconds=task.point_seconds)
+            return collective_timing(work, self.watch, agree, point_seconds=task.point_seconds, again=again)
         work = OPERATIONS[subject.operation](subject, sizes, self.inputs)
         sample = self.watch.host_sample if subject.operation == "calls" else self.watch.sample
         dist.barrier(group=agree)
-        return self.watch.timing(work, point_seconds=task.point_seconds, sample=sample)
+        return self.watch.timing(work, point_seconds=task.point_seconds, again=again, sample=sample)
 
 
 def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event], None]) -> Calibrated:
-    """Measure the job's tasks in order, reporting each, and return what the machine went through meanwhile."""
+    """Measure the job's tasks round by round, reporting each, and return what the machine went through meanwhile."""
     torch.manual_seed(SEED)
     facts = environment(device) | processor_facts() | _arithmetic(device)
     uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else None
@@ -81,12 +78,16 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     gc.collect()
     gc.disable()  # its pauses belong to no point
     before, start, own = processor_time(), time.perf_counter(), time.process_time()
-    for number, task in enumerate(job.tasks):
-        report(Phase(str(task.subject), time.time()))
-        dist.barrier(group=bench.everyone)
-        gpu.sample()
-        if rank < task.subject.ranks:
-            report(Measured(number, bench.timed(task), time.time()))
+    lap, of_lap, spent = 0, 0.0, 0.0
+    while lap == 0 or (lap < job.rounds and spent + of_lap <= job.budget_seconds):
+        for number, task in enumerate(job.tasks):
+            report(Phase(str(task.subject), time.time()))
+            dist.barrier(group=bench.everyone)
+            gpu.sample()
+            if rank < task.subject.ranks:
+                report(Measured(number, lap, bench.timed(task, again=lap > 0), time.time()))
+        (now,) = slowest(bench.everyone, time.perf_counter() - start)  # the same on all ranks
+        lap, of_lap, spent = lap + 1, now - spent, now
     dist.barrier(group=bench.everyone)
     gpu.sample()
     after = processor_time()
@@ -102,7 +103,7 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
         busy_seconds=busy,
         steal_seconds=steal,
         all_seconds=total,
-        environment=facts,
+        environment=facts | {"rounds": str(lap)},
         gpus=gpu.samples,
         time=time.time(),
     )

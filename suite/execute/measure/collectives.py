@@ -57,27 +57,32 @@ def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: 
     }[subject.operation]
 
 
-def collective_timing(work: Work, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float) -> Timing:
+def collective_timing(
+    work: Work, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float, again: bool
+) -> Timing:
     """As `Stopwatch.timing`, in blocks of 4 after which all ranks of `agree` decide alike from the slowest's times."""
     samples: list[float] = []
     start = time.perf_counter()
     before, warm_up = float("inf"), 0
-    for block in range(MOST_WARM_UP_BLOCKS):
+    if again:
+        watch.sample(work)
         samples += [watch.sample(work) for _ in range(BLOCK)]
-        now, _ = _slowest(agree, median(samples[-BLOCK:]), 0.0)
+    for block in range(0 if again else MOST_WARM_UP_BLOCKS):
+        samples += [watch.sample(work) for _ in range(BLOCK)]
+        now, _ = slowest(agree, median(samples[-BLOCK:]), 0.0)
         warm_up = block * BLOCK
         if now >= FALLING * before:
             break
         before = now
     while len(samples) - warm_up < MOST_REPETITIONS:
-        _, spent = _slowest(agree, 0.0, time.perf_counter() - start)
+        _, spent = slowest(agree, 0.0, time.perf_counter() - start)
         if spent >= point_seconds and len(samples) - warm_up >= LEAST_REPETITIONS:
             break
         samples += [watch.sample(work) for _ in range(BLOCK)]
     return summary(samples, warm_up)
 
 
-def _slowest(agree: dist.ProcessGroup, *values: float) -> list[float]:
+def slowest(agree: dist.ProcessGroup, *values: float) -> list[float]:
     """The largest of each value over the ranks."""
     both = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=agree)

@@ -56,14 +56,24 @@ class Stopwatch:
         work()
         return time.perf_counter() - start
 
-    def timing(self, work: Work, *, point_seconds: float, sample: Callable[[Work], float] | None = None) -> Timing:
-        """Repeat `work` until it is warm, and then for `point_seconds`, warm-up included, at least three times."""
+    def timing(
+        self, work: Work, *, point_seconds: float, again: bool = False, sample: Callable[[Work], float] | None = None
+    ) -> Timing:
+        """Repeat `work` until it is warm, at least three times more, and for `point_seconds`, warm-up included.
+
+        Args:
+            again: it was warm in an earlier round: one call warms it again, and one repetition is the least.
+        """
         take = sample or self.sample
         samples: list[float] = []
         start = time.perf_counter()
-        while not is_warm(samples) and len(samples) < MOST_WARM_UP:
-            samples.append(take(work))
-        warm_up = len(samples) - WINDOW
+        if again:
+            samples = [take(work), take(work)]
+            warm_up = 1
+        else:
+            while not is_warm(samples) and len(samples) < MOST_WARM_UP:
+                samples.append(take(work))
+            warm_up = len(samples) - WINDOW
         while len(samples) - warm_up < MOST_REPETITIONS and time.perf_counter() - start < point_seconds:
             samples.append(take(work))
         return summary(samples, warm_up)
