@@ -123,7 +123,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    install(session, "execute", "types")
+    install(session, "execute", "fit", "types")
     session.run("mypy", *session.posargs)
 
 
