@@ -1,34 +1,22 @@
-"""The fit of the machine model to published step times: residuals, their derivatives, and what is left out in turn."""
+"""The fit of the machine model to published step times: residuals, their derivatives, and what the rows determine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy
 from scipy.optimize import least_squares
 
-from reference_runs.catalog import accumulation
 from reference_runs.machine_model import MachineModel, Parameter
-from reference_runs.published import PublishedRow
-from suite.machine_model import machine_of_row
-from suite.predict.step import RankTraffic, step_time, timed_stages
-from suite.predict.traffic import step_traffic
+from suite.published_steps import PreparedRow, row_step_seconds
 
 SCALE = 0.02  # relative error where a residual's weight passes from square to absolute value
 PRIOR_WEIGHT = 0.15  # of a parameter one spread away from what is expected, beside one table's residuals
 LEAST_EFFECT = 1e-3  # relative, on a row's time
 STEP = 1e-4  # of the logarithm of a parameter, for derivatives
-
-
-class PreparedRow(NamedTuple):
-    """A row with what of its prediction no parameter changes."""
-
-    row: PublishedRow
-    micro_batches: int
-    traffic: tuple[RankTraffic, ...]
 
 
 class Fitted(NamedTuple):
@@ -39,39 +27,9 @@ class Fitted(NamedTuple):
     cost: float
 
 
-def prepared(rows: Iterable[PublishedRow]) -> list[PreparedRow]:
-    """The rows whose step time was measured."""
-    ready = []
-    for row in rows:
-        if row.step_seconds is None:
-            continue
-        m = accumulation(row.recipe, row.layout)
-        traffic = tuple(
-            step_traffic(row.architecture, row.recipe, row.layout, stage=stage, micro_batches=m)
-            for stage in timed_stages(row.layout)
-        )
-        ready.append(PreparedRow(row, m, traffic))
-    return ready
-
-
-def step_seconds(model: MachineModel, values: Mapping[str, Any], each: PreparedRow) -> Any:
-    """Seconds of the row's step; where the values are arrays, an array with an entry a set of parameters."""
-    row = each.row
-    machine = machine_of_row(model, values, row)
-    time = step_time(
-        row.architecture,
-        row.recipe,
-        row.layout,
-        machine,
-        micro_batches=each.micro_batches,
-        traffic=each.traffic,
-    )
-    return time.total_seconds - (time.overhead_seconds if row.composed else 0.0)
-
-
 def errors(model: MachineModel, values: Mapping[str, float], rows: Sequence[PreparedRow]) -> list[float]:
     """Relative error of each row: predicted over measured, less 1."""
-    return [float(step_seconds(model, values, each)) / (each.row.step_seconds or math.nan) - 1 for each in rows]
+    return [float(row_step_seconds(model, values, each)) / (each.row.step_seconds or math.nan) - 1 for each in rows]
 
 
 def fit(
@@ -88,7 +46,7 @@ def fit(
         sum over tables of w^2 mean of 2 (sqrt(1 + (r / s)^2) - 1)     r: log of predicted over measured time
         + c^2 sum of ((x - expected) / log spread)^2                   weak priors
     within the parameters' bounds: square for errors far below s, absolute value above, so that few wrong rows do not
-    decide; each table counts as much as every other, times its weight.
+    decide; each table counts as much as every other, times the square of its weight w.
     """
     free = {name: parameter for name, parameter in model.parameters.items() if parameter.fitted}
     fixed = {name: parameter.value for name, parameter in model.parameters.items() if not parameter.fitted}
@@ -110,7 +68,9 @@ def fit(
             points = numpy.exp(x + shifts)
             values: dict[str, Any] = {name: points[:, place] for place, name in enumerate(names)}
             values |= {name: numpy.full(len(points), value) for name, value in fixed.items()}
-            seconds = numpy.array([numpy.broadcast_to(step_seconds(model, values, each), len(points)) for each in rows])
+            seconds = numpy.array(
+                [numpy.broadcast_to(row_step_seconds(model, values, each), len(points)) for each in rows]
+            )
             ratio = numpy.log(seconds / measured[:, None]) / SCALE
             softened = numpy.sign(ratio) * numpy.sqrt(2 * (numpy.sqrt(1 + ratio**2) - 1)) * weight[:, None]
             prior = (x - expected) / spread * PRIOR_WEIGHT
@@ -148,7 +108,7 @@ def determined(model: MachineModel, rows: Sequence[PreparedRow]) -> MachineModel
     A row counts for a parameter where a change of it by 10 % moves the predicted time by more than `LEAST_EFFECT`.
     """
     values = model.values()
-    base = [float(step_seconds(model, values, each)) for each in rows]
+    base = [float(row_step_seconds(model, values, each)) for each in rows]
     parameters: dict[str, Parameter] = {}
     for name, parameter in model.parameters.items():
         parameters[name] = parameter
@@ -157,7 +117,7 @@ def determined(model: MachineModel, rows: Sequence[PreparedRow]) -> MachineModel
             tables = [
                 each.row.table
                 for each, before in zip(rows, base, strict=True)
-                if abs(float(step_seconds(model, moved, each)) / before - 1) > LEAST_EFFECT
+                if abs(float(row_step_seconds(model, moved, each)) / before - 1) > LEAST_EFFECT
             ]
             parameters[name] = msgspec.structs.replace(parameter, rows=len(tables), tables=tuple(dict.fromkeys(tables)))
     squares = [

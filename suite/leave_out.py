@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
 
 from reference_runs.fit_scores import FitScores, LeftOutScore
 from reference_runs.machine_model import MachineModel
-from suite.fitting import PreparedRow, errors, fit
+from suite.fitting import errors, fit
+from suite.published_steps import PreparedRow
 
 RECORDED_RUNS = "real_runs"
 EVALUATIONS = 12  # of a fit that begins at the parameters of the whole
@@ -68,9 +70,9 @@ def left_out_scores(model: MachineModel, rows: Sequence[PreparedRow], weights: M
     without = {term: _by_table(rows, left) for term, left in zip(NEUTRAL, ablated, strict=True)}
     return FitScores(
         free_parameters=sum(parameter.fitted for parameter in model.parameters.values()),
-        all_terms=_mean([score.fitted for score in tables.values()]),
+        all_terms=fmean([score.fitted for score in tables.values()]),
         tables=tables,
-        without_term={term: _mean(list(each.values())) for term, each in without.items()},
+        without_term={term: fmean(list(each.values())) for term, each in without.items()},
         without_term_by_table=without,
     )
 
@@ -124,8 +126,4 @@ def _by_table(rows: Sequence[PreparedRow], found: Sequence[float]) -> dict[str, 
 
 
 def _mean_percent(found: Sequence[float] | Mapping[int, float], places: Sequence[int]) -> float:
-    return 100 * _mean([abs(found[place]) for place in places])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return 100 * fmean([abs(found[place]) for place in places])

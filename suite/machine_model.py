@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
-from reference_runs.machine_model import Family, MachineModel
-from reference_runs.published import PublishedRow
+from reference_runs.accelerator import Accelerator, dense_peak_flop_per_second
+from reference_runs.machine_model import MachineModel
 from reference_runs.run import Precision
-from reference_runs.stack import AttentionKernel, Generation, Stack, stack
+from reference_runs.stack import AttentionKernel, Generation, Stack
 from suite.predict.gemm import EfficiencyTable
 from suite.predict.machine import Machine
 
-DTYPE = {Precision.FP32: "fp32", Precision.BF16: "bf16"}  # of the matrix products; fp16 in every other recipe
 GENERATION = {Generation.EARLY_2021: "libraries_early_2021", Generation.LATE_2021: "libraries_2021"}
 
 
@@ -28,20 +26,25 @@ def family_of(model: MachineModel, accelerator: str) -> tuple[str, bool]:
 
 
 def modelled_machine(
+    model: MachineModel,
     values: Mapping[str, float],
     *,
-    family_name: str,
-    family: Family,
     accelerator: Accelerator,
     software: Stack,
-    peak_flop_per_second: float,
+    precision: Precision,
     network_bytes_per_second: float | None,
     accelerators_per_node: int,
 ) -> Machine:
-    """The machine of these parameters' `values`, each a number or an array with an entry a set of parameters."""
+    """The machine with the parameters' `values`, each a number or an array with an entry a set of parameters.
+
+    Raises:
+        InputError: the accelerator has no peak in the dtype of `precision`.
+    """
+    family_name, _ = family_of(model, accelerator.name)
 
     def value(name: str) -> float:
-        return values.get(f"{name}.{family_name}", values.get(name, 0.0))
+        of_family = f"{name}.{family_name}"
+        return values[of_family if of_family in values else name]
 
     matrix = value("matrix_efficiency")
     if software.generation in GENERATION:
@@ -51,12 +54,12 @@ def modelled_machine(
         software.attention if software.attention is not AttentionKernel.UNFUSED else AttentionKernel.FLASH_ATTENTION_2
     )
     return Machine(
-        peak_flop_per_second=peak_flop_per_second,
+        peak_flop_per_second=dense_peak_flop_per_second(accelerator, dtype_of(precision)),
         memory_bytes=board.memory_bytes,
         memory_bytes_per_second=board.memory_bytes_per_second,
         memory_efficiency=value("memory_efficiency"),
         matrix_efficiency=EfficiencyTable((1.0,), (1.0,), (1.0,), (((matrix,),),)),
-        fused_attention_efficiency=family.attention[fused] * value("attention"),
+        fused_attention_efficiency=model.families[family_name].attention[fused] * value("attention"),
         link_bytes_per_second=board.link_bytes_per_second,
         link_efficiency=value("link_efficiency"),
         link_latency_seconds=value("link_latency_seconds"),
@@ -83,47 +86,6 @@ def modelled_machine(
     )
 
 
-def machine_of_row(model: MachineModel, values: Mapping[str, float], row: PublishedRow) -> Machine:
-    """The machine of a published row, with the parameters' `values`.
-
-    Raises:
-        InputError: the accelerator has no peak in the row's dtype.
-    """
-    return published_machine(
-        model,
-        values,
-        accelerator_name=row.accelerator,
-        accelerators_per_node=row.accelerators_per_node,
-        network_bytes_per_second=row.network_bytes_per_second,
-        precision=row.recipe.precision,
-        stack_name=row.stack,
-    )
-
-
-def published_machine(
-    model: MachineModel,
-    values: Mapping[str, float],
-    *,
-    accelerator_name: str,
-    accelerators_per_node: int,
-    network_bytes_per_second: float | None,
-    precision: Precision,
-    stack_name: str,
-) -> Machine:
-    """The machine of an accelerator, nodes of so many, a network and a stack, by the catalog's names.
-
-    Raises:
-        InputError: the accelerator has no peak in the dtype of `precision`.
-    """
-    name, _ = family_of(model, accelerator_name)
-    device = accelerator(accelerator_name)
-    return modelled_machine(
-        values,
-        family_name=name,
-        family=model.families[name],
-        accelerator=device,
-        software=stack(stack_name).switches,
-        peak_flop_per_second=dense_peak_flop_per_second(device, DTYPE.get(precision, "fp16")),
-        network_bytes_per_second=network_bytes_per_second,
-        accelerators_per_node=accelerators_per_node,
-    )
+def dtype_of(precision: Precision) -> str:
+    """The dtype of the matrix products of a recipe."""
+    return {Precision.FP32: "fp32", Precision.BF16: "bf16"}.get(precision, "fp16")

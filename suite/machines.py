@@ -13,7 +13,7 @@ from reference_runs.fit_scores import fit_scores
 from reference_runs.machine_model import machine_model
 from reference_runs.run import Cluster, Precision, Software
 from reference_runs.stack import Generation, RecordedStack, stack, stack_of
-from suite.machine_model import DTYPE, family_of, modelled_machine
+from suite.machine_model import dtype_of, family_of, modelled_machine
 from suite.predict.machine import Machine
 
 
@@ -57,8 +57,8 @@ def run_machine(
     if name is None:
         return None
     device = accelerator(name)
-    dtype = DTYPE.get(precision, "fp16")
-    peak = dense_peak_flop_per_second(device, dtype)
+    dtype = dtype_of(precision)
+    dense_peak_flop_per_second(device, dtype)  # refused before anything else is said of it
     found = stack(stack_name) if stack_name else stack_of(software.stack if software else None)
     notes: list[str] = []
     elsewhere = cluster is None or accelerator(cluster.accelerator).name != device.name
@@ -87,12 +87,11 @@ def run_machine(
         origin = "as recorded for the run" if network_bytes_per_second is None else "as asked for"
         notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}")
     machine = modelled_machine(
+        model,
         model.values(),
-        family_name=family_name,
-        family=model.families[family_name],
         accelerator=device,
         software=found.switches,
-        peak_flop_per_second=peak,
+        precision=precision,
         network_bytes_per_second=network,
         accelerators_per_node=per_node,
     )

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.catalog import accumulation
+from reference_runs.accelerator import dense_peak_flop_per_second
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
-from reference_runs.run import Precision
-from suite.machine_model import published_machine
+from suite.machine_model import dtype_of
 from suite.predict.flop import model_flop
 from suite.predict.framework_memory import NANOTRON, framework_memory, fullest_peak
-from suite.predict.machine import Machine
 from suite.predict.memory import peak_bytes
-from suite.predict.step import step_time, timed_stages
-from suite.predict.traffic import step_traffic
+from suite.published_steps import catalogued, prepared_row, row_step_seconds
 
 FRAMEWORKS = {"nanotron": NANOTRON}  # stack -> what its log's memory counts
 
@@ -113,64 +109,26 @@ def row_prediction(row: PublishedRow) -> RowPrediction:
     Raises:
         InputError: the accelerator has no peak in the row's dtype.
     """
-    machine, layout = row_machine(row), row.layout
-    micro_batches = accumulation(row.recipe, layout)
-    traffic = [
-        step_traffic(row.architecture, row.recipe, layout, stage=stage, micro_batches=micro_batches)
-        for stage in timed_stages(layout)
-    ]
-    step = step_time(
-        row.architecture,
-        row.recipe,
-        layout,
-        machine,
-        micro_batches=micro_batches,
-        traffic=traffic,
-    )
-    seconds = step.total_seconds - (step.overhead_seconds if row.composed else 0.0)
+    layout, prepared = row.layout, prepared_row(row)
+    model, micro_batches = machine_model(), prepared.micro_batches
+    seconds = row_step_seconds(model, model.values(), prepared)
+    device_bytes = prepared.device.board.memory_bytes
     framework = FRAMEWORKS.get(row.stack)
     if framework is None or layout.zero_stage > 1:
         peak = peak_bytes(row.architecture, row.recipe, layout, micro_batches=micro_batches)
         return RowPrediction(seconds, peak, peak)
     first = framework_memory(
         row.architecture, row.recipe, layout, framework, stage=0, micro_batches=micro_batches
-    ).peak(machine.memory_bytes)
+    ).peak(device_bytes)
     fullest, _ = fullest_peak(
         row.architecture,
         row.recipe,
         layout,
         framework,
         micro_batches=micro_batches,
-        device_bytes=machine.memory_bytes,
+        device_bytes=device_bytes,
     )
     return RowPrediction(seconds, first, fullest)
-
-
-def row_machine(row: PublishedRow) -> Machine:
-    """The machine that a row was measured on.
-
-    Raises:
-        InputError: the accelerator has no peak in the row's dtype.
-    """
-    return _machine(
-        row.accelerator, row.accelerators_per_node, row.network_bytes_per_second, row.recipe.precision, row.stack
-    )
-
-
-@lru_cache(maxsize=256)
-def _machine(
-    accelerator: str, per_node: int, network_bytes_per_second: float | None, precision: Precision, stack_name: str
-) -> Machine:
-    model = machine_model()
-    return published_machine(
-        model,
-        model.values(),
-        accelerator_name=accelerator,
-        accelerators_per_node=per_node,
-        network_bytes_per_second=network_bytes_per_second,
-        precision=precision,
-        stack_name=stack_name,
-    )
 
 
 def table_score(table: PublishedTable, *, worst: int) -> Score:
@@ -180,8 +138,10 @@ def table_score(table: PublishedTable, *, worst: int) -> Score:
     timed = [each for each in predicted if each.row.step_seconds is not None]
     measured = [each.row.step_seconds or 0.0 for each in timed]
     errors = relative_errors([each.step_seconds for each in timed], measured)
-    of_memory, _ = _predictions([each.row for each in table.skipped if each.row is not None and each.memory_counts])
-    weighed = [each for each in (*predicted, *of_memory) if each.row.peak_bytes is not None]
+    others, _ = _predictions([each.row for each in table.skipped if each.row is not None])
+    of_memory = {each.line for each in table.skipped if each.memory_counts}
+    weighed = [*predicted, *(each for each in others if each.row.line in of_memory)]
+    weighed = [each for each in weighed if each.row.peak_bytes is not None]
     peak_errors = relative_errors(
         [each.peak_bytes for each in weighed], [each.row.peak_bytes or 0.0 for each in weighed]
     )
@@ -205,7 +165,7 @@ def table_score(table: PublishedTable, *, worst: int) -> Score:
         constant_mfu=mfu,
         peak_bytes_rows=len(weighed),
         peak_bytes_bias=_percent(_mean(peak_errors)),
-        fits=_fits(predicted, table.skipped),
+        fits=_fits(predicted, others),
         assumed=assumed,
         skipped_rows=[SkippedLine(line=each.line, reason=each.reason) for each in skipped],
     )
@@ -258,23 +218,21 @@ def _constant_mfu(rows: Sequence[PublishedRow]) -> tuple[float | None, float | N
         return None, None
     ratios = []
     for row in rows:
-        machine = row_machine(row)
+        peak = dense_peak_flop_per_second(catalogued(row.accelerator), dtype_of(row.recipe.precision))
         flop = model_flop(row.architecture, samples=row.recipe.global_batch)
-        ratios.append(flop / (row.layout.ranks * machine.peak_flop_per_second) / (row.step_seconds or 0.0))
+        ratios.append(flop / (row.layout.ranks * peak) / (row.step_seconds or 0.0))
     constant = best_constant(ratios)
     return 1 / constant, _mean([abs(constant * ratio - 1) for ratio in ratios])
 
 
-def _fits(predicted: Sequence[_Predicted], skipped: Sequence[SkippedRow]) -> Fits | None:
+def _fits(predicted: Sequence[_Predicted], others: Sequence[_Predicted]) -> Fits | None:
     """Over every complete row, those that do not count included; None where none failed."""
-    others = [each.row for each in skipped if each.row is not None]
-    if all(row.ran for row in others):
+    if all(each.row.ran for each in others):
         return None
     counts = {(fits, ran): 0 for fits in (True, False) for ran in (True, False)}
-    for each in (*predicted, *_predictions(others)[0]):
-        row = each.row
-        machine = row_machine(row)
-        counts[each.fullest_bytes <= machine.memory_bytes, row.ran] += 1
+    for each in (*predicted, *others):
+        device = catalogued(each.row.accelerator)
+        counts[each.fullest_bytes <= device.board.memory_bytes, each.row.ran] += 1
     return Fits(
         fits_and_ran=counts[True, True],
         fits_and_failed=counts[True, False],

@@ -18,7 +18,8 @@ from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
 from reference_runs.stack import Generation, stack
 from suite import fitting, leave_out
-from suite.fitting import Fitted, PreparedRow, determined, errors, fit, prepared, step_seconds, with_values
+from suite.fitting import Fitted, determined, errors, fit, with_values
+from suite.published_steps import PreparedRow, prepared_row, row_step_seconds
 
 MODEL = machine_model()
 ROWS_OF_A_TABLE = 7
@@ -32,13 +33,13 @@ def some_rows() -> tuple[PreparedRow, ...]:
     for path in shipped_tables():
         timed = [row for row in load_table(path).rows if row.step_seconds is not None]
         rows += timed[:: math.ceil(len(timed) / ROWS_OF_A_TABLE)]
-    return tuple(prepared(rows))
+    return tuple(prepared_row(row) for row in rows if row.step_seconds is not None)
 
 
 def measured_as(values: Mapping[str, float], rows: Iterable[PreparedRow]) -> list[PreparedRow]:
     """The rows, as if their times had been measured on a machine of these parameters."""
     return [
-        each._replace(row=msgspec.structs.replace(each.row, step_seconds=float(step_seconds(MODEL, values, each))))
+        each._replace(row=msgspec.structs.replace(each.row, step_seconds=float(row_step_seconds(MODEL, values, each))))
         for each in rows
     ]
 
@@ -112,9 +113,9 @@ def test_parameters_stay_within_their_bounds() -> None:
 def test_arrays_of_values_give_each_row_what_each_value_gives() -> None:
     factors = numpy.array([1.0, 0.9, 1.07])
     for each in some_rows():
-        together = step_seconds(MODEL, {name: value * factors for name, value in MODEL.values().items()}, each)
+        together = row_step_seconds(MODEL, {name: value * factors for name, value in MODEL.values().items()}, each)
         alone = [
-            step_seconds(MODEL, {name: value * factor for name, value in MODEL.values().items()}, each)
+            row_step_seconds(MODEL, {name: value * factor for name, value in MODEL.values().items()}, each)
             for factor in factors.tolist()
         ]
         assert numpy.broadcast_to(together, 3) == pytest.approx(alone, rel=ROUNDING, abs=0)
@@ -126,7 +127,7 @@ def test_times_that_are_sums_of_parts_have_no_overhead_of_a_step() -> None:
     composed = {each.row.table for each in some_rows() if each.row.composed}
     assert composed == {"vtrain_single_h1024"}
     for each in some_rows():
-        added = step_seconds(MODEL, more, each) - step_seconds(MODEL, values, each)
+        added = row_step_seconds(MODEL, more, each) - row_step_seconds(MODEL, values, each)
         # the difference of two steps of up to some hundred seconds
         assert added == pytest.approx(0.0 if each.row.table in composed else 1.0, abs=1e-12 * 1000)
 
@@ -268,7 +269,7 @@ def test_a_term_that_is_none_moves_no_time_and_one_that_is_there_does(term: str)
         if (base := name.partition(".")[0]) in neutral
     }
     with_it, none, further = (
-        [float(step_seconds(MODEL, each, row)) for row in some_rows()]
+        [float(row_step_seconds(MODEL, each, row)) for row in some_rows()]
         for each in (MODEL.values(), values, values | beyond)
     )
     assert further == pytest.approx(none, rel=1e-6)  # 1e-9 of a pass, 1e-12 s of a million launches: below 1e-6

@@ -11,7 +11,6 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from suite.calibration import Calibration, CalibrationRequest, CalibrationResult, calibrate, planned_calibration
 from suite.commands import exit_codes
@@ -20,6 +19,7 @@ from suite.launch import ROOT
 from suite.machine_profile import UNSEEN
 from suite.measured_seconds import median
 from suite.report.machine_tables import print_profile
+from suite.report.progress import progress_line
 from suite.report.tables import console
 
 
@@ -95,13 +95,7 @@ class _Live:
     def __init__(self, planned: Calibration, *, quiet: bool) -> None:
         self._quiet = quiet
         self._last = ""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-            TimeElapsedColumn(),
-        )
-        self._progress = Progress(*columns, console=console(stderr=True), disable=quiet)
+        self._progress = progress_line(quiet=quiet)
         self._task = self._progress.add_task("starting", total=planned.rounds * len(planned.planned))
 
     def __enter__(self) -> _Live:

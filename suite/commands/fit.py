@@ -14,6 +14,7 @@ from reference_runs.fit_scores import FIT_SCORES, fit_scores
 from reference_runs.machine_model import MACHINE_MODEL, machine_model
 from reference_runs.published import load_table
 from reference_runs.published_tables import load_tables, shipped_tables
+from suite.published_steps import prepared_row
 from suite.report.fit_page import fit_page
 from suite.report.fitting import print_fit, print_left_out
 from suite.report.tables import console
@@ -53,7 +54,8 @@ def fit_command(
     except ImportError as error:
         raise InputError(f"the fit needs {error.name}", allowed="nox -s fit, which installs it") from error
     model = machine_model()
-    rows = fitting.prepared(row for path in shipped_tables() for row in load_table(path).rows)
+    published = [row for path in shipped_tables() for row in load_table(path).rows]
+    rows = [prepared_row(row) for row in published if row.step_seconds is not None]
     found = fitting.fit(model, rows, weights=model.weights)
     model = fitting.determined(fitting.with_values(model, found), rows)
     out = console()

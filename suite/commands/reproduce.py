@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
@@ -21,6 +21,7 @@ from suite.job import Event, Phase, Status, Step
 from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
 from suite.ramp_up import global_batch_at
+from suite.report.progress import progress_line
 from suite.report.tables import console, print_comparison
 from suite.reproduction import Plan, Request, Result, corpus_for, last_loss, plan, reproduce
 from suite.store import records_directory
@@ -160,13 +161,7 @@ class _Live:
         self._steps = planned.steps
         self._quiet = quiet
         self._last_line = 0.0
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-            TimeElapsedColumn(),
-        )
-        self._progress = Progress(*columns, console=console(stderr=True), disable=quiet)
+        self._progress = progress_line(quiet=quiet)
         self._task: TaskID | None = None
 
     def __enter__(self) -> _Live:

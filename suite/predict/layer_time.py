@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Mask, Recipe
+from reference_runs.stack import Stack
 from suite.predict.elementwise import chosen, larger
 from suite.predict.gemm import product_seconds
 from suite.predict.machine import Machine
@@ -86,7 +87,6 @@ def fused_attention_seconds(
 
 def layer_time(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> LayerTime:
     """Seconds of one micro-batch in one layer on one rank, without communication and launches."""
-    stack = machine.stack
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     bandwidth = machine.achievable_memory_bytes_per_second
     forward = backward = attention_forward = attention_backward = 0.0
@@ -113,24 +113,9 @@ def layer_time(architecture: Architecture, recipe: Recipe, layout: Layout, machi
             backward = backward + products * twice
     if layout.fused_attention:
         attention_forward, attention_backward = fused_attention_seconds(architecture, recipe, layout, machine)
-    scores: dict[str, float] = {**score_operator_bytes(architecture, recipe, layout)}
-    others: dict[str, float] = {**layer_operator_bytes(architecture, recipe, layout)}
-    for name in scores:
-        del others[name]
-    if stack.fused_dropout and "dropout" in others:  # what the addition reads and writes anyway, and the mask
-        others["dropout"] = others["dropout"] * MASK_BYTES / (2 * w + MASK_BYTES)
-    inner_elements = layout.micro_batch * architecture.sequence // layout.context_parallel // layout.tensor_parallel
-    if not stack.fused_bias and architecture.biases:
-        width = (2 if architecture.activation.gated else 1) * architecture.ffn_hidden
-        others["bias"] = others["bias"] + 2 * w * inner_elements * width
-    if not stack.fused_rotary and "rotary" in others:
-        rows = (architecture.heads + architecture.kv_heads) * architecture.head_dim
-        others["rotary"] = UNFUSED_ROTARY * others["rotary"] + 2 * w * inner_elements * rows
-    if stack.fused_dropout and "attention dropout" in scores:
-        scores["attention dropout"] = scores["attention dropout"] * MASK_BYTES / (2 * w + MASK_BYTES)
-    score_seconds = machine.score_passes * sum(scores.values()) / bandwidth
-    inner = sum(moved for name, moved in others.items() if name not in RESIDUAL_OPERATORS)
-    moved = machine.residual_passes * (sum(others.values()) - inner) + machine.inner_passes * inner
+    residual, inner, scores = _operator_bytes(architecture, recipe, layout, machine.stack)
+    score_seconds = machine.score_passes * scores / bandwidth
+    moved = machine.residual_passes * residual + machine.inner_passes * inner
     return LayerTime(
         forward + attention_forward,
         backward + attention_backward,
@@ -138,6 +123,36 @@ def layer_time(architecture: Architecture, recipe: Recipe, layout: Layout, machi
         moved / bandwidth + score_seconds,
         score_seconds,
     )
+
+
+def _operator_bytes(
+    architecture: Architecture, recipe: Recipe, layout: Layout, stack: Stack
+) -> tuple[float, float, float]:
+    """Least bytes of a layer's operators forward: on hidden states, inside the layer's two parts, on stored scores.
+
+    With T tokens, t tensor-parallel ranks, w bytes an element, those of `layer_operator_bytes`, but
+        fused dropout       1 / (2 w + 1) of dropout's: the mask; the rest is read and written anyway
+        separate bias       2 w T g f / t more: the expansion's bias in a kernel of its own, g = 2 where it is gated
+        separate rotation   5 times rotary's, and 2 w T (a + k) d / t more: whole heads are put together again
+    """
+    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    scores: dict[str, float] = {**score_operator_bytes(architecture, recipe, layout)}
+    others: dict[str, float] = {**layer_operator_bytes(architecture, recipe, layout)}
+    for name in scores:
+        del others[name]
+    if stack.fused_dropout:
+        for operators, name in ((others, "dropout"), (scores, "attention dropout")):
+            if name in operators:
+                operators[name] = operators[name] * MASK_BYTES / (2 * w + MASK_BYTES)
+    if not stack.fused_bias and architecture.biases:
+        width = (2 if architecture.activation.gated else 1) * architecture.ffn_hidden
+        others["bias"] = others["bias"] + 2 * w * tokens * width / layout.tensor_parallel
+    if not stack.fused_rotary and "rotary" in others:
+        width = (architecture.heads + architecture.kv_heads) * architecture.head_dim
+        others["rotary"] = UNFUSED_ROTARY * others["rotary"] + 2 * w * tokens * width / layout.tensor_parallel
+    inner = sum(moved for name, moved in others.items() if name not in RESIDUAL_OPERATORS)
+    return sum(others.values()) - inner, inner, sum(scores.values())
 
 
 def head_seconds(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from reference_runs.fit_scores import FitScores
-from reference_runs.machine_model import MachineModel
+from reference_runs.machine_model import MachineModel, Parameter
 from reference_runs.published_tables import PublishedTables
 
 
@@ -51,10 +51,13 @@ def fit_page(model: MachineModel, scores: FitScores, tables: PublishedTables) ->
         "",
         *runs,
         "",
+        f"Root mean square of all errors, each table weighted alike: {100 * model.residual:.1f} %.",
+        "",
         "## Parameters",
         "",
-        f"{len(fitted)} were fitted. Uncertainty is the relative standard error that the residuals leave; rows are",
-        "those whose time a change of 10 % moves by more than 0.1 %.",
+        f"{len(fitted)} were fitted. Uncertainty is the relative standard error that the residuals leave, every row",
+        "taken as a measurement of its own, and none where a parameter stands at one of its bounds. Rows are those",
+        "whose time a change of 10 % moves by more than 0.1 %.",
         "",
         *_table(
             ["parameter", "value", "unit", "uncertainty", "rows", "tables", "meaning"],
@@ -63,7 +66,7 @@ def fit_page(model: MachineModel, scores: FitScores, tables: PublishedTables) ->
                     f"`{name}`",
                     f"{parameter.value:.4g}",
                     parameter.unit,
-                    f"{parameter.uncertainty or 0:.0%}",
+                    "at its bound" if _at_bound(parameter) else f"{parameter.uncertainty or 0:.0%}",
                     str(parameter.rows or 0),
                     str(len(parameter.tables)),
                     parameter.meaning,
@@ -72,7 +75,7 @@ def fit_page(model: MachineModel, scores: FitScores, tables: PublishedTables) ->
             ],
         ),
         "",
-        "Held fixed, with the source of each; some of them matter, and the fit would have taken others from them:",
+        "Held fixed at these values, whether or not the tables would tell more of them:",
         "",
         *_table(
             ["parameter", "value", "unit", "meaning", "source"],
@@ -91,6 +94,10 @@ def fit_page(model: MachineModel, scores: FitScores, tables: PublishedTables) ->
         "",
     ]
     return "\n".join(parts)
+
+
+def _at_bound(parameter: Parameter) -> bool:
+    return not 1.001 * parameter.least < parameter.value < 0.999 * parameter.most
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from rich.console import Console
 from rich.markup import escape
@@ -36,8 +37,8 @@ def print_fit(out: Console, model: MachineModel, errors: Mapping[str, Sequence[f
         scored.add_row(
             escape(name),
             str(len(found)),
-            f"{_mean([abs(error) for error in found]):.1%}",
-            f"{_mean(found):+.1%}",
+            f"{fmean([abs(error) for error in found]):.1%}",
+            f"{fmean(found):+.1%}",
             f"{largest:+.1%}",
         )
     out.print()
@@ -79,7 +80,3 @@ def _table(*titles: tuple[str, bool]) -> Table:
     for title, numeric in titles:
         table.add_column(title, justify="right" if numeric else "left", no_wrap=True)
     return table
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
