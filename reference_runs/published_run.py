@@ -16,16 +16,16 @@ from reference_runs.placement import balanced_stages
 from reference_runs.published_cells import MOST_LAYERS, Cells, UnusableError
 from reference_runs.published_tables import TableFacts, load_tables
 from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual
-from reference_runs.stack import matches, stack_of, stacks
+from reference_runs.stack import matches, stack, stack_of
 
 _RATE = re.compile(r"(?:(\d+) ?x ?.*?)?([\d.]+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
 
 
 def stack_name(framework: str, facts: TableFacts, device: str = "") -> str:
     """The stack that the text of a table's column `framework` stands for; "generic" where it is not known."""
-    for pattern, stack in facts.stacks.items():
+    for pattern, name in facts.stacks.items():
         if matches(pattern, framework):
-            return stack
+            return name
     older = machine_model().families["ampere"].accelerators
     return stack_of(framework, later=bool(device) and device not in older).name
 
@@ -152,9 +152,9 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
     )
 
 
-def dealt_layout(architecture: Architecture, layout: Layout, stack: str) -> Layout:
+def dealt_layout(architecture: Architecture, layout: Layout, stack_name: str) -> Layout:
     """The layout with its stages' layers as the stack deals them, where it goes by a measure of its own."""
-    if not stacks()[stack].switches.balances_stages or layout.pipeline_stages == 1 or layout.virtual_stages > 1:
+    if not stack(stack_name).switches.balances_stages or layout.pipeline_stages == 1 or layout.virtual_stages > 1:
         return layout
     dealt = balanced_stages(architecture, stages=layout.pipeline_stages)
     return msgspec.structs.replace(layout, stage_layer_counts=tuple(blocks.layers for blocks in dealt))

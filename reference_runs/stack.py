@@ -6,7 +6,7 @@ import enum
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -113,37 +113,51 @@ class RecordedStack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
+def _file(path: Path) -> dict[str, Any]:
+    """The tables of the file; each stack's has what it states, and all else of the stack that it is like."""
+    where = shown_path(path)
+    raw = read_toml(path, what="stacks", known={"sources", "stacks"})
+    entries: dict[str, dict[str, Any]] = raw.get("stacks", {})
+    if GENERIC not in entries:
+        raise InputError(f"stacks.{GENERIC} is missing", where=where)
+    for name, entry in entries.items():
+        for key in ("like", "newer"):
+            if entry.get(key, GENERIC) not in entries:
+                raise InputError(f"stacks.{name}.{key}", got=repr(entry[key]), allowed=", ".join(entries), where=where)
+        if "like" in entry and "like" in entries[entry["like"]]:
+            raise InputError(f"stacks.{name}.like: that stack is itself like another", got=entry["like"], where=where)
+    return raw
+
+
+@cache
+def _recorded(name: str, path: Path) -> RecordedStack:
+    raw, where = _file(path), shown_path(path)
+    entry = dict(raw["stacks"][name])
+    about = {key: entry.pop(key, None) for key in ("title", "frameworks", "measured", "newer", "like")}
+    if not isinstance(about["title"], str):
+        raise InputError(f"stacks.{name}.title: expected a text", got=repr(about["title"]), where=where)
+    if about["like"]:
+        like = raw["stacks"][about["like"]]
+        entry = {key: fact for key, fact in like.items() if key in Stack.__struct_fields__} | entry
+    switches, facts = section_of(entry, Stack, f"stacks.{name}", raw["sources"], where)
+    return RecordedStack(
+        name=name,
+        title=about["title"],
+        frameworks=tuple(about["frameworks"] or ()),
+        measured=bool(about["measured"]),
+        newer=about["newer"],
+        switches=cast(Stack, switches),
+        facts=facts,
+    )
+
+
 def stacks(path: Path = STACKS) -> dict[str, RecordedStack]:
     """The recorded stacks, by name; "generic" is among them.
 
     Raises:
-        InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key.
+        InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key, or a stack named that is none.
     """
-    where = shown_path(path)
-    raw = read_toml(path, what="stacks", known={"sources", "stacks"})
-    found: dict[str, RecordedStack] = {}
-    for name, entry in raw.get("stacks", {}).items():
-        entry = dict(entry)
-        title, frameworks = entry.pop("title", None), entry.pop("frameworks", [])
-        measured, newer = entry.pop("measured", False), entry.pop("newer", None)
-        if not isinstance(title, str):
-            raise InputError(f"stacks.{name}.title: expected a text", got=repr(title), where=where)
-        switches, facts = section_of(entry, Stack, f"stacks.{name}", raw["sources"], where)
-        found[name] = RecordedStack(
-            name=name,
-            title=title,
-            frameworks=tuple(frameworks),
-            measured=measured,
-            newer=newer,
-            switches=cast(Stack, switches),
-            facts=facts,
-        )
-    if GENERIC not in found:
-        raise InputError(f"stacks.{GENERIC} is missing", where=where)
-    for stack in found.values():
-        if stack.newer is not None and stack.newer not in found:
-            raise InputError(f"stacks.{stack.name}.newer", got=repr(stack.newer), allowed=", ".join(found), where=where)
-    return found
+    return {name: _recorded(name, path) for name in _file(path)["stacks"]}
 
 
 @cache
@@ -158,14 +172,13 @@ def stack_of(framework: str | None, *, later: bool = False) -> RecordedStack:
     Args:
         later: it runs on an accelerator later than those of the family "ampere", and so is no older than them.
     """
-    known = stacks()
     words = framework or ""
-    for stack in known.values():
-        if words == stack.name:
-            return stack
-        if any(matches(text, words) for text in stack.frameworks):
-            return known[stack.newer] if later and stack.newer else stack
-    return known[GENERIC]
+    for name, entry in _file(STACKS)["stacks"].items():
+        if words == name:
+            return _recorded(name, STACKS)
+        if any(matches(text, words) for text in entry.get("frameworks", ())):
+            return _recorded(entry.get("newer", name) if later else name, STACKS)
+    return _recorded(GENERIC, STACKS)
 
 
 def stack(name: str) -> RecordedStack:
@@ -174,7 +187,7 @@ def stack(name: str) -> RecordedStack:
     Raises:
         InputError: an unknown name.
     """
-    known = stacks()
+    known = _file(STACKS)["stacks"]
     if name not in known:
         raise InputError("unknown stack", got=repr(name), allowed=", ".join(known), where="--stack")
-    return known[name]
+    return _recorded(name, STACKS)

@@ -41,6 +41,17 @@ def test_an_unknown_stack_is_refused_by_one_line() -> None:
     assert str(refused.value) == f"--stack: unknown stack; got 'megatron', allowed: {', '.join(stacks())}"
 
 
+def test_a_stack_has_what_it_states_and_all_else_of_the_one_it_is_like() -> None:
+    entries = read_toml(STACKS, what="stacks", known={"sources", "stacks"})["stacks"]
+    likes = {name: entry["like"] for name, entry in entries.items() if "like" in entry}
+    assert likes
+    for name, like in likes.items():
+        for switch in Stack.__struct_fields__:
+            stated = entries[name].get(switch, entries[like][switch])
+            assert msgspec.to_builtins(stack(name).switches)[switch] == stated["value"]
+            assert switch not in entries[name] or entries[name][switch] != entries[like][switch]
+
+
 @pytest.mark.parametrize("framework", [None, "", "my own trainer", "MindSpore 1.7", "my Megatron-LM"])
 def test_an_unknown_framework_is_the_generic_one(framework: str | None) -> None:
     assert stack_of(framework).name == GENERIC
@@ -142,6 +153,9 @@ def test_letters_match_in_any_case_and_only_where_a_star_stands() -> None:
         ),
         ("[sources]", "[sources", "not valid TOML"),
         ("[sources]", "[sauces]", "sauces"),
+        ('like = "megatron-lm-2022"', 'like = "megatron-lm-2020"', "stacks.gpt-neox.like; got 'megatron-lm-2020'"),
+        ('like = "megatron-lm-2022"', 'like = "glm-largescale"', "stacks.gpt-neox.like: that stack is itself like"),
+        ('newer = "', 'newer = "no-', ".newer; got 'no-"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, old: str, new: str, reason: str) -> None:
