@@ -18,7 +18,7 @@ GENERATOR_BYTES = 5056  # of the CPU's random generator: torch.get_rng_state, a 
 _NO_GRADIENT = Leaf(lambda _: None)
 
 
-class _Gradients:
+class Gradients:
     """Gradients of a rank's parameters.
 
     Args:
@@ -43,7 +43,9 @@ class _Gradients:
         waiting: list[Block] = []
 
         def deliver(block: Block) -> None:
+            self.tape.work("weight_read", variant="backward")
             if self.widens:
+                self.tape.work("to_fp32", rows * columns, variant="forward", dtype="bf16")
                 block = self.tape.block(size)
             if readers > 1:
                 waiting.append(block)
@@ -52,12 +54,21 @@ class _Gradients:
                 if not self.widens:
                     block = self.tape.block(size)
                 waiting.clear()
+                self._works("add", rows * columns)
+            if name in self.accumulated:
+                self._works("add", rows * columns)
+            self.tape.work("node", compiled=False)
             if self.buckets and self.whole:
+                self._works("scale", rows * columns)
                 self.accumulated.pop(name, None)
             else:
                 self.accumulated.setdefault(name, block)
 
         return Leaf(deliver)
+
+    def _works(self, operation: str, elements: int) -> None:
+        dtype = "fp32" if self.element == FP32 else "fp16"
+        self.tape.work(operation, elements, variant="forward", dtype=dtype, compiled=False)
 
 
 def executed_activation_bytes(
@@ -65,8 +76,10 @@ def executed_activation_bytes(
 ) -> int:
     """Bytes that autograd keeps for the backward pass of one micro-batch in the chunks of a rank of `stage`."""
     tape = Tape(Allocator(), counts=True)
-    gradients, sharding = _gradients(tape, recipe, layout), _sharding(tape, recipe, layout, kernels)
-    chunks = _chunks(tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding)
+    gradients, sharding = gradients_of(tape, recipe, layout), sharding_of(tape, recipe, layout, kernels)
+    chunks = executed_chunks(
+        tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding
+    )
     given = batch(tape, architecture, samples=layout.micro_batch)
     outputs = [chunk.forward(given, _received(tape, architecture, recipe, layout)) for chunk in chunks]
     assert outputs
@@ -84,7 +97,7 @@ def _hidden_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) ->
     return WEIGHT_ELEMENT_BYTES[recipe.precision] * layout.micro_batch * length * architecture.hidden
 
 
-def _chunks(
+def executed_chunks(
     tape: Tape,
     architecture: Architecture,
     recipe: Recipe,
@@ -92,9 +105,11 @@ def _chunks(
     kernels: Kernels,
     *,
     stage: int,
-    gradients: _Gradients,
+    gradients: Gradients,
     sharding: FullySharding | None,
+    compiled: bool = False,
 ) -> list[Chunk]:
+    """The chunks of a rank of `stage`."""
     dealt = chunk_layers(architecture.layers, layout)
     return [
         Chunk(
@@ -105,6 +120,7 @@ def _chunks(
             kernels,
             leaf=gradients.leaf,
             sharding=sharding,
+            compiled=compiled,
             layers=len(dealt[number]),
             first=number == 0,
             last=number == len(dealt) - 1,
@@ -113,13 +129,15 @@ def _chunks(
     ]
 
 
-def _gradients(tape: Tape, recipe: Recipe, layout: Layout) -> _Gradients:
+def gradients_of(tape: Tape, recipe: Recipe, layout: Layout) -> Gradients:
+    """Where the gradients of a rank accumulate."""
     element = int(BYTES_PER_PARAMETER[recipe.precision].gradients)
     widens = element > WEIGHT_ELEMENT_BYTES[recipe.precision]
-    return _Gradients(tape, element=element, widens=widens, buckets=layout.data_parallel > 1 and layout.zero_stage <= 1)
+    return Gradients(tape, element=element, widens=widens, buckets=layout.data_parallel > 1 and layout.zero_stage <= 1)
 
 
-def _sharding(tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> FullySharding | None:
+def sharding_of(tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> FullySharding | None:
+    """What fully_shard does around a rank's blocks, with ZeRO-2 and 3."""
     return FullySharding(tape, recipe, layout, kernels) if layout.zero_stage >= 2 else None
 
 
@@ -129,8 +147,10 @@ def executed_peak_bytes(
     """The most bytes that are allocated at a time in a step of a rank of `stage`."""
     allocator = Allocator(512 if kernels.cuda else 1)
     tape = Tape(allocator, generator_bytes=0 if kernels.cuda else GENERATOR_BYTES)
-    gradients, sharding = _gradients(tape, recipe, layout), _sharding(tape, recipe, layout, kernels)
-    chunks = _chunks(tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding)
+    gradients, sharding = gradients_of(tape, recipe, layout), sharding_of(tape, recipe, layout, kernels)
+    chunks = executed_chunks(
+        tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding
+    )
     state = executed_state(architecture, recipe, layout, stage=stage, replica=replica)
     stored = [tape.block(state.weight_bytes), tape.block(state.optimizer_bytes)]
     if gradients.buckets:
@@ -156,7 +176,7 @@ def _run(
     layout: Layout,
     *,
     stage: int,
-    gradients: _Gradients,
+    gradients: Gradients,
     sharding: FullySharding | None,
 ) -> list[Block]:
     """The micro-batches of a step, one after the other; nothing is left but gradients."""
@@ -174,6 +194,26 @@ def _run(
     return []
 
 
+def run_micro_batch(
+    tape: Tape,
+    chunk: Chunk,
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    sharding: FullySharding | None,
+    last: bool,
+) -> None:
+    """One micro-batch through one chunk, forward and backward; a chunk behind another is given hidden states."""
+    x = None if chunk.embedding is not None else _received(tape, architecture, recipe, layout)
+    out = chunk.forward(batch(tape, architecture, samples=layout.micro_batch), x)
+    if sharding is not None:
+        sharding.last = last
+    tape.backward(out, tape.block(FP32))
+    if sharding is not None:
+        sharding.finish()
+
+
 def _run_pipeline(
     tape: Tape,
     chunks: list[Chunk],
@@ -182,7 +222,7 @@ def _run_pipeline(
     layout: Layout,
     *,
     stage: int,
-    gradients: _Gradients,
+    gradients: Gradients,
     sharding: FullySharding | None,
 ) -> list[Block]:
     """The micro-batches of a step through a stage's chunks, in its schedule's order; returns PyTorch's buffers.

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Recipe, Residual
-from suite.predict.executed_operators import FP32, Kernels, Operators
+from suite.predict.executed_operators import FP32, WORK_DTYPES, Kernels, Operators
 from suite.predict.executed_sharding import FullySharding, Unit
 from suite.predict.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.tape import Block, Leaf, Tape, Value
 
 INT64 = 8
+ELEMENT_WISE = {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_tanh"}
 
 
 class _Affine(NamedTuple):
@@ -57,6 +58,7 @@ class Chunk:
     Args:
         leaf: makes the leaf of a parameter of so many rows and columns, which so many operators read.
         sharding: makes them instead where weights are fully sharded.
+        compiled: whether blocks are compiled.
         layers: in this chunk.
         first, last: whether embedding, and final norm with head, belong to it.
     """
@@ -74,14 +76,18 @@ class Chunk:
         layers: int,
         first: bool,
         last: bool,
+        compiled: bool = False,
     ) -> None:
         self.tape = tape
+        self.compiled = compiled
         self.operators = Operators(
             tape,
             WEIGHT_ELEMENT_BYTES[recipe.precision],
             kernels,
             ranks=layout.tensor_parallel,
             by_sequence=layout.sequence_parallel,
+            dtype=WORK_DTYPES[recipe.precision],
+            reads=sharding is None or layout.tensor_parallel > 1,
         )
         self.architecture, self.recipe, self.layout = architecture, recipe, layout
         self.samples, self.length = layout.micro_batch, architecture.sequence
@@ -209,6 +215,8 @@ class Chunk:
         operators, hidden = self.operators, self.architecture.hidden
 
         def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            self.tape.work("scale", rows * hidden, variant="forward", dtype=operators.dtype)
+            self.tape.work("node", times=4)
             summed = operators.block(self.length * hidden)
             of_table = operators.block(rows * hidden)
             del summed
@@ -220,6 +228,7 @@ class Chunk:
     def _score_bias(self) -> Value:
         """The penalty of distance and the mask, fp32; on the way there int64 distances and two copies."""
         square, heads = self.length * self.length, 1
+        self._mask_work(square * (self.heads if self.architecture.position is Position.ALIBI else 1))
         if self.architecture.mask is Mask.PREFIX:
             return self._prefix_bias(self.samples * square)
         distance, zero = self.tape.block(INT64 * square), self.tape.block(FP32 * square)
@@ -237,13 +246,22 @@ class Chunk:
 
     def _prefix_bias(self, places: int) -> Value:
         """The mask of each sample, fp32, made from bytes: two comparisons, both of them, and where they are not."""
+        self._mask_work(places)
         seen = self.tape.block(places)
         zero, unseen = self.tape.block(FP32 * places), self.tape.block(places)
         bias = self.tape.block(FP32 * places)
         del seen, zero, unseen
         return Value(bias)
 
+    def _mask_work(self, places: int) -> None:
+        """Distances or comparisons, penalties, -inf: four operators over the places, and small ones before."""
+        self.tape.work("scale", places, variant="forward", times=4)
+        self.tape.work("call", times=8)
+
     def _rotation(self) -> Value | None:
+        if self.architecture.rotary_dim:
+            self.tape.work("scale", self._turns() // 2, variant="forward", times=5)
+            self.tape.work("call", times=6)
         return Value(self.tape.block(FP32 * self._turns())) if self.architecture.rotary_dim else None
 
     def _turns(self) -> int:
@@ -256,15 +274,31 @@ class Chunk:
         def through(x: Value, bias: Value, turn: Value | None = None) -> Value:
             for layer in layers:
                 if self.sharding is None or layer.unit is None:
-                    x = self._block(layer, x, bias, turn)
+                    x = self._region(layer, x, bias, turn)
                 else:
                     entered = self.sharding.entered(layer.unit, x)
                     assert entered is not None
-                    x = self.sharding.left(layer.unit, self._block(layer, entered, bias, turn))
+                    x = self.sharding.left(layer.unit, self._region(layer, entered, bias, turn))
                     del entered
             return x
 
         return through
+
+    def _region(self, layer: _Layer, x: Value, bias: Value, turn: Value | None) -> Value:
+        """A block, compiled as one region where blocks are compiled."""
+        self.tape.work("module", times=3)
+        if not self.compiled:
+            return self._block(layer, x, bias, turn)
+        self.tape.work("region", variant="forward")
+        self.tape.compiled = True
+        x = self._block(layer, x, bias, turn)
+        self.tape.compiled = False
+        node = self.tape.record([x], [], self._left_region)
+        return Value(x.block, node)
+
+    def _left_region(self, _kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
+        self.tape.work("region", variant="backward")
+        return list(gradients)
 
     def _block(self, layer: _Layer, x: Value, bias: Value, turn: Value | None) -> Value:
         operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.own_states
@@ -320,13 +354,22 @@ class Chunk:
     def _weighted(self, q: Value, k: Value, v: Value, _bias: Value) -> Value:
         operators = self.operators
         rotates = self.architecture.rotary_dim is not None
+        sizes = self.samples * self.heads, self.length, self.architecture.head_dim
         scores = operators.scores(
-            *(self._by_head(part, copies=not rotates) for part in (q, k)), queries=self.queries, elements=self.scores
+            *(self._by_head(part, copies=not rotates) for part in (q, k)),
+            queries=self.queries,
+            elements=self.scores,
+            sizes=sizes,
         )
-        weights = operators.softmax(scores, elements=self.scores)
+        weights = operators.softmax(scores, elements=self.scores, length=self.length)
         weights = operators.dropout(weights, self.recipe.attention_dropout, elements=self.scores)
         return operators.context(
-            weights, self._by_head(v, copies=True), scores=self.scores, values=self.queries, strided=self.strided
+            weights,
+            self._by_head(v, copies=True),
+            scores=self.scores,
+            values=self.queries,
+            strided=self.strided,
+            sizes=sizes,
         )
 
     def _by_head(self, part: Value, *, copies: bool) -> Value:
@@ -354,5 +397,5 @@ class Chunk:
         elif activation is Activation.RELU:
             x = operators.relu(x, elements=self.tokens * width)
         else:
-            x = operators.element_wise(x, elements=self.tokens * width)
+            x = operators.element_wise(x, ELEMENT_WISE[activation], elements=self.tokens * width)
         return self._by_rows(x, layer.contraction, columns=width)

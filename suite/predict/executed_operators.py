@@ -1,15 +1,24 @@
-"""What each operator of the executed model allocates, keeps for the backward pass and gives back: its memory alone.
+"""What each operator of the executed model allocates, keeps for the backward pass, gives back, and computes.
 
-Seen in PyTorch 2.13 by its profiler's memory events on the CPU; tools/autograd/derivatives.yaml says what is kept.
+Seen in PyTorch 2.13 by its profiler's memory events and operators on the CPU; tools/autograd/derivatives.yaml says what
+is kept. Numbers of views and nodes are those of PyTorch's operators behind each line of suite/execute/model.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from reference_runs.run import Precision
 from suite.predict.tape import Block, Leaf, Rule, Tape, Value
 
 FP32 = 4
+WORK_DTYPES = {
+    Precision.FP32: "fp32",
+    Precision.BF16: "bf16",
+    Precision.FP16: "fp16",
+    Precision.FP16_GRADIENT_COPY: "fp16",
+    Precision.FP16_NO_MASTER: "fp16",
+}
 
 
 class Kernels(NamedTuple):
@@ -31,10 +40,16 @@ class Operators:
         element: bytes of an element of weights and hidden states.
         ranks: of the tensor-parallel axis.
         by_sequence: whether these ranks have parts of the sequence between the split matrices.
+        dtype: of weights and hidden states, in a calibration's words.
+        reads: whether weights are read from where they are stored, apart from autograd's leaves.
     """
 
-    def __init__(self, tape: Tape, element: int, kernels: Kernels, *, ranks: int, by_sequence: bool) -> None:
+    def __init__(
+        self, tape: Tape, element: int, kernels: Kernels, *, ranks: int, by_sequence: bool, dtype: str, reads: bool
+    ) -> None:
         self.tape = tape
+        self._reads = reads
+        self.dtype = dtype
         self.ranks = ranks
         self._by_sequence = by_sequence
         self.element = element
@@ -46,6 +61,16 @@ class Operators:
     def block(self, elements: int) -> Block:
         """A new block of the operators' dtype."""
         return self.tape.block(self.element * elements)
+
+    def _does(self, operation: str, *sizes: int, variant: str = "forward", dtype: str = "", times: int = 1) -> None:
+        """Count work of an operator, in the operators' dtype where no other is named."""
+        self.tape.work(operation, *sizes, variant=variant, dtype=dtype or self.dtype, times=times)
+
+    def _handles(self, *, modules: int = 0, views: int = 0, nodes: int = 0) -> None:
+        """Count what only the host does: calls of modules, views, and nodes of the backward pass."""
+        for operation, times in (("module", modules), ("view", views), ("node", nodes)):
+            if times:
+                self.tape.work(operation, times=times)
 
     def _product(self, elements: int, *factors: int) -> Block:
         """The block of a product; `factors` are the elements of what is multiplied, and of a bias."""
@@ -60,12 +85,19 @@ class Operators:
 
     def weight(self, leaf: Leaf) -> Value:
         """A weight as it is read: its memory is counted elsewhere."""
+        if self._reads:
+            self.tape.work("weight_read", variant="forward")
         return Value(self._nothing, leaf)
 
     def linear(self, x: Value, weight: Leaf, bias: Leaf | None, *, tokens: int, columns: int, rows: int) -> Value:
         """Keeps its input. Backward: gradients of input, weight and bias; without bias the weight's comes first."""
 
         def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            self._does("product", tokens, columns, rows, variant="NN")
+            self._does("product", rows, columns, tokens, variant="TN")
+            self._handles(nodes=4)
+            if bias:
+                self._does("column_sum", tokens, rows)
             if bias is None:
                 of_weight = self._product(rows * columns, tokens * rows, tokens * columns)
                 return [self._product(tokens * columns, tokens * rows, rows * columns), of_weight]
@@ -75,6 +107,8 @@ class Operators:
 
         inputs = [x, self.weight(weight), *([self.weight(bias)] if bias else [])]
         node = self.tape.record(inputs, [x.block], rule)
+        self._does("product", tokens, rows, columns, variant="NT")
+        self._handles(modules=1, views=3)
         return Value(self._product(tokens * rows, tokens * columns, rows * columns, *([rows] if bias else [])), node)
 
     def for_columns(self, x: Value, *, elements: int) -> Value:
@@ -88,7 +122,7 @@ class Operators:
         """What every rank has whole, and whose gradients the ranks sum."""
         if self.ranks == 1:
             return x
-        return Value(x.block, self.tape.record([x], [], self._like(elements)))
+        return Value(x.block, self.tape.record([x], [], self._passing(elements)))
 
     def of_rows(self, x: Value, *, elements: int) -> Value:
         """The sum over ranks of what a matrix whose rows are split gives; with sequence parallelism the rank's part."""
@@ -114,17 +148,22 @@ class Operators:
         del message
         return part
 
-    def scores(self, q: Value, k: Value, *, queries: int, elements: int) -> Value:
-        """q k^T: keeps both, of `queries` elements each."""
+    def scores(self, q: Value, k: Value, *, queries: int, elements: int, sizes: tuple[int, int, int]) -> Value:
+        """q k^T: keeps both, of `queries` elements each; `sizes` are samples times heads, sequence, head size."""
 
         def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            self._does("batched_product", *sizes, variant="TN")
+            self._does("batched_product", *sizes, variant="NN")
+            self._handles(nodes=7)
             of_k = self._product(queries, queries, elements)
             return [self._product(queries, elements, queries), of_k]
 
         node = self.tape.record([q, k], [q.block, k.block], rule)
+        self._does("batched_product", *sizes, variant="NT")
+        self._handles(views=7)
         return Value(self._product(elements, queries, queries), node)
 
-    def softmax(self, scores: Value, *, elements: int) -> Value:
+    def softmax(self, scores: Value, *, elements: int, length: int) -> Value:
         """Softmax in fp32 of the scaled scores and their bias, rounded to the dtype: keeps the fp32 result.
 
         Each step has a block of its own: wide scores, scaled, biased, softmax.
@@ -133,7 +172,12 @@ class Operators:
 
         def rule(kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
             if self.half:
+                self._does("to_fp32", elements)
+                self._does("from_fp32", elements)
                 gradients[:] = [tape.block(size)]
+            self._does("softmax", elements // length, length, variant="backward", dtype="fp32")
+            self._does("scale", elements, dtype="fp32")
+            self._handles(nodes=5 if self.half else 3)
             of_softmax = tape.block(size)
             gradients.clear()
             kept.clear()
@@ -141,6 +185,12 @@ class Operators:
             del of_softmax
             return [self.block(elements) if self.half else of_scores]
 
+        if self.half:
+            self._does("to_fp32", elements)
+            self._does("from_fp32", elements)
+        self._does("scale", elements, dtype="fp32")
+        self._does("add", elements, dtype="fp32")
+        self._does("softmax", elements // length, length, dtype="fp32")
         wide = tape.block(size) if self.half else scores.block
         scaled = tape.block(size)
         del wide
@@ -151,20 +201,29 @@ class Operators:
         node = tape.record([scores], [softmax], rule)
         return Value(self.block(elements) if self.half else softmax, node)
 
-    def context(self, weights: Value, v: Value, *, scores: int, values: int, strided: bool) -> Value:
+    def context(
+        self, weights: Value, v: Value, *, scores: int, values: int, strided: bool, sizes: tuple[int, int, int]
+    ) -> Value:
         """Weights times values: keeps both. Backward copies a gradient that does not lie head by head (`strided`)."""
 
         def rule(_kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
             if strided:
+                self._does("permuted", values)
                 gradients[:] = [self.block(values)]
+            self._does("batched_product", *sizes, variant="TN")
+            self._does("batched_product", *sizes, variant="NT")
+            self._handles(nodes=8)
             of_v = self._product(values, scores, values)
             return [self._product(scores, values, values), of_v]
 
         node = self.tape.record([weights, v], [weights.block, v.block], rule)
+        self._does("batched_product", *sizes, variant="NN")
+        self._handles(views=7)
         return Value(self._product(values, scores, values), node)
 
     def copied(self, x: Value, *, elements: int) -> Value:
         """A contiguous copy; nothing is kept, and its gradient passes."""
+        self._does("permuted", elements)
         return Value(self.block(elements), x.origin, x.output)
 
     def parts(self, x: Value, *, parts: int, elements: int) -> list[Value]:
@@ -172,6 +231,9 @@ class Operators:
         the projection's order."""
 
         def rule(_kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
+            self._does("scale", parts * elements)
+            self._does("permuted", parts * elements)
+            self._handles(nodes=3)
             stacked = self.block(parts * elements)
             gradients.clear()
             copied = self.block(parts * elements)
@@ -179,6 +241,7 @@ class Operators:
             return [copied]
 
         node = self.tape.record([x], [], rule, outputs=parts)
+        self._handles(views=3)
         return [Value(x.block, node, part) for part in range(parts)]
 
     def rotated(self, x: Value, turn: Value, *, elements: int, turned: int, turns: int) -> Value:
@@ -192,6 +255,11 @@ class Operators:
         """
 
         def rule(kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
+            self._does("scale", turned, times=4)
+            self._does("scale", turned // 2)
+            self._does("scale", elements, times=2)
+            self._does("add", elements)
+            self._handles(nodes=12)
             by_sine = self.block(turned)
             negated = self.block(turned // 2)
             by_cosine = self.block(turned)
@@ -204,6 +272,13 @@ class Operators:
             del by_cosine, of_turned
             return [of_input]
 
+        if self.half:
+            self._does("from_fp32", turns)
+        self._does("scale", turned, times=3)
+        self._does("scale", turned // 2)
+        self._does("add", turned)
+        self._does("scale", elements)
+        self._handles(views=6)
         factors = self.block(turns) if self.half else turn.block
         by_cosine = self.block(turned)
         negated = self.block(turned // 2)
@@ -222,44 +297,60 @@ class Operators:
         """Keeps what it multiplies with: the dtype's on a CPU, a byte an element on a GPU."""
         if probability == 0:
             return x
-        rule = self._like(elements)
+        self._does("dropout", elements)
+        rule = self._like(elements, "dropout")
         if self._cuda:
             dropped = self.block(elements)
             return Value(dropped, self.tape.record([x], [self.tape.block(elements)], rule))
         node = self.tape.record([x], [self.block(elements)], rule)
         return Value(self.block(elements), node)
 
-    def _like(self, elements: int) -> Rule:
-        """The backward pass of an element-wise operator."""
+    def _passing(self, elements: int) -> Rule:
+        """The backward pass of a part of an activation, whose work is counted as a whole."""
 
         def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
             return [self.block(elements)]
 
         return rule
 
-    def element_wise(self, x: Value, *, elements: int) -> Value:
+    def _like(self, elements: int, operation: str, *, nodes: int = 1) -> Rule:
+        """The backward pass of an element-wise operator."""
+
+        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            self._does(operation, elements, variant="backward")
+            self._handles(nodes=nodes)
+            return [self.block(elements)]
+
+        return rule
+
+    def element_wise(self, x: Value, operation: str, *, elements: int) -> Value:
         """An activation that keeps its input."""
-        node = self.tape.record([x], [x.block], self._like(elements))
+        self._does(operation, elements)
+        node = self.tape.record([x], [x.block], self._like(elements, operation))
         return Value(self.block(elements), node)
 
     def relu(self, x: Value, *, elements: int) -> Value:
         """Keeps its output."""
+        self._does("relu", elements)
         out = self.block(elements)
-        return Value(out, self.tape.record([x], [out], self._like(elements)))
+        return Value(out, self.tape.record([x], [out], self._like(elements, "relu")))
 
     def fast_gelu(self, x: Value, *, elements: int) -> Value:
         """x / (1 + exp(-1.702 |x|)) * exp(0.851 (x - |x|)), one operator after the other."""
+        self._does("fast_gelu", elements)
         size = self._magnitude(x, elements)
-        first = self._exponential(self.scaled(size, elements=elements), elements)
+        first = self._exponential(self._scaled(size, elements), elements)
         quotient = self._quotient(x, self._shifted(first, elements), elements)
         del first
-        difference = self.scaled(self._difference(x, size, elements), elements=elements)
+        difference = self._scaled(self._difference(x, size, elements), elements)
         return self._product_of_both(quotient, self._exponential(difference, elements), elements)
 
     def _magnitude(self, x: Value, elements: int) -> Value:
         """|x|: keeps x. Backward: its signs, then their product with the gradient."""
 
         def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            self._does("fast_gelu", elements, variant="backward")
+            self._handles(nodes=9)
             signs = self.block(elements)
             of_input = self.block(elements)
             del signs
@@ -270,7 +361,7 @@ class Operators:
     def _exponential(self, x: Value, elements: int) -> Value:
         """Keeps its output."""
         out = self.block(elements)
-        return Value(out, self.tape.record([x], [out], self._like(elements)))
+        return Value(out, self.tape.record([x], [out], self._passing(elements)))
 
     def _shifted(self, x: Value, elements: int) -> Value:
         """x plus a number; the gradient passes."""
@@ -310,19 +401,27 @@ class Operators:
         """GELU of every other one of 2 `elements`, times its neighbour: keeps them, and the GELU."""
 
         def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            self._does("geglu", elements, variant="backward")
+            self._handles(nodes=4)
             return [self.block(2 * elements)]
 
+        self._does("geglu", elements)
         node = self.tape.record([x], [], rule, outputs=2)
         gate, neighbour = Value(x.block, node), Value(x.block, node, 1)
-        return self._product_of_both(self.element_wise(gate, elements=elements), neighbour, elements)
+        activated = Value(self.block(elements), self.tape.record([gate], [gate.block], self._passing(elements)))
+        return self._product_of_both(activated, neighbour, elements)
 
     def scaled(self, x: Value, *, elements: int) -> Value:
         """x times a number, which its gradient is multiplied by too; nothing is kept."""
-        node = self.tape.record([x], [], self._like(elements))
-        return Value(self.block(elements), node)
+        self._does("scale", elements)
+        return Value(self.block(elements), self.tape.record([x], [], self._like(elements, "scale")))
+
+    def _scaled(self, x: Value, elements: int) -> Value:
+        return Value(self.block(elements), self.tape.record([x], [], self._passing(elements)))
 
     def sum(self, x: Value, y: Value, *, elements: int) -> Value:
         """x + y; its gradient is that of both."""
+        self._does("add", elements)
         node = self.tape.record([x, y], [], lambda _, gradients: [gradients[0], gradients[0]])
         return Value(self.block(elements), node)
 
@@ -331,16 +430,29 @@ class Operators:
         leaves = [leaf for leaf in (weight, bias) if leaf]
 
         def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            self._does("layer_norm", tokens, hidden, variant="backward")
+            self._handles(nodes=1)
             return [self.block(tokens * hidden), *(self.block(hidden) for _ in leaves)]
 
+        self._does("layer_norm", tokens, hidden)
+        self._handles(modules=1)
         out = self.block(tokens * hidden)
         statistics = [self.tape.block((FP32 if self._cuda else self.element) * tokens) for _ in range(2)]
         node = self.tape.record([x, *map(self.weight, leaves)], [x.block, *statistics], rule)
         return Value(out, node)
 
     def embedding(self, indices: Block, weight: Leaf, *, tokens: int, rows: int, hidden: int) -> Value:
-        """Keeps the indices."""
-        node = self.tape.record([self.weight(weight)], [indices], self._like(rows * hidden))
+        """Keeps the indices. Backward: a table of zeros, and the gradients added to the rows that were read."""
+
+        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            self._does("embedding", tokens, hidden, variant="backward")
+            self._does("zeros", max(0, rows - tokens) * hidden)
+            self._handles(nodes=1)
+            return [self.block(rows * hidden)]
+
+        self._does("embedding", tokens, hidden)
+        self._handles(modules=1)
+        node = self.tape.record([self.weight(weight)], [indices], rule)
         return Value(self.block(tokens * hidden), node)
 
     def loss(self, logits: Value, targets: Block, *, tokens: int, rows: int) -> Value:
@@ -354,6 +466,10 @@ class Operators:
         tape, size = self.tape, FP32 * tokens * rows
 
         def rule(kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
+            self._does("cross_entropy", tokens, rows, variant="backward", dtype="fp32")
+            if self.half:
+                self._does("from_fp32", tokens * rows)
+            self._handles(nodes=4)
             gradients[:] = [tape.block(size)]
             if self.ranks > 1:
                 exponentials = tape.block(size)
@@ -366,6 +482,10 @@ class Operators:
             kept.clear()
             return [self.block(tokens * rows) if self.half else of_logits]
 
+        if self.half:
+            self._does("to_fp32", tokens * rows)
+        self._does("cross_entropy", tokens, rows, dtype="fp32")
+        self._handles(modules=1, views=3)
         wide = tape.block(size) if self.half else logits.block
         if self.ranks > 1:
             shifted = tape.block(size)

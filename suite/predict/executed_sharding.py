@@ -5,9 +5,9 @@ from __future__ import annotations
 from reference_runs.layout import Layout
 from reference_runs.run import Recipe
 from suite.predict.elementwise import ceil_division
-from suite.predict.executed_operators import Kernels
+from suite.predict.executed_operators import WORK_DTYPES, Kernels
 from suite.predict.executed_state import stored_element_bytes
-from suite.predict.memory import WEIGHT_ELEMENT_BYTES
+from suite.predict.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.tape import Block, Leaf, Tape, Value
 from suite.predict.traffic import reduced_gradient_element_bytes
 
@@ -43,6 +43,7 @@ class FullySharding:
     def __init__(self, tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> None:
         self._tape = tape
         self._ranks = layout.data_parallel
+        self._dtype = WORK_DTYPES[recipe.precision]
         self._computed = WEIGHT_ELEMENT_BYTES[recipe.precision]
         self._stored = stored_element_bytes(recipe.precision)
         self._reduced = reduced_gradient_element_bytes(recipe.precision)
@@ -113,6 +114,7 @@ class FullySharding:
     def _gather(self, unit: Unit) -> None:
         if unit.gathered or unit.message:
             return
+        self._tape.work("scale", sum(unit.shards), variant="forward", dtype=self._dtype, times=2)
         if self._ranks == 1:
             for elements in unit.shards:
                 shard = self._tape.block(self._computed * elements)
@@ -128,6 +130,7 @@ class FullySharding:
     def _take(self, unit: Unit, *, forward: bool) -> None:
         if unit.message is None:
             return
+        self._tape.work("scale", self._ranks * sum(unit.shards), variant="forward", dtype=self._dtype)
         unit.gathered = [self._tape.block(self._computed * self._ranks * elements) for elements in unit.shards]
         if forward:
             self._gather_message = unit.message
@@ -138,6 +141,11 @@ class FullySharding:
             unit.gathered.clear()
         self._reduce_message = None
         elements = sum(unit.shards)
+        reduced_dtype = "fp32" if self._reduced == FP32 else "fp16"
+        self._tape.work("sharded_unit")
+        self._tape.work("scale", self._ranks * elements, variant="forward", dtype=reduced_dtype, times=2)
+        if unit.reduced is not None:
+            self._tape.work("add", elements, variant="forward", dtype="fp32" if self._stored == FP32 else "fp16")
         message = self._tape.block(self._reduced * self._ranks * elements)
         unit.gradients.clear()
         reduced = self._tape.block(self._reduced * elements)

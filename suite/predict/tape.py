@@ -1,4 +1,5 @@
-"""Autograd without numbers: blocks of memory that live as long as someone holds them, and the nodes that hold them.
+"""Autograd without numbers: blocks of memory that live as long as someone holds them, the nodes that hold them, and
+the work of both passes.
 
 A block is freed when its last reference goes, as a tensor's storage is. So a function that is written like the one it
 describes holds what that one holds, as long as it does.
@@ -7,8 +8,29 @@ describes holds what that one holds, as long as it does.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """One call of what a calibration times.
+
+    Args:
+        operation, variant, dtype: as docs/calibration.md has them.
+        sizes: in the order of the operation's axes.
+        compiled: in a compiled region, where neighbours are fused.
+    """
+
+    operation: str
+    variant: str
+    dtype: str
+    sizes: tuple[int, ...]
+    compiled: bool = False
+
+
+Works = Counter[tuple[bool, Work]]
 
 
 class Allocator:
@@ -56,12 +78,16 @@ class Node:
         kept: the blocks that it keeps.
         rule: (kept blocks, gradient of each output) -> gradient of each input.
         outputs: how many there are.
+        compiled: whether its operator is in a compiled region.
     """
 
-    __slots__ = ("inputs", "kept", "number", "outputs", "rule")
+    __slots__ = ("compiled", "inputs", "kept", "number", "outputs", "rule")
 
-    def __init__(self, number: int, inputs: list[Value], kept: _Kept, rule: Rule, outputs: int) -> None:
+    def __init__(
+        self, number: int, inputs: list[Value], kept: _Kept, rule: Rule, outputs: int, *, compiled: bool
+    ) -> None:
         self.number = number
+        self.compiled = compiled
         self.inputs: list[tuple[Node | Leaf | None, int]] = [(value.origin, value.output) for value in inputs]
         self.kept = kept
         self.rule = rule
@@ -147,9 +173,20 @@ class Tape:
     Args:
         generator_bytes: of a random generator's state.
         counts: whether to hold every block that is kept for the backward pass, to be counted.
+        stops_early: whether recomputation ends with the last block that is kept; compiled regions run as a whole.
+
+    Attributes:
+        works: how often each work is done, by whether it belongs to the backward pass, recomputation included.
+        compiled: whether what runs now is in a compiled region.
     """
 
-    def __init__(self, allocator: Allocator, *, generator_bytes: int = 0, counts: bool = False) -> None:
+    def __init__(
+        self, allocator: Allocator, *, generator_bytes: int = 0, counts: bool = False, stops_early: bool = True
+    ) -> None:
+        self.works: Works = Counter()
+        self.compiled = False
+        self._backward = False
+        self._stops_early = stops_early
         self._allocator = allocator
         self._counted: list[Block] | None = [] if counts else None
         self._generator_bytes = generator_bytes
@@ -161,6 +198,19 @@ class Tape:
     def block(self, size: int) -> Block:
         """A new block of `size` bytes."""
         return Block(self._allocator, size)
+
+    def work(
+        self,
+        operation: str,
+        *sizes: int,
+        variant: str = "",
+        dtype: str = "fp32",
+        times: int = 1,
+        compiled: bool | None = None,
+    ) -> None:
+        """Count `times` calls of an operation, where nothing else is said in the region that runs now."""
+        inside = self.compiled if compiled is None else compiled
+        self.works[self._backward, Work(operation, variant, dtype, sizes, inside)] += times
 
     @property
     def repeats(self) -> bool:
@@ -184,12 +234,12 @@ class Tape:
         if self._again is not None:
             for block in keeps:
                 self._again.append(block)
-                if len(self._again) == self._enough:
+                if len(self._again) == self._enough and self._stops_early:
                     raise _StopError
-            return Node(self._number, [], _Kept(self, [], None), rule, outputs)
+            return Node(self._number, [], _Kept(self, [], None), rule, outputs, compiled=self.compiled)
         if self._frame is None and self._counted is not None:
             self._counted += keeps
-        return Node(self._number, inputs, _Kept(self, keeps, self._frame), rule, outputs)
+        return Node(self._number, inputs, _Kept(self, keeps, self._frame), rule, outputs, compiled=self.compiled)
 
     def checkpoint(self, function: Callable[..., Value], inputs: list[Value]) -> Value:
         """`function` of `inputs`, which alone are kept.
@@ -215,6 +265,7 @@ class Tape:
         with suppress(_StopError):
             frame.again()
         self._again = None
+        self.compiled = False
 
     def backward(self, value: Value, gradient: Block) -> None:
         """Run the graph of `value` backward from its `gradient`, which is taken over.
@@ -234,15 +285,20 @@ class Tape:
                     pending[to] = [None] * to.outputs
                     heapq.heappush(order, (-to.number, to))
                 first = pending[to][output]
+                if first is not None:
+                    self.work("sum_of_gradients", block.bytes, compiled=self.compiled)
                 if first is None or first.lent:
                     pending[to][output] = block
 
+        self._backward = True
+        self.work("backward")
         hand(value.origin, value.output, gradient)
         del gradient
         while order:
             _, node = heapq.heappop(order)
             gradients = pending.pop(node)
             kept = node.kept.taken()
+            self.compiled = node.compiled
             results = node.rule(kept, gradients)
             inputs = node.inputs
             node.inputs = []
@@ -254,6 +310,8 @@ class Tape:
                 if result is not None:
                     hand(to, output, result)
                 del to, result
+            self.compiled = False
+        self._backward = False
 
 
 _DETACHED = Leaf(lambda _: None)

@@ -1,0 +1,112 @@
+"""The work of one rank in a step as it is executed here: each operator of both passes and the update, with sizes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout
+from reference_runs.placement import chunk_layers
+from reference_runs.run import Architecture, Precision, Recipe
+from suite.predict.executed_memory import executed_chunks, gradients_of, run_micro_batch, sharding_of
+from suite.predict.executed_operators import WORK_DTYPES, Kernels
+from suite.predict.executed_state import optimizer_groups, own_shard_elements, parameter_tensors_of_rank
+from suite.predict.memory import BYTES_PER_PARAMETER, FP32, optimizer_shards, shard_elements
+from suite.predict.tape import Allocator, Tape, Works
+
+
+class ChunkWorks(NamedTuple):
+    """Work of one micro-batch in one chunk of the model.
+
+    Args:
+        number: of the chunk in the whole model.
+        works: by whether they belong to the backward pass.
+        last: the same of the step's last micro-batch.
+    """
+
+    number: int
+    works: Works
+    last: Works
+
+
+def micro_batch_works(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, kernels: Kernels, compiled: bool
+) -> list[ChunkWorks]:
+    """Work of a micro-batch in each chunk of a rank of `stage`: an ordinary one that adds to earlier ones' gradients
+    (the only one, where there is one), and the last one, whose gradients are reduced."""
+    tape = Tape(Allocator(), stops_early=not compiled)
+    gradients, sharding = gradients_of(tape, recipe, layout), sharding_of(tape, recipe, layout, kernels)
+    chunks = executed_chunks(
+        tape,
+        architecture,
+        recipe,
+        layout,
+        kernels,
+        stage=stage,
+        gradients=gradients,
+        sharding=sharding,
+        compiled=compiled,
+    )
+    numbers = range(stage, len(chunk_layers(architecture.layers, layout)), layout.pipeline_stages)
+    several = accumulation(recipe, layout) > 1
+    found = []
+    for number, chunk in zip(numbers, chunks, strict=True):
+        each: list[Works] = []
+        for last in (False, False, True) if several else (True,):
+            tape.works = Works()
+            gradients.whole = last
+            run_micro_batch(tape, chunk, architecture, recipe, layout, sharding=sharding, last=last)
+            each.append(tape.works)
+        found.append(ChunkWorks(number, each[-2] if several else each[0], each[-1]))
+    return found
+
+
+def update_works(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int) -> Works:
+    """Work of the update: gradient norm, clipping, Adam, and weights rounded from their masters.
+
+    ZeRO-0 and 1 copy every gradient into a flat fp32 shard; ZeRO-2 and 3 go from tensor to tensor.
+    """
+    tape = Tape(Allocator())
+    dtype = WORK_DTYPES[recipe.precision]
+    each = BYTES_PER_PARAMETER[recipe.precision]
+    reduced = "fp32" if each.gradients == FP32 else "fp16"
+
+    def does(operation: str, elements: int, dtype: str = "fp32") -> None:
+        if elements:
+            tape.work(operation, elements, variant="" if operation.startswith("adam") else "forward", dtype=dtype)
+
+    tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
+    in_passing = recipe.precision is Precision.FP16_NO_MASTER
+    if layout.zero_stage >= 2:
+        stored = "fp16" if in_passing else "fp32"
+        for tensor in tensors:
+            own = own_shard_elements(tensor, layout.data_parallel, replica=replica)
+            does("vector_norm", own, stored)
+            tape.work("view", times=2)
+            _master_works(tape, own, dtype if in_passing else "fp32", in_passing=in_passing)
+        does("adam", sum(own_shard_elements(t, layout.data_parallel, replica=replica) for t in tensors))
+        tape.work("adam_tensor", times=len(tensors))
+        return tape.works
+    shards = optimizer_shards(layout)
+    groups = optimizer_groups(architecture, recipe, layout, stage=stage)
+    for tensor in tensors:
+        does("vector_norm", tensor.elements, reduced)
+        tape.work("view", times=6)
+        does("scale" if reduced == "fp32" else "to_fp32", tensor.elements // shards, reduced)
+    for elements in groups:
+        own = shard_elements(elements, shards)
+        does("zeros", own)
+        _master_works(tape, own, dtype, in_passing=in_passing)
+        does("adam", own)
+    return tape.works
+
+
+def _master_works(tape: Tape, elements: int, dtype: str, *, in_passing: bool) -> None:
+    """A gradient widened and scaled, a weight that is rounded from its master, and the master made of it."""
+    if not elements:
+        return
+    tape.work("scale", elements, variant="forward")
+    if dtype != "fp32":
+        tape.work("from_fp32", elements, variant="forward", dtype=dtype)
+    if in_passing:
+        tape.work("to_fp32", elements, variant="forward", dtype=dtype, times=2)

@@ -1,0 +1,114 @@
+"""The operators that a prediction of time counts are those that PyTorch dispatches, call by call, at the same sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reference_runs.catalog import miniatures, reference_run
+from reference_runs.layout import Recomputation
+from reference_runs.run import Mask
+from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.precision import store_weights
+from suite.miniature import miniature
+from suite.predict.executed_operators import Kernels
+from suite.predict.executed_works import micro_batch_works
+from suite.predict.tape import Works
+
+Calls = Counter[tuple[str, tuple[int, ...]]]
+HALVES = (torch.float16, torch.bfloat16)
+SAME_NAME = {
+    "native_layer_norm": "layer_norm forward",
+    "native_layer_norm_backward": "layer_norm backward",
+    "_softmax": "softmax forward",
+    "_softmax_backward_data": "softmax backward",
+    "_log_softmax": "cross_entropy forward",
+    "_log_softmax_backward_data": "cross_entropy backward",
+}
+ACTIVATIONS = {"gelu": "forward", "relu": "forward", "gelu_backward": "backward", "threshold_backward": "backward"}
+
+
+class Dispatched(TorchDispatchMode):
+    """Counts the operators that run, by the works that they belong to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Calls = Counter()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = operator(*args, **(kwargs or {}))
+        tensors = [value for value in args if isinstance(value, Tensor)]
+        if tensors:
+            self._count(operator._opname, tensors, out)
+        return out
+
+    def _count(self, name: str, tensors: list[Tensor], out: Any) -> None:
+        shape = tuple(tensors[0].shape)
+        if name in ("mm", "addmm"):
+            a_MK, b_KN = tensors[-2:]
+            self.calls["product", (a_MK.shape[0], b_KN.shape[1], a_MK.shape[1])] += 1
+        elif name == "bmm":
+            self.calls["batched_product", (shape[0], prod(shape[1:]) * tensors[1].shape[2])] += 1
+        elif name in SAME_NAME:
+            self.calls[SAME_NAME[name], (prod(shape[:-1]), shape[-1])] += 1
+        elif name == "bernoulli_":
+            self.calls["dropout forward", (prod(shape),)] += 1
+        elif name in ACTIVATIONS:
+            self.calls[f"activation {ACTIVATIONS[name]}", (prod(shape),)] += 1
+        elif name == "sum" and len(shape) == 2:
+            self.calls["column_sum", shape] += 1
+        elif name == "clone" and tensors[0].is_floating_point():
+            self.calls["permuted", (prod(shape),)] += 1
+        elif name == "_to_copy" and tensors[0].dtype in HALVES and out.dtype is torch.float32:
+            self.calls["to_fp32", (prod(shape),)] += 1
+        elif name == "_to_copy" and tensors[0].dtype is torch.float32 and out.dtype in HALVES:
+            self.calls["from_fp32", (prod(shape),)] += 1
+
+
+def counted(works: Works) -> Calls:
+    """The same keys from predicted works."""
+    calls: Calls = Counter()
+    for (_, work), times in works.items():
+        name, sizes = work.operation, work.sizes
+        if name == "batched_product":
+            sizes = (sizes[0], sizes[1] ** 2 * sizes[2])
+        elif name in ("layer_norm", "softmax", "cross_entropy"):
+            name = f"{name} {work.variant}"
+        elif name in ("gelu", "gelu_tanh", "relu", "geglu"):
+            name = f"activation {work.variant}"
+        elif name == "dropout" and work.variant == "forward":
+            name = "dropout forward"
+        elif name not in ("product", "column_sum", "permuted", "to_fp32", "from_fp32"):
+            continue
+        calls[name, sizes] += times
+    return calls
+
+
+@pytest.mark.parametrize("recomputation", [Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
+@pytest.mark.parametrize("name", miniatures())
+def test_products_and_passes_are_the_dispatched_ones(name: str, recomputation: Recomputation) -> None:
+    small = miniature(reference_run(miniatures()[name]), "cpu", ranks=1)
+    layout = msgspec.structs.replace(small.layout, zero_stage=0, recomputation=recomputation)
+    architecture, recipe = msgspec.structs.replace(small.architecture, layers=2), small.recipe
+    decoder = Decoder(architecture, recipe)
+    decoder.recompute(recomputation, checkpoint_layers=layout.checkpoint_layers)
+    initialise(decoder, recipe, seed=1)
+    store_weights([decoder], recipe, shards=1, device=torch.device("cpu"))
+    samples, length = layout.micro_batch, architecture.sequence
+    both = torch.randint(0, architecture.vocabulary, (samples, length + 1))
+    more: dict[str, Tensor] = {}
+    if architecture.mask is Mask.PREFIX:
+        more["positions_BT"] = torch.arange(length).expand(samples, length)
+        ends = [torch.zeros(samples, length, dtype=torch.long), torch.full((samples, length), length)]
+        more["seen_B2S"] = torch.stack(ends, 1)
+    with Dispatched() as dispatched:
+        decoder(both[:, :-1], both[:, 1:], **more).backward()
+    (chunk,) = micro_batch_works(architecture, recipe, layout, stage=0, kernels=Kernels(), compiled=False)
+    assert counted(chunk.works) == dispatched.calls
