@@ -21,9 +21,11 @@ from suite.job import Event, Phase, Status, Step
 from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
 from suite.ramp_up import global_batch_at
+from suite.report.launch_tables import print_launches
 from suite.report.progress import progress_line
 from suite.report.tables import console, print_comparison
 from suite.reproduction import Plan, Request, Result, corpus_for, last_loss, plan, reproduce
+from suite.statistics import summaries
 from suite.store import records_directory
 
 
@@ -38,18 +40,26 @@ def reproduce_command(
         bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default on CUDA only.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps; the first 4 are not timed.")] = DEFAULT_STEPS,
-    launches: Annotated[int, typer.Option(help="Run that often; each launch has its own record.")] = 1,
+    launches: Annotated[
+        int, typer.Option(help="Run that often; each launch has its own record. From 2 on with a summary of times.")
+    ] = 1,
     seed: Annotated[int, typer.Option(help="Of weights, sample order and dropout.")] = 1,
     corpus: Annotated[
         Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
     ] = None,
     results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a launch; progress goes to stderr.")] = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object a launch, then one of several launches; progress goes to stderr."),
+    ] = False,
 ) -> None:
     """Train a scaled-down run under torchrun, count what happens, and compare it with the prediction.
 
     Without NAME: list the runs. A rank that is silent for 10 times its longest step (at least 20 s; 120 s before the
     first step; with compilation 600 s more during warm-up) ends the command as a hang.
+
+    Several launches end with a summary of every time: median, spread, a 95 % interval of the median from 6 launches
+    on, and the least change that as many launches again would show. 5 launches to compare, 7 to be strict.
 
     Examples: python -m suite reproduce bloom-mini; python -m suite reproduce bloom-mini --ranks 4 --json
 
@@ -78,12 +88,14 @@ def reproduce_command(
     with messages.status("reading the corpus"):  # leaves no line behind, so that a refusal stands alone
         tokens = corpus_for(planned, corpus)
     code = exit_codes.PASS
+    done: list[Result] = []
     try:
         records_directory(results, planned.name)
         messages.print(f"[dim]{escape(planned.name)}: {planned.layout.ranks} ranks on {planned.device}[/]")
         for _ in range(launches):
             with _Live(planned, quiet=not messages.is_terminal) as live:
                 result = reproduce(planned, tokens, results, live)
+            done.append(result)
             if json:
                 sys.stdout.write(_json(result) + "\n")
             else:
@@ -93,7 +105,9 @@ def reproduce_command(
                 break
     except OSError as error:  # no room or no access for records or scratch files
         messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
-        raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
+        code = exit_codes.EXECUTION_FAILED
+    if launches > 1 and done:
+        _summarise(planned.name, done, json=json)
     raise typer.Exit(code)
 
 
@@ -149,6 +163,21 @@ def _print(result: Result) -> None:
     colour = "green" if result.verdict is Verdict.PASS else "bold red"
     message = f": {result.message}" if result.message else ""
     out.print(f"[{colour}]{escape(result.run)}: {result.verdict.value}[/]{escape(message)}")
+
+
+def _summarise(run: str, results: list[Result], *, json: bool) -> None:
+    """What the launches together say of time; those that did not end well are named and left out."""
+    summary = summaries([result.rows for result in results if result.status is Status.OK])
+    if json:
+        entry = {"run": run, "launches": len(results), "summary": summary}
+        sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+        return
+    left_out = [
+        f"launch {number}, {result.status.value}: {result.message}; record {result.record}"
+        for number, result in enumerate(results, start=1)
+        if result.status is not Status.OK
+    ]
+    print_launches(console(), run, len(results), left_out, summary)
 
 
 class _Live:
