@@ -22,14 +22,14 @@ class RunMachine(NamedTuple):
 
     Args:
         machine: None where the network between nodes is needed and not recorded; `missing` names the fact.
-        uncertainty: relative error of a step time that is to be expected.
+        uncertainty: relative error of a step time that is to be expected; None: unknown.
     """
 
     accelerator: Accelerator
     dtype: str
     stack: RecordedStack
     machine: Machine | None
-    uncertainty: float
+    uncertainty: float | None
     missing: str
     notes: tuple[str, ...]
 
@@ -73,7 +73,7 @@ def run_machine(
         notes.append(f"{per_node} accelerators a node, as is usual for {device.name}")
     network = network_bytes_per_second
     if network is None:
-        network = _network_bytes_per_second(cluster)
+        network = recorded_network_bytes_per_second(cluster)
     model = machine_model()
     family_name, measured = family_of(model, device.name)
     assumed = [0.0 if measured else model.families[family_name].uncertainty]
@@ -114,7 +114,8 @@ def expected_error(assumed: Sequence[float]) -> float:
     return math.hypot(unseen, *assumed)
 
 
-def _network_bytes_per_second(cluster: Cluster | None) -> float | None:
+def recorded_network_bytes_per_second(cluster: Cluster | None) -> float | None:
+    """Bytes per second out of a node over all its interfaces; None where a run does not record them."""
     if cluster is None or cluster.network_interface_bandwidth is None or cluster.network_interfaces_per_node is None:
         return None
     return cluster.network_interfaces_per_node * cluster.network_interface_bandwidth

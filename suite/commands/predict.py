@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from reference_runs.layout import AXES, Layout, Offload, layout_text, parse_layo
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Kind
 from suite.compare import Row, compare, overall
+from suite.machine_profile import Profile, read
 from suite.machines import RunMachine, run_machine
 from suite.miniature import miniature
 from suite.predict.choices import Choice, choices
@@ -30,6 +32,7 @@ from suite.predict.publication import (
 from suite.predict.rings import node_crossing_share
 from suite.predict.run_figures import Prices, predicted_figures
 from suite.predict.run_prediction import RunPrediction, run_prediction
+from suite.profiled_machine import profiled_machine
 from suite.report.breakdown import (
     print_choices,
     print_memory,
@@ -53,9 +56,15 @@ class Predicted(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the options ask for; None where nothing was said. `network`: bytes per second out of a node."""
+    """What the options ask for; None where nothing was said.
+
+    Args:
+        machine: profile of the machine to predict for.
+        network: bytes per second out of a node.
+    """
 
     on: str | None
+    machine: Profile | None
     layout: str | None
     network: float | None
     prices: Prices
@@ -65,6 +74,10 @@ class Asked(NamedTuple):
 def predict(
     runs: Annotated[list[str], typer.Argument(help="Recorded runs, miniatures, or run files ending in .toml.")],
     on: Annotated[str | None, typer.Option(help="Accelerator to predict for, instead of the run's own.")] = None,
+    machine: Annotated[
+        Path | None,
+        typer.Option(help="Profile that `calibrate` stored, to predict for such machines.", show_default=False),
+    ] = None,
     layout: Annotated[str | None, typer.Option(help="Layout, such as dp8,tp4,pp12; omitted axes are 1.")] = None,
     network: Annotated[
         float | None,
@@ -82,13 +95,18 @@ def predict(
     """Print the predicted figures of runs beside the published ones, and where time and memory go.
 
     Examples: python -m suite predict bloom-176b; python -m suite predict bloom-176b --on h200 --choices;
-    python -m suite predict llama2-70b --layout dp16,tp8,pp4 --on h100 --network 3200
+    python -m suite predict llama2-70b --layout dp16,tp8,pp4 --on h100 --network 3200;
+    python -m suite predict gpt2-124m --machine results/machines/PROFILE.json
     """
     given = {"--network": network, "--price": price, "--energy-price": energy_price, "--pue": pue}
     for option, value in given.items():
         if value is not None and not (math.isfinite(value) and (value > 0 or option != "--network")):
             raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
-    asked = Asked(on, layout, None if network is None else network * 1e9 / 8, Prices(price, energy_price, pue), stack)
+    if machine is not None and on is not None:
+        raise InputError("excludes --on: the profile is of a machine of its own", got=f"--on {on}", where="--machine")
+    profile = None if machine is None else read(machine)
+    bandwidth = None if network is None else network * 1e9 / 8
+    asked = Asked(on, profile, layout, bandwidth, Prices(price, energy_price, pue), stack)
     for name, predicted in [(name, _predicted(name, asked)) for name in runs]:
         chosen = _choices(predicted) if show_choices else []
         if not json:
@@ -114,6 +132,7 @@ def _predicted(name: str, asked: Asked) -> Predicted:
     if name in minis:
         for option, given in (
             ("--on", asked.on),
+            ("--machine", asked.machine),
             ("--layout", asked.layout),
             ("--network", asked.network),
             ("--stack", asked.stack),
@@ -128,15 +147,7 @@ def _predicted(name: str, asked: Asked) -> Predicted:
     run = reference_run(name, also=minis)
     layout = _layout(run, asked.layout)
     missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
-    machine = run_machine(
-        run.cluster,
-        run.recipe.precision,
-        ranks=layout.ranks if layout else 1,
-        accelerator_name=asked.on,
-        network_bytes_per_second=asked.network,
-        software=run.software,
-        stack_name=asked.stack,
-    )
+    machine = _machine(run, layout, asked)
     if machine is None:
         missing.append("no accelerator is recorded: give one with --on")
     elif machine.missing:
@@ -149,8 +160,7 @@ def _predicted(name: str, asked: Asked) -> Predicted:
         missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
     left = predicted_figures(run, layout, able, predicted, asked.prices)
     right = published_figures(run)
-    as_recorded = asked.on is None and asked.network is None and asked.stack is None and layout == run.recorded_layout
-    if as_recorded:
+    if (asked.on, asked.machine, asked.network, asked.stack) == (None,) * 4 and layout == run.recorded_layout:
         for computed, published in (
             figures_at_published_times(run, predicted, able),
             measured_figures(run, able),
@@ -161,6 +171,22 @@ def _predicted(name: str, asked: Asked) -> Predicted:
         right = [measured_elsewhere(figure, run) for figure in right]
     rows = compare(left, right, left_name="predicted", right_name="published", judge=False)
     return Predicted(rows, run, layout, machine, predicted, tuple(missing))
+
+
+def _machine(run: ReferenceRun, layout: Layout | None, asked: Asked) -> RunMachine | None:
+    if asked.machine is not None:
+        return profiled_machine(
+            asked.machine, run, layout, network_bytes_per_second=asked.network, stack_name=asked.stack
+        )
+    return run_machine(
+        run.cluster,
+        run.recipe.precision,
+        ranks=layout.ranks if layout else 1,
+        accelerator_name=asked.on,
+        network_bytes_per_second=asked.network,
+        software=run.software,
+        stack_name=asked.stack,
+    )
 
 
 def _choices(predicted: Predicted) -> list[Choice]:

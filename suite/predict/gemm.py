@@ -38,6 +38,14 @@ class IntensityTable(NamedTuple):
     efficiencies: tuple[float, ...]
 
 
+class ProductTables(NamedTuple):
+    """Efficiencies of a linear layer's three products apart, each by its own M, N and K."""
+
+    forward: EfficiencyTable
+    input_gradient: EfficiencyTable
+    weight_gradient: EfficiencyTable
+
+
 def flat_efficiency(efficiency: float) -> EfficiencyTable:
     """The table of one efficiency for every shape.
 
@@ -104,7 +112,7 @@ def product_seconds(
     N: int,
     K: int,
     element_bytes: int,
-    table: EfficiencyTable | IntensityTable,
+    table: EfficiencyTable | IntensityTable | ProductTables,
     peak_flop_per_second: float,
     memory_bytes_per_second: float,
     saturation: float = 0.0,
@@ -118,11 +126,13 @@ def product_seconds(
 
     The three have the same flop and bytes, so only a table of shapes tells them apart.
     """
-    rest = (element_bytes, table, peak_flop_per_second, memory_bytes_per_second, saturation, overlap)
-    forward = gemm_seconds(M, N, K, *rest)
-    if not _of_shapes(table):
+    rest = (peak_flop_per_second, memory_bytes_per_second, saturation, overlap)
+    tables = table if isinstance(table, ProductTables) else ProductTables(table, table, table)  # type: ignore[arg-type]
+    forward = gemm_seconds(M, N, K, element_bytes, tables.forward, *rest)
+    if table is tables.forward and not _of_shapes(table):
         return forward, 2 * forward
-    return forward, gemm_seconds(M, K, N, *rest) + gemm_seconds(K, N, M, *rest)
+    by_input = gemm_seconds(M, K, N, element_bytes, tables.input_gradient, *rest)
+    return forward, by_input + gemm_seconds(K, N, M, element_bytes, tables.weight_gradient, *rest)
 
 
 def _of_shapes(table: EfficiencyTable | IntensityTable) -> bool:

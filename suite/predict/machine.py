@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from reference_runs.stack import Accumulation, AttentionKernel, Generation, Stack
-from suite.predict.gemm import EfficiencyTable, IntensityTable
+from suite.predict.gemm import EfficiencyTable, IntensityTable, ProductTables
 
 PLAIN = Stack(
     generation=Generation.CURRENT,
@@ -34,6 +34,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         peak_flop_per_second: dense, of one accelerator, in the dtype of the run.
+        peak_is_measured: whether that is the highest rate that was measured, for want of a data sheet.
         memory_bytes: of one accelerator.
         memory_bytes_per_second: peak of one accelerator's memory, reading plus writing.
         matrix_efficiency: share of the peak that matrix products reach, by shape.
@@ -66,7 +67,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: float
     memory_bytes_per_second: float
     memory_efficiency: float
-    matrix_efficiency: EfficiencyTable | IntensityTable
+    matrix_efficiency: EfficiencyTable | IntensityTable | ProductTables
     fused_attention_efficiency: float
     link_bytes_per_second: float
     link_efficiency: float
@@ -91,6 +92,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     network_contention: float = 0.0
     step_overhead_seconds: float = 0.0
     stack: Stack = PLAIN
+    peak_is_measured: bool = False
 
     @property
     def achievable_memory_bytes_per_second(self) -> float:

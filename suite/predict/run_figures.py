@@ -29,6 +29,7 @@ from suite.predict.traffic import step_traffic
 
 MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
 HARDWARE_CONVENTION = "as model_flop, and recomputation"
+MEASURED_PEAK = "; of the highest matrix rate measured, not of a data sheet's peak"
 MODEL = "machine model"
 PART_OF_PARAMETERS = "part of parameters"
 PART_OF_MODEL_FLOP = "part of model_flop"
@@ -309,7 +310,8 @@ def rate_figures(
         )
         for quantity, (flop, counted_as) in rates.items()
     ]
-    peak, counted = machine.peak_flop_per_second, {Quantity.MFU: needed_as, Quantity.HFU: executed_as}
+    peak, of_peak = machine.peak_flop_per_second, MEASURED_PEAK if machine.peak_is_measured else ""
+    counted = {Quantity.MFU: needed_as + of_peak, Quantity.HFU: executed_as + of_peak}
     shares = {
         Quantity.MFU: mfu(
             model_flop=needed, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak

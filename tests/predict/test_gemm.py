@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from suite.predict.gemm import (
     EfficiencyTable,
     IntensityTable,
+    ProductTables,
     arithmetic_intensity,
     efficiency,
     flat_efficiency,
@@ -177,3 +178,14 @@ def test_only_a_table_of_shapes_tells_a_product_from_its_backward_products() -> 
 def test_an_efficiency_that_is_no_share_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="efficiency must be above 0 and at most 1"):
         flat_efficiency(share)
+
+
+def test_each_of_a_layers_products_takes_its_own_efficiency() -> None:
+    tables = ProductTables(flat_efficiency(0.5), flat_efficiency(0.25), flat_efficiency(0.125))
+    sizes = {"M": 64, "N": 96, "K": 32, "element_bytes": 2}
+    forward, backward = product_seconds(
+        **sizes, table=tables, peak_flop_per_second=1e12, memory_bytes_per_second=math.inf
+    )
+    flop = 2 * 64 * 96 * 32
+    assert forward == pytest.approx(flop / 0.5e12, rel=1e-12)
+    assert backward == pytest.approx(flop / 0.25e12 + flop / 0.125e12, rel=1e-12)
