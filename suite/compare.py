@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from suite.figures import EXACT, UNIT, Figure, Quantity
+from suite.figures import EXACT, UNIT, Figure, Quantity, StepTerm
 
 
 class Verdict(enum.StrEnum):
@@ -37,7 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(left: list[Figure], right: list[Figure], *, left_name: str, right_name: str, judge: bool) -> list[Row]:
-    """Rows in the order of `left`, then what only `right` has.
+    """Rows in the order of `left`, then what only `right` has; a step's terms in their own order below its seconds.
 
     Exact quantities compare with ==; with `judge`, one that only one side has is a failure, so that a message that
     nobody predicted is not overlooked. Others are judged by the left figure's tolerance, or only shown. A figure whose
@@ -47,7 +47,13 @@ def compare(left: list[Figure], right: list[Figure], *, left_name: str, right_na
     rows = [_row(figure, others.pop(figure.key, None), left_name, right_name, judge) for figure in left]
     rows += [_row(None, figure, left_name, right_name, judge) for figure in others.values()]
     order = {quantity: place for place, quantity in enumerate(UNIT)}
-    return sorted(rows, key=lambda row: (order[Quantity(row.quantity)], row.rank is not None))
+    return sorted(rows, key=lambda row: (order[Quantity(row.quantity)], row.rank is not None, _place_of_term(row)))
+
+
+def _place_of_term(row: Row) -> int:
+    """0 for all rows but those of a step's terms, which are numbered from 1."""
+    terms = [term.value for term in StepTerm]
+    return 1 + terms.index(row.term) if row.quantity == Quantity.STEP_SECONDS and row.term in terms else 0
 
 
 def _row(left: Figure | None, right: Figure | None, left_name: str, right_name: str, judge: bool) -> Row:

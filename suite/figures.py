@@ -76,6 +76,26 @@ EXACT = frozenset(
     }
 )
 
+
+class StepTerm(enum.StrEnum):
+    """The parts that a step's seconds are split into, predicted and measured; together they are all of them.
+
+    Compute of the forward pass, the backward pass and the update; communication that no compute hides; a pipeline
+    stage's waiting; time in which the processor or the GPU computes nothing because the host is dispatching. What
+    is left over, with its sign, is unexplained.
+    """
+
+    DATA_LOADING = "data loading"
+    HOST_DEVICE_COPY = "host-device copy"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    EXPOSED_COMMUNICATION = "exposed communication"
+    BUBBLE = "bubble"
+    OPTIMIZER = "optimizer"
+    OVERHEAD = "launch and host overhead"
+    UNEXPLAINED = "unexplained"
+
+
 ACTIVATIONS = "kept for the backward pass of one micro-batch"
 ALLOCATED = "largest sum of allocated blocks in one step, executed eagerly"
 

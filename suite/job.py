@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from pathlib import PurePath
 
 import msgspec
 
@@ -23,17 +24,20 @@ class Status(enum.StrEnum):
 
 
 class StepKind(enum.StrEnum):
-    """What a step's time is good for: only timed steps are."""
+    """What a step's time is good for: only that of timed steps counts. Profiled ones say where it went."""
 
     WARM_UP = "warm-up"
     COUNTED = "counted"
     TIMED = "timed"
+    PROFILED = "profiled"
 
 
 LAUNCH_VARIABLE = "SUITE_LAUNCH"  # marks every process of a launch, so that none is left behind
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
 COUNTED_STEPS = 3  # one under the collective counter, one for the peak of memory, one under the flop counter
 LEAST_STEPS = WARM_UP_STEPS + COUNTED_STEPS + 1
+PROFILED_STEPS = 2  # the last ones, where there are so many that one is timed before them
+LEAST_PROFILED = LEAST_STEPS + PROFILED_STEPS
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +50,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         interface: network interface that only this rank's messages leave by; None where ranks share one.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
         threads: arithmetic threads of a rank, for "cpu".
+        trace: the file for the profiled steps of rank 0 (see `trace_path`); None where nobody asked for one.
     """
 
     name: str
@@ -62,6 +67,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     collective_timeout_seconds: float
     interface: str | None = None
+    trace: str | None = None
 
     @property
     def ranks(self) -> int:
@@ -125,6 +131,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         worked_seconds: in which this rank's chunks of a pipeline computed, of each timed step; empty without pipeline.
         pipeline_seconds: that the pipeline took, from its first pass to this rank's last message, likewise.
         interface_sent_bytes: bytes a timed step that left the job's interface; None where none is named.
+        term_seconds: `StepTerm` -> seconds of this rank's median timed step; empty where no step was profiled.
+        no_terms: why it is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions.
     """
 
@@ -145,6 +153,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     arithmetic: str
     environment: dict[str, str]
     time: float
+    term_seconds: dict[str, float] = {}
+    no_terms: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -168,3 +178,14 @@ def events_path(directory: str, rank: int) -> str:
 def stacks_path(directory: str, rank: int) -> str:
     """The file to which a rank dumps its Python stacks when it receives SIGUSR1."""
     return f"{directory}/rank{rank}.stacks"
+
+
+def trace_path(trace: str, rank: int) -> str:
+    """The file for one rank's trace: rank 0's is `trace` itself, the others have .rankN before the suffix."""
+    path = PurePath(trace)
+    return trace if rank == 0 else str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
+
+
+def memory_snapshot_path(trace: str, rank: int) -> str:
+    """The file beside a rank's trace for what the CUDA allocator did in the profiled steps."""
+    return f"{trace_path(trace, rank)}.memory.pickle"

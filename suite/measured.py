@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 
 import msgspec
 
-from suite.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum_over_ranks
+from suite.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, StepTerm, with_maximum_over_ranks
 from suite.job import Finished, Job, Step, StepKind
 
 
@@ -20,7 +21,8 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     """
     timed = [max(s.seconds for s in at) for at in zip(*steps, strict=True) if at[0].kind is StepKind.TIMED]
     step_seconds = statistics.median(timed)
-    spread = f"median of {len(timed)} steps, {min(timed):.4g} to {max(timed):.4g} s"
+    failures = sorted({report.no_terms for report in finished if report.no_terms})
+    spread = "; ".join([f"median of {len(timed)} steps, {min(timed):.4g} to {max(timed):.4g} s", *failures])
     tokens = job.recipe.global_batch * job.architecture.sequence
     model_flop = sum(report.model_flop for report in finished)
     hardware_flop = sum(report.hardware_flop for report in finished)
@@ -38,6 +40,7 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
         Figure(quantity=Quantity.HARDWARE_FLOP, value=hardware_flop),
         Figure(quantity=Quantity.FIRST_LOSS, value=steps[0][0].loss),
         Figure(quantity=Quantity.STEP_SECONDS, value=step_seconds, why=spread),
+        *_term_figures(step_seconds, finished),
         Figure(quantity=Quantity.TOKENS_PER_SECOND, value=tokens / step_seconds),
         Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=model_flop / per_accelerator),
         Figure(quantity=Quantity.HARDWARE_FLOP_PER_SECOND, value=hardware_flop / per_accelerator),
@@ -51,6 +54,38 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
         + [_on_stage(job, finished, figure) for figure in work]
         + with_maximum_over_ranks([_on_stage(job, finished, figure) for figure in kept])
     )
+
+
+_MEASURED_BY = {
+    StepTerm.DATA_LOADING: "clocks around it",
+    StepTerm.HOST_DEVICE_COPY: "clocks around it, and copies in the profile that no compute hides",
+    StepTerm.BUBBLE: "clocks around every pass of a chunk: what a stage waits, for messages too",
+}
+
+
+def _term_figures(step_seconds: float, finished: list[Finished]) -> list[Figure]:
+    """The terms of a step: of the job the mean over ranks, then every rank's own; none where a rank has none.
+
+    The job's add up to `step_seconds`, a rank's own to the median of that rank's steps. A step of the job takes as long
+    as its slowest rank: what that is more than the mean of ranks is unexplained too.
+    """
+    if not all(report.term_seconds for report in finished):
+        return []
+    mean: dict[str, float] = {}
+    for term in StepTerm:
+        mean[term] = statistics.fmean(report.term_seconds[term] for report in finished)
+    mean[StepTerm.UNEXPLAINED] = 0.0
+    mean[StepTerm.UNEXPLAINED] = step_seconds - sum(mean.values())
+    whys = dict.fromkeys(StepTerm, "clocks around the phases, and their parts in a profile of the last two steps")
+    whys |= _MEASURED_BY | {StepTerm.UNEXPLAINED: "the step's seconds minus the terms above"}
+    own: list[tuple[int | None, Mapping[str, float]]] = [
+        (rank, report.term_seconds) for rank, report in enumerate(finished)
+    ]
+    return [
+        Figure(quantity=Quantity.STEP_SECONDS, value=values[term], term=term.value, rank=rank, why=whys[term])
+        for rank, values in [(None, mean), *own]
+        for term in StepTerm
+    ]
 
 
 def _idle_fraction(finished: list[Finished]) -> float:

@@ -21,7 +21,7 @@ from suite.figures import Figure
 from suite.job import Job, Status, Step
 from suite.machine_profile import Fingerprint
 
-SCHEMA = "1.0"
+SCHEMA = "1.1"  # 1.1: the job's trace, profiled steps, figures of a step's terms
 _DISTRIBUTIONS = ("torch", "triton", "numpy", "tokenizers", "msgspec")
 
 

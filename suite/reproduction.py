@@ -74,6 +74,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     seed: int
     learns: bool = False
+    trace: Path | None = None
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -367,6 +368,7 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         directory=scratch,
         threads=max(1, usable_cores() // plan.layout.ranks),
         collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
+        trace=None if plan.trace is None else str(plan.trace),
     )
 
 

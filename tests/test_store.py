@@ -186,7 +186,7 @@ def test_a_damaged_half_is_named_and_the_other_records_are_read(half, damage, tm
 def test_an_unknown_major_schema_is_refused(half, schema, tmp_path):
     first = recorded(tmp_path)
     path = tmp_path / "records" / "small" / f"{first.id}.{half}.json"
-    path.write_bytes(path.read_bytes().replace(b'"schema": "1.0"', f'"schema": "{schema}"'.encode(), 1))
+    path.write_bytes(path.read_bytes().replace(f'"schema": "{SCHEMA}"'.encode(), f'"schema": "{schema}"'.encode(), 1))
     good, bad = store.records(tmp_path, "small")
     assert good == []
     assert [str(error) for error in bad] == [f"{path}: unknown schema version; got '{schema}', allowed: 1.x"]

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.execute.corpus import token_stream
+from suite.execute.corpus import Batch, token_stream
 from suite.execute.loss_scale import LossScaleError, loss_scale
+from suite.execute.measure.phases import Part, Phases
 from suite.execute.optimizer import gradient_factor, learning_rate, squared_norm
 from suite.execute.parallel import fully_sharded
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR
@@ -47,6 +48,7 @@ class Steps:
     Attributes:
         step: number of the next step.
         micro_batches: of this rank in the last step.
+        phases: the clock of the step's phases.
     """
 
     def __init__(self, job: Job, training: Training, mesh: DeviceMesh, device: torch.device) -> None:
@@ -55,6 +57,7 @@ class Steps:
         self.device = device
         self.step = 0
         self.micro_batches = 0
+        self.phases = Phases(device)
         self._mesh = mesh
         self._seen = 0
         self._batch = 0
@@ -68,6 +71,7 @@ class Steps:
         On several pipeline stages the last one has the loss, the others return 0. The backward pass of the last
         micro-batch reduces the gradient over the data-parallel axis; with ZeRO-2 and 3 that of each micro-batch does.
         """
+        self.phases.clear()
         samples = self.job.layout.micro_batch
         self._batch = batch = global_batch_at(self.job.recipe, self._seen)
         self.micro_batches = batch // (self.job.layout.data_parallel * samples)
@@ -75,19 +79,32 @@ class Steps:
         self._seen += batch
         factor = self._scale.scale if self._scale else 1.0
         if self.training.pipeline is not None:
-            whole = self._stream.micro_batch(first, self.micro_batches * samples).to(self.device)
-            return self.training.pipeline.step(
-                whole.tokens_BT, whole.arguments, micro_batches=self.micro_batches, factor=factor
-            )
+            whole = self._micro_batch(first, self.micro_batches * samples)
+            with self.phases.phase(Part.PIPELINE):
+                return self.training.pipeline.step(
+                    whole.tokens_BT,
+                    whole.arguments,
+                    micro_batches=self.micro_batches,
+                    factor=factor,
+                    phases=self.phases,
+                )
         (module,) = self.training.modules
         losses = []
         for number in range(self.micro_batches):
             with self._synchronised(last=number == self.micro_batches - 1):
-                micro_batch = self._stream.micro_batch(first + number * samples, samples).to(self.device)
-                loss: Tensor = module(micro_batch.tokens_BT, **micro_batch.arguments) / self.micro_batches
-                (loss * factor).backward()
+                micro_batch = self._micro_batch(first + number * samples, samples)
+                with self.phases.phase(Part.FORWARD):
+                    loss: Tensor = module(micro_batch.tokens_BT, **micro_batch.arguments) / self.micro_batches
+                with self.phases.phase(Part.BACKWARD):
+                    (loss * factor).backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum()
+
+    def _micro_batch(self, first: int, samples: int) -> Batch:
+        with self.phases.phase(Part.DATA_LOADING):
+            batch = self._stream.micro_batch(first, samples)
+        with self.phases.phase(Part.HOST_DEVICE_COPY):
+            return batch.to(self.device)
 
     def chunk_outputs(self, *, samples: int) -> Iterator[Tensor]:
         """What each of this rank's chunks gives for `samples` samples, one after the other: nothing is sent on."""
@@ -102,6 +119,11 @@ class Steps:
             yield chunk(x, **batch.arguments)
 
     def update(self, loss: Tensor) -> Outcome:
+        """What `_update` does, as a phase."""
+        with self.phases.phase(Part.UPDATE):
+            return self._update(loss)
+
+    def _update(self, loss: Tensor) -> Outcome:
         """Reduce loss and gradient norm over ranks; then clip, update, and clear the gradients.
 
         A skipped step leaves the learning rate's schedule where it is.

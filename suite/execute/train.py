@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -21,11 +22,14 @@ from suite.execute.measure.counters import (
 )
 from suite.execute.measure.fingerprint import environment
 from suite.execute.measure.memory import AllocatedPeak
+from suite.execute.measure.phases import Part
+from suite.execute.measure.profiled import ProfiledSteps
+from suite.execute.measure.terms import term_seconds
 from suite.execute.parallel.mesh import axis_of_group, coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
 from suite.execute.step import Steps
-from suite.job import WARM_UP_STEPS, Event, Finished, Job, Phase, Step, StepKind
+from suite.job import LEAST_PROFILED, PROFILED_STEPS, WARM_UP_STEPS, Event, Finished, Job, Phase, Step, StepKind
 
 
 def train(
@@ -43,9 +47,11 @@ def train(
     Steps 0 and 1 warm up, 0 eagerly and 1 compiled where asked for. Step 2 runs under the collective counter, step 3
     (eagerly) as a window of `peak`, step 4 (eagerly) under the flop counter: they train like the others, but their
     times are kept apart. The window has a step of its own because DTensor takes other ways under a counter: up to 8 %
-    less memory on two tensor-parallel ranks. A step that an overflow skips counts nothing: the next one does. After the
-    last step, two more passes count what belongs to no step: model flop, without recomputation, and what autograd
-    keeps.
+    less memory on two tensor-parallel ranks. A step that an overflow skips counts nothing: the next one does.
+
+    Of 8 steps or more the last two run under a profiler, which tells what the phases of the timed ones were spent on.
+    After the last step, two more passes count what belongs to no step: model flop, without recomputation, and what
+    autograd keeps.
 
     Raises:
         NotFiniteError: the loss became NaN or infinite, or no loss scale kept the gradients finite.
@@ -55,15 +61,23 @@ def train(
     flop = flop_counter()
     sent_before = clock.interface_sent_bytes(job.interface)
     gradients = 0
-    pipelined: list[tuple[float, float]] = []
+    profiled = ProfiledSteps(device, job.trace, dist.get_rank())
+    phases: list[dict[Part, float]] = []
+    in_profile: list[dict[Part, float]] = []
+    timed_seconds: list[float] = []
     to_count: list[Callable[[], AbstractContextManager[object]]] = [
         lambda: counter,
         lambda: _eagerly(peak.window()),
         lambda: _eagerly(flop),
     ]
-    timed = 0
+    sent = None
     for step in range(job.steps):
         kind = StepKind.WARM_UP if step < WARM_UP_STEPS else StepKind.COUNTED if to_count else StepKind.TIMED
+        if kind is StepKind.TIMED and timed_seconds and step >= job.steps - PROFILED_STEPS and _is_profiled(job):
+            kind = StepKind.PROFILED
+            if not in_profile:
+                profiled.start()
+                steps.phases.in_profile = True
         # DistributedDataParallel arranges its buckets in the order in which the first backward pass makes gradients
         # ready; a compiled block makes all of its own ready at once, in the arbitrary order of a heap
         usual = _eagerly(nullcontext()) if step == 0 else nullcontext()
@@ -73,9 +87,12 @@ def train(
             gradients = storage_bytes(leaf.gradient for leaf in training.leaves)
             outcome = steps.update(loss)
         seconds = clock.now(device) - start
-        if training.pipeline is not None and kind is StepKind.TIMED:
-            pipelined.append(training.pipeline.seconds())
-        timed += kind is StepKind.TIMED
+        if kind is StepKind.TIMED:
+            timed_seconds.append(seconds)
+            phases.append(steps.phases.seconds())
+            sent = clock.interface_sent_bytes(job.interface)
+        if kind is StepKind.PROFILED:
+            in_profile.append(steps.phases.seconds())
         if kind is StepKind.COUNTED and not outcome.skipped:
             del to_count[0]
             sent_before = clock.interface_sent_bytes(job.interface)
@@ -85,10 +102,17 @@ def train(
             peak.settle()
         norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
         report(Step(step, kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped))
-    sent = clock.interface_sent_bytes(job.interface)
-    if timed == 0:
+    if not timed_seconds:
         raise NotFiniteError(f"so many of {job.steps} steps overflowed that none is left to time", own=False)
+    terms: dict[str, float] = {}
+    if in_profile:
+        report(Phase("read the profile", time.time()))
+        steps.phases.in_profile = False
+        profiled.stop({part: sum(seconds[part] for seconds in in_profile) for part in Part})
+        if profiled.shares is not None:
+            terms = term_seconds(timed_seconds, phases, profiled.shares, profiled_steps=len(in_profile))
     report(Phase("count model flop and activations", time.time()))
+    pipelined = [] if training.pipeline is None else phases
     return Finished(
         coordinates=coordinates(mesh),
         parameters=sum(leaf.local.numel() for leaf in training.leaves),
@@ -99,15 +123,21 @@ def train(
         gradient_bytes=gradients,
         optimizer_bytes=storage_bytes(training.optimizer.state_tensors),
         collectives=counter.collectives(),
-        interface_sent_bytes=None if sent is None or sent_before is None else (sent - sent_before) / timed,
+        interface_sent_bytes=None if sent is None or sent_before is None else (sent - sent_before) / len(phases),
         activation_bytes=_counted_activation_bytes(steps),
         peak_bytes=peak.bytes,
-        worked_seconds=[worked for worked, _ in pipelined],
-        pipeline_seconds=[whole for _, whole in pipelined],
+        worked_seconds=[seconds[Part.FORWARD] + seconds[Part.BACKWARD] for seconds in pipelined],
+        pipeline_seconds=[seconds[Part.PIPELINE] for seconds in pipelined],
         arithmetic=arithmetic,
         environment=environment(device),
         time=time.time(),
+        term_seconds=terms,
+        no_terms=profiled.failure,
     )
+
+
+def _is_profiled(job: Job) -> bool:
+    return job.steps >= LEAST_PROFILED
 
 
 @contextmanager

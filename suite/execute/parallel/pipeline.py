@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Architecture
+from suite.execute.measure.phases import Part, Phases
 
 
 class Pipeline:
@@ -38,8 +38,7 @@ class Pipeline:
         self._device = device
         self._schedules: dict[int, Any] = {}
         self._factor = 1.0
-        self._worked: list[tuple[Any, Any]] = []
-        self._whole: tuple[Any, Any] = (0.0, 1.0)
+        self._phases: Phases | None = None
         chunks = layout.pipeline_stages * layout.virtual_stages
         length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
         tokens = torch.empty(layout.micro_batch, architecture.sequence, dtype=torch.long, device="meta")
@@ -58,26 +57,29 @@ class Pipeline:
                 output_args=(loss if chunk == chunks - 1 else hidden,),
                 group=group,
             )
-            stage.forward_one_chunk = self._timed(stage.forward_one_chunk)  # type: ignore[method-assign]  # a clock
-            stage.backward_one_chunk = self._timed(stage.backward_one_chunk)  # type: ignore[method-assign]  # a clock
+            forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
+            stage.forward_one_chunk = self._in_phase(Part.FORWARD, forward)  # type: ignore[method-assign]  # a clock
+            stage.backward_one_chunk = self._in_phase(Part.BACKWARD, backward)  # type: ignore[method-assign]  # a clock
             self._stages.append(stage)
 
-    def step(self, tokens_BT: Tensor, arguments: dict[str, Tensor], *, micro_batches: int, factor: float) -> Tensor:
+    def step(
+        self, tokens_BT: Tensor, arguments: dict[str, Tensor], *, micro_batches: int, factor: float, phases: Phases
+    ) -> Tensor:
         """Accumulate the gradients of `factor` times the mean loss of the micro-batches in tokens and arguments.
+
+        Every pass of a chunk is a phase of `phases`.
 
         Returns the mean loss, detached; 0 where the last chunk stands on another rank.
         """
         if micro_batches not in self._schedules:
             self._schedules[micro_batches] = self._schedule(micro_batches)
         self._factor = factor / micro_batches
-        self._worked.clear()
-        start = self._mark()
+        self._phases = phases
         losses: list[Tensor] = []
         tokens = [tokens_BT] if self._stages[0].is_first else []
         self._schedules[micro_batches].step(
             *tokens, target=arguments["targets_BT"], losses=losses, return_outputs=False, **arguments
         )
-        self._whole = start, self._mark()
         if not losses:
             return torch.zeros((), device=self._device)
         return torch.stack([loss.detach() for loss in losses]).sum() / factor
@@ -92,28 +94,10 @@ class Pipeline:
         kind = ScheduleGPipe if self._layout.schedule is Schedule.GPIPE else Schedule1F1B
         return kind(stage, micro_batches, loss_fn=scaled, scale_grads=False)
 
-    def _timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = self._mark()
-            result = work(*args, **kwargs)
-            self._worked.append((start, self._mark()))
-            return result
+    def _in_phase(self, part: Part, work: Callable[..., Any]) -> Callable[..., Any]:
+        def in_phase(*args: Any, **kwargs: Any) -> Any:
+            assert self._phases is not None
+            with self._phases.phase(part):
+                return work(*args, **kwargs)
 
-        return timed
-
-    def _mark(self) -> Any:
-        """Now, as a time on the CPU, or as an event in the device's stream, which nothing waits for."""
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _seconds(self, start: Any, end: Any) -> float:
-        return float(start.elapsed_time(end)) / 1000 if self._device.type == "cuda" else float(end - start)
-
-    def seconds(self) -> tuple[float, float]:
-        """How long this rank's chunks computed in the last step, and how long the step took: first to last message."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return sum(self._seconds(*pair) for pair in self._worked), self._seconds(*self._whole)
+        return in_phase

@@ -1,0 +1,224 @@
+"""A profile's events as a timeline: of each phase of a step, what computed, communicated and copied.
+
+Times are nanoseconds of one clock. `suite.execute.measure.profiled` makes the spans of the profiler's events.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from suite.execute.measure.phases import RANGE, Part
+
+Interval = tuple[int, int]
+
+# operators that make a view or take memory, and compute nothing
+# fmt: off
+_METADATA = frozenset((
+    "alias", "as_strided", "broadcast_to", "chunk", "detach", "diagonal", "empty", "empty_like", "empty_permuted",
+    "empty_strided", "expand", "expand_as", "flatten", "is_nonzero", "item", "lift_fresh", "movedim", "narrow",
+    "new_empty", "new_empty_strided", "permute", "positive", "record_stream", "reshape", "reshape_as", "resize_",
+    "resolve_conj", "resolve_neg", "result_type", "select", "set_", "slice", "split", "split_with_sizes",
+    "squeeze", "squeeze_", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsafe_split",
+    "unsqueeze", "unsqueeze_", "view", "view_as", "view_as_complex", "view_as_real", "zeros_like", "zeros", "ones",
+    "ones_like", "full", "new_zeros", "_local_scalar_dense", "_nested_view", "_reshape_alias", "_reshape_copy",
+    "_unsafe_view", "detach_",
+))
+# fmt: on
+# operators whose work other operators do, which they call: what is their own is dispatch
+# fmt: off
+_COMPOSITE = frozenset((
+    "_to_copy", "clone", "contiguous", "cross_entropy_loss", "dropout", "embedding", "feature_dropout",
+    "layer_norm", "linear", "log_softmax", "matmul", "nll_loss", "nll_loss_nd", "pad", "softmax", "stack", "to",
+    "type_as", "zero_",
+))
+# fmt: on
+_COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
+_COMPILED = "CompiledFxGraph"  # torch.compile's range around what inductor generated
+
+
+class Span(NamedTuple):
+    """One event on the thread that runs the step. `annotated`: a range that somebody named, no operator."""
+
+    name: str
+    start: int
+    end: int
+    annotated: bool = False
+
+
+class DeviceSpan(NamedTuple):
+    """One kernel or copy of a device, and when the host launched it."""
+
+    name: str
+    start: int
+    end: int
+    launched: int
+
+
+@dataclass
+class Shares:
+    """Nanoseconds of one phase in a profile.
+
+    Attributes:
+        communication: exposed: no compute runs meanwhile.
+        copy: between host and device, exposed likewise.
+        overhead: all the rest.
+    """
+
+    compute: int = 0
+    communication: int = 0
+    copy: int = 0
+    overhead: int = 0
+
+    @property
+    def whole(self) -> int:
+        """All of them."""
+        return self.compute + self.communication + self.copy + self.overhead
+
+
+def host_shares(spans: Iterable[Span], in_flight: Iterable[Interval]) -> dict[Part, Shares]:
+    """What the thread that runs the step did in each phase, nested phases (of a pipeline) apart from the outer one.
+
+    At every moment the innermost span decides:
+        an operator that computes (not one that makes views, allocates, or only calls others;
+        generated code of compiled regions)                                  compute
+        else anything within a collective's operator or its wait             communication
+        else no operator, only ranges, while a message is in flight          communication
+        else                                                                 overhead
+    An operator that computes and calls others, as addmm does for its bias, computes in the time that is its own. One
+    that calls its own name hands on: its time is overhead.
+
+    Args:
+        spans: of one thread, nested, in any order.
+        in_flight: when collectives of other threads were in flight, in any order. While Python runs between two
+            operators and a message is in flight, that counts as communication too: the thread cannot be told to wait.
+    """
+    shares = {part: Shares() for part in Part}
+    messages = _union(in_flight)
+    starts = [start for start, _ in messages]
+    parts = {RANGE + part: part for part in Part}
+    ordered = sorted(spans, key=lambda span: (span.start, -span.end))
+    redispatched = _redispatched(ordered)
+    stack: list[tuple[int, bool, bool, bool, Part | None]] = []  # end, computes, in a collective, idle, phase
+    now = 0
+
+    def advance(until: int) -> None:
+        nonlocal now
+        if stack and until > now:
+            _, computes, collective, idle, part = stack[-1]
+            if part is not None:
+                share = shares[part]
+                if computes:
+                    share.compute += until - now
+                elif collective:
+                    share.communication += until - now
+                else:
+                    waited = _covered(messages, starts, now, until) if idle else 0
+                    share.communication += waited
+                    share.overhead += until - now - waited
+        now = max(now, until)
+
+    for number, span in enumerate(ordered):
+        while stack and stack[-1][0] <= span.start:
+            advance(stack[-1][0])
+            stack.pop()
+        advance(span.start)
+        part = parts.get(span.name) if span.annotated else None
+        collective = span.name.startswith(_COMMUNICATION)
+        if stack:
+            part = part or stack[-1][4]
+            collective = collective or stack[-1][2]
+            span = span._replace(end=min(span.end, stack[-1][0]))
+        idle = span.annotated and (not stack or stack[-1][3] or span.name.startswith(("FSDP::", RANGE)))
+        stack.append((span.end, computes(span) and number not in redispatched, collective, idle, part))
+    while stack:
+        advance(stack[-1][0])
+        stack.pop()
+    return shares
+
+
+def computes(span: Span) -> bool:
+    """Whether the time of a span that is its own is compute."""
+    if _COMPILED in span.name:
+        return True
+    namespace, _, name = span.name.partition("::")
+    return not span.annotated and namespace == "aten" and name not in _METADATA and name not in _COMPOSITE
+
+
+def _redispatched(ordered: Sequence[Span]) -> set[int]:
+    """Places of the spans directly within which one of the same name lies."""
+    found = set()
+    stack: list[int] = []
+    for number, span in enumerate(ordered):
+        while stack and ordered[stack[-1]].end <= span.start:
+            stack.pop()
+        if stack and ordered[stack[-1]].name == span.name:
+            found.add(stack[-1])
+        stack.append(number)
+    return found
+
+
+def device_shares(phases: Iterable[tuple[Part, Interval]], spans: Iterable[DeviceSpan]) -> dict[Part, Shares]:
+    """What a device did for each phase: compute, communication and copies that no compute hides. No overhead.
+
+    A kernel belongs to the innermost phase in which the host launched it. nccl's kernels communicate, copies between
+    host and device copy, all others compute.
+
+    Args:
+        phases: when the host was in each.
+    """
+    ranges = sorted(phases, key=lambda phase: (phase[1][0], -phase[1][1]))
+    kinds: dict[Part, tuple[list[Interval], list[Interval], list[Interval]]] = {part: ([], [], []) for part in Part}
+    within: list[tuple[int, Part]] = []  # ends and names of the phases that are open, the innermost last
+    begun = 0
+    for span in sorted(spans, key=lambda span: span.launched):
+        while begun < len(ranges) and ranges[begun][1][0] <= span.launched:
+            part, (start, end) = ranges[begun]
+            while within and within[-1][0] <= start:
+                within.pop()
+            within.append((end, part))
+            begun += 1
+        while within and within[-1][0] < span.launched:
+            within.pop()
+        if within:
+            kind = 1 if span.name.startswith("nccl") else 2 if _between_host_and_device(span.name) else 0
+            kinds[within[-1][1]][kind].append((span.start, span.end))
+    all_compute = _union(interval for compute, _, _ in kinds.values() for interval in compute)
+    starts = [start for start, _ in all_compute]
+    shares = {}
+    for part, (compute, communication, copies) in kinds.items():
+        busy = _union(compute)
+        messages = _union(communication)
+        exposed = sum(end - start - _covered(all_compute, starts, start, end) for start, end in messages)
+        hidden = _union([*all_compute, *messages])
+        hidden_starts = [start for start, _ in hidden]
+        copied = sum(end - start - _covered(hidden, hidden_starts, start, end) for start, end in _union(copies))
+        shares[part] = Shares(sum(end - start for start, end in busy), exposed, copied)
+    return shares
+
+
+def _between_host_and_device(name: str) -> bool:
+    return name.startswith(("Memcpy HtoD", "Memcpy DtoH"))
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same moments as disjoint intervals in order."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _covered(intervals: Sequence[Interval], starts: Sequence[int], start: int, end: int) -> int:
+    """How much of [start, end) disjoint intervals in order cover; `starts` are theirs."""
+    covered = 0
+    place = max(0, bisect_right(starts, start) - 1)
+    while place < len(intervals) and intervals[place][0] < end:
+        covered += max(0, min(end, intervals[place][1]) - max(start, intervals[place][0]))
+        place += 1
+    return covered
