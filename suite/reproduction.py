@@ -40,6 +40,7 @@ from suite.predict.prediction import prediction
 from suite.ramp_up import check_ramp_up
 from suite.record import SCHEMA, End, RankOutcome, begin_record
 from suite.scaled_layout import scaled_layout
+from suite.traces import checked_trace
 
 COLLECTIVE_TIMEOUT_SECONDS = 900.0
 LOSS_MUST_FALL_STEPS = 20
@@ -59,6 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = DEFAULT_STEPS
     seed: int = 1
     corpus: Path | None = None
+    trace: Path | None = None
     results: Path
 
 
@@ -101,7 +103,7 @@ def plan(request: Request) -> Plan:
     """The checked plan for a request.
 
     Raises:
-        InputError: unknown name, broken file, bad layout, ranks, steps, seed or device.
+        InputError: unknown name, broken file, bad layout, ranks, steps, seed or device, or no place for a trace.
     """
     if request.ranks is not None and request.ranks < 1:
         raise InputError("ranks", got=request.ranks, allowed="1 or more", where="--ranks")
@@ -141,6 +143,9 @@ def plan(request: Request) -> Plan:
     check_ramp_up(recipe, layout, run.where)
     if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
         raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
+    trace = request.trace
+    if trace is not None:
+        trace = checked_trace(trace, ranks=layout.ranks, device=device, steps=request.steps)
     return Plan(
         name=name,
         architecture=architecture,
@@ -151,6 +156,7 @@ def plan(request: Request) -> Plan:
         steps=request.steps,
         seed=request.seed,
         learns=not is_file,
+        trace=trace,
     )
 
 

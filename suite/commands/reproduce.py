@@ -39,7 +39,9 @@ def reproduce_command(
     compiled: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default on CUDA only.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps; the first 4 are not timed.")] = DEFAULT_STEPS,
+    steps: Annotated[
+        int, typer.Option(help="Training steps; the first 5, and of 8 or more the last 2, are not timed.")
+    ] = DEFAULT_STEPS,
     launches: Annotated[
         int, typer.Option(help="Run that often; each launch has its own record. From 2 on with a summary of times.")
     ] = 1,
@@ -48,6 +50,10 @@ def reproduce_command(
         Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
     ] = None,
     results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    trace: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="FILE.json for the profiled steps of rank 0, FILE.rankN.json for others'."),
+    ] = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object a launch, then one of several launches; progress goes to stderr."),
@@ -70,6 +76,8 @@ def reproduce_command(
         return
     if launches < 1:
         raise InputError("launches", got=launches, allowed="1 or more", where="--launches")
+    if trace is not None and launches > 1:
+        raise InputError("a trace is of one launch", got=f"--launches {launches}", allowed="1", where="--trace")
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, _interrupt)
     messages = console(stderr=True)
@@ -82,6 +90,7 @@ def reproduce_command(
         steps=steps,
         seed=seed,
         corpus=corpus,
+        trace=trace,
         results=results,
     )
     planned = plan(request)
@@ -100,6 +109,8 @@ def reproduce_command(
                 sys.stdout.write(_json(result) + "\n")
             else:
                 _print(result)
+                if planned.trace is not None and planned.trace.exists():
+                    console().print(f"trace {escape(str(planned.trace))}", soft_wrap=True)
             code = max(code, _exit_code(result))
             if result.status is Status.INTERRUPTED:
                 break
