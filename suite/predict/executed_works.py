@@ -7,8 +7,9 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Precision, Recipe
+from reference_runs.run import Architecture, Objective, Precision, Recipe
 from suite.predict.executed_memory import executed_chunks, gradients_of, run_micro_batch, sharding_of
+from suite.predict.executed_model import INT64
 from suite.predict.executed_operators import WORK_DTYPES, Kernels
 from suite.predict.executed_state import optimizer_groups, own_shard_elements, parameter_tensors_of_rank
 from suite.predict.memory import BYTES_PER_PARAMETER, FP32, optimizer_shards, shard_elements
@@ -59,6 +60,25 @@ def micro_batch_works(
             each.append(tape.works)
         found.append(ChunkWorks(number, each[-2] if several else each[0], each[-1]))
     return found
+
+
+def loading_works(architecture: Architecture, recipe: Recipe, layout: Layout) -> Works:
+    """Work of making one micro-batch on the host: its texts sliced, stacked and widened, as calls of small operators.
+
+    Blanks are filled in token by token in Python, a token in about the time of a call.
+    """
+    tape = Tape(Allocator())
+    calls = 6 + 8 * layout.micro_batch
+    if recipe.objective is Objective.BLANK_INFILLING:
+        calls += layout.micro_batch * architecture.sequence
+    tape.work("call", times=calls)
+    return tape.works
+
+
+def batch_tensor_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[int]:
+    """Bytes of each tensor of a micro-batch, int64: tokens, targets; with blanks positions and who sees them."""
+    each = INT64 * layout.micro_batch * architecture.sequence
+    return [each, each, each, 2 * each] if recipe.objective is Objective.BLANK_INFILLING else [each, each]
 
 
 def update_works(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int) -> Works:

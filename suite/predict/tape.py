@@ -247,6 +247,7 @@ class Tape:
         Source: torch/utils/checkpoint.py, _checkpoint_without_reentrant_generator.
         """
         assert self._frame is None
+        self.work("checkpoint", compiled=False)
         if self._again is not None:
             return function(*inputs)
         detached = [Value(value.block, _DETACHED if value.origin else None) for value in inputs]

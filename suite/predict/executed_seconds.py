@@ -1,0 +1,219 @@
+"""How long a step takes on a machine whose capabilities were measured, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Recipe
+from suite.measured_seconds import Line, Subject
+from suite.predict.executed_operators import WORK_DTYPES, Kernels
+from suite.predict.executed_schedule import Durations, idle_fraction
+from suite.predict.executed_traffic import executed_traffic
+from suite.predict.executed_works import batch_tensor_bytes, loading_works, micro_batch_works, update_works
+from suite.predict.memory import WEIGHT_ELEMENT_BYTES
+from suite.predict.tape import Work, Works
+from suite.predict.traffic import reduced_gradient_element_bytes
+
+HOST = frozenset({"view", "node", "module", "weight_read", "region", "sharded_unit", "call", "backward", "checkpoint"})
+# In a compiled region these are part of a neighbour's pass over memory, or not there at all
+FUSED = frozenset({"add", "scale", "to_fp32", "from_fp32", "sum_of_gradients"})
+ACTIVATIONS = frozenset({"gelu_tanh", "gelu", "relu", "fast_gelu", "geglu"})
+
+
+class Measured(Protocol):
+    """What a machine profile answers."""
+
+    def seconds(self, subject: Subject, *sizes: float) -> float:
+        """Seconds of one call."""
+
+    def line(self, subject: Subject) -> Line:
+        """Latency and bandwidth."""
+
+
+class StepSeconds(NamedTuple):
+    """Seconds of one rank's step by term, in the order of `StepTerm`; they sum to the step."""
+
+    data_loading: float
+    copy: float
+    forward: float
+    backward: float
+    communication: float
+    bubble: float
+    optimizer: float
+    overhead: float
+
+    @property
+    def step(self) -> float:
+        """Seconds of the step."""
+        return sum(self)
+
+
+class Prices:
+    """Seconds of works on a machine.
+
+    Args:
+        ranks: that work at once, sharing cores, caches and memory.
+        dtype: of hidden states.
+    """
+
+    def __init__(self, measured: Measured, *, ranks: int, dtype: str, element: int) -> None:
+        self._measured = measured
+        self._ranks = ranks
+        self._dtype = dtype
+        self._element = element
+        self._known: dict[Work, float] = {}
+        views = measured.line(self._subject("view", "backward"))
+        self._node = views.seconds_per_unit
+        self._start = views.fixed_seconds
+        self._host: dict[tuple[str, str], Callable[[], float]] = {
+            ("view", ""): lambda: self._slope("view", "forward"),
+            ("node", ""): lambda: self._node,
+            ("module", ""): lambda: self._slope("module", "forward"),
+            ("call", ""): lambda: self._slope("calls"),
+            ("backward", ""): lambda: self._start,
+            ("weight_read", "forward"): lambda: self._slope("weight_read", "forward"),
+            ("weight_read", "backward"): lambda: self._slope("weight_read", "backward"),
+            ("region", "forward"): lambda: self._slope("region", "forward", compiled=True),
+            ("region", "backward"): lambda: self._slope("region", "backward", compiled=True),
+            ("sharded_unit", ""): lambda: self._slope("sharded_unit"),
+            ("checkpoint", ""): lambda: self._slope("checkpoint"),
+        }
+
+    def of(self, work: Work) -> float:
+        """Seconds of one call."""
+        if work not in self._known:
+            self._known[work] = self._host_seconds(work) if work.operation in HOST else self._seconds(work)
+        return self._known[work]
+
+    def overhead(self, works: Works) -> float:
+        """Seconds that the host spends on dispatching, views, autograd's graph and reading weights."""
+        return sum(times * self.of(work) for (_, work), times in works.items() if work.operation in HOST)
+
+    def arithmetic(self, works: Works, *, backward: bool) -> float:
+        """Seconds of the operators of one pass."""
+        return sum(
+            times * self.of(work)
+            for (is_backward, work), times in works.items()
+            if is_backward == backward and work.operation not in HOST
+        )
+
+    def _subject(self, operation: str, variant: str = "", dtype: str = "fp32", *, compiled: bool = False) -> Subject:
+        return Subject(operation=operation, variant=variant, dtype=dtype, ranks=self._ranks, compiled=compiled)
+
+    def _slope(self, operation: str, variant: str = "", *, compiled: bool = False) -> float:
+        return self._measured.line(self._subject(operation, variant, compiled=compiled)).seconds_per_unit
+
+    def _host_seconds(self, work: Work) -> float:
+        if work.compiled and work.operation != "region":
+            return 0.0
+        return self._host[work.operation, work.variant]()
+
+    def _seconds(self, work: Work) -> float:
+        if work.compiled and work.operation in FUSED:
+            return 0.0
+        if work.operation == "sum_of_gradients":
+            return self._call("add", "forward", self._dtype, work.sizes[0] // self._element)
+        if work.operation == "adam_tensor":
+            return self._slope("adam_tensors")
+        if work.compiled and work.operation in ACTIVATIONS:
+            return self._call("chain", work.variant, work.dtype, *work.sizes, compiled=True)
+        compiled = work.compiled and work.operation == "dropout"
+        return self._call(work.operation, work.variant, work.dtype, *work.sizes, compiled=compiled)
+
+    def _call(self, operation: str, variant: str, dtype: str, *sizes: int, compiled: bool = False) -> float:
+        seconds = self._measured.seconds(self._subject(operation, variant, dtype, compiled=compiled), *sizes)
+        if variant != "backward":
+            return seconds
+        return max(0.0, seconds - self._start - self._node)
+
+
+def step_seconds(
+    measured: Measured,
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    kernels: Kernels,
+    compiled: bool,
+) -> list[StepSeconds]:
+    """Seconds of a step of every pipeline stage's ranks, by term.
+
+    With m micro-batches, and works w of a micro-batch through the rank's chunks:
+        data loading        m batches made on the host
+        copy                their tensors to the device, on CUDA
+        forward, backward   sums of w over its operators, each at its own sizes; backward with recomputation
+        overhead            what the host does for them
+        communication       the rank's messages, each at its size; none hidden where ranks compute on processors,
+                            which also carry the messages
+        bubble              the time in which the schedule leaves the rank idle
+        optimizer           the update's works
+
+    Raises:
+        InputError: the profile lacks one of the operations.
+    """
+    dtype, element = WORK_DTYPES[recipe.precision], WEIGHT_ELEMENT_BYTES[recipe.precision]
+    prices = Prices(measured, ranks=layout.ranks, dtype=dtype, element=element)
+    micro_batches = accumulation(recipe, layout)
+    loading = micro_batches * prices.overhead(loading_works(architecture, recipe, layout))
+    copy = 0.0
+    if kernels.cuda:
+        sent = Subject(operation="host_to_device", ranks=layout.ranks)
+        copy = micro_batches * sum(measured.seconds(sent, b) for b in batch_tensor_bytes(architecture, recipe, layout))
+    found: list[StepSeconds] = []
+    forward: dict[int, float] = {}
+    backward: dict[int, float] = {}
+    for stage in range(layout.pipeline_stages):
+        works = micro_batch_works(architecture, recipe, layout, stage=stage, kernels=kernels, compiled=compiled)
+        ahead = back = overhead = 0.0
+        for chunk in works:
+            hosts = (micro_batches - 1) * prices.overhead(chunk.works) + prices.overhead(chunk.last)
+            forward[chunk.number] = prices.arithmetic(chunk.works, backward=False)
+            backward[chunk.number] = prices.arithmetic(chunk.works, backward=True) + hosts / micro_batches
+            ahead += micro_batches * forward[chunk.number]
+            back += (micro_batches - 1) * prices.arithmetic(chunk.works, backward=True)
+            back += prices.arithmetic(chunk.last, backward=True)
+            overhead += hosts
+        update = update_works(architecture, recipe, layout, stage=stage, replica=0)
+        found.append(
+            StepSeconds(
+                data_loading=loading,
+                copy=copy,
+                forward=ahead,
+                backward=back,
+                communication=_communication(measured, architecture, recipe, layout, stage=stage, compiled=compiled),
+                bubble=0.0,
+                optimizer=prices.arithmetic(update, backward=False),
+                overhead=overhead + prices.overhead(update),
+            )
+        )
+    if layout.pipeline_stages > 1:
+        durations = Durations(
+            [forward[number] for number in sorted(forward)], [backward[number] for number in sorted(backward)]
+        )
+        idle = idle_fraction(layout, durations, micro_batches=micro_batches)
+        busy = micro_batches * (sum(durations.forward) + sum(durations.backward)) / layout.pipeline_stages
+        found = [
+            one._replace(bubble=max(0.0, busy / (1 - idle) - one.forward - one.backward - one.overhead))
+            for one in found
+        ]
+    longest = max(one.step for one in found)
+    return [one._replace(communication=one.communication + longest - one.step) for one in found]
+
+
+def _communication(
+    measured: Measured, architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, compiled: bool
+) -> float:
+    """Seconds of all messages of one rank of `stage`, each as long as if it were the mean of its kind."""
+    sizes = {"dp": layout.data_parallel, "tp": layout.tensor_parallel, "pp": 2, "embedding": 2, "all": layout.ranks}
+    seconds = 0.0
+    traffic = executed_traffic(architecture, recipe, layout, stage=stage, replica=0, compiled=compiled)
+    for axis, operation, payload, messages in traffic:
+        adds = operation in ("all_reduce", "reduce_scatter")
+        half = axis == "dp" and reduced_gradient_element_bytes(recipe.precision) == 2
+        subject = Subject(operation=operation, dtype="fp16" if adds and half else "fp32", ranks=sizes[axis])
+        share = 0.5 if operation == "send" else 1.0  # a call of send is a message and its answer
+        seconds += share * messages * measured.seconds(subject, payload / messages)
+    return seconds

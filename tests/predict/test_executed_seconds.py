@@ -1,0 +1,166 @@
+"""Laws of the step time on a measured machine: it scales with the machine, its terms are its whole."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference_runs.catalog import accumulation, miniatures, reference_run
+from reference_runs.layout import Recomputation
+from suite.figures import Quantity, StepTerm
+from suite.measured_seconds import Line, Subject
+from suite.miniature import miniature
+from suite.predict.executed_operators import Kernels
+from suite.predict.executed_seconds import StepSeconds, step_seconds
+from suite.predict.executed_time_figures import time_figures
+from suite.predict.executed_traffic import executed_traffic
+from suite.predict.prediction import describes_ranks
+from tests.predict.executed_runs import Run, executed_runs
+
+CPU = Kernels()
+MINIS = {name: miniature(reference_run(run), "cpu", ranks=2) for name, run in miniatures().items()}
+HOST_LINES = frozenset(
+    {"view", "module", "weight_read", "region", "checkpoint", "sharded_unit", "calls", "adam_tensors"}
+)
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine on which a call takes `fixed` seconds and `per_unit` for each of the product of its sizes.
+
+    Args:
+        host: seconds of each of what the host does.
+        latency, per_byte: of messages.
+    """
+
+    fixed: float = 0.0
+    per_unit: float = 0.0
+    host: float = 0.0
+    latency: float = 0.0
+    per_byte: float = 0.0
+
+    def seconds(self, subject: Subject, *sizes: float) -> float:
+        if subject.operation in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"):
+            return self.latency + self.per_byte * sizes[0]
+        units = 1.0
+        for size in sizes:
+            units *= size
+        return self.fixed + self.per_unit * units
+
+    def line(self, subject: Subject) -> Line:
+        assert subject.operation in HOST_LINES
+        return Line(
+            subject=subject,
+            unit="call",
+            sizes=(1.0,),
+            timings=(),
+            fixed_seconds=0.0,
+            seconds_per_unit=self.host,
+            residual=0.0,
+            worst=0.0,
+        )
+
+
+def steps(machine: Machine, run: Run, *, compiled: bool = False) -> list[StepSeconds]:
+    return step_seconds(machine, run.architecture, run.recipe, run.layout, kernels=CPU, compiled=compiled)
+
+
+def mini(name: str) -> Run:
+    small = MINIS[name]
+    return Run(small.architecture, small.recipe, small.layout)
+
+
+machines = st.builds(
+    Machine,
+    fixed=st.floats(0, 1e-4),
+    per_unit=st.floats(1e-13, 1e-9),
+    host=st.floats(0, 1e-4),
+    latency=st.floats(0, 1e-3),
+    per_byte=st.floats(0, 1e-8),
+)
+
+
+@settings(max_examples=40)
+@given(run=executed_runs(), machine=machines, compiled=st.booleans())
+def test_a_machine_twice_as_slow_in_everything_takes_twice_as_long(run: Run, machine: Machine, compiled: bool) -> None:
+    slow = Machine(**{name: 2 * value for name, value in msgspec.structs.asdict(machine).items()})
+    for one, other in zip(steps(machine, run, compiled=compiled), steps(slow, run, compiled=compiled), strict=True):
+        assert other == pytest.approx([2 * term for term in one])
+
+
+@settings(max_examples=40)
+@given(run=executed_runs(), machine=machines)
+def test_every_stage_takes_as_long_as_the_slowest_and_no_term_is_negative(run: Run, machine: Machine) -> None:
+    stages = steps(machine, run)
+    assert len(stages) == run.layout.pipeline_stages
+    for stage in stages:
+        assert min(stage) >= -1e-12
+        assert stage.step == pytest.approx(stages[0].step)
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_a_latency_alone_is_paid_once_a_message(name: str) -> None:
+    run = mini(name)
+    messages = sum(entry.messages for entry in executed_traffic(*run, stage=0, replica=0))
+    (stage,) = steps(Machine(latency=1.0), run)
+    assert messages > 0
+    assert stage.communication == stage.step == messages
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_host_time_alone_is_overhead_alone_and_compilation_lowers_it(name: str) -> None:
+    run = mini(name)
+    machine = Machine(host=1e-6)
+    (eager,), (compiled,) = steps(machine, run), steps(machine, run, compiled=True)
+    if run.layout.zero_stage <= 1:
+        assert eager.overhead + eager.data_loading == pytest.approx(eager.step)
+    assert compiled.overhead < eager.overhead
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_products_alone_take_as_long_as_their_flop(name: str) -> None:
+    """Forward N, backward 2 N, and N again where a layer is recomputed but for its stopped last product."""
+    run = mini(name)
+
+    class Products(Machine, frozen=True):
+        def seconds(self, subject: Subject, *sizes: float) -> float:
+            return 2 * sizes[0] * sizes[1] * sizes[2] if subject.operation == "product" else 0.0
+
+    none = run._replace(layout=msgspec.structs.replace(run.layout, recomputation=Recomputation.NONE))
+    (stage,) = steps(Products(), none)
+    a, micro_batches = run.architecture, accumulation(run.recipe, run.layout)
+    tokens = micro_batches * run.layout.micro_batch * a.sequence
+    inner = a.heads * a.head_dim
+    width = a.ffn_hidden * (3 if a.activation.gated else 2)
+    a_layer = a.hidden * (4 * inner + width)
+    forward = 2 * tokens * (a.layers * a_layer + a.hidden * a.padded_vocabulary)
+    assert stage.forward == forward
+    assert stage.backward == 2 * forward
+    (again,) = steps(Products(), run)
+    full = run.layout.recomputation is Recomputation.FULL
+    assert (again.backward - stage.backward > 0.5 * 2 * tokens * a.layers * a_layer) == full
+
+
+@settings(max_examples=30)
+@given(run=executed_runs(), machine=machines)
+def test_only_a_pipeline_has_a_bubble(run: Run, machine: Machine) -> None:
+    stages = steps(msgspec.structs.replace(machine, latency=0.0, per_byte=0.0), run)
+    if run.layout.pipeline_stages == 1:
+        assert stages[0].bubble == 0
+        return
+    assert any(one.bubble > 0 for one in stages)
+
+
+@settings(max_examples=30)
+@given(run=executed_runs(), machine=machines)
+def test_the_terms_of_the_job_sum_to_its_step(run: Run, machine: Machine) -> None:
+    figures = time_figures(machine, *run, kernels=CPU, compiled=False)
+    if not describes_ranks(run.architecture, run.layout):
+        assert figures == []
+        return
+    of_job = {f.term: f.value for f in figures if f.quantity is Quantity.STEP_SECONDS and f.rank is None}
+    assert set(of_job) == {None, *(term.value for term in StepTerm)}
+    assert sum(value for term, value in of_job.items() if term) == pytest.approx(of_job[None])
+    rate = next(figure.value for figure in figures if figure.quantity is Quantity.TOKENS_PER_SECOND)
+    assert rate * of_job[None] == pytest.approx(run.recipe.global_batch * run.architecture.sequence)
