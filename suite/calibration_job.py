@@ -31,7 +31,7 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
         directory: where every rank writes its events.
         threads: of a rank when all measure at once, for "cpu".
         rounds: how often all tasks are gone through at most.
-        budget_seconds: a further round starts only if it would end by then, taking as long as the one before.
+        budget_seconds: rounds behind the first one end by then, in the middle where it is over.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
     """
 

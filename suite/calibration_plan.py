@@ -18,8 +18,10 @@ from suite.miniature_shapes import Shapes
 TABLE, LINE = "table", "line"
 DTYPES = ("fp32", "bf16", "fp16")
 PASSES = ("forward", "backward")
-HIDDEN = ("gelu_tanh", "gelu", "relu", "dropout", "chain")  # element-wise, of activations
-WIDE = ("add", "scale", "to_fp32", "from_fp32")  # element-wise, up to a tensor of all parameters
+HIDDEN = ("gelu_tanh", "gelu", "relu", "fast_gelu", "geglu", "dropout", "permuted")  # of activations
+WIDE = ("add", "scale", "to_fp32", "from_fp32", "zeros", "vector_norm")  # up to a tensor of all parameters
+FORWARD_ONLY = ("add", "permuted", "zeros", "vector_norm")  # add's backward pass computes nothing: it hands on
+FUSED = ("chain", "dropout")  # timed compiled
 MOST_ROW_ELEMENTS = 2**30  # of one tensor, about: 4 GB in fp32; longer ones are extrapolated by their rows
 SEED = 6
 
@@ -47,7 +49,7 @@ class Density(NamedTuple):
     rounds: int = 3
     memory_bytes: int = 200_000_000
     dtypes: tuple[str, ...] = DTYPES
-    compiled: tuple[str, ...] = ("fp32", "bf16")
+    compiled: tuple[str, ...] = ("bf16", "fp16")
     step: int = 8
 
 
@@ -191,6 +193,8 @@ def _attentions(used: Shapes, density: Density) -> list[Grid]:
 def _rows(used: Shapes, density: Density) -> list[Grid]:
     kinds = [("layer_norm", used.norms, dtype) for dtype in density.dtypes]
     kinds += [("embedding", used.norms, dtype) for dtype in density.dtypes]
+    sums = frozenset((layer.tokens, layer.outputs) for layer in used.blocks)
+    kinds += [("column_sum", sums, dtype) for dtype in density.dtypes]
     kinds += [("softmax", used.softmaxes, "fp32"), ("cross_entropy", used.losses, "fp32")]
     grids = []
     for operation, sizes, dtype in kinds:
@@ -198,7 +202,7 @@ def _rows(used: Shapes, density: Density) -> list[Grid]:
         most = MOST_ROW_ELEMENTS // columns[-1]
         rows = axis_points({min(size, most) for size, _ in sizes}, ratio=density.coarse, step=density.step)
         axes = (Axis("rows", rows), Axis("columns", columns))
-        for variant in PASSES:
+        for variant in PASSES if operation != "column_sum" else ("forward",):
             subject = Subject(operation=operation, variant=variant, dtype=dtype)
             grids.append(Grid(subject, axes, frozenset(sizes), density.step))
     return grids
@@ -227,15 +231,25 @@ def _lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
             if operation in ("to_fp32", "from_fp32") and dtype == "fp32":
                 continue
             sizes = hidden if operation in HIDDEN else wide
-            # add's backward pass computes nothing: it hands on what it gets
-            for variant in PASSES if operation != "add" else ("forward",):
+            for variant in PASSES if operation not in FORWARD_ONLY else ("forward",):
                 lines.append(Sizes(Subject(operation=operation, variant=variant, dtype=dtype), "element", sizes))
     for dtype in density.compiled:
+        for operation in FUSED:
+            for variant in PASSES:
+                subject = Subject(operation=operation, variant=variant, dtype=dtype, compiled=True)
+                lines.append(Sizes(subject, "element", hidden))
+    for operation, variants, most in (
+        ("view", PASSES, 32),
+        ("module", PASSES[:1], 32),
+        ("weight_read", PASSES, 32),
+        ("checkpoint", ("",), 8),
+        ("sharded_unit", ("",), 4),
+    ):
+        for variant in variants:
+            lines.append(Sizes(Subject(operation=operation, variant=variant), "call", (1, most)))
+    if density.compiled:
         for variant in PASSES:
-            subject = Subject(operation="chain", variant=variant, dtype=dtype, compiled=True)
-            lines.append(Sizes(subject, "element", hidden))
-    for variant in PASSES:
-        lines.append(Sizes(Subject(operation="view", variant=variant), "element", (64, least)))
+            lines.append(Sizes(Subject(operation="region", variant=variant, compiled=True), "call", (1, 4)))
     lines.append(Sizes(Subject(operation="calls"), "call", (4, 64)))
     lines.append(Sizes(Subject(operation="adam"), "element", wide))
     lines.append(Sizes(Subject(operation="adam_tensors"), "tensor", (1, 8, 64)))

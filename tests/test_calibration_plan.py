@@ -14,9 +14,11 @@ from suite.calibration_job import COLLECTIVES
 from suite.calibration_plan import DENSITIES, DTYPES, LINE, MOST_ROW_ELEMENTS, TABLE, Planned, axis_points, plan
 from suite.calibration_plan import counts_at_once as counts
 from suite.machine_profile import REPEATED, UNSEEN
-from suite.measured_seconds import Axis
+from suite.measured_seconds import Axis, Line, Subject
 from suite.miniature import miniature
 from suite.miniature_shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
+from suite.predict.executed_operators import Kernels
+from suite.predict.executed_seconds import step_seconds
 
 SCALES = [("cpu", 1), ("cpu", 2), ("cpu", 4), ("cuda", 1), ("cuda", 8)]
 
@@ -184,3 +186,50 @@ def test_a_gated_expansion_is_twice_as_wide_and_a_top_query_layer_has_products_o
     assert Linear(64, 2 * 512, 192) in shapes(glm.architecture, glm.layout).blocks
     top = miniature(reference_run("codegeex-13b"), "cpu", ranks=1)
     assert {Linear(512, 160, 160), Linear(512, 320, 160)} <= shapes(top.architecture, top.layout).blocks
+
+
+class Asked:
+    """A machine that answers what a calibration plans to time, and nothing else."""
+
+    def __init__(self, entries: list[Planned]) -> None:
+        self.axes = {entry.task.subject: len(entry.task.sizes[0]) for entry in entries if entry.kind in (TABLE, LINE)}
+        self.lines = {entry.task.subject for entry in entries if entry.kind == LINE}
+
+    def seconds(self, subject: Subject, *sizes: float) -> float:
+        assert self.axes[subject] == len(sizes), subject
+        return 1e-6
+
+    def line(self, subject: Subject) -> Line:
+        assert subject in self.lines, subject
+        return Line(
+            subject=subject,
+            unit="call",
+            sizes=(1.0,),
+            timings=(),
+            fixed_seconds=0.0,
+            seconds_per_unit=1e-6,
+            residual=0.0,
+            worst=0.0,
+        )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("device", "ranks"), [("cpu", 1), ("cpu", 2), ("cuda", 2)])
+@pytest.mark.parametrize("name", miniatures())
+def test_all_that_the_prediction_of_a_miniatures_time_asks_for_is_timed(
+    name: str, device: str, ranks: int, compiled: bool
+) -> None:
+    _, entries = planned(device, ranks)
+    small = miniature(reference_run(miniatures()[name]), device, ranks=ranks)
+    (stage,) = step_seconds(
+        Asked(entries),
+        small.architecture,
+        small.recipe,
+        small.layout,
+        kernels=Kernels(cuda=device == "cuda"),
+        compiled=compiled,
+    )
+    assert stage.forward > 0
+    assert stage.backward > stage.forward
+    assert (stage.communication > 0) == (ranks > 1)
+    assert (stage.copy > 0) == (device == "cuda")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from itertools import product
 
 import torch
 import torch.distributed as dist
 
 from kernels.half_matmul import compute_products_through_fp32, has_instructions
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
-from suite.execute.measure import operators, products
+from suite.execute.measure import host, operators, products
 from suite.execute.measure.collectives import collective, collective_timing, slowest
 from suite.execute.measure.conditions import GpuLog, processor_facts, processor_time
 from suite.execute.measure.fingerprint import environment
@@ -26,12 +27,18 @@ OPERATIONS: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
     "batched_product": products.batched_product,
     "attention": products.attention,
     **dict.fromkeys((*operators.ONE_TENSOR, "add", "from_fp32"), operators.elementwise),
+    **dict.fromkeys(("zeros", "permuted", "column_sum", "vector_norm"), operators.without_autograd),
     **dict.fromkeys(("layer_norm", "softmax", "cross_entropy", "embedding"), operators.rows),
     **dict.fromkeys(("copy", "triad"), operators.memory),
     **dict.fromkeys(("host_to_device", "device_to_host"), operators.transfer),
     **dict.fromkeys(("adam", "adam_tensors"), operators.adam),
-    "calls": operators.calls,
+    "calls": host.calls,
+    **dict.fromkeys(("view", "module"), host.chained),
+    "weight_read": host.weight_reads,
+    "checkpoint": host.checkpoints,
+    "region": host.regions,
 }
+HOST = ("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit")
 
 
 class Bench:
@@ -44,12 +51,15 @@ class Bench:
         self.device = device
         self.watch = Stopwatch(device)
         self.inputs = Inputs(device)
+        self._compiled: dict[tuple[Subject, tuple[int, ...]], Work] = {}
         self.everyone = dist.new_group(backend="gloo")
         self.agree: dict[int, dist.ProcessGroup] = {}
         self.exchange: dict[int, dist.ProcessGroup] = {}
         for ranks in sorted({task.subject.ranks for task in job.tasks}):
             self.agree[ranks] = dist.new_group(list(range(ranks)), backend="gloo")
             self.exchange[ranks] = dist.new_group(list(range(ranks)))
+        groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+        self.alone = groups[dist.get_rank()]
 
     def timed(self, task: Task, *, again: bool) -> tuple[Timing, ...]:
         """The timings of all points of a task; the ranks that take part start each point together."""
@@ -62,8 +72,15 @@ class Bench:
         if subject.operation in COLLECTIVES:
             work = collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
             return collective_timing(work, self.watch, agree, point_seconds=task.point_seconds, again=again)
-        work = OPERATIONS[subject.operation](subject, sizes, self.inputs)
-        sample = self.watch.host_sample if subject.operation == "calls" else self.watch.sample
+        if subject.operation == "sharded_unit":
+            work = host.sharded_units(subject, sizes, self.inputs, self.alone)
+        elif (subject, sizes) in self._compiled:
+            work = self._compiled[subject, sizes]
+        else:
+            work = OPERATIONS[subject.operation](subject, sizes, self.inputs)
+        if subject.compiled:
+            self._compiled[subject, sizes] = work  # so that a later round does not compile again
+        sample = self.watch.host_sample if subject.operation in HOST else self.watch.sample
         dist.barrier(group=agree)
         return self.watch.timing(work, point_seconds=task.point_seconds, again=again, sample=sample)
 
@@ -71,6 +88,7 @@ class Bench:
 def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event], None]) -> Calibrated:
     """Measure the job's tasks round by round, reporting each, and return what the machine went through meanwhile."""
     torch.manual_seed(SEED)
+    torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on what it was given
     facts = environment(device) | processor_facts() | _arithmetic(device)
     uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else None
     gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")
@@ -78,16 +96,16 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     gc.collect()
     gc.disable()  # its pauses belong to no point
     before, start, own = processor_time(), time.perf_counter(), time.process_time()
-    lap, of_lap, spent = 0, 0.0, 0.0
-    while lap == 0 or (lap < job.rounds and spent + of_lap <= job.budget_seconds):
-        for number, task in enumerate(job.tasks):
-            report(Phase(str(task.subject), time.time()))
-            dist.barrier(group=bench.everyone)
-            gpu.sample()
-            if rank < task.subject.ranks:
-                report(Measured(number, lap, bench.timed(task, again=lap > 0), time.time()))
-        (now,) = slowest(bench.everyone, time.perf_counter() - start)  # the same on all ranks
-        lap, of_lap, spent = lap + 1, now - spent, now
+    done = 0
+    for lap, (number, task) in product(range(job.rounds), enumerate(job.tasks)):
+        report(Phase(str(task.subject), time.time()))
+        (spent,) = slowest(bench.everyone, time.perf_counter() - start)  # the same on all ranks, which wait here
+        if lap > 0 and spent > job.budget_seconds:
+            break
+        gpu.sample()
+        if rank < task.subject.ranks:
+            report(Measured(number, lap, bench.timed(task, again=lap > 0), time.time()))
+        done += 1
     dist.barrier(group=bench.everyone)
     gpu.sample()
     after = processor_time()
@@ -103,7 +121,7 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
         busy_seconds=busy,
         steal_seconds=steal,
         all_seconds=total,
-        environment=facts | {"rounds": str(lap)},
+        environment=facts | {"rounds": f"{done / len(job.tasks):.1f}"},
         gpus=gpu.samples,
         time=time.time(),
     )

@@ -1,4 +1,4 @@
-"""Element-wise operators, normalisation, softmax, loss, optimizer step and copies to be timed."""
+"""Element-wise operators, normalisation, softmax, sums, loss, optimizer step and copies to be timed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from reference_runs.run import Activation
 from suite.execute.measure.products import DTYPES, Inputs
 from suite.execute.measure.stopwatch import Work
+from suite.execute.model.block import ACTIVATIONS
 from suite.measured_seconds import Subject
 
 TINY = 64  # elements of a tensor whose arithmetic takes no time beside the call
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate="tanh")
+HEAD = (8, 16)  # heads and head size of a tensor that is permuted
 
 
 def _dropout(x: Tensor) -> Tensor:
@@ -29,15 +28,23 @@ def _chain(x: Tensor) -> Tensor:
     return functional.gelu(x * 0.5 + 1.0, approximate="tanh") + x
 
 
+def _geglu(x: Tensor) -> Tensor:
+    gate, gated = x.unflatten(-1, (-1, 2)).unbind(-1)
+    activated: Tensor = ACTIVATIONS[Activation.GEGLU](gate) * gated
+    return activated
+
+
 # of one tensor; docs/calibration.md has the bytes that each moves
 ONE_TENSOR: dict[str, Callable[[Tensor], Tensor]] = {
     "scale": lambda x: x * 0.5,
-    "gelu_tanh": _gelu_tanh,
-    "gelu": functional.gelu,
-    "relu": functional.relu,
+    "gelu_tanh": ACTIVATIONS[Activation.GELU_TANH],
+    "gelu": ACTIVATIONS[Activation.GELU],
+    "relu": ACTIVATIONS[Activation.RELU],
+    "fast_gelu": ACTIVATIONS[Activation.FAST_GELU],
+    "geglu": _geglu,
     "dropout": _dropout,
     "to_fp32": lambda x: x.float(),
-    "view": lambda x: x.view_as(x),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dtype=torch.float32),
     "chain": _chain,
 }
 
@@ -46,6 +53,8 @@ def elementwise(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Wor
     """An operator on `sizes[0]` elements, recorded by autograd; backward: autograd's pass through it alone."""
     (elements,) = sizes
     dtype = DTYPES[subject.dtype]
+    if subject.operation == "geglu":
+        elements *= 2
     x = inputs.normal(elements, dtype=dtype).detach().requires_grad_()
     if subject.operation == "add":
         y = inputs.normal(elements, dtype=dtype, place=1).detach().requires_grad_()
@@ -57,6 +66,28 @@ def elementwise(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Wor
     if subject.compiled:
         operator = torch.compile(operator, dynamic=True)
     return _passes(lambda: operator(x), (x,), subject, inputs)
+
+
+def without_autograd(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """What backward passes and updates call: zeros, permuted copies, sums over rows, and norms, as in `elementwise`.
+
+    permuted: [2, T, 8, 16] to [2, 8, T, 16], which is how heads lie for a batched product.
+    """
+    dtype = DTYPES[subject.dtype]
+    if subject.operation == "column_sum":
+        x_MN = inputs.normal(*sizes, dtype=dtype)
+        return lambda: x_MN.sum(dim=0)
+    (elements,) = sizes
+    x = inputs.normal(elements, dtype=dtype)
+    if subject.operation == "zeros":
+        return lambda: torch.zeros_like(x)
+    if subject.operation == "permuted":
+        heads, head_dim = HEAD
+        length = max(1, elements // (2 * heads * head_dim))
+        x_BTHK = inputs.normal(2, length, heads, head_dim, dtype=dtype)
+        return lambda: x_BTHK.transpose(1, 2).contiguous()
+    operator = ONE_TENSOR[subject.operation]
+    return lambda: operator(x)
 
 
 def rows(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
@@ -112,14 +143,3 @@ def adam(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
         parameter.grad = torch.randn_like(parameter)
     rule: Any = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
     return lambda: rule.step()
-
-
-def calls(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """`sizes[0]` additions of almost nothing, one after the other: what handing over a call takes."""
-    x = inputs.normal(TINY, dtype=torch.float32).clone()
-
-    def work() -> None:
-        for _ in range(sizes[0]):
-            x.add_(1.0)
-
-    return work
