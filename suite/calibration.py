@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Callable
@@ -103,15 +104,22 @@ def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) 
 
 
 def stored(profile: Profile, path: Path) -> Path:
-    """Write the profile whole, never over another one: a second one of the same machine has the time in its name."""
+    """Write the profile whole, never over another one: a second one of the same machine has the time in its name.
+
+    Of several that end in the same second, all but one have a number of chance too.
+    """
     data = encode(profile)
     with contextlib.suppress(FileExistsError):
         store.write_new(path, data)
         return path
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(profile.measured))
     later = path.with_name(f"{path.stem}__{stamp}.json")
-    store.write_new(later, data)
-    return later
+    with contextlib.suppress(FileExistsError):
+        store.write_new(later, data)
+        return later
+    last = path.with_name(f"{path.stem}__{stamp}__{secrets.token_hex(4)}.json")
+    store.write_new(last, data)
+    return last
 
 
 def assembled(

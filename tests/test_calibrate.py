@@ -155,6 +155,12 @@ def test_a_second_profile_of_a_machine_is_stored_beside_the_first(tmp_path: Path
     assert (read(path).measured, read(later).measured) == (0.0, 86400.0)
 
 
+def test_profiles_that_end_in_the_same_second_are_all_kept(tmp_path: Path) -> None:
+    paths = {calibration.stored(profile(ranks=ranks), tmp_path / "node__print.json") for ranks in (1, 2, 3, 4)}
+    assert set(tmp_path.iterdir()) == paths
+    assert {read(path).conditions.ranks for path in paths} == {1, 2, 3, 4}
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
