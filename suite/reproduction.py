@@ -33,6 +33,7 @@ from suite.devices import resolved_device, usable_cores
 from suite.figures import Figure
 from suite.job import LEAST_STEPS, Event, Failed, Finished, Job, Phase, Status, Step
 from suite.launch import Outcome, launch
+from suite.machine_profile import Profile
 from suite.measured import counted_figures
 from suite.miniature import DEFAULT_STEPS, in_batches, miniature
 from suite.predict.executed_memory_figures import memory_figures
@@ -85,6 +86,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         loss_scales: of each step, where the precision needs one.
         skipped: numbers of the steps that an overflow skipped.
+        profile: path of the machine profile, or why there is none.
     """
 
     run: str
@@ -97,6 +99,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     loss_scales: list[float]
     skipped: list[int]
     arithmetic: str
+    profile: str = ""
 
 
 def plan(request: Request) -> Plan:
@@ -288,8 +291,20 @@ def corpus_for(plan: Plan, path: Path | None) -> Corpus:
     )
 
 
-def reproduce(plan: Plan, corpus: Corpus, results: Path, on_event: Callable[[int, Event], None]) -> Result:
+def reproduce(
+    plan: Plan,
+    corpus: Corpus,
+    results: Path,
+    on_event: Callable[[int, Event], None],
+    *,
+    profile: Profile | None = None,  # noqa: ARG001  the prediction of time will stand on it
+    profile_source: str = "",
+) -> Result:
     """Launch the plan once, keep its record below `results`, and compare it with the prediction.
+
+    Args:
+        profile: what this machine was measured to do; None where nothing valid is known.
+        profile_source: its path, or why there is none.
 
     Raises:
         InputError: the results directory cannot be written.
@@ -342,6 +357,7 @@ def reproduce(plan: Plan, corpus: Corpus, results: Path, on_event: Callable[[int
         loss_scales=[step.loss_scale for step in ran if step.loss_scale is not None],
         skipped=[step.step for step in ran if step.skipped],
         arithmetic=outcome.finished[0].arithmetic if outcome.finished else "",
+        profile=profile_source,
     )
 
 

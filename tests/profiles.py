@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from suite.calibration_plan import Density
 from suite.machine_profile import UNSEEN, Check, Conditions, Fingerprint, Profile
 from suite.measured_seconds import Axis, Subject, Table, Timing, fitted
 
 HERE = Fingerprint(node="0123abcd", device="cpu", hardware={"cpu": "A", "cores": "2"}, software={"torch": "2.13.0"})
+SPARSE = Density(  # a few points of everything, without compilation
+    ratio=100.0,
+    coarse=100.0,
+    sparse=300.0,
+    unseen=1,
+    point_seconds=0.001,
+    rounds=2,
+    memory_bytes=4_000_000,
+    dtypes=("fp32",),
+    compiled=(),
+)
 
 
 def timing(seconds: float) -> Timing:

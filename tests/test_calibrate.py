@@ -16,14 +16,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from profiles import profile
+from profiles import SPARSE, profile
 
 from reference_runs.errors import InputError
 from suite import calibration, launch
 from suite.__main__ import main
 from suite.calibration import CalibrationRequest, calibrate, planned_calibration
 from suite.calibration_job import COLLECTIVES, Measured
-from suite.calibration_plan import Density
 from suite.job import LAUNCH_VARIABLE, Event, Started, Status
 from suite.machine_profile import Profile, current_profile, read
 from suite.record import fingerprint
@@ -31,17 +30,6 @@ from suite.report.machine_tables import print_profile
 from suite.report.tables import console
 
 ROOT = Path(__file__).parent.parent
-SPARSE = Density(  # a few points of everything, without compilation
-    ratio=100.0,
-    coarse=100.0,
-    sparse=300.0,
-    unseen=1,
-    point_seconds=0.001,
-    rounds=2,
-    memory_bytes=4_000_000,
-    dtypes=("fp32",),
-    compiled=(),
-)
 START_SECONDS = 90.0  # imports of torch on a busy machine
 END_SECONDS = 45.0
 

@@ -46,7 +46,7 @@ def calibrate_command(
     messages = console(stderr=True)
     planned = planned_calibration(CalibrationRequest(results=results, ranks=ranks, device=device))
     try:
-        with _Live(planned, quiet=not messages.is_terminal) as live:
+        with CalibrationProgress(planned, quiet=not messages.is_terminal) as live:
             result = calibrate(planned, live)
     except OSError as error:  # no room or no access for the profile or scratch files
         messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
@@ -89,7 +89,7 @@ def _print(result: CalibrationResult) -> None:
     out.print(f"profile {escape(result.path)}", soft_wrap=True)
 
 
-class _Live:
+class CalibrationProgress:
     """The progress line: what is measured; a plain line for each operation where stderr is no terminal."""
 
     def __init__(self, planned: Calibration, *, quiet: bool) -> None:
@@ -98,7 +98,7 @@ class _Live:
         self._progress = progress_line(quiet=quiet)
         self._task = self._progress.add_task("starting", total=planned.rounds * len(planned.planned))
 
-    def __enter__(self) -> _Live:
+    def __enter__(self) -> CalibrationProgress:
         self._progress.start()
         return self
 

@@ -15,6 +15,7 @@ from rich.progress import TaskID
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
+from suite.commands.calibrate_first import profile_for
 from suite.commands.runs import runs
 from suite.compare import Verdict
 from suite.job import Event, Phase, Status, Step
@@ -49,11 +50,19 @@ def reproduce_command(
     corpus: Annotated[
         Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
     trace: Annotated[
         Path | None,
         typer.Option(readable=False, help="FILE.json for the profiled steps of rank 0, FILE.rankN.json for others'."),
     ] = None,
+    results: Annotated[Path, typer.Option(help="Where records and profiles are stored.")] = ROOT / "results",
+    may_calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            envvar="SUITE_CALIBRATE",
+            help="Measure the machine first where no valid profile of it is stored.",
+        ),
+    ] = True,
     json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object a launch, then one of several launches; progress goes to stderr."),
@@ -63,6 +72,10 @@ def reproduce_command(
 
     Without NAME: list the runs. A rank that is silent for 10 times its longest step (at least 20 s; 120 s before the
     first step; with compilation 600 s more during warm-up) ends the command as a hang.
+
+    Where no machine profile is valid here (node, device, hardware, software, as many ranks), the machine is calibrated
+    first, once, which takes about 90 s. A calibration that fails is one line, and the run goes on: step time is not
+    predicted then, and the exit code is that of the run. Ctrl-C ends both.
 
     Several launches end with a summary of every time: median, spread, a 95 % interval of the median from 6 launches
     on, and the least change that as many launches again would show. 5 launches to compare, 7 to be strict.
@@ -101,14 +114,15 @@ def reproduce_command(
     try:
         records_directory(results, planned.name)
         messages.print(f"[dim]{escape(planned.name)}: {planned.layout.ranks} ranks on {planned.device}[/]")
+        profile, source = profile_for(planned, results, may_calibrate=may_calibrate, messages=messages)
         for _ in range(launches):
             with _Live(planned, quiet=not messages.is_terminal) as live:
-                result = reproduce(planned, tokens, results, live)
+                result = reproduce(planned, tokens, results, live, profile=profile, profile_source=source)
             done.append(result)
             if json:
                 sys.stdout.write(_json(result) + "\n")
             else:
-                _print(result)
+                _print(result, has_profile=profile is not None)
                 if planned.trace is not None and planned.trace.exists():
                     console().print(f"trace {escape(str(planned.trace))}", soft_wrap=True)
             code = max(code, _exit_code(result))
@@ -148,11 +162,12 @@ def _json(result: Result) -> str:
         "losses": result.losses,
         "loss_scales": result.loss_scales,
         "skipped": result.skipped,
+        "profile": result.profile,
     }
     return msgspec.json.encode(entry).decode()
 
 
-def _print(result: Result) -> None:
+def _print(result: Result, *, has_profile: bool) -> None:
     out = console()
     if result.status is not Status.OK:
         out.print(f"[bold red]{escape(result.run)}: {result.status.value}[/]: {escape(result.message)}")
@@ -170,6 +185,8 @@ def _print(result: Result) -> None:
             f"steps skipped by an overflow: {skipped}"
         )
     out.print(f"arithmetic: {result.arithmetic}")
+    profile = "machine profile" if has_profile else "step time is not predicted:"
+    out.print(f"[dim]{profile} {escape(result.profile)}[/]", soft_wrap=True)
     out.print(f"record {escape(result.record)}", soft_wrap=True)
     colour = "green" if result.verdict is Verdict.PASS else "bold red"
     message = f": {result.message}" if result.message else ""
