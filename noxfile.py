@@ -64,6 +64,25 @@ def calibrate(session: nox.Session) -> None:
 
 
 @nox.session
+def report(session: nox.Session) -> None:
+    """Write the tables of everything that is recorded: nox -s report"""
+    install(session)
+    suite(session, "report", *session.posargs)
+
+
+@nox.session
+def accuracy(session: nox.Session) -> None:
+    """Reproduce all miniatures on 1 and 2 ranks, eager and compiled, and write the table: nox -s accuracy"""
+    install(session, "execute")
+    for name in ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2"):
+        for ranks in ("2", "1"):
+            for execution in ("--no-compile", "--compile"):
+                arguments = (f"{name}-mini", "--ranks", ranks, execution, *session.posargs)
+                session.run("python", "-m", "suite", "reproduce", *arguments, success_codes=[0, 1])
+    suite(session, "report", *session.posargs)
+
+
+@nox.session
 def predict(session: nox.Session) -> None:
     """Say what arithmetic says of a run, beside what was published: nox -s predict -- bloom-176b"""
     install(session)

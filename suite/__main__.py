@@ -21,6 +21,7 @@ COMMANDS = {
     "formulas": ("suite.commands.formulas", "formulas"),
     "reproduce": ("suite.commands.reproduce", "reproduce_command"),
     "calibrate": ("suite.commands.calibrate", "calibrate_command"),
+    "report": ("suite.commands.report", "report_command"),
 }
 
 # typer carries click inside or beside itself, by version; what it exports names the same classes in both

@@ -246,7 +246,7 @@ def _lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
         ("sharded_unit", ("",), 4),
     ):
         for variant in variants:
-            lines.append(Sizes(Subject(operation=operation, variant=variant), "call", (1, most)))
+            lines.append(Sizes(Subject(operation=operation, variant=variant), "call", (min(2, most // 4), most)))
     if density.compiled:
         for variant in PASSES:
             lines.append(Sizes(Subject(operation="region", variant=variant, compiled=True), "call", (1, 4)))

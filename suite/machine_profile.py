@@ -12,7 +12,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.measured_seconds import Line, Subject, Table, Timing
 
-SCHEMA = "1.0"
+SCHEMA = "2.0"  # 1: without what the host does for a step
 UNSEEN = "unseen"  # sizes between the grid's points, measured to know the interpolation's error
 REPEATED = "repeated"  # sizes of the grid once more, at the end: the noise below which no error can fall
 

@@ -65,7 +65,7 @@ def profiled_machine(
     found = stack(stack_name) if stack_name else stack_of(run.software.stack if run.software else None)
     recipe, on_cuda = run.recipe, profile.fingerprint.device == "cuda"
     dtype, ranks = dtype_of(recipe.precision), profile.conditions.ranks
-    known = _known_accelerator(profile)
+    known = known_accelerator(profile)
     device = known or _measured_accelerator(profile, dtype)
     peak = dense_peak_flop_per_second(device, dtype)
     bandwidth = _bandwidth(profile)
@@ -141,7 +141,7 @@ def profiled_machine(
     return RunMachine(device, dtype, found, machine, None, "", tuple(notes))
 
 
-def _known_accelerator(profile: Profile) -> Accelerator | None:
+def known_accelerator(profile: Profile) -> Accelerator | None:
     """The GPU of the profile's node as the catalog has it; None for a CPU and for what the catalog does not know."""
     if profile.fingerprint.device != "cuda":
         return None

@@ -65,7 +65,12 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """Written when the run has ended, however it ended."""
+    """Written when the run has ended, however it ended.
+
+    Args:
+        predicted: step time, its terms and rates, where a machine profile said what to expect.
+        profile: that profile's file, or why there was none.
+    """
 
     schema: str
     id: str
@@ -76,6 +81,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     figures: list[Figure]
     ranks: list[RankOutcome]
     log_tail: str = ""
+    predicted: list[Figure] = []
+    profile: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

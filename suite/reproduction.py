@@ -37,11 +37,14 @@ from suite.machine_profile import Profile
 from suite.measured import counted_figures
 from suite.miniature import DEFAULT_STEPS, in_batches, miniature
 from suite.predict.executed_memory_figures import memory_figures
+from suite.predict.executed_time_figures import time_figures
 from suite.predict.prediction import prediction
 from suite.ramp_up import check_ramp_up
 from suite.record import SCHEMA, End, RankOutcome, begin_record
+from suite.residuals import Residuals, residuals
 from suite.scaled_layout import scaled_layout
 from suite.traces import checked_trace
+from suite.utilisation import peaks, utilisation
 
 COLLECTIVE_TIMEOUT_SECONDS = 900.0
 LOSS_MUST_FALL_STEPS = 20
@@ -87,6 +90,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         loss_scales: of each step, where the precision needs one.
         skipped: numbers of the steps that an overflow skipped.
         profile: path of the machine profile, or why there is none.
+        time: the step time beside its prediction, where there is one.
     """
 
     run: str
@@ -100,6 +104,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     skipped: list[int]
     arithmetic: str
     profile: str = ""
+    time: Residuals | None = None
 
 
 def plan(request: Request) -> Plan:
@@ -297,7 +302,7 @@ def reproduce(
     results: Path,
     on_event: Callable[[int, Event], None],
     *,
-    profile: Profile | None = None,  # noqa: ARG001  the prediction of time will stand on it
+    profile: Profile | None = None,
     profile_source: str = "",
 ) -> Result:
     """Launch the plan once, keep its record below `results`, and compare it with the prediction.
@@ -324,10 +329,16 @@ def reproduce(
             opened.close(_end(identity, status, f"the launcher ended: {type(error).__name__}", [], []))
             raise
         figures: list[Figure] = []
+        times: list[Figure] = []
         if outcome.status is Status.OK:
             steps = [[e for e in events if isinstance(e, Step)] for events in outcome.events]
             figures = counted_figures(job, outcome.finished, steps)
-        opened.close(_end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome))
+            try:
+                times, figures = with_time(plan, profile, figures)
+            except InputError as error:  # the run's own shapes or precision, which no calibration covers
+                profile_source = f"{profile_source}: step time is not predicted: {error}"
+        end = _end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome)
+        opened.close(msgspec.structs.replace(end, predicted=times, profile=profile_source))
     rows: list[Row] = []
     if outcome.status is Status.OK:
         alone = plan.device == "cuda" or plan.layout.ranks <= usable_cores()
@@ -335,7 +346,7 @@ def reproduce(
             plan.architecture, plan.recipe, plan.layout, compiled=plan.compiled, own_processors=alone
         )
         kernels = kernels_for(plan.recipe.precision, plan.device)
-        predicted += memory_figures(plan.architecture, plan.recipe, plan.layout, kernels)
+        predicted += memory_figures(plan.architecture, plan.recipe, plan.layout, kernels) + times
         rows = compare(predicted, figures, left_name="predicted", right_name="measured", judge=True)
     ran = [event for event in outcome.events[0] if isinstance(event, Step)]
     losses = [step.loss for step in ran]
@@ -358,7 +369,24 @@ def reproduce(
         skipped=[step.step for step in ran if step.skipped],
         arithmetic=outcome.finished[0].arithmetic if outcome.finished else "",
         profile=profile_source,
+        time=residuals(rows),
     )
+
+
+def with_time(plan: Plan, profile: Profile | None, measured: list[Figure]) -> tuple[list[Figure], list[Figure]]:
+    """Predicted step time with its terms and rates, and the measured figures with their shares of peaks.
+
+    Without a profile nothing is predicted.
+
+    Raises:
+        InputError: the profile lacks an operation.
+    """
+    if profile is None:
+        return [], measured
+    kernels = kernels_for(plan.recipe.precision, plan.device)
+    times = time_figures(profile, plan.architecture, plan.recipe, plan.layout, kernels=kernels, compiled=plan.compiled)
+    shares_of = peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks)
+    return times + utilisation(times, shares_of), measured + utilisation(measured, shares_of)
 
 
 def loss_fell(losses: list[float]) -> bool:

@@ -152,6 +152,11 @@ def read(begin_path: Path) -> Record:
     return Record(path=str(begin_path), begin=begin, end=end)
 
 
+def recorded_runs(results: Path) -> list[str]:
+    """Names of the runs that have records below the results directory."""
+    return sorted(path.name for path in (results / "records").glob("*") if path.is_dir())
+
+
 def records(results: Path, run: str) -> tuple[list[Record], list[InputError]]:
     """All readable records of `run`, oldest first, and why the others are left out."""
     good: list[Record] = []

@@ -14,7 +14,7 @@ from suite.calibration_job import COLLECTIVES
 from suite.calibration_plan import DENSITIES, DTYPES, LINE, MOST_ROW_ELEMENTS, TABLE, Planned, axis_points, plan
 from suite.calibration_plan import counts_at_once as counts
 from suite.machine_profile import REPEATED, UNSEEN
-from suite.measured_seconds import Axis, Line, Subject
+from suite.measured_seconds import Axis, Line, Subject, Timing
 from suite.miniature import miniature
 from suite.miniature_shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
 from suite.predict.executed_operators import Kernels
@@ -205,7 +205,7 @@ class Asked:
             subject=subject,
             unit="call",
             sizes=(1.0,),
-            timings=(),
+            timings=(Timing(1e-6, 1e-6, 1e-6, 1, 0),),
             fixed_seconds=0.0,
             seconds_per_unit=1e-6,
             residual=0.0,

@@ -26,6 +26,7 @@ from suite.report.launch_tables import print_launches
 from suite.report.progress import progress_line
 from suite.report.tables import console, print_comparison
 from suite.reproduction import Plan, Request, Result, corpus_for, last_loss, plan, reproduce
+from suite.residuals import Residuals
 from suite.statistics import summaries
 from suite.store import records_directory
 
@@ -163,6 +164,7 @@ def _json(result: Result) -> str:
         "loss_scales": result.loss_scales,
         "skipped": result.skipped,
         "profile": result.profile,
+        "time": result.time,
     }
     return msgspec.json.encode(entry).decode()
 
@@ -184,6 +186,8 @@ def _print(result: Result, *, has_profile: bool) -> None:
             f"loss scale {result.loss_scales[0]:,.0f} -> {result.loss_scales[-1]:,.0f}, "
             f"steps skipped by an overflow: {skipped}"
         )
+    if result.time is not None:
+        out.print(_time_line(result.time), soft_wrap=True)
     out.print(f"arithmetic: {result.arithmetic}")
     profile = "machine profile" if has_profile else "step time is not predicted:"
     out.print(f"[dim]{profile} {escape(result.profile)}[/]", soft_wrap=True)
@@ -191,6 +195,15 @@ def _print(result: Result, *, has_profile: bool) -> None:
     colour = "green" if result.verdict is Verdict.PASS else "bold red"
     message = f": {result.message}" if result.message else ""
     out.print(f"[{colour}]{escape(result.run)}: {result.verdict.value}[/]{escape(message)}")
+
+
+def _time_line(time: Residuals) -> str:
+    """How far the predicted step time is off, where most of it comes from, and what is in no term."""
+    return (
+        f"step time: predicted {time.error:+.1%} of the measured one; largest residual: {time.term} "
+        f"{time.residual * 1e3:+,.1f} ms, {time.residual / time.measured_seconds:+.1%} of the step; "
+        f"unexplained {time.unexplained_share:.1%}"
+    )
 
 
 def _summarise(run: str, results: list[Result], *, json: bool) -> None:

@@ -69,14 +69,14 @@ class Prices:
         self._node = views.seconds_per_unit
         self._start = views.fixed_seconds
         self._host: dict[tuple[str, str], Callable[[], float]] = {
-            ("view", ""): lambda: self._slope("view", "forward"),
+            ("view", ""): lambda: self._each("view", "forward"),
             ("node", ""): lambda: self._node,
-            ("module", ""): lambda: self._slope("module", "forward"),
+            ("module", ""): lambda: self._each("module", "forward"),
             ("call", ""): lambda: self._slope("calls"),
             ("backward", ""): lambda: self._start,
-            ("weight_read", "forward"): lambda: self._slope("weight_read", "forward"),
+            ("weight_read", "forward"): lambda: self._each("weight_read", "forward"),
             ("weight_read", "backward"): lambda: self._slope("weight_read", "backward"),
-            ("region", "forward"): lambda: self._slope("region", "forward", compiled=True),
+            ("region", "forward"): lambda: self._each("region", "forward", compiled=True),
             ("region", "backward"): lambda: self._slope("region", "backward", compiled=True),
             ("sharded_unit", ""): lambda: self._slope("sharded_unit"),
             ("checkpoint", ""): lambda: self._slope("checkpoint"),
@@ -105,6 +105,11 @@ class Prices:
 
     def _slope(self, operation: str, variant: str = "", *, compiled: bool = False) -> float:
         return self._measured.line(self._subject(operation, variant, compiled=compiled)).seconds_per_unit
+
+    def _each(self, operation: str, variant: str = "", *, compiled: bool = False) -> float:
+        """Of the fewest calls in a row that were timed: in a step there are few between two operators."""
+        line = self._measured.line(self._subject(operation, variant, compiled=compiled))
+        return line.seconds(line.sizes[0]) / line.sizes[0]
 
     def _host_seconds(self, work: Work) -> float:
         if work.compiled and work.operation != "region":

@@ -92,11 +92,12 @@ def test_a_batched_product_has_the_shape_of_scores_or_of_heads(variant: str) -> 
     assert result.shape == ((3, 24, 24) if variant == "NT" else (3, 24, 8))
 
 
-SIZES = {"attention": (2, 16, 8), "layer_norm": (6, 8), "softmax": (6, 8), "cross_entropy": (6, 8), "embedding": (6, 8)}
+ROWS = dict.fromkeys(("layer_norm", "softmax", "cross_entropy", "embedding", "column_sum"), (6, 8))
+SIZES = {"attention": (2, 16, 8), **ROWS}
 
 
 @pytest.mark.parametrize("variant", ["forward", "backward"])
-@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - {"product", "batched_product"}))
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - {"product", "batched_product", "region"}))
 def test_every_operation_can_be_called_again_and_again(operation: str, variant: str) -> None:
     if operation in ("host_to_device", "device_to_host") or (operation, variant) == ("add", "backward"):
         return
@@ -108,6 +109,32 @@ def test_every_operation_can_be_called_again_and_again(operation: str, variant: 
     )
     work = OPERATIONS[operation](task.subject, task.sizes[0], Inputs(CPU))
     assert Stopwatch(CPU).timing(work, point_seconds=0.0).seconds > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("variant", ["forward", "backward"])
+def test_a_compiled_region_is_one_graph_that_can_be_called_again(variant: str) -> None:
+    torch._dynamo.reset()
+    subject = Subject(operation="region", variant=variant, compiled=True)
+    with torch._functorch.config.patch(donated_buffer=False):
+        work = OPERATIONS["region"](subject, (3,), Inputs(CPU))
+        work()
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        assert Stopwatch(CPU).timing(work, point_seconds=0.0).seconds > 0
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before > 0
+    torch._dynamo.reset()
+
+
+def test_a_weight_that_is_read_has_the_stored_values_and_hands_its_gradient_on() -> None:
+    forward = OPERATIONS["weight_read"](Subject(operation="weight_read", variant="forward"), (2,), Inputs(CPU))
+    read = forward()
+    assert isinstance(read, list)
+    assert [weight.tolist() for weight in read] == [[1.0] * 64] * 2
+    backward = OPERATIONS["weight_read"](Subject(operation="weight_read", variant="backward"), (2,), Inputs(CPU))
+    handed = backward()
+    assert isinstance(handed, tuple)
+    assert [gradient.tolist() for gradient in handed] == [[1.0] * 64] * 2
 
 
 def test_tensors_of_two_places_do_not_overlap() -> None:

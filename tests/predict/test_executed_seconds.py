@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference_runs.catalog import accumulation, miniatures, reference_run
 from reference_runs.layout import Recomputation
 from suite.figures import Quantity, StepTerm
-from suite.measured_seconds import Line, Subject
+from suite.measured_seconds import Line, Subject, Timing
 from suite.miniature import miniature
 from suite.predict.executed_operators import Kernels
 from suite.predict.executed_seconds import StepSeconds, step_seconds
@@ -54,7 +54,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             subject=subject,
             unit="call",
             sizes=(1.0,),
-            timings=(),
+            timings=(Timing(self.host + 1e-300, 1.0, 1.0, 1, 0),),
             fixed_seconds=0.0,
             seconds_per_unit=self.host,
             residual=0.0,

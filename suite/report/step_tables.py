@@ -1,0 +1,172 @@
+"""Predicted and measured step times of recorded launches, as a Markdown table for each machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.layout import layout_text
+from suite.compare import compare
+from suite.job import Status
+from suite.measured_seconds import median
+from suite.record import Record
+from suite.residuals import Residuals, residuals
+
+TITLES = (
+    "run",
+    "ranks",
+    "layout",
+    "execution",
+    "launches",
+    "predicted",
+    "measured",
+    "error",
+    "largest residual",
+    "of the step",
+    "unexplained",
+)
+
+
+class Setup(NamedTuple):
+    """What launches must share to be one row."""
+
+    machine: str
+    run: str
+    ranks: int
+    layout: str
+    compiled: bool
+    software: str
+    policy: str
+    hardware: str
+
+
+class StepRow(NamedTuple):
+    """One setup: its launches' residuals, the one with the median step time first."""
+
+    setup: Setup
+    launches: list[Residuals]
+
+    @property
+    def middle(self) -> Residuals:
+        """The launch of the median step time; of an even number the faster of the two."""
+        ordered = sorted(self.launches, key=lambda one: one.measured_seconds)
+        return ordered[(len(ordered) - 1) // 2]
+
+
+def step_rows(records: Iterable[Record]) -> list[StepRow]:
+    """A row for each setup of the launches that ended well and were predicted, in the order of machine, run and ranks.
+
+    Of a setup that was recorded under several versions of software or policy, the latest.
+    """
+    latest: dict[tuple[str, str, int, str, bool], tuple[float, Setup]] = {}
+    found: dict[Setup, list[Residuals]] = {}
+    for record in records:
+        split = _residuals(record)
+        if split is None:
+            continue
+        setup = _setup(record)
+        found.setdefault(setup, []).append(split)
+        key = setup[:5]
+        if key not in latest or record.begin.started > latest[key][0]:
+            latest[key] = record.begin.started, setup
+    return [StepRow(setup, found[setup]) for _, setup in sorted(latest.values(), key=lambda entry: entry[1])]
+
+
+def _setup(record: Record) -> Setup:
+    begin = record.begin
+    hardware = begin.hardware
+    machine = f"{hardware['cpu']}, {hardware['cores']} cores, GPUs: {hardware['gpus']}, {begin.job.device}"
+    job, hashes = begin.job, begin.hashes
+    return Setup(
+        machine=machine,
+        run=begin.run,
+        ranks=job.layout.ranks,
+        layout=layout_text(job.layout),
+        compiled=job.compiled,
+        software=hashes["software"],
+        policy=hashes["policy"],
+        hardware=hashes["hardware"],
+    )
+
+
+def _residuals(record: Record) -> Residuals | None:
+    end = record.end
+    if end is None or end.status is not Status.OK or not end.predicted:
+        return None
+    rows = compare(end.predicted, end.figures, left_name="predicted", right_name="measured", judge=False)
+    return residuals(rows)
+
+
+def step_tables(records: Sequence[Record]) -> str:
+    """Markdown: for each machine its launches' step times, their errors, and what these come from; "" without any."""
+    rows = step_rows(records)
+    parts: list[str] = []
+    for machine in dict.fromkeys(row.setup.machine for row in rows):
+        own = [row for row in rows if row.setup.machine == machine]
+        setups = {row.setup for row in own}
+        dates = [record.begin.started for record in records if _residuals(record) and _setup(record) in setups]
+        parts += [f"### {machine}", "", _when(min(dates), max(dates)), ""]
+        parts += [*_table(own), "", *_summary(own), ""]
+    return "\n".join(parts)
+
+
+def _when(first: float, last: float) -> str:
+    days = dict.fromkeys(time.strftime("%Y-%m-%d", time.gmtime(when)) for when in (first, last))
+    return f"Measured {' to '.join(days)}."
+
+
+def _table(rows: Sequence[StepRow]) -> Iterator[str]:
+    yield f"| {' | '.join(TITLES)} |"
+    yield "|" + "---|" * 4 + "---:|" * 4 + "---|" + "---:|" * 2
+    for row in rows:
+        setup, one = row.setup, row.middle
+        cells = (
+            setup.run,
+            str(setup.ranks),
+            setup.layout,
+            "compiled" if setup.compiled else "eager",
+            str(len(row.launches)),
+            f"{one.predicted_seconds * 1e3:,.0f} ms",
+            f"{one.measured_seconds * 1e3:,.0f} ms",
+            f"{one.error:+.1%}",
+            one.term,
+            f"{one.residual / one.measured_seconds:+.1%}",
+            f"{one.unexplained_share:.1%}",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _summary(rows: Sequence[StepRow]) -> Iterator[str]:
+    errors = [abs(row.middle.error) for row in rows]
+    unexplained = [row.middle.unexplained_share for row in rows]
+    yield (
+        f"{len(rows)} setups: absolute error of step_seconds {median(errors):.1%} in the median, "
+        f"{max(errors):.1%} at most; unexplained share of the step {median(unexplained):.1%} in the median, "
+        f"{max(unexplained):.1%} at most."
+    )
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors over all setups of all machines."""
+
+    setups: int
+    median_error: float
+    largest_error: float
+    largest_unexplained_share: float
+
+
+def summary(records: Sequence[Record]) -> Summary | None:
+    """The errors of all rows; None without any."""
+    rows = step_rows(records)
+    if not rows:
+        return None
+    errors = [abs(row.middle.error) for row in rows]
+    return Summary(
+        setups=len(rows),
+        median_error=median(errors),
+        largest_error=max(errors),
+        largest_unexplained_share=max(row.middle.unexplained_share for row in rows),
+    )

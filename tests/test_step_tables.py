@@ -1,0 +1,144 @@
+"""The table of predicted and measured step times: one row a setup, its error, its largest residual, the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from suite import store
+from suite.__main__ import main
+from suite.compare import compare
+from suite.corpus import Corpus
+from suite.figures import Figure, Quantity, StepTerm
+from suite.job import Job, Status
+from suite.record import SCHEMA, End, begin_record
+from suite.report.step_tables import step_rows, step_tables
+from suite.reproduction import job_for
+from suite.residuals import Residuals, residuals
+from tests.launches import small_plan
+
+CORPUS = Corpus(
+    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none"
+)
+PREDICTED = {StepTerm.FORWARD: 0.2, StepTerm.BACKWARD: 0.5, StepTerm.OPTIMIZER: 0.1, StepTerm.UNEXPLAINED: 0.0}
+MEASURED = {StepTerm.FORWARD: 0.25, StepTerm.BACKWARD: 0.4, StepTerm.OPTIMIZER: 0.1, StepTerm.UNEXPLAINED: 0.05}
+
+
+def figures(terms: dict[StepTerm, float]) -> list[Figure]:
+    """A step and its terms, and of rank 0 others that must not count."""
+    whole = Figure(quantity=Quantity.STEP_SECONDS, value=sum(terms.values()))
+    of_job = [Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=value) for term, value in terms.items()]
+    return [whole, *of_job, msgspec.structs.replace(of_job[0], value=99.0, rank=0)]
+
+
+def split(predicted: dict[StepTerm, float], measured: dict[StepTerm, float]) -> Residuals | None:
+    rows = compare(figures(predicted), figures(measured), left_name="predicted", right_name="measured", judge=True)
+    return residuals(rows)
+
+
+def record(results: Path, *, measured: dict[StepTerm, float], started: float, **changes: Any) -> None:
+    job = msgspec.structs.replace(job_for(small_plan(ranks=2), CORPUS, "/none"), **changes.pop("job", {}))
+    assert isinstance(job, Job)
+    begin = msgspec.structs.replace(begin_record(job, CORPUS, store.new_identity()), started=started)
+    end = End(
+        schema=SCHEMA,
+        id=begin.id,
+        status=changes.pop("status", Status.OK),
+        message="",
+        ranks_at_fault=[],
+        finished=started + 9,
+        figures=figures(measured),
+        ranks=[],
+        predicted=changes.pop("predicted", figures(PREDICTED)),
+    )
+    store.Opened(store.records_directory(results, "small"), begin).close(end)
+
+
+def scaled(factor: float) -> dict[StepTerm, float]:
+    return {term: factor * value for term, value in MEASURED.items()}
+
+
+def test_the_largest_residual_is_the_term_furthest_from_its_prediction() -> None:
+    told = split(PREDICTED, MEASURED)
+    assert told is not None
+    assert (told.term, told.residual) == (StepTerm.BACKWARD, pytest.approx(-0.1))
+    assert told.error == pytest.approx(0.0)
+    assert told.unexplained_share == pytest.approx(0.05 / 0.8)
+
+
+def test_what_is_unexplained_is_no_residual_of_a_term_and_has_no_sign() -> None:
+    told = split(PREDICTED, {**PREDICTED, StepTerm.UNEXPLAINED: -0.4})
+    assert told is not None
+    assert told.residual == 0
+    assert told.unexplained_share == pytest.approx(1.0)
+
+
+def test_a_step_that_is_not_predicted_or_not_split_has_no_residuals() -> None:
+    of_step = figures(PREDICTED)[:1]
+    for left, right in (([], figures(MEASURED)), (figures(PREDICTED), of_step)):
+        assert residuals(compare(left, right, left_name="a", right_name="b", judge=True)) is None
+
+
+def test_launches_of_one_setup_are_one_row_with_the_median_launch(tmp_path: Path) -> None:
+    for place, factor in enumerate((1.0, 3.0, 1.5)):
+        record(tmp_path, measured=scaled(factor), started=1000.0 + place)
+    record(tmp_path, measured=scaled(9.0), started=2000.0, job={"compiled": True})
+    record(tmp_path, measured=scaled(7.0), started=2000.0, status=Status.CRASHED)
+    record(tmp_path, measured=scaled(7.0), started=2000.0, predicted=[])
+    good, bad = store.records(tmp_path, "small")
+    rows = step_rows(good)
+    assert not bad
+    assert [(row.setup.compiled, len(row.launches)) for row in rows] == [(False, 3), (True, 1)]
+    assert rows[0].middle.measured_seconds == pytest.approx(1.2)
+
+
+def test_of_a_setup_under_two_policies_the_latest_counts(tmp_path: Path) -> None:
+    record(tmp_path, measured=scaled(1.0), started=1000.0)
+    record(tmp_path, measured=scaled(2.0), started=3000.0, job={"threads": 7})
+    record(tmp_path, measured=scaled(4.0), started=2000.0)
+    (row,) = step_rows(store.records(tmp_path, "small")[0])
+    assert [one.measured_seconds for one in row.launches] == [pytest.approx(1.6)]
+
+
+def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path, measured=scaled(3.0), started=86400.0 * 366)
+    assert main(["report", "--results", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    text = (tmp_path / "TABLES.md").read_text(encoding="utf-8")
+    assert told["setups"] == 1
+    assert told["largest_error"] == told["median_error"] == pytest.approx(2 / 3)
+    assert "Measured 1971-01-02." in text
+    row = next(line for line in text.splitlines() if line.startswith("| small"))
+    cells = [cell.strip() for cell in row.split("|")][5:-1]
+    assert cells == ["1", "800 ms", "2,400 ms", "-66.7%", "backward", "+29.2%", "6.3%"]
+    assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "TABLES.md").read_text(encoding="utf-8") == text
+
+
+def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--results", str(tmp_path)]) == 3
+    assert not (tmp_path / "TABLES.md").exists()
+    record(tmp_path, measured=MEASURED, started=1000.0)
+    (tmp_path / "records" / "small" / "x.begin.json").write_text("{", encoding="utf-8")
+    capsys.readouterr()
+    assert main(["report", "--results", str(tmp_path)]) == 0
+    assert "x.begin.json" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_a_file_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, measured=MEASURED, started=1000.0)
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "file")]) == 2
+    assert "cannot write TABLES.md" in capsys.readouterr().err
+
+
+def test_tables_of_no_records_are_empty() -> None:
+    assert step_tables([]) == ""
