@@ -117,6 +117,20 @@ class Collective(msgspec.Struct, frozen=True):
     messages: int
 
 
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """Processor time while a rank's steps were timed, in seconds.
+
+    Args:
+        own: of this rank's process.
+        busy, steal, whole: of all processors: computing, taken by other guests of the host, and all there is.
+    """
+
+    own: float
+    busy: float
+    steal: float
+    whole: float
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """What a rank counted.
 
@@ -132,6 +146,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         pipeline_seconds: that the pipeline took, from its first pass to this rank's last message, likewise.
         interface_sent_bytes: bytes a timed step that left the job's interface; None where none is named.
         term_seconds: `StepTerm` -> seconds of this rank's median timed step; empty where no step was profiled.
+        shared: with whom it shared the processors; None where the system does not tell.
         no_terms: why it is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions.
     """
@@ -155,6 +170,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     time: float
     term_seconds: dict[str, float] = {}
     no_terms: str = ""
+    shared: Shared | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

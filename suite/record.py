@@ -70,6 +70,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         predicted: step time, its terms and rates, where a machine profile said what to expect.
         profile: that profile's file, or why there was none.
+        others_share, steal_share: of the processors, what other processes, and other guests of the host, took while
+            steps were timed; None where the system does not tell.
     """
 
     schema: str
@@ -83,6 +85,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     log_tail: str = ""
     predicted: list[Figure] = []
     profile: str = ""
+    others_share: float | None = None
+    steal_share: float | None = None
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

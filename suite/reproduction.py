@@ -34,7 +34,7 @@ from suite.figures import Figure
 from suite.job import LEAST_STEPS, Event, Failed, Finished, Job, Phase, Status, Step
 from suite.launch import Outcome, launch
 from suite.machine_profile import Profile
-from suite.measured import counted_figures
+from suite.measured import counted_figures, others_shares
 from suite.miniature import DEFAULT_STEPS, in_batches, miniature
 from suite.predict.executed_memory_figures import memory_figures
 from suite.predict.executed_time_figures import time_figures
@@ -91,6 +91,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         skipped: numbers of the steps that an overflow skipped.
         profile: path of the machine profile, or why there is none.
         time: the step time beside its prediction, where there is one.
+        others_share, steal_share: see `End`.
     """
 
     run: str
@@ -105,6 +106,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: str
     profile: str = ""
     time: Residuals | None = None
+    others_share: float | None = None
+    steal_share: float | None = None
 
 
 def plan(request: Request) -> Plan:
@@ -338,7 +341,13 @@ def reproduce(
             except InputError as error:  # the run's own shapes or precision, which no calibration covers
                 profile_source = f"{profile_source}: step time is not predicted: {error}"
         end = _end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome)
-        opened.close(msgspec.structs.replace(end, predicted=times, profile=profile_source))
+        others = others_shares(outcome.finished) if outcome.status is Status.OK else None
+        others_share, steal_share = others or (None, None)
+        opened.close(
+            msgspec.structs.replace(
+                end, predicted=times, profile=profile_source, others_share=others_share, steal_share=steal_share
+            )
+        )
     rows: list[Row] = []
     if outcome.status is Status.OK:
         alone = plan.device == "cuda" or plan.layout.ranks <= usable_cores()
@@ -370,6 +379,8 @@ def reproduce(
         arithmetic=outcome.finished[0].arithmetic if outcome.finished else "",
         profile=profile_source,
         time=residuals(rows),
+        others_share=others_share,
+        steal_share=steal_share,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from reference_runs.layout import Layout
 from suite import store
 from suite.__main__ import main
 from suite.compare import compare
@@ -17,6 +18,7 @@ from suite.figures import Figure, Quantity, StepTerm
 from suite.job import Job, Status
 from suite.record import SCHEMA, End, begin_record
 from suite.report.step_tables import step_rows, step_tables
+from suite.report.utilisation_tables import ASKED, utilisation_table
 from suite.reproduction import job_for
 from suite.residuals import Residuals, residuals
 from tests.launches import small_plan
@@ -54,6 +56,7 @@ def record(results: Path, *, measured: dict[StepTerm, float], started: float, **
         figures=figures(measured),
         ranks=[],
         predicted=changes.pop("predicted", figures(PREDICTED)),
+        others_share=0.12,
     )
     store.Opened(store.records_directory(results, "small"), begin).close(end)
 
@@ -93,7 +96,7 @@ def test_launches_of_one_setup_are_one_row_with_the_median_launch(tmp_path: Path
     rows = step_rows(good)
     assert not bad
     assert [(row.setup.compiled, len(row.launches)) for row in rows] == [(False, 3), (True, 1)]
-    assert rows[0].middle.measured_seconds == pytest.approx(1.2)
+    assert rows[0].middle.time.measured_seconds == pytest.approx(1.2)
 
 
 def test_of_a_setup_under_two_policies_the_latest_counts(tmp_path: Path) -> None:
@@ -101,7 +104,7 @@ def test_of_a_setup_under_two_policies_the_latest_counts(tmp_path: Path) -> None
     record(tmp_path, measured=scaled(2.0), started=3000.0, job={"threads": 7})
     record(tmp_path, measured=scaled(4.0), started=2000.0)
     (row,) = step_rows(store.records(tmp_path, "small")[0])
-    assert [one.measured_seconds for one in row.launches] == [pytest.approx(1.6)]
+    assert [one.time.measured_seconds for one in row.launches] == [pytest.approx(1.6)]
 
 
 def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_bytes(
@@ -116,9 +119,28 @@ def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_byt
     assert "Measured 1971-01-02." in text
     row = next(line for line in text.splitlines() if line.startswith("| small"))
     cells = [cell.strip() for cell in row.split("|")][5:-1]
-    assert cells == ["1", "800 ms", "2,400 ms", "-66.7%", "backward", "+29.2%", "6.3%"]
+    assert cells == ["1", "800 ms", "2,400 ms", "-66.7%", "backward", "+29.2%", "6.3%", "12%"]
     assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "TABLES.md").read_text(encoding="utf-8") == text
+
+
+def test_a_gpu_s_utilisation_is_unmeasured_until_it_is_recorded(tmp_path: Path) -> None:
+    record(tmp_path, measured=MEASURED, started=1000.0)
+    assert utilisation_table(store.records(tmp_path, "small")[0]).count("| unmeasured |") == len(ASKED)
+    (own,) = store.records(tmp_path, "small")[0]
+    assert own.end is not None
+    begin = msgspec.structs.replace(
+        own.begin,
+        run="gpt2-124m",
+        hardware=own.begin.hardware | {"gpus": "NVIDIA H200"},
+        job=msgspec.structs.replace(own.begin.job, device="cuda", layout=Layout(micro_batch=2)),
+    )
+    rate = Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=0.5 * 989.4e12)
+    on_gpu = msgspec.structs.replace(own, begin=begin, end=msgspec.structs.replace(own.end, figures=[rate]))
+    lines = utilisation_table([own, on_gpu]).splitlines()
+    (line,) = [line for line in lines if "gpt2-124m" in line]
+    assert "| 1 | 50.0% | 45% | 1970-01-01 |" in line
+    assert sum("unmeasured" in line for line in lines) == len(ASKED) - 1
 
 
 def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_and_left_out(

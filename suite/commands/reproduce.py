@@ -165,6 +165,8 @@ def _json(result: Result) -> str:
         "skipped": result.skipped,
         "profile": result.profile,
         "time": result.time,
+        "others_share": result.others_share,
+        "steal_share": result.steal_share,
     }
     return msgspec.json.encode(entry).decode()
 
@@ -188,6 +190,11 @@ def _print(result: Result, *, has_profile: bool) -> None:
         )
     if result.time is not None:
         out.print(_time_line(result.time), soft_wrap=True)
+    if result.others_share is not None and result.steal_share is not None:
+        out.print(
+            f"while steps were timed, other processes took {result.others_share:.0%} of the processors, "
+            f"other guests of the host {result.steal_share:.0%}"
+        )
     out.print(f"arithmetic: {result.arithmetic}")
     profile = "machine profile" if has_profile else "step time is not predicted:"
     out.print(f"[dim]{profile} {escape(result.profile)}[/]", soft_wrap=True)

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from reference_runs.layout import Recomputation
 from suite.execute.measure import clock
+from suite.execute.measure.conditions import SharedProcessors
 from suite.execute.measure.counters import (
     CollectiveCounter,
     KeptForBackward,
@@ -65,6 +66,7 @@ def train(
     phases: list[dict[Part, float]] = []
     in_profile: list[dict[Part, float]] = []
     timed_seconds: list[float] = []
+    shared = SharedProcessors()
     to_count: list[Callable[[], AbstractContextManager[object]]] = [
         lambda: counter,
         lambda: _eagerly(peak.window()),
@@ -81,6 +83,8 @@ def train(
         # DistributedDataParallel arranges its buckets in the order in which the first backward pass makes gradients
         # ready; a compiled block makes all of its own ready at once, in the arbitrary order of a heap
         usual = _eagerly(nullcontext()) if step == 0 else nullcontext()
+        if kind is StepKind.TIMED and not timed_seconds:
+            shared.start()
         start = clock.now(device)
         with to_count[0]() if kind is StepKind.COUNTED else usual:
             loss = steps.forward_and_backward()
@@ -90,6 +94,7 @@ def train(
         if kind is StepKind.TIMED:
             timed_seconds.append(seconds)
             phases.append(steps.phases.seconds())
+            shared.lap()
             sent = clock.interface_sent_bytes(job.interface)
         if kind is StepKind.PROFILED:
             in_profile.append(steps.phases.seconds())
@@ -133,6 +138,7 @@ def train(
         time=time.time(),
         term_seconds=terms,
         no_terms=profiled.failure,
+        shared=shared.since_start,
     )
 
 

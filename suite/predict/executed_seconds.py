@@ -20,6 +20,7 @@ from suite.predict.traffic import reduced_gradient_element_bytes
 HOST = frozenset({"view", "node", "module", "weight_read", "region", "sharded_unit", "call", "backward", "checkpoint"})
 # In a compiled region these are part of a neighbour's pass over memory, or not there at all
 FUSED = frozenset({"add", "scale", "to_fp32", "from_fp32", "sum_of_gradients"})
+FUSED_DTYPE = "bf16"  # in which compiled operators were timed: they compute in fp32 whatever they read
 ACTIVATIONS = frozenset({"gelu_tanh", "gelu", "relu", "fast_gelu", "geglu"})
 
 
@@ -123,10 +124,10 @@ class Prices:
             return self._call("add", "forward", self._dtype, work.sizes[0] // self._element)
         if work.operation == "adam_tensor":
             return self._slope("adam_tensors")
-        if work.compiled and work.operation in ACTIVATIONS:
-            return self._call("chain", work.variant, work.dtype, *work.sizes, compiled=True)
-        compiled = work.compiled and work.operation == "dropout"
-        return self._call(work.operation, work.variant, work.dtype, *work.sizes, compiled=compiled)
+        if work.compiled and work.operation in (*ACTIVATIONS, "dropout"):
+            fused = "dropout" if work.operation == "dropout" else "chain"
+            return self._call(fused, work.variant, FUSED_DTYPE, *work.sizes, compiled=True)
+        return self._call(work.operation, work.variant, work.dtype, *work.sizes)
 
     def _call(self, operation: str, variant: str, dtype: str, *sizes: int, compiled: bool = False) -> float:
         seconds = self._measured.seconds(self._subject(operation, variant, dtype, compiled=compiled), *sizes)

@@ -27,6 +27,7 @@ TITLES = (
     "largest residual",
     "of the step",
     "unexplained",
+    "others",
 )
 
 
@@ -43,16 +44,23 @@ class Setup(NamedTuple):
     hardware: str
 
 
+class Launch(NamedTuple):
+    """One launch: its residuals, and what other processes took of the processors meanwhile."""
+
+    time: Residuals
+    others_share: float | None
+
+
 class StepRow(NamedTuple):
-    """One setup: its launches' residuals, the one with the median step time first."""
+    """One setup and its launches."""
 
     setup: Setup
-    launches: list[Residuals]
+    launches: list[Launch]
 
     @property
-    def middle(self) -> Residuals:
+    def middle(self) -> Launch:
         """The launch of the median step time; of an even number the faster of the two."""
-        ordered = sorted(self.launches, key=lambda one: one.measured_seconds)
+        ordered = sorted(self.launches, key=lambda one: one.time.measured_seconds)
         return ordered[(len(ordered) - 1) // 2]
 
 
@@ -62,13 +70,13 @@ def step_rows(records: Iterable[Record]) -> list[StepRow]:
     Of a setup that was recorded under several versions of software or policy, the latest.
     """
     latest: dict[tuple[str, str, int, str, bool], tuple[float, Setup]] = {}
-    found: dict[Setup, list[Residuals]] = {}
+    found: dict[Setup, list[Launch]] = {}
     for record in records:
         split = _residuals(record)
-        if split is None:
+        if split is None or record.end is None:
             continue
         setup = _setup(record)
-        found.setdefault(setup, []).append(split)
+        found.setdefault(setup, []).append(Launch(split, record.end.others_share))
         key = setup[:5]
         if key not in latest or record.begin.started > latest[key][0]:
             latest[key] = record.begin.started, setup
@@ -120,9 +128,9 @@ def _when(first: float, last: float) -> str:
 
 def _table(rows: Sequence[StepRow]) -> Iterator[str]:
     yield f"| {' | '.join(TITLES)} |"
-    yield "|" + "---|" * 4 + "---:|" * 4 + "---|" + "---:|" * 2
+    yield "|" + "---|" * 4 + "---:|" * 4 + "---|" + "---:|" * 3
     for row in rows:
-        setup, one = row.setup, row.middle
+        setup, (one, others) = row.setup, row.middle
         cells = (
             setup.run,
             str(setup.ranks),
@@ -135,13 +143,14 @@ def _table(rows: Sequence[StepRow]) -> Iterator[str]:
             one.term,
             f"{one.residual / one.measured_seconds:+.1%}",
             f"{one.unexplained_share:.1%}",
+            "-" if others is None else f"{others:.0%}",
         )
         yield f"| {' | '.join(cells)} |"
 
 
 def _summary(rows: Sequence[StepRow]) -> Iterator[str]:
-    errors = [abs(row.middle.error) for row in rows]
-    unexplained = [row.middle.unexplained_share for row in rows]
+    errors = [abs(row.middle.time.error) for row in rows]
+    unexplained = [row.middle.time.unexplained_share for row in rows]
     yield (
         f"{len(rows)} setups: absolute error of step_seconds {median(errors):.1%} in the median, "
         f"{max(errors):.1%} at most; unexplained share of the step {median(unexplained):.1%} in the median, "
@@ -163,10 +172,10 @@ def summary(records: Sequence[Record]) -> Summary | None:
     rows = step_rows(records)
     if not rows:
         return None
-    errors = [abs(row.middle.error) for row in rows]
+    errors = [abs(row.middle.time.error) for row in rows]
     return Summary(
         setups=len(rows),
         median_error=median(errors),
         largest_error=max(errors),
-        largest_unexplained_share=max(row.middle.unexplained_share for row in rows),
+        largest_unexplained_share=max(row.middle.time.unexplained_share for row in rows),
     )

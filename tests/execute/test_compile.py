@@ -9,9 +9,13 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from reference_runs.catalog import reference_run
 from reference_runs.layout import Recomputation
+from reference_runs.run import Precision, Residual
 from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.parallel.parallelize import compile_blocks
 from suite.execute.precision import store_weights
+from suite.miniature import miniature
 from tests.launches import small_plan
 
 LAYERS = torch._dynamo.config.recompile_limit + 3
@@ -39,3 +43,33 @@ def test_one_graph_serves_all_blocks(recomputation: Recomputation) -> None:
     for _ in range(2):
         decoder(tokens, tokens).backward()
     assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_both_biases_of_a_parallel_residual_have_their_gradient_in_fp16() -> None:
+    """Inductor's C++ for it does not compile where their sums, which are the same, share a loop."""
+    small = miniature(reference_run("gpt-neox-20b"), "cpu", ranks=1)
+    architecture = msgspec.structs.replace(
+        small.architecture, layers=1, padded_vocabulary=small.architecture.vocabulary
+    )
+    recipe = small.recipe
+    assert architecture.residual is Residual.PARALLEL
+    assert recipe.precision is Precision.FP16
+    assert recipe.hidden_dropout == 0
+    tokens = torch.randint(0, architecture.vocabulary, (2, architecture.sequence))
+    gradients = []
+    for compiled in (False, True):
+        decoder = Decoder(architecture, recipe)
+        initialise(decoder, recipe, seed=1)
+        store_weights([decoder], recipe, shards=1, device=torch.device("cpu"))
+        if compiled:
+            compile_blocks([decoder], torch.float16, torch.device("cpu"))
+        (1024 * decoder(tokens, tokens)).backward()
+        of_biases = {name: p.grad for name, p in decoder.named_parameters() if "bias" in name and p.grad is not None}
+        gradients.append(of_biases)
+    eager, from_compiled = gradients
+    assert len(eager) == 7
+    for name, gradient in eager.items():
+        # 128 tokens are summed: the order of the sums and fp16 values on the way differ
+        torch.testing.assert_close(from_compiled[name], gradient, rtol=0.05, atol=0.05 * gradient.abs().max().item())

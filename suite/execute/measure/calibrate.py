@@ -70,8 +70,8 @@ class Bench:
         subject = task.subject
         agree = self.agree[subject.ranks]
         if subject.operation in COLLECTIVES:
-            work = collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
-            return collective_timing(work, self.watch, agree, point_seconds=task.point_seconds, again=again)
+            timed = collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
+            return collective_timing(timed, self.watch, agree, point_seconds=task.point_seconds, again=again)
         if subject.operation == "sharded_unit":
             work = host.sharded_units(subject, sizes, self.inputs, self.alone)
         elif (subject, sizes) in self._compiled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,9 +25,18 @@ _reduce_scatter: Callable[..., Any] = (
 )
 
 
-def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: dist.ProcessGroup) -> Work:
+class Collective(NamedTuple):
+    """A collective to be timed, and what makes its input anew before each call, untimed."""
+
+    prepare: Work
+    work: Work
+
+
+def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: dist.ProcessGroup) -> Collective:
     """The collective with `sizes[0]` bytes of payload: its input; for all_gather its output.
 
+    all_reduce adds in place: its input is drawn anew, because sums of sums would grow without bound. (Zeros would not,
+    but gloo adds fp16 by converting each number, zeros faster than others.)
     send: rank 0 sends to rank 1, which sends as much back: a call is two messages.
     """
     ranks, rank = group.size(), group.rank()
@@ -45,30 +54,34 @@ def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: 
             dist.recv(received, group_src=0, group=group)
             dist.send(whole, group_dst=0, group=group)
 
-    # a sum over ranks would grow without bound: the mean of equals stays what it is
-    average = dist.ReduceOp.SUM if dist.get_backend(group) == "gloo" else dist.ReduceOp.AVG
-    zeros = torch.zeros_like(whole) if average is dist.ReduceOp.SUM else whole
-    return {
-        "all_reduce": lambda: dist.all_reduce(zeros, op=average, group=group),
+    summed = torch.empty_like(whole)
+    work = {
+        "all_reduce": lambda: dist.all_reduce(summed, group=group),
         "all_gather": lambda: _all_gather(received, part, group=group),
         "reduce_scatter": lambda: _reduce_scatter(part, whole, group=group),
         "all_to_all": lambda: dist.all_to_all_single(received, whole, group=group),
         "send": ping_pong,
     }[subject.operation]
+    return Collective((lambda: summed.copy_(whole)) if subject.operation == "all_reduce" else (lambda: None), work)
 
 
 def collective_timing(
-    work: Work, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float, again: bool
+    timed: Collective, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float, again: bool
 ) -> Timing:
     """As `Stopwatch.timing`, in blocks of 4 after which all ranks of `agree` decide alike from the slowest's times."""
+
+    def sample() -> float:
+        timed.prepare()
+        return watch.sample(timed.work)
+
     samples: list[float] = []
     start = time.perf_counter()
     before, warm_up = float("inf"), 0
     if again:
-        watch.sample(work)
-        samples += [watch.sample(work) for _ in range(BLOCK)]
+        sample()
+        samples += [sample() for _ in range(BLOCK)]
     for block in range(0 if again else MOST_WARM_UP_BLOCKS):
-        samples += [watch.sample(work) for _ in range(BLOCK)]
+        samples += [sample() for _ in range(BLOCK)]
         now, _ = slowest(agree, median(samples[-BLOCK:]), 0.0)
         warm_up = block * BLOCK
         if now >= FALLING * before:
@@ -78,7 +91,7 @@ def collective_timing(
         _, spent = slowest(agree, 0.0, time.perf_counter() - start)
         if spent >= point_seconds and len(samples) - warm_up >= LEAST_REPETITIONS:
             break
-        samples += [watch.sample(work) for _ in range(BLOCK)]
+        samples += [sample() for _ in range(BLOCK)]
     return summary(samples, warm_up)
 
 

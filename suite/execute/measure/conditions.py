@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from suite.job import Shared
+
 CALL_SECONDS = 2.0  # a call to the driver's library that takes longer is given up: a lost GPU can block it for ever
 _BUSY = ("user", "nice", "system", "irq", "softirq")
 _FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
@@ -32,6 +34,29 @@ def processor_time() -> ProcessorTime | None:
     second = os.sysconf("SC_CLK_TCK")
     busy = sum(ticks.get(name, 0) for name in _BUSY)
     return ProcessorTime(busy / second, ticks.get("steal", 0) / second, sum(ticks.values()) / second)
+
+
+class SharedProcessors:
+    """Processor time of this process and of the whole system between a start and the last lap.
+
+    Attributes:
+        since_start: None before the first lap, and where the system does not tell.
+    """
+
+    def __init__(self) -> None:
+        self.since_start: Shared | None = None
+        self._begun: tuple[ProcessorTime | None, float] = (None, 0.0)
+
+    def start(self) -> None:
+        """Count from now on."""
+        self._begun = processor_time(), time.process_time()
+
+    def lap(self) -> None:
+        """Count until now."""
+        (before, own), after = self._begun, processor_time()
+        if before is not None and after is not None:
+            busy, steal, whole = (b - a for a, b in zip(before, after, strict=True))
+            self.since_start = Shared(own=time.process_time() - own, busy=busy, steal=steal, whole=whole)
 
 
 def processor_facts() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -121,12 +121,7 @@ def parallelize(
         for chunk in chunks:
             chunk.to(device)
     if compiled:
-        # DistributedDataParallel's graph splitting is for a model compiled whole; blocks are compiled one by one
-        torch._dynamo.config.optimize_ddp = False
-        torch._dynamo.config.fail_on_recompile_limit_hit = True  # rather than go on eagerly
-        for chunk in chunks:
-            for block in chunk.blocks.values():
-                block.compile()
+        compile_blocks(chunks, DTYPES[recipe.precision], device)
     modules: list[nn.Module] = list(chunks)
     if layout.data_parallel > 1 and not fully:
         modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device) for chunk in chunks]
@@ -156,6 +151,20 @@ def parallelize(
         optimizer = sharded_adamw(groups, recipe, shards=shards, shard=shard, process_group=mesh.get_group(DATA))
     tied = architecture.tied_embeddings
     return Training(chunks, modules, leaves, weights, optimizer, pipeline, embedding_group(mesh) if tied else None)
+
+
+def compile_blocks(chunks: Iterable[Decoder], dtype: torch.dtype, device: torch.device) -> None:
+    """Compile each block of `chunks` for itself, in place; from now on recompiling too often is an error."""
+    # DistributedDataParallel's graph splitting is for a model compiled whole; blocks are compiled one by one
+    torch._dynamo.config.optimize_ddp = False
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # rather than go on eagerly
+    if device.type == "cpu" and dtype is torch.float16:
+        # Inductor's C++ (torch 2.13) declares a sum twice that is stored twice in fp16, as the gradients of both biases
+        # of a parallel residual are; it does not where loops that share their inputs stay apart
+        torch._inductor.config.cpp.max_horizontal_fusion_size = 1
+    for chunk in chunks:
+        for block in chunk.blocks.values():
+            block.compile()
 
 
 def _decay_groups(parameters: list[nn.Parameter], recipe: Recipe) -> list[tuple[float, list[nn.Parameter]]]:

@@ -1,0 +1,74 @@
+"""Model-flop utilisation of GPT-2 on one GPU beside what is asked of it, as a Markdown table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
+from reference_runs.errors import InputError
+from suite.figures import Quantity
+from suite.job import Status
+from suite.machine_model import dtype_of
+from suite.measured_seconds import median
+from suite.record import Record
+
+
+class Asked(NamedTuple):
+    """What one GPU should reach.
+
+    Args:
+        how: the command that measures it, or what is missing.
+        least: mfu against the dense peak of the data sheet, of 6 N + 12 L H Q T flop a token; None: only shown.
+    """
+
+    run: str
+    how: str
+    least: float | None
+
+
+NOT_EXECUTED = "its recorded layout has fused attention, which this version does not execute"
+ASKED = (
+    Asked("gpt2-mini", "`reproduce gpt2-mini --device cuda --ranks 1`", None),
+    Asked("gpt2-124m", NOT_EXECUTED, 0.45),
+    Asked("gpt2-1558m", NOT_EXECUTED, 0.52),
+)
+
+
+def utilisation_table(records: Sequence[Record]) -> str:
+    """A row for each run on each GPU model that it was recorded on, the median over launches; else "unmeasured"."""
+    lines = ["| run | GPU | launches | mfu | asked | measured | how |", "|---|---|---:|---:|---:|---|---|"]
+    for asked in ASKED:
+        lines += list(_rows(asked, records)) or [_line(asked, "-", "0", "unmeasured", "-")]
+    return "\n".join(lines) + "\n"
+
+
+def _line(asked: Asked, gpu: str, launches: str, mfu: str, day: str) -> str:
+    least = "-" if asked.least is None else f"{asked.least:.0%}"
+    return f"| {asked.run} | {gpu} | {launches} | {mfu} | {least} | {day} | {asked.how} |"
+
+
+def _rows(asked: Asked, records: Iterable[Record]) -> Iterator[str]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for record in records:
+        begin, end = record.begin, record.end
+        job = begin.job
+        if begin.run != asked.run or job.device != "cuda" or job.layout.ranks != 1:
+            continue
+        device = _known(begin.hardware["gpus"].split(", ")[0])
+        if end is None or end.status is not Status.OK or device is None:
+            continue
+        rates = [f.value for f in end.figures if f.quantity is Quantity.MODEL_FLOP_PER_SECOND and f.rank is None]
+        peak = dense_peak_flop_per_second(device, dtype_of(job.recipe.precision))
+        found.setdefault(device.title, []).append((begin.started, rates[0] / peak))
+    for gpu, launches in sorted(found.items()):
+        day = time.strftime("%Y-%m-%d", time.gmtime(max(started for started, _ in launches)))
+        yield _line(asked, gpu, str(len(launches)), f"{median(share for _, share in launches):.1%}", day)
+
+
+def _known(model: str) -> Accelerator | None:
+    try:
+        return accelerator(model)
+    except InputError:
+        return None
