@@ -36,12 +36,17 @@ def install(session: nox.Session, *groups: str) -> None:
 
 
 def suite(session: nox.Session, *arguments: str) -> None:
-    """Run one command of the suite: its exit code becomes nox's, and Ctrl-C leaves it time to end its ranks.
+    """Run one command of the suite."""
+    python(session, "suite", *arguments)
+
+
+def python(session: nox.Session, module: str, *arguments: str) -> None:
+    """Run a module: its exit code becomes nox's, and Ctrl-C leaves it time to end its ranks.
 
     nox by itself turns every failure into exit code 1, and kills 0.5 s after Ctrl-C.
     """
     try:
-        session.run("python", "-m", "suite", *arguments, interrupt_timeout=60, terminate_timeout=30)
+        session.run("python", "-m", module, *arguments, interrupt_timeout=60, terminate_timeout=30)
     except CommandFailed as error:
         code = getattr(error, "return_code", None)  # older releases of nox do not tell
         if code is None:
@@ -151,6 +156,13 @@ def architecture(session: nox.Session) -> None:
     """Check which part may import which."""
     install(session, "architecture")
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "."})
+
+
+@nox.session
+def overhead(session: nox.Session) -> None:
+    """Say what the suite adds to a step of a bare PyTorch loop, in time and memory: nox -s overhead -- bloom-mini"""
+    install(session, "execute")
+    python(session, "benchmarks.overhead", *session.posargs)
 
 
 @nox.session

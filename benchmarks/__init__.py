@@ -1,0 +1,1 @@
+"""What the suite itself costs, measured against code that does without it."""
