@@ -62,7 +62,7 @@ def test_an_unknown_major_version_is_refused_and_a_minor_one_read(schema: str) -
     whole["schema"] = schema
     with pytest.raises(InputError, match=r"^file: unknown schema version of a machine profile; got .*, allowed: 2\.x$"):
         decode(json.dumps(whole).encode(), "file")
-    whole["schema"] = "1.7"
+    whole["schema"] = "2.7"
     assert decode(json.dumps(whole).encode(), "file") == profile()
 
 
