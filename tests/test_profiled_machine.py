@@ -19,7 +19,7 @@ from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout
 from reference_runs.run import ReferenceRun
 from suite.__main__ import main
-from suite.machine_profile import Fingerprint, Profile, encode
+from suite.machine_profile import SCHEMA, Fingerprint, Profile, encode
 from suite.machines import RunMachine
 from suite.measured_seconds import Axis, Line, Subject, Table, fitted
 from suite.predict.run_prediction import run_prediction
@@ -231,7 +231,7 @@ def test_a_profile_that_cannot_stand_for_a_machine_is_refused_in_one_line(
         "cannot read the machine profile": None,
         "truncated perhaps": whole[:-100],
         "was changed after it was measured": whole.replace(b'"ranks":2,"threads"', b'"ranks":3,"threads"'),
-        "unknown schema version": whole.replace(b'"schema":"1.0"', b'"schema":"9.0"'),
+        "unknown schema version": whole.replace(f'"schema":"{SCHEMA}"'.encode(), b'"schema":"9.0"'),
         "no measurement of all_reduce bf16 2 ranks": encode(measured(left_out="all_reduce")),
         "no measurement of layer_norm forward bf16 2 ranks": encode(measured(left_out="layer_norm")),
     }
