@@ -300,7 +300,7 @@ def test_of_two_commands_at_once_one_measures_and_the_other_waits_for_its_profil
 def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibration, "DENSITIES", {"cpu": SPARSE})
+    monkeypatch.setattr(calibration, "DENSITIES", {"cpu": SPARSE._replace(dtypes=("fp32", "bf16"))})
     results = tmp_path / "results"
     run = ["reproduce", str(run_file(tmp_path / "tiny.toml", data_parallel=1, accumulation=4)), "--steps", "6"]
     run += ["--device", "cpu", "--json", "--calibrate", "--results", str(results)]
@@ -313,7 +313,10 @@ def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(
     assert main(run) == 0
     second = capsys.readouterr()
     assert "calibrating first" not in second.err
-    assert json.loads(second.out)["profile"] == path
+    told = json.loads(second.out)
+    assert told["profile"] == path
+    times = [row for row in told["figures"] if row["quantity"] == "step_seconds" and row["term"] is None]
+    assert [row["left"] is not None and row["left"] > 0 for row in times] == [True]
 
 
 class Running:
