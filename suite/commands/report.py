@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
+from suite.launch import ROOT
 from suite.record import Record
 from suite.report.step_tables import step_tables, summary
 from suite.report.tables import console
@@ -41,7 +43,7 @@ def report_command(
     out: Annotated[
         Path | None, typer.Option(readable=False, help="Directory to write into; default: the results directory.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Where records are stored.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
     json: Annotated[bool, typer.Option("--json", help="One JSON object with the errors, for machines.")] = False,
 ) -> None:
     """Write TABLES.md: predicted and measured step times of all recorded launches, by machine.
@@ -67,7 +69,12 @@ def report_command(
     path = directory / FILE
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{HEAD}\n{step_tables(found)}\n{GPUS}\n{utilisation_table(found)}", encoding="utf-8")
+        beside = path.with_name(f".{FILE}.{os.getpid()}")
+        try:
+            beside.write_text(f"{HEAD}\n{step_tables(found)}\n{GPUS}\n{utilisation_table(found)}", encoding="utf-8")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {FILE}: {error.strerror}", got=str(directory), where="--out") from error
     if json:

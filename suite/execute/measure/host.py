@@ -58,9 +58,19 @@ def chained(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
 
     Backward: a start of autograd's engine and as many nodes that compute nothing.
     """
-    x = inputs.normal(TINY, dtype=torch.float32).detach().requires_grad_()
     nothing = nn.Identity()
-    step: Callable[[Tensor], Tensor] = nothing if subject.operation == "module" else lambda y: y.view_as(y)
+    return _in_a_row(nothing if subject.operation == "module" else lambda y: y.view_as(y), [], subject, sizes, inputs)
+
+
+def _in_a_row(
+    step: Callable[[Tensor], Tensor],
+    leaves: list[nn.Parameter],
+    subject: Subject,
+    sizes: tuple[int, ...],
+    inputs: Inputs,
+) -> Work:
+    """`step` of its own result, `sizes[0]` times; backward: the gradients of the first input and of `leaves`."""
+    x = inputs.normal(TINY, dtype=torch.float32).detach().requires_grad_()
 
     def forward() -> Tensor:
         y = x
@@ -71,7 +81,7 @@ def chained(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
     if subject.variant == "forward":
         return forward
     out, gradient = forward(), torch.ones_like(x)
-    return lambda: torch.autograd.grad(out, x, gradient, retain_graph=True)
+    return lambda: torch.autograd.grad(out, [x, *leaves], gradient, retain_graph=True)
 
 
 def weight_reads(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
@@ -106,18 +116,7 @@ def regions(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
     module = _Weights(REGION_WEIGHTS, inputs.device)
     leaves = list(module.parameters())
     module.compile()
-    x = inputs.normal(TINY, dtype=torch.float32).detach().requires_grad_()
-
-    def forward() -> Tensor:
-        y = x
-        for _ in range(sizes[0]):
-            y = module(y)
-        return y
-
-    if subject.variant == "forward":
-        return forward
-    out, gradient = forward(), torch.ones_like(x)
-    return lambda: torch.autograd.grad(out, [x, *leaves], gradient, retain_graph=True)
+    return _in_a_row(module, leaves, subject, sizes, inputs)
 
 
 def sharded_units(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs, own: dist.ProcessGroup) -> Work:
