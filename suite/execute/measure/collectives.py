@@ -35,8 +35,7 @@ class Collective(NamedTuple):
 def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: dist.ProcessGroup) -> Collective:
     """The collective with `sizes[0]` bytes of payload: its input; for all_gather its output.
 
-    all_reduce adds in place: its input is drawn anew, because sums of sums would grow without bound. (Zeros would not,
-    but gloo adds fp16 by converting each number, zeros faster than others.)
+    all_reduce adds in place: its input is made anew, because sums of sums would grow without bound.
     send: rank 0 sends to rank 1, which sends as much back: a call is two messages.
     """
     ranks, rank = group.size(), group.rank()

@@ -63,7 +63,7 @@ def elementwise(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Wor
         return _passes(lambda: wide.to(dtype), (wide,), subject, inputs)
     operator: Callable[[Tensor], Tensor] = ONE_TENSOR[subject.operation]
     if subject.compiled:
-        # for each size, as a block is compiled for its own: dropout for any size took 4 times as long on a CPU
+        # for each size, as a block is compiled for its own
         operator = torch.compile(operator, dynamic=False)
     return _passes(lambda: operator(x), (x,), subject, inputs)
 
