@@ -119,7 +119,7 @@ def formulas(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite: nox -s tests -- -k traffic"""
-    install(session, "execute", "test", "fit")
+    install(session, "execute", "kernels", "test", "fit")
     session.run("python", "-m", "pytest", *session.posargs)
 
 
@@ -148,7 +148,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    install(session, "execute", "fit", "types")
+    install(session, "execute", "kernels", "fit", "types")
     session.run("mypy", *session.posargs)
 
 

@@ -1,0 +1,104 @@
+"""What every kernel shares: where it runs, which inputs it takes, and how many rows and columns one program has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import custom_op, triton_op, wrap_triton
+
+from kernels.interpreter import round_to_nearest
+
+NAMESPACE = "llm_reference_runs"
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1
+MOST_COLUMNS = 65_536  # of a row that one program holds: 256 fp32 values in each of 256 threads
+
+
+class UnsupportedInputError(ValueError):
+    """An input that a kernel does not take: which, what is allowed, what came."""
+
+
+def runs_triton(x: Tensor) -> bool:
+    """Whether Triton's kernel runs on this tensor: on CUDA, or interpreted; else the plain reference does."""
+    return x.is_cuda or INTERPRETED
+
+
+if INTERPRETED:
+    round_to_nearest()
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function as the operator `llm_reference_runs::name`, which changes none of its arguments.
+
+    With torch.library's triton_op torch.compile looks into it; interpreted, where there is no compiled kernel to see,
+    it is one opaque call of custom_op, so that tracing and fake tensors work there too.
+    """
+    registered: Any = custom_op if INTERPRETED else triton_op
+    return lambda function: registered(f"{NAMESPACE}::{name}", function, mutates_args=())
+
+
+def launchable(kernel: Any) -> Any:
+    """The kernel in the form in which an operator launches it, as always by `[grid](arguments)`."""
+    return kernel if INTERPRETED else wrap_triton(kernel)
+
+
+def require(condition: bool, kernel: str, what: str, allowed: str, got: object) -> None:
+    """Nothing where the condition holds.
+
+    Raises:
+        UnsupportedInputError: it does not.
+    """
+    if not condition:
+        raise UnsupportedInputError(f"{kernel}: {what}: allowed {allowed}, got {got}")
+
+
+def require_float(kernel: str, **tensors: Tensor) -> None:
+    """Nothing where all tensors are of a dtype that kernels take, and on one device.
+
+    Raises:
+        UnsupportedInputError: one is not.
+    """
+    (first, one), *_ = tensors.items()
+    for name, tensor in tensors.items():
+        require(tensor.dtype in FLOATS, kernel, f"dtype of {name}", "float32, bfloat16, float16", tensor.dtype)
+        require(tensor.device == one.device, kernel, f"device of {name}", f"{first}'s, {one.device}", tensor.device)
+
+
+def require_columns(kernel: str, columns: int) -> None:
+    """Nothing where a row of so many columns fits into one program.
+
+    Raises:
+        UnsupportedInputError: it does not, or has none.
+    """
+    require(1 <= columns <= MOST_COLUMNS, kernel, "columns", f"1 to {MOST_COLUMNS:,}", f"{columns:,}")
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """x as [M, N] with neighbouring columns beside each other, the last dim N; a copy only where it must be."""
+    flat = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+    return flat if flat.stride(-1) == 1 else flat.contiguous()
+
+
+def block_of(columns: int) -> int:
+    """The power of two that holds so many columns: a block of a Triton program."""
+    return int(triton.next_power_of_2(columns))
+
+
+def rows_at_once(block: int) -> int:
+    """Rows of `block` columns that one program holds: as many as make 2048 values, so that short rows fill warps."""
+    return max(1, 2048 // block)
+
+
+def warps_of(values: int) -> int:
+    """Warps of a program that holds so many values: about 16 a thread, at most 16 warps."""
+    return min(16, max(1, values // 512))
+
+
+def programs_over_rows(rows: int, at_once: int, device: torch.device) -> int:
+    """Programs that divide rows among them and keep partial sums, at least 1: two a multiprocessor, 4 interpreted."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+    return max(1, min(-(-rows // at_once), 2 * processors))

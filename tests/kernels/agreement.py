@@ -1,0 +1,56 @@
+"""How exact a kernel must be: against float64 from the same rounded inputs, at most twice as far off as torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+Function = Callable[..., Any]
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Standard normal numbers, rounded to `dtype`, the same for every dtype."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def outputs_and_gradients(function: Function, inputs: Sequence[Tensor], upstream: Sequence[Tensor]) -> list[Tensor]:
+    """What a function of tensors returns, and the gradients of all inputs for `upstream` gradients of its outputs."""
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    outputs = function(*leaves)
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    gradients = torch.autograd.grad(
+        outputs, leaves, [g.to(out.dtype) for g, out in zip(upstream, outputs, strict=True)]
+    )
+    return [*(out.detach() for out in outputs), *gradients]
+
+
+def assert_as_exact_as_torch(
+    kernel: Function, plain: Function, inputs: Sequence[Tensor], upstream: Sequence[Tensor]
+) -> None:
+    """The kernel's outputs and gradients are at most twice as far from float64 as torch's arithmetic in fp32.
+
+    Torch's results are `plain` computed in fp32 and rounded once to the inputs' dtype, as its own GPU kernels do; the
+    distance is the largest over a tensor. Where torch happens to be closer than one rounding of the largest value, or
+    sqrt(M) roundings of a sum of M terms in fp32, that counts in its place.
+    """
+    exact = outputs_and_gradients(plain, [t.double() for t in inputs], [g.double() for g in upstream])
+    torchs = outputs_and_gradients(plain, [t.float() for t in inputs], [g.float() for g in upstream])
+    own = outputs_and_gradients(kernel, inputs, upstream)
+    for place, (result, wide, true) in enumerate(zip(own, torchs, exact, strict=True)):
+        assert result.shape == true.shape, place
+        if not true.numel():
+            continue
+        assert result.isfinite().all(), place
+        terms = max(1.0, max(g.numel() for g in upstream) / true.numel())
+        roundoff = max(torch.finfo(result.dtype).eps, terms**0.5 * torch.finfo(torch.float32).eps) / 2
+        bound = 2 * max(_distance(wide.to(result.dtype), true), roundoff * float(true.abs().max()))
+        assert _distance(result, true) <= bound, f"result {place}: {_distance(result, true):.3g} > {bound:.3g}"
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other).abs().max())
