@@ -14,7 +14,9 @@ EPSILON = 1e-5
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "shape", [(1, 1), (1, 37), (5, 255), (3, 256), (4, 257), (2, 3, 768), (70, 16), (21, 700), (2, 4096), (0, 8), (9,)], ids=str
+    "shape",
+    [(1, 1), (1, 37), (5, 255), (3, 256), (4, 257), (2, 3, 768), (70, 16), (21, 700), (2, 4096), (0, 8), (9,)],
+    ids=str,
 )
 def test_output_and_gradients_are_as_exact_as_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     columns = shape[-1]
