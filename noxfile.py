@@ -124,6 +124,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def rare(session: nox.Session) -> None:
+    """Run the tests that take long and that `tests` leaves out (about 12 minutes on 2 cores)."""
+    install(session, "execute", "kernels", "test", "fit")
+    session.run("python", "-m", "pytest", "-m", "rare", *session.posargs)
+
+
+@nox.session
 def layouts(session: nox.Session) -> None:
     """Execute every miniature in every layout of the table and compare with one process: nox -s layouts -- -k bloom"""
     install(session, "execute", "test")

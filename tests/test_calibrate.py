@@ -240,7 +240,7 @@ def test_an_interrupted_calibration_ends_with_code_130_and_leaves_no_profile(run
     running.assert_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.skipif(sys.platform != "linux", reason="NOT RUN: tells stopped processes by /proc, which Linux has")
 def test_a_stopped_rank_ends_the_calibration_as_a_hang_and_leaves_no_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -296,7 +296,6 @@ def test_of_two_commands_at_once_one_measures_and_the_other_waits_for_its_profil
     assert capsys.readouterr().err.count("waiting for another calibration to end\n") == 2
 
 
-@pytest.mark.slow
 def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -347,7 +346,7 @@ class Running:
         pytest.fail("no rank measured anything")
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @TWO_CORES
 def test_after_a_calibration_whose_rank_was_killed_the_run_passes_without_a_profile(tmp_path: Path) -> None:
     running = Running(tmp_path)
@@ -360,7 +359,7 @@ def test_after_a_calibration_whose_rank_was_killed_the_run_passes_without_a_prof
     assert list(machines_directory(running.results).iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @TWO_CORES
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_during_the_calibration_leaves_no_profile_and_no_record(

@@ -180,7 +180,6 @@ def test_a_killed_rank_ends_the_launch_as_crashed_and_is_named_with_its_signal(l
     launch.assert_nothing_left()
 
 
-@pytest.mark.slow
 def test_a_stopped_rank_ends_the_launch_as_a_hang_and_is_named_with_the_stacks_of_the_other(launches):
     launch = launches()
     os.kill(launch.rank_pids()[1], signal.SIGSTOP)

@@ -57,7 +57,7 @@ def check(rows: list[dict[str, Any]], *, ranks: int) -> None:
     assert [row["term"] for row in rows[place + 1 : place + 1 + len(NAMES)]] == NAMES
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("gpt2-mini", 1), ("opt-mini", 2)])
+@pytest.mark.parametrize(("name", "ranks"), [("gpt2-mini", 1), pytest.param("opt-mini", 2, marks=pytest.mark.rare)])
 def test_the_terms_of_a_miniature_are_all_of_its_step(name: str, ranks: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "suite", "reproduce", name, "--ranks", str(ranks), "--steps", str(LEAST_PROFILED)]
     done = subprocess.run(
@@ -73,6 +73,7 @@ def test_the_terms_of_a_miniature_are_all_of_its_step(name: str, ranks: int, tmp
     assert kinds == ["warm-up"] * 2 + ["counted"] * 3 + ["timed"] + ["profiled"] * 2
 
 
+@pytest.mark.rare
 def test_the_terms_of_compiled_blocks_are_all_of_their_step(tmp_path: Path) -> None:
     check(figures(launched(profiled_plan(ranks=1, compiled=True), tmp_path)), ranks=1)
 
@@ -171,7 +172,12 @@ if os.environ.get("RANK") == "1" and any("suite.execute" in word for word in sys
     ("method", "why", "terms"),
     [
         ("start", "the profiler did not start: RuntimeError: out of order", []),
-        ("export_chrome_trace", "the trace was not written: RuntimeError: out of order", NAMES),
+        pytest.param(
+            "export_chrome_trace",
+            "the trace was not written: RuntimeError: out of order",
+            NAMES,
+            marks=pytest.mark.rare,
+        ),
     ],
 )
 def test_a_profiler_that_fails_on_one_rank_costs_the_terms_or_the_trace_and_not_the_run(

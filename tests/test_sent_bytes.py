@@ -79,7 +79,7 @@ def _job(ranks: int, directory: Path) -> Job:
     return msgspec.structs.replace(job, threads=1, interface="wire")
 
 
-@pytest.mark.parametrize("hosts", [2, 4], indirect=True)
+@pytest.mark.parametrize("hosts", [2, pytest.param(4, marks=pytest.mark.rare)], indirect=True)
 def test_predicted_sent_bytes_leave_the_interface(hosts: list[str], tmp_path: Path) -> None:
     job = _job(len(hosts), tmp_path)
     (tmp_path / "job.json").write_bytes(msgspec.json.encode(job))

@@ -45,7 +45,6 @@ def test_one_graph_serves_all_blocks(recomputation: Recomputation) -> None:
     assert counter.frame_count == 1
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_both_biases_of_a_parallel_residual_have_their_gradient_in_fp16() -> None:
     """Inductor's C++ for it does not compile where their sums, which are the same, share a loop."""

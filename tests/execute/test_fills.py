@@ -60,6 +60,7 @@ def test_a_step_fills_no_tensor_that_it_is_about_to_write(tmp_path: Path, monkey
         assert made > 100
 
 
+@pytest.mark.rare
 def test_losses_are_the_same_where_new_tensors_are_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = small_plan(ranks=2)
     usual = launched(plan, tmp_path / "usual").losses

@@ -111,7 +111,6 @@ def test_every_operation_can_be_called_again_and_again(operation: str, variant: 
     assert Stopwatch(CPU).timing(work, point_seconds=0.0).seconds > 0
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("variant", ["forward", "backward"])
 def test_a_compiled_region_is_one_graph_that_can_be_called_again(variant: str) -> None:
