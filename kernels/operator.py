@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,14 +31,15 @@ if INTERPRETED:
     round_to_nearest()
 
 
-def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
-    """Register a function as the operator `llm_reference_runs::name`, which changes none of its arguments.
+def operator(name: str, *, mutates: Sequence[str] = (), opaque: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function as the operator `llm_reference_runs::name`, which changes the arguments in `mutates` alone.
 
     With torch.library's triton_op torch.compile looks into it; interpreted, where there is no compiled kernel to see,
-    it is one opaque call of custom_op, so that tracing and fake tensors work there too.
+    it is one opaque call of custom_op, so that tracing and fake tensors work there too. So it is where a function asks
+    for what only real tensors have, such as addresses; its kernels are launched without `launchable`.
     """
-    registered: Any = custom_op if INTERPRETED else triton_op
-    return lambda function: registered(f"{NAMESPACE}::{name}", function, mutates_args=())
+    registered: Any = custom_op if INTERPRETED or opaque else triton_op
+    return lambda function: registered(f"{NAMESPACE}::{name}", function, mutates_args=tuple(mutates))
 
 
 def launchable(kernel: Any) -> Any:
