@@ -1,0 +1,76 @@
+"""Compiles what kernels launch, for a GPU that need not be there: the interpreter checks no types and no instructions.
+
+A process of its own runs public functions on CPU tensors, with Triton's driver replaced by one that names a target;
+every launch compiles its kernel down to machine code, and launches nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+_COMPILING = """
+import json, sys, traceback
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+class Gpu:
+    get_current_device = get_current_stream = lambda self, *_: 0
+    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
+
+triton.runtime.driver.set_active(Gpu())
+run, built = JITFunction.run, []
+
+def compile_only(self, *arguments, **named):
+    compiled = run(self, *arguments, **named | {"warmup": True})
+    ptx = compiled.asm["ptx"]
+    wide = [f"{part}.global.v4" in ptx for part in ("ld", "st")]
+    built.append([self.__name__, len(compiled.asm["cubin"]), *wide])
+    return compiled
+
+JITFunction.run = compile_only
+import kernels.operator
+kernels.operator.runs_triton = lambda x: True
+found = {}
+for name, code in json.load(sys.stdin).items():
+    built.clear()
+    try:
+        exec(code, {"torch": torch})
+        found[name] = list(built)
+    except Exception:
+        found[name] = traceback.format_exc()
+print(json.dumps(found))
+"""
+
+
+class Compiled(NamedTuple):
+    """One kernel in machine code of so many bytes; whether it loads and stores 16 bytes a thread at once."""
+
+    kernel: str
+    code_bytes: int
+    wide_loads: bool
+    wide_stores: bool
+
+
+def compiled_kernels(calls: Mapping[str, str]) -> dict[str, list[Compiled] | str]:
+    """By name: what the calls of public functions of `kernels` would launch on an H100, or the error as a text."""
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILING],
+        input=json.dumps(dict(calls)),
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {name: got if isinstance(got, str) else [Compiled(*k) for k in got] for name, got in found.items()}

@@ -1,0 +1,80 @@
+"""Every kernel compiles for a GPU, without one; what moves most of the bytes does it 16 at once in each thread."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels.compilation import ROOT, Compiled, compiled_kernels
+
+CALLS = {
+    "adamw": """
+from kernels.adamw import adamw
+settings = dict(step=1, learning_rate=0.1, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)
+for count in (1, 3):
+    w, g, m, v = ([torch.ones(1000) for _ in range(count)] for _ in range(4))
+    adamw(w, g, m, v, **settings)
+    g, copies = ([x.to(torch.bfloat16) for x in role] for role in (g, w))
+    adamw(w, g, m, v, copies=copies, gradient_factor=torch.ones(()), **settings)
+""",
+    "gradient_norm": """
+from kernels.gradient_norm import gradient_norm
+for dtype in (torch.float32, torch.bfloat16):
+    gradient_norm(torch.ones(1000, dtype=dtype))
+    gradient_norm([torch.ones(1000, dtype=dtype), torch.ones(3, dtype=dtype)])
+""",
+    "layer_norm": """
+from kernels.layer_norm import layer_norm
+x, weight = (torch.ones(*shape, dtype=torch.bfloat16).requires_grad_() for shape in ((8, 1600), (1600,)))
+layer_norm(x, weight, weight, 1e-5).sum().backward()
+""",
+    "sign_pack": """
+from kernels.sign_pack import sign_pack, sign_unpack
+for dtype in (torch.float32, torch.bfloat16):
+    packed, scale = sign_pack(torch.ones(1000, dtype=dtype), torch.zeros(1000))
+sign_unpack(packed[None], scale[None], 1000)
+""",
+}
+FAULTY = {
+    "a mask that may cut anywhere": """
+from tests.kernels.faulty import narrow
+narrow[(1,)](torch.ones(1000), torch.ones(1000), 999)
+""",
+    "a type that changes in a loop": """
+from tests.kernels.faulty import changing
+changing[(1,)](torch.ones(1000, dtype=torch.int64), 3)
+""",
+}
+# Those that read or write little: a number, a sum a program, or a bit an element.
+NARROW_LOADS = {"root_kernel", "_unpack_kernel"}
+NARROW_STORES = {"root_kernel", "_squares_kernel"}
+WITHOUT_TRITON_KERNELS = {"half_matmul", "interpreter", "operator", "tensor_table"}
+
+Found = dict[str, list[Compiled] | str]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return compiled_kernels(CALLS | FAULTY)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_compile_for_a_gpu_and_move_16_bytes_at_once(name: str, found: Found) -> None:
+    compiled = found[name]
+    assert isinstance(compiled, list), compiled
+    assert compiled
+    for kernel in compiled:
+        assert kernel.code_bytes > 0
+        assert kernel.wide_loads or kernel.kernel in NARROW_LOADS, kernel
+        assert kernel.wide_stores or kernel.kernel in NARROW_STORES, kernel
+
+
+def test_every_kernel_is_compiled() -> None:
+    modules = {path.stem for path in (ROOT / "kernels").glob("[a-z]*.py")}
+    assert modules - WITHOUT_TRITON_KERNELS == set(CALLS)
+
+
+def test_the_checks_can_fail(found: Found) -> None:
+    narrow, changing = (found[fault] for fault in FAULTY)
+    assert isinstance(narrow, list)
+    assert [(kernel.wide_loads, kernel.wide_stores) for kernel in narrow] == [(False, False)]
+    assert "Loop-carried variable" in str(changing)
