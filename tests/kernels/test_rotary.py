@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.operator import UnsupportedInputError
+from kernels.rotary import reference, rotary
+from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, normal
+
+
+def table(*places: int, size: int) -> Tensor:
+    """Cosines and sines of pairs (i, i + size / 2) at base 10000, [2, T, size]."""
+    turns = 10000.0 ** (-torch.arange(0, size, 2).float() / size)
+    angles = torch.tensor(places)[:, None] * turns
+    angles = torch.cat([angles, angles], dim=-1)
+    return torch.stack([angles.cos(), angles.sin()]).to(DEVICE)
+
+
+def fused(batch: int, length: int, heads: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Queries and keys as they lie in one projection's output [B, T, H * 3 * K], each [B, H, T, K]."""
+    both = normal(batch, length, heads * 3 * size, dtype=dtype).view(batch, length, heads, 3, size)
+    q, k, _ = both.permute(3, 0, 2, 1, 4).unbind(0)
+    return q, k
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "heads", "length", "size", "turning"),
+    [
+        (1, 1, 1, 2, 2),
+        (2, 3, 37, 64, 64),
+        (1, 2, 70, 96, 24),  # GPT-NeoX-20B's quarter of a head: no power of two, and several programs
+        (2, 5, 33, 128, 128),  # a second program for the fifth head
+        (1, 9, 5, 37, 10),
+        (1, 1, 3, 1023, 1022),
+        (1, 2, 257, 16, 8),
+        (1, 3, 0, 8, 8),
+        (0, 3, 4, 8, 8),
+    ],
+)
+def test_output_and_gradients_are_as_exact_as_torchs(
+    batch: int, heads: int, length: int, size: int, turning: int, dtype: torch.dtype
+) -> None:
+    rotation = table(*range(length), size=turning)
+    upstream = [normal(batch, heads, length, size, dtype=dtype, seed=seed) for seed in (1, 2)]
+    assert_as_exact_as_torch(
+        lambda q, k: rotary(q, k, rotation),
+        lambda q, k: reference(q, k, rotation),
+        fused(batch, length, heads, size, dtype),
+        upstream,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_positions_may_differ_by_sequence(dtype: torch.dtype) -> None:
+    places = [[0, 1, 2, 3, 4], [7, 7, 7, 900, 0], [2047, 1, 0, 5, 5]]
+    rotation = torch.stack([table(*row, size=8) for row in places], dim=1)[:, :, None]
+    upstream = [normal(3, 2, 5, 12, dtype=dtype, seed=seed) for seed in (1, 2)]
+    assert_as_exact_as_torch(
+        lambda q, k: rotary(q, k, rotation),
+        lambda q, k: reference(q, k, rotation),
+        fused(3, 5, 2, 12, dtype),
+        upstream,
+    )
+
+
+def test_keys_may_have_fewer_heads() -> None:
+    rotation = table(*range(6), size=8)
+    inputs = [normal(2, 9, 6, 8, dtype=torch.float32), normal(2, 2, 6, 8, dtype=torch.float32, seed=1)]
+    upstream = [normal(2, 9, 6, 8, dtype=torch.float32, seed=2), normal(2, 2, 6, 8, dtype=torch.float32, seed=3)]
+    assert_as_exact_as_torch(
+        lambda q, k: rotary(q, k, rotation), lambda q, k: reference(q, k, rotation), inputs, upstream
+    )
+
+
+def test_a_table_whose_halves_differ_is_followed() -> None:
+    rotation = normal(2, 5, 8, dtype=torch.float32, seed=5)
+    upstream = [normal(2, 2, 5, 12, dtype=torch.float32, seed=seed) for seed in (1, 2)]
+    assert_as_exact_as_torch(
+        lambda q, k: rotary(q, k, rotation),
+        lambda q, k: reference(q, k, rotation),
+        fused(2, 5, 2, 12, torch.float32),
+        upstream,
+    )
+
+
+def test_a_pair_turns_by_position_over_base_to_the_power_of_its_place() -> None:
+    # Su et al. 2021, arXiv 2104.09864, equation 34, as complex numbers: x_i e^(i t 10000^(-2 i / R))
+    size, length = 16, 50
+    q = normal(2, 3, length, size, dtype=torch.float64)
+    turned, again = reference(q, q, table(*range(length), size=size).double())
+    turns = 10000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * turns
+    pairs = torch.complex(q[..., : size // 2].cpu(), q[..., size // 2 :].cpu()) * torch.polar(
+        torch.ones_like(angles), angles
+    )
+    # the table's angles, below 50, and their cosines are of fp32: off by at most 50 2^-24 + 2^-24 in each of two terms
+    bound = 2 * 51 * 2**-24 * float(q.abs().max())
+    assert torch.equal(turned, again)
+    assert float((turned.cpu() - torch.cat([pairs.real, pairs.imag], dim=-1)).abs().max()) <= bound
+
+
+def test_the_backward_pass_turns_back() -> None:
+    rotation = table(*range(40), size=24)
+    q, k = (x.detach().requires_grad_() for x in fused(2, 40, 2, 32, torch.float32))
+    turned = rotary(q, k, rotation)
+    back = torch.autograd.grad(turned, (q, k), [x.detach() for x in turned])
+    # In units of u max|x|, u = 2^-24: cosine^2 + sine^2 is 1 to within 4 (each is off by 2 u of itself); a turn rounds
+    # two products and a sum, 4, which the turn back makes at most 4 sqrt(2); its own products of turned values up to
+    # sqrt(2), 2 sqrt(2), and its sum, 1
+    for x, same in zip((q.detach(), k.detach()), back, strict=True):
+        assert float((x - same).abs().max()) <= (4 + 4 * 2**0.5 + 2 * 2**0.5 + 1) * 2**-24 * float(x.abs().max())
+        assert torch.equal(x[..., 24:], same[..., 24:])
+
+
+def test_strides_of_any_kind_give_the_same() -> None:
+    rotation = table(*range(6), size=8)
+    tables = (rotation.repeat_interleave(2, -1)[..., ::2], torch.cat([rotation, -rotation], -1)[..., :8], rotation)
+    wide = normal(2, 3, 6, 24, dtype=torch.bfloat16)
+    by_column = normal(2, 3, 12, 6, dtype=torch.bfloat16).transpose(2, 3)
+    for number, q in enumerate((wide[..., :12], wide[..., ::2], by_column, wide[:1, :1, :1, :12].expand(2, 3, 6, 12))):
+        for got, expected in zip(
+            rotary(q, by_column, tables[number % 3]),
+            rotary(q.contiguous(), by_column.contiguous(), rotation),
+            strict=True,
+        ):
+            assert torch.equal(got, expected)
+            assert got.is_contiguous()
+
+
+def test_gradients_of_any_strides_give_the_same() -> None:
+    rotation = table(*range(6), size=8)
+    upstream = normal(2, 3, 12, 6, dtype=torch.float32).transpose(2, 3)
+    gradients = []
+    for given in (upstream, upstream.contiguous(), upstream.contiguous()[:1, :1, :1].expand(2, 3, 6, 12)):
+        q, k = (x.detach().requires_grad_() for x in fused(2, 6, 3, 12, torch.float32))
+        gradients.append(torch.autograd.grad(rotary(q, k, rotation), (q, k), (given, given)))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert torch.equal(gradients[0][1], gradients[1][1])
+    assert torch.equal(gradients[2][0][:, :, 0], gradients[2][1][:, :, 0])
+
+
+def test_the_gradient_is_the_derivative_of_the_reference() -> None:
+    rotation = normal(2, 3, 4, dtype=torch.float64, seed=5)
+    inputs = [normal(1, 2, 3, 6, dtype=torch.float64, seed=seed).requires_grad_() for seed in (1, 2)]
+    assert torch.autograd.gradcheck(lambda q, k: reference(q, k, rotation), inputs)
+
+
+def test_one_of_the_two_may_need_no_gradient() -> None:
+    rotation = table(*range(4), size=8)
+    q, k = fused(1, 4, 2, 8, torch.float32)
+    leaf = q.detach().requires_grad_()
+    rotary(leaf, k, rotation)[0].sum().backward()
+    both = q.detach().requires_grad_()
+    rotary(both, k.detach().requires_grad_(), rotation)[0].sum().backward()
+    assert leaf.grad is not None
+    assert both.grad is not None
+    assert torch.equal(leaf.grad, both.grad)
+
+
+def test_the_operator_keeps_pytorchs_rules() -> None:
+    q, k = (x.detach().requires_grad_() for x in fused(2, 5, 2, 12, torch.float32))
+    operation = torch.ops.llm_reference_runs.rotary
+    torch.library.opcheck(operation, (q, k, table(*range(5), size=8), False))
+
+
+SIX = torch.ones(1, 2, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "rotation", "named"),
+    [
+        (SIX.double(), SIX, torch.ones(2, 4, 6), "dtype of q"),
+        (SIX, SIX.half(), torch.ones(2, 4, 6), "dtype of k"),
+        (SIX, SIX.to("meta"), torch.ones(2, 4, 6), "device of k"),
+        (SIX[0], SIX, torch.ones(2, 4, 6), "shape of q"),
+        (SIX, SIX[0], torch.ones(2, 4, 6), "shape of k"),
+        (SIX, SIX[:, :, :3], torch.ones(2, 4, 6), "shape of k"),
+        (SIX, SIX[..., :4], torch.ones(2, 4, 6), "shape of k"),
+        (SIX, SIX.expand(3, 2, 4, 6), torch.ones(2, 4, 6), "shape of k"),
+        (torch.ones(1, 1, 1, 1026), torch.ones(1, 1, 1, 1026), torch.ones(2, 1, 6), "head size"),
+        (SIX, SIX, torch.ones(2, 4, 6).half(), "dtype of rotation"),
+        (SIX, SIX, torch.ones(2, 4, 6).to("meta"), "device of rotation"),
+        (SIX, SIX, torch.ones(2, 4, 6).requires_grad_(), "rotation"),
+        (SIX, SIX, torch.ones(2, 5, 6), "shape of rotation"),
+        (SIX, SIX, torch.ones(4, 6), "shape of rotation"),
+        (SIX, SIX, torch.ones(2, 2, 1, 4, 6), "shape of rotation"),
+        (SIX, SIX, torch.ones(2, 4, 3), "turned dims"),
+        (SIX, SIX, torch.ones(2, 4, 8), "turned dims"),
+        (SIX, SIX, torch.ones(2, 4, 0), "turned dims"),
+    ],
+)
+def test_other_input_is_refused_in_one_line(q: Tensor, k: Tensor, rotation: Tensor, named: str) -> None:
+    with pytest.raises(UnsupportedInputError, match=f"^rotary: {named}: allowed .*, got .*$"):
+        rotary(q, k, rotation)
