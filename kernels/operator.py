@@ -103,3 +103,23 @@ def programs_over_rows(rows: int, at_once: int, device: torch.device) -> int:
     """Programs that divide rows among them and keep partial sums, at least 1: two a multiprocessor, 4 interpreted."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
     return max(1, min(-(-rows // at_once), 2 * processors))
+
+
+def stages_of(lap_bytes: int) -> int:
+    """Stages of a pipelined loop whose every lap loads so many bytes: the laps that are loaded ahead, and 1.
+
+    A multiprocessor has to have its share of bandwidth times latency on the way, about 25 kB (of an H200, 4.8 TB/s and
+    a latency taken as 0.7 us in 132 parts): two programs with two laps of 8 KiB ahead, or with one of 16 KiB. Of its
+    228 KiB of shared memory one program may take nearly all for one lap.
+    """
+    return 3 if lap_bytes < 16_384 else 2 if lap_bytes <= 131_072 else 1
+
+
+def programs_over_tiles(rows: int, at_once: int, block: int, blocks: int, device: torch.device) -> int:
+    """Programs that divide the rows of each of `blocks` blocks of columns among them, at least 1.
+
+    Together 8192 values a multiprocessor, as many as its registers hold with the sums that go with them; interpreted
+    as if there were two.
+    """
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+    return max(1, min(-(-rows // at_once), max(1, 8192 // (at_once * block)) * processors // blocks))

@@ -16,6 +16,25 @@ for count in (1, 3):
     g, copies = ([x.to(torch.bfloat16) for x in role] for role in (g, w))
     adamw(w, g, m, v, copies=copies, gradient_factor=torch.ones(()), **settings)
 """,
+    "bias_activation": """
+from typing import get_args
+from kernels.bias_activation import Activation, bias_activation
+x, bias = (torch.ones(*shape, dtype=torch.bfloat16).requires_grad_() for shape in ((8, 1600), (1600,)))
+for name in get_args(Activation):
+    bias_activation(x, bias, name).sum().backward()
+    bias_activation(x, None, name).sum().backward()
+""",
+    "cross_entropy": """
+from kernels.cross_entropy import cross_entropy
+logits = torch.ones(8, 1600, dtype=torch.bfloat16).requires_grad_()
+cross_entropy(logits * 1, torch.ones(8, dtype=torch.int64)).backward()
+""",
+    "geglu": """
+from kernels.geglu import geglu
+x, bias = (torch.ones(*shape, dtype=torch.bfloat16).requires_grad_() for shape in ((8, 3200), (3200,)))
+geglu(x, bias).sum().backward()
+geglu(x, None).sum().backward()
+""",
     "gradient_norm": """
 from kernels.gradient_norm import gradient_norm
 for dtype in (torch.float32, torch.bfloat16):
@@ -26,6 +45,44 @@ for dtype in (torch.float32, torch.bfloat16):
 from kernels.layer_norm import layer_norm
 x, weight = (torch.ones(*shape, dtype=torch.bfloat16).requires_grad_() for shape in ((8, 1600), (1600,)))
 layer_norm(x, weight, weight, 1e-5).sum().backward()
+""",
+    "linear_cross_entropy": """
+from kernels.linear_cross_entropy import linear_cross_entropy
+x, weight = (torch.ones(*shape, dtype=torch.bfloat16).requires_grad_() for shape in ((8, 64), (1600, 64)))
+linear_cross_entropy(x, weight, torch.ones(8, dtype=torch.int64)).backward()
+""",
+    "masked_softmax": """
+from kernels.masked_softmax import masked_softmax
+scores = torch.ones(2, 3, 128, 128, dtype=torch.bfloat16).requires_grad_()
+seen = torch.stack([torch.zeros(2, 128), torch.full((2, 128), 128)], 1).long()
+for mask in (
+    dict(causal=True),
+    dict(causal=True, slopes_H=torch.ones(3)),
+    dict(causal=True, prefix_B=torch.ones(2, dtype=torch.int64)),
+    dict(seen_B2S=seen),
+    dict(bias=torch.zeros(1, 128, 128)),
+):
+    masked_softmax(scores, 0.5, **mask).sum().backward()
+""",
+    "parallel_layer_norms": """
+from kernels.parallel_layer_norms import parallel_layer_norms
+x, weight = (torch.ones(*shape, dtype=torch.bfloat16).requires_grad_() for shape in ((8, 1600), (1600,)))
+first, second = parallel_layer_norms(x, weight, weight, weight, weight, 1e-5)
+(first + second).sum().backward()
+""",
+    "residual_layer_norm": """
+from kernels.residual_layer_norm import residual_layer_norm
+x, f, weight = (torch.ones(*s, dtype=torch.bfloat16).requires_grad_() for s in ((8, 1600), (8, 1600), (1600,)))
+residual_layer_norm(x, f, weight, weight, 1e-5, alpha=1.5).sum().backward()
+normal, total = residual_layer_norm(x, f, weight, weight, 1e-5, keep_sum=True)
+(normal + total).sum().backward()
+""",
+    "rotary": """
+from kernels.rotary import rotary
+q, k = (torch.ones(2, 3, 128, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+for turned in (64, 16):
+    q2, k2 = rotary(q, k, torch.ones(2, 128, turned))
+    (q2 + k2).backward(torch.ones_like(q2))
 """,
     "sign_pack": """
 from kernels.sign_pack import sign_pack, sign_unpack
@@ -44,9 +101,15 @@ from tests.kernels.faulty import changing
 changing[(1,)](torch.ones(1000, dtype=torch.int64), 3)
 """,
 }
-# Those that read or write little: a number, a sum a program, or a bit an element.
-NARROW_LOADS = {"root_kernel", "_unpack_kernel"}
-NARROW_STORES = {"root_kernel", "_squares_kernel"}
+# Those that read or write little: a number, a sum a program, a bit an element, or half of 16 bytes that were loaded.
+NARROW_LOADS = {"gradient_norm.root_kernel", "sign_pack._unpack_kernel", "sign_pack.root_kernel"}
+NARROW_STORES = {
+    "geglu._forward_kernel",
+    "gradient_norm._squares_kernel",
+    "gradient_norm.root_kernel",
+    "sign_pack._squares_kernel",
+    "sign_pack.root_kernel",
+}
 WITHOUT_TRITON_KERNELS = {"half_matmul", "interpreter", "operator", "tensor_table"}
 
 Found = dict[str, list[Compiled] | str]
@@ -64,8 +127,8 @@ def test_kernels_compile_for_a_gpu_and_move_16_bytes_at_once(name: str, found: F
     assert compiled
     for kernel in compiled:
         assert kernel.code_bytes > 0
-        assert kernel.wide_loads or kernel.kernel in NARROW_LOADS, kernel
-        assert kernel.wide_stores or kernel.kernel in NARROW_STORES, kernel
+        assert kernel.wide_loads or f"{name}.{kernel.kernel}" in NARROW_LOADS, kernel
+        assert kernel.wide_stores or f"{name}.{kernel.kernel}" in NARROW_STORES, kernel
 
 
 def test_every_kernel_is_compiled() -> None:
