@@ -14,6 +14,7 @@ nox.options.sessions = ["tests"]
 
 CONSTRAINTS = "constraints.txt"
 RUNS = ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2")
+ONE_THREAD = ("tests/kernels", "tests/predict", "tests/reference_runs")
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -120,7 +121,14 @@ def formulas(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the test suite: nox -s tests -- -k traffic"""
     install(session, "execute", "kernels", "test", "fit")
-    session.run("python", "-m", "pytest", *session.posargs)
+    pytest = ("python", "-m", "pytest")
+    if session.posargs:
+        session.run(*pytest, *session.posargs)
+        return
+    # what computes in one thread of its own process, a test file on every core; then what starts ranks or measures time
+    alone = {"OMP_NUM_THREADS": "1"}
+    session.run(*pytest, "-n", "auto", "--dist", "loadfile", "--benchmark-disable", *ONE_THREAD, env=alone)
+    session.run(*pytest, *(f"--ignore={directory}" for directory in ONE_THREAD))
 
 
 @nox.session

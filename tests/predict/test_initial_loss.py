@@ -267,14 +267,13 @@ class Gated(nn.Module):
 
 def decoder(architecture: Architecture, recipe: Recipe) -> Decoder:
     """The suite's decoder, with the parts in place that it does not execute itself."""
-    executed = msgspec.structs.replace(architecture, norm=Norm.PRE_LAYER_NORM, activation=Activation.GELU_TANH)
+    activation = Activation.GELU_TANH if architecture.activation.gated else architecture.activation
+    executed = msgspec.structs.replace(architecture, norm=Norm.PRE_LAYER_NORM, activation=activation)
     model = Decoder(executed, recipe)
     for block in model.blocks.values():
         assert isinstance(block, Block)
         if architecture.activation.gated:
             block.set_submodule("feed_forward", Gated(architecture))
-        else:
-            block.feed_forward.activation = ACTIVATIONS[architecture.activation]
     if architecture.norm is Norm.PRE_RMS_NORM:
         for name, module in list(model.named_modules()):
             if isinstance(module, nn.LayerNorm):
