@@ -23,6 +23,13 @@ class Status(enum.StrEnum):
     INTERRUPTED = "interrupted"
 
 
+class KernelChoice(enum.StrEnum):
+    """By what a decoder computes all but its matrix products."""
+
+    TORCH = "torch"
+    TRITON = "triton"
+
+
 class StepKind(enum.StrEnum):
     """What a step's time is good for: only that of timed steps counts. Profiled ones say where it went."""
 
@@ -50,6 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         interface: network interface that only this rank's messages leave by; None where ranks share one.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
         threads: arithmetic threads of a rank, for "cpu".
+        kernels: of norms, activations, rotation, softmax and loss.
         trace: the file for the profiled steps of rank 0 (see `trace_path`); None where nobody asked for one.
     """
 
@@ -68,6 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     collective_timeout_seconds: float
     interface: str | None = None
     trace: str | None = None
+    kernels: KernelChoice = KernelChoice.TORCH
 
     @property
     def ranks(self) -> int:
@@ -148,7 +157,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         term_seconds: `StepTerm` -> seconds of this rank's median timed step; empty where no step was profiled.
         shared: with whom it shared the processors; None where the system does not tell.
         no_terms: why it is empty, and why a trace was not written; empty where nothing went wrong.
-        arithmetic: how matrix products are computed where that is not the dtype's own instructions.
+        arithmetic: how matrix products are computed where that is not the dtype's own instructions, and by what kernels
+            the rest where they are not PyTorch's.
     """
 
     coordinates: dict[str, int]

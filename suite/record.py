@@ -219,6 +219,7 @@ def policy(job: Job) -> dict[str, str]:
         "precision": recipe.precision.value,
         "layout": msgspec.json.encode(job.layout).decode(),
         "compiled": str(job.compiled),
+        "kernels": job.kernels.value,
         "deterministic": str(job.device == "cpu"),
         "threads": str(job.threads),
         "global_batch": str(recipe.global_batch),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from suite.compare import Row, Verdict, compare, overall
 from suite.corpus import Corpus, tokenised_corpus
 from suite.devices import resolved_device, usable_cores
 from suite.figures import Figure
-from suite.job import LEAST_STEPS, Event, Failed, Finished, Job, Phase, Status, Step
+from suite.job import LEAST_STEPS, Event, Failed, Finished, Job, KernelChoice, Phase, Status, Step
 from suite.launch import Outcome, launch
 from suite.machine_profile import Profile
 from suite.measured import counted_figures, others_shares
@@ -63,6 +64,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool | None = None
     steps: int = DEFAULT_STEPS
     seed: int = 1
+    kernels: str = KernelChoice.TORCH.value
     corpus: Path | None = None
     trace: Path | None = None
     results: Path
@@ -81,6 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     learns: bool = False
     trace: Path | None = None
+    kernels: KernelChoice = KernelChoice.TORCH
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +171,21 @@ def plan(request: Request) -> Plan:
         seed=request.seed,
         learns=not is_file,
         trace=trace,
+        kernels=checked_kernels(request.kernels),
     )
+
+
+def checked_kernels(kernels: str) -> KernelChoice:
+    """The kernels that were asked for.
+
+    Raises:
+        InputError: an unknown word, or Triton where it is not installed.
+    """
+    if kernels not in list(KernelChoice):
+        raise InputError("unknown kernels", got=kernels, allowed=", ".join(KernelChoice), where="--kernels")
+    if kernels == KernelChoice.TRITON and importlib.util.find_spec("triton") is None:
+        raise InputError("kernels without Triton", got="it is not installed", allowed="torch", where="--kernels")
+    return KernelChoice(kernels)
 
 
 def _layout(request: Request, architecture: Architecture, base: Layout, default_ranks: int) -> Layout:
@@ -355,7 +372,9 @@ def reproduce(
             plan.architecture, plan.recipe, plan.layout, compiled=plan.compiled, own_processors=alone
         )
         kernels = kernels_for(plan.recipe.precision, plan.device)
-        predicted += memory_figures(plan.architecture, plan.recipe, plan.layout, kernels) + times
+        if plan.kernels is KernelChoice.TORCH:  # what Triton's keep and need is not described
+            predicted += memory_figures(plan.architecture, plan.recipe, plan.layout, kernels)
+        predicted += times
         rows = compare(predicted, figures, left_name="predicted", right_name="measured", judge=True)
     ran = [event for event in outcome.events[0] if isinstance(event, Step)]
     losses = [step.loss for step in ran]
@@ -390,10 +409,12 @@ def with_time(plan: Plan, profile: Profile | None, measured: list[Figure]) -> tu
     Without a profile nothing is predicted.
 
     Raises:
-        InputError: the profile lacks an operation.
+        InputError: the profile lacks an operation, or has no times of the kernels.
     """
     if profile is None:
         return [], measured
+    if plan.kernels is not KernelChoice.TORCH:
+        raise InputError("kernels without a measured time", got=plan.kernels, allowed="torch", where="--kernels")
     kernels = kernels_for(plan.recipe.precision, plan.device)
     times = time_figures(profile, plan.architecture, plan.recipe, plan.layout, kernels=kernels, compiled=plan.compiled)
     shares_of = peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks)
@@ -430,6 +451,7 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         threads=max(1, usable_cores() // plan.layout.ranks),
         collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
         trace=None if plan.trace is None else str(plan.trace),
+        kernels=plan.kernels,
     )
 
 

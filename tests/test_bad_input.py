@@ -396,6 +396,7 @@ OPTIONS = {
         ["--ranks: --layout dp2,tp2,pp2 is 8 ranks", "got --ranks 4"],
     ),
     "unknown-device": (["--device", "tpu"], ["--device: unknown device", "got 'tpu'", "allowed: auto, cpu, cuda"]),
+    "unknown-kernels": (["--kernels", "cuda"], ["--kernels: unknown kernels", "got 'cuda'", "allowed: torch, triton"]),
     "unknown-option": (["--nonsense"], ["No such option", "--nonsense"]),
 }
 

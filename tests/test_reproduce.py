@@ -14,7 +14,7 @@ import pytest
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
 from suite.compare import Verdict
-from suite.job import LEAST_STEPS, Status
+from suite.job import LEAST_STEPS, KernelChoice, Status
 from tests.launches import FP32_WITHOUT_DROPOUT, STEPS, exact_rows, failed_rows, launched, small_plan
 
 ROOT = Path(__file__).parent.parent
@@ -89,6 +89,20 @@ def test_compiled_blocks_equal_the_prediction_exactly(tmp_path: Path) -> None:
     result = launched(small_plan(ranks=2, layout={"bucket_bytes": 50_000}, compiled=True), tmp_path)
     assert result.status is Status.OK, result.message
     assert failed_rows(result) == set()
+
+
+def test_triton_kernels_are_their_plain_references_on_a_cpu_and_the_result_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    plan = msgspec.structs.replace(small_plan(ranks=2), kernels=KernelChoice.TRITON)
+    result = launched(plan, tmp_path)
+    assert result.status is Status.OK, result.message
+    assert result.arithmetic.endswith("plain references of the Triton kernels: no GPU")
+    assert failed_rows(result) == set()
+    assert {row.quantity for row in exact_rows(result.rows)} == EXACT | {"payload_bytes", "messages"}
+    (kept,) = [row for row in result.rows if row.quantity == "activation_bytes" and row.rank is None]
+    assert (kept.left, kept.verdict) == (None, Verdict.SHOWN)
 
 
 def test_two_ranks_compute_the_losses_of_one(tmp_path: Path) -> None:

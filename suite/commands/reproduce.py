@@ -41,6 +41,10 @@ def reproduce_command(
     compiled: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default on CUDA only.")
     ] = None,
+    kernels: Annotated[
+        str,
+        typer.Option(help="torch or triton: of norms, activations, rotation, softmax and loss; see docs/kernels.md."),
+    ] = "torch",
     steps: Annotated[
         int, typer.Option(help="Training steps; the first 5, and of 8 or more the last 2, are not timed.")
     ] = DEFAULT_STEPS,
@@ -101,6 +105,7 @@ def reproduce_command(
         layout=layout,
         device=device,
         compiled=compiled,
+        kernels=kernels,
         steps=steps,
         seed=seed,
         corpus=corpus,

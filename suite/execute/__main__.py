@@ -27,7 +27,7 @@ from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.train import train
-from suite.job import Finished, Job, Phase, Started, events_path
+from suite.job import Finished, Job, KernelChoice, Phase, Started, events_path
 
 
 def main() -> None:
@@ -88,8 +88,19 @@ def execute(job: Job, report: life.Reporter) -> Finished:
     report(Phase("build the model", time.time()))
     arithmetic = prepare_arithmetic(job.recipe.precision, device)
     peak = AllocatedPeak(device)
+    if job.kernels is KernelChoice.TRITON:
+        from suite.execute.model.triton_operations import how_computed  # needs Triton, which not every machine has
+
+        arithmetic = "; ".join(words for words in (arithmetic, how_computed(device)) if words)
     training = parallelize(
-        job.architecture, job.recipe, job.layout, mesh=mesh, device=device, compiled=job.compiled, seed=job.seed
+        job.architecture,
+        job.recipe,
+        job.layout,
+        mesh=mesh,
+        device=device,
+        compiled=job.compiled,
+        seed=job.seed,
+        kernels=job.kernels,
     )
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     return train(job, training, mesh, device, peak=peak, arithmetic=arithmetic, report=report)

@@ -78,6 +78,8 @@ class Steps:
         first = self._seen + self._mesh.get_local_rank(DATA) * self.micro_batches * samples
         self._seen += batch
         factor = self._scale.scale if self._scale else 1.0
+        for chunk in self.training.chunks:
+            chunk.upstream = factor / self.micro_batches
         if self.training.pipeline is not None:
             whole = self._micro_batch(first, self.micro_batches * samples)
             with self.phases.phase(Part.PIPELINE):

@@ -307,11 +307,18 @@ class Chunk:
         if layer.query is not None:
             assert self.final_norm is not None
             x = self._norm(x, self.final_norm)
-        attended = self._attention(layer, self._norm(x, layer.attention_norm), bias, turn)
-        middle = operators.sum(x, operators.dropout(attended, dropout, elements=states), elements=states)
-        parallel = self.architecture.residual is Residual.PARALLEL
-        fed = self._feed_forward(layer, self._norm(x if parallel else middle, layer.feed_forward_norm))
-        return operators.sum(middle, operators.dropout(fed, dropout, elements=states), elements=states)
+        if self.architecture.residual is Residual.PARALLEL:
+            normal = self._norm(x, layer.attention_norm)
+            to_feed = self._norm(x, layer.feed_forward_norm)
+            attended = operators.dropout(self._attention(layer, normal, bias, turn), dropout, elements=states)
+            middle = operators.sum(x, attended, elements=states)
+        else:
+            attended = self._attention(layer, self._norm(x, layer.attention_norm), bias, turn)
+            attended = operators.dropout(attended, dropout, elements=states)
+            middle = operators.sum(x, attended, elements=states)
+            to_feed = self._norm(middle, layer.feed_forward_norm)
+        fed = operators.dropout(self._feed_forward(layer, to_feed), dropout, elements=states)
+        return operators.sum(middle, fed, elements=states)
 
     def _deep_norm_block(self, layer: _Layer, x: Value, bias: Value, turn: Value | None) -> Value:
         operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.own_states

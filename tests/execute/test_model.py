@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Recipe, Residual
-from suite.execute.model.block import ACTIVATIONS
 from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.model.operations import ACTIVATIONS
 from tests.launches import FP32_WITHOUT_DROPOUT, small_plan
 
 Array = NDArray[np.float64]

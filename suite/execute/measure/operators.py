@@ -12,7 +12,7 @@ from torch.nn import functional
 from reference_runs.run import Activation
 from suite.execute.measure.products import DTYPES, Inputs
 from suite.execute.measure.stopwatch import Work
-from suite.execute.model.block import ACTIVATIONS
+from suite.execute.model.operations import ACTIVATIONS
 from suite.measured_seconds import Subject
 
 TINY = 64  # elements of a tensor whose arithmetic takes no time beside the call

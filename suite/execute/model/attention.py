@@ -1,8 +1,9 @@
-"""Multi-head self-attention, unfused as in the recorded runs: scores, softmax in fp32, context."""
+"""Multi-head self-attention, unfused as in the recorded runs: scores, softmax in fp32, context.
+
+`mask` is what the model's `Operations` make and take: an fp32 score bias [H, T, S] of PyTorch's, less of Triton's.
+"""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.run import Architecture, Recipe
-from suite.execute.model.position import rotated
+from suite.execute.model.operations import Operations
 
 
 class Context(nn.Module):
@@ -20,24 +21,25 @@ class Context(nn.Module):
         recompute: whether the backward pass computes it again.
     """
 
-    def __init__(self, architecture: Architecture, recipe: Recipe) -> None:
+    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
         self.dropout = recipe.attention_dropout
+        self.operations = operations
         self.recompute = False
 
-    def forward(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias_HTS: Tensor) -> Tensor:
+    def forward(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
         if self.recompute:
-            context_BHTK = checkpoint(self._weighted, q_BHTK, k_BHSK, v_BHSK, bias_HTS, use_reentrant=False)
+            context_BHTK = checkpoint(self._weighted, q_BHTK, k_BHSK, v_BHSK, mask, use_reentrant=False)
         else:
-            context_BHTK = self._weighted(q_BHTK, k_BHSK, v_BHSK, bias_HTS)
+            context_BHTK = self._weighted(q_BHTK, k_BHSK, v_BHSK, mask)
         context: Tensor = context_BHTK.transpose(1, 2).flatten(2)
         return context
 
-    def _weighted(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias_HTS: Tensor) -> Tensor:
+    def _weighted(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
         scores_BHTS = torch.matmul(q_BHTK, k_BHSK.transpose(-1, -2))
-        weights_BHTS = torch.softmax(scores_BHTS.float() / math.sqrt(self.head_dim) + bias_HTS, dim=-1)
-        weights_BHTS = dropout(weights_BHTS.to(v_BHSK.dtype), self.dropout, self.training)
+        weights_BHTS = self.operations.attention_weights(scores_BHTS, self.head_dim, mask)
+        weights_BHTS = dropout(weights_BHTS, self.dropout, self.training)
         return torch.matmul(weights_BHTS, v_BHSK)
 
 
@@ -53,19 +55,20 @@ def _by_head(x: Tensor, parts: int, head_dim: int) -> tuple[Tensor, ...]:
 class Attention(nn.Module):
     """Self-attention with a fused query, key, value projection, head by head: its rows are [H, 3, K]."""
 
-    def __init__(self, architecture: Architecture, recipe: Recipe) -> None:
+    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
+        self.operations = operations
         hidden, bias = architecture.hidden, architecture.biases
         self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=bias)
         self.projection = nn.Linear(hidden, hidden, bias=bias)
-        self.context = Context(architecture, recipe)
+        self.context = Context(architecture, recipe, operations)
 
-    def forward(self, x_BTD: Tensor, bias_HTS: Tensor, rotation_2TR: Tensor | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, mask: Tensor, rotation_2TR: Tensor | None) -> Tensor:
         q_BHTK, k_BHSK, v_BHSK = _by_head(self.query_key_value(x_BTD), 3, self.head_dim)
         if rotation_2TR is not None:
-            q_BHTK, k_BHSK = rotated(q_BHTK, rotation_2TR), rotated(k_BHSK, rotation_2TR)
-        out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSK, bias_HTS))
+            q_BHTK, k_BHSK = self.operations.turned(q_BHTK, k_BHSK, rotation_2TR)
+        out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSK, mask))
         return out
 
 
@@ -75,17 +78,17 @@ class TopQueryAttention(nn.Module):
     Source: Zeng et al. 2021, PanGu-alpha, arXiv 2104.12369, section 2.3 (query layer).
     """
 
-    def __init__(self, architecture: Architecture, recipe: Recipe) -> None:
+    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
         hidden, bias = architecture.hidden, architecture.biases
         self.query = nn.Linear(hidden, hidden, bias=bias)
         self.key_value = nn.Linear(hidden, 2 * hidden, bias=bias)
         self.projection = nn.Linear(hidden, hidden, bias=bias)
-        self.context = Context(architecture, recipe)
+        self.context = Context(architecture, recipe, operations)
 
-    def forward(self, x_BTD: Tensor, bias_HTS: Tensor, query_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, mask: Tensor, query_BTD: Tensor) -> Tensor:
         (q_BHTK,) = _by_head(self.query(query_BTD), 1, self.head_dim)
         k_BHSK, v_BHSK = _by_head(self.key_value(x_BTD), 2, self.head_dim)
-        out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSK, bias_HTS))
+        out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSK, mask))
         return out

@@ -13,11 +13,11 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.layout import Recomputation
-from reference_runs.run import Architecture, Mask, Norm, Position, Recipe
+from reference_runs.run import Architecture, Norm, Position, Recipe
 from suite.execute.model.attention import Attention, TopQueryAttention
 from suite.execute.model.block import BLOCKS, layer_norm
-from suite.execute.model.objective import CrossEntropy
-from suite.execute.model.position import prefix_bias, rotation, score_bias
+from suite.execute.model.operations import Operations, TorchOperations
+from suite.execute.model.position import rotation
 
 
 class Decoder(nn.Module):
@@ -32,11 +32,13 @@ class Decoder(nn.Module):
     A top-query layer stands behind the final norm, and takes its queries from a table of its own.
 
     Args:
+        operations: what computes everything but matrix products; None: PyTorch's own operators.
         layers: numbers of the layers; None: all of them.
         first, last: whether embedding, and final norm with head, belong to it.
 
     Attributes:
         heads: those whose scores are computed here.
+        upstream: the gradient that the loss is expected to get: the loss scale over the micro-batches.
         sequence_part: which of how many equal parts of the sequence the hidden states between the blocks are.
     """
 
@@ -44,6 +46,7 @@ class Decoder(nn.Module):
         self,
         architecture: Architecture,
         recipe: Recipe,
+        operations: Operations | None = None,
         *,
         layers: range | None = None,
         first: bool = True,
@@ -51,8 +54,10 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.architecture = architecture
+        self.operations = TorchOperations(architecture) if operations is None else operations
         self.heads = slice(0, architecture.heads)
         self.sequence_part = (0, 1)
+        self.upstream = 1.0
         self.group = 0
         self.dropout = recipe.embedding_dropout
         self.gradient_share = recipe.embedding_gradient_shrink
@@ -65,12 +70,14 @@ class Decoder(nn.Module):
         top = architecture.layers - 1 if architecture.top_query_layer else None
         block = BLOCKS[architecture.norm]
         numbers = range(architecture.layers) if layers is None else layers
-        self.blocks = nn.ModuleDict({str(n): block(architecture, recipe, top_query=n == top) for n in numbers})
+        self.blocks = nn.ModuleDict(
+            {str(n): block(architecture, recipe, self.operations, top_query=n == top) for n in numbers}
+        )
         self.final_norm = layer_norm(architecture) if last else None
         self.query_position = nn.Embedding(architecture.sequence, hidden) if last and top is not None else None
         self.head = nn.Linear(hidden, rows, bias=False) if last else None
         self.tie()
-        self.loss: nn.Module = CrossEntropy()
+        self.loss = self.operations.loss()
 
     def tie(self) -> None:
         """Make the head's weight the embedding itself, where they are tied and both are here."""
@@ -96,36 +103,33 @@ class Decoder(nn.Module):
         if self.embedding is not None:
             length = x.shape[1]
             x = self._embedded(x)
-        if self.architecture.mask is Mask.PREFIX:
-            assert positions_BT is not None
-            assert seen_B2S is not None
-            bias, places = prefix_bias(seen_B2S), positions_BT
-        else:
-            bias = score_bias(self.architecture, heads=self.heads, length=length, device=x.device)
-            places = torch.arange(length, device=x.device)
-        turn = rotation(self.architecture, places)
+        mask = self.operations.mask(heads=self.heads, length=length, device=x.device, seen_B2S=seen_B2S)
+        turn = rotation(
+            self.architecture, torch.arange(length, device=x.device) if positions_BT is None else positions_BT
+        )
         layers: list[Callable[[Tensor, Tensor, Tensor | None], Tensor]] = list(self.blocks.values())
         if self.query_position is not None:
             layers[-1] = self._top_query_layer
         for first in range(0, len(layers), self.group or 1):
             group = layers[first : first + (self.group or 1)]
             if self.group:
-                x = checkpoint(_through, group, x, bias, turn, use_reentrant=False)
+                x = checkpoint(_through, group, x, mask, turn, use_reentrant=False)
             else:
-                x = _through(group, x, bias, turn)
+                x = _through(group, x, mask, turn)
         if self.final_norm is None or self.head is None:
             return x
-        logits_BTV = self.head(x if self.query_position is not None else self.final_norm(x))
-        out: Tensor = logits_BTV if targets_BT is None else self.loss(logits_BTV, targets_BT)
+        if self.query_position is None:
+            x = self.operations.normalised(self.final_norm, x)
+        out: Tensor = self.head(x) if targets_BT is None else self.loss(self.head, x, targets_BT, self.upstream)
         return out
 
-    def _top_query_layer(self, x_BTD: Tensor, bias_HTS: Tensor, _: Tensor | None) -> Tensor:
+    def _top_query_layer(self, x_BTD: Tensor, mask: Tensor, _: Tensor | None) -> Tensor:
         assert self.final_norm is not None
         assert self.query_position is not None
-        x_BTD = self.final_norm(x_BTD)
-        query_TD = self.query_position.weight[: bias_HTS.shape[-1]]
+        x_BTD = self.operations.normalised(self.final_norm, x_BTD)
+        query_TD = self.query_position.weight[: x_BTD.shape[1] * self.sequence_part[1]]
         query_BTD = query_TD.expand(x_BTD.shape[0], -1, -1).contiguous()  # a view would be multiplied sample by sample
-        out: Tensor = self.blocks[str(self.architecture.layers - 1)](x_BTD, bias_HTS, query_BTD)
+        out: Tensor = self.blocks[str(self.architecture.layers - 1)](x_BTD, mask, query_BTD)
         return out
 
     def _embedded(self, tokens_BT: Tensor) -> Tensor:
@@ -138,15 +142,15 @@ class Decoder(nn.Module):
             part, parts = self.sequence_part
             x_BTD = x_BTD + self.position.weight[first : first + tokens_BT.shape[1]].chunk(parts)[part]
         if self.embedding_norm is not None:
-            x_BTD = self.embedding_norm(x_BTD)
+            x_BTD = self.operations.normalised(self.embedding_norm, x_BTD)
         return dropout(x_BTD, self.dropout, self.training)
 
 
 def _through(
-    layers: list[Callable[[Tensor, Tensor, Tensor | None], Tensor]], x_BTD: Tensor, bias: Tensor, turn: Tensor | None
+    layers: list[Callable[[Tensor, Tensor, Tensor | None], Tensor]], x_BTD: Tensor, mask: Tensor, turn: Tensor | None
 ) -> Tensor:
     for layer in layers:
-        x_BTD = layer(x_BTD, bias, turn)
+        x_BTD = layer(x_BTD, mask, turn)
     return x_BTD
 
 

@@ -11,5 +11,6 @@ NOT_LEARNED = -100  # target of a position whose token is given, not generated: 
 class CrossEntropy(nn.Module):
     """Mean cross-entropy of the targets that are learned, in nats a token, in fp32 over all stored vocabulary rows."""
 
-    def forward(self, logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    def forward(self, head: nn.Linear, x_BTD: Tensor, targets_BT: Tensor, _upstream: float) -> Tensor:
+        logits_BTV = head(x_BTD)
         return cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=NOT_LEARNED)

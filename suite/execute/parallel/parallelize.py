@@ -16,11 +16,13 @@ from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Recipe
 from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.model.operations import Operations, TorchOperations
 from suite.execute.parallel import fully_sharded, tensor
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, embedding_group
 from suite.execute.parallel.pipeline import Pipeline
 from suite.execute.parallel.zero import FullyShardedAdamW, ShardedAdamW, fully_sharded_adamw, sharded_adamw
 from suite.execute.precision import DTYPES, store_weights
+from suite.job import KernelChoice
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def parallelize(
     device: torch.device,
     compiled: bool,
     seed: int,
+    kernels: KernelChoice = KernelChoice.TORCH,
 ) -> Training:
     """Build and wrap the model of this rank.
 
@@ -102,7 +105,15 @@ def parallelize(
     dealt = list(enumerate(chunk_layers(architecture.layers, layout)))[stage :: layout.pipeline_stages]
     last = layout.pipeline_stages * layout.virtual_stages - 1
     chunks = [
-        Decoder(architecture, recipe, layers=layers, first=number == 0, last=number == last) for number, layers in dealt
+        Decoder(
+            architecture,
+            recipe,
+            operations(architecture, kernels),
+            layers=layers,
+            first=number == 0,
+            last=number == last,
+        )
+        for number, layers in dealt
     ]
     splits = []
     for chunk in chunks:
@@ -151,6 +162,15 @@ def parallelize(
         optimizer = sharded_adamw(groups, recipe, shards=shards, shard=shard, process_group=mesh.get_group(DATA))
     tied = architecture.tied_embeddings
     return Training(chunks, modules, leaves, weights, optimizer, pipeline, embedding_group(mesh) if tied else None)
+
+
+def operations(architecture: Architecture, kernels: KernelChoice) -> Operations:
+    """By what a decoder of this process computes all but its matrix products."""
+    if kernels is KernelChoice.TORCH:
+        return TorchOperations(architecture)
+    from suite.execute.model.triton_operations import TritonOperations  # needs Triton, which not every machine has
+
+    return TritonOperations(architecture)
 
 
 def compile_blocks(chunks: Iterable[Decoder], dtype: torch.dtype, device: torch.device) -> None:

@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from suite.execute.model.decoder import Decoder
+from suite.execute.model.objective import CrossEntropy
 
 SEQUENCE_DIM = 1
 # Tables that every rank reads whole and whose gradient the column-parallel product behind them completes
@@ -52,12 +53,12 @@ UNSPLIT = Split({}, {}, frozenset(), frozenset())
 class LocalLoss(nn.Module):
     """The loss of vocabulary-parallel logits as a plain tensor, the same on every rank."""
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, loss: CrossEntropy) -> None:
         super().__init__()
         self.loss = loss
 
-    def forward(self, logits_BTV: DTensor, targets_BT: Tensor) -> Tensor:
-        loss: DTensor = self.loss(logits_BTV, targets_BT)
+    def forward(self, head: nn.Linear, x_BTD: Tensor, targets_BT: Tensor, upstream: float) -> Tensor:
+        loss: DTensor = self.loss(head, x_BTD, targets_BT, upstream)
         return loss.to_local()
 
 
@@ -97,7 +98,7 @@ def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Spl
     if sequence_parallel:
         decoder.sequence_part = (rank, ranks)
     if decoder.head is not None:
-        decoder.loss = LocalLoss(decoder.loss)
+        decoder.loss = LocalLoss(CrossEntropy())  # kernels of one rank's loss know no rows of others
         loss_parallel().__enter__()  # stays: the backward pass needs it too, and nothing else here reads DTensor logits
     return _local(decoder, sequence_parallel=sequence_parallel)
 

@@ -1,0 +1,98 @@
+"""What a decoder computes beside matrix products, by Triton kernels; where none runs, by their plain references."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kernels.bias_activation import Activation as KernelActivation
+from kernels.bias_activation import bias_activation
+from kernels.geglu import geglu
+from kernels.layer_norm import layer_norm
+from kernels.linear_cross_entropy import linear_cross_entropy
+from kernels.masked_softmax import masked_softmax
+from kernels.operator import INTERPRETED
+from kernels.parallel_layer_norms import parallel_layer_norms
+from kernels.residual_layer_norm import residual_layer_norm
+from kernels.rotary import rotary
+from reference_runs.alibi import alibi_slopes
+from reference_runs.run import Activation, Architecture, Mask, Position
+from suite.execute.model.objective import NOT_LEARNED
+
+NAMES: dict[Activation, KernelActivation] = {
+    Activation.GELU: "gelu",
+    Activation.GELU_TANH: "gelu_tanh",
+    Activation.FAST_GELU: "fast_gelu",
+    Activation.RELU: "relu",
+}
+
+
+class ChunkedCrossEntropy(nn.Module):
+    """Mean cross-entropy of the targets that are learned, in nats a token; logits exist for a chunk of tokens alone.
+
+    Gradients are computed in the forward pass, for the `upstream` gradient that the loss is expected to get: fp16 would
+    lose small ones that are only multiplied by the loss scale afterwards.
+    """
+
+    def forward(self, head: nn.Linear, x_BTD: Tensor, targets_BT: Tensor, upstream: float) -> Tensor:
+        return linear_cross_entropy(
+            x_BTD.flatten(0, 1), head.weight, targets_BT.flatten(), ignore_index=NOT_LEARNED, scale=upstream
+        )
+
+
+class TritonOperations:
+    """Triton kernels, each in place of what `TorchOperations` computes with several operators.
+
+    The mask is not a tensor of scores: slopes [H] with ALiBi, who sees whom [B, 2, S] with a prefix, else empty.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._prefix = architecture.mask is Mask.PREFIX
+        self._slopes = alibi_slopes(architecture.heads) if architecture.position is Position.ALIBI else None
+        self._gated = architecture.activation.gated
+        self._activation = NAMES.get(architecture.activation, "gelu")
+
+    def mask(self, *, heads: slice, length: int, device: torch.device, seen_B2S: Tensor | None) -> Tensor:  # noqa: ARG002  # the protocol's
+        if self._prefix:
+            assert seen_B2S is not None
+            return seen_B2S
+        return torch.tensor([] if self._slopes is None else self._slopes[heads], device=device)
+
+    def normalised(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+        return layer_norm(x, norm.weight, norm.bias, norm.eps)
+
+    def both_normalised(self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+        return parallel_layer_norms(x, first.weight, first.bias, second.weight, second.bias, first.eps)
+
+    def added_and_normalised(self, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        normal, total = residual_layer_norm(x, branch, norm.weight, norm.bias, norm.eps, keep_sum=True)
+        return total, normal
+
+    def normalised_sum(self, norm: nn.LayerNorm, alpha: float, x: Tensor, branch: Tensor) -> Tensor:
+        return residual_layer_norm(x, branch, norm.weight, norm.bias, norm.eps, alpha=alpha)
+
+    def activated(self, expanded_BTF: Tensor) -> Tensor:
+        if self._gated:
+            return geglu(expanded_BTF, None)
+        return bias_activation(expanded_BTF, None, self._activation)
+
+    def turned(self, q_BHTK: Tensor, k_BHTK: Tensor, rotation_2TR: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary(q_BHTK, k_BHTK, rotation_2TR)
+
+    def attention_weights(self, scores_BHTS: Tensor, head_dim: int, mask: Tensor) -> Tensor:
+        scale = 1 / math.sqrt(head_dim)
+        if self._prefix:
+            return masked_softmax(scores_BHTS, scale, seen_B2S=mask)
+        return masked_softmax(scores_BHTS, scale, causal=True, slopes_H=None if self._slopes is None else mask)
+
+    def loss(self) -> nn.Module:
+        return ChunkedCrossEntropy()
+
+
+def how_computed(device: torch.device) -> str:
+    """What runs on `device` where Triton's kernels were asked for, in words for the record."""
+    if device.type == "cuda":
+        return "Triton kernels"
+    return "Triton kernels, interpreted" if INTERPRETED else "plain references of the Triton kernels: no GPU"
