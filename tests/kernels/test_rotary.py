@@ -24,20 +24,20 @@ def fused(batch: int, length: int, heads: int, size: int, dtype: torch.dtype) ->
     return q, k
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("batch", "heads", "length", "size", "turning"),
+    ("batch", "heads", "length", "size", "turning", "dtype"),
     [
-        (1, 1, 1, 2, 2),
-        (2, 3, 37, 64, 64),
-        (1, 2, 70, 96, 24),  # GPT-NeoX-20B's quarter of a head: no power of two, and several programs
-        (2, 5, 33, 128, 128),  # a second program for the fifth head
-        (1, 9, 5, 37, 10),
-        (1, 1, 3, 1023, 1022),
-        (1, 2, 257, 16, 8),
-        (1, 3, 0, 8, 8),
-        (0, 3, 4, 8, 8),
+        *((2, 3, 37, 64, 64, dtype) for dtype in DTYPES),
+        *((1, 2, 70, 96, 24, dtype) for dtype in DTYPES),  # GPT-NeoX-20B's quarter of a head, in several programs
+        (2, 5, 33, 128, 128, torch.float16),  # a second program for the fifth head
+        (1, 1, 1, 2, 2, torch.float32),
+        (1, 9, 5, 37, 10, torch.bfloat16),
+        (1, 1, 3, 1023, 1022, torch.float32),
+        (1, 2, 257, 16, 8, torch.bfloat16),
+        (1, 3, 0, 8, 8, torch.float32),
+        (0, 3, 4, 8, 8, torch.float16),
     ],
+    ids=str,
 )
 def test_output_and_gradients_are_as_exact_as_torchs(
     batch: int, heads: int, length: int, size: int, turning: int, dtype: torch.dtype
