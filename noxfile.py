@@ -163,7 +163,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    install(session, "execute", "kernels", "fit", "types")
+    install(session, "execute", "kernels", "test", "fit", "types")
     session.run("mypy", *session.posargs)
 
 
@@ -179,6 +179,13 @@ def overhead(session: nox.Session) -> None:
     """Say what the suite adds to a step of a bare PyTorch loop, in time and memory: nox -s overhead -- bloom-mini"""
     install(session, "execute")
     python(session, "benchmarks.overhead", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Time kernels in turn with PyTorch's, compiled ones and Liger-Kernel's: nox -s bench -- -k layer_norm"""
+    install(session, "execute", "kernels", "test", "fit", "bench")
+    python(session, "benchmarks.kernels", *session.posargs)
 
 
 @nox.session

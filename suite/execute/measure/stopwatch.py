@@ -28,18 +28,24 @@ class Stopwatch:
         size = FLUSHED_CACHES * _cache_bytes(device)
         self._cache = torch.zeros(size, dtype=torch.int8, device=device)
 
-    def sample(self, work: Work) -> float:
+    def overwrite(self) -> None:
+        """Overwrite the cache: on CUDA the device has begun to, when this returns."""
+        self._cache.zero_()
+
+    def sample(self, work: Work, *, overwrites: int = 1) -> float:
         """Seconds of one call.
 
         On CUDA the overwriting keeps the device busy while the host hands over the call, so that the events have the
-        device's time between them and not the host's.
+        device's time between them and not the host's. A call that the host needs longer for than for one overwriting
+        needs several.
         """
         if not self._cuda:
             start = time.perf_counter()
             work()
             return time.perf_counter() - start
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._cache.zero_()
+        for _ in range(overwrites):
+            self.overwrite()
         begin.record()
         work()
         end.record()

@@ -1,0 +1,108 @@
+"""Time the kernels, store what came of it, and write table and plots beside it.
+
+    python -m benchmarks.kernels -k layer_norm
+    python -m benchmarks.kernels --benchmark-compare=0001
+
+Arguments go to pytest; `--benchmark-storage` says where to, results/kernels by default. Exit codes are pytest's: 0, 1
+where one function of one case fails or computes something else (all others are timed), 5 where nothing was selected; 2
+where TRITON_INTERPRET is set, as that times the interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from benchmarks.kernels.plot import draw
+from benchmarks.kernels.record import read
+from benchmarks.kernels.speed import DEVICE
+from benchmarks.kernels.table import table
+from kernels.operator import INTERPRETED
+from suite.execute.measure.conditions import GpuLog, SharedProcessors
+from suite.execute.measure.fingerprint import environment
+
+STORAGE = "results/kernels"
+POINTS = str(Path(__file__).with_name("speed.py"))
+
+
+class Conditions:
+    """A plugin: names machine and failures in what is stored, and what the machine went through meanwhile."""
+
+    def __init__(self) -> None:
+        uuid = torch.cuda.get_device_properties(DEVICE).uuid if DEVICE.type == "cuda" else None
+        self._gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")
+        self._processors = SharedProcessors()
+        self._processors.start()
+        self.failures: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Keep the last line of an error, and sample the GPU."""
+        if report.when == "call":
+            self._gpu.sample()
+        if report.failed:
+            self.failures[report.nodeid.partition("[")[2].rstrip("]")] = _last_line(report)
+
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        """What makes times comparable, and nothing that differs from call to call or names the host."""
+        processor = machine_info["cpu"].get("brand_raw", machine_info["processor"])
+        facts = environment(DEVICE) | {"cpu": processor, "cores": str(os.cpu_count()), "triton": triton.__version__}
+        kept = {name: machine_info[name] for name in ("machine", "system", "python_version")}
+        machine_info.clear()
+        machine_info.update(kept | facts)
+
+    def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
+        """Failures and conditions beside the times."""
+        self._processors.lap()
+        shared = self._processors.since_start
+        output_json["failures"] = self.failures
+        output_json["gpu_samples"] = self._gpu.samples
+        if shared is not None:
+            output_json["processor_seconds"] = {
+                name: getattr(shared, name) for name in ("own", "busy", "steal", "whole")
+            }
+
+
+def _last_line(report: Any) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = (crash.message if crash else str(report.longrepr)).strip().splitlines()
+    return lines[0] if lines else "no message"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Time what is selected; returns the exit code."""
+    if INTERPRETED:
+        sys.stderr.write("error: TRITON_INTERPRET: allowed unset, got 1\n")
+        return 2
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--benchmark-storage", default=STORAGE)
+    parser.add_argument("--benchmark-compare", nargs="?")
+    asked, _ = parser.parse_known_args(arguments)
+    compares = any(argument.startswith("--benchmark-compare") for argument in arguments)
+    storage = Path(asked.benchmark_storage.removeprefix("file://"))
+    options = [f"--benchmark-storage={storage}", "--benchmark-autosave", "--benchmark-save-data"]
+    options += ["--benchmark-group-by=group"] if compares else ["--benchmark-quiet"]
+    options += ["-o", "filterwarnings=default", "--disable-warnings", "-p", "no:cacheprovider", "--tb=short"]
+    before = set(storage.rglob("*.json"))
+    start = time.perf_counter()
+    code = int(pytest.main([POINTS, *options, *arguments], plugins=[Conditions()]))
+    for path in sorted(set(storage.rglob("*.json")) - before):
+        record = read(path)
+        text = table(record)
+        path.with_suffix(".md").write_text(text, encoding="utf-8")
+        pictures = draw(record, path.with_suffix(""))
+        print(f"\n{text}\n{path.with_suffix('.md')}", *pictures, sep="\n")
+    print(f"{time.perf_counter() - start:.0f} s")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""What is timed: one kernel at one size in one dtype, its inputs, and the functions that do the same work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suite.execute.measure.products import DTYPES
+
+Function = Callable[..., Any]
+PLAIN, OURS, EAGER, COMPILED, LIGER = "plain", "kernel", "eager", "compiled", "liger"
+
+
+class Draw:
+    """Random normal tensors on one device, seeded once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._numbers = torch.Generator(device).manual_seed(0)
+
+    def normal(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """New standard normal numbers; random, because arithmetic on zeros takes less power and time."""
+        return torch.randn(shape, generator=self._numbers, device=self.device).to(dtype)
+
+    def integers(self, below: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """New integers from 0 to `below` - 1, each as likely."""
+        return torch.randint(0, below, shape, generator=self._numbers, device=self.device, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one size in one dtype.
+
+    Args:
+        kernel: its name in `kernels`.
+        formula: its name in `suite.predict.kernel_bytes`, where it is another.
+        variant: what of the kernel, where there is more than one thing to time.
+        dtype: a key of DTYPES.
+        sizes: what the formula of its least bytes takes.
+        over: which of the sizes the plot is over.
+        inputs: draws the arguments of the functions: tensors, and lists of them.
+        ours: the public function of `kernels`.
+        plain: its reference, with the same arguments.
+        eager: PyTorch's own, or `plain` where PyTorch has none.
+        compilable: what torch.compile gets; `eager` by default.
+        liger: Liger-Kernel's, imported when it is called; None where it has none.
+        differentiated: of the inputs, how many of the first ones have gradients; 0: there is no backward pass.
+        consumed: whether a call spoils its inputs, so that each call needs copies of them.
+    """
+
+    kernel: str
+    dtype: str
+    sizes: Mapping[str, int]
+    over: str
+    inputs: Callable[[Draw], tuple[Any, ...]]
+    ours: Function
+    plain: Function
+    eager: Function
+    compilable: Function | None = None
+    liger: Callable[[], Function] | None = None
+    formula: str = ""
+    variant: str = ""
+    differentiated: int = 0
+    consumed: bool = False
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """Names of the passes that are timed."""
+        return ("forward", "backward") if self.differentiated else ("forward",)
+
+    @property
+    def name(self) -> str:
+        """Kernel, variant, dtype and sizes in one word."""
+        sizes = "x".join(str(size) for name, size in self.sizes.items() if not name.endswith("_bytes"))
+        return "-".join(part for part in (self.kernel, self.variant, self.dtype, sizes) if part)
+
+    def functions(self, device: torch.device) -> dict[str, Callable[[], Function]]:
+        """By name, in the order of the table, what makes each function: making may fail, or take long.
+
+        On CUDA our kernel; on a CPU, where it does not run, the plain reference in its place.
+        """
+        compilable = self.compilable or self.eager
+        cuda = device.type == "cuda"
+        made: dict[str, Callable[[], Function]] = {OURS if cuda else PLAIN: lambda: self.ours}
+        if cuda or self.eager is not self.plain:
+            made[EAGER] = lambda: self.eager
+        made[COMPILED] = lambda: _compiled(compilable)
+        if cuda and self.liger is not None and _has_liger():
+            made[LIGER] = self.liger
+        return made
+
+
+def _compiled(function: Function) -> Function:
+    """A fresh compilation: of the sizes before, PyTorch would keep some and then give up without a word."""
+    torch.compiler.reset()
+    return torch.compile(function, dynamic=False, mode="max-autotune-no-cudagraphs")
+
+
+def _has_liger() -> bool:
+    try:
+        import liger_kernel.ops  # noqa: F401
+    except Exception:  # whatever it fails with on this machine, it cannot be timed
+        return False
+    return True
+
+
+def dtypes(device: torch.device, *names: str) -> dict[str, torch.dtype]:
+    """The dtypes to time on a device: those named, or all; on a CPU the first, for 16 bits are not its own."""
+    chosen = names or tuple(DTYPES)
+    return {name: DTYPES[name] for name in (chosen if device.type == "cuda" else chosen[:1])}

@@ -1,0 +1,93 @@
+"""The benchmark as pytest collects it: one point a kernel, size, dtype, pass and function; `-k` selects.
+
+All functions of a case are timed in turn by the first of its points; each point then hands its samples to
+pytest-benchmark, which stores them and compares them between commits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.kernels.case import Case
+from benchmarks.kernels.registry import cases
+from benchmarks.kernels.turns import COPY, Measurement, measured
+from suite.measured_seconds import median
+from suite.predict.kernel_bytes import kernel_bytes
+
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+SECONDS = 0.3  # of a pass; more where the least number of rounds takes them
+CASES = {case.name: case for case in cases(DEVICE)}
+POINTS = [
+    pytest.param(case.name, which, form, id=f"{case.name}-{which}-{form}")
+    for case in CASES.values()
+    for which in case.passes
+    for form in case.functions(DEVICE)
+]
+
+
+class Replay:
+    """A clock that stands at the last measured sample."""
+
+    now = 0.0
+
+
+def clock() -> float:
+    """Seconds on the clock that the samples move."""
+    return Replay.now
+
+
+@pytest.fixture(scope="module")
+def last() -> dict[str, dict[str, Measurement] | Exception]:
+    """The case that was measured last, and what came of it; one alone, for the points of a case are neighbours."""
+    return {}
+
+
+@pytest.mark.benchmark(timer=clock)
+@pytest.mark.parametrize(("name", "which", "form"), POINTS)
+def test_seconds(name: str, which: str, form: str, last: dict[str, Any], benchmark: Any) -> None:
+    """Nothing but the time: an error where the function fails or computes something else."""
+    case = CASES[name]
+    if name not in last:
+        last.clear()
+        try:
+            last[name] = measured(case, DEVICE, seconds=SECONDS)
+        except Exception as error:  # once, not once a point
+            last[name] = error
+    if isinstance(last[name], Exception):
+        raise last[name]
+    measurement: Measurement = last[name][which]
+    if form in measurement.errors:
+        raise measurement.errors[form]
+    benchmark.group = f"{name}-{which}"
+    benchmark.extra_info |= _facts(case, which, form, measurement)
+    samples = iter(measurement.seconds[form])
+
+    def begin() -> None:
+        Replay.now = 0.0
+
+    def show() -> None:
+        Replay.now = next(samples)
+
+    benchmark.pedantic(show, setup=begin, rounds=len(measurement.seconds[form]))
+
+
+def _facts(case: Case, which: str, form: str, measurement: Measurement) -> dict[str, Any]:
+    """What the table and the plot need besides the samples."""
+    least = getattr(kernel_bytes(case.formula or case.kernel, **case.sizes), which)
+    return {
+        "kernel": case.kernel,
+        "variant": case.variant,
+        "dtype": case.dtype,
+        "pass": which,
+        "form": form,
+        "sizes": dict(case.sizes),
+        "over": case.over,
+        "device": DEVICE.type,
+        "least_bytes": least,
+        "copy_bytes_per_second": measurement.copy_bytes / median(measurement.seconds[COPY]),
+        "host_seconds": measurement.host_seconds.get(form),
+        "warm_up_seconds": measurement.warm_up[form],
+    }

@@ -1,0 +1,222 @@
+"""Seconds of functions that do the same work, taken in turn in one process, and those of a copy among them."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.case import Case, Draw, Function
+from suite.execute.measure.stopwatch import MOST_WARM_UP, Stopwatch, Work, is_warm
+from suite.measured_seconds import median
+
+COPY = "copy"
+COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}  # read, and as many written: far beyond any cache
+LEAST_ROUNDS = 7
+MOST_ROUNDS = 100
+ROTATED_CACHES = 2  # bytes of all sets of inputs, in sizes of the last cache
+HOST_SAMPLES = 5
+HOST_AHEAD = 2  # the device is kept busy for so many times what the host needs to hand a call over
+SAME = 0.02  # a wrong formula is farther off; how exact a right one is, the tests of the kernels say
+
+Prepared = Callable[[int], Work]  # makes the call of a round ready
+
+
+@dataclass
+class Measurement:
+    """One pass of one case.
+
+    Attributes:
+        seconds: by function, one sample a round; those of the copy too.
+        warm_up: by function, samples before it was warm.
+        host_seconds: by function, median until the host has handed a call over; on CUDA alone.
+        errors: by function, why it was not timed.
+        copy_bytes: read and written by the copy.
+    """
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    warm_up: dict[str, list[float]] = field(default_factory=dict)
+    host_seconds: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    copy_bytes: int = 0
+
+
+class UnequalWorkError(Exception):
+    """Two functions of one case do not compute the same."""
+
+
+class Contenders(NamedTuple):
+    """Functions of one case that compute the same, and what kept the others out.
+
+    Args:
+        upstream: gradients of the outputs, one list a set of inputs; empty where there is no backward pass.
+    """
+
+    functions: dict[str, Function]
+    errors: dict[str, Exception]
+    upstream: list[list[Tensor]]
+
+
+def measured(case: Case, device: torch.device, *, seconds: float) -> dict[str, Measurement]:
+    """By pass: every function of a case, in turn with the others and a copy, for about `seconds` a pass.
+
+    A function that fails, or computes something else than the first, is left out: its error is kept.
+    """
+    draw = Draw(device)
+    sets = [case.inputs(draw)]
+    sets += [case.inputs(draw) for _ in range(_sets(sets[0], device) - 1)]
+    functions, errors, upstream = contenders(case, sets, draw)
+    found = {}
+    for which in case.passes:
+        prepared = {name: _prepared(case, function, sets, upstream, which) for name, function in functions.items()}
+        found[which] = _in_turn(prepared, device, seconds)
+        found[which].errors |= errors
+    return found
+
+
+def contenders(case: Case, sets: list[tuple[Any, ...]], draw: Draw) -> Contenders:
+    """The functions of a case that compute on its first inputs what the first of them does."""
+    for inputs in sets:
+        for tensor in inputs[: case.differentiated]:
+            tensor.requires_grad_()
+    found = Contenders({}, {}, [])
+    expected: list[Tensor] = []
+    for name, make in case.functions(draw.device).items():
+        try:
+            function = make()
+            if case.differentiated and not found.upstream:
+                outputs = tensors(function(*_fresh(sets[0])))
+                found.upstream.extend([draw.normal(*out.shape, dtype=out.dtype) for out in outputs] for _ in sets)
+            results = _results(case, function, sets[0], found.upstream)
+            if not found.functions:
+                expected = results
+            _check_equal(name, results, expected)
+            found.functions[name] = function
+        except Exception as error:  # whatever it is: it is told, and ends in the exit code
+            found.errors[name] = error
+    return found
+
+
+def _prepared(
+    case: Case, function: Function, sets: list[tuple[Any, ...]], upstream: list[list[Tensor]], which: str
+) -> Prepared:
+    """What makes the call of a round ready: on the next set of inputs, for a backward pass behind a forward pass."""
+
+    def ready(round_: int) -> Work:
+        place = round_ % len(sets)
+        inputs = _fresh(sets[place]) if case.consumed else sets[place]
+        if which == "forward":
+            return lambda: function(*inputs)
+        outputs = tensors(function(*inputs))
+        leaves = inputs[: case.differentiated]
+        return lambda: torch.autograd.grad(outputs, leaves, upstream[place])
+
+    return ready
+
+
+def _in_turn(prepared: Mapping[str, Prepared], device: torch.device, seconds: float) -> Measurement:
+    """Samples of all functions and of the copy: there and back again, so that each follows each."""
+    stopwatch = Stopwatch(device)
+    size = COPY_BYTES[device.type]
+    source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    everyone: dict[str, Prepared] = {**prepared, COPY: lambda _: lambda: target.copy_(source)}
+    found = Measurement(copy_bytes=2 * size)
+    overwrites = dict.fromkeys(everyone, 1)
+    with _without_collection():
+        for name, ready in everyone.items():
+            found.warm_up[name] = []
+            while not is_warm(found.warm_up[name]) and len(found.warm_up[name]) < MOST_WARM_UP:
+                found.warm_up[name].append(stopwatch.sample(ready(len(found.warm_up[name]))))
+            if device.type == "cuda":
+                host = median(stopwatch.host_sample(ready(place)) for place in range(HOST_SAMPLES))
+                overwriting = median(stopwatch.sample(stopwatch.overwrite) for _ in range(HOST_SAMPLES))
+                found.host_seconds[name] = host
+                overwrites[name] = 1 + math.ceil(HOST_AHEAD * host / overwriting)
+            found.seconds[name] = []
+        start = time.perf_counter()
+        for round_ in range(MOST_ROUNDS):
+            if round_ >= LEAST_ROUNDS and time.perf_counter() - start > seconds:
+                break
+            for name in list(everyone) if round_ % 2 == 0 else list(reversed(everyone)):
+                work = everyone[name](round_)
+                found.seconds[name].append(stopwatch.sample(work, overwrites=overwrites[name]))
+    return found
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _results(case: Case, function: Function, inputs: tuple[Any, ...], upstream: list[list[Tensor]]) -> list[Tensor]:
+    """What a function returns, what it makes of its inputs, and the gradients."""
+    own = _fresh(inputs)
+    outputs = tensors(function(*own))
+    if not case.differentiated:
+        return [*outputs, *tensors(own)]
+    return [*outputs, *torch.autograd.grad(outputs, own[: case.differentiated], upstream[0])]
+
+
+def _check_equal(name: str, results: list[Tensor], expected: list[Tensor]) -> None:
+    """Nothing where a function computes what the first one does.
+
+    Raises:
+        UnequalWorkError: it does not.
+    """
+    if len(results) != len(expected):
+        raise UnequalWorkError(f"{name}: {len(results)} results, {len(expected)} of the first function")
+    for place, (one, other) in enumerate(zip(results, expected, strict=True)):
+        if one.shape != other.shape:
+            raise UnequalWorkError(f"{name}: result {place} has shape {tuple(one.shape)}, not {tuple(other.shape)}")
+        if one.is_floating_point():
+            wide, exact = one.detach().float(), other.detach().float()
+            apart = float((wide - exact).norm() / exact.norm().clamp(min=1e-30)) if one.numel() else 0.0
+        else:
+            apart = float((one != other).float().mean()) if one.numel() else 0.0
+        if not apart <= SAME:
+            raise UnequalWorkError(f"{name}: result {place} is {apart:.2g} off that of the first function")
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors in a tensor, or in nested lists and tuples of them, in order; None has none."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [] if value is None else [tensor for part in value for tensor in tensors(part)]
+
+
+def _fresh(value: Any) -> Any:
+    """Copies of all tensors in nested lists and tuples, leaves of autograd as they were."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return type(value)(_fresh(part) for part in value)
+
+
+def _sets(inputs: tuple[Any, ...], device: torch.device) -> int:
+    """Sets of inputs to take turns: enough to push each other out of the caches, two at least."""
+    size = sum(tensor.nbytes for tensor in tensors(inputs))
+    return min(MOST_ROUNDS, max(2, math.ceil(ROTATED_CACHES * last_cache_bytes(device) / size)))
+
+
+def last_cache_bytes(device: torch.device) -> int:
+    """Bytes of the last cache before memory, 32 MiB where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text(encoding="ascii").strip()
+        return int(text.removesuffix("K")) * 1024
+    except (OSError, ValueError):
+        return 2**25
