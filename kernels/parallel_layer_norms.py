@@ -33,8 +33,8 @@ from kernels.operator import (
 )
 
 NAME = "parallel_layer_norms"
-# Columns whose four sums one program of the backward pass holds: with 16 warps 95 to 120 registers a thread; twice as
-# many do not fit (compiled for sm_90 by Triton 3.6 and 3.7.1, 2026-11-22: 72 to 112 bytes a thread spilled).
+# Columns whose four sums one program of the backward pass holds: with 16 warps 94 to 122 registers a thread; twice as
+# many 128 and 72 to 192 bytes beside them (compiled for sm_90 by Triton 3.6.0 and 3.7.1, 2026-11-22).
 MOST_SUMMED = 4096
 
 
@@ -113,8 +113,8 @@ def _backward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # Where a row is longer than a block, neighbouring programs share its rows: each reads them whole for the two means,
-    # from the L2 cache but once, and has the sums and the gradient of one block of columns.
+    # Where a row is longer than a block, neighbouring programs share it: each reads it whole for the two means, all but
+    # one of them from the L2 cache, and has the sums and the gradient of one block of columns.
     program = tl.program_id(0) // PARTS
     programs = tl.num_programs(0) // PARTS
     columns = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)

@@ -39,8 +39,8 @@ from kernels.operator import (
 )
 
 NAME = "residual_layer_norm"
-# Columns whose sums one program of the backward pass holds: with 16 warps 120 to 128 registers a thread; twice as many
-# do not fit (compiled for sm_90 by Triton 3.6 and 3.7.1, 2026-11-22: up to 1.2 kB a thread spilled).
+# Columns whose sums one program of the backward pass holds: with 16 warps 112 to 128 registers a thread and at most 8
+# bytes beside them; twice as many 184 to 1272 bytes (compiled for sm_90 by Triton 3.6.0 and 3.7.1, 2026-11-22).
 MOST_SUMMED = 8192
 
 
@@ -116,8 +116,7 @@ def _backward_kernel(
     rstd_ptr,
     dx_ptr,
     df_ptr,
-    weight_sums_ptr,
-    bias_sums_ptr,
+    sums_ptr,
     dy_row,
     ds_row,
     x_row,
@@ -133,8 +132,8 @@ def _backward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # Where a row is longer than a block, neighbouring programs share its rows: each reads them whole for the two means,
-    # from the L2 cache but once, and has the sums and the gradients of one block of columns.
+    # Where a row is longer than a block, neighbouring programs share it: each reads it whole for the two means, all but
+    # one of them from the L2 cache, and has the sums and the gradients of one block of columns.
     program = tl.program_id(0) // PARTS
     programs = tl.num_programs(0) // PARTS
     columns = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
@@ -177,9 +176,9 @@ def _backward_kernel(
             tl.store(dx_ptr + place, (alpha * df).to(dx_ptr.dtype.element_ty), mask=inside)
         weight_sums += dy * normal
         bias_sums += dy
-    place = program * N + columns
-    tl.store(weight_sums_ptr + place, tl.sum(weight_sums, axis=0), mask=columns < N)
-    tl.store(bias_sums_ptr + place, tl.sum(bias_sums, axis=0), mask=columns < N)
+    place = program * 2 * N + columns
+    tl.store(sums_ptr + place, tl.sum(weight_sums, axis=0), mask=columns < N)
+    tl.store(sums_ptr + place + N, tl.sum(bias_sums, axis=0), mask=columns < N)
 
 
 @operator(NAME)
@@ -237,7 +236,7 @@ def _backward(
     parts = triton.cdiv(columns, block)
     at_once = rows_at_once(block)
     programs = programs_over_tiles(rows, at_once, block, parts, x_MN.device)
-    sums = torch.empty((2, programs, columns), dtype=torch.float32, device=x_MN.device)
+    sums = torch.empty((programs, 2, columns), dtype=torch.float32, device=x_MN.device)
     launchable(_backward_kernel)[(programs * parts,)](
         dy_MN,
         dy_MN if ds_MN is None else ds_MN,
@@ -248,8 +247,7 @@ def _backward(
         rstd_M,
         df if alpha == 1 else dx,
         df,
-        sums[0],
-        sums[1],
+        sums,
         dy_MN.stride(0),
         0 if ds_MN is None else ds_MN.stride(0),
         x_MN.stride(0),
@@ -266,7 +264,7 @@ def _backward(
         BLOCK=block,
         num_warps=warps_of(at_once * block),
     )
-    return dx, df, sums[0].sum(0).to(weight_N.dtype), sums[1].sum(0).to(weight_N.dtype)
+    return dx, df, sums[:, 0].sum(0).to(weight_N.dtype), sums[:, 1].sum(0).to(weight_N.dtype)
 
 
 @_forward.register_fake
@@ -295,7 +293,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _gradients(ctx: Any, dy_MN: Tensor | None, ds_MN: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
     if dy_MN is None:
         return None if ds_MN is None else ctx.alpha * ds_MN, ds_MN, *(None,) * 5
-    ds_MN = None if ds_MN is None else rows_of(ds_MN)
+    ds_MN = rows_of(ds_MN) if ctx.keeps and ds_MN is not None else None
     dx, df, dweight, dbias = _backward(rows_of(dy_MN), ds_MN, *ctx.saved_tensors, ctx.alpha)
     return df if ctx.alpha == 1 else dx, df, dweight, dbias if ctx.has_bias else None, None, None, None
 

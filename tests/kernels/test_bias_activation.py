@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import pytest
@@ -80,6 +81,17 @@ def test_far_from_zero_it_is_the_identity_or_zero(activation: Activation, dtype:
     positive = x.detach() > 0
     assert torch.equal(y.detach(), torch.where(positive, x.detach(), 0))
     assert torch.equal(dx, positive.to(dtype))
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "fast_gelu"])
+def test_small_values_below_zero_are_not_differences_of_large_ones(activation: Activation) -> None:
+    x = torch.linspace(-6, -2, 500, dtype=torch.float64, device=DEVICE).float()
+    u = x.double()
+    # the reference's 1 + tanh loses ten digits at -6, in float64 too
+    w = 1.702 * u if activation == "fast_gelu" else math.sqrt(8 / math.pi) * (u + 0.044715 * u**3)
+    error = (bias_activation(x, None, activation).double() / (u * torch.sigmoid(w)) - 1).abs().max()
+    # sigmoid(w) > 2^-36: three roundings of the exponent change it by 3 * 36 ln(2) 2^-24 of itself; there are 8 more
+    assert error <= (3 * 36 * math.log(2) + 8) * 2**-24
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

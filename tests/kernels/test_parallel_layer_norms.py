@@ -98,7 +98,7 @@ def test_weights_in_fp32_keep_their_gradients_in_fp32() -> None:
 
 def test_input_that_is_not_contiguous_gives_the_same() -> None:
     wide, other, third = (normal(6, 80, dtype=torch.float32, seed=seed) for seed in range(3))
-    weights = _inputs(6, 40, dtype=torch.float32)[1:]
+    vectors = [vector[::2] for vector in _inputs(6, 80, dtype=torch.float32)[1:]]
     for x, *upstream in (
         [tensor[:, :40] for tensor in (wide, other, third)],
         [wide[:, ::2], other[:, 3:43], third[:, 1::2]],
@@ -106,16 +106,18 @@ def test_input_that_is_not_contiguous_gives_the_same() -> None:
     ):
         results = []
         for change in (Tensor.detach, Tensor.contiguous):
-            leaf = change(x).detach().requires_grad_()
-            outputs = _kernel(leaf, *weights)
-            results.append([*outputs, *torch.autograd.grad(outputs, leaf, [change(tensor) for tensor in upstream])])
+            leaves = [change(tensor).detach().requires_grad_() for tensor in (x, *vectors)]
+            outputs = _kernel(*leaves)
+            results.append([*outputs, *torch.autograd.grad(outputs, leaves, [change(tensor) for tensor in upstream])])
         for own, contiguous in zip(*results, strict=True):
             assert torch.equal(own, contiguous)
 
 
 def test_the_operators_keep_pytorchs_rules() -> None:
     inputs = [tensor.requires_grad_() for tensor in _inputs(5, 8, dtype=torch.float32)]
-    torch.library.opcheck(torch.ops.llm_reference_runs.parallel_layer_norms, (*inputs, EPSILON))
+    operator = torch.ops.llm_reference_runs.parallel_layer_norms
+    torch.library.opcheck(operator, (*inputs, EPSILON))
+    assert [output.requires_grad for output in operator(*inputs, EPSILON)] == [True, True, False, False]
     x, weight1, _, weight2, _ = (tensor.detach() for tensor in inputs)
     row = torch.ones(5, device=DEVICE)
     backward = torch.ops.llm_reference_runs.parallel_layer_norms_backward

@@ -114,6 +114,22 @@ def test_only_the_kept_sum_may_be_used(alpha: float) -> None:
     assert weights == [None, None]
 
 
+@pytest.mark.parametrize("keep_sum", [False, True])
+def test_the_backward_pass_has_the_sum_or_what_it_is_of(keep_sum: bool) -> None:
+    x, f, weight, bias = (tensor.requires_grad_() for tensor in _inputs(6, 40, dtype=torch.float32))
+    saved: list[int] = []
+
+    def packed(tensor: Tensor) -> Tensor:
+        saved.append(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+        got = residual_layer_norm(x, f, weight, bias, EPSILON, keep_sum=keep_sum)
+    needed = (got[1], weight) if keep_sum else (x, f, weight)
+    assert saved[: len(needed)] == [tensor.untyped_storage().data_ptr() for tensor in needed]
+    assert len(saved) == len(needed) + 2  # mean and 1 / deviation
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_kept_sum_is_rounded_before_its_layer_norm(dtype: torch.dtype) -> None:
     x, f, weight, bias = _inputs(5, 300, dtype=dtype)
@@ -180,7 +196,7 @@ def test_weights_in_fp32_keep_their_gradients_in_fp32() -> None:
 @pytest.mark.parametrize("keep_sum", [False, True])
 def test_input_that_is_not_contiguous_gives_the_same(keep_sum: bool) -> None:
     wide, other = normal(6, 80, dtype=torch.float32), normal(6, 96, dtype=torch.float32, seed=1)
-    _, _, weight, bias = _inputs(6, 40, dtype=torch.float32)
+    weight, bias = (vector[::2] for vector in _inputs(6, 80, dtype=torch.float32)[2:])
     slices = [
         (wide[:, :40], other[:, 3:43]),
         (wide[:, ::2], other[:, :80:2]),
@@ -189,8 +205,8 @@ def test_input_that_is_not_contiguous_gives_the_same(keep_sum: bool) -> None:
     for x, f in slices:
         results = []
         for change in (Tensor.detach, Tensor.contiguous):
-            leaves = [change(tensor).detach().requires_grad_() for tensor in (x, f)]
-            got = residual_layer_norm(*leaves, weight, bias, EPSILON, alpha=3.0, keep_sum=keep_sum)
+            leaves = [change(tensor).detach().requires_grad_() for tensor in (x, f, weight, bias)]
+            got = residual_layer_norm(*leaves, EPSILON, alpha=3.0, keep_sum=keep_sum)
             outputs = got if keep_sum else (got,)
             upstream = [change(tensor) for tensor in (f, x)[: len(outputs)]]
             results.append([*outputs, *torch.autograd.grad(outputs, leaves, upstream)])
@@ -203,6 +219,8 @@ def test_the_operator_keeps_pytorchs_rules(alpha: float, keep_sum: bool) -> None
     inputs = [tensor.requires_grad_() for tensor in _inputs(5, 8, dtype=torch.float32)]
     operator = torch.ops.llm_reference_runs.residual_layer_norm
     torch.library.opcheck(operator, (*inputs, EPSILON, alpha, keep_sum))
+    differentiable = [output.requires_grad for output in operator(*inputs, EPSILON, alpha, keep_sum)]
+    assert differentiable == [True, keep_sum, False, False]
     x, f, weight, _ = (tensor.detach() for tensor in inputs)
     row = torch.ones(5, device=DEVICE)
     backward = torch.ops.llm_reference_runs.residual_layer_norm_backward
