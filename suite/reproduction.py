@@ -182,7 +182,7 @@ def checked_kernels(kernels: str) -> KernelChoice:
         InputError: an unknown word, or Triton where it is not installed.
     """
     if kernels not in list(KernelChoice):
-        raise InputError("unknown kernels", got=kernels, allowed=", ".join(KernelChoice), where="--kernels")
+        raise InputError("unknown kernels", got=repr(kernels), allowed=", ".join(KernelChoice), where="--kernels")
     if kernels == KernelChoice.TRITON and importlib.util.find_spec("triton") is None:
         raise InputError("kernels without Triton", got="it is not installed", allowed="torch", where="--kernels")
     return KernelChoice(kernels)
