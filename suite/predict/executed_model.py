@@ -309,9 +309,9 @@ class Chunk:
             x = self._norm(x, self.final_norm)
         if self.architecture.residual is Residual.PARALLEL:
             normal = self._norm(x, layer.attention_norm)
-            to_feed = self._norm(x, layer.feed_forward_norm)
             attended = operators.dropout(self._attention(layer, normal, bias, turn), dropout, elements=states)
             middle = operators.sum(x, attended, elements=states)
+            to_feed = self._norm(x, layer.feed_forward_norm)
         else:
             attended = self._attention(layer, self._norm(x, layer.attention_norm), bias, turn)
             attended = operators.dropout(attended, dropout, elements=states)

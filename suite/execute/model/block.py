@@ -58,9 +58,9 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, mask: Tensor, position: Tensor | None) -> Tensor:
         if self.parallel:
-            normal, to_feed = self.operations.both_normalised(self.attention_norm, self.feed_forward_norm, x_BTD)
+            normal, other = self.operations.both_normalised(self.attention_norm, self.feed_forward_norm, x_BTD)
             attended = dropout(self.attention(normal, mask, position), self.dropout, self.training)
-            middle = x_BTD + attended
+            middle, to_feed = x_BTD + attended, other()
         else:
             attended = self.attention(self.operations.normalised(self.attention_norm, x_BTD), mask, position)
             attended = dropout(attended, self.dropout, self.training)

@@ -24,8 +24,10 @@ class Operations(Protocol):
     def normalised(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
         """LayerNorm of x."""
 
-    def both_normalised(self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Two LayerNorms of x."""
+    def both_normalised(
+        self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """A LayerNorm of x, and what gives another one when it is needed, later."""
 
     def added_and_normalised(self, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream x + branch, and its LayerNorm."""
@@ -85,8 +87,10 @@ class TorchOperations:
         out: Tensor = norm(x)
         return out
 
-    def both_normalised(self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
-        return first(x), second(x)
+    def both_normalised(
+        self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        return first(x), lambda: second(x)
 
     def added_and_normalised(self, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         x = x + branch

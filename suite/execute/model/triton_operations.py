@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +64,11 @@ class TritonOperations:
     def normalised(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
         return layer_norm(x, norm.weight, norm.bias, norm.eps)
 
-    def both_normalised(self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Tensor]:
-        return parallel_layer_norms(x, first.weight, first.bias, second.weight, second.bias, first.eps)
+    def both_normalised(
+        self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        one, other = parallel_layer_norms(x, first.weight, first.bias, second.weight, second.bias, first.eps)
+        return one, lambda: other
 
     def added_and_normalised(self, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         normal, total = residual_layer_norm(x, branch, norm.weight, norm.bias, norm.eps, keep_sum=True)
