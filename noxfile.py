@@ -14,7 +14,11 @@ nox.options.sessions = ["tests"]
 
 CONSTRAINTS = "constraints.txt"
 RUNS = ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2")
-ONE_THREAD = ("tests/kernels", "tests/predict", "tests/reference_runs")
+ONE_THREAD = (
+    *("tests/execute", "tests/kernels", "tests/predict", "tests/reference_runs"),
+    *("tests/test_calibration_plan.py", "tests/test_fitting.py", "tests/test_formulas.py", "tests/test_overhead.py"),
+    *("tests/test_profiled_machine.py", "tests/test_statistics.py"),
+)
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 

@@ -66,6 +66,7 @@ def test_equal_stages_wait_for_the_predicted_bubble(words: str, bubble: float, t
     assert row.verdict is Verdict.PASS, row
 
 
+@pytest.mark.rare
 def test_stages_of_unequal_flop_are_shown_and_not_judged(tmp_path: Path) -> None:
     row = bubble_row(pipelined_plan("pp2,1f1b", padded_vocabulary=1504), tmp_path)
     assert (row.tolerance, row.verdict) == (None, Verdict.SHOWN)

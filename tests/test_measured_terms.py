@@ -78,6 +78,7 @@ def test_the_terms_of_compiled_blocks_are_all_of_their_step(tmp_path: Path) -> N
     check(figures(launched(profiled_plan(ranks=1, compiled=True), tmp_path)), ranks=1)
 
 
+@pytest.mark.rare
 def test_too_few_steps_to_profile_any_have_no_terms(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(small_plan(ranks=1), steps=LEAST_PROFILED - 1)
     assert plan.steps > LEAST_STEPS
@@ -141,6 +142,7 @@ if os.environ.get("RANK") == "1" and any("suite.execute" in word for word in sys
 """
 
 
+@pytest.mark.rare
 def test_a_stage_that_waits_for_a_slow_one_has_a_bubble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_LAST_STAGE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from suite.__main__ import main
 from suite.figures import Quantity
 from suite.machines import expected_error
 from suite.report.breakdown import bar, read
+from tests.starts import command_seconds
 
 ROOT = Path(__file__).parent.parent
 PROCESS_SECONDS = 0.4
@@ -265,20 +264,4 @@ def test_numbers_are_read_in_units_for_people() -> None:
 
 
 def test_a_prediction_as_a_process_takes_less_than_the_stated_time() -> None:
-    # Processor seconds, the least of several starts: what the program needs, whatever else the machine is doing. On a
-    # quiet machine they are the wall time, as the command waits for nothing. Virtual processors have slow phases of
-    # seconds in which they too grow, so up to 20 starts are tried, a while apart.
-    least = _processor_seconds()
-    for _ in range(20):
-        if least <= PROCESS_SECONDS:
-            break
-        time.sleep(1.0)
-        least = min(least, _processor_seconds())
-    assert least <= PROCESS_SECONDS
-
-
-def _processor_seconds() -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "suite", "predict", "bloom-176b"], cwd=ROOT, capture_output=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert command_seconds("predict", "bloom-176b") <= PROCESS_SECONDS
