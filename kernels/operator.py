@@ -99,10 +99,14 @@ def warps_of(values: int) -> int:
     return min(16, max(1, values // 512))
 
 
+def _multiprocessors(device: torch.device) -> int:
+    """Of a CUDA device; interpreted, 2 stand for them, so that partial sums have several rows."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
 def programs_over_rows(rows: int, at_once: int, device: torch.device) -> int:
-    """Programs that divide rows among them and keep partial sums, at least 1: two a multiprocessor, 4 interpreted."""
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    return max(1, min(-(-rows // at_once), 2 * processors))
+    """Programs that divide rows among them and keep partial sums, at least 1: two a multiprocessor."""
+    return max(1, min(-(-rows // at_once), 2 * _multiprocessors(device)))
 
 
 def stages_of(lap_bytes: int) -> int:
@@ -118,8 +122,7 @@ def stages_of(lap_bytes: int) -> int:
 def programs_over_tiles(rows: int, at_once: int, block: int, blocks: int, device: torch.device) -> int:
     """Programs that divide the rows of each of `blocks` blocks of columns among them, at least 1.
 
-    Together 8192 values a multiprocessor, as many as its registers hold with the sums that go with them; interpreted
-    as if there were two.
+    Together 8192 values a multiprocessor, as many as its registers hold with the sums that go with them.
     """
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    return max(1, min(-(-rows // at_once), max(1, 8192 // (at_once * block)) * processors // blocks))
+    at_most = max(1, 8192 // (at_once * block)) * _multiprocessors(device) // blocks
+    return max(1, min(-(-rows // at_once), at_most))
