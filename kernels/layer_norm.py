@@ -2,6 +2,7 @@
 
 Legend: M rows, N columns; x_MN the input, dy_MN the gradient of the output, R rows that a program holds at once.
 Least bytes, b an element: forward 2 M N b; backward 3 M N b and the partial sums of the weights' gradients.
+The backward pass is that of a residual LayerNorm whose sum is x: kernels/residual_layer_norm.py has its kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from kernels.operator import (
     block_of,
     launchable,
     operator,
-    programs_over_rows,
     require,
     require_columns,
     require_float,
@@ -26,6 +26,7 @@ from kernels.operator import (
     runs_triton,
     warps_of,
 )
+from kernels.residual_layer_norm import layer_norm_gradients
 
 NAME = "layer_norm"
 
@@ -69,48 +70,6 @@ def _forward_kernel(
     tl.store(rstd_ptr + rows, rstd, mask=rows < M)
 
 
-@triton.jit
-def _backward_kernel(
-    dy_ptr,
-    x_ptr,
-    weight_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dx_ptr,
-    weight_sums_ptr,
-    bias_sums_ptr,
-    dy_row,
-    x_row,
-    M,
-    N,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    program = tl.program_id(0)
-    columns = tl.arange(0, BLOCK)
-    weight = tl.load(weight_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
-    weight_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    bias_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    for first in range(program * ROWS, M, tl.num_programs(0) * ROWS):
-        rows = (first + tl.arange(0, ROWS)).to(tl.int64)
-        inside = (rows < M)[:, None] & (columns < N)[None, :]
-        x = tl.load(x_ptr + rows[:, None] * x_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + rows[:, None] * dy_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-        mean = tl.load(mean_ptr + rows, mask=rows < M, other=0.0)
-        rstd = tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
-        normal = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
-        scaled = dy * weight[None, :]
-        along = tl.sum(scaled * normal, axis=1) / N
-        level = tl.sum(scaled, axis=1) / N
-        dx = (scaled - normal * along[:, None] - level[:, None]) * rstd[:, None]
-        tl.store(dx_ptr + rows[:, None] * N + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        weight_sums += dy * normal
-        bias_sums += dy
-    place = program * N + columns
-    tl.store(weight_sums_ptr + place, tl.sum(weight_sums, axis=0), mask=columns < N)
-    tl.store(bias_sums_ptr + place, tl.sum(bias_sums, axis=0), mask=columns < N)
-
-
 @operator(NAME)
 def _forward(x_MN: Tensor, weight_N: Tensor, bias_N: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = x_MN.shape
@@ -139,45 +98,10 @@ def _forward(x_MN: Tensor, weight_N: Tensor, bias_N: Tensor | None, eps: float) 
     return y, mean, rstd
 
 
-@operator(f"{NAME}_backward")
-def _backward(
-    dy_MN: Tensor, x_MN: Tensor, weight_N: Tensor, mean_M: Tensor, rstd_M: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows, columns = x_MN.shape
-    dx = torch.empty((rows, columns), dtype=x_MN.dtype, device=x_MN.device)
-    block = block_of(columns)
-    at_once = rows_at_once(block)
-    programs = programs_over_rows(rows, at_once, x_MN.device)
-    sums = torch.empty((2, programs, columns), dtype=torch.float32, device=x_MN.device)
-    launchable(_backward_kernel)[(programs,)](
-        dy_MN,
-        x_MN,
-        weight_N,
-        mean_M,
-        rstd_M,
-        dx,
-        sums[0],
-        sums[1],
-        dy_MN.stride(0),
-        x_MN.stride(0),
-        rows,
-        columns,
-        ROWS=at_once,
-        BLOCK=block,
-        num_warps=warps_of(at_once * block),
-    )
-    return dx, sums[0].sum(0).to(weight_N.dtype), sums[1].sum(0).to(weight_N.dtype)
-
-
 @_forward.register_fake
 def _forward_shapes(x_MN: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     mean_M, rstd_M = (x_MN.new_empty(x_MN.shape[0], dtype=torch.float32) for _ in range(2))
     return x_MN.new_empty(x_MN.shape), mean_M, rstd_M
-
-
-@_backward.register_fake
-def _backward_shapes(_: Tensor, x_MN: Tensor, weight_N: Tensor, *__: object) -> tuple[Tensor, Tensor, Tensor]:
-    return x_MN.new_empty(x_MN.shape), torch.empty_like(weight_N), torch.empty_like(weight_N)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -188,7 +112,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _gradients(ctx: Any, dy_MN: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    dx, dweight, dbias = _backward(rows_of(dy_MN), *ctx.saved_tensors)
+    x_MN, weight_N, mean_M, rstd_M = ctx.saved_tensors
+    _, dx, dweight, dbias = layer_norm_gradients(rows_of(dy_MN), None, x_MN, None, weight_N, mean_M, rstd_M, 1.0)
     return dx, dweight, dbias if ctx.has_bias else None, None
 
 

@@ -218,7 +218,7 @@ def _forward(
 
 
 @operator(f"{NAME}_backward")
-def _backward(
+def layer_norm_gradients(
     dy_MN: Tensor,
     ds_MN: Tensor | None,
     x_MN: Tensor,
@@ -228,7 +228,10 @@ def _backward(
     rstd_M: Tensor,
     alpha: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x (empty where alpha = 1: it is that of f), f, weight and bias; without f, x is the sum itself."""
+    """Gradients of x (empty where alpha = 1: it is that of f), f, weight and bias; without f, x is the sum itself.
+
+    Without f and ds it is the backward pass of LayerNorm alone.
+    """
     rows, columns = x_MN.shape
     df = torch.empty((rows, columns), dtype=x_MN.dtype, device=x_MN.device)
     dx = torch.empty((0 if alpha == 1 else rows, columns), dtype=x_MN.dtype, device=x_MN.device)
@@ -274,7 +277,7 @@ def _forward_shapes(x_MN: Tensor, *more: Any) -> tuple[Tensor, Tensor, Tensor, T
     return x_MN.new_empty(x_MN.shape), x_MN.new_empty(rows if more[-1] else 0, columns), mean_M, rstd_M
 
 
-@_backward.register_fake
+@layer_norm_gradients.register_fake
 def _backward_shapes(_: Tensor, __: Tensor | None, x_MN: Tensor, *more: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     weight_N, alpha = more[1], more[-1]
     dx_MN = x_MN.new_empty(0 if alpha == 1 else x_MN.shape[0], x_MN.shape[1])
@@ -294,7 +297,7 @@ def _gradients(ctx: Any, dy_MN: Tensor | None, ds_MN: Tensor | None, *_: object)
     if dy_MN is None:
         return None if ds_MN is None else ctx.alpha * ds_MN, ds_MN, *(None,) * 5
     ds_MN = rows_of(ds_MN) if ctx.keeps and ds_MN is not None else None
-    dx, df, dweight, dbias = _backward(rows_of(dy_MN), ds_MN, *ctx.saved_tensors, ctx.alpha)
+    dx, df, dweight, dbias = layer_norm_gradients(rows_of(dy_MN), ds_MN, *ctx.saved_tensors, ctx.alpha)
     return df if ctx.alpha == 1 else dx, df, dweight, dbias if ctx.has_bias else None, None, None, None
 
 

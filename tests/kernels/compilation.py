@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
 _COMPILING = """
-import json, sys, traceback
+import json, re, subprocess, sys, tempfile, traceback
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
@@ -28,12 +28,20 @@ class Gpu:
 triton.runtime.driver.set_active(Gpu())
 run, built = JITFunction.run, []
 
+def stack_bytes(cubin):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\\d+)", told)[1])
+
 def compile_only(self, *arguments, **named):
     compiled = run(self, *arguments, **named | {"warmup": True})
     ptx = compiled.asm["ptx"]
     # copies of pipelined loops: .cg is of 16 bytes alone
     wide = ["ld.global.v4" in ptx or "cp.async.cg.shared.global" in ptx, "st.global.v4" in ptx]
-    built.append([self.__name__, len(compiled.asm["cubin"]), *wide])
+    built.append([self.__name__, len(compiled.asm["cubin"]), stack_bytes(compiled.asm["cubin"]), *wide])
     return compiled
 
 JITFunction.run = compile_only
@@ -52,10 +60,15 @@ print(json.dumps(found))
 
 
 class Compiled(NamedTuple):
-    """One kernel in machine code of so many bytes; whether it loads and stores 16 bytes a thread at once."""
+    """One kernel in machine code of so many bytes; whether it loads and stores 16 bytes a thread at once.
+
+    Args:
+        stack_bytes: a thread's, in memory: what its registers do not hold.
+    """
 
     kernel: str
     code_bytes: int
+    stack_bytes: int
     wide_loads: bool
     wide_stores: bool
 

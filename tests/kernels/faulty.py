@@ -18,3 +18,10 @@ def changing(x_ptr, N):
     for place in range(N):
         total += tl.load(x_ptr + place)
     tl.store(x_ptr, total)
+
+
+@triton.jit
+def crowded(x_ptr, y_ptr):
+    place = tl.arange(0, 16_384)
+    x = tl.load(x_ptr + place)
+    tl.store(y_ptr + place, x - tl.sum(x, axis=0))

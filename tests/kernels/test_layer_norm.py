@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from kernels.layer_norm import layer_norm, reference
 from kernels.operator import UnsupportedInputError
+from kernels.residual_layer_norm import MOST_SUMMED
 from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, normal
 
 EPSILON = 1e-5
@@ -15,7 +16,20 @@ EPSILON = 1e-5
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape",
-    [(1, 1), (1, 37), (5, 255), (3, 256), (4, 257), (2, 3, 768), (70, 16), (21, 700), (2, 4096), (0, 8), (9,)],
+    [
+        (1, 1),
+        (1, 37),
+        (5, 255),
+        (3, 256),
+        (4, 257),
+        (2, 3, 768),
+        (70, 16),
+        (21, 700),
+        (2, 4096),
+        (3, MOST_SUMMED + 900),
+        (0, 8),
+        (9,),
+    ],
     ids=str,
 )
 def test_output_and_gradients_are_as_exact_as_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -29,6 +43,14 @@ def test_output_and_gradients_are_as_exact_as_torchs(shape: tuple[int, ...], dty
         return reference(x, weight, bias, EPSILON)
 
     assert_as_exact_as_torch(kernel, plain, inputs, [normal(*shape, dtype=dtype, seed=3)])
+
+
+@pytest.mark.parametrize("shape", [(5, 300), (3, MOST_SUMMED + 900)], ids=str)
+def test_gradients_are_the_same_bits_every_time(shape: tuple[int, ...]) -> None:
+    leaves = [normal(*s, dtype=torch.float32).requires_grad_() for s in (shape, shape[1:], shape[1:])]
+    upstream = normal(*shape, dtype=torch.float32, seed=3)
+    first, second = (torch.autograd.grad(layer_norm(*leaves, EPSILON), leaves, upstream) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def test_the_reference_is_pytorchs() -> None:
@@ -61,7 +83,12 @@ def test_input_that_is_not_contiguous_gives_the_same() -> None:
     wide = normal(6, 80, dtype=torch.float32)
     weight, bias = normal(40, dtype=torch.float32, seed=1), normal(40, dtype=torch.float32, seed=2)
     for x in (wide[:, :40], wide[:, ::2], wide.t()[:, :6].t()[:, :40]):
-        assert torch.equal(layer_norm(x, weight, bias, EPSILON), layer_norm(x.contiguous(), weight, bias, EPSILON))
+        results = []
+        for change in (Tensor.detach, Tensor.contiguous):
+            leaves = [change(tensor).detach().requires_grad_() for tensor in (x, weight, bias)]
+            y = layer_norm(*leaves, EPSILON)
+            results.append([y, *torch.autograd.grad(y, leaves, change(wide[:, 3:43]))])
+        assert all(torch.equal(own, contiguous) for own, contiguous in zip(*results, strict=True))
 
 
 def test_the_operator_keeps_pytorchs_rules() -> None:
