@@ -74,6 +74,14 @@ def test_every_kernel_is_timed() -> None:
     assert {one.kernel for one in cases(CPU)} == {one.kernel for one in cases(CUDA)} == timed
 
 
+def test_a_partial_rotation_copies_the_dims_that_do_not_turn_and_its_bytes_count_them() -> None:
+    (one,) = (case for case in SMALLEST if (case.kernel, case.variant) == ("rotary", "neox"))
+    q, k, rotation = one.inputs(Draw(CPU))
+    assert rotation.shape[-1] < q.shape[-1]
+    moved = sum(tensor.nbytes for tensor in (q, k, *one.plain(q, k, rotation)))
+    assert kernel_bytes("rotary", **one.sizes).forward == moved
+
+
 @pytest.mark.parametrize("one", SMALLEST, ids=lambda one: one.name)
 def test_functions_of_a_case_compute_the_same_on_what_its_bytes_count(
     one: Case, monkeypatch: pytest.MonkeyPatch

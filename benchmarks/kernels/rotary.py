@@ -31,7 +31,7 @@ def _inputs(heads: int, size: int, turning: int, dtype: torch.dtype, draw: Draw)
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Each shape in each dtype, forward and backward; the bytes are of all dims, as those that pass are copied too."""
+    """Each shape in each dtype, forward and backward; all dims count, as those that pass are copied too."""
     for variant, (recorded, size, share) in SHAPES.items():
         heads = recorded if device.type == "cuda" else CPU_HEADS
         for dtype, torchs in dtypes(device).items():

@@ -72,7 +72,11 @@ def _geglu(*, rows: int, columns: int, element_bytes: int) -> KernelBytes:
 
 
 def _rotary(*, elements: int, element_bytes: int) -> KernelBytes:
-    """2 E b, E elements of queries and keys that turn: r (q + k), with r the rotated share of the head; twice."""
+    """2 E b: queries and keys of E elements, and both turned; backward the same of their gradients.
+
+    All dimensions of the heads count, those that do not turn too: the outputs are new tensors, to which they are
+    copied. Differs from the often quoted 2 r E b, with r the share of the head that turns: that is in place.
+    """
     return KernelBytes(2 * elements * element_bytes, 2 * elements * element_bytes)
 
 

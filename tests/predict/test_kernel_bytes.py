@@ -37,7 +37,7 @@ MOVED: list[tuple[str, dict[str, int], list[Tensor], list[Tensor]]] = [
     ("parallel_layer_norms", SIZES, [x, x, x], [x, x, x, x]),
     ("bias_activation", SIZES, [x, x], [x, x, x]),
     ("geglu", SIZES, [half(M, 2 * N), x], [half(M, 2 * N), x, half(M, 2 * N)]),
-    # 3 sequences of 7 positions, 8 heads of queries and 2 of keys, 16 dimensions of each that turn
+    # 3 sequences of 7 positions, 8 heads of queries and 2 of keys of 16 dimensions, however many of them turn
     ("rotary", {"elements": 3 * 7 * (8 + 2) * 16, "element_bytes": 2}, 2 * [half(3, 8, 7, 16), half(3, 2, 7, 16)], []),
     ("masked_softmax", SIZES, [x, x], [x, x, x]),
     ("masked_softmax", SIZES | {"causal": 1}, [half(M, N // 2), x], [half(M, N // 2), half(M, N // 2), x]),
