@@ -52,7 +52,8 @@ def case(**changes: Any) -> Case:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled, and the copy is small."""
-    monkeypatch.setattr("benchmarks.kernels.case._compiled", lambda function: function)
+    for name in ("case.compiled", "masked_softmax.compiled"):
+        monkeypatch.setattr(f"benchmarks.kernels.{name}", lambda function: function)
     monkeypatch.setitem(turns.COPY_BYTES, "cpu", 2**20)
 
 
@@ -82,6 +83,7 @@ def test_a_partial_rotation_copies_the_dims_that_do_not_turn_and_its_bytes_count
     assert kernel_bytes("rotary", **one.sizes).forward == moved
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("one", SMALLEST, ids=lambda one: one.name)
 def test_functions_of_a_case_compute_the_same_on_what_its_bytes_count(
     one: Case, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +146,14 @@ def test_slower_functions_take_longer_and_ratios_say_so() -> None:
     assert min(found.seconds["eager"]) >= 0.06
     assert min(found.seconds["plain"]) >= 0.02
     assert ratio(found.seconds["eager"], found.seconds["plain"]).low > 1
+
+
+def test_a_function_without_a_backward_pass_is_compared_and_timed_forward_alone() -> None:
+    forward_alone = {"half": lambda: lambda x: 2 * x.detach(), "wrong": lambda: lambda x: 3 * x.detach()}
+    found = measured(case(fused=forward_alone, forward_alone=("half", "wrong"), differentiated=1), CPU, seconds=0)
+    assert set(found["forward"].seconds) == {"plain", "eager", "compiled", "half", COPY}
+    assert set(found["backward"].seconds) == {"plain", "eager", "compiled", COPY}
+    assert list(found["forward"].errors) == ["wrong"]
 
 
 def test_a_function_that_fails_or_computes_something_else_is_left_out_and_the_others_are_timed() -> None:
@@ -298,7 +308,7 @@ BENCH = """
 import sys
 import torch
 from benchmarks.kernels import case, registry, turns
-case._compiled = lambda function: function
+case.compiled = lambda function: function
 turns.COPY_BYTES["cpu"] = 2**20
 
 def fails(x):

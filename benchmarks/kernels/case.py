@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from suite.execute.measure.products import DTYPES
 
 Function = Callable[..., Any]
 PLAIN, OURS, EAGER, COMPILED, LIGER = "plain", "kernel", "eager", "compiled", "liger"
+SDPA, FLEX = "sdpa", "flex"  # PyTorch's fused attention: scaled_dot_product_attention and FlexAttention
 
 
 class Draw:
@@ -48,6 +49,8 @@ class Case:
         eager: PyTorch's own, or `plain` where PyTorch has none.
         compilable: what torch.compile gets; `eager` by default.
         liger: Liger-Kernel's, imported when it is called; None where it has none.
+        fused: PyTorch's own fused functions of the same, made when they are called, by name.
+        forward_alone: names of those that have no backward pass on this device.
         differentiated: of the inputs, how many of the first ones have gradients; 0: there is no backward pass.
         consumed: whether a call spoils its inputs, so that each call needs copies of them.
     """
@@ -62,6 +65,8 @@ class Case:
     eager: Function
     compilable: Function | None = None
     liger: Callable[[], Function] | None = None
+    fused: Mapping[str, Callable[[], Function]] = field(default_factory=dict)
+    forward_alone: tuple[str, ...] = ()
     formula: str = ""
     variant: str = ""
     differentiated: int = 0
@@ -71,6 +76,10 @@ class Case:
     def passes(self) -> tuple[str, ...]:
         """Names of the passes that are timed."""
         return ("forward", "backward") if self.differentiated else ("forward",)
+
+    def has(self, which: str, function: str) -> bool:
+        """Whether a function has this pass."""
+        return which == "forward" or function not in self.forward_alone
 
     @property
     def name(self) -> str:
@@ -88,15 +97,20 @@ class Case:
         made: dict[str, Callable[[], Function]] = {OURS if cuda else PLAIN: lambda: self.ours}
         if cuda or self.eager is not self.plain:
             made[EAGER] = lambda: self.eager
-        made[COMPILED] = lambda: _compiled(compilable)
+        made[COMPILED] = lambda: _freshly_compiled(compilable)
         if cuda and self.liger is not None and _has_liger():
             made[LIGER] = self.liger
-        return made
+        return made | dict(self.fused)
 
 
-def _compiled(function: Function) -> Function:
+def _freshly_compiled(function: Function) -> Function:
     """A fresh compilation: of the sizes before, PyTorch would keep some and then give up without a word."""
     torch.compiler.reset()
+    return compiled(function)
+
+
+def compiled(function: Function) -> Function:
+    """The function as torch.compile makes it for one size."""
     return torch.compile(function, dynamic=False, mode="max-autotune-no-cudagraphs")
 
 

@@ -1,63 +1,190 @@
-"""Softmax of attention scores: causal, and with ALiBi."""
+"""Softmax of attention scores under the masks of the runs, and the whole attention around it beside fused ones.
+
+Masks: causal; ALiBi; a prefix of half the positions; two samples in one row, each with such a prefix (GLM's rows).
+The functions of an `attention` variant all compute the same from queries, keys and values: products, mask and softmax
+one after the other, as in the recorded runs, with the kernel, PyTorch's or a compiled softmax between the products; and
+fused, PyTorch's `scaled_dot_product_attention` and FlexAttention, whose weights are nowhere in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.kernels.case import Case, Draw, dtypes
+from benchmarks.kernels.case import FLEX, SDPA, Case, Draw, Function, compiled, dtypes
 from kernels.masked_softmax import masked_softmax, reference
 from reference_runs.alibi import alibi_slopes
+from suite.execute.model.position import prefix_bias
 
 HEADS = {"cuda": 16, "cpu": 4}
+HEAD_SIZE = 64
+SCALE = 0.125  # 1 / sqrt(HEAD_SIZE)
 LENGTHS = {"cuda": (1024, 2048, 4096), "cpu": (64, 256)}
-SCALE = 0.125
+ATTENTION_LENGTHS = {"cuda": (1024, 2048, 4096), "cpu": (256, 1024)}
+# and the kernel's argument that makes the mask, where it is not causal alone
+MASKS = {"causal": "", "alibi": "slopes_H", "prefix": "prefix_B", "packed": "seen_B2S"}
+FUSED_MASKS = ("causal", "alibi", "prefix")
 
 
-def _ours(scores: Tensor, slopes: Tensor | None = None) -> Tensor:
-    return masked_softmax(scores, SCALE, causal=True, slopes_H=slopes)
+def _mask(variant: str, heads: int, length: int, device: torch.device) -> Tensor | None:
+    """What the kernel takes for the mask, where it is not causal alone."""
+    if variant == "alibi":
+        return torch.tensor(alibi_slopes(heads), dtype=torch.float32, device=device)
+    if variant == "prefix":
+        return torch.tensor([length // 2], device=device)
+    if variant == "packed":
+        place = torch.arange(length, device=device)
+        start = place // (length // 2) * (length // 2)  # of the sample
+        first = torch.where(place - start < length // 4, start, place)
+        return torch.stack([first, start + length // 2])[None]
+    return None
 
 
-def _plain(scores: Tensor, slopes: Tensor | None = None) -> Tensor:
-    return reference(scores, SCALE, causal=True, slopes_H=slopes)
-
-
-def _eager(scores: Tensor, slopes: Tensor | None = None) -> Tensor:
-    places = torch.arange(scores.shape[-1], device=scores.device)
+@lru_cache(maxsize=2)
+def _bias(variant: str, heads: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The mask as what it adds to the scaled scores, [1, 1 or H, T, S]; made once, as in a model."""
+    mask = _mask(variant, heads, length, device)
+    places = torch.arange(length, device=device)
     distance = places[:, None] - places[None, :]
-    wide = scores.float() * SCALE
-    if slopes is not None:
-        wide = wide - slopes[:, None, None] * distance
-    return torch.softmax(wide.masked_fill(distance < 0, float("-inf")), dim=-1).to(scores.dtype)
+    if variant == "packed":
+        assert mask is not None
+        return prefix_bias(mask).to(dtype)
+    bias = torch.zeros(1, 1, length, length, device=device)
+    if variant == "alibi":
+        assert mask is not None
+        bias = -mask[:, None, None] * distance[None]
+    hidden = distance < 0
+    if variant == "prefix":
+        assert mask is not None
+        hidden = hidden & (places >= mask)
+    return bias.masked_fill(hidden, float("-inf")).view(1, -1, length, length).to(dtype)
 
 
-def _inputs(alibi: bool, heads: int, length: int, dtype: torch.dtype, draw: Draw) -> tuple[Any, ...]:
-    scores = draw.normal(1, heads, length, length, dtype=dtype)
-    if not alibi:
-        return (scores,)
-    return scores, torch.tensor(alibi_slopes(heads), dtype=torch.float32, device=draw.device)
+def _by(function: Function, variant: str, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    masks = {MASKS[variant]: mask} if MASKS[variant] else {}
+    weights: Tensor = function(scores, SCALE, causal=variant != "packed", **masks)
+    return weights
+
+
+def _eager(variant: str, scores: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG001  # in the bias
+    _, heads, length, _ = scores.shape
+    bias = _bias(variant, heads, length, torch.float32, scores.device)
+    return torch.softmax(scores.float() * SCALE + bias, dim=-1).to(scores.dtype)
+
+
+def _attention(softmax: Function, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    scores = torch.matmul(q, k.transpose(-1, -2))
+    return torch.matmul(softmax(scores) if mask is None else softmax(scores, mask), v)
+
+
+def _sdpa(variant: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG001  # in the bias
+    if variant == "causal":
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=SCALE)
+    _, heads, length, _ = q.shape
+    bias = _bias(variant, heads, length, q.dtype, q.device)
+    return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=SCALE)
+
+
+def _flex(variant: str, heads: int, length: int, device: torch.device) -> Function:
+    """FlexAttention, compiled, with the blocks of its mask made once; on a CPU without gradients, for it has none."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = _mask(variant, heads, length, device)
+
+    def causal(_: Tensor, __: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        return s <= t
+
+    def prefix(batch: Tensor, _: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        assert mask is not None
+        return (s <= t) | (s < mask[batch])
+
+    def penalised(score: Tensor, _: Tensor, head: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        assert mask is not None
+        return score - mask[head] * (t - s)
+
+    seen, batch = (prefix, 1) if variant == "prefix" else (causal, None)
+    blocks = create_block_mask(seen, batch, None, length, length, device=str(device))
+    changed = penalised if variant == "alibi" else None
+    fused = compiled(partial(flex_attention, score_mod=changed, block_mask=blocks, scale=SCALE))
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: ARG001  # in `seen`
+        if device.type == "cpu":
+            q, k, v = q.detach(), k.detach(), v.detach()
+        out: Tensor = fused(q, k, v)
+        return out
+
+    return attention
+
+
+def _inputs(
+    shapes: list[tuple[int, ...]], variant: str, heads: int, length: int, dtype: torch.dtype, draw: Draw
+) -> tuple[Any, ...]:
+    mask = _mask(variant, heads, length, draw.device)
+    floats = tuple(draw.normal(*shape, dtype=dtype) for shape in shapes)
+    return floats if mask is None else (*floats, mask)
+
+
+def _read(variant: str, length: int) -> dict[str, int]:
+    """What of the mask the formula takes: of packed samples the kernel reads every score."""
+    if variant == "packed":
+        return {}
+    return {"causal": 1, "prefix": length // 2} if variant == "prefix" else {"causal": 1}
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Both masks at each length in each dtype, forward and backward."""
+    """The softmax and the attention under each mask at each length in each dtype, forward and backward."""
     heads = HEADS[device.type]
-    for variant in ("causal", "alibi"):
+    for variant in MASKS:
         for dtype, torchs in dtypes(device).items():
             for length in LENGTHS[device.type]:
-                sizes = {"rows": heads * length, "columns": length, "element_bytes": torchs.itemsize, "causal": 1}
+                sizes = {"rows": heads * length, "columns": length, "element_bytes": torchs.itemsize}
+                plain = partial(_by, reference, variant)
                 yield Case(
                     kernel="masked_softmax",
                     variant=variant,
                     dtype=dtype,
-                    sizes=sizes,
+                    sizes=sizes | _read(variant, length),
                     over="columns",
-                    inputs=partial(_inputs, variant == "alibi", heads, length, torchs),
-                    ours=_ours,
-                    plain=_plain,
-                    eager=_eager,
+                    inputs=partial(_inputs, [(1, heads, length, length)], variant, heads, length, torchs),
+                    ours=partial(_by, masked_softmax, variant),
+                    plain=plain,
+                    eager=partial(_eager, variant),
+                    compilable=plain,
                     differentiated=1,
                 )
+    for variant in FUSED_MASKS:
+        for dtype, torchs in dtypes(device).items():
+            for length in ATTENTION_LENGTHS[device.type]:
+                yield _attention_case(variant, dtype, torchs, heads, length, device)
+
+
+def _attention_case(
+    variant: str, dtype: str, torchs: torch.dtype, heads: int, length: int, device: torch.device
+) -> Case:
+    softmaxes: dict[str, Callable[..., Tensor]] = {
+        "ours": partial(_by, masked_softmax, variant),
+        "plain": partial(_by, reference, variant),
+        "eager": partial(_eager, variant),
+    }
+    whole = {name: partial(_attention, softmax) for name, softmax in softmaxes.items()}
+    return Case(
+        kernel="masked_softmax",
+        formula="attention",
+        variant=f"attention-{variant}",
+        dtype=dtype,
+        sizes={"heads": heads, "length": length, "head_size": HEAD_SIZE, "element_bytes": torchs.itemsize},
+        over="length",
+        inputs=partial(_inputs, [(1, heads, length, HEAD_SIZE)] * 3, variant, heads, length, torchs),
+        ours=whole["ours"],
+        plain=whole["plain"],
+        eager=whole["eager"],
+        compilable=whole["plain"],
+        fused={SDPA: lambda: partial(_sdpa, variant), FLEX: lambda: _flex(variant, heads, length, device)},
+        forward_alone=() if device.type == "cuda" else (FLEX,),
+        differentiated=3,
+    )

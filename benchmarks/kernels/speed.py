@@ -25,6 +25,7 @@ POINTS = [
     for case in CASES.values()
     for which in case.passes
     for form in case.functions(DEVICE)
+    if case.has(which, form)
 ]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.kernels.case import COMPILED, EAGER, LIGER, OURS
+from benchmarks.kernels.case import COMPILED, EAGER, FLEX, LIGER, OURS, SDPA
 from benchmarks.kernels.record import Row, rows
 from suite.measured_seconds import median
 
-OTHERS = (EAGER, COMPILED, LIGER)
+OTHERS = (EAGER, COMPILED, LIGER, SDPA, FLEX)
 
 
 def table(record: Mapping[str, Any]) -> str:

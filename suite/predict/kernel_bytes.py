@@ -1,4 +1,4 @@
-"""Least bytes of the kernels in `kernels/`, by their names: each input read once, each output written once.
+"""Least bytes of the kernels in `kernels/`, by their names, and of attention: inputs read, outputs written, once each.
 
 Weights and biases of rows, and what is kept or added up a row or a program, are left out: under 1 % of the rest from a
 few hundred rows and columns on. Sizes are numbers of elements, `element_bytes` those of one element.
@@ -80,14 +80,26 @@ def _rotary(*, elements: int, element_bytes: int) -> KernelBytes:
     return KernelBytes(2 * elements * element_bytes, 2 * elements * element_bytes)
 
 
-def _masked_softmax(*, rows: int, columns: int, element_bytes: int, causal: int = 0) -> KernelBytes:
+def _masked_softmax(*, rows: int, columns: int, element_bytes: int, causal: int = 0, prefix: int = 0) -> KernelBytes:
     """2 M S b: scores, weights, M rows of all sequences and heads; backward 3 M S b: weights, dy, dx.
 
     A causal mask halves what is read, not what is written: 1.5 M S b and 2 M S b. Differs from the often quoted half of
-    all: the product that follows reads the zeros.
+    all: the product that follows reads the zeros. With a prefix of P positions that all attend to, the share that is
+    read is (1 + (P / S)^2) / 2.
     """
     size = rows * columns * element_bytes
-    return KernelBytes(size + size // 2, 2 * size) if causal else KernelBytes(2 * size, 3 * size)
+    read = rows * (columns**2 + prefix**2) * element_bytes // (2 * columns) if causal else size
+    return KernelBytes(read + size, 2 * read + size)
+
+
+def _attention(*, heads: int, length: int, head_size: int, element_bytes: int) -> KernelBytes:
+    """4 H T K b: queries, keys, values, output; backward 7 H T K b: the first three, dy, and their gradients.
+
+    H heads of all sequences, T positions, K the head size: of a fused attention, which keeps no scores. From a few
+    hundred positions on its 4 H T^2 K flop (half with a causal mask) take longer than these bytes.
+    """
+    size = heads * length * head_size * element_bytes
+    return KernelBytes(4 * size, 7 * size)
 
 
 def _cross_entropy(*, rows: int, columns: int, element_bytes: int) -> KernelBytes:
@@ -144,6 +156,7 @@ FORMULAS: Mapping[str, Callable[..., KernelBytes]] = MappingProxyType(
             _geglu,
             _rotary,
             _masked_softmax,
+            _attention,
             _cross_entropy,
             _linear_cross_entropy,
             _adamw,

@@ -41,6 +41,14 @@ MOVED: list[tuple[str, dict[str, int], list[Tensor], list[Tensor]]] = [
     ("rotary", {"elements": 3 * 7 * (8 + 2) * 16, "element_bytes": 2}, 2 * [half(3, 8, 7, 16), half(3, 2, 7, 16)], []),
     ("masked_softmax", SIZES, [x, x], [x, x, x]),
     ("masked_softmax", SIZES | {"causal": 1}, [half(M, N // 2), x], [half(M, N // 2), half(M, N // 2), x]),
+    # half of the positions are a prefix: its rows read half, the others three quarters on average
+    (
+        "masked_softmax",
+        SIZES | {"causal": 1, "prefix": N // 2},
+        [half(M, N * 5 // 8), x],
+        [half(M, N * 5 // 8), half(M, N * 5 // 8), x],
+    ),
+    ("attention", {"heads": 6, "length": 8, "head_size": N, "element_bytes": 2}, [x] * 4, [x] * 7),
     ("cross_entropy", SIZES, [x, x], []),
     ("linear_cross_entropy", SIZES | {"vocabulary": V}, 2 * [x, half(V, N)], []),
     ("adamw", {"parameters": N}, [w, w, w, w, w, w, w], []),
