@@ -59,8 +59,17 @@ class Conditions:
         machine_info.clear()
         machine_info.update(kept | facts)
 
+    def pytest_benchmark_update_commit_info(self, commit_info: dict[str, Any]) -> None:
+        """Which commit, and not the folder's name."""
+        for name in commit_info.keys() - {"id", "time", "dirty"}:
+            del commit_info[name]
+
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
-        """Failures and conditions beside the times."""
+        """Failures and conditions beside the times; samples to the nanosecond, which is what clocks tell."""
+        for stored in output_json["benchmarks"]:
+            for samples in (stored["stats"], stored["extra_info"]):
+                for name in {"data", "warm_up_seconds"} & samples.keys():
+                    samples[name] = [round(sample, 9) for sample in samples[name]]
         self._processors.lap()
         shared = self._processors.since_start
         output_json["failures"] = self.failures
