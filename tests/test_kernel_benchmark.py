@@ -280,6 +280,13 @@ def test_the_table_has_one_line_a_pass_of_a_case() -> None:
     assert "- `layer_norm-fp32`: RuntimeError: no" in text
 
 
+def test_the_table_says_what_others_had_of_the_processors() -> None:
+    own = record(stored("kernel", [4e-7] * 3))
+    assert "processors" not in table(own)
+    text = table(own | {"processor_seconds": {"own": 30.0, "busy": 80.0, "steal": 1.0, "whole": 100.0}})
+    assert "this process had 30%, all processes with its compilers 80%, other virtual machines 1%." in text
+
+
 def test_times_are_in_microseconds() -> None:
     assert [microseconds(seconds) for seconds in (1.23456e-6, 1.23456e-4, 1.23456e-1, None)] == [
         "1.235 us",

@@ -45,6 +45,20 @@ def _preface(record: Mapping[str, Any], every: Sequence[Row], ours: str) -> list
         f"`{ours}` is {what}: the median of its rounds. Of copy: least bytes over this time, over the bandwidth of",
         f"a copy in the same turns ({copied}). The last columns: median time of the others over that of `{ours}`,",
         f"above 1 where `{ours}` is faster, with a 95 % bootstrap interval over the rounds of this one process.",
+        *_sharing(record),
+    ]
+
+
+def _sharing(record: Mapping[str, Any]) -> list[str]:
+    """How much of the processors others had: a benchmark beside other work says less."""
+    shared = record.get("processor_seconds")
+    if not shared or not shared["whole"]:
+        return []
+    own, busy, steal = (shared[name] / shared["whole"] for name in ("own", "busy", "steal"))
+    return [
+        "",
+        f"Of the processors' time this process had {own:.0%}, all processes with its compilers {busy:.0%}, "
+        f"other virtual machines {steal:.0%}.",
     ]
 
 
