@@ -11,6 +11,7 @@ where TRITON_INTERPRET is set, as that times the interpreter.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -105,6 +106,8 @@ def main(arguments: Sequence[str]) -> int:
     code = int(pytest.main([POINTS, *options, *arguments], plugins=[Conditions()]))
     for path in sorted(set(storage.rglob("*.json")) - before):
         record = read(path)
+        # indented, as pytest-benchmark writes it, half of it is spaces
+        path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
         text = table(record)
         path.with_suffix(".md").write_text(text, encoding="utf-8")
         pictures = draw(record, path.with_suffix(""))
