@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.bits import BITS, pack_bits, unpack_signs
 from kernels.gradient_norm import SUMS, programs_over_chunks, root_kernel
 from kernels.operator import launchable, operator, require, require_float, runs_triton
 
 NAME = "sign_pack"
 UNPACK = "sign_unpack"
-BITS = 8  # of a byte
 BLOCK = 1024  # elements of a program at once: two loads of 16 bytes in each of 128 threads, fp32
 WARPS = 4
 
@@ -38,16 +38,12 @@ def reference(value: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     scale = torch.linalg.vector_norm(compensated) / math.sqrt(compensated.numel())
     positive = compensated >= 0
     error.copy_(torch.where(positive, compensated - scale, compensated + scale))
-    padded = torch.nn.functional.pad(positive.flatten().to(torch.uint8), (0, -positive.numel() % BITS))
-    weights = 2 ** torch.arange(BITS, dtype=torch.uint8, device=value.device)
-    return (padded.view(-1, BITS) * weights).sum(1, dtype=torch.uint8), scale
+    return pack_bits(positive.flatten()), scale
 
 
 def reference_unpack(packed: Tensor, scales: Tensor, elements: int) -> Tensor:
     """Mean over ranks of scale times sign [elements], from packed signs [p, bytes] and scales [p], in their dtype."""
-    bits = packed.unsqueeze(-1) >> torch.arange(BITS, dtype=torch.uint8, device=packed.device) & 1
-    signs = bits.flatten(1)[:, :elements].to(scales.dtype) * 2 - 1
-    return (signs * scales.unsqueeze(-1)).mean(0)
+    return (unpack_signs(packed, elements, scales.dtype) * scales.unsqueeze(-1)).mean(0)
 
 
 @triton.jit

@@ -61,6 +61,27 @@ def test_the_check_for_torch_can_fail() -> None:
     assert "torch is not to be imported here" in done.stderr
 
 
+ONE_BIT_ALONE = """
+import importlib.abc, sys
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        ours = "suite.execute.parallel.one_bit"
+        above = name == "suite" or ours.startswith(f"{name}.") or name == ours or name.startswith(f"{ours}.")
+        if name.partition(".")[0] in ("triton", "reference_runs") or name.startswith("suite") and not above:
+            raise ImportError(f"{name} is not to be imported here")
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def test_one_bit_adam_needs_torch_and_kernels_alone() -> None:
+    done = _python(
+        f"{ONE_BIT_ALONE}\nfrom suite.execute.parallel.one_bit import OneBitAdam; print(OneBitAdam.__name__)"
+    )
+    assert (done.returncode, done.stdout) == (0, "OneBitAdam\n"), done.stderr
+    other = _python(f"{ONE_BIT_ALONE}\nimport suite.execute.parallel.mesh")
+    assert "suite.execute.parallel.mesh is not to be imported here" in other.stderr
+
+
 def test_a_command_starts_within_the_stated_time() -> None:
     assert command_seconds("runs") <= START_SECONDS
 

@@ -1,0 +1,9 @@
+"""1-bit Adam for any PyTorch model: Adam whose averaging over ranks takes one bit an element after a warm-up.
+
+Needs torch and `kernels` alone. docs/one_bit_adam.md shows its use.
+"""
+
+from suite.execute.parallel.one_bit.adam import OneBitAdam, Settled
+from suite.execute.parallel.one_bit.all_reduce import ErrorFeedback, compressed_all_reduce
+
+__all__ = ["ErrorFeedback", "OneBitAdam", "Settled", "compressed_all_reduce"]

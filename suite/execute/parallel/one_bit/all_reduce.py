@@ -1,0 +1,216 @@
+"""The mean of vectors over ranks in one bit an element, what the bits miss being sent with the next vectors.
+
+Legend: N elements of a vector, p ranks, K the elements of the part that a rank serves: ceil(N / p) rounded up to whole
+bytes of signs on every rank (`part_elements`).
+Source: Tang et al. 2021, arXiv 2102.02888, algorithm 1 and section 4; scales and padding are those of DeepSpeed 0.19.6,
+runtime/fp16/onebit/adam.py and runtime/comm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kernels.bits import BITS, pack_bits, unpack_signs
+
+SCALE_BYTES = 4  # a scale is sent as fp32
+# torch 2.13 renamed the collective and warns of the old name; 2.11 has only the old one
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+
+
+def part_elements(elements: int, ranks: int) -> int:
+    """K: elements that each rank serves of a vector that is padded to a multiple of p lcm(p, 8)."""
+    multiple = ranks * math.lcm(ranks, BITS)
+    return -(-elements // multiple) * multiple // ranks
+
+
+@dataclass
+class ErrorFeedback:
+    """What the signs of one vector have missed so far, in fp32.
+
+    Args:
+        worker: [N], of this rank's own vector.
+        server: [K], of the mean of the part that this rank serves.
+        active: bool [N], the same on all ranks; elements outside are averaged as 0. None: all are inside.
+    """
+
+    worker: Tensor
+    server: Tensor
+    active: Tensor | None = None
+
+    @classmethod
+    def zeros(cls, elements: int, *, group: dist.ProcessGroup | None, device: torch.device) -> ErrorFeedback:
+        """Of a vector that was never averaged."""
+        part = part_elements(elements, dist.get_world_size(group))
+        return cls(torch.zeros(elements, device=device), torch.zeros(part, device=device))
+
+
+def compressed_all_reduce(
+    vectors: Sequence[Tensor], feedback: Sequence[ErrorFeedback], *, group: dist.ProcessGroup | None = None
+) -> bool:
+    """Replace each vector by about its mean over the ranks of `group`, the same bits on every rank.
+
+    With c = vector + worker error and sign(0) = +1:
+        s    = ||c|| / sqrt(N);       worker error := c - s sign(c)           sent: all_to_all of signs and s
+        u    = mean of the ranks' s sign(c) + server error
+        s'   = ||u|| / sqrt(K);       server error := u - s' sign(u)          sent: all_gather of signs and s'
+        vector := s' sign(u)
+    N and K count elements alone, neither padding nor those outside `active`; each vector has scales of its own. All
+    vectors travel in two messages: a rank sends N' (p - 1) / (4 p) + 8 (p - 1) bytes for each, N' = p K its padded
+    length. One rank alone sends nothing and leaves its vectors as they are.
+
+    Args:
+        vectors: flat, fp32, of one device, with the same lengths on every rank; finite or not.
+        feedback: one for each vector, overwritten.
+
+    Returns:
+        Whether all vectors of all ranks were finite, their squares summed in fp32 included: the same on every rank. If
+        not, vectors and feedback are as before.
+
+    Raises:
+        ValueError: vectors that are not flat fp32 tensors of one device, or feedback of other lengths.
+    """
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    _check(vectors, feedback, ranks)
+    if not vectors:
+        return True
+    if ranks == 1:
+        return bool(torch.stack([torch.linalg.vector_norm(vector) for vector in vectors]).isfinite().all())
+    parts = [each.server.numel() for each in feedback]
+    packed = [_compressed(vector, each.worker, each.active) for vector, each in zip(vectors, feedback, strict=True)]
+    outgoing = _message([each.signs for each in packed], [each.scale for each in packed], parts, rows=ranks)
+    incoming = torch.empty_like(outgoing)
+    _exchange(incoming, outgoing, group)
+    signs, scales = _parts_of(incoming, parts)
+    served = []
+    for number, each in enumerate(feedback):
+        elements = each.worker.numel()
+        first = min(rank * parts[number], elements)
+        own = min(parts[number], elements - first)
+        mean = _mean(signs[number], scales[:, number], own)
+        active = None if each.active is None else each.active[first : first + own]
+        if active is not None:
+            mean *= active
+        served.append(_compressed(mean, each.server[:own], active))
+    outgoing = _message([each.signs for each in served], [each.scale for each in served], parts, rows=1)
+    incoming = torch.empty((ranks, outgoing.shape[1]), dtype=torch.uint8, device=outgoing.device)
+    _gather(incoming, outgoing, group)
+    signs, scales = _parts_of(incoming, parts)
+    if not bool(scales.isfinite().all()):  # a vector that is not finite makes every server's scale so
+        return False
+    for number, (vector, each) in enumerate(zip(vectors, feedback, strict=True)):
+        each.worker.copy_(packed[number].error)
+        each.server[: served[number].error.numel()].copy_(served[number].error)
+        values = unpack_signs(signs[number], parts[number], torch.float32)
+        values *= scales[:, number].unsqueeze(1)
+        vector.copy_(values.view(-1)[: vector.numel()])
+        if each.active is not None:
+            vector *= each.active
+    return True
+
+
+@dataclass(frozen=True)
+class _Compressed:
+    """Packed signs [ceil(N / 8)], scale (0-dim), and what they miss [N]."""
+
+    signs: Tensor
+    scale: Tensor
+    error: Tensor
+
+
+def _compressed(value: Tensor, error: Tensor, active: Tensor | None) -> _Compressed:
+    """Compress value + error and leave both as they are."""
+    if value.numel() == 0:
+        return _Compressed(value.new_empty(0, dtype=torch.uint8), value.new_zeros(()), value)
+    if value.is_cuda and active is None:
+        from kernels.sign_pack import sign_pack  # needs Triton, which not every machine has
+
+        missed = error.clone()
+        return _Compressed(*sign_pack(value, missed), missed)
+    c = value + error
+    if active is not None:
+        c *= active
+    positive = c >= 0
+    elements = c.numel() if active is None else int(active.sum())
+    scale = torch.linalg.vector_norm(c) / math.sqrt(max(elements, 1))
+    c -= torch.where(positive, scale, -scale)
+    if active is not None:
+        c *= active
+    return _Compressed(pack_bits(positive), scale, c)
+
+
+def _mean(signs: Tensor, scales: Tensor, elements: int) -> Tensor:
+    """Mean of scale times sign [elements] of packed signs [p, K / 8] and scales [p], added in the ranks' order."""
+    if signs.is_cuda:
+        from kernels.sign_pack import sign_unpack  # needs Triton, which not every machine has
+
+        return sign_unpack(signs, scales, signs.shape[1] * BITS)[:elements]
+    total = torch.zeros(elements, device=signs.device)
+    for packed, scale in zip(signs, scales, strict=True):
+        total += unpack_signs(packed, elements, torch.float32) * scale
+    return total / signs.shape[0]
+
+
+def _message(signs: list[Tensor], scales: list[Tensor], parts: list[int], *, rows: int) -> Tensor:
+    """Bytes [rows, ...]: in row r the r-th of `rows` parts of each vector's signs, then each vector's scale."""
+    sizes = [part // BITS for part in parts]
+    message = torch.zeros((rows, sum(sizes) + SCALE_BYTES * len(parts)), dtype=torch.uint8, device=signs[0].device)
+    start = 0
+    for packed, size in zip(signs, sizes, strict=True):
+        padded = torch.nn.functional.pad(packed, (0, rows * size - packed.numel()))
+        message[:, start : start + size] = padded.view(rows, size)
+        start += size
+    message[:, start:] = torch.stack(scales).view(torch.uint8)
+    return message
+
+
+def _parts_of(message: Tensor, parts: list[int]) -> tuple[list[Tensor], Tensor]:
+    """Of the bytes of each rank [p, ...]: each vector's signs [p, K / 8], and the scales of all [p, vectors]."""
+    sizes = [part // BITS for part in parts]
+    *signs, scales = message.split([*sizes, SCALE_BYTES * len(parts)], dim=1)
+    return signs, scales.contiguous().view(torch.float32)
+
+
+def _exchange(incoming: Tensor, outgoing: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Row r of each rank's bytes to rank r; through the host where the group's backend has no GPU memory."""
+    if _by_host(outgoing, group):
+        host = torch.empty_like(incoming, device="cpu")
+        dist.all_to_all_single(host, outgoing.cpu(), group=group)
+        incoming.copy_(host)
+    else:
+        dist.all_to_all_single(incoming, outgoing, group=group)
+
+
+def _gather(incoming: Tensor, outgoing: Tensor, group: dist.ProcessGroup | None) -> None:
+    """The bytes of all ranks, one after the other; through the host likewise."""
+    if _by_host(outgoing, group):
+        host = torch.empty_like(incoming, device="cpu")
+        _all_gather(host, outgoing.cpu(), group=group)
+        incoming.copy_(host)
+    else:
+        _all_gather(incoming, outgoing, group=group)
+
+
+def _by_host(message: Tensor, group: dist.ProcessGroup | None) -> bool:
+    return message.is_cuda and dist.get_backend(group) == "gloo"
+
+
+def _check(vectors: Sequence[Tensor], feedback: Sequence[ErrorFeedback], ranks: int) -> None:
+    if len(vectors) != len(feedback):
+        raise ValueError(f"feedback: allowed one for each of {len(vectors)} vectors, got {len(feedback)}")
+    for number, (vector, each) in enumerate(zip(vectors, feedback, strict=True)):
+        name, elements = f"vectors[{number}]", vector.numel()
+        for what, allowed, got in (
+            (f"{name}.dtype", torch.float32, vector.dtype),
+            (f"{name}.device", vectors[0].device, vector.device),
+            (f"{name}.shape", (elements,), tuple(vector.shape)),
+            (f"worker error of {name}", (elements,), tuple(each.worker.shape)),
+            (f"server error of {name}", (part_elements(elements, ranks),), tuple(each.server.shape)),
+        ):
+            if got != allowed:
+                raise ValueError(f"{what}: allowed {allowed}, got {got}")
