@@ -30,6 +30,21 @@ class KernelChoice(enum.StrEnum):
     TRITON = "triton"
 
 
+class Averaging(enum.StrEnum):
+    """How gradients, or what takes their place, are averaged over the data-parallel ranks."""
+
+    EXACT = "exact"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "powersgd"
+    ONE_BIT = "one-bit-adam"
+
+    @property
+    def exact_at_first(self) -> bool:
+        """Whether its first steps average exactly."""
+        return self in (Averaging.POWER_SGD, Averaging.ONE_BIT)
+
+
 class StepKind(enum.StrEnum):
     """What a step's time is good for: only that of timed steps counts. Profiled ones say where it went."""
 
@@ -39,12 +54,18 @@ class StepKind(enum.StrEnum):
     PROFILED = "profiled"
 
 
+POWER_SGD_RANK = 4  # of the factors that stand for a gradient matrix
 LAUNCH_VARIABLE = "SUITE_LAUNCH"  # marks every process of a launch, so that none is left behind
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
 COUNTED_STEPS = 3  # one under the collective counter, one for the peak of memory, one under the flop counter
 LEAST_STEPS = WARM_UP_STEPS + COUNTED_STEPS + 1
 PROFILED_STEPS = 2  # the last ones, where there are so many that one is timed before them
 LEAST_PROFILED = LEAST_STEPS + PROFILED_STEPS
+
+
+def warm_up_steps(exact_steps: int) -> int:
+    """Steps before those that are counted and timed: all exact ones, and the first that is not."""
+    return max(WARM_UP_STEPS, exact_steps + 1)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +80,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         threads: arithmetic threads of a rank, for "cpu".
         kernels: of norms, activations, rotation, softmax and loss.
         trace: the file for the profiled steps of rank 0 (see `trace_path`); None where nobody asked for one.
+        averaging: over the data-parallel ranks.
+        exact_steps: at the beginning, averaged exactly whatever `averaging` is.
     """
 
     name: str
@@ -77,11 +100,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     interface: str | None = None
     trace: str | None = None
     kernels: KernelChoice = KernelChoice.TORCH
+    averaging: Averaging = Averaging.EXACT
+    exact_steps: int = 0
 
     @property
     def ranks(self) -> int:
         """Processes of the launch."""
         return self.layout.ranks
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps before those that are counted and timed: all exact ones, and the first that is not."""
+        return warm_up_steps(self.exact_steps)
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):

@@ -21,7 +21,7 @@ from suite.figures import Figure
 from suite.job import Job, Status, Step
 from suite.machine_profile import Fingerprint
 
-SCHEMA = "1.1"  # 1.1: the job's trace, profiled steps, figures of a step's terms
+SCHEMA = "1.2"  # 1.1: the job's trace, profiled steps, figures of a step's terms; 1.2: the job's averaging
 _DISTRIBUTIONS = ("torch", "triton", "numpy", "tokenizers", "msgspec")
 
 
@@ -220,6 +220,8 @@ def policy(job: Job) -> dict[str, str]:
         "layout": msgspec.json.encode(job.layout).decode(),
         "compiled": str(job.compiled),
         "kernels": job.kernels.value,
+        "averaging": job.averaging.value,
+        "exact_steps": str(job.exact_steps),
         "deterministic": str(job.device == "cpu"),
         "threads": str(job.threads),
         "global_batch": str(recipe.global_batch),

@@ -31,14 +31,27 @@ from suite.arithmetic import kernels_for
 from suite.compare import Row, Verdict, compare, overall
 from suite.corpus import Corpus, tokenised_corpus
 from suite.devices import resolved_device, usable_cores
-from suite.figures import Figure
-from suite.job import LEAST_STEPS, Event, Failed, Finished, Job, KernelChoice, Phase, Status, Step
+from suite.figures import Figure, Quantity
+from suite.job import (
+    COUNTED_STEPS,
+    Averaging,
+    Event,
+    Failed,
+    Finished,
+    Job,
+    KernelChoice,
+    Phase,
+    Status,
+    Step,
+    warm_up_steps,
+)
 from suite.launch import Outcome, launch
 from suite.machine_profile import Profile
 from suite.measured import counted_figures, others_shares
 from suite.miniature import DEFAULT_STEPS, in_batches, miniature
 from suite.predict.executed_memory_figures import memory_figures
 from suite.predict.executed_time_figures import time_figures
+from suite.predict.parameters import parameter_count
 from suite.predict.prediction import prediction
 from suite.ramp_up import check_ramp_up
 from suite.record import SCHEMA, End, RankOutcome, begin_record
@@ -52,6 +65,11 @@ LOSS_MUST_FALL_STEPS = 20
 LOSS_MUST_FALL = 0.5
 MOST_STEPS = 1_000_000  # a record keeps every step of every rank: 512 MB for 2 ranks
 MOST_SEED = 2**32 - 1
+OPTIMIZERS: tuple[str, ...] = ("adam", Averaging.ONE_BIT.value)  # adam: Adam or AdamW, as recorded
+COMPRESSIONS: tuple[str, ...] = ("none", Averaging.FP16.value, Averaging.BF16.value, Averaging.POWER_SGD.value)
+EXACT_SHARE = 0.15  # of the steps, as in Tang et al. 2021, arXiv 2102.02888, section 7
+LEAST_EXACT_STEPS = 2  # PyTorch's PowerSGD averages the first two exactly, in which buckets are arranged
+NUMBERS = {2: "two"}
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +83,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = DEFAULT_STEPS
     seed: int = 1
     kernels: str = KernelChoice.TORCH.value
+    optimizer: str = OPTIMIZERS[0]
+    gradient_compression: str = COMPRESSIONS[0]
+    exact_steps: int | None = None
     corpus: Path | None = None
     trace: Path | None = None
     results: Path
@@ -84,6 +105,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     learns: bool = False
     trace: Path | None = None
     kernels: KernelChoice = KernelChoice.TORCH
+    averaging: Averaging = Averaging.EXACT
+    exact_steps: int = 0
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,11 +144,13 @@ def plan(request: Request) -> Plan:
     """
     if request.ranks is not None and request.ranks < 1:
         raise InputError("ranks", got=request.ranks, allowed="1 or more", where="--ranks")
-    if request.steps < LEAST_STEPS:
+    averaging, exact_steps = checked_averaging(request)
+    first = warm_up_steps(exact_steps)
+    if request.steps < (least := first + COUNTED_STEPS + 1):
         raise InputError(
-            "too few steps: two warm up, three are counted, the rest is timed",
+            f"too few steps: {NUMBERS.get(first, first)} warm up, three are counted, the rest is timed",
             got=request.steps,
-            allowed=f"{LEAST_STEPS} or more",
+            allowed=f"{least} or more",
             where="--steps",
         )
     if request.steps > MOST_STEPS:
@@ -148,6 +173,11 @@ def plan(request: Request) -> Plan:
         small = miniature(run, device, ranks=ranks, steps=request.steps)
         name, architecture, recipe, base = small.name, small.architecture, small.recipe, small.layout
     layout = _layout(request, architecture, base, default_ranks)
+    if averaging is not Averaging.EXACT and request.layout is None:
+        layout = msgspec.structs.replace(layout, zero_stage=0)  # every rank needs the whole momentum or gradient
+    if averaging is Averaging.POWER_SGD and device == "cpu":
+        # PyTorch's hook waits for messages in gloo's threads: two buckets can take both and wait for each other
+        layout = msgspec.structs.replace(layout, bucket_bytes=4 * parameter_count(architecture))
     where = "--layout" if request.layout else run.where if is_file and request.ranks is None else "--ranks"
     if not is_file:
         recipe = in_batches(recipe, run, device, layout, steps=request.steps)
@@ -155,6 +185,7 @@ def plan(request: Request) -> Plan:
     check_layout(architecture, recipe, layout, where)
     _check_executable_layout(architecture, recipe, layout, where)
     check_ramp_up(recipe, layout, run.where)
+    _check_averaging(averaging, recipe, layout, device)
     if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
         raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
     trace = request.trace
@@ -172,7 +203,71 @@ def plan(request: Request) -> Plan:
         learns=not is_file,
         trace=trace,
         kernels=checked_kernels(request.kernels),
+        averaging=averaging,
+        exact_steps=exact_steps,
     )
+
+
+def checked_averaging(request: Request) -> tuple[Averaging, int]:
+    """How gradients are averaged, and the steps that average exactly before: 15 % of all, where nothing is said.
+
+    Raises:
+        InputError: an unknown word, both an optimizer and a compression of gradients, or too few or many exact steps.
+    """
+    for what, got, words, where in (
+        ("optimizer", request.optimizer, OPTIMIZERS, "--optimizer"),
+        ("gradient compression", request.gradient_compression, COMPRESSIONS, "--gradient-compression"),
+    ):
+        if got not in words:
+            raise InputError(f"unknown {what}", got=repr(got), allowed=", ".join(words), where=where)
+    compression = request.gradient_compression
+    if request.optimizer == Averaging.ONE_BIT:
+        if compression != COMPRESSIONS[0]:
+            raise InputError(
+                "1-bit Adam does not average gradients", got=compression, allowed="none", where="--gradient-compression"
+            )
+        averaging = Averaging.ONE_BIT
+    else:
+        averaging = Averaging.EXACT if compression == COMPRESSIONS[0] else Averaging(compression)
+    asked = request.exact_steps
+    if not averaging.exact_at_first:
+        if asked is not None:
+            raise InputError(
+                "exact steps before what never changes",
+                got=asked,
+                allowed="with --optimizer one-bit-adam or --gradient-compression powersgd",
+                where="--exact-steps",
+            )
+        return averaging, 0
+    steps = max(LEAST_EXACT_STEPS, round(EXACT_SHARE * request.steps)) if asked is None else asked
+    if not LEAST_EXACT_STEPS <= steps < max(request.steps, LEAST_EXACT_STEPS + 1):
+        allowed = f"{LEAST_EXACT_STEPS} or more, and fewer than --steps"
+        raise InputError("exact steps out of range", got=steps, allowed=allowed, where="--exact-steps")
+    return averaging, steps
+
+
+def _check_averaging(averaging: Averaging, recipe: Recipe, layout: Layout, device: str) -> None:
+    """Refuse a way of averaging that does not go with the rest.
+
+    Raises:
+        InputError: it does not.
+    """
+    if averaging is Averaging.EXACT:
+        return
+    name = averaging.value
+    for wrong, what, got, allowed in (
+        (layout.data_parallel == 1, f"{name} without data-parallel ranks to average over", "dp1", "dp2 or more"),
+        (layout.zero_stage > 0, f"{name} with state that is sharded over ranks", f"zero{layout.zero_stage}", "zero0"),
+        (
+            averaging is Averaging.POWER_SGD and recipe.precision.scaled,
+            "powersgd of fp16 gradients, whose factors need fp32",
+            recipe.precision.value,
+            "bf16, fp32",
+        ),
+        (averaging is Averaging.BF16 and device == "cpu", "bf16 without NCCL (PyTorch's hook)", device, "cuda"),
+    ):
+        if wrong:
+            raise InputError(what, got=got, allowed=allowed, where="--optimizer, --gradient-compression, --layout")
 
 
 def checked_kernels(kernels: str) -> KernelChoice:
@@ -352,7 +447,7 @@ def reproduce(
         times: list[Figure] = []
         if outcome.status is Status.OK:
             steps = [[e for e in events if isinstance(e, Step)] for events in outcome.events]
-            figures = counted_figures(job, outcome.finished, steps)
+            figures = countable(plan, counted_figures(job, outcome.finished, steps))
             try:
                 times, figures = with_time(plan, profile, figures)
             except InputError as error:  # the run's own shapes or precision, which no calibration covers
@@ -369,11 +464,20 @@ def reproduce(
     if outcome.status is Status.OK:
         alone = plan.device == "cuda" or plan.layout.ranks <= usable_cores()
         predicted = prediction(
-            plan.architecture, plan.recipe, plan.layout, compiled=plan.compiled, own_processors=alone
+            plan.architecture,
+            plan.recipe,
+            plan.layout,
+            compiled=plan.compiled,
+            own_processors=alone,
+            averaging=plan.averaging,
         )
+        predicted = countable(plan, predicted)
         kernels = kernels_for(plan.recipe.precision, plan.device)
         if plan.kernels is KernelChoice.TORCH:  # what Triton's keep and need is not described
-            predicted += memory_figures(plan.architecture, plan.recipe, plan.layout, kernels)
+            memory = memory_figures(plan.architecture, plan.recipe, plan.layout, kernels)
+            # nor what other ways of averaging take in passing
+            exact = plan.averaging is Averaging.EXACT
+            predicted += [figure for figure in memory if exact or figure.quantity is not Quantity.PEAK_BYTES]
         predicted += times
         rows = compare(predicted, figures, left_name="predicted", right_name="measured", judge=True)
     ran = [event for event in outcome.events[0] if isinstance(event, Step)]
@@ -403,6 +507,18 @@ def reproduce(
     )
 
 
+def countable(plan: Plan, figures: list[Figure]) -> list[Figure]:
+    """The figures that can be counted in this run: all, but with PowerSGD.
+
+    PyTorch's hook multiplies and sends in the threads in which its messages end, where no counter looks: what it sends
+    shows on a network interface alone, in `sent_bytes`.
+    """
+    if plan.averaging is not Averaging.POWER_SGD:
+        return figures
+    hidden = {(Quantity.PAYLOAD_BYTES, "dp"), (Quantity.MESSAGES, "dp"), (Quantity.HARDWARE_FLOP, None)}
+    return [figure for figure in figures if (figure.quantity, figure.axis) not in hidden]
+
+
 def with_time(plan: Plan, profile: Profile | None, measured: list[Figure]) -> tuple[list[Figure], list[Figure]]:
     """Predicted step time with its terms and rates, and the measured figures with their shares of peaks.
 
@@ -415,6 +531,9 @@ def with_time(plan: Plan, profile: Profile | None, measured: list[Figure]) -> tu
         return [], measured
     if plan.kernels is not KernelChoice.TORCH:
         raise InputError("kernels without a measured time", got=plan.kernels, allowed="torch", where="--kernels")
+    if plan.averaging is not Averaging.EXACT:
+        where = "--optimizer, --gradient-compression"
+        raise InputError("averaging without a measured time", got=plan.averaging, allowed="exact", where=where)
     kernels = kernels_for(plan.recipe.precision, plan.device)
     times = time_figures(profile, plan.architecture, plan.recipe, plan.layout, kernels=kernels, compiled=plan.compiled)
     shares_of = peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks)
@@ -452,6 +571,8 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
         trace=None if plan.trace is None else str(plan.trace),
         kernels=plan.kernels,
+        averaging=plan.averaging,
+        exact_steps=plan.exact_steps,
     )
 
 

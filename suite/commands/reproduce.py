@@ -18,7 +18,7 @@ from suite.commands import exit_codes
 from suite.commands.calibrate_first import profile_for
 from suite.commands.runs import runs
 from suite.compare import Verdict
-from suite.job import Event, Phase, Status, Step
+from suite.job import Averaging, Event, Phase, Status, Step
 from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
 from suite.ramp_up import global_batch_at
@@ -45,6 +45,17 @@ def reproduce_command(
         str,
         typer.Option(help="torch or triton: of norms, activations, rotation, softmax and loss; see docs/kernels.md."),
     ] = "torch",
+    optimizer: Annotated[
+        str,
+        typer.Option(help="adam (Adam or AdamW, as recorded) or one-bit-adam; see docs/one_bit_adam.md."),
+    ] = "adam",
+    gradient_compression: Annotated[
+        str, typer.Option(help="none, fp16, bf16 (CUDA) or powersgd: PyTorch's hooks of DistributedDataParallel.")
+    ] = "none",
+    exact_steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of exact averaging before one-bit-adam or powersgd; default 15 % of the steps."),
+    ] = None,
     steps: Annotated[
         int, typer.Option(help="Training steps; the first 5, and of 8 or more the last 2, are not timed.")
     ] = DEFAULT_STEPS,
@@ -106,6 +117,9 @@ def reproduce_command(
         device=device,
         compiled=compiled,
         kernels=kernels,
+        optimizer=optimizer,
+        gradient_compression=gradient_compression,
+        exact_steps=exact_steps,
         steps=steps,
         seed=seed,
         corpus=corpus,
@@ -120,6 +134,9 @@ def reproduce_command(
     try:
         records_directory(results, planned.name)
         messages.print(f"[dim]{escape(planned.name)}: {planned.layout.ranks} ranks on {planned.device}[/]")
+        if planned.averaging is not Averaging.EXACT:
+            first = f" after {planned.exact_steps} exact steps" if planned.averaging.exact_at_first else ""
+            messages.print(f"[dim]averaging: {planned.averaging}{first}; state whole on each rank (ZeRO-0)[/]")
         profile, source = profile_for(planned, results, may_calibrate=may_calibrate, messages=messages)
         for _ in range(launches):
             with _Live(planned, quiet=not messages.is_terminal) as live:

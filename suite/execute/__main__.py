@@ -101,6 +101,8 @@ def execute(job: Job, report: life.Reporter) -> Finished:
         compiled=job.compiled,
         seed=job.seed,
         kernels=job.kernels,
+        averaging=job.averaging,
+        exact_steps=job.exact_steps,
     )
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     return train(job, training, mesh, device, peak=peak, arithmetic=arithmetic, report=report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from reference_runs.run import Optimizer, Precision, Recipe
 
-_RULES: dict[Optimizer, type[torch.optim.Adam | torch.optim.AdamW]] = {
+_RULES: dict[Optimizer, type[torch.optim.Adam]] = {
     Optimizer.ADAM: torch.optim.Adam,
     Optimizer.ADAMW: torch.optim.AdamW,
 }
@@ -29,7 +30,7 @@ class MasterWeights:
     weights: list[Tensor]
     masters: list[nn.Parameter]
     gradient_copies: list[Tensor]
-    rule: torch.optim.Adam | torch.optim.AdamW
+    rule: torch.optim.Adam
     in_passing: bool
 
     def update(self, learning_rate: float, gradients: list[Tensor], gradient_factor: float | Tensor = 1.0) -> None:
@@ -68,24 +69,39 @@ class MasterWeights:
         return [*apart, *self.gradient_copies, *state]
 
 
-def master_weights(groups: list[tuple[float, list[Tensor]]], recipe: Recipe) -> MasterWeights:
-    """Masters and optimizer for `groups`: weight decay, and the stored weights (fp32 or 16 bit) that have it."""
+def master_weights(
+    groups: list[tuple[float, list[Tensor]]],
+    recipe: Recipe,
+    *,
+    rule: Callable[[list[dict[str, object]]], torch.optim.Adam] | None = None,
+) -> MasterWeights:
+    """Masters and optimizer for `groups`: weight decay, and the stored weights (fp32 or 16 bit) that have it.
+
+    Args:
+        rule: makes the optimizer of its parameter groups; None: as the recipe says.
+    """
     in_passing = recipe.precision is Precision.FP16_NO_MASTER
     weights: list[Tensor] = []
     masters: list[nn.Parameter] = []
-    settings = []
+    settings: list[dict[str, object]] = []
     for weight_decay, members in groups:
-        own = [nn.Parameter(_nothing(weight) if in_passing else weight.float()) for weight in members]
+        own = [nn.Parameter(weight.float()) for weight in members]
         settings.append({"params": own, "weight_decay": weight_decay})
         weights += members
         masters += own
     copies = []
     if recipe.precision is Precision.FP16_GRADIENT_COPY:
         copies = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
-    rule = _RULES[recipe.optimizer](
-        settings, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), eps=recipe.epsilon, fused=True
-    )
-    return MasterWeights(weights, masters, copies, rule, in_passing)
+    optimizer = rule(settings) if rule else _recorded_rule(settings, recipe)
+    if in_passing:
+        for weight, master in zip(weights, masters, strict=True):
+            master.data = _nothing(weight)
+    return MasterWeights(weights, masters, copies, optimizer, in_passing)
+
+
+def _recorded_rule(settings: list[dict[str, object]], recipe: Recipe) -> torch.optim.Adam:
+    betas = (recipe.beta1, recipe.beta2)
+    return _RULES[recipe.optimizer](settings, lr=recipe.learning_rate, betas=betas, eps=recipe.epsilon, fused=True)
 
 
 def _nothing(weight: Tensor) -> Tensor:

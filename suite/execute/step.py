@@ -19,10 +19,11 @@ from suite.execute.measure.phases import Part, Phases
 from suite.execute.optimizer import gradient_factor, learning_rate, squared_norm
 from suite.execute.parallel import fully_sharded
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR
+from suite.execute.parallel.one_bit_masters import OneBitMasters
 from suite.execute.parallel.parallelize import Leaf, Training
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
-from suite.job import Job
+from suite.job import Averaging, Job
 from suite.ramp_up import global_batch_at
 
 
@@ -49,6 +50,8 @@ class Steps:
         step: number of the next step.
         micro_batches: of this rank in the last step.
         phases: the clock of the step's phases.
+        compressed: whether the last step averaged as the job says, no longer exactly: 1-bit Adam does so later where
+            overflows skip steps of its warm-up.
     """
 
     def __init__(self, job: Job, training: Training, mesh: DeviceMesh, device: torch.device) -> None:
@@ -64,6 +67,7 @@ class Steps:
         self._trained = 0
         self._stream = token_stream(job)
         self._scale = loss_scale(job.recipe)
+        self.compressed = job.averaging is not Averaging.ONE_BIT
 
     def forward_and_backward(self) -> Tensor:
         """Accumulate the gradient of this rank's micro-batches; returns the mean of their losses, detached.
@@ -150,10 +154,14 @@ class Steps:
                 raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
         elif not finite:
             raise NotFiniteError(f"the squared gradient norm is {total} at step {self.step}", own=False)
+        self.compressed = self.job.averaging is not Averaging.ONE_BIT or self._own_gradients()
         if finite:
             factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
             self._trained += self._batch
-            self.training.optimizer.step(learning_rate(self.job.recipe, self._trained), factor)
+            try:
+                self.training.optimizer.step(learning_rate(self.job.recipe, self._trained), factor)
+            except FloatingPointError as error:
+                raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
         for leaf in leaves:
             leaf.parameter.grad = None
         self.step += 1
@@ -181,12 +189,20 @@ class Steps:
         if layout.pipeline_stages > 1:
             dist.all_reduce(both, group=self._mesh.get_group(PIPELINE))
         if layout.data_parallel > 1:
-            # up to ZeRO-1 every data-parallel rank holds the same, whole gradient
-            differing = both if layout.zero_stage >= 2 else both[:1]
+            # up to ZeRO-1 every data-parallel rank holds the same, whole gradient; in 1-bit Adam each its own
+            own = self._own_gradients()
+            differing = both if layout.zero_stage >= 2 or own else both[:1]
             dist.all_reduce(differing, group=self._mesh.get_group(DATA))
             both[0] /= layout.data_parallel
+            if own:
+                both[1] /= layout.data_parallel
         mean, total = both.tolist()
         return mean, total
+
+    def _own_gradients(self) -> bool:
+        """Whether each data-parallel rank keeps its own gradient: the norm is then the root mean square of theirs."""
+        optimizer = self.training.optimizer
+        return isinstance(optimizer, OneBitMasters) and optimizer.gradients_differ
 
     def _synchronised(self, *, last: bool) -> AbstractContextManager[object]:
         (module,) = self.training.modules

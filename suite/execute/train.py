@@ -30,7 +30,7 @@ from suite.execute.parallel.mesh import axis_of_group, coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
 from suite.execute.step import Steps
-from suite.job import LEAST_PROFILED, PROFILED_STEPS, WARM_UP_STEPS, Event, Finished, Job, Phase, Step, StepKind
+from suite.job import COUNTED_STEPS, PROFILED_STEPS, Event, Finished, Job, Phase, Step, StepKind
 
 
 def train(
@@ -45,12 +45,14 @@ def train(
 ) -> Finished:
     """Run the job's steps on this rank and return what was counted.
 
-    Steps 0 and 1 warm up, 0 eagerly and 1 compiled where asked for. Step 2 runs under the collective counter, step 3
-    (eagerly) as a window of `peak`, step 4 (eagerly) under the flop counter: they train like the others, but their
+    Steps 0 and 1 warm up, 0 eagerly and 1 compiled where asked for; so do all steps that average exactly in a run that
+    mostly does not, and the first that does not. The next step runs under the collective counter, the one behind it
+    (eagerly) as a window of `peak`, the third (eagerly) under the flop counter: they train like the others, but their
     times are kept apart. The window has a step of its own because DTensor takes other ways under a counter: up to 8 %
     less memory on two tensor-parallel ranks. A step that an overflow skips counts nothing: the next one does.
 
-    Of 8 steps or more the last two run under a profiler, which tells what the phases of the timed ones were spent on.
+    Where 3 steps or more are left, the last two run under a profiler, which tells what the phases of the timed ones
+    were spent on.
     After the last step, two more passes count what belongs to no step: model flop, without recomputation, and what
     autograd keeps.
 
@@ -74,7 +76,8 @@ def train(
     ]
     sent = None
     for step in range(job.steps):
-        kind = StepKind.WARM_UP if step < WARM_UP_STEPS else StepKind.COUNTED if to_count else StepKind.TIMED
+        warming_up = step < job.warm_up_steps or not steps.compressed
+        kind = StepKind.WARM_UP if warming_up else StepKind.COUNTED if to_count else StepKind.TIMED
         if kind is StepKind.TIMED and timed_seconds and step >= job.steps - PROFILED_STEPS and _is_profiled(job):
             kind = StepKind.PROFILED
             if not in_profile:
@@ -103,7 +106,7 @@ def train(
             sent_before = clock.interface_sent_bytes(job.interface)
             if len(to_count) == 1:
                 peak.finish()
-        if step == WARM_UP_STEPS - 1:
+        if warming_up and step >= job.warm_up_steps - 1 and steps.compressed:
             peak.settle()
         norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
         report(Step(step, kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped))
@@ -143,7 +146,7 @@ def train(
 
 
 def _is_profiled(job: Job) -> bool:
-    return job.steps >= LEAST_PROFILED
+    return job.steps >= job.warm_up_steps + COUNTED_STEPS + 1 + PROFILED_STEPS
 
 
 @contextmanager

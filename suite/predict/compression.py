@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from suite.predict.elementwise import ceil_division
 from suite.predict.memory import FP32
 from suite.predict.rings import Traffic, ring_sent_bytes
@@ -22,25 +24,22 @@ def compressed_elements(elements: int, *, ranks: int) -> int:
     return ceil_division(elements, multiple) * multiple
 
 
-def compressed_all_reduce_traffic(elements: int, *, ranks: int) -> list[Traffic]:
-    """What one rank hands to collectives over "dp" to average `elements` momenta in one bit each, once a step.
+def compressed_all_reduce_traffic(vectors: Sequence[int], *, ranks: int) -> list[Traffic]:
+    """What one rank hands to collectives over "dp" to average vectors of so many momenta in one bit each, once a step.
 
-    With N padded elements (see `compressed_elements`) and n ranks:
-        all_to_all    N / 8    sign bits, eight a byte: each rank gets every rank's bits of the chunk that it serves
-        all_gather    4 n      fp32 scales of what the ranks sent
-        all_gather    N / 8    sign bits of the served chunks' sums
-        all_gather    4 n      fp32 scales of these sums
+    With N padded elements of a vector (see `compressed_elements`) and n ranks, summed over vectors:
+        all_to_all    N / 8 + 4 n    sign bits, eight a byte: each rank gets every rank's bits of the chunk that it
+                                     serves, and the fp32 scale of what the other sent
+        all_gather    N / 8 + 4 n    sign bits of the served chunks' means, and their fp32 scales
 
-    Source: Tang et al. 2021, arXiv 2102.02888, section 4 (gather, average, scatter); the messages are those of
-    DeepSpeed 0.19.6, runtime/comm/nccl.py, for one vector.
+    Source: Tang et al. 2021, arXiv 2102.02888, section 4 (gather, average, scatter). Differs from DeepSpeed 0.19.6,
+    runtime/comm/nccl.py, in that scales travel with the signs, and all vectors together: two messages a step there are
+    four for each tensor.
     """
-    several = ranks > 1
-    packed = several * (compressed_elements(elements, ranks=ranks) // BITS_PER_BYTE)
-    scales = several * FP32 * ranks
-    return [
-        Traffic("dp", "all_to_all", packed, several * 1),
-        Traffic("dp", "all_gather", packed + 2 * scales, several * 3),
-    ]
+    several = (ranks > 1) * (len(vectors) > 0)
+    packed = sum(compressed_elements(elements, ranks=ranks) // BITS_PER_BYTE for elements in vectors)
+    payload = several * (packed + len(vectors) * FP32 * ranks)
+    return [Traffic("dp", "all_to_all", payload, several * 1), Traffic("dp", "all_gather", payload, several * 1)]
 
 
 def compressed_all_reduce_sent_bytes(elements: int, *, ranks: int) -> int:
@@ -51,7 +50,7 @@ def compressed_all_reduce_sent_bytes(elements: int, *, ranks: int) -> int:
 
     Source: as `compressed_all_reduce_traffic`.
     """
-    traffic = compressed_all_reduce_traffic(elements, ranks=ranks)
+    traffic = compressed_all_reduce_traffic([elements], ranks=ranks)
     sent = [ring_sent_bytes(t.operation, payload_bytes=t.payload_bytes, ranks=ranks) for t in traffic]
     return sent[0] + sent[1]
 
@@ -84,13 +83,13 @@ def training_saving(*, warmup_share: float, ratio: float) -> float:
 
 
 def error_feedback_bytes(elements: int, *, ranks: int) -> int:
-    """Bytes of error feedback that one rank keeps: 4 N + 4 N / n with N padded elements.
+    """Bytes of error feedback that one rank keeps of a vector of N elements, N' padded: 4 N + 4 N' / n.
 
-    4 N       worker error: what its own signs missed, of every element
-    4 N / n   server error: what the sum's signs missed, of the chunk that it serves
+    4 N        worker error: what its own signs missed, of every element
+    4 N' / n   server error: what the mean's signs missed, of the chunk that it serves
 
     It comes on top of Adam's state and is not sharded: the momentum has to be whole on every rank.
-    Source: Tang et al. 2021, arXiv 2102.02888, algorithm 1; DeepSpeed 0.19.6, runtime/fp16/onebit/adam.py.
+    Source: Tang et al. 2021, arXiv 2102.02888, algorithm 1. Differs from DeepSpeed 0.19.6,
+    runtime/fp16/onebit/adam.py, which pads both.
     """
-    padded = compressed_elements(elements, ranks=ranks)
-    return FP32 * (padded + padded // ranks)
+    return FP32 * (elements + compressed_elements(elements, ranks=ranks) // ranks)

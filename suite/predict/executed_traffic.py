@@ -6,7 +6,9 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Recipe
+from suite.job import Averaging
 from suite.predict.buckets import chunk_gradient_buckets
+from suite.predict.executed_averaging import averaging_traffic
 from suite.predict.executed_state import (
     optimizer_groups,
     own_shard_elements,
@@ -28,7 +30,14 @@ from suite.predict.traffic import (
 
 
 def executed_traffic(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, compiled: bool = False
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    replica: int,
+    compiled: bool = False,
+    averaging: Averaging = Averaging.EXACT,
 ) -> list[Traffic]:
     """What one rank of `stage`, at place `replica` of the data-parallel axis, hands to collectives in a step.
 
@@ -43,11 +52,11 @@ def executed_traffic(
     micro_batches = accumulation(recipe, layout)
     return _summed(
         [
-            *executed_gradient_traffic(architecture, recipe, layout, stage=stage),
+            *executed_gradient_traffic(architecture, recipe, layout, stage=stage, averaging=averaging),
             *tensor,
             pipeline_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches),
             tied_embedding_traffic(architecture, recipe, layout, stage=stage),
-            *scalar_traffic(layout),
+            *scalar_traffic(layout, averaging),
         ]
     )
 
@@ -61,28 +70,36 @@ def _summed(entries: list[Traffic]) -> list[Traffic]:
     return [Traffic(*key, *counts) for key, counts in sums.items()]
 
 
-def scalar_traffic(layout: Layout) -> list[Traffic]:
+def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> list[Traffic]:
     """The fp32 scalars that a rank all-reduces once a step, one message over each axis of several ranks.
 
     tp    squared gradient norm
     pp    loss, squared gradient norm
-    dp    loss; with ZeRO-2 and 3 squared gradient norm too, as each rank has a shard of the gradients
+    dp    loss; with ZeRO-2 and 3 squared gradient norm too, as each rank has a shard of the gradients, and with 1-bit
+          Adam, as each has its own
     """
+    differs = layout.zero_stage >= 2 or averaging is Averaging.ONE_BIT
     scalars = {
         "tp": (layout.tensor_parallel, 1),
         "pp": (layout.pipeline_stages, 2),
-        "dp": (layout.data_parallel, 2 if layout.zero_stage >= 2 else 1),
+        "dp": (layout.data_parallel, 2 if differs else 1),
     }
     return [Traffic(axis, "all_reduce", FP32 * numbers, 1) for axis, (ranks, numbers) in scalars.items() if ranks > 1]
 
 
 def executed_gradient_traffic(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    averaging: Averaging = Averaging.EXACT,
 ) -> list[Traffic]:
     """What one rank hands to collectives over its data-parallel group in a step, scalars left out.
 
     With n ranks, m micro-batches, g bytes a reduced gradient, w a weight:
-        stage 0   all_reduce       g N    once a step, in the buckets of each chunk's DistributedDataParallel
+        stage 0   all_reduce       g N    once a step, in the buckets of each chunk's DistributedDataParallel;
+                                          `averaging_traffic` has the other ways
         stage 1   all_reduce       g N    as stage 0
                   all_gather       w n ceil(N / n) for each optimizer group of the rank, a message each
         stage 2   all_gather       w n P           once a step: gathered weights stay until its last backward pass
@@ -105,7 +122,9 @@ def executed_gradient_traffic(
     gradient, weight = reduced_gradient_element_bytes(recipe.precision), WEIGHT_ELEMENT_BYTES[recipe.precision]
     if layout.zero_stage <= 1:
         buckets = _stage_buckets(architecture, layout, stage=stage, element_bytes=gradient)
-        traffic = [Traffic("dp", "all_reduce", sum(buckets), len(buckets))]
+        traffic = averaging_traffic(
+            architecture, layout, stage=stage, averaging=averaging, buckets=buckets, element_bytes=gradient
+        )
         if layout.zero_stage == 1:
             groups = optimizer_groups(architecture, recipe, layout, stage=stage)
             gathered = sum(weight * n * shard_elements(elements, n) for elements in groups)

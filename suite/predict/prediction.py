@@ -9,6 +9,8 @@ from reference_runs.layout import Layout, Offload, Recomputation
 from reference_runs.placement import chunk_layers, coordinates
 from reference_runs.run import Architecture, Norm, Objective, Recipe
 from suite.figures import Figure, Quantity, with_maximum_over_ranks
+from suite.job import Averaging
+from suite.predict.executed_averaging import one_bit_state_bytes
 from suite.predict.executed_schedule import flop_durations, idle_fraction
 from suite.predict.executed_state import executed_state
 from suite.predict.executed_traffic import executed_traffic
@@ -61,7 +63,14 @@ def job_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> l
     return figures
 
 
-def rank_figures(architecture: Architecture, recipe: Recipe, layout: Layout, *, compiled: bool = False) -> list[Figure]:
+def rank_figures(
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    compiled: bool = False,
+    averaging: Averaging = Averaging.EXACT,
+) -> list[Figure]:
     """Figures of every rank, for layouts that `describes_ranks`; with their pipeline stage where there are several.
 
     Parameters and flop of each rank; state bytes and traffic of each rank, behind the largest over ranks.
@@ -76,8 +85,16 @@ def rank_figures(architecture: Architecture, recipe: Recipe, layout: Layout, *, 
             stage, replica = alike
             known[alike] = (
                 _shares(architecture, recipe, layout, stage=stage, replica=replica),
-                _state(architecture, recipe, layout, stage=stage, replica=replica)
-                + _traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled),
+                _state(architecture, recipe, layout, stage=stage, replica=replica, averaging=averaging)
+                + _traffic(
+                    architecture,
+                    recipe,
+                    layout,
+                    stage=stage,
+                    replica=replica,
+                    compiled=compiled,
+                    averaging=averaging,
+                ),
             )
         stage_or_none = place["pp"] if layout.pipeline_stages > 1 else None
         for kept, figures in zip((shares, others), known[alike], strict=True):
@@ -103,21 +120,36 @@ def _shares(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage
     ]
 
 
-def _state(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int) -> list[Figure]:
+def _state(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, averaging: Averaging
+) -> list[Figure]:
     stored = executed_state(architecture, recipe, layout, stage=stage, replica=replica)
+    optimizer_bytes = stored.optimizer_bytes
+    if averaging is Averaging.ONE_BIT and layout.data_parallel > 1:
+        optimizer_bytes += one_bit_state_bytes(architecture, recipe, layout, stage=stage)
     return [
         Figure(quantity=Quantity.WEIGHT_BYTES, value=stored.weight_bytes),
         Figure(quantity=Quantity.GRADIENT_BYTES, value=stored.gradient_bytes),
-        Figure(quantity=Quantity.OPTIMIZER_BYTES, value=stored.optimizer_bytes),
+        Figure(quantity=Quantity.OPTIMIZER_BYTES, value=optimizer_bytes),
     ]
 
 
 def _traffic(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, compiled: bool
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    replica: int,
+    compiled: bool,
+    averaging: Averaging,
 ) -> list[Figure]:
     figures: list[Figure] = []
     total = 0
-    for entry in executed_traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled):
+    traffic = executed_traffic(
+        architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled, averaging=averaging
+    )
+    for entry in traffic:
         sent = sent_bytes(entry, layout)
         total += sent
         figures += [
@@ -195,12 +227,14 @@ def prediction(
     *,
     compiled: bool = False,
     own_processors: bool = True,
+    averaging: Averaging = Averaging.EXACT,
 ) -> list[Figure]:
     """Every figure that is predicted for this run; quantities that are not in the list are not predicted.
 
     Args:
         compiled: whether blocks are compiled.
         own_processors: whether each rank has a processor of its own, so that the pipeline's times can be judged.
+        averaging: over the data-parallel ranks, in the steps behind those that average exactly.
 
     Behind the figures of the ranks stand the payload bytes by which the papers' traffic differs.
     """
@@ -208,6 +242,7 @@ def prediction(
     if describes_ranks(architecture, layout):
         if layout.pipeline_stages > 1:
             figures.append(bubble_figure(architecture, recipe, layout, own_processors=own_processors))
-        figures += rank_figures(architecture, recipe, layout, compiled=compiled)
-        figures += textbook_differences(architecture, recipe, layout, compiled=compiled)
+        figures += rank_figures(architecture, recipe, layout, compiled=compiled, averaging=averaging)
+        if averaging is Averaging.EXACT:  # the textbooks' is
+            figures += textbook_differences(architecture, recipe, layout, compiled=compiled)
     return figures

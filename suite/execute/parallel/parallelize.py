@@ -18,11 +18,13 @@ from reference_runs.run import Architecture, Recipe
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.operations import Operations, TorchOperations
 from suite.execute.parallel import fully_sharded, tensor
+from suite.execute.parallel.averaging import compress_gradients
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, embedding_group
+from suite.execute.parallel.one_bit_masters import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
 from suite.execute.parallel.zero import FullyShardedAdamW, ShardedAdamW, fully_sharded_adamw, sharded_adamw
 from suite.execute.precision import DTYPES, store_weights
-from suite.job import KernelChoice
+from suite.job import Averaging, KernelChoice
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Training:
     modules: list[nn.Module]
     leaves: list[Leaf]
     weights: list[Tensor]
-    optimizer: ShardedAdamW | FullyShardedAdamW
+    optimizer: ShardedAdamW | FullyShardedAdamW | OneBitMasters
     pipeline: Pipeline | None
     embedding_group: dist.ProcessGroup | None
 
@@ -89,6 +91,8 @@ def parallelize(
     compiled: bool,
     seed: int,
     kernels: KernelChoice = KernelChoice.TORCH,
+    averaging: Averaging = Averaging.EXACT,
+    exact_steps: int = 0,
 ) -> Training:
     """Build and wrap the model of this rank.
 
@@ -99,7 +103,7 @@ def parallelize(
         4. compile each block
         5. DistributedDataParallel over the data-parallel axis (ZeRO-0 and 1)
         6. the pipeline
-        7. the optimizer, on the shard of this rank
+        7. the optimizer, on the shard of this rank; and how the gradients are averaged
     """
     stage = mesh.get_local_rank(PIPELINE)
     dealt = list(enumerate(chunk_layers(architecture.layers, layout)))[stage :: layout.pipeline_stages]
@@ -152,14 +156,21 @@ def parallelize(
         for chunk, split in zip(chunks, splits, strict=True)
         for leaf in _leaves(chunk, split, counts_repeated=mesh.get_local_rank(TENSOR) == 0)
     ]
-    optimizer: ShardedAdamW | FullyShardedAdamW
+    optimizer: ShardedAdamW | FullyShardedAdamW | OneBitMasters
     if fully:
         weights = [leaf.local for leaf in leaves]
         optimizer = fully_sharded_adamw(_decay_groups([leaf.parameter for leaf in leaves], recipe), recipe)
+    elif averaging is Averaging.ONE_BIT and layout.data_parallel > 1:
+        weights = [group.flat for group in groups]
+        names = {id(leaf.parameter): leaf.name for leaf in leaves}
+        data = mesh.get_group(DATA)
+        optimizer = one_bit_masters(groups, names, recipe, exact_steps=exact_steps, process_group=data)
+        optimizer.average_gradients_of(modules)
     else:
         weights = [group.flat for group in groups]
         shard = mesh.get_local_rank(DATA) if shards > 1 else 0
         optimizer = sharded_adamw(groups, recipe, shards=shards, shard=shard, process_group=mesh.get_group(DATA))
+        compress_gradients(modules, averaging, group=mesh.get_group(DATA), exact_steps=exact_steps)
     tied = architecture.tied_embeddings
     return Training(chunks, modules, leaves, weights, optimizer, pipeline, embedding_group(mesh) if tied else None)
 

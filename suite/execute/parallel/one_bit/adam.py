@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor, Shard
 from torch.futures import Future
@@ -55,6 +55,21 @@ class _Bucket:
         return sum(_local(parameter).numel() for parameter in self.parameters)
 
 
+def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
+    """Named parameters of `network` in two groups: compressed as usual, and tables that are averaged exactly.
+
+    Tables are the weights of nn.Embedding, and all others of the same shape: a head over the same vocabulary. Rows of
+    rare tokens have small second moments; with the same momentum for all of a vector they would run away.
+    """
+    tables = [module.weight for module in network.modules() if isinstance(module, nn.Embedding)]
+    shapes = {table.shape for table in tables}
+    named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
+    layers = [pair for pair in named if pair[1].shape not in shapes]
+    others = [pair for pair in named if pair[1].shape in shapes]
+    groups: list[dict[str, Any]] = [{"params": layers}, {"params": others, "compressed": False}]
+    return [group for group in groups if group["params"]]
+
+
 class OneBitAdam(torch.optim.Adam):
     """1-bit Adam: exact Adam at first; then v stays, and the momentum is averaged in one bit an element.
 
@@ -68,7 +83,7 @@ class OneBitAdam(torch.optim.Adam):
 
     Three lines for an ordinary model:
         model = DistributedDataParallel(network)
-        optimizer = OneBitAdam(network.named_parameters(), lr=1e-3, warmup_steps=2000)
+        optimizer = OneBitAdam(parameter_groups(network), lr=1e-3, warmup_steps=2000)
         optimizer.average_gradients_of(model)
 
     Gradients accumulate over micro-batches under `no_sync()` as usual. Clip by torch.nn.utils.clip_grad_norm_: after
@@ -79,10 +94,10 @@ class OneBitAdam(torch.optim.Adam):
 
     Args:
         params: parameters, named ones (`module.named_parameters()`), or groups of either. A group's "compressed": False
-            averages it exactly, for instance an embedding with rows that few batches touch; True compresses vectors
-            too; None, the default, compresses tensors of two dims or more, so that biases and norms are exact. Named
-            parameters of one layer ("blocks.3.mlp.weight", "blocks.3.attention.weight": the same up to the first
-            number) share one vector and its scale; each other is one.
+            averages it exactly, as an embedding needs (see `parameter_groups`); True compresses vectors too; None, the
+            default, compresses tensors of two dims or more, so that biases and norms are exact. Named parameters of one
+            layer ("blocks.3.mlp.weight", "blocks.3.attention.weight": the same up to the first number) share one vector
+            and its scale; each other is one.
         warmup_steps: of exact Adam, or the rule that ends them. 15 to 25 % of all steps in the paper.
         decoupled_weight_decay: False: the decay is added to the gradient, as in torch.optim.Adam.
         process_group: the data-parallel ranks; None: all.
@@ -122,6 +137,11 @@ class OneBitAdam(torch.optim.Adam):
         self._exact: list[Tensor] = []
         self._buckets = self._divided()
         self._check_agreement()
+
+    @property
+    def error_tensors(self) -> list[Tensor]:
+        """What the bits have missed so far, of every vector and of the part of it that this rank serves."""
+        return [tensor for each in self._feedback for tensor in (each.worker, each.server)]
 
     @property
     def compresses(self) -> bool:
