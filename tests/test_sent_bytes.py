@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks import network_namespaces
 from reference_runs.catalog import reference_run
 from suite.figures import Quantity
-from suite.job import Event, Finished, Job, events_path
+from suite.job import Averaging, Event, Finished, Job, events_path
 from suite.miniature import miniature
+from suite.predict.parameters import parameter_count
 from suite.predict.prediction import SENT_TOLERANCE, rank_figures
 from suite.reproduction import Plan, corpus_for, job_for
 
@@ -25,63 +25,49 @@ STEPS = 12  # seven are timed: what the ends of their window cut through counts 
 PORT = 29400
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-
-def _namespaces_are_permitted() -> bool:
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        return False
-    name = f"suite{secrets.token_hex(3)}"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode != 0:
-        return False
-    return subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False).returncode == 0
-
-
 @pytest.fixture
 def hosts(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Namespaces with one interface `wire` each, 10.77.0.1 and up, on a bridge in a namespace of its own."""
-    if not _namespaces_are_permitted():
-        pytest.skip("NOT RUN: network namespaces (ip netns) are not permitted here")
-    mark = secrets.token_hex(3)
-    switch, names = f"suite{mark}sw", [f"suite{mark}h{n}" for n in range(request.param)]
-    try:
-        _ip("netns", "add", switch)
-        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", switch, "link", "set", "bridge", "up")
-        for number, name in enumerate(names):
-            _ip("netns", "add", name)
-            port = f"port{number}"
-            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "wire", "netns", name)
-            _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
-            _ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "wire")
-            _ip("-n", name, "link", "set", "wire", "up")
-            _ip("-n", name, "link", "set", "lo", "up")
+    """Network namespaces with one interface each."""
+    if reason := network_namespaces.why_not():
+        pytest.skip(f"NOT RUN: {reason}")
+    with network_namespaces.hosts(request.param) as names:
         yield names
-    finally:
-        for name in [*names, switch]:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def _job(ranks: int, directory: Path) -> Job:
+def _job(ranks: int, directory: Path, averaging: Averaging) -> Job:
     mini = miniature(reference_run("bloom-176b"), "cpu", ranks=ranks, steps=STEPS)
+    # each rank has all state; PowerSGD's one bucket: with more, gloo's two threads can wait for each other
+    whole = msgspec.structs.replace(mini.layout, zero_stage=0, bucket_bytes=4 * parameter_count(mini.architecture))
     plan = Plan(
         name=mini.name,
         architecture=mini.architecture,
         recipe=mini.recipe,
-        layout=mini.layout,
+        layout=mini.layout if averaging is Averaging.EXACT else whole,
         device="cpu",
         compiled=False,
         steps=STEPS,
         seed=1,
+        averaging=averaging,
+        exact_steps=2 if averaging.exact_at_first else 0,
     )
     job = job_for(plan, corpus_for(plan, None), str(directory))
-    return msgspec.structs.replace(job, threads=1, interface="wire")
+    return msgspec.structs.replace(job, threads=1, interface=network_namespaces.INTERFACE)
 
 
-@pytest.mark.parametrize("hosts", [2, pytest.param(4, marks=pytest.mark.rare)], indirect=True)
-def test_predicted_sent_bytes_leave_the_interface(hosts: list[str], tmp_path: Path) -> None:
-    job = _job(len(hosts), tmp_path)
+@pytest.mark.parametrize(
+    ("hosts", "averaging"),
+    [
+        pytest.param(2, Averaging.EXACT, marks=pytest.mark.rare),
+        (2, Averaging.ONE_BIT),
+        pytest.param(2, Averaging.POWER_SGD, marks=pytest.mark.rare),
+        pytest.param(2, Averaging.FP16, marks=pytest.mark.rare),
+        pytest.param(4, Averaging.EXACT, marks=pytest.mark.rare),
+        pytest.param(4, Averaging.ONE_BIT, marks=pytest.mark.rare),
+    ],
+    indirect=["hosts"],
+)
+def test_predicted_sent_bytes_leave_the_interface(hosts: list[str], averaging: Averaging, tmp_path: Path) -> None:
+    job = _job(len(hosts), tmp_path, averaging)
     (tmp_path / "job.json").write_bytes(msgspec.json.encode(job))
     processes = []
     for rank, host in enumerate(hosts):
@@ -89,9 +75,9 @@ def test_predicted_sent_bytes_leave_the_interface(hosts: list[str], tmp_path: Pa
             "RANK": str(rank),
             "LOCAL_RANK": "0",
             "WORLD_SIZE": str(len(hosts)),
-            "MASTER_ADDR": "10.77.0.1",
+            "MASTER_ADDR": network_namespaces.address(0),
             "MASTER_PORT": str(PORT),
-            "GLOO_SOCKET_IFNAME": "wire",
+            "GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
         }
@@ -107,7 +93,7 @@ def test_predicted_sent_bytes_leave_the_interface(hosts: list[str], tmp_path: Pa
     assert codes == [0] * len(hosts), (tmp_path / "rank0.log").read_text()
     predicted = {
         figure.rank: figure.value
-        for figure in rank_figures(job.architecture, job.recipe, job.layout)
+        for figure in rank_figures(job.architecture, job.recipe, job.layout, averaging=averaging)
         if figure.quantity is Quantity.SENT_BYTES and figure.operation is None
     }
     for rank in range(len(hosts)):
