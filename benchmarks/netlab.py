@@ -1,0 +1,349 @@
+"""Ways of averaging gradients over slow links: measured on hosts with limited rates, beside a prediction.
+
+python -m benchmarks.netlab --hosts 2 --rates 100 1000 0 trains one miniature of 26 million parameters in fp32, one rank
+a host, under torchrun, with exact Adam, fp16 compression, PowerSGD and 1-bit Adam, at every rate in Mbit/s (0: as fast
+as the machine forwards). Needs root and iproute2; elsewhere it prints NOT RUN and why, and ends with exit code 3.
+
+The prediction of a step takes three measured numbers from the run at the fastest rate, forward, backward and the rest
+of the step, and the predicted bytes; nothing from the run that it is compared with. Where DistributedDataParallel sends
+buckets during the backward pass, bucket k is ready after its share of the backward pass and leaves behind the one
+before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import network_namespaces
+from reference_runs.catalog import reference_run
+from reference_runs.run import Precision
+from suite.commands import exit_codes
+from suite.corpus import Corpus
+from suite.figures import Quantity
+from suite.job import Averaging, Event, Finished, Job, Step, StepKind, events_path
+from suite.miniature import miniature
+from suite.predict.buckets import stage_gradient_buckets
+from suite.predict.parameters import parameter_count
+from suite.predict.prediction import rank_figures
+from suite.record import hardware
+from suite.reproduction import Plan, corpus_for, job_for
+
+ROOT = Path(__file__).parent.parent
+PORT = 29500
+METHODS = (Averaging.EXACT, Averaging.FP16, Averaging.POWER_SGD, Averaging.ONE_BIT)
+EXACT_STEPS = 2
+STEPS = 12  # five or six are timed, two of them profiled
+BUCKET_BYTES = 25 * 2**20
+LAUNCH_SECONDS = 900
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch, in seconds and bytes a step of rank 0.
+
+    Args:
+        mbit_per_second: of every host; 0: not limited.
+        forward, backward, communication: of the median timed step; only communication that nothing hides.
+        sent_bytes, measured_bytes: predicted, and as the interface counted them.
+        predicted_seconds: None for the run that the prediction takes its arithmetic from.
+    """
+
+    method: str
+    hosts: int
+    mbit_per_second: float
+    step_seconds: float
+    least_seconds: float
+    most_seconds: float
+    forward: float
+    backward: float
+    communication: float
+    sent_bytes: float
+    measured_bytes: float
+    loss: float
+    predicted_seconds: float | None = None
+
+
+def small_plan(hosts: int, averaging: Averaging) -> Plan:
+    """GPT-2's block with eight layers of 512 and a small vocabulary: 26 million parameters, nearly all in layers."""
+    mini = miniature(reference_run("gpt2-124m"), "cpu", ranks=hosts, steps=STEPS)
+    architecture = msgspec.structs.replace(
+        mini.architecture,
+        layers=8,
+        hidden=512,
+        heads=8,
+        kv_heads=8,
+        head_dim=64,
+        ffn_hidden=2048,
+        vocabulary=600,
+        padded_vocabulary=608,
+        sequence=128,
+    )
+    batch = hosts
+    recipe = msgspec.structs.replace(
+        mini.recipe,
+        precision=Precision.FP32,
+        global_batch=batch,
+        tokens=STEPS * batch * 128,
+        warmup=2 * batch,
+        decay=STEPS * batch,
+        batch_rampup_start=None,
+        batch_rampup_increment=None,
+        batch_rampup_samples=None,
+    )
+    one_bucket = averaging is Averaging.POWER_SGD  # with more, gloo's two threads can wait for each other
+    layout = msgspec.structs.replace(
+        mini.layout,
+        micro_batch=1,
+        accumulation=None,
+        zero_stage=0,
+        bucket_bytes=4 * parameter_count(architecture) if one_bucket else BUCKET_BYTES,
+    )
+    return Plan(
+        name="netlab",
+        architecture=architecture,
+        recipe=recipe,
+        layout=layout,
+        device="cpu",
+        compiled=False,
+        steps=STEPS,
+        seed=1,
+        averaging=averaging,
+        exact_steps=EXACT_STEPS if averaging.exact_at_first else 0,
+    )
+
+
+def sent_bytes(plan: Plan) -> float:
+    """Predicted, of rank 0 in a step behind the exact ones."""
+    figures = rank_figures(plan.architecture, plan.recipe, plan.layout, averaging=plan.averaging)
+    return next(f.value for f in figures if f.quantity is Quantity.SENT_BYTES and f.operation is None and f.rank == 0)
+
+
+def buckets(plan: Plan) -> list[float]:
+    """Bytes that leave a rank for each message that overlaps the backward pass, in their order."""
+    if plan.averaging not in (Averaging.EXACT, Averaging.FP16):
+        return []
+    n = plan.layout.data_parallel
+    share = (0.5 if plan.averaging is Averaging.FP16 else 1.0) * 2 * (n - 1) / n
+    whole = stage_gradient_buckets(plan.architecture, plan.layout, stage=0, element_bytes=4)
+    return [share * size for size in whole]
+
+
+def predicted_seconds(
+    *, forward: float, backward: float, rest: float, total_bytes: float, overlapped: list[float], rate: float
+) -> float:
+    """A step at `rate` bytes a second: forward, backward beside the overlapped messages, then rest and other messages.
+
+    Buckets of unequal size are ready in proportion to what they and those before them hold.
+    """
+    ready = left = 0.0
+    whole = sum(overlapped)
+    for size in overlapped:
+        ready += backward * size / whole
+        left = max(left, ready) + size / rate
+    return forward + max(backward, left) + rest + (total_bytes - whole) / rate
+
+
+def launched(plan: Plan, corpus: Corpus, names: list[str]) -> Run:
+    """The plan executed once, one rank a host, under torchrun.
+
+    Raises:
+        RuntimeError: a rank failed or took too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="suite-") as scratch:
+        job = msgspec.structs.replace(job_for(plan, corpus, scratch), threads=1, interface=network_namespaces.INTERFACE)
+        (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
+        processes = [_start(job, scratch, number, name) for number, name in enumerate(names)]
+        try:
+            deadline = time.monotonic() + LAUNCH_SECONDS
+            codes = [process.wait(timeout=max(1.0, deadline - time.monotonic())) for process in processes]
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"no end after {LAUNCH_SECONDS} s") from error
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        if any(codes):
+            raise RuntimeError((Path(scratch) / "host0.log").read_text()[-2000:])
+        lines = Path(events_path(scratch, 0)).read_bytes().splitlines()
+        events = [msgspec.json.decode(line, type=Event) for line in lines]
+    steps = [event for event in events if isinstance(event, Step)]
+    timed = [step.seconds for step in steps if step.kind is StepKind.TIMED]
+    (finished,) = [event for event in events if isinstance(event, Finished)]
+    return Run(
+        method=plan.averaging.value,
+        hosts=len(names),
+        mbit_per_second=0.0,
+        step_seconds=statistics.median(timed),
+        least_seconds=min(timed),
+        most_seconds=max(timed),
+        forward=finished.term_seconds.get("forward", 0.0),
+        backward=finished.term_seconds.get("backward", 0.0),
+        communication=finished.term_seconds.get("exposed communication", 0.0),
+        sent_bytes=sent_bytes(plan),
+        measured_bytes=finished.interface_sent_bytes or 0.0,
+        loss=steps[-1].loss,
+    )
+
+
+def _start(job: Job, scratch: str, number: int, name: str) -> subprocess.Popen[bytes]:
+    command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
+    command += [f"--nnodes={job.layout.ranks}", f"--node-rank={number}", "--nproc-per-node=1", "--max-restarts=0"]
+    command += [f"--master-addr={network_namespaces.address(0)}", f"--master-port={PORT}"]
+    command += ["-m", "suite.execute", f"{scratch}/job.json"]
+    variables = {
+        "GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    with (Path(scratch) / f"host{number}.log").open("wb") as log:
+        return subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True)
+
+
+def measure(hosts: int, rates: list[float], say: Callable[[str], None]) -> list[Run]:
+    """Every method at every rate, the methods in turn, the fastest rate first."""
+    corpus = corpus_for(small_plan(hosts, Averaging.EXACT), None)
+    runs: list[Run] = []
+    with network_namespaces.hosts(hosts) as names:
+        for mbit in sorted(rates, key=lambda rate: -(rate or float("inf"))):
+            network_namespaces.limit(names, mbit * 1e6 if mbit else None)
+            for method in METHODS:
+                plan = small_plan(hosts, method)
+                base = next((run for run in runs if run.method == method), None)
+                run = msgspec.structs.replace(launched(plan, corpus, names), mbit_per_second=mbit)
+                if base is not None and mbit:
+                    run = msgspec.structs.replace(run, predicted_seconds=step_at(base, plan, mbit))
+                runs.append(run)
+                say(line(run))
+    return runs
+
+
+def step_at(base: Run, plan: Plan, mbit: float) -> float:
+    """Predicted seconds of a step at that rate, from the arithmetic of the run at the fastest."""
+    rest = max(0.0, base.step_seconds - base.forward - base.backward - base.communication)
+    return predicted_seconds(
+        forward=base.forward,
+        backward=base.backward,
+        rest=rest,
+        total_bytes=sent_bytes(plan),
+        overlapped=buckets(plan),
+        rate=mbit * 1e6 / 8,
+    )
+
+
+def break_even(runs: list[Run], hosts: int) -> float:
+    """Predicted rate in Mbit/s above which exact averaging is faster than 1-bit Adam; infinite where it never is."""
+    plans = {method: small_plan(hosts, method) for method in (Averaging.EXACT, Averaging.ONE_BIT)}
+    bases = {method: next(run for run in runs if run.method == method) for method in plans}
+
+    def gain(mbit: float) -> float:
+        exact, one_bit = (step_at(bases[method], plans[method], mbit) for method in plans)
+        return exact - one_bit
+
+    low, high = 1.0, 1e6
+    if gain(high) > 0:
+        return float("inf")
+    while high / low > 1.001:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if gain(middle) > 0 else (low, middle)
+    return high
+
+
+def measured_break_even(points: list[tuple[float, float, float]]) -> float | None:
+    """Where the measured steps of exact averaging and 1-bit Adam are equal, between two rates next to each other.
+
+    Args:
+        points: rate, seconds of exact averaging, seconds of 1-bit Adam; in the order of rates.
+    """
+    for (low, exact_low, one_low), (high, exact_high, one_high) in pairwise(points):
+        first, second = exact_low - one_low, exact_high - one_high
+        if first > 0 >= second:
+            # a step is linear in the time of a byte, 1 / rate
+            share = first / (first - second)
+            return 1 / ((1 - share) / low + share / high)
+    return None
+
+
+def crossing(
+    runs: list[Run], hosts: int, say: Callable[[str], None], *, repeats: int = 3
+) -> tuple[float, float | None]:
+    """Predicted and measured break-even rate in Mbit/s; around the predicted one, both methods in turn."""
+    expected = break_even(runs, hosts)
+    if expected == float("inf"):
+        return expected, None
+    corpus = corpus_for(small_plan(hosts, Averaging.EXACT), None)
+    points = []
+    with network_namespaces.hosts(hosts) as names:
+        for factor in (0.5, 0.8, 1.25, 2.0):
+            network_namespaces.limit(names, factor * expected * 1e6)
+            seconds: dict[Averaging, list[float]] = {Averaging.EXACT: [], Averaging.ONE_BIT: []}
+            for _ in range(repeats):
+                for method, found in seconds.items():
+                    found.append(launched(small_plan(hosts, method), corpus, names).step_seconds)
+            exact, one_bit = (statistics.median(found) for found in seconds.values())
+            points.append((factor * expected, exact, one_bit))
+            say(f"{factor * expected:8,.0f} Mbit/s: exact {exact:.3f} s, one-bit-adam {one_bit:.3f} s")
+    return expected, measured_break_even(points)
+
+
+def line(run: Run) -> str:
+    """One row of the table."""
+    rate = f"{run.mbit_per_second:,.0f} Mbit/s" if run.mbit_per_second else "unlimited"
+    predicted = "-" if run.predicted_seconds is None else f"{run.predicted_seconds:.3f}"
+    arithmetic = (run.forward + run.backward) / run.step_seconds
+    excess = run.measured_bytes / run.sent_bytes - 1
+    return (
+        f"{run.hosts} hosts  {rate:>14}  {run.method:<13}  step {run.step_seconds:7.3f} s "
+        f"({run.least_seconds:.3f} to {run.most_seconds:.3f}), predicted {predicted:>7}, forward and backward "
+        f"{arithmetic:4.0%}, sent {run.sent_bytes / 1e6:7.2f} MB, on the interface {excess:+.2%}"
+    )
+
+
+def main() -> None:
+    """Measure, print, and write what was measured as JSON."""
+    parser = argparse.ArgumentParser(prog="netlab", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--rates", type=float, nargs="+", default=[100.0, 1000.0, 0.0], help="Mbit/s; 0: not limited")
+    parser.add_argument("--no-break-even", action="store_true", help="leave out the search for the break-even rate")
+    parser.add_argument("--out", type=Path, default=None, help="FILE.json for what was measured")
+    arguments = parser.parse_args()
+    if reason := network_namespaces.why_not():
+        print(f"NOT RUN: {reason}")
+        sys.exit(exit_codes.INCONCLUSIVE)
+
+    def say(words: str) -> None:
+        print(words, flush=True)
+
+    told: dict[str, object] = {"hardware": hardware(), "time": time.time()}
+    for hosts in arguments.hosts:
+        runs = measure(hosts, arguments.rates, say)
+        told[f"{hosts} hosts"] = msgspec.to_builtins(runs)
+        slowest = min((rate for rate in arguments.rates if rate), default=None)
+        if slowest is not None:
+            exact, one_bit = (
+                next(run for run in runs if run.method == method and run.mbit_per_second == slowest)
+                for method in (Averaging.EXACT, Averaging.ONE_BIT)
+            )
+            gain = exact.step_seconds / one_bit.step_seconds
+            say(f"{hosts} hosts at {slowest:,.0f} Mbit/s: 1-bit Adam steps {gain:.1f} times as often as exact Adam")
+        if not arguments.no_break_even:
+            expected, found = crossing(runs, hosts, say)
+            told[f"{hosts} hosts, break-even Mbit/s"] = [expected, found]
+            say(f"{hosts} hosts: 1-bit Adam pays below {expected:,.0f} Mbit/s (predicted), {found} (measured)")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
