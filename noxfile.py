@@ -157,6 +157,13 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session
+def peers(session: nox.Session) -> None:
+    """Compare 1-bit Adam with DeepSpeed's on gloo."""
+    install(session, "execute", "test", "peers")
+    session.run("python", "-m", "pytest", "tests/peers", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     install(session, "lint")
