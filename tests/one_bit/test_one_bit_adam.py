@@ -70,6 +70,15 @@ def test_rows_that_no_batch_has_touched_stay(pool: Pool) -> None:
     assert not torch.allclose(after[:15], before[:15] * decay)
 
 
+def test_a_parameter_that_starts_late_is_corrected_from_its_own_first_step(pool: Pool) -> None:
+    """A gradient that never changes makes every step of Adam the learning rate, once m and v are corrected."""
+    told, never = pool(2, work.late, 48, 50, 60)[0]
+    for ours, theirs in told:
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    decayed = 2 * (1 - 0.1 * 0.1) ** 10  # a missing gradient counts as 0 after the warm-up
+    torch.testing.assert_close(never, torch.full((4, 4), decayed))
+
+
 def test_gradients_accumulate_over_micro_batches(pool: Pool) -> None:
     whole, parts = (pool(2, work.accumulated, count)[0] for count in (1, 2))
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)

@@ -257,6 +257,22 @@ def settled(group: dist.ProcessGroup, steps: int, window: int, at_least: int, la
     return optimizer.frozen_at, norms
 
 
+def late(group: dist.ProcessGroup, first: int, warm_up: int, steps: int) -> Any:
+    """Weights after each step of one that has gradients of 1 from step `first` on, of ours and of AdamW; beside it one
+    that has them always, and one that has them never. A gradient that all have is not changed by compressing."""
+    weights = [nn.Parameter(torch.full((4, 4), 2.0)) for _ in range(4)]
+    ours = OneBitAdam(weights[:3], lr=0.1, weight_decay=0.1, warmup_steps=warm_up, process_group=group)
+    exact = torch.optim.AdamW(weights[3:], lr=0.1, weight_decay=0.1)
+    told = []
+    for step in range(steps):
+        weights[0].grad = torch.ones(4, 4)
+        weights[1].grad = weights[3].grad = torch.ones(4, 4) if step >= first else None
+        ours.step()
+        exact.step()
+        told.append((weights[1].detach().clone(), weights[3].detach().clone()))
+    return told, weights[2].detach()
+
+
 def constructed(group: dist.ProcessGroup, settings: list[dict[str, Any]], elements: list[int]) -> None:
     """An optimizer with each rank's own settings and number of elements."""
     rank = dist.get_rank(group)

@@ -78,6 +78,7 @@ class OneBitAdam(torch.optim.Adam):
         t <= T    torch.optim.AdamW on gradients that DistributedDataParallel has averaged
         t > T     m := compressed_all_reduce(beta1 m + (1 - beta1) g)
                   w := (1 - l weight_decay) w - l / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^T) + eps)
+    For a parameter that had no gradient in the first steps, t and T count from its first one, as in torch.optim.AdamW.
     Elements whose v is 0 after the warm-up never had a gradient: one bit cannot say 0, and so they stay as they are.
     Parameters that are not compressed go on with exact Adam, on gradients averaged in one fp32 all-reduce.
 
@@ -287,12 +288,15 @@ class OneBitAdam(torch.optim.Adam):
             state["step"] += 1
         rate, (beta1, beta2) = float(group["lr"]), group["betas"]
         assert self.frozen_at is not None
+        steps = [int(state["step"]) for state in states]
+        warm = [each - (self.steps - self.frozen_at) for each in steps]
         scale = torch._foreach_sqrt([_local(state["exp_avg_sq"]) for state in states])
-        torch._foreach_div_(scale, math.sqrt(1 - beta2**self.frozen_at))
+        # v of a parameter that never had a gradient is 0, and its m too
+        torch._foreach_div_(scale, [math.sqrt(1 - beta2**each) if each else 1.0 for each in warm])
         torch._foreach_add_(scale, group["eps"])
         if group["weight_decay"] and group["decoupled_weight_decay"]:
             torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-        torch._foreach_addcdiv_(parameters, moments, scale, value=-rate / (1 - beta1**self.steps))
+        torch._foreach_addcdiv_(parameters, moments, scale, [-rate / (1 - beta1**each) for each in steps])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As of any optimizer, before the first step; a group may say whether it is "compressed".
