@@ -79,6 +79,18 @@ def test_a_parameter_that_starts_late_is_corrected_from_its_own_first_step(pool:
     torch.testing.assert_close(never, torch.full((4, 4), decayed))
 
 
+def test_frozen_parameters_stay_as_they_are(pool: Pool) -> None:
+    sizes, (trained, matrix, vector, later), once = pool(2, work.frozen, False)[0]
+    assert sizes == [16]
+    assert bool((trained < 1).all())
+    assert bool((matrix == 1).all())
+    assert bool((vector == 1).all())
+    assert torch.equal(later, once)
+    assert bool((once < 1).all())
+    with pytest.raises(RuntimeError, match="allowed frozen as at the end of the warm-up, got gradients of others"):
+        pool(2, work.frozen, True)
+
+
 def test_gradients_accumulate_over_micro_batches(pool: Pool) -> None:
     whole, parts = (pool(2, work.accumulated, count)[0] for count in (1, 2))
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)

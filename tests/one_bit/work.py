@@ -273,6 +273,25 @@ def late(group: dist.ProcessGroup, first: int, warm_up: int, steps: int) -> Any:
     return told, weights[2].detach()
 
 
+def frozen(group: dist.ProcessGroup, thaw: bool) -> Any:
+    """Sizes of what is compressed, and four weights after 6 steps, 3 of them compressed: of a matrix that is trained,
+    of a matrix and a vector that are frozen, and of a matrix that is frozen within the warm-up."""
+    weights = [nn.Parameter(torch.ones(size)) for size in ((2, 8), (2, 6), (5,), (2, 4))]
+    for parameter in weights[1:3]:
+        parameter.requires_grad_(False)
+    optimizer = OneBitAdam(weights, lr=0.1, weight_decay=0.5, warmup_steps=3, process_group=group)
+    for step in range(6):
+        weights[3].requires_grad_(step == 0)
+        for parameter in weights:
+            parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+        if thaw and step == 4:
+            weights[1].grad = torch.ones(2, 6)
+        optimizer.step()
+        if step == 0:
+            once = weights[3].detach().clone()
+    return [bucket.elements for bucket in optimizer._buckets], [each.detach() for each in weights], once
+
+
 def constructed(group: dist.ProcessGroup, settings: list[dict[str, Any]], elements: list[int]) -> None:
     """An optimizer with each rank's own settings and number of elements."""
     rank = dist.get_rank(group)

@@ -80,7 +80,8 @@ class OneBitAdam(torch.optim.Adam):
                   w := (1 - l weight_decay) w - l / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^T) + eps)
     For a parameter that had no gradient in the first steps, t and T count from its first one, as in torch.optim.AdamW.
     Elements whose v is 0 after the warm-up never had a gradient: one bit cannot say 0, and so they stay as they are.
-    Parameters that are not compressed go on with exact Adam, on gradients averaged in one fp32 all-reduce.
+    Parameters that are not compressed go on with exact Adam, on gradients averaged in one fp32 all-reduce. Those that
+    require no gradient stay as they are; which ones, is settled when the warm-up ends.
 
     Three lines for an ordinary model:
         model = DistributedDataParallel(network)
@@ -136,6 +137,7 @@ class OneBitAdam(torch.optim.Adam):
         self._feedback: list[ErrorFeedback] = []
         self._norms: deque[float] = deque()
         self._exact: list[Tensor] = []
+        self._frozen: list[Tensor] = []
         self._buckets = self._divided()
         self._check_agreement()
 
@@ -162,7 +164,11 @@ class OneBitAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update from the parameters' `grad`; a missing one counts as 0 once the warm-up is over."""
+        """One update from the parameters' `grad`; a missing one counts as 0 once the warm-up is over.
+
+        Raises:
+            ValueError: a parameter that required no gradient at the end of the warm-up has one.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -194,6 +200,7 @@ class OneBitAdam(torch.optim.Adam):
         self.steps += 1
         if self._is_warm():
             self.frozen_at = self.steps
+            self._buckets = self._divided()
             self._feedback = [self._fresh_feedback(bucket) for bucket in self._buckets]
         return True
 
@@ -234,6 +241,8 @@ class OneBitAdam(torch.optim.Adam):
         return state
 
     def _compressed_step(self) -> bool:
+        if any(parameter.grad is not None for parameter in self._frozen):  # that nobody would average
+            raise ValueError("parameters: allowed frozen as at the end of the warm-up, got gradients of others")
         if not self._average_exact():
             return False
         momenta = [self._momentum(bucket) for bucket in self._buckets]
@@ -312,9 +321,9 @@ class OneBitAdam(torch.optim.Adam):
             self._buckets = self._divided()
 
     def _divided(self) -> list[_Bucket]:
-        """The compressed parameters in buckets; the others go into `_exact`."""
+        """The compressed parameters in buckets; the others go into `_exact`, or, frozen, into `_frozen`."""
         buckets: dict[tuple[int, str], _Bucket] = {}
-        self._exact = []
+        self._exact, self._frozen = [], []
         ranks = _ranks_of(self.process_group)
         for place, group in enumerate(self.param_groups):
             numbered = [f"parameter {number} of group {place}" for number, _ in enumerate(group["params"])]
@@ -322,7 +331,9 @@ class OneBitAdam(torch.optim.Adam):
             for name, parameter in zip(names, group["params"], strict=True):
                 _refuse_sharded(name, parameter, ranks)
                 compressed = parameter.dim() >= 2 if group["compressed"] is None else group["compressed"]
-                if not compressed:
+                if not parameter.requires_grad:
+                    self._frozen.append(parameter)
+                elif not compressed:
                     self._exact.append(parameter)
                 elif parameter.numel():
                     layer = re.match(r"(?:[^.]+\.)*?\d+\.", name)
@@ -387,6 +398,7 @@ class OneBitAdam(torch.optim.Adam):
         if saved["rank"] is not None and (saved["rank"], saved["ranks"]) != place:
             got = f"rank {saved['rank']} of {saved['ranks']}"
             raise ValueError(f"state: allowed rank {place[0]} of {place[1]}, or portable_state_dict(), got {got}")
+        self._buckets = self._divided()
         sizes = [bucket.elements for bucket in self._buckets]
         errors = saved["worker_errors"]
         if saved["frozen_at"] is not None and [error.numel() for error in errors] != sizes:
