@@ -126,6 +126,9 @@ def test_the_state_of_another_optimizer_is_refused(pool: Pool) -> None:
     weights, own, _, _ = pool(2, work.saved, 5)[0]
     with pytest.raises(RuntimeError, match="allowed that of OneBitAdam, got none under 'one_bit'"):
         pool(2, work.loaded, weights, {key: own[key] for key in ("state", "param_groups")}, 1)
+    groups = [{**own["param_groups"][0], "compressed": False}]
+    with pytest.raises(RuntimeError, match=r'"compressed" of the groups: allowed \[None\], got \[False\]'):
+        pool(2, work.loaded, weights, own | {"param_groups": groups}, 1)
     own["one_bit"]["rank"] = own["one_bit"]["ranks"] = None
     own["one_bit"]["worker_errors"][1] = torch.zeros(3)
     with pytest.raises(

@@ -398,6 +398,11 @@ class OneBitAdam(torch.optim.Adam):
         if saved["rank"] is not None and (saved["rank"], saved["ranks"]) != place:
             got = f"rank {saved['rank']} of {saved['ranks']}"
             raise ValueError(f"state: allowed rank {place[0]} of {place[1]}, or portable_state_dict(), got {got}")
+        ours, theirs = (
+            [each.get("compressed") for each in of] for of in (self.param_groups, state_dict["param_groups"])
+        )
+        if theirs != ours:
+            raise ValueError(f'"compressed" of the groups: allowed {ours}, got {theirs}')
         self._buckets = self._divided()
         sizes = [bucket.elements for bucket in self._buckets]
         errors = saved["worker_errors"]
