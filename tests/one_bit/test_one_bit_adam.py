@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from suite.execute.parallel.one_bit import Settled
 from suite.predict.compression import compressed_all_reduce_sent_bytes, compressed_elements
 from tests.one_bit import work
 from tests.one_bit.pool import Pool
@@ -182,9 +183,28 @@ def test_the_warm_up_ends_once_the_second_moment_has_settled_on_all_ranks(pool: 
 
 
 @pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"share": 0.0}, "share: allowed above 0 up to 1, got 0.0"),
+        ({"share": 1.5}, "share: allowed above 0 up to 1, got 1.5"),
+        ({"window": 0}, "window: allowed 1 or more, got 0"),
+    ],
+)
+def test_a_rule_that_cannot_end_the_warm_up_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Settled(**settings)
+
+
+@pytest.mark.parametrize(
     ("settings", "elements", "words"),
     [
         ([{"warmup_steps": 0}] * 2, [4, 4], "warmup_steps: allowed 1 or more, got 0"),
+        ([{"warmup_steps": 2.5}] * 2, [4, 4], "warmup_steps: allowed a whole number or Settled, got 2.5"),
+        (
+            [{"warmup_steps": 3, "dtype": torch.complex64}] * 2,
+            [4, 4],
+            "group 0: allowed real numbers, got torch.complex64",
+        ),
         ([{"warmup_steps": 3}, {"warmup_steps": 4}], [4, 4], "got others on rank 1"),
         ([{"warmup_steps": 3}] * 2, [4, 5], "got others on rank 1"),
     ],

@@ -295,7 +295,9 @@ def frozen(group: dist.ProcessGroup, thaw: bool) -> Any:
 def constructed(group: dist.ProcessGroup, settings: list[dict[str, Any]], elements: list[int]) -> None:
     """An optimizer with each rank's own settings and number of elements."""
     rank = dist.get_rank(group)
-    OneBitAdam([nn.Parameter(torch.zeros(2, elements[rank]))], process_group=group, **settings[rank])
+    own = dict(settings[rank])
+    weight = torch.zeros(2, elements[rank], dtype=own.pop("dtype", None))
+    OneBitAdam([nn.Parameter(weight)], process_group=group, **own)
 
 
 def sharded(group: dist.ProcessGroup, over_ours: bool) -> None:

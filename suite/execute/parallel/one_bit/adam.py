@@ -35,12 +35,21 @@ class Settled:
         window: steps; None: 1 / (1 - beta2), v's memory.
         at_least: steps, for instance the warm-up of the learning rate.
 
+    Raises:
+        ValueError: a share or window out of range.
+
     Source: Tang et al. 2021, arXiv 2102.02888, section 7.1 (0.96 and 1 / (1 - beta2)).
     """
 
     share: float = 0.96
     window: int | None = None
     at_least: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share: allowed above 0 up to 1, got {self.share}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window: allowed 1 or more, got {self.window}")
 
 
 @dataclass
@@ -105,8 +114,8 @@ class OneBitAdam(torch.optim.Adam):
         process_group: the data-parallel ranks; None: all.
 
     Raises:
-        ValueError: a setting out of range, parameters that are sharded over `process_group` (ZeRO-3, FSDP: a rank needs
-            the whole momentum), or ranks that were given different ones.
+        ValueError: a setting out of range, parameters that are complex or sharded over `process_group` (ZeRO-3, FSDP:
+            a rank needs the whole momentum), or ranks that were given different ones.
 
     Source: Tang et al. 2021, arXiv 2102.02888, algorithm 1. Differs from DeepSpeed 0.19.6's OnebitAdam: bias correction
     is applied; every step counts; errors are part of the state; two messages a step rather than four a tensor.
@@ -129,6 +138,8 @@ class OneBitAdam(torch.optim.Adam):
         super().__init__(params, lr, betas, eps, weight_decay, decoupled_weight_decay=decoupled_weight_decay)
         if isinstance(warmup_steps, int) and warmup_steps < 1:
             raise ValueError(f"warmup_steps: allowed 1 or more, got {warmup_steps}")
+        if not isinstance(warmup_steps, int | Settled):
+            raise ValueError(f"warmup_steps: allowed a whole number or Settled, got {warmup_steps}")
         self.process_group = process_group
         self.warmup_steps = warmup_steps
         self.steps = 0  # that were made, left out ones not counted
@@ -330,6 +341,8 @@ class OneBitAdam(torch.optim.Adam):
             names = group.get("param_names") or numbered
             for name, parameter in zip(names, group["params"], strict=True):
                 _refuse_sharded(name, parameter, ranks)
+                if parameter.is_complex():
+                    raise ValueError(f"{name}: allowed real numbers, got {parameter.dtype}")
                 compressed = parameter.dim() >= 2 if group["compressed"] is None else group["compressed"]
                 if not parameter.requires_grad:
                     self._frozen.append(parameter)
