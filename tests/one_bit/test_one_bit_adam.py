@@ -154,6 +154,10 @@ def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(
         assert all(torch.equal(told[0][step][0], told[rank][step][0]) for step in range(8))
 
 
+def test_the_norm_of_gradients_in_half_precision_is_taken_in_fp32(pool: Pool) -> None:
+    assert pool(1, work.in_half) == [[False] * 4]
+
+
 @pytest.mark.parametrize("bad_step", [None, 2, 6])
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_scaled_loss_trains_the_same(sharded: bool, bad_step: int | None, pool: Pool) -> None:

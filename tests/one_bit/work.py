@@ -292,6 +292,18 @@ def frozen(group: dist.ProcessGroup, thaw: bool) -> Any:
     return [bucket.elements for bucket in optimizer._buckets], [each.detach() for each in weights], once
 
 
+def in_half(group: dist.ProcessGroup) -> Any:
+    """Whether each of 4 steps was left out with fp16 gradients of norm 75000, which no fp16 holds."""
+    weight = nn.Parameter(torch.ones(300, 300, dtype=torch.float16))
+    optimizer = OneBitAdam([weight], warmup_steps=2, process_group=group)
+    told = []
+    for _ in range(4):
+        weight.grad = torch.full_like(weight, 250.0)
+        optimizer.step()
+        told.append(optimizer.skipped)
+    return told
+
+
 def constructed(group: dist.ProcessGroup, settings: list[dict[str, Any]], elements: list[int]) -> None:
     """An optimizer with each rank's own settings and number of elements."""
     rank = dist.get_rank(group)

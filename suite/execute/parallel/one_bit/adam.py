@@ -205,7 +205,7 @@ class OneBitAdam(torch.optim.Adam):
 
     def _warm_up_step(self) -> bool:
         gradients = self._gradients()
-        if gradients and not bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all()):
+        if gradients and not bool(torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).isfinite().all()):
             return False
         _exact_step(self)
         self.steps += 1
