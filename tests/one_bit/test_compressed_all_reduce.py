@@ -155,6 +155,8 @@ def test_one_rank_alone_keeps_its_vectors(pool: Pool) -> None:
     assert done
     assert torch.equal(after, vector)
     assert not worker.any()
+    vector[3] = float("nan")
+    assert pool(1, work.average, [[[vector]]], [None])[0][0][3] is False
 
 
 def test_no_vector_at_all_is_averaged(pool: Pool) -> None:

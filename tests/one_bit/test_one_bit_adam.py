@@ -92,6 +92,42 @@ def test_frozen_parameters_stay_as_they_are(pool: Pool) -> None:
         pool(2, work.frozen, True)
 
 
+def test_groups_have_their_own_rates_and_vectors(pool: Pool) -> None:
+    compressed, exact, weights, refused = pool(2, work.in_groups, 5)[0]
+    assert compressed == [8, 12, 7]
+    assert exact == [20]
+    for number, weight in enumerate(weights):  # a gradient that never changes makes every step the learning rate
+        torch.testing.assert_close(weight, torch.full_like(weight, -0.5 * (number + 1)), rtol=1e-5, atol=0)
+    assert refused == "add_param_group: allowed before the first step"
+
+
+def test_decay_is_added_to_the_gradient_where_asked_for(pool: Pool) -> None:
+    settings = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.3, "warmup_steps": 4}
+    weight, m, v = 2.0, 0.0, 0.0
+    for step, ours in enumerate(pool(2, work.with_coupled_decay, settings, 12)[0], start=1):
+        gradient = 1 + 0.3 * weight
+        m = 0.9 * m + 0.1 * gradient
+        v = 0.99 * v + 0.01 * gradient**2 if step <= 4 else v
+        weight -= 0.1 / (1 - 0.9**step) * m / ((v / (1 - 0.99 ** min(step, 4))) ** 0.5 + 1e-8)
+        torch.testing.assert_close(ours, torch.full((2, 4), weight), rtol=0, atol=1e-5)
+
+
+def test_a_closure_is_called_and_gradients_stay(pool: Pool) -> None:
+    for rank, (losses, own, mean) in enumerate(pool(2, work.with_closure)):
+        assert len(losses) == 4
+        assert losses[0] == 11 * (2 * rank + 1)
+        assert losses[3] < losses[0]
+        assert torch.equal(own, torch.full((2, 4), 2.0 * rank + 1))
+        assert torch.equal(mean, torch.full((3,), 2.0))
+
+
+def test_a_gradient_that_one_rank_lacks_counts_as_zero(pool: Pool) -> None:
+    told = pool(2, work.without_gradient_on_one)
+    assert all(torch.equal(a, b) for a, b in zip(told[0][1], told[1][1], strict=True))
+    for before, after in zip(*told[0], strict=True):
+        assert bool((after < before).all())
+
+
 def test_gradients_accumulate_over_micro_batches(pool: Pool) -> None:
     whole, parts = (pool(2, work.accumulated, count)[0] for count in (1, 2))
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
@@ -184,6 +220,8 @@ def test_the_warm_up_ends_once_the_second_moment_has_settled_on_all_ranks(pool: 
     assert ended == expected
     later, _ = pool(2, work.settled, 60, 10, 57, 2)[0]
     assert later == 57
+    assert pool(2, work.settled, 60, None, 0, 2) == told  # 1 / (1 - beta2) is 10
+    assert pool(2, work.settled, 60, 10, 0, 2, 15) == told
 
 
 @pytest.mark.parametrize(

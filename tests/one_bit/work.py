@@ -241,8 +241,11 @@ def unscaled(group: dist.ProcessGroup) -> Any:
     return weights
 
 
-def settled(group: dist.ProcessGroup, steps: int, window: int, at_least: int, lag: int) -> Any:
-    """When the warm-up ended, and the norms of v; a gradient grows for 20 steps, that of rank 1 `lag` steps behind."""
+def settled(
+    group: dist.ProcessGroup, steps: int, window: int | None, at_least: int, lag: int, resumed: int | None = None
+) -> Any:
+    """When the warm-up ended, and the norms of v; a gradient grows for 20 steps, that of rank 1 `lag` steps behind.
+    After step `resumed` another optimizer goes on."""
     rank = dist.get_rank(group)
     weight = nn.Parameter(torch.ones(2, 8))
     rule = Settled(window=window, at_least=at_least)
@@ -252,6 +255,10 @@ def settled(group: dist.ProcessGroup, steps: int, window: int, at_least: int, la
         weight.grad = torch.full_like(weight, 1 + min(20, max(0, step - lag * rank)))
         optimizer.step()
         norms.append(optimizer.state[weight]["exp_avg_sq"].sum().item())
+        if step == resumed:
+            state = optimizer.state_dict()
+            optimizer = OneBitAdam([weight], warmup_steps=rule, process_group=group)
+            optimizer.load_state_dict(state)
         if optimizer.compresses:
             break
     return optimizer.frozen_at, norms
@@ -302,6 +309,72 @@ def in_half(group: dist.ProcessGroup) -> Any:
         optimizer.step()
         told.append(optimizer.skipped)
     return told
+
+
+def in_groups(group: dist.ProcessGroup, steps: int) -> Any:
+    """Sizes of what is compressed and what is not, and weights after `steps` with gradients of 1 and rates of 0.1 to
+    0.4; then a group is added."""
+    names = ("layers.0.first", "layers.0.second", "norm", "embedding")
+    weights = [nn.Parameter(torch.zeros(size)) for size in ((2, 4), (3, 4), (7,), (5, 4))]
+    compressed = (None, None, True, False)
+    groups = [
+        {"params": [(name, weight)], "lr": 0.1 * (number + 1), "compressed": chosen}
+        for number, (name, weight, chosen) in enumerate(zip(names, weights, compressed, strict=True))
+    ]
+    optimizer = OneBitAdam(groups[:2], warmup_steps=2, process_group=group)
+    for each in groups[2:]:
+        optimizer.add_param_group(each)
+    for _ in range(steps):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    sizes = [bucket.elements for bucket in optimizer._buckets], [each.numel() for each in optimizer._exact]
+    refused = ""
+    try:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
+    except ValueError as error:
+        refused = str(error)
+    return *sizes, [weight.detach() for weight in weights], refused
+
+
+def with_coupled_decay(group: dist.ProcessGroup, settings: dict[str, Any], steps: int) -> Any:
+    """Weights after each step with gradients of 1; all elements are the same, and so what one bit says is exact."""
+    weight = nn.Parameter(torch.full((2, 4), 2.0))
+    optimizer = OneBitAdam([weight], decoupled_weight_decay=False, process_group=group, **settings)
+    told = []
+    for _ in range(steps):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        told.append(weight.detach().clone())
+    return told
+
+
+def with_closure(group: dist.ProcessGroup) -> Any:
+    """What 4 steps with a closure returned, and the gradients after the last."""
+    weight, bias = nn.Parameter(torch.ones(2, 4)), nn.Parameter(torch.ones(3))
+    optimizer = OneBitAdam([weight, bias], warmup_steps=2, process_group=group)
+    rank = dist.get_rank(group)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = (weight * (2 * rank + 1)).sum() + (bias * (2 * rank + 1)).sum()
+        loss.backward()
+        return loss.item()
+
+    return [optimizer.step(closure) for _ in range(4)], weight.grad, bias.grad
+
+
+def without_gradient_on_one(group: dist.ProcessGroup) -> Any:
+    """Weights after 4 steps, of which rank 0 has no gradients in the last two."""
+    weights = [nn.Parameter(torch.ones(2, 4)), nn.Parameter(torch.ones(3))]
+    optimizer = OneBitAdam(weights, lr=0.1, warmup_steps=2, process_group=group)
+    before = []
+    for step in range(4):
+        before = [weight.detach().clone() for weight in weights]
+        for weight in weights:
+            weight.grad = None if step >= 2 and dist.get_rank(group) == 0 else torch.ones_like(weight)
+        optimizer.step()
+    return before, [weight.detach() for weight in weights]
 
 
 def constructed(group: dist.ProcessGroup, settings: list[dict[str, Any]], elements: list[int]) -> None:
