@@ -23,8 +23,13 @@ def pack_bits(bits: Tensor) -> Tensor:
     return (padded.view(torch.int64) * _GATHER >> 56).to(torch.uint8)
 
 
-def unpack_signs(packed: Tensor, elements: int, dtype: torch.dtype) -> Tensor:
-    """+1 where a bit is 1, -1 where it is 0: [..., elements] of packed bits [..., bytes]."""
+def unpack_signs(packed: Tensor, elements: int, dtype: torch.dtype, scale: Tensor | None = None) -> Tensor:
+    """+scale where a bit is 1, -scale where it is 0: [..., elements] of packed bits [..., bytes]; 1 without a scale.
+
+    Eight elements are a row of a table of 256: a pass over the bytes and one over the elements.
+    """
     numbers = torch.arange(256, device=packed.device)
     each = (numbers.unsqueeze(1) >> torch.arange(BITS, device=packed.device) & 1).to(dtype) * 2 - 1
+    if scale is not None:
+        each *= scale
     return torch.nn.functional.embedding(packed.int(), each).flatten(-2)[..., :elements]

@@ -94,6 +94,7 @@ def one_bit_masters(
             warmup_steps=exact_steps,
             decoupled_weight_decay=recipe.optimizer is Optimizer.ADAMW,
             process_group=process_group,
+            fused=True,
         )
 
     masters = master_weights(own, recipe, rule=rule)

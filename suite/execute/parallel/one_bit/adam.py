@@ -112,6 +112,7 @@ class OneBitAdam(torch.optim.Adam):
         warmup_steps: of exact Adam, or the rule that ends them. 15 to 25 % of all steps in the paper.
         decoupled_weight_decay: False: the decay is added to the gradient, as in torch.optim.Adam.
         process_group: the data-parallel ranks; None: all.
+        fused: of exact Adam, as in torch.optim.Adam.
 
     Raises:
         ValueError: a setting out of range, parameters that are complex or sharded over `process_group` (ZeRO-3, FSDP:
@@ -134,8 +135,10 @@ class OneBitAdam(torch.optim.Adam):
         warmup_steps: int | Settled,
         decoupled_weight_decay: bool = True,
         process_group: dist.ProcessGroup | None = None,
+        fused: bool | None = None,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, decoupled_weight_decay=decoupled_weight_decay)
+        decoupled = decoupled_weight_decay
+        super().__init__(params, lr, betas, eps, weight_decay, decoupled_weight_decay=decoupled, fused=fused)
         if isinstance(warmup_steps, int) and warmup_steps < 1:
             raise ValueError(f"warmup_steps: allowed 1 or more, got {warmup_steps}")
         if not isinstance(warmup_steps, int | Settled):

@@ -106,9 +106,10 @@ def compressed_all_reduce(
     for number, (vector, each) in enumerate(zip(vectors, feedback, strict=True)):
         each.worker.copy_(packed[number].error)
         each.server[: served[number].error.numel()].copy_(served[number].error)
-        values = unpack_signs(signs[number], parts[number], torch.float32)
-        values *= scales[:, number].unsqueeze(1)
-        vector.copy_(values.view(-1)[: vector.numel()])
+        for part, packed_part, scale in zip(
+            vector.split(parts[number]), signs[number], scales[:, number], strict=False
+        ):  # behind the end of the vector there is padding alone
+            part.copy_(unpack_signs(packed_part, part.numel(), torch.float32, scale))
         if each.active is not None:
             vector *= each.active
     return True
@@ -133,12 +134,13 @@ def _compressed(value: Tensor, error: Tensor, active: Tensor | None) -> _Compres
         missed = error.clone()
         return _Compressed(*sign_pack(value, missed), missed)
     c = value + error
+    c += 0.0  # -0 becomes +0, whose sign is + below too
     if active is not None:
         c *= active
     positive = c >= 0
     elements = c.numel() if active is None else int(active.sum())
     scale = torch.linalg.vector_norm(c) / math.sqrt(max(elements, 1))
-    c -= torch.where(positive, scale, -scale)
+    c -= torch.copysign(scale, c)
     if active is not None:
         c *= active
     return _Compressed(pack_bits(positive), scale, c)
@@ -152,7 +154,7 @@ def _mean(signs: Tensor, scales: Tensor, elements: int) -> Tensor:
         return sign_unpack(signs, scales, signs.shape[1] * BITS)[:elements]
     total = torch.zeros(elements, device=signs.device)
     for packed, scale in zip(signs, scales, strict=True):
-        total += unpack_signs(packed, elements, torch.float32) * scale
+        total += unpack_signs(packed, elements, torch.float32, scale)
     return total / signs.shape[0]
 
 
