@@ -200,6 +200,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def netlab(session: nox.Session) -> None:
+    """Compare ways of averaging over slow links between network namespaces; needs root: nox -s netlab -- --hosts 2"""
+    install(session, "execute")
+    python(session, "benchmarks.netlab", *session.posargs)
+
+
+@nox.session
 def endurance(session: nox.Session) -> None:
     """Reproduce bloom-mini 50 times in a row; every launch must end cleanly (about 9 minutes on 2 cores)."""
     install(session, "execute")

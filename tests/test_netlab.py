@@ -1,0 +1,95 @@
+"""What the slow-link benchmark predicts, and how it finds the break-even rate; its launches need root."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks import netlab, network_namespaces
+from benchmarks.netlab import METHODS, Run, break_even, buckets, measured_break_even, predicted_seconds, small_plan
+from suite.job import Averaging
+from suite.predict.parameters import parameter_count
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_messages_leave_one_after_the_other_once_their_part_of_the_backward_pass_is_done() -> None:
+    told = {"forward": 1.0, "backward": 4.0, "rest": 0.5, "total_bytes": 8.0, "overlapped": [2.0, 6.0]}
+    # ready after 1 and 4 s: at 1 byte a second the first leaves from 1 to 3 s, the second from 4 to 10 s
+    assert predicted_seconds(**told, rate=1.0) == 1 + 10 + 0.5
+    # at 4 bytes a second the second ends 1.5 s behind the backward pass
+    assert predicted_seconds(**told, rate=4.0) == 1 + 5.5 + 0.5
+    assert predicted_seconds(**told, rate=1e9) == pytest.approx(1 + 4 + 0.5)
+    # the second waits for the first where that takes longer than the arithmetic
+    assert predicted_seconds(**told | {"backward": 0.0}, rate=1.0) == 1 + 8 + 0.5
+    # what overlaps nothing comes on top
+    assert predicted_seconds(**told | {"overlapped": []}, rate=2.0) == 1 + 4 + 0.5 + 4
+
+
+def test_the_miniature_has_its_parameters_in_layers_and_one_compressed_bucket_fewer_than_none() -> None:
+    for method in METHODS:
+        plan = small_plan(2, method)
+        assert parameter_count(plan.architecture) >= 25e6
+        assert (plan.averaging, plan.layout.data_parallel, plan.layout.zero_stage) == (method, 2, 0)
+    exact, half = (sum(buckets(small_plan(2, method))) for method in (Averaging.EXACT, Averaging.FP16))
+    assert exact == 2 * half == 4 * parameter_count(small_plan(2, Averaging.EXACT).architecture)
+    assert buckets(small_plan(2, Averaging.ONE_BIT)) == []
+
+
+def base(method: Averaging, step: float) -> Run:
+    return Run(
+        method=method.value,
+        hosts=2,
+        mbit_per_second=0.0,
+        step_seconds=step,
+        least_seconds=step,
+        most_seconds=step,
+        forward=0.1,
+        backward=0.2,
+        communication=0.0,
+        sent_bytes=1.0,
+        measured_bytes=1.0,
+        loss=1.0,
+    )
+
+
+def test_the_break_even_rate_is_where_both_predictions_are_equal() -> None:
+    runs = [base(Averaging.EXACT, 0.5), base(Averaging.ONE_BIT, 1.0)]
+    rate = break_even(runs, 2)
+    exact, one_bit = (
+        netlab.step_at(run, small_plan(2, method), rate)
+        for run, method in zip(runs, (Averaging.EXACT, Averaging.ONE_BIT), strict=True)
+    )
+    assert exact == pytest.approx(one_bit, rel=1e-3)
+    # 1-bit Adam takes 0.5 s more and sends about 97 MB less, of which a backward pass of 0.2 s hides a part
+    assert 97e6 * 8 / 0.7e6 < rate < 97e6 * 8 / 0.5e6
+    faster = msgspec.structs.replace(runs[1], step_seconds=0.4)
+    assert break_even([runs[0], faster], 2) == float("inf")
+
+
+def test_the_measured_break_even_rate_lies_between_two_rates_where_the_time_of_a_byte_is_linear() -> None:
+    # exact 1 + 100 / r, 1-bit 2 + 10 / r: equal at r = 90
+    points = [(rate, 1 + 100 / rate, 2 + 10 / rate) for rate in (40.0, 80.0, 120.0, 200.0)]
+    assert measured_break_even(points) == pytest.approx(90.0)
+    assert measured_break_even(points[:2]) is None
+    assert measured_break_even(points[2:]) is None
+
+
+def test_without_namespaces_it_says_so_and_nothing_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_namespaces, "why_not", lambda: "needs root")
+    monkeypatch.setattr(sys, "argv", ["netlab"])
+    with pytest.raises(SystemExit) as end:
+        netlab.main()
+    assert end.value.code == 3
+
+
+def test_help_is_shown_without_root() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.netlab", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "--rates" in done.stdout
