@@ -94,8 +94,6 @@ def compressed_all_reduce(
         own = min(parts[number], elements - first)
         mean = _mean(signs[number], scales[:, number], own)
         active = None if each.active is None else each.active[first : first + own]
-        if active is not None:
-            mean *= active
         served.append(_compressed(mean, each.server[:own], active))
     outgoing = _message([each.signs for each in served], [each.scale for each in served], parts, rows=1)
     incoming = torch.empty((ranks, outgoing.shape[1]), dtype=torch.uint8, device=outgoing.device)
