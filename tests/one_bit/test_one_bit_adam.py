@@ -221,7 +221,7 @@ def test_the_warm_up_ends_once_the_second_moment_has_settled_on_all_ranks(pool: 
     later, _ = pool(2, work.settled, 60, 10, 57, 2)[0]
     assert later == 57
     assert pool(2, work.settled, 60, None, 0, 2) == told  # 1 / (1 - beta2) is 10
-    assert pool(2, work.settled, 60, 10, 0, 2, 15) == told
+    assert pool(2, work.settled, 60, 10, 0, 2, ended - 3) == told
 
 
 @pytest.mark.parametrize(

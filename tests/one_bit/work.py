@@ -324,10 +324,12 @@ def in_groups(group: dist.ProcessGroup, steps: int) -> Any:
     optimizer = OneBitAdam(groups[:2], warmup_steps=2, process_group=group)
     for each in groups[2:]:
         optimizer.add_param_group(each)
+    division = [bucket.elements for bucket in optimizer._buckets]
     for _ in range(steps):
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         optimizer.step()
+    assert [bucket.elements for bucket in optimizer._buckets] == division
     sizes = [bucket.elements for bucket in optimizer._buckets], [each.numel() for each in optimizer._exact]
     refused = ""
     try:
