@@ -4,10 +4,10 @@ python -m benchmarks.netlab --hosts 2 --rates 100 1000 0 trains one miniature of
 a host, under torchrun, with exact Adam, fp16 compression, PowerSGD and 1-bit Adam, at every rate in Mbit/s (0: as fast
 as the machine forwards). Needs root and iproute2; elsewhere it prints NOT RUN and why, and ends with exit code 3.
 
-The prediction of a step takes three measured numbers from the run at the fastest rate, forward, backward and the rest
-of the step, and the predicted bytes; nothing from the run that it is compared with. Where DistributedDataParallel sends
-buckets during the backward pass, bucket k is ready after its share of the backward pass and leaves behind the one
-before it.
+The prediction of a step takes the arithmetic of the run at the fastest rate (forward, backward and the rest of the step
+without communication), the predicted bytes, and the bytes a second at which collectives of that size alone pass the
+limited link; nothing from the run that it is compared with. Where DistributedDataParallel sends buckets during the
+backward pass, bucket k is ready after its share of the backward pass and leaves behind the one before it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from reference_runs.run import Precision
 from suite.commands import exit_codes
 from suite.corpus import Corpus
 from suite.figures import Quantity
-from suite.job import Averaging, Event, Finished, Job, Step, StepKind, events_path
+from suite.job import Averaging, Event, Finished, Step, StepKind, events_path
 from suite.miniature import miniature
 from suite.predict.buckets import stage_gradient_buckets
 from suite.predict.parameters import parameter_count
@@ -48,6 +48,7 @@ EXACT_STEPS = 2
 STEPS = 12  # five or six are timed, two of them profiled
 BUCKET_BYTES = 25 * 2**20
 LAUNCH_SECONDS = 900
+SHARE_MBIT = 500.0  # rate at which the share of the limit is measured that messages reach
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,10 +141,17 @@ def buckets(plan: Plan) -> list[float]:
     return [share * size for size in whole]
 
 
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes a second that a rank sends over a link in an all-reduce, and in an all-to-all and all-gather."""
+
+    all_reduce: float
+    exchange: float
+
+
 def predicted_seconds(
-    *, forward: float, backward: float, rest: float, total_bytes: float, overlapped: list[float], rate: float
+    *, forward: float, backward: float, rest: float, total_bytes: float, overlapped: list[float], link: Link
 ) -> float:
-    """A step at `rate` bytes a second: forward, backward beside the overlapped messages, then rest and other messages.
+    """A step over `link`: forward, backward beside the overlapped all-reduces, then rest and all other messages.
 
     Buckets of unequal size are ready in proportion to what they and those before them hold.
     """
@@ -151,8 +159,8 @@ def predicted_seconds(
     whole = sum(overlapped)
     for size in overlapped:
         ready += backward * size / whole
-        left = max(left, ready) + size / rate
-    return forward + max(backward, left) + rest + (total_bytes - whole) / rate
+        left = max(left, ready) + size / link.all_reduce
+    return forward + max(backward, left) + rest + (total_bytes - whole) / link.exchange
 
 
 def launched(plan: Plan, corpus: Corpus, names: list[str]) -> Run:
@@ -164,18 +172,7 @@ def launched(plan: Plan, corpus: Corpus, names: list[str]) -> Run:
     with tempfile.TemporaryDirectory(prefix="suite-") as scratch:
         job = msgspec.structs.replace(job_for(plan, corpus, scratch), threads=1, interface=network_namespaces.INTERFACE)
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
-        processes = [_start(job, scratch, number, name) for number, name in enumerate(names)]
-        try:
-            deadline = time.monotonic() + LAUNCH_SECONDS
-            codes = [process.wait(timeout=max(1.0, deadline - time.monotonic())) for process in processes]
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"no end after {LAUNCH_SECONDS} s") from error
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-        if any(codes):
-            raise RuntimeError((Path(scratch) / "host0.log").read_text()[-2000:])
+        _run(names, ["suite.execute", f"{scratch}/job.json"], scratch)
         lines = Path(events_path(scratch, 0)).read_bytes().splitlines()
         events = [msgspec.json.decode(line, type=Event) for line in lines]
     steps = [event for event in events if isinstance(event, Step)]
@@ -197,11 +194,44 @@ def launched(plan: Plan, corpus: Corpus, names: list[str]) -> Run:
     )
 
 
-def _start(job: Job, scratch: str, number: int, name: str) -> subprocess.Popen[bytes]:
+def link_between(names: list[str]) -> Link:
+    """What the link does with messages of the sizes of a bucket and of 1-bit Adam's.
+
+    Raises:
+        RuntimeError: it could not be measured.
+    """
+    payload = sent_bytes(small_plan(len(names), Averaging.ONE_BIT)) * len(names) / (len(names) - 1) / 2
+    with tempfile.TemporaryDirectory(prefix="suite-") as scratch:
+        _run(names, ["benchmarks.link_rate", str(BUCKET_BYTES), str(round(payload))], scratch)
+        lines = (Path(scratch) / "host0.log").read_text().splitlines()
+    return msgspec.json.decode(next(line for line in lines if line.startswith("{")), type=Link)
+
+
+def _run(names: list[str], module: list[str], scratch: str) -> None:
+    """Run a module as one rank on every host and wait for all.
+
+    Raises:
+        RuntimeError: a rank failed or took too long.
+    """
+    processes = [_start(len(names), module, scratch, number, name) for number, name in enumerate(names)]
+    try:
+        deadline = time.monotonic() + LAUNCH_SECONDS
+        codes = [process.wait(timeout=max(1.0, deadline - time.monotonic())) for process in processes]
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"no end after {LAUNCH_SECONDS} s") from error
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if any(codes):
+        raise RuntimeError((Path(scratch) / "host0.log").read_text()[-2000:])
+
+
+def _start(ranks: int, module: list[str], scratch: str, number: int, name: str) -> subprocess.Popen[bytes]:
     command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
-    command += [f"--nnodes={job.layout.ranks}", f"--node-rank={number}", "--nproc-per-node=1", "--max-restarts=0"]
+    command += [f"--nnodes={ranks}", f"--node-rank={number}", "--nproc-per-node=1", "--max-restarts=0"]
     command += [f"--master-addr={network_namespaces.address(0)}", f"--master-port={PORT}"]
-    command += ["-m", "suite.execute", f"{scratch}/job.json"]
+    command += ["-m", *module]
     variables = {
         "GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE,
         "OMP_NUM_THREADS": "1",
@@ -218,19 +248,23 @@ def measure(hosts: int, rates: list[float], say: Callable[[str], None]) -> list[
     with network_namespaces.hosts(hosts) as names:
         for mbit in sorted(rates, key=lambda rate: -(rate or float("inf"))):
             network_namespaces.limit(names, mbit * 1e6 if mbit else None)
+            link = link_between(names) if mbit else None
+            if link is not None:
+                reduced, exchanged = link.all_reduce * 8e-6, link.exchange * 8e-6
+                say(f"{hosts} hosts  {mbit:,.0f} Mbit/s: all-reduces {reduced:,.0f}, exchanges {exchanged:,.0f} Mbit/s")
             for method in METHODS:
                 plan = small_plan(hosts, method)
                 base = next((run for run in runs if run.method == method), None)
                 run = msgspec.structs.replace(launched(plan, corpus, names), mbit_per_second=mbit)
-                if base is not None and mbit:
-                    run = msgspec.structs.replace(run, predicted_seconds=step_at(base, plan, mbit))
+                if base is not None and link is not None:
+                    run = msgspec.structs.replace(run, predicted_seconds=step_over(base, plan, link))
                 runs.append(run)
                 say(line(run))
     return runs
 
 
-def step_at(base: Run, plan: Plan, mbit: float) -> float:
-    """Predicted seconds of a step at that rate, from the arithmetic of the run at the fastest."""
+def step_over(base: Run, plan: Plan, link: Link) -> float:
+    """Predicted seconds of a step over `link`, from the arithmetic of the run at the fastest rate."""
     rest = max(0.0, base.step_seconds - base.forward - base.backward - base.communication)
     return predicted_seconds(
         forward=base.forward,
@@ -238,17 +272,22 @@ def step_at(base: Run, plan: Plan, mbit: float) -> float:
         rest=rest,
         total_bytes=sent_bytes(plan),
         overlapped=buckets(plan),
-        rate=mbit * 1e6 / 8,
+        link=link,
     )
 
 
-def break_even(runs: list[Run], hosts: int) -> float:
-    """Predicted rate in Mbit/s above which exact averaging is faster than 1-bit Adam; infinite where it never is."""
+def break_even(runs: list[Run], hosts: int, share: Link) -> float:
+    """Predicted rate in Mbit/s above which exact averaging is faster than 1-bit Adam; infinite where it never is.
+
+    Args:
+        share: of the limit that messages reach.
+    """
     plans = {method: small_plan(hosts, method) for method in (Averaging.EXACT, Averaging.ONE_BIT)}
     bases = {method: next(run for run in runs if run.method == method) for method in plans}
 
     def gain(mbit: float) -> float:
-        exact, one_bit = (step_at(bases[method], plans[method], mbit) for method in plans)
+        link = Link(all_reduce=share.all_reduce * mbit * 1e6 / 8, exchange=share.exchange * mbit * 1e6 / 8)
+        exact, one_bit = (step_over(bases[method], plans[method], link) for method in plans)
         return exact - one_bit
 
     low, high = 1.0, 1e6
@@ -279,12 +318,14 @@ def crossing(
     runs: list[Run], hosts: int, say: Callable[[str], None], *, repeats: int = 3
 ) -> tuple[float, float | None]:
     """Predicted and measured break-even rate in Mbit/s; around the predicted one, both methods in turn."""
-    expected = break_even(runs, hosts)
-    if expected == float("inf"):
-        return expected, None
     corpus = corpus_for(small_plan(hosts, Averaging.EXACT), None)
     points = []
     with network_namespaces.hosts(hosts) as names:
+        network_namespaces.limit(names, SHARE_MBIT * 1e6)
+        whole, link = SHARE_MBIT * 1e6 / 8, link_between(names)
+        expected = break_even(runs, hosts, Link(all_reduce=link.all_reduce / whole, exchange=link.exchange / whole))
+        if expected == float("inf"):
+            return expected, None
         for factor in (0.5, 0.8, 1.25, 2.0):
             network_namespaces.limit(names, factor * expected * 1e6)
             seconds: dict[Averaging, list[float]] = {Averaging.EXACT: [], Averaging.ONE_BIT: []}

@@ -10,24 +10,38 @@ import msgspec
 import pytest
 
 from benchmarks import netlab, network_namespaces
-from benchmarks.netlab import METHODS, Run, break_even, buckets, measured_break_even, predicted_seconds, small_plan
+from benchmarks.netlab import (
+    METHODS,
+    Link,
+    Run,
+    break_even,
+    buckets,
+    measured_break_even,
+    predicted_seconds,
+    small_plan,
+)
 from suite.job import Averaging
 from suite.predict.parameters import parameter_count
 
 ROOT = Path(__file__).parent.parent
 
 
+def at(rate: float) -> Link:
+    return Link(all_reduce=rate, exchange=rate)
+
+
 def test_messages_leave_one_after_the_other_once_their_part_of_the_backward_pass_is_done() -> None:
     told = {"forward": 1.0, "backward": 4.0, "rest": 0.5, "total_bytes": 8.0, "overlapped": [2.0, 6.0]}
     # ready after 1 and 4 s: at 1 byte a second the first leaves from 1 to 3 s, the second from 4 to 10 s
-    assert predicted_seconds(**told, rate=1.0) == 1 + 10 + 0.5
+    assert predicted_seconds(**told, link=at(1.0)) == 1 + 10 + 0.5
     # at 4 bytes a second the second ends 1.5 s behind the backward pass
-    assert predicted_seconds(**told, rate=4.0) == 1 + 5.5 + 0.5
-    assert predicted_seconds(**told, rate=1e9) == pytest.approx(1 + 4 + 0.5)
+    assert predicted_seconds(**told, link=at(4.0)) == 1 + 5.5 + 0.5
+    assert predicted_seconds(**told, link=at(1e9)) == pytest.approx(1 + 4 + 0.5)
     # the second waits for the first where that takes longer than the arithmetic
-    assert predicted_seconds(**told | {"backward": 0.0}, rate=1.0) == 1 + 8 + 0.5
-    # what overlaps nothing comes on top
-    assert predicted_seconds(**told | {"overlapped": []}, rate=2.0) == 1 + 4 + 0.5 + 4
+    assert predicted_seconds(**told | {"backward": 0.0}, link=at(1.0)) == 1 + 8 + 0.5
+    # what overlaps nothing comes on top, at its own rate
+    link = Link(all_reduce=1.0, exchange=2.0)
+    assert predicted_seconds(**told | {"overlapped": []}, link=link) == 1 + 4 + 0.5 + 4
 
 
 def test_the_miniature_has_its_parameters_in_layers_and_one_compressed_bucket_fewer_than_none() -> None:
@@ -59,16 +73,16 @@ def base(method: Averaging, step: float) -> Run:
 
 def test_the_break_even_rate_is_where_both_predictions_are_equal() -> None:
     runs = [base(Averaging.EXACT, 0.5), base(Averaging.ONE_BIT, 1.0)]
-    rate = break_even(runs, 2)
+    rate = break_even(runs, 2, at(0.5))
     exact, one_bit = (
-        netlab.step_at(run, small_plan(2, method), rate)
+        netlab.step_over(run, small_plan(2, method), at(0.5 * rate * 1e6 / 8))
         for run, method in zip(runs, (Averaging.EXACT, Averaging.ONE_BIT), strict=True)
     )
     assert exact == pytest.approx(one_bit, rel=1e-3)
     # 1-bit Adam takes 0.5 s more and sends about 97 MB less, of which a backward pass of 0.2 s hides a part
-    assert 97e6 * 8 / 0.7e6 < rate < 97e6 * 8 / 0.5e6
+    assert 97e6 * 8 / 0.7e6 < 0.5 * rate < 97e6 * 8 / 0.5e6
     faster = msgspec.structs.replace(runs[1], step_seconds=0.4)
-    assert break_even([runs[0], faster], 2) == float("inf")
+    assert break_even([runs[0], faster], 2, at(0.5)) == float("inf")
 
 
 def test_the_measured_break_even_rate_lies_between_two_rates_where_the_time_of_a_byte_is_linear() -> None:

@@ -20,7 +20,7 @@ from kernels.bits import BITS, pack_bits, unpack_signs
 
 SCALE_BYTES = 4  # a scale is sent as fp32
 # torch 2.13 renamed the collective and warns of the old name; 2.11 has only the old one
-_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
 
 def part_elements(elements: int, ranks: int) -> int:
@@ -190,10 +190,10 @@ def _gather(incoming: Tensor, outgoing: Tensor, group: dist.ProcessGroup | None)
     """The bytes of all ranks, one after the other; through the host likewise."""
     if _by_host(outgoing, group):
         host = torch.empty_like(incoming, device="cpu")
-        _all_gather(host, outgoing.cpu(), group=group)
+        all_gather(host, outgoing.cpu(), group=group)
         incoming.copy_(host)
     else:
-        _all_gather(incoming, outgoing, group=group)
+        all_gather(incoming, outgoing, group=group)
 
 
 def _by_host(message: Tensor, group: dist.ProcessGroup | None) -> bool:
