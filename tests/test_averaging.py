@@ -51,7 +51,7 @@ SCALED = {"precision": Precision.FP16, "initial_loss_scale": 65536.0, "loss_scal
         pytest.param(averaged(Averaging.ONE_BIT, ranks=3, recipe={"global_batch": 12}), marks=pytest.mark.rare),
         pytest.param(in_one_bit(Case("bloom-mini", "16bit", "dp2,tp2")), marks=pytest.mark.rare),
         pytest.param(in_one_bit(Case("gpt2-mini", "fp32", "dp2,pp2,1f1b,interleave2")), marks=pytest.mark.rare),
-        averaged(Averaging.FP16, layout={"bucket_bytes": 100_000}),
+        pytest.param(averaged(Averaging.FP16, layout={"bucket_bytes": 100_000}), marks=pytest.mark.rare),
     ],
     ids=["one-bit", "one-bit-fp32", "one-bit-compiled", "one-bit-3", "one-bit-tp2", "one-bit-pp2", "fp16"],
 )
@@ -66,6 +66,7 @@ def test_what_is_kept_and_sent_equals_the_prediction_exactly(case: Plan, tmp_pat
     assert all(row.right == row.left for row in exact_rows(result.rows))
 
 
+@pytest.mark.rare
 def test_before_the_switch_losses_are_those_of_exact_adam_and_then_they_are_not(tmp_path: Path) -> None:
     recipe = FP32_WITHOUT_DROPOUT
     exact = launched(msgspec.structs.replace(averaged(Averaging.EXACT, recipe=recipe), steps=STEPS), tmp_path).losses
@@ -76,6 +77,7 @@ def test_before_the_switch_losses_are_those_of_exact_adam_and_then_they_are_not(
     assert all(abs(theirs - ours) > 1e-4 for theirs, ours in later)
 
 
+@pytest.mark.rare
 def test_an_overflow_in_the_warm_up_makes_it_a_step_longer(tmp_path: Path) -> None:
     scaled = SCALED | {"initial_loss_scale": 2.0**32}  # overflows, and some of its halves too
     case = msgspec.structs.replace(averaged(Averaging.ONE_BIT, exact_steps=2, recipe=scaled), steps=30)

@@ -296,6 +296,7 @@ def test_of_two_commands_at_once_one_measures_and_the_other_waits_for_its_profil
     assert capsys.readouterr().err.count("waiting for another calibration to end\n") == 2
 
 
+@pytest.mark.rare
 def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

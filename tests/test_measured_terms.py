@@ -109,6 +109,7 @@ if "RANK" in os.environ and any("suite.execute" in word for word in sys.orig_arg
 """
 
 
+@pytest.mark.rare
 def test_time_that_was_put_somewhere_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loading, optimizer, overhead = 0.06, 0.08, 0.10
     patch = f"LOADING, OPTIMIZER, OVERHEAD = {loading}, {optimizer}, {overhead}\n{PUT_SOMEWHERE}"

@@ -105,6 +105,7 @@ def test_triton_kernels_are_their_plain_references_on_a_cpu_and_the_result_says_
     assert (kept.left, kept.verdict) == (None, Verdict.SHOWN)
 
 
+@pytest.mark.rare
 def test_two_ranks_compute_the_losses_of_one(tmp_path: Path) -> None:
     # Rounding differs only in the order of sums. A loss is a chain of 2 layers * 6 products of at most 192 terms, each
     # off by 6e-8 * sqrt(192) = 8e-7 relative: sqrt(12) * 8e-7 = 3e-6; six steps of training add up to 2e-5.
