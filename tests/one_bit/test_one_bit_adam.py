@@ -222,6 +222,10 @@ def test_the_warm_up_ends_once_the_second_moment_has_settled_on_all_ranks(pool: 
     assert later == 57
     assert pool(2, work.settled, 60, None, 0, 2) == told  # 1 / (1 - beta2) is 10
     assert pool(2, work.settled, 60, 10, 0, 2, ended - 3) == told
+    (rarely, norms), _ = pool(2, work.settled, 120, 40, 0, 0)
+    first = next(step for step in range(41, 121) if norms[step - 41] >= 0.96 * norms[step - 1])
+    assert first % 4
+    assert rarely == first + 4 - first % 4  # looked at every tenth of a window
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,12 @@ def frozen(group: dist.ProcessGroup, thaw: bool) -> Any:
         optimizer.step()
         if step == 0:
             once = weights[3].detach().clone()
+    again = [nn.Parameter(weight.detach().clone()) for weight in weights]
+    other = OneBitAdam(again, warmup_steps=3, process_group=group)
+    for parameter in again[1:]:  # after the optimizer was made
+        parameter.requires_grad_(False)
+    other.load_state_dict(optimizer.state_dict())
+    assert [bucket.elements for bucket in other._buckets] == [16]
     return [bucket.elements for bucket in optimizer._buckets], [each.detach() for each in weights], once
 
 
