@@ -137,7 +137,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def rare(session: nox.Session) -> None:
-    """Run the tests that take long and that `tests` leaves out (about 12 minutes on 2 cores)."""
+    """Run the tests that take long and that `tests` leaves out."""
     install(session, "execute", "kernels", "test", "fit")
     session.run("python", "-m", "pytest", "-m", "rare", *session.posargs)
 
