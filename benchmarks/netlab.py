@@ -35,11 +35,11 @@ from suite.corpus import Corpus
 from suite.figures import Quantity
 from suite.job import Averaging, Event, Finished, Step, StepKind, events_path
 from suite.miniature import miniature
+from suite.plan import Plan, corpus_for, job_for
 from suite.predict.buckets import stage_gradient_buckets
 from suite.predict.parameters import parameter_count
 from suite.predict.prediction import rank_figures
 from suite.record import hardware
-from suite.reproduction import Plan, corpus_for, job_for
 
 ROOT = Path(__file__).parent.parent
 PORT = 29500

@@ -44,7 +44,7 @@ from suite.execute.rank import Reporter
 from suite.execute.step import Steps
 from suite.job import WARM_UP_STEPS, Job, StepKind, events_path
 from suite.job import Step as StepEvent
-from suite.reproduction import Request, corpus_for, job_for, plan
+from suite.plan import Request, corpus_for, job_for, plan
 
 TIME_LIMIT = 1.03
 MEMORY_LIMIT = 1.02

@@ -12,7 +12,8 @@ from reference_runs.run import Precision
 from suite.compare import Row, Verdict
 from suite.job import Event
 from suite.miniature import miniature
-from suite.reproduction import Plan, Result, corpus_for, reproduce
+from suite.plan import Plan, corpus_for
+from suite.reproduction import Result, reproduce
 
 STEPS = 6
 

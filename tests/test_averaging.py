@@ -14,7 +14,7 @@ from reference_runs.errors import InputError
 from reference_runs.run import Precision
 from suite.figures import Quantity
 from suite.job import Averaging, Status
-from suite.reproduction import Plan, Request, plan
+from suite.plan import Plan, Request, plan
 from tests.launches import FP32_WITHOUT_DROPOUT, exact_rows, failed_rows, launched, small_plan
 from tests.layouts.table import Case, small_run
 
@@ -122,7 +122,7 @@ def test_every_miniature_takes_one_bit_adam(name: str, tmp_path: Path) -> None:
         ({"exact_steps": 3}, "got 3, allowed: with --optimizer one-bit-adam or --gradient-compression powersgd"),
         (
             {"optimizer": "one-bit-adam", "steps": 6},
-            "too few steps: 3 warm up, three are counted, .* allowed: 7 or more",
+            "too few steps: 3 warm up, 3 are counted, .* allowed: 7 or more",
         ),
         ({"gradient_compression": "bf16", "device": "cpu"}, "bf16 without NCCL .* got cpu, allowed: cuda"),
         ({"gradient_compression": "powersgd", "name": "glm-mini"}, "got fp16, allowed: bf16, fp32"),

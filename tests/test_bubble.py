@@ -11,7 +11,7 @@ from reference_runs.layout import Layout, parse_layout
 from suite.compare import Row, Verdict
 from suite.devices import usable_cores
 from suite.figures import Quantity
-from suite.reproduction import Plan
+from suite.plan import Plan
 from tests.launches import FP32_WITHOUT_DROPOUT, launched, small_plan
 
 MICRO_BATCHES = 4

@@ -15,7 +15,8 @@ import pytest
 from reference_runs.layout import Layout, parse_layout
 from suite.figures import Quantity, StepTerm
 from suite.job import LEAST_PROFILED, LEAST_STEPS, Status
-from suite.reproduction import Plan, Result
+from suite.plan import Plan
+from suite.reproduction import Result
 from tests.launches import FP32_WITHOUT_DROPOUT, failed_rows, launched, small_plan
 
 ROOT = Path(__file__).parent.parent

@@ -28,7 +28,7 @@ from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
 from suite.execute.precision import prepare_arithmetic
 from suite.job import Job
-from suite.reproduction import corpus_for, job_for
+from suite.plan import corpus_for, job_for
 from tests.launches import small_plan
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import layout_text
 from suite.job import LEAST_STEPS
 from suite.miniature import miniature
+from suite.plan import Request, plan
 from suite.predict.prediction import describes_ranks
-from suite.reproduction import Request, plan
 from suite.scaled_layout import prime_factors, scaled_layout
 
 AXES = {

@@ -16,9 +16,9 @@ from reference_runs.catalog import reference_run
 from suite.figures import Quantity
 from suite.job import Averaging, Event, Finished, Job, events_path
 from suite.miniature import miniature
+from suite.plan import Plan, corpus_for, job_for
 from suite.predict.parameters import parameter_count
 from suite.predict.prediction import SENT_TOLERANCE, rank_figures
-from suite.reproduction import Plan, corpus_for, job_for
 
 ROOT = Path(__file__).parent.parent
 STEPS = 12  # seven are timed: what the ends of their window cut through counts little

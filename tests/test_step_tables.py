@@ -16,10 +16,10 @@ from suite.compare import compare
 from suite.corpus import Corpus
 from suite.figures import Figure, Quantity, StepTerm
 from suite.job import Job, Status
+from suite.plan import job_for
 from suite.record import SCHEMA, End, begin_record
 from suite.report.step_tables import step_rows, step_tables
 from suite.report.utilisation_tables import ASKED, utilisation_table
-from suite.reproduction import job_for
 from suite.residuals import Residuals, residuals
 from tests.launches import small_plan
 

@@ -13,8 +13,8 @@ import pytest
 from suite import store
 from suite.corpus import Corpus
 from suite.job import Status, Step, StepKind
+from suite.plan import job_for
 from suite.record import SCHEMA, End, Launcher, RankOutcome, begin_record, decode, encode
-from suite.reproduction import job_for
 from tests.launches import small_plan
 
 CORPUS = Corpus(

@@ -18,8 +18,8 @@ from suite.commands.calibrate import CalibrationProgress
 from suite.devices import usable_cores
 from suite.job import Status
 from suite.machine_profile import Profile, current_profile, machines_directory
+from suite.plan import Plan
 from suite.record import fingerprint
-from suite.reproduction import Plan
 
 
 def profile_for(plan: Plan, results: Path, *, may_calibrate: bool, messages: Console) -> tuple[Profile | None, str]:

@@ -21,11 +21,12 @@ from suite.compare import Verdict
 from suite.job import Averaging, Event, Phase, Status, Step
 from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
+from suite.plan import Plan, Request, corpus_for, plan
 from suite.ramp_up import global_batch_at
 from suite.report.launch_tables import print_launches
 from suite.report.progress import progress_line
 from suite.report.tables import console, print_comparison
-from suite.reproduction import Plan, Request, Result, corpus_for, last_loss, plan, reproduce
+from suite.reproduction import Result, last_loss, reproduce
 from suite.residuals import Residuals
 from suite.statistics import summaries
 from suite.store import records_directory

@@ -21,7 +21,7 @@ from suite.execute.blank_infilling import BlankInfilling, Sample
 from suite.execute.corpus import TokenStream, token_stream
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.objective import NOT_LEARNED
-from suite.reproduction import Plan, job_for
+from suite.plan import Plan, job_for
 from tests.launches import FP32_WITHOUT_DROPOUT, small_plan
 
 GLM = reference_run("glm-130b")

@@ -16,7 +16,7 @@ from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.parallel.parallelize import operations
 from suite.execute.precision import DTYPES, prepare_arithmetic
 from suite.job import KernelChoice
-from suite.reproduction import Plan, corpus_for, job_for
+from suite.plan import Plan, corpus_for, job_for
 from tests.layouts.agreement import gradient_bound, loss_bound
 from tests.layouts.table import Case, small_run
 

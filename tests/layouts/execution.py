@@ -19,8 +19,8 @@ from torch import Tensor
 from suite import store
 from suite.job import LAUNCH_VARIABLE, Event, Finished, Job, Step
 from suite.launch import ROOT
+from suite.plan import corpus_for, job_for
 from suite.processes import die_with_parent, end_all
-from suite.reproduction import corpus_for, job_for
 from tests.layouts.table import Case, mesh_of, small_run
 
 START_SECONDS = 120

@@ -12,7 +12,7 @@ from reference_runs.layout import Layout, Recomputation, parse_layout
 from suite.execute.loss_scale import SCALED
 from suite.job import LEAST_STEPS
 from suite.miniature import miniature
-from suite.reproduction import Plan
+from suite.plan import Plan
 from tests.launches import FP32_WITHOUT_DROPOUT, WHOLE_BATCHES
 
 STEPS = LEAST_STEPS
