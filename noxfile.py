@@ -207,6 +207,13 @@ def netlab(session: nox.Session) -> None:
 
 
 @nox.session
+def convergence(session: nox.Session) -> None:
+    """Train with exact and with 1-bit Adam, three seeds each, and compare: nox -s convergence -- gpt2-mini"""
+    install(session, "execute", "fit")
+    python(session, "benchmarks.convergence", *session.posargs)
+
+
+@nox.session
 def endurance(session: nox.Session) -> None:
     """Reproduce bloom-mini 50 times in a row; every launch must end cleanly (about 9 minutes on 2 cores)."""
     install(session, "execute")

@@ -1,0 +1,219 @@
+"""Loss curves of 1-bit Adam beside exact Adam: the same miniature, steps, seeds and batches.
+
+    python -m benchmarks.convergence bloom-mini gpt2-mini --steps 300 --seeds 1 2 3 --plot docs/convergence.svg
+
+Every launch leaves its record like any other; `--out FILE.json` keeps the curves, and `--read FILE.json` draws and
+judges them again. Judged is the median over seeds of the relative difference of the final losses, each the mean of the
+last tenth of the steps: both optimizers see the same batches, so what a batch adds to both cancels.
+
+Exit codes: 0 within the limit, 1 beyond it, 2 bad usage or input, 4 a launch failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.commands import exit_codes
+from suite.job import Averaging, Event, Status
+from suite.plan import Request, corpus_for, plan
+from suite.reproduction import reproduce
+
+LIMIT = 0.01  # of exact Adam's final loss
+LAST_SHARE = 0.1  # of the steps, whose mean is the final loss
+SMOOTHED = 10  # steps whose mean a drawn point is
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """Losses of every step of one launch.
+
+    Args:
+        exact_steps: before the switch; 0 where every step is exact.
+    """
+
+    run: str
+    averaging: Averaging
+    seed: int
+    exact_steps: int
+    losses: list[float]
+
+    @property
+    def final(self) -> float:
+        """Mean loss of the last tenth of the steps."""
+        last = max(1, round(LAST_SHARE * len(self.losses)))
+        return statistics.fmean(self.losses[-last:])
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Final losses of one run and seed, and 1-bit Adam's less exact Adam's, relative to exact Adam's."""
+
+    run: str
+    seed: int
+    exact: float
+    one_bit: float
+
+    @property
+    def relative(self) -> float:
+        """Positive where 1-bit Adam's is larger."""
+        return self.one_bit / self.exact - 1
+
+
+def launched(run: str, averaging: Averaging, seed: int, steps: int, results: Path) -> Curve:
+    """One reproduction on the CPU by two ranks.
+
+    Raises:
+        InputError: no such run, or too few steps.
+        RuntimeError: the launch did not end well.
+    """
+    optimizer = Averaging.ONE_BIT.value if averaging is Averaging.ONE_BIT else "adam"
+    planned = plan(
+        Request(name=run, ranks=2, device="cpu", steps=steps, seed=seed, optimizer=optimizer, results=results)
+    )
+    result = reproduce(planned, corpus_for(planned, None), results, _unseen)
+    if result.status is not Status.OK:
+        raise RuntimeError(f"{run}, {averaging}, seed {seed}: {result.status}: {result.message}")
+    return Curve(run=run, averaging=averaging, seed=seed, exact_steps=planned.exact_steps, losses=result.losses)
+
+
+def _unseen(_rank: int, _event: Event) -> None:
+    """Nobody watches: a line a launch is enough."""
+
+
+def differences(curves: Iterable[Curve]) -> list[Difference]:
+    """Of every run and seed that both optimizers have, in the order of the curves."""
+    found = {(curve.run, curve.seed, curve.averaging): curve.final for curve in curves}
+    return [
+        Difference(run=run, seed=seed, exact=final, one_bit=found[run, seed, Averaging.ONE_BIT])
+        for (run, seed, averaging), final in found.items()
+        if averaging is Averaging.EXACT and (run, seed, Averaging.ONE_BIT) in found
+    ]
+
+
+def medians(found: Sequence[Difference]) -> dict[str, float]:
+    """Run -> median over its seeds of the relative difference."""
+    runs = dict.fromkeys(one.run for one in found)
+    return {run: statistics.median(one.relative for one in found if one.run == run) for run in runs}
+
+
+def smoothed(losses: Sequence[float]) -> list[float]:
+    """Means of up to 10 steps that end with each step."""
+    return [statistics.fmean(losses[max(0, end - SMOOTHED) : end]) for end in range(1, len(losses) + 1)]
+
+
+def draw(path: Path, curves: Sequence[Curve]) -> None:
+    """Losses above, the difference between the optimizers below; a column a run, a pair of lines a seed.
+
+    Raises:
+        InputError: matplotlib is missing, or cannot write this format or place.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        matplotlib.rcParams["svg.hashsalt"] = "convergence"  # the same file for the same numbers
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise InputError(f"a picture needs {error.name}", allowed="nox -s convergence installs it") from error
+    runs = list(dict.fromkeys(curve.run for curve in curves))
+    figure, axes = pyplot.subplots(
+        2, len(runs), figsize=(5.5 * len(runs), 5.6), sharex="col", height_ratios=(1.7, 1), squeeze=False
+    )
+    for column, run in enumerate(runs):
+        upper, lower = axes[0][column], axes[1][column]
+        own = {(curve.seed, curve.averaging): curve for curve in curves if curve.run == run}
+        seeds = list(dict.fromkeys(seed for seed, _ in own))
+        for place, seed in enumerate(seeds):
+            pair = {averaging: own.get((seed, averaging)) for averaging in (Averaging.EXACT, Averaging.ONE_BIT)}
+            for averaging, curve in pair.items():
+                if curve is None:
+                    continue
+                colour, name = ("0.45", "exact Adam") if averaging is Averaging.EXACT else ("C0", "1-bit Adam")
+                steps = range(1, len(curve.losses) + 1)
+                label = name if place == 0 else None
+                upper.plot(steps, smoothed(curve.losses), color=colour, lw=1, alpha=0.85, label=label)
+            exact, one_bit = pair[Averaging.EXACT], pair[Averaging.ONE_BIT]
+            if exact is not None and one_bit is not None:
+                base, other = smoothed(exact.losses), smoothed(one_bit.losses)
+                share = [100 * (b / a - 1) for a, b in zip(base, other, strict=True)]
+                lower.plot(range(1, len(share) + 1), share, color="C0", lw=1, alpha=0.85)
+                for each in (upper, lower):
+                    each.axvline(one_bit.exact_steps, color="0.7", lw=0.8, ls="--")
+        lower.axhspan(-100 * LIMIT, 100 * LIMIT, color="0.92", lw=0, zorder=0)
+        lower.axhline(0, color="0.5", lw=0.8)
+        upper.set(title=f"{run}, {len(seeds)} seeds")
+        lower.set(xlabel="step; dashed: the switch")
+        for each in (upper, lower):
+            each.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set(ylabel=f"loss, mean of {SMOOTHED} steps")
+    axes[1][0].set(ylabel="1-bit over exact, %")
+    axes[0][0].legend(frameon=False)
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot draw: {error}", where=str(path)) from error
+    finally:
+        pyplot.close(figure)
+
+
+def line(one: Difference) -> str:
+    """One row of the table."""
+    name = f"{one.run:<14} seed {one.seed:<4}"
+    return f"{name} exact Adam {one.exact:.4f}, 1-bit Adam {one.one_bit:.4f}: {one.relative:+.2%}"
+
+
+def main() -> None:
+    """Train, judge, draw."""
+    parser = argparse.ArgumentParser(prog="convergence", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", nargs="*", default=["bloom-mini", "gpt2-mini"])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--out", type=Path, default=None, help="FILE.json for the curves")
+    parser.add_argument("--read", type=Path, default=None, help="FILE.json of curves, instead of training")
+    parser.add_argument("--plot", type=Path, default=None, help="FILE.svg or FILE.png")
+    arguments = parser.parse_args()
+    try:
+        sys.exit(_told(arguments))
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(exit_codes.BAD_INPUT)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        sys.exit(exit_codes.EXECUTION_FAILED)
+
+
+def _told(arguments: argparse.Namespace) -> int:
+    curves: list[Curve] = []
+    if arguments.read is not None:
+        try:
+            curves = msgspec.json.decode(arguments.read.read_bytes(), type=list[Curve])
+        except (OSError, msgspec.MsgspecError) as error:
+            raise InputError(f"cannot read curves: {error}", where=str(arguments.read)) from error
+        for one in differences(curves):
+            print(line(one))
+    else:
+        with tempfile.TemporaryDirectory(prefix="suite-") as results:
+            for seed in arguments.seeds:
+                for run in arguments.runs:
+                    for averaging in (Averaging.EXACT, Averaging.ONE_BIT):
+                        curves.append(launched(run, averaging, seed, arguments.steps, Path(results)))
+                        if arguments.out is not None:
+                            arguments.out.write_bytes(msgspec.json.encode(curves) + b"\n")
+                    print(line(differences(curves[-2:])[0]), flush=True)
+    told = medians(differences(curves))
+    for run, median in told.items():
+        print(f"{run}: median over seeds {median:+.2%} (limit {LIMIT:.0%})")
+    if arguments.plot is not None:
+        draw(arguments.plot, curves)
+    return exit_codes.PASS if told and max(told.values()) <= LIMIT else exit_codes.FAIL
+
+
+if __name__ == "__main__":
+    main()

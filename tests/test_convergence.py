@@ -1,0 +1,87 @@
+"""What is made of loss curves: final losses, differences, the verdict, the picture."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from benchmarks.convergence import Curve, differences, medians, smoothed
+from suite.job import Averaging
+
+
+def curve(averaging, losses, *, run="small", seed=1):
+    return Curve(run=run, averaging=averaging, seed=seed, exact_steps=3, losses=losses)
+
+
+def pair(exact, one_bit, *, seed=1, run="small"):
+    flat = [9.0] * 18
+    return [
+        curve(Averaging.EXACT, [*flat, exact, exact], seed=seed, run=run),
+        curve(Averaging.ONE_BIT, [*flat, one_bit, one_bit], seed=seed, run=run),
+    ]
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.convergence", *map(str, arguments)], capture_output=True, text=True
+    )
+
+
+def test_the_final_loss_is_the_mean_of_the_last_tenth():
+    assert curve(Averaging.EXACT, [5.0] * 18 + [2.0, 4.0]).final == 3.0
+    assert curve(Averaging.EXACT, [5.0, 1.0]).final == 1.0
+
+
+def test_a_difference_joins_the_two_optimizers_of_one_run_and_seed():
+    curves = [*pair(2.0, 2.2, seed=1), *pair(4.0, 3.0, seed=2), curve(Averaging.EXACT, [1.0], seed=3)]
+    found = differences(reversed(curves))
+    assert {(one.seed, round(one.relative, 9)) for one in found} == {(1, 0.1), (2, -0.25)}
+
+
+def test_the_median_over_seeds_is_taken_for_each_run():
+    curves = [c for seed, other in enumerate((2.0, 2.2, 3.0)) for c in pair(2.0, other, seed=seed)]
+    curves += pair(1.0, 0.5, run="other")
+    assert medians(differences(curves)) == pytest.approx({"small": 0.1, "other": -0.5})
+
+
+def test_a_smoothed_loss_is_the_mean_of_the_ten_steps_that_end_there():
+    losses = [float(n) for n in range(30)]
+    assert smoothed(losses)[0] == 0.0
+    assert smoothed(losses)[3] == 1.5
+    assert smoothed(losses)[29] == 24.5
+
+
+@pytest.mark.parametrize(("one_bit", "code"), [(2.019, 0), (2.021, 1)])
+def test_the_limit_is_one_percent_of_the_exact_loss(tmp_path, one_bit, code):
+    (tmp_path / "curves.json").write_bytes(msgspec.json.encode(pair(2.0, one_bit)))
+    done = command("--read", tmp_path / "curves.json", "--plot", tmp_path / "curves.svg")
+    assert done.returncode == code, done.stderr
+    assert f"median over seeds {one_bit / 2 - 1:+.2%} (limit 1%)" in done.stdout
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_the_same_curves_give_the_same_picture(tmp_path):
+    (tmp_path / "curves.json").write_bytes(msgspec.json.encode(pair(2.0, 2.0)))
+    for name in ("a.svg", "b.svg"):
+        command("--read", tmp_path / "curves.json", "--plot", tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize("text", ["[", "{}", None])
+def test_curves_that_cannot_be_read_are_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "curves.json"
+    if text is not None:
+        path.write_text(text)
+    done = command("--read", path)
+    assert done.returncode == 2
+    assert "cannot read curves" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_unknown_run_is_refused():
+    done = command("no-mini")
+    assert done.returncode == 2
+    assert "unknown run" in done.stderr
