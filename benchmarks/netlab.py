@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -314,27 +315,37 @@ def measured_break_even(points: list[tuple[float, float, float]]) -> float | Non
     return None
 
 
-def crossing(
-    runs: list[Run], hosts: int, say: Callable[[str], None], *, repeats: int = 3
-) -> tuple[float, float | None]:
-    """Predicted and measured break-even rate in Mbit/s; around the predicted one, both methods in turn."""
-    corpus = corpus_for(small_plan(hosts, Averaging.EXACT), None)
+def crossing(hosts: int, say: Callable[[str], None], *, repeats: int = 3) -> tuple[float, float | None]:
+    """Predicted and measured break-even rate in Mbit/s: predicted from unlimited launches, measured around it.
+
+    Both methods in turn at every rate; of their launches the median one.
+    """
+    plans = {method: small_plan(hosts, method) for method in (Averaging.EXACT, Averaging.ONE_BIT)}
+    corpus = corpus_for(plans[Averaging.EXACT], None)
     points = []
     with network_namespaces.hosts(hosts) as names:
+
+        def in_turn(mbit: float | None) -> list[Run]:
+            network_namespaces.limit(names, mbit * 1e6 if mbit else None)
+            found: dict[Averaging, list[Run]] = {method: [] for method in plans}
+            for _ in range(repeats):
+                for method, runs in found.items():
+                    runs.append(launched(plans[method], corpus, names))
+            ordered = (sorted(runs, key=lambda run: run.step_seconds) for runs in found.values())
+            exact, one_bit = (runs[len(runs) // 2] for runs in ordered)
+            rate = f"{mbit:8,.0f} Mbit/s" if mbit else "unlimited"
+            say(f"{rate}: exact {exact.step_seconds:.3f} s, one-bit-adam {one_bit.step_seconds:.3f} s")
+            return [exact, one_bit]
+
+        bases = in_turn(None)
         network_namespaces.limit(names, SHARE_MBIT * 1e6)
         whole, link = SHARE_MBIT * 1e6 / 8, link_between(names)
-        expected = break_even(runs, hosts, Link(all_reduce=link.all_reduce / whole, exchange=link.exchange / whole))
+        expected = break_even(bases, hosts, Link(all_reduce=link.all_reduce / whole, exchange=link.exchange / whole))
         if expected == float("inf"):
             return expected, None
         for factor in (0.5, 0.8, 1.25, 2.0):
-            network_namespaces.limit(names, factor * expected * 1e6)
-            seconds: dict[Averaging, list[float]] = {Averaging.EXACT: [], Averaging.ONE_BIT: []}
-            for _ in range(repeats):
-                for method, found in seconds.items():
-                    found.append(launched(small_plan(hosts, method), corpus, names).step_seconds)
-            exact, one_bit = (statistics.median(found) for found in seconds.values())
-            points.append((factor * expected, exact, one_bit))
-            say(f"{factor * expected:8,.0f} Mbit/s: exact {exact:.3f} s, one-bit-adam {one_bit:.3f} s")
+            exact, one_bit = in_turn(factor * expected)
+            points.append((factor * expected, exact.step_seconds, one_bit.step_seconds))
     return expected, measured_break_even(points)
 
 
@@ -351,6 +362,10 @@ def line(run: Run) -> str:
     )
 
 
+def _end(_signum: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Measure, print, and write what was measured as JSON."""
     parser = argparse.ArgumentParser(prog="netlab", description=(__doc__ or "").splitlines()[0])
@@ -363,6 +378,18 @@ def main() -> None:
         print(f"NOT RUN: {reason}")
         sys.exit(exit_codes.INCONCLUSIVE)
 
+    signal.signal(signal.SIGTERM, _end)  # so that namespaces and ranks go too
+    try:
+        _measure_all(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(exit_codes.INTERRUPTED)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        sys.exit(exit_codes.EXECUTION_FAILED)
+
+
+def _measure_all(arguments: argparse.Namespace) -> None:
     def say(words: str) -> None:
         print(words, flush=True)
 
@@ -379,11 +406,12 @@ def main() -> None:
             gain = exact.step_seconds / one_bit.step_seconds
             say(f"{hosts} hosts at {slowest:,.0f} Mbit/s: 1-bit Adam steps {gain:.1f} times as often as exact Adam")
         if not arguments.no_break_even:
-            expected, found = crossing(runs, hosts, say)
+            expected, found = crossing(hosts, say)
             told[f"{hosts} hosts, break-even Mbit/s"] = [expected, found]
-            say(f"{hosts} hosts: 1-bit Adam pays below {expected:,.0f} Mbit/s (predicted), {found} (measured)")
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(told, indent=1) + "\n")
+            where = "not between the rates tried" if found is None else f"{found:,.0f} Mbit/s"
+            say(f"{hosts} hosts: 1-bit Adam pays below {expected:,.0f} Mbit/s (predicted), {where} (measured)")
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -107,3 +108,32 @@ def test_help_is_shown_without_root() -> None:
     )
     assert done.returncode == 0
     assert "--rates" in done.stdout
+
+
+def test_a_polite_end_leaves_no_namespace_and_no_rank():
+    if reason := network_namespaces.why_not():
+        pytest.skip(reason)
+
+    def namespaces():
+        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+        return {line.split()[0] for line in listed.stdout.splitlines()}
+
+    before = namespaces()
+    command = [sys.executable, "-m", "benchmarks.netlab", "--hosts", "2", "--no-break-even"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not (own := [name for name in namespaces() - before if name.endswith("h1")]):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        while not (pids := subprocess.run(["ip", "netns", "pids", own[0]], capture_output=True, check=True).stdout):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.splitlines() == ["interrupted"]
+    assert namespaces() == before
+    assert [pid for pid in pids.split() if Path(f"/proc/{int(pid)}").exists()] == []
