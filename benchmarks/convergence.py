@@ -2,9 +2,9 @@
 
     python -m benchmarks.convergence bloom-mini gpt2-mini --steps 300 --seeds 1 2 3 --plot docs/convergence.svg
 
-Every launch leaves its record like any other; `--out FILE.json` keeps the curves, and `--read FILE.json` draws and
-judges them again. Judged is the median over seeds of the relative difference of the final losses, each the mean of the
-last tenth of the steps: both optimizers see the same batches, so what a batch adds to both cancels.
+`--out FILE.json` keeps the curves, and `--read FILE.json` draws and judges them again. Judged is the median over seeds
+of the relative difference of the final losses, each the mean of the last tenth of the steps: all methods see the same
+batches, so what a batch adds to both losses cancels.
 
 Exit codes: 0 within the limit, 1 beyond it, 2 bad usage or input, 4 a launch failed.
 """
@@ -12,6 +12,7 @@ Exit codes: 0 within the limit, 1 beyond it, 2 bad usage or input, 4 a launch fa
 from __future__ import annotations
 
 import argparse
+import enum
 import statistics
 import sys
 import tempfile
@@ -28,7 +29,16 @@ from suite.reproduction import reproduce
 
 LIMIT = 0.01  # of exact Adam's final loss
 LAST_SHARE = 0.1  # of the steps, whose mean is the final loss
+COLOURS = {"exact Adam": "0.45", "1-bit Adam": "C1", "1-bit Adam, renewed": "C0"}
 SMOOTHED = 10  # steps whose mean a drawn point is
+
+
+class Method(enum.StrEnum):
+    """What is compared."""
+
+    EXACT = "exact Adam"
+    ONE_BIT = "1-bit Adam"
+    RENEWED = "1-bit Adam, renewed"
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +49,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run: str
-    averaging: Averaging
+    method: Method
     seed: int
     exact_steps: int
     losses: list[float]
@@ -52,34 +62,36 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """Final losses of one run and seed, and 1-bit Adam's less exact Adam's, relative to exact Adam's."""
+    """Final losses of one run and seed under exact Adam and under another method."""
 
     run: str
+    method: Method
     seed: int
     exact: float
-    one_bit: float
+    other: float
 
     @property
     def relative(self) -> float:
-        """Positive where 1-bit Adam's is larger."""
-        return self.one_bit / self.exact - 1
+        """Positive where exact Adam's is smaller."""
+        return self.other / self.exact - 1
 
 
-def launched(run: str, averaging: Averaging, seed: int, steps: int, results: Path) -> Curve:
+def launched(run: str, method: Method, seed: int, steps: int, results: Path) -> Curve:
     """One reproduction on the CPU by two ranks.
 
     Raises:
         InputError: no such run, or too few steps.
         RuntimeError: the launch did not end well.
     """
-    optimizer = Averaging.ONE_BIT.value if averaging is Averaging.ONE_BIT else "adam"
-    planned = plan(
-        Request(name=run, ranks=2, device="cpu", steps=steps, seed=seed, optimizer=optimizer, results=results)
-    )
+    request = Request(name=run, ranks=2, device="cpu", steps=steps, seed=seed, results=results)
+    if method is not Method.EXACT:
+        one_bit, renewal = Averaging.ONE_BIT.value, method is Method.RENEWED
+        request = msgspec.structs.replace(request, optimizer=one_bit, renewal=renewal)
+    planned = plan(request)
     result = reproduce(planned, corpus_for(planned, None), results, _unseen)
     if result.status is not Status.OK:
-        raise RuntimeError(f"{run}, {averaging}, seed {seed}: {result.status}: {result.message}")
-    return Curve(run=run, averaging=averaging, seed=seed, exact_steps=planned.exact_steps, losses=result.losses)
+        raise RuntimeError(f"{run}, {method}, seed {seed}: {result.status}: {result.message}")
+    return Curve(run=run, method=method, seed=seed, exact_steps=planned.exact_steps, losses=result.losses)
 
 
 def _unseen(_rank: int, _event: Event) -> None:
@@ -87,19 +99,21 @@ def _unseen(_rank: int, _event: Event) -> None:
 
 
 def differences(curves: Iterable[Curve]) -> list[Difference]:
-    """Of every run and seed that both optimizers have, in the order of the curves."""
-    found = {(curve.run, curve.seed, curve.averaging): curve.final for curve in curves}
+    """Of every method but exact Adam, by run and seed, in the order of the curves; without exact Adam's none."""
+    found = {(curve.run, curve.method, curve.seed): curve.final for curve in curves}
     return [
-        Difference(run=run, seed=seed, exact=final, one_bit=found[run, seed, Averaging.ONE_BIT])
-        for (run, seed, averaging), final in found.items()
-        if averaging is Averaging.EXACT and (run, seed, Averaging.ONE_BIT) in found
+        Difference(run=run, method=method, seed=seed, exact=exact, other=final)
+        for (run, method, seed), final in found.items()
+        if method is not Method.EXACT and (exact := found.get((run, Method.EXACT, seed))) is not None
     ]
 
 
-def medians(found: Sequence[Difference]) -> dict[str, float]:
-    """Run -> median over its seeds of the relative difference."""
-    runs = dict.fromkeys(one.run for one in found)
-    return {run: statistics.median(one.relative for one in found if one.run == run) for run in runs}
+def medians(found: Sequence[Difference]) -> dict[tuple[str, Method], float]:
+    """Run and method -> median over its seeds of the relative difference."""
+    groups: dict[tuple[str, Method], list[float]] = {}
+    for one in found:
+        groups.setdefault((one.run, one.method), []).append(one.relative)
+    return {key: statistics.median(values) for key, values in groups.items()}
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
@@ -127,33 +141,29 @@ def draw(path: Path, curves: Sequence[Curve]) -> None:
     )
     for column, run in enumerate(runs):
         upper, lower = axes[0][column], axes[1][column]
-        own = {(curve.seed, curve.averaging): curve for curve in curves if curve.run == run}
-        seeds = list(dict.fromkeys(seed for seed, _ in own))
-        for place, seed in enumerate(seeds):
-            pair = {averaging: own.get((seed, averaging)) for averaging in (Averaging.EXACT, Averaging.ONE_BIT)}
-            for averaging, curve in pair.items():
-                if curve is None:
-                    continue
-                colour, name = ("0.45", "exact Adam") if averaging is Averaging.EXACT else ("C0", "1-bit Adam")
-                steps = range(1, len(curve.losses) + 1)
-                label = name if place == 0 else None
-                upper.plot(steps, smoothed(curve.losses), color=colour, lw=1, alpha=0.85, label=label)
-            exact, one_bit = pair[Averaging.EXACT], pair[Averaging.ONE_BIT]
-            if exact is not None and one_bit is not None:
-                base, other = smoothed(exact.losses), smoothed(one_bit.losses)
-                share = [100 * (b / a - 1) for a, b in zip(base, other, strict=True)]
-                lower.plot(range(1, len(share) + 1), share, color="C0", lw=1, alpha=0.85)
+        own = {(curve.method, curve.seed): curve for curve in curves if curve.run == run}
+        seeds = sorted({seed for _, seed in own})
+        named = set()
+        for (method, seed), curve in own.items():
+            steps, points = range(1, len(curve.losses) + 1), smoothed(curve.losses)
+            style = {"color": COLOURS[method], "lw": 1, "alpha": 0.85}
+            upper.plot(steps, points, **style, label=None if method in named else method.value)
+            named.add(method)
+            exact = own.get((Method.EXACT, seed))
+            if method is not Method.EXACT and exact is not None:
+                share = [100 * (b / a - 1) for a, b in zip(smoothed(exact.losses), points, strict=True)]
+                lower.plot(steps, share, **style)
                 for each in (upper, lower):
-                    each.axvline(one_bit.exact_steps, color="0.7", lw=0.8, ls="--")
+                    each.axvline(curve.exact_steps, color="0.7", lw=0.8, ls="--")
+        upper.legend(frameon=False)
         lower.axhspan(-100 * LIMIT, 100 * LIMIT, color="0.92", lw=0, zorder=0)
         lower.axhline(0, color="0.5", lw=0.8)
-        upper.set(title=f"{run}, {len(seeds)} seeds")
+        upper.set(title=f"{run}, seeds {', '.join(map(str, seeds))}")
         lower.set(xlabel="step; dashed: the switch")
         for each in (upper, lower):
             each.spines[["top", "right"]].set_visible(False)
     axes[0][0].set(ylabel=f"loss, mean of {SMOOTHED} steps")
-    axes[1][0].set(ylabel="1-bit over exact, %")
-    axes[0][0].legend(frameon=False)
+    axes[1][0].set(ylabel="over exact Adam's, %")
     figure.tight_layout()
     try:
         figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -165,8 +175,8 @@ def draw(path: Path, curves: Sequence[Curve]) -> None:
 
 def line(one: Difference) -> str:
     """One row of the table."""
-    name = f"{one.run:<14} seed {one.seed:<4}"
-    return f"{name} exact Adam {one.exact:.4f}, 1-bit Adam {one.one_bit:.4f}: {one.relative:+.2%}"
+    name = f"{one.run:<12} seed {one.seed:<3} {one.method.value:<20}"
+    return f"{name} {one.other:.4f}, exact Adam {one.exact:.4f}: {one.relative:+.2%}"
 
 
 def main() -> None:
@@ -175,6 +185,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", default=["bloom-mini", "gpt2-mini"])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--methods", type=Method, nargs="+", default=list(Method), help=", ".join(Method))
     parser.add_argument("--out", type=Path, default=None, help="FILE.json for the curves")
     parser.add_argument("--read", type=Path, default=None, help="FILE.json of curves, instead of training")
     parser.add_argument("--plot", type=Path, default=None, help="FILE.svg or FILE.png")
@@ -202,14 +213,16 @@ def _told(arguments: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="suite-") as results:
             for seed in arguments.seeds:
                 for run in arguments.runs:
-                    for averaging in (Averaging.EXACT, Averaging.ONE_BIT):
-                        curves.append(launched(run, averaging, seed, arguments.steps, Path(results)))
+                    for method in arguments.methods:
+                        curves.append(launched(run, method, seed, arguments.steps, Path(results)))
                         if arguments.out is not None:
                             arguments.out.write_bytes(msgspec.json.encode(curves) + b"\n")
-                    print(line(differences(curves[-2:])[0]), flush=True)
+                        for one in differences(curves):
+                            if (one.run, one.method, one.seed) == (run, method, seed):
+                                print(line(one), flush=True)
     told = medians(differences(curves))
-    for run, median in told.items():
-        print(f"{run}: median over seeds {median:+.2%} (limit {LIMIT:.0%})")
+    for (run, method), median in told.items():
+        print(f"{run}, {method.value}: median over seeds {median:+.2%} (limit {LIMIT:.0%})")
     if arguments.plot is not None:
         draw(arguments.plot, curves)
     return exit_codes.PASS if told and max(told.values()) <= LIMIT else exit_codes.FAIL

@@ -82,6 +82,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         trace: the file for the profiled steps of rank 0 (see `trace_path`); None where nobody asked for one.
         averaging: over the data-parallel ranks.
         exact_steps: at the beginning, averaged exactly whatever `averaging` is.
+        renewal: of 1-bit Adam's second moment by exact steps, whenever the steps behind the first ones have doubled.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     kernels: KernelChoice = KernelChoice.TORCH
     averaging: Averaging = Averaging.EXACT
     exact_steps: int = 0
+    renewal: bool = False
 
     @property
     def ranks(self) -> int:

@@ -47,6 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str = OPTIMIZERS[0]
     gradient_compression: str = COMPRESSIONS[0]
     exact_steps: int | None = None
+    renewal: bool = False
     corpus: Path | None = None
     trace: Path | None = None
     results: Path
@@ -68,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kernels: KernelChoice = KernelChoice.TORCH
     averaging: Averaging = Averaging.EXACT
     exact_steps: int = 0
+    renewal: bool = False
 
 
 def plan(request: Request) -> Plan:
@@ -139,6 +141,7 @@ def plan(request: Request) -> Plan:
         kernels=checked_kernels(request.kernels),
         averaging=averaging,
         exact_steps=exact_steps,
+        renewal=checked_renewal(request, averaging, exact_steps),
     )
 
 
@@ -178,6 +181,23 @@ def checked_averaging(request: Request) -> tuple[Averaging, int]:
         allowed = f"{LEAST_EXACT_STEPS} or more, and fewer than --steps"
         raise InputError("exact steps out of range", got=steps, allowed=allowed, where="--exact-steps")
     return averaging, steps
+
+
+def checked_renewal(request: Request, averaging: Averaging, exact_steps: int) -> bool:
+    """Whether 1-bit Adam's second moment is renewed.
+
+    Raises:
+        InputError: it has none, or the first renewal would begin before the counted steps, which are compressed, end.
+    """
+    if not request.renewal:
+        return False
+    where = "--renew-second-moment"
+    if averaging is not Averaging.ONE_BIT:
+        raise InputError("nothing to renew", got=averaging, allowed="--optimizer one-bit-adam", where=where)
+    if 2 * exact_steps < (counted := warm_up_steps(exact_steps) + COUNTED_STEPS):
+        least = counted - exact_steps
+        raise InputError("too few exact steps to renew", got=exact_steps, allowed=f"{least} or more", where=where)
+    return True
 
 
 def checked_kernels(kernels: str) -> KernelChoice:
@@ -236,4 +256,5 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         kernels=plan.kernels,
         averaging=plan.averaging,
         exact_steps=plan.exact_steps,
+        renewal=plan.renewal,
     )

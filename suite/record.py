@@ -21,7 +21,9 @@ from suite.figures import Figure
 from suite.job import Job, Status, Step
 from suite.machine_profile import Fingerprint
 
-SCHEMA = "1.2"  # 1.1: the job's trace, profiled steps, figures of a step's terms; 1.2: the job's averaging
+SCHEMA = (
+    "1.3"  # 1.1: the job's trace, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal
+)
 _DISTRIBUTIONS = ("torch", "triton", "numpy", "tokenizers", "msgspec")
 
 
@@ -222,6 +224,7 @@ def policy(job: Job) -> dict[str, str]:
         "kernels": job.kernels.value,
         "averaging": job.averaging.value,
         "exact_steps": str(job.exact_steps),
+        "renewal": str(job.renewal),
         "deterministic": str(job.device == "cpu"),
         "threads": str(job.threads),
         "global_batch": str(recipe.global_batch),

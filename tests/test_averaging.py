@@ -119,6 +119,8 @@ def test_every_miniature_takes_one_bit_adam(name: str, tmp_path: Path) -> None:
         ({"optimizer": "one-bit-adam", "ranks": 1}, "got dp1, allowed: dp2 or more"),
         ({"optimizer": "one-bit-adam", "exact_steps": 1}, "got 1, allowed: 2 or more, and fewer than --steps"),
         ({"optimizer": "one-bit-adam", "exact_steps": 30, "steps": 30}, "got 30, allowed: 2 or more, and fewer"),
+        ({"renewal": True}, "nothing to renew; got exact, allowed: --optimizer one-bit-adam"),
+        ({"optimizer": "one-bit-adam", "renewal": True, "exact_steps": 3}, "too few exact steps to renew; got 3, .* 4"),
         ({"exact_steps": 3}, "got 3, allowed: with --optimizer one-bit-adam or --gradient-compression powersgd"),
         (
             {"optimizer": "one-bit-adam", "steps": 6},

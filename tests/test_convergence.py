@@ -8,19 +8,18 @@ import sys
 import msgspec
 import pytest
 
-from benchmarks.convergence import Curve, differences, medians, smoothed
-from suite.job import Averaging
+from benchmarks.convergence import Curve, Method, differences, medians, smoothed
 
 
-def curve(averaging, losses, *, run="small", seed=1):
-    return Curve(run=run, averaging=averaging, seed=seed, exact_steps=3, losses=losses)
+def curve(method, losses, *, run="small", seed=1):
+    return Curve(run=run, method=method, seed=seed, exact_steps=3, losses=losses)
 
 
-def pair(exact, one_bit, *, seed=1, run="small"):
+def pair(exact, other, *, seed=1, run="small", method=Method.ONE_BIT):
     flat = [9.0] * 18
     return [
-        curve(Averaging.EXACT, [*flat, exact, exact], seed=seed, run=run),
-        curve(Averaging.ONE_BIT, [*flat, one_bit, one_bit], seed=seed, run=run),
+        curve(Method.EXACT, [*flat, exact, exact], seed=seed, run=run),
+        curve(method, [*flat, other, other], seed=seed, run=run),
     ]
 
 
@@ -31,20 +30,21 @@ def command(*arguments):
 
 
 def test_the_final_loss_is_the_mean_of_the_last_tenth():
-    assert curve(Averaging.EXACT, [5.0] * 18 + [2.0, 4.0]).final == 3.0
-    assert curve(Averaging.EXACT, [5.0, 1.0]).final == 1.0
+    assert curve(Method.EXACT, [5.0] * 18 + [2.0, 4.0]).final == 3.0
+    assert curve(Method.EXACT, [5.0, 1.0]).final == 1.0
 
 
-def test_a_difference_joins_the_two_optimizers_of_one_run_and_seed():
-    curves = [*pair(2.0, 2.2, seed=1), *pair(4.0, 3.0, seed=2), curve(Averaging.EXACT, [1.0], seed=3)]
+def test_a_difference_joins_a_method_with_exact_adam_of_the_same_run_and_seed():
+    curves = [*pair(2.0, 2.2, seed=1), *pair(4.0, 3.0, seed=2), curve(Method.EXACT, [1.0], seed=3)]
     found = differences(reversed(curves))
     assert {(one.seed, round(one.relative, 9)) for one in found} == {(1, 0.1), (2, -0.25)}
 
 
-def test_the_median_over_seeds_is_taken_for_each_run():
+def test_the_median_over_seeds_is_taken_for_each_run_and_method():
     curves = [c for seed, other in enumerate((2.0, 2.2, 3.0)) for c in pair(2.0, other, seed=seed)]
-    curves += pair(1.0, 0.5, run="other")
-    assert medians(differences(curves)) == pytest.approx({"small": 0.1, "other": -0.5})
+    curves += pair(1.0, 0.5, run="other", method=Method.RENEWED)
+    found = medians(differences(curves))
+    assert found == pytest.approx({("small", Method.ONE_BIT): 0.1, ("other", Method.RENEWED): -0.5})
 
 
 def test_a_smoothed_loss_is_the_mean_of_the_ten_steps_that_end_there():

@@ -57,6 +57,12 @@ def reproduce_command(
         int | None,
         typer.Option(help="Steps of exact averaging before one-bit-adam or powersgd; default 15 % of the steps."),
     ] = None,
+    renewal: Annotated[
+        bool,
+        typer.Option(
+            "--renew-second-moment", help="Of one-bit-adam: exact steps again at every doubling of the steps."
+        ),
+    ] = False,
     steps: Annotated[
         int, typer.Option(help="Training steps; the first 5, and of 8 or more the last 2, are not timed.")
     ] = DEFAULT_STEPS,
@@ -121,6 +127,7 @@ def reproduce_command(
         optimizer=optimizer,
         gradient_compression=gradient_compression,
         exact_steps=exact_steps,
+        renewal=renewal,
         steps=steps,
         seed=seed,
         corpus=corpus,
@@ -137,6 +144,7 @@ def reproduce_command(
         messages.print(f"[dim]{escape(planned.name)}: {planned.layout.ranks} ranks on {planned.device}[/]")
         if planned.averaging is not Averaging.EXACT:
             first = f" after {planned.exact_steps} exact steps" if planned.averaging.exact_at_first else ""
+            first += ", second moment renewed" if planned.renewal else ""
             messages.print(f"[dim]averaging: {planned.averaging}{first}; state whole on each rank (ZeRO-0)[/]")
         profile, source = profile_for(planned, results, may_calibrate=may_calibrate, messages=messages)
         for _ in range(launches):

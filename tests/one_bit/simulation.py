@@ -72,8 +72,14 @@ class Adam:
 
     def __init__(self, weight: Tensor, settings: dict[str, Any]) -> None:
         self.weight = torch.nn.Parameter(weight.clone())
-        self._settings = {key: value for key, value in settings.items() if key != "warmup_steps"}
-        self._warm_up = settings["warmup_steps"]
+        self._settings = {key: value for key, value in settings.items() if key not in ("warmup_steps", "renewal")}
+        self._warm_up = self._last_exact = settings["warmup_steps"]
+        renewal = settings.get("renewal")
+        self._again: set[int] = set()  # exact steps behind the warm-up
+        begin = self._warm_up
+        while renewal is not None and begin < 10**4:
+            begin *= renewal.factor
+            self._again |= set(range(int(begin) + 1, int(begin) + 1 + renewal.steps))
         self._exact = torch.optim.AdamW([self.weight], **self._settings)
         self._step = 0
         self.errors: Errors | None = None
@@ -82,10 +88,16 @@ class Adam:
     def update(self, gradients: list[Tensor]) -> None:
         """With one gradient of each rank."""
         self._step += 1
-        if self._step <= self._warm_up:
+        if self._step <= self._warm_up or self._step in self._again:
+            if self._step > self._warm_up and self._last_exact < self._step - 1:
+                beta2 = self._settings["betas"][1]
+                v = self._exact.state[self.weight]["exp_avg_sq"]
+                v *= (1 - beta2 ** (self._step - 1)) / (1 - beta2**self._last_exact)
             self.weight.grad = mean(gradients)
             self._exact.step()
+            self._last_exact = self._step
             return
+        self._exact.state[self.weight]["step"] += 1
         rate, (beta1, beta2), epsilon, decay = (self._settings[key] for key in ("lr", "betas", "eps", "weight_decay"))
         m, v = self._exact.state[self.weight]["exp_avg"], self._exact.state[self.weight]["exp_avg_sq"]
         own = [torch.lerp(m, gradient, 1 - beta1) for gradient in gradients]
@@ -93,7 +105,7 @@ class Adam:
         errors = self.errors or no_errors(self.weight.numel(), len(gradients), self.weight.dtype)
         average, self.errors = averaged(own, errors, active)
         m.copy_(average)
-        spread = v.sqrt() / math.sqrt(1 - beta2**self._warm_up) + epsilon
+        spread = v.sqrt() / math.sqrt(1 - beta2**self._last_exact) + epsilon
         self.weight.mul_(1 - rate * decay)
         self.weight.addcdiv_(m, spread, value=-rate / (1 - beta1**self._step))
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from suite.execute.parallel.one_bit import Settled
+from suite.execute.parallel.one_bit import Renewal, Settled
 from suite.predict.compression import compressed_all_reduce_sent_bytes, compressed_elements
 from tests.one_bit import work
 from tests.one_bit.pool import Pool
@@ -16,9 +18,9 @@ from tests.one_bit.simulation import Adam
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "warmup_steps": 20}
 
 
-def simulated(elements: int, ranks: int, steps: int, *, zeros: int) -> list[torch.Tensor]:
+def simulated(elements: int, ranks: int, steps: int, settings: dict[str, Any], *, zeros: int) -> list[torch.Tensor]:
     """Weights after each step."""
-    rule = Adam(torch.linspace(-2, 2, elements), SETTINGS)
+    rule = Adam(torch.linspace(-2, 2, elements), settings)
     weights = []
     for step in range(steps):
         rule.update(work.gradients(ranks, step, elements, zeros=zeros))
@@ -26,11 +28,13 @@ def simulated(elements: int, ranks: int, steps: int, *, zeros: int) -> list[torc
     return weights
 
 
+@pytest.mark.parametrize("renewal", [None, Renewal(steps=10)], ids=["frozen", "renewed"])
 @pytest.mark.parametrize("zeros", [0, 100])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_200_steps_are_the_simulation_bit_by_bit(ranks: int, zeros: int, pool: Pool) -> None:
-    told = pool(ranks, work.train, 1003, 200, SETTINGS, zeros)
-    expected = simulated(1003, ranks, 200, zeros=zeros)
+def test_200_steps_are_the_simulation_bit_by_bit(ranks: int, zeros: int, renewal: Renewal | None, pool: Pool) -> None:
+    settings = SETTINGS | {"renewal": renewal}
+    told = pool(ranks, work.train, 1003, 200, settings, zeros)
+    expected = simulated(1003, ranks, 200, settings, zeros=zeros)
     for rank in range(ranks):
         for step, (ours, theirs) in enumerate(zip(told[rank], expected, strict=True)):
             assert torch.equal(ours, theirs), f"rank {rank}, step {step}: {(ours - theirs).abs().max()}"
@@ -140,6 +144,12 @@ def test_training_goes_on_from_a_file_bit_by_bit(ranks: int, before: int, pool: 
         assert torch.equal(straight, resumed)
 
 
+@pytest.mark.parametrize("before", [8, 9, 10, 13])  # before, in, at the end of and behind the first renewal
+def test_training_goes_on_through_a_renewal_bit_by_bit(before: int, pool: Pool) -> None:
+    for straight, resumed in pool(2, work.resumed, before, 6, {"renewal": Renewal(steps=2)}):
+        assert torch.equal(straight, resumed)
+
+
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 3), (3, 1), (2, 2)])
 def test_another_number_of_ranks_goes_on_with_what_is_to_be_corrected(old: int, new: int, pool: Pool) -> None:
     told = pool(old, work.saved, 7)
@@ -228,6 +238,41 @@ def test_the_warm_up_ends_once_the_second_moment_has_settled_on_all_ranks(pool: 
     assert rarely == first + 4 - first % 4  # looked at every tenth of a window
 
 
+@given(
+    warm_up=st.integers(1, 1000),
+    factor=st.floats(1.05, 8.0),
+    steps=st.integers(1, 50),
+    step=st.integers(1, 10**6),
+)
+def test_a_renewal_begins_whenever_the_steps_have_grown_by_its_factor(
+    warm_up: int, factor: float, steps: int, step: int
+) -> None:
+    begins, begin = [], float(warm_up)
+    while begin * factor < step:
+        begin *= factor
+        begins.append(begin)
+    expected = bool(begins) and step <= begins[-1] + steps
+    assert Renewal(factor, steps).is_exact(step, warm_up=warm_up, beta2=0.9) == expected
+
+
+def test_a_renewal_is_as_long_as_the_second_moment_remembers() -> None:
+    exact = [step for step in range(1, 100) if Renewal().is_exact(step, warm_up=20, beta2=0.9)]
+    assert exact == [*range(41, 51), *range(81, 91)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"factor": 1.0}, "factor: allowed above 1, got 1.0"),
+        ({"factor": float("nan")}, "factor: allowed above 1, got nan"),
+        ({"steps": 0}, "steps: allowed 1 or more, got 0"),
+    ],
+)
+def test_a_renewal_that_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Renewal(**settings)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -252,6 +297,7 @@ def test_a_rule_that_cannot_end_the_warm_up_is_refused(settings: dict[str, Any],
             "group 0: allowed real numbers, got torch.complex64",
         ),
         ([{"warmup_steps": 3}, {"warmup_steps": 4}], [4, 4], "got others on rank 1"),
+        ([{"warmup_steps": 3}, {"warmup_steps": 3, "renewal": Renewal()}], [4, 4], "got others on rank 1"),
         ([{"warmup_steps": 3}] * 2, [4, 5], "got others on rank 1"),
     ],
 )

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reference_runs.run import Optimizer, Recipe
 from suite.execute.master_weights import MasterWeights, master_weights
-from suite.execute.parallel.one_bit import OneBitAdam
+from suite.execute.parallel.one_bit import OneBitAdam, Renewal
 from suite.execute.precision import WeightGroup
 
 
@@ -62,6 +62,7 @@ def one_bit_masters(
     recipe: Recipe,
     *,
     exact_steps: int,
+    renewal: bool,
     process_group: dist.ProcessGroup,
 ) -> OneBitMasters:
     """The optimizer of one rank among the ranks of `process_group`, which all hold the same weights.
@@ -71,6 +72,7 @@ def one_bit_masters(
 
     Args:
         names: id of a leaf -> its name, which says which layer it belongs to.
+        renewal: of the second moment, at every doubling of the exact steps.
     """
     own = [(group.weight_decay, list(_stored(group))) for group in groups]
     leaves = [leaf for group in groups for leaf in group.leaves]
@@ -92,6 +94,7 @@ def one_bit_masters(
             betas=(recipe.beta1, recipe.beta2),
             eps=recipe.epsilon,
             warmup_steps=exact_steps,
+            renewal=Renewal() if renewal else None,
             decoupled_weight_decay=recipe.optimizer is Optimizer.ADAMW,
             process_group=process_group,
             fused=True,

@@ -93,6 +93,7 @@ def parallelize(
     kernels: KernelChoice = KernelChoice.TORCH,
     averaging: Averaging = Averaging.EXACT,
     exact_steps: int = 0,
+    renewal: bool = False,
 ) -> Training:
     """Build and wrap the model of this rank.
 
@@ -164,7 +165,7 @@ def parallelize(
         weights = [group.flat for group in groups]
         names = {id(leaf.parameter): leaf.name for leaf in leaves}
         data = mesh.get_group(DATA)
-        optimizer = one_bit_masters(groups, names, recipe, exact_steps=exact_steps, process_group=data)
+        optimizer = one_bit_masters(groups, names, recipe, exact_steps=exact_steps, renewal=renewal, process_group=data)
         optimizer.average_gradients_of(modules)
     else:
         weights = [group.flat for group in groups]

@@ -3,7 +3,8 @@
 Needs torch and `kernels` alone. docs/one_bit_adam.md shows its use.
 """
 
-from suite.execute.parallel.one_bit.adam import OneBitAdam, Settled, parameter_groups
+from suite.execute.parallel.one_bit.adam import OneBitAdam, parameter_groups
 from suite.execute.parallel.one_bit.all_reduce import ErrorFeedback, compressed_all_reduce
+from suite.execute.parallel.one_bit.rules import Renewal, Settled
 
-__all__ = ["ErrorFeedback", "OneBitAdam", "Settled", "compressed_all_reduce", "parameter_groups"]
+__all__ = ["ErrorFeedback", "OneBitAdam", "Renewal", "Settled", "compressed_all_reduce", "parameter_groups"]

@@ -19,37 +19,10 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.execute.parallel.one_bit.all_reduce import ErrorFeedback, compressed_all_reduce
+from suite.execute.parallel.one_bit.rules import Renewal, Settled
 
 STATE = "one_bit"  # key in the state dict
 _exact_step = inspect.unwrap(torch.optim.Adam.step)  # without the hooks that this class's own step runs
-
-
-@dataclass(frozen=True)
-class Settled:
-    """End the warm-up once the second moment v of what is compressed has settled.
-
-    At step t, where ||v(t - window)||_1 >= share ||v(t)||_1 on all ranks; looked at every tenth of a window.
-
-    Args:
-        share: of the norm that v had already a window ago.
-        window: steps; None: 1 / (1 - beta2), v's memory.
-        at_least: steps, for instance the warm-up of the learning rate.
-
-    Raises:
-        ValueError: a share or window out of range.
-
-    Source: Tang et al. 2021, arXiv 2102.02888, section 7.1 (0.96 and 1 / (1 - beta2)).
-    """
-
-    share: float = 0.96
-    window: int | None = None
-    at_least: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share: allowed above 0 up to 1, got {self.share}")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window: allowed 1 or more, got {self.window}")
 
 
 @dataclass
@@ -89,6 +62,8 @@ class OneBitAdam(torch.optim.Adam):
                   w := (1 - l weight_decay) w - l / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^T) + eps)
     For a parameter that had no gradient in the first steps, t and T count from its first one, as in torch.optim.AdamW.
     Elements whose v is 0 after the warm-up never had a gradient: one bit cannot say 0, and so they stay as they are.
+    With a renewal T is the last exact step. v is scaled by (1 - beta2^t) / (1 - beta2^T) before the first new one, so
+    that exact Adam, which corrects by t, sees the same mean; errors stay what they are.
     Parameters that are not compressed go on with exact Adam, on gradients averaged in one fp32 all-reduce. Those that
     require no gradient stay as they are; which ones, is settled when the warm-up ends.
 
@@ -110,6 +85,7 @@ class OneBitAdam(torch.optim.Adam):
             layer ("blocks.3.mlp.weight", "blocks.3.attention.weight": the same up to the first number) share one vector
             and its scale; each other is one.
         warmup_steps: of exact Adam, or the rule that ends them. 15 to 25 % of all steps in the paper.
+        renewal: of the second moment later; None: never, as in the paper.
         decoupled_weight_decay: False: the decay is added to the gradient, as in torch.optim.Adam.
         process_group: the data-parallel ranks; None: all.
         fused: of exact Adam, as in torch.optim.Adam.
@@ -133,6 +109,7 @@ class OneBitAdam(torch.optim.Adam):
         weight_decay: float = 0.0,
         *,
         warmup_steps: int | Settled,
+        renewal: Renewal | None = None,
         decoupled_weight_decay: bool = True,
         process_group: dist.ProcessGroup | None = None,
         fused: bool | None = None,
@@ -145,8 +122,10 @@ class OneBitAdam(torch.optim.Adam):
             raise ValueError(f"warmup_steps: allowed a whole number or Settled, got {warmup_steps}")
         self.process_group = process_group
         self.warmup_steps = warmup_steps
+        self.renewal = renewal
         self.steps = 0  # that were made, left out ones not counted
-        self.frozen_at: int | None = None  # T, once the warm-up is over
+        self.warm_up: int | None = None  # steps that it took, once it is over
+        self.frozen_at: int | None = None  # T: the last exact step, once the warm-up is over
         self.skipped = False  # whether the last step was left out
         self._feedback: list[ErrorFeedback] = []
         self._norms: deque[float] = deque()
@@ -162,8 +141,11 @@ class OneBitAdam(torch.optim.Adam):
 
     @property
     def compresses(self) -> bool:
-        """Whether the warm-up is over: no gradient is averaged before the step any more."""
-        return self.frozen_at is not None
+        """Whether the next step is compressed: no gradient is averaged before it."""
+        if self.warm_up is None:
+            return False
+        beta2 = self.param_groups[0]["betas"][1]
+        return self.renewal is None or not self.renewal.is_exact(self.steps + 1, warm_up=self.warm_up, beta2=beta2)
 
     def average_gradients_of(self, model: DistributedDataParallel) -> None:
         """Have `model` average its gradients during the warm-up, and leave each rank its own afterwards.
@@ -194,7 +176,7 @@ class OneBitAdam(torch.optim.Adam):
         try:
             if theirs.get("grad_scale") is not None:
                 self._unscale(theirs["grad_scale"])
-            self.skipped = not (self._compressed_step() if self.compresses else self._warm_up_step())
+            self.skipped = not (self._compressed_step() if self.compresses else self._averaged_step())
         finally:
             self.__dict__.update(theirs)
         return loss
@@ -206,14 +188,22 @@ class OneBitAdam(torch.optim.Adam):
         for gradient in self._gradients():
             gradient.mul_(grad_scale.to(gradient.device).double().reciprocal().float())
 
-    def _warm_up_step(self) -> bool:
+    def _averaged_step(self) -> bool:
+        self._refuse_thawed()
         gradients = self._gradients()
         if gradients and not bool(torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).isfinite().all()):
             return False
+        if self.frozen_at is not None and self.frozen_at < self.steps:
+            self._catch_up(self.steps - self.frozen_at)
         _exact_step(self)
         self.steps += 1
-        if self._is_warm():
+        if self.warm_up is not None:
             self.frozen_at = self.steps
+            if self.compresses:
+                for bucket, feedback in zip(self._buckets, self._feedback, strict=True):
+                    feedback.active = self._active(bucket)
+        elif self._is_warm():
+            self.warm_up = self.frozen_at = self.steps
             self._buckets = self._divided()
             self._feedback = [self._fresh_feedback(bucket) for bucket in self._buckets]
         return True
@@ -238,9 +228,21 @@ class OneBitAdam(torch.optim.Adam):
     def _fresh_feedback(self, bucket: _Bucket) -> ErrorFeedback:
         first = _local(bucket.parameters[0])
         feedback = ErrorFeedback.zeros(bucket.elements, group=self.process_group, device=first.device)
-        active = self._second_moment(bucket) != 0
-        feedback.active = None if bool(active.all()) else active
+        feedback.active = self._active(bucket)
         return feedback
+
+    def _active(self, bucket: _Bucket) -> Tensor | None:
+        """The elements that ever had a gradient; None: all."""
+        active = self._second_moment(bucket) != 0
+        return None if bool(active.all()) else active
+
+    def _catch_up(self, compressed: int) -> None:
+        """Scale second moments as if they had been updated in the last, `compressed` steps too."""
+        for bucket in self._buckets:
+            beta2 = self.param_groups[bucket.group]["betas"][1]
+            for state in map(self._state_of, bucket.parameters):
+                if (updates := int(state["step"]) - compressed) > 0:
+                    state["exp_avg_sq"].mul_((1 - beta2 ** int(state["step"])) / (1 - beta2**updates))
 
     def _second_moment(self, bucket: _Bucket) -> Tensor:
         return _flat([_local(self._state_of(p)["exp_avg_sq"]) for p in bucket.parameters])
@@ -255,8 +257,7 @@ class OneBitAdam(torch.optim.Adam):
         return state
 
     def _compressed_step(self) -> bool:
-        if any(parameter.grad is not None for parameter in self._frozen):  # that nobody would average
-            raise ValueError("parameters: allowed frozen as at the end of the warm-up, got gradients of others")
+        self._refuse_thawed()
         if not self._average_exact():
             return False
         momenta = [self._momentum(bucket) for bucket in self._buckets]
@@ -272,6 +273,10 @@ class OneBitAdam(torch.optim.Adam):
         for parameter, gradient in own.items():
             parameter.grad = gradient
         return True
+
+    def _refuse_thawed(self) -> None:
+        if self.warm_up is not None and any(parameter.grad is not None for parameter in self._frozen):
+            raise ValueError("parameters: allowed frozen as at the end of the warm-up, got gradients of others")
 
     def _average_exact(self) -> bool:
         """Average the gradients that are not compressed; whether all of them are finite on all ranks."""
@@ -358,7 +363,7 @@ class OneBitAdam(torch.optim.Adam):
         return list(buckets.values())
 
     def _check_agreement(self) -> None:
-        ours = (self.warmup_steps, [bucket.elements for bucket in self._buckets], len(self._exact))
+        ours = (self.warmup_steps, self.renewal, [bucket.elements for bucket in self._buckets], len(self._exact))
         everyone: list[Any] = [None] * dist.get_world_size(self.process_group)
         dist.all_gather_object(everyone, ours, group=self.process_group)
         for rank, theirs in enumerate(everyone):
@@ -375,6 +380,7 @@ class OneBitAdam(torch.optim.Adam):
             "rank": dist.get_rank(self.process_group),
             "ranks": dist.get_world_size(self.process_group),
             "steps": self.steps,
+            "warm_up": self.warm_up,
             "frozen_at": self.frozen_at,
             "norms": list(self._norms),
             "worker_errors": [each.worker for each in self._feedback],
@@ -425,7 +431,7 @@ class OneBitAdam(torch.optim.Adam):
         if saved["frozen_at"] is not None and [error.numel() for error in errors] != sizes:
             raise ValueError(f"errors: allowed {sizes} elements, got {[error.numel() for error in errors]}")
         super().load_state_dict({key: value for key, value in state_dict.items() if key != STATE})
-        self.steps, self.frozen_at = saved["steps"], saved["frozen_at"]
+        self.steps, self.warm_up, self.frozen_at = saved["steps"], saved["warm_up"], saved["frozen_at"]
         self._norms = deque(saved["norms"])
         self._feedback = []
         if self.frozen_at is None:
