@@ -103,9 +103,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """The end's status. Where there is none: "running", "crashed", or "unknown" for another machine's launch."""
         if self.end is not None:
             return self.end.status.value
-        if self.begin.node != node_identity():
-            return "unknown"
-        return "running" if launcher_is_alive(self.begin) else Status.CRASHED.value
+        return status_without_end(self.begin.node, self.begin.launcher)
 
 
 Half = TypeVar("Half", Begin, End)
@@ -249,10 +247,12 @@ def _boot() -> str:
         return "unknown"
 
 
-def launcher_is_alive(begin: Begin) -> bool:
-    """Whether the process that wrote this begin record still runs on this machine."""
-    launcher = begin.launcher
-    return launcher.boot == _boot() and _started_ticks(launcher.pid) == launcher.started_ticks != -1
+def status_without_end(node: str, launcher: Launcher) -> str:
+    """Of a launch without an end half: "running" or "crashed" on this machine, "unknown" on another."""
+    if node != node_identity():
+        return "unknown"
+    alive = launcher.boot == _boot() and _started_ticks(launcher.pid) == launcher.started_ticks != -1
+    return "running" if alive else Status.CRASHED.value
 
 
 def begin_record(job: Job, corpus: Corpus, identity: str) -> Begin:
