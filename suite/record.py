@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
 import socket
+import stat
 import subprocess
 import time
 import tomllib
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,14 +19,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from reference_runs.errors import InputError
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Recipe
 from suite.corpus import Corpus
 from suite.figures import Figure
 from suite.job import Job, Status, Step
 from suite.machine_profile import Fingerprint
 
-SCHEMA = (
-    "1.3"  # 1.1: the job's trace, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal
-)
+SCHEMA = "1.3"  # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal
+BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
+PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
 _DISTRIBUTIONS = ("torch", "triton", "numpy", "tokenizers", "msgspec")
 
 
@@ -114,27 +119,78 @@ def encode(half: Begin | End) -> bytes:
     return msgspec.json.format(msgspec.json.encode(half), indent=1) + b"\n"
 
 
+def contents(path: str) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        InputError: it is no file, or cannot be read.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe that nobody writes would block
+        try:
+            facts = os.fstat(file)
+            if not stat.S_ISREG(facts.st_mode):
+                raise OSError(errno.EISDIR if stat.S_ISDIR(facts.st_mode) else errno.EINVAL, "not a regular file")
+            parts = [os.read(file, facts.st_size + 1)]
+            while parts[-1]:
+                parts.append(os.read(file, 1 << 20))
+            return b"".join(parts)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise InputError(f"cannot read the record: {error.strerror}", where=path) from error
+
+
+def known_schema(data: bytes, where: str) -> None:
+    """Refuse a record of a major schema version that this suite does not know.
+
+    Raises:
+        InputError: of another major version, or no JSON object.
+    """
+    try:
+        schema = msgspec.json.decode(data).get("schema", "")
+    except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"damaged record: {error}", where=where) from error
+    if str(schema).split(".")[0] != SCHEMA.split(".")[0]:
+        raise InputError("unknown schema version", got=repr(schema), allowed=f"{SCHEMA.split('.')[0]}.x", where=where)
+
+
 def decode(data: bytes, kind: type[Half], where: str) -> Half:
-    """One half of a record.
+    """One half of a record; fields that only a later minor schema has are left out.
 
     Raises:
         InputError: not JSON, fields missing, or a major schema version that this suite does not know.
     """
+    known_schema(data, where)
     try:
-        schema = msgspec.json.decode(data).get("schema", "")
-        if str(schema).split(".")[0] != SCHEMA.split(".")[0]:
-            raise InputError(
-                "unknown schema version", got=repr(schema), allowed=f"{SCHEMA.split('.')[0]}.x", where=where
-            )
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError) as error:
+        data.decode()
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError:
+            return msgspec.convert(_without_unknown(msgspec.json.decode(data)), kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"damaged record: {error}", where=where) from error
+
+
+def _without_unknown(record: Any) -> Any:
+    """The same without the fields of a job that its types, which are those of run files too, would refuse."""
+    job = record.get("job")
+    if not isinstance(job, dict):
+        return record
+    known = {"architecture": Architecture, "recipe": Recipe, "layout": Layout}
+    own = {
+        name: {key: job[name][key] for key in job[name] if key in kind.__struct_fields__}
+        for name, kind in known.items()
+        if isinstance(job.get(name), dict)
+    }
+    return record | {"job": job | own}
 
 
 def _digest(facts: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
 
 
+@cache
 def node_identity() -> str:
     """A hash of this machine's id and host name: 8 hex digits."""
     machine = ""

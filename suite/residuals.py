@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from suite.compare import Row
 from suite.figures import Quantity, StepTerm
+from suite.job import Status
+from suite.launches import Launch, Values
 
 
 class Residuals(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,19 +41,37 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True):
 
 def residuals(rows: Sequence[Row]) -> Residuals | None:
     """Of the job's rows; None where step time was not predicted or not split."""
-    of_job = {row.term: row for row in rows if row.quantity == Quantity.STEP_SECONDS and row.rank is None and row.right}
-    whole = of_job.get(None)
-    terms = {term: row for term, row in of_job.items() if term is not None and term != StepTerm.UNEXPLAINED}
-    terms = {term: row for term, row in terms.items() if row.difference is not None}
-    if whole is None or whole.left is None or whole.right is None or not terms:
+    of_job = {row.term: row for row in rows if row.quantity == Quantity.STEP_SECONDS and row.rank is None}
+    left = {term: row.left for term, row in of_job.items() if row.left is not None}
+    right = {term: row.right for term, row in of_job.items() if row.right is not None}
+    return _residuals(left, right)
+
+
+def launch_residuals(launch: Launch) -> Residuals | None:
+    """Of a recorded launch, as of its rows; None where it did not end well too."""
+    if launch.status != Status.OK or not launch.predicted.numbers:
         return None
-    term, row = max(terms.items(), key=lambda item: abs(item[1].difference or 0.0))
-    rest = of_job.get(StepTerm.UNEXPLAINED)
+    left, right = (_step_seconds(figures) for figures in (launch.predicted, launch.measured))
+    return _residuals(left, right)
+
+
+def _step_seconds(figures: Values) -> dict[str | None, int | float]:
+    """By term; None: of the whole step."""
+    found = {term: figures.of(Quantity.STEP_SECONDS, term=term) for term in (None, *StepTerm)}
+    return {term: value for term, value in found.items() if value is not None}
+
+
+def _residuals(left: Mapping[str | None, float], right: Mapping[str | None, float]) -> Residuals | None:
+    whole = right.get(None)
+    shared = [term for term in StepTerm if term in left and right.get(term) and term is not StepTerm.UNEXPLAINED]
+    if None not in left or not whole or not shared:
+        return None
+    term = max(shared, key=lambda term: abs(right[term] - left[term]))
     return Residuals(
-        predicted_seconds=whole.left,
-        measured_seconds=whole.right,
-        difference=whole.right - whole.left,
-        term=term or "",
-        residual=row.difference or 0.0,
-        unexplained_seconds=(rest.right or 0.0) if rest else 0.0,
+        predicted_seconds=left[None],
+        measured_seconds=whole,
+        difference=whole - left[None],
+        term=term.value,
+        residual=right[term] - left[term],
+        unexplained_seconds=right.get(StepTerm.UNEXPLAINED, 0.0),
     )

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_runs.layout import Layout
 from suite import store
 from suite.__main__ import main
 from suite.compare import compare
 from suite.corpus import Corpus
 from suite.figures import Figure, Quantity, StepTerm
 from suite.job import Job, Status
+from suite.launches import Values, launches
 from suite.plan import job_for
 from suite.record import SCHEMA, End, begin_record
 from suite.report.step_tables import step_rows, step_tables
@@ -92,7 +92,7 @@ def test_launches_of_one_setup_are_one_row_with_the_median_launch(tmp_path: Path
     record(tmp_path, measured=scaled(9.0), started=2000.0, job={"compiled": True})
     record(tmp_path, measured=scaled(7.0), started=2000.0, status=Status.CRASHED)
     record(tmp_path, measured=scaled(7.0), started=2000.0, predicted=[])
-    good, bad = store.records(tmp_path, "small")
+    good, bad = launches(tmp_path)
     rows = step_rows(good)
     assert not bad
     assert [(row.setup.compiled, len(row.launches)) for row in rows] == [(False, 3), (True, 1)]
@@ -103,7 +103,7 @@ def test_of_a_setup_under_two_policies_the_latest_counts(tmp_path: Path) -> None
     record(tmp_path, measured=scaled(1.0), started=1000.0)
     record(tmp_path, measured=scaled(2.0), started=3000.0, job={"threads": 7})
     record(tmp_path, measured=scaled(4.0), started=2000.0)
-    (row,) = step_rows(store.records(tmp_path, "small")[0])
+    (row,) = step_rows(launches(tmp_path)[0])
     assert [one.time.measured_seconds for one in row.launches] == [pytest.approx(1.6)]
 
 
@@ -126,24 +126,23 @@ def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_byt
 
 def test_a_gpu_s_utilisation_is_unmeasured_until_it_is_recorded(tmp_path: Path) -> None:
     record(tmp_path, measured=MEASURED, started=1000.0)
-    assert utilisation_table(store.records(tmp_path, "small")[0]).count("| unmeasured |") == len(ASKED)
-    (own,) = store.records(tmp_path, "small")[0]
-    assert own.end is not None
-    begin = msgspec.structs.replace(
-        own.begin,
+    assert utilisation_table(launches(tmp_path)[0]).count("| unmeasured |") == len(ASKED)
+    (own,) = launches(tmp_path)[0]
+    on_gpu = msgspec.structs.replace(
+        own,
         run="gpt2-124m",
-        hardware=own.begin.hardware | {"gpus": "NVIDIA H200"},
-        job=msgspec.structs.replace(own.begin.job, device="cuda", layout=Layout(micro_batch=2)),
+        hardware=own.hardware | {"gpus": "NVIDIA H200"},
+        device="cuda",
+        ranks=1,
+        measured=Values({(Quantity.MODEL_FLOP_PER_SECOND.value, None, None, None): 0}, (0.5 * 989.4e12,)),
     )
-    rate = Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=0.5 * 989.4e12)
-    on_gpu = msgspec.structs.replace(own, begin=begin, end=msgspec.structs.replace(own.end, figures=[rate]))
     lines = utilisation_table([own, on_gpu]).splitlines()
     (line,) = [line for line in lines if "gpt2-124m" in line]
     assert "| 1 | 50.0% | 45% | 1970-01-01 |" in line
     assert sum("unmeasured" in line for line in lines) == len(ASKED) - 1
 
 
-def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_and_left_out(
+def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_left_out_and_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", "--results", str(tmp_path)]) == 3
@@ -151,8 +150,9 @@ def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_and_left_out(
     record(tmp_path, measured=MEASURED, started=1000.0)
     (tmp_path / "records" / "small" / "x.begin.json").write_text("{", encoding="utf-8")
     capsys.readouterr()
-    assert main(["report", "--results", str(tmp_path)]) == 0
+    assert main(["report", "--results", str(tmp_path)]) == 2
     assert "x.begin.json" in capsys.readouterr().err
+    assert "| small |" in (tmp_path / "TABLES.md").read_text(encoding="utf-8")
 
 
 def test_a_directory_that_is_a_file_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

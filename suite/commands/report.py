@@ -14,11 +14,10 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.launch import ROOT
-from suite.record import Record
-from suite.report.step_tables import step_tables, summary
+from suite.launches import launches
+from suite.report.step_tables import step_rows, step_tables, summary
 from suite.report.tables import console
 from suite.report.utilisation_tables import utilisation_table
-from suite.store import recorded_runs, records
 
 FILE = "TABLES.md"
 HEAD = """# Tables
@@ -48,30 +47,29 @@ def report_command(
 ) -> None:
     """Write TABLES.md: predicted and measured step times of all recorded launches, by machine.
 
-    The same records give the same bytes. A damaged record is named and left out.
+    The same records give the same bytes. A damaged record is named and left out;
+    the tables of the others are written, and the exit code is 2.
 
     Example: python -m suite report --results results --out .
 
-    Exit codes: 0 written, 2 bad input, 3 no launch with a predicted step time is recorded.
+    Exit codes: 0 written, 2 bad input or a damaged record, 3 no launch with a predicted step time is recorded.
     """
-    found: list[Record] = []
+    found, bad = launches(results)
     messages = console(stderr=True)
-    for run in recorded_runs(results):
-        good, bad = records(results, run)
-        found += good
-        for error in bad:
-            messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
-    told = summary(found)
+    for error in bad:
+        messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
+    rows = step_rows(found)
+    told = summary(rows)
     if told is None:
         messages.print(f"no launch with a predicted step time in {escape(str(results))}", soft_wrap=True)
-        raise typer.Exit(exit_codes.INCONCLUSIVE)
+        raise typer.Exit(exit_codes.BAD_INPUT if bad else exit_codes.INCONCLUSIVE)
     directory = out or results
     path = directory / FILE
     try:
         directory.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{FILE}.{os.getpid()}")
         try:
-            beside.write_text(f"{HEAD}\n{step_tables(found)}\n{GPUS}\n{utilisation_table(found)}", encoding="utf-8")
+            beside.write_text(f"{HEAD}\n{step_tables(rows)}\n{GPUS}\n{utilisation_table(found)}", encoding="utf-8")
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
@@ -79,5 +77,7 @@ def report_command(
         raise InputError(f"cannot write {FILE}: {error.strerror}", got=str(directory), where="--out") from error
     if json:
         sys.stdout.write(msgspec.json.encode({"file": str(path), **msgspec.structs.asdict(told)}).decode() + "\n")
-        return
-    console().print(escape(f"wrote {path}: {told.setups} setups"), soft_wrap=True)
+    else:
+        console().print(escape(f"wrote {path}: {told.setups} setups"), soft_wrap=True)
+    if bad:
+        raise typer.Exit(exit_codes.BAD_INPUT)

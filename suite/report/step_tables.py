@@ -8,12 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.layout import layout_text
-from suite.compare import compare
-from suite.job import Status
+from suite.launches import Launch
 from suite.measured_seconds import median
-from suite.record import Record
-from suite.residuals import Residuals, residuals
+from suite.residuals import Residuals, launch_residuals
 
 TITLES = (
     "run",
@@ -44,9 +41,10 @@ class Setup(NamedTuple):
     hardware: str
 
 
-class Launch(NamedTuple):
-    """One launch: its residuals, and what other processes took of the processors meanwhile."""
+class Timed(NamedTuple):
+    """One launch: when it started, its residuals, and what other processes took of the processors meanwhile."""
 
+    started: float
     time: Residuals
     others_share: float | None
 
@@ -55,67 +53,54 @@ class StepRow(NamedTuple):
     """One setup and its launches."""
 
     setup: Setup
-    launches: list[Launch]
+    launches: list[Timed]
 
     @property
-    def middle(self) -> Launch:
+    def middle(self) -> Timed:
         """The launch of the median step time; of an even number the faster of the two."""
         ordered = sorted(self.launches, key=lambda one: one.time.measured_seconds)
         return ordered[(len(ordered) - 1) // 2]
 
 
-def step_rows(records: Iterable[Record]) -> list[StepRow]:
+def step_rows(recorded: Iterable[Launch]) -> list[StepRow]:
     """A row for each setup of the launches that ended well and were predicted, in the order of machine, run and ranks.
 
     Of a setup that was recorded under several versions of software or policy, the latest.
     """
     latest: dict[tuple[str, str, int, str, bool], tuple[float, Setup]] = {}
-    found: dict[Setup, list[Launch]] = {}
-    for record in records:
-        split = _residuals(record)
-        if split is None or record.end is None:
+    found: dict[Setup, list[Timed]] = {}
+    for launch in recorded:
+        split = launch_residuals(launch)
+        if split is None:
             continue
-        setup = _setup(record)
-        found.setdefault(setup, []).append(Launch(split, record.end.others_share))
+        setup = _setup(launch)
+        found.setdefault(setup, []).append(Timed(launch.started, split, launch.others_share))
         key = setup[:5]
-        if key not in latest or record.begin.started > latest[key][0]:
-            latest[key] = record.begin.started, setup
+        if key not in latest or launch.started > latest[key][0]:
+            latest[key] = launch.started, setup
     return [StepRow(setup, found[setup]) for _, setup in sorted(latest.values(), key=lambda entry: entry[1])]
 
 
-def _setup(record: Record) -> Setup:
-    begin = record.begin
-    hardware = begin.hardware
-    machine = f"{hardware['cpu']}, {hardware['cores']} cores, GPUs: {hardware['gpus']}, {begin.job.device}"
-    job, hashes = begin.job, begin.hashes
+def _setup(launch: Launch) -> Setup:
+    hashes = launch.hashes
     return Setup(
-        machine=machine,
-        run=begin.run,
-        ranks=job.layout.ranks,
-        layout=layout_text(job.layout),
-        compiled=job.compiled,
+        machine=launch.machine,
+        run=launch.run,
+        ranks=launch.ranks,
+        layout=launch.layout,
+        compiled=launch.compiled,
         software=hashes["software"],
         policy=hashes["policy"],
         hardware=hashes["hardware"],
     )
 
 
-def _residuals(record: Record) -> Residuals | None:
-    end = record.end
-    if end is None or end.status is not Status.OK or not end.predicted:
-        return None
-    rows = compare(end.predicted, end.figures, left_name="predicted", right_name="measured", judge=False)
-    return residuals(rows)
-
-
-def step_tables(records: Sequence[Record]) -> str:
+def step_tables(rows: Sequence[StepRow]) -> str:
     """Markdown: for each machine its launches' step times, their errors, and what these come from; "" without any."""
-    rows = step_rows(records)
     parts: list[str] = []
     for machine in dict.fromkeys(row.setup.machine for row in rows):
         own = [row for row in rows if row.setup.machine == machine]
-        setups = {row.setup for row in own}
-        dates = [record.begin.started for record in records if _residuals(record) and _setup(record) in setups]
+        dates = [launch.started for row in own for launch in row.launches]
         parts += [f"### {machine}", "", _when(min(dates), max(dates)), ""]
         parts += [*_table(own), "", *_summary(own), ""]
     return "\n".join(parts)
@@ -130,7 +115,7 @@ def _table(rows: Sequence[StepRow]) -> Iterator[str]:
     yield f"| {' | '.join(TITLES)} |"
     yield "|" + "---|" * 4 + "---:|" * 4 + "---|" + "---:|" * 3
     for row in rows:
-        setup, (one, others) = row.setup, row.middle
+        setup, (_, one, others) = row.setup, row.middle
         cells = (
             setup.run,
             str(setup.ranks),
@@ -167,9 +152,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     largest_unexplained_share: float
 
 
-def summary(records: Sequence[Record]) -> Summary | None:
+def summary(rows: Sequence[StepRow]) -> Summary | None:
     """The errors of all rows; None without any."""
-    rows = step_rows(records)
     if not rows:
         return None
     errors = [abs(row.middle.time.error) for row in rows]

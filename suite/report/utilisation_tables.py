@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
 from reference_runs.errors import InputError
+from reference_runs.run import Precision
 from suite.figures import Quantity
 from suite.job import Status
+from suite.launches import Launch
 from suite.machine_model import dtype_of
 from suite.measured_seconds import median
-from suite.record import Record
 
 
 class Asked(NamedTuple):
@@ -36,11 +37,11 @@ ASKED = (
 )
 
 
-def utilisation_table(records: Sequence[Record]) -> str:
+def utilisation_table(recorded: Sequence[Launch]) -> str:
     """A row for each run on each GPU model that it was recorded on, the median over launches; else "unmeasured"."""
     lines = ["| run | GPU | launches | mfu | asked | measured | how |", "|---|---|---:|---:|---:|---|---|"]
     for asked in ASKED:
-        lines += list(_rows(asked, records)) or [_line(asked, "-", "0", "unmeasured", "-")]
+        lines += list(_rows(asked, recorded)) or [_line(asked, "-", "0", "unmeasured", "-")]
     return "\n".join(lines) + "\n"
 
 
@@ -49,22 +50,20 @@ def _line(asked: Asked, gpu: str, launches: str, mfu: str, day: str) -> str:
     return f"| {asked.run} | {gpu} | {launches} | {mfu} | {least} | {day} | {asked.how} |"
 
 
-def _rows(asked: Asked, records: Iterable[Record]) -> Iterator[str]:
+def _rows(asked: Asked, recorded: Iterable[Launch]) -> Iterator[str]:
     found: dict[str, list[tuple[float, float]]] = {}
-    for record in records:
-        begin, end = record.begin, record.end
-        job = begin.job
-        if begin.run != asked.run or job.device != "cuda" or job.layout.ranks != 1:
+    for launch in recorded:
+        if launch.run != asked.run or launch.device != "cuda" or launch.ranks != 1 or launch.status != Status.OK:
             continue
-        device = _known(begin.hardware["gpus"].split(", ")[0])
-        if end is None or end.status is not Status.OK or device is None:
+        device = _known(launch.hardware["gpus"].split(", ")[0])
+        rate = launch.measured.of(Quantity.MODEL_FLOP_PER_SECOND)
+        if device is None or rate is None:
             continue
-        rates = [f.value for f in end.figures if f.quantity is Quantity.MODEL_FLOP_PER_SECOND and f.rank is None]
-        peak = dense_peak_flop_per_second(device, dtype_of(job.recipe.precision))
-        found.setdefault(device.title, []).append((begin.started, rates[0] / peak))
-    for gpu, launches in sorted(found.items()):
-        day = time.strftime("%Y-%m-%d", time.gmtime(max(started for started, _ in launches)))
-        yield _line(asked, gpu, str(len(launches)), f"{median(share for _, share in launches):.1%}", day)
+        peak = dense_peak_flop_per_second(device, dtype_of(Precision(launch.precision)))
+        found.setdefault(device.title, []).append((launch.started, rate / peak))
+    for gpu, shares in sorted(found.items()):
+        day = time.strftime("%Y-%m-%d", time.gmtime(max(started for started, _ in shares)))
+        yield _line(asked, gpu, str(len(shares)), f"{median(share for _, share in shares):.1%}", day)
 
 
 def _known(model: str) -> Accelerator | None:
