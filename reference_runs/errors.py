@@ -6,7 +6,7 @@ from __future__ import annotations
 class InputError(Exception):
     """A wrong name, file, layout, corpus, device or permission, as one line.
 
-    The line reads `where: what; got GOT, allowed: ALLOWED`, with the parts that apply.
+    The line reads `where: what; got GOT, allowed: ALLOWED`, with the parts that apply; `where` can be asked for alone.
     """
 
     def __init__(
@@ -17,6 +17,7 @@ class InputError(Exception):
         got: object | None = None,
         where: str | None = None,
     ) -> None:
+        self.where = where
         line = what if where is None else f"{where}: {what}"
         parts = []
         if got is not None:

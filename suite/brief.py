@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, TypeVar
@@ -12,7 +11,7 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
 from suite.job import Status
-from suite.record import BEGIN, SCHEMA, Launcher, contents, known_schema
+from suite.record import SCHEMA, Launcher, contents, known_schema, own_end, own_names
 
 Key = tuple[str, str | None, str | None, str | None]  # quantity, axis, operation, term
 LAST_LOSSES = 3  # steps whose mean is the last loss
@@ -185,15 +184,10 @@ def brief(begin_path: str, end_path: str | None) -> Launch:
         InputError: a file cannot be read, is damaged, of an unknown schema, or belongs to another launch.
     """
     begin = _half(_BEGIN, begin_path)
-    stem = os.path.basename(begin_path).removesuffix(BEGIN)  # noqa: PTH119 (a Path for each of 100,000 costs a second)
-    if begin.id != stem:
-        raise InputError("damaged record: its id is not the file's name", got=repr(begin.id), where=begin_path)
-    directory = os.path.basename(os.path.dirname(begin_path))  # noqa: PTH119, PTH120
-    if begin.run != directory:
-        raise InputError("damaged record: its run is not the directory's name", got=repr(begin.run), where=begin_path)
+    own_names(begin.id, begin.run, begin_path)
     end = None if end_path is None else _half(_END, end_path)
-    if end is not None and end.id != begin.id:
-        raise InputError("damaged record: the end of another launch", got=repr(end.id), where=str(end_path))
+    if end is not None:
+        own_end(begin.id, end.id, str(end_path))
     try:
         return _launch(begin, end, begin_path)
     except (msgspec.MsgspecError, KeyError) as error:
@@ -205,7 +199,7 @@ def _half(decoder: msgspec.json.Decoder[Half], path: str) -> Half:
     try:
         half = decoder.decode(data)
         data.decode()
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         known_schema(data, path)
         raise InputError(f"damaged record: {error}", where=path) from error
     if not half.schema.startswith(_MAJOR):

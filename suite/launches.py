@@ -29,6 +29,7 @@ _BLOCK = 1000  # launches that a process reads at a time
 _LEAST_SHARED = 3000  # from which starting processes (0.3 s) pays: they take 0.4 s
 _MOST_PROCESSES = 8
 
+Why = tuple[str, str]  # what is wrong, and with which file
 _BROKEN = ("", (0, 0, 0))
 
 Found = tuple[str, str, str | None, Stamp]  # id, path of begin and of end, both files' stamps
@@ -93,7 +94,7 @@ def _of_directory(directory: str, bad: list[InputError]) -> Iterator[Launch]:
         for data, errors in _read(unread):
             blocks.append(data)
             known += unpacked(data, directory)
-            bad += map(InputError, errors)
+            bad += (InputError(what, where=where) for what, where in errors)
         if len(known) - len(was_known) >= max(_LEAST_KEPT, len(known) // _KEPT_SHARE):
             _keep(directory, [*([packed(was_known)] if was_known else []), *blocks])
     for launch, _ in known:
@@ -150,7 +151,7 @@ def _found(directory: str, bad: list[InputError]) -> list[Found]:
     return found
 
 
-def _read(unread: list[Found]) -> Iterator[tuple[bytes, list[str]]]:
+def _read(unread: list[Found]) -> Iterator[tuple[bytes, list[Why]]]:
     """The launches of files, packed, and why others are left out, by several processes where there are many."""
     blocks = [unread[start : start + _BLOCK] for start in range(0, len(unread), _BLOCK)]
     done = 0
@@ -168,15 +169,15 @@ def _read(unread: list[Found]) -> Iterator[tuple[bytes, list[str]]]:
     yield from map(_read_block, blocks[done:])
 
 
-def _read_block(block: list[Found]) -> tuple[bytes, list[str]]:
+def _read_block(block: list[Found]) -> tuple[bytes, list[Why]]:
     good: list[tuple[Launch, Stamp]] = []
-    bad: list[str] = []
+    bad: list[Why] = []
     for _, path, end_path, stamp in block:
         try:
             good.append((brief(path, end_path), stamp))
         except InputError as error:
             if os.path.lexists(path):
-                bad.append(str(error))
+                bad.append((str(error).removeprefix(f"{error.where}: "), str(error.where)))
     return packed(good), bad
 
 

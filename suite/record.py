@@ -141,6 +141,29 @@ def contents(path: str) -> bytes:
         raise InputError(f"cannot read the record: {error.strerror}", where=path) from error
 
 
+def own_names(identity: str, run: str, path: str) -> None:
+    """Refuse a first half that lies where another launch's would.
+
+    Raises:
+        InputError: its id is not the file's name, or its run not the directory's.
+    """
+    directory, name = os.path.split(path)  # a Path for each of 100,000 costs a second
+    if identity + BEGIN != name:
+        raise InputError("damaged record: its id is not the file's name", got=repr(identity), where=path)
+    if run != os.path.basename(directory or os.getcwd()):  # noqa: PTH109, PTH119
+        raise InputError("damaged record: its run is not the directory's name", got=repr(run), where=path)
+
+
+def own_end(begin: str, end: str, path: str) -> None:
+    """Refuse the second half of another launch.
+
+    Raises:
+        InputError: the ids of the halves differ.
+    """
+    if begin != end:
+        raise InputError("damaged record: the end of another launch", got=repr(end), where=path)
+
+
 def known_schema(data: bytes, where: str) -> None:
     """Refuse a record of a major schema version that this suite does not know.
 

@@ -5,16 +5,33 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import time
 from pathlib import Path
 from typing import BinaryIO
 
 from reference_runs.errors import InputError
-from suite.job import Status
-from suite.record import Begin, End, Record, decode, encode, node_identity
+from suite.record import (
+    BEGIN,
+    END,
+    Begin,
+    End,
+    Record,
+    contents,
+    decode,
+    encode,
+    node_identity,
+    own_end,
+    own_names,
+)
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK)
+_RESERVE = ".reserve"
+# room, halves and what was read of them in the making, trials of a directory
+_LEFTOVER = re.compile(r"\..+\.reserve|\..+\.json\.[0-9a-f]{8}|\.launches\.[0-9a-f]{8}|\.[0-9a-f]{16}")
+_OLD_SECONDS = 86400
 _RESERVED_BYTES = 256 * 1024
 _RESERVED_BYTES_PER_STEP = 256  # one step of one rank as JSON takes about 200
 
@@ -63,23 +80,32 @@ def writable(directory: Path, results: Path) -> Path:
     return directory
 
 
-def _free_room_of_the_dead(directory: Path) -> None:
-    """Remove what launches kept room with whose launcher was killed on this machine."""
-    for reserve in directory.glob(".*.reserve"):
-        begin = directory / f"{reserve.name.removeprefix('.').removesuffix('.reserve')}.begin.json"
+def _clear_leftovers(directory: Path) -> None:
+    """Remove what killed launchers left: the room that they kept, and what they had begun to write.
+
+    Room is freed once its launch has ended, or its launcher is gone from this machine. All else when it is a day old:
+    no writer is that slow, and one that was only stopped loses its room, or is refused its record when it goes on.
+    """
+    for path in directory.iterdir():
+        if not _LEFTOVER.fullmatch(path.name):
+            continue
         with contextlib.suppress(OSError, InputError):
-            if read(begin).status == Status.CRASHED:
-                reserve.unlink()
+            begin = directory / f"{path.name.removeprefix('.').removesuffix(_RESERVE)}{BEGIN}"
+            if path.name.endswith(_RESERVE) and begin.exists():
+                if read(begin).status not in ("running", "unknown"):
+                    path.unlink()
+            elif time.time() - path.stat().st_mtime > _OLD_SECONDS:
+                path.unlink()
 
 
 class Opened:
     """A launch whose first half is on disk; room for the second half is kept free until it is written."""
 
     def __init__(self, directory: Path, begin: Begin) -> None:
-        _free_room_of_the_dead(directory)
-        self.path = directory / f"{begin.id}.begin.json"
-        self._end_path = directory / f"{begin.id}.end.json"
-        self._reserve = directory / f".{begin.id}.reserve"
+        _clear_leftovers(directory)
+        self.path = directory / f"{begin.id}{BEGIN}"
+        self._end_path = directory / f"{begin.id}{END}"
+        self._reserve = directory / f".{begin.id}{_RESERVE}"
         job = begin.job
         try:
             size = _RESERVED_BYTES + _RESERVED_BYTES_PER_STEP * job.steps * job.layout.ranks
@@ -131,11 +157,36 @@ def _fill(file: BinaryIO, data: bytes) -> None:
 
 
 def _name(written: Path, path: Path) -> None:
-    """Give a written file its name too, durably; an existing file of that name is an error."""
-    os.link(written, path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    """Give a written file its name too, durably; an existing file of that name is an error.
+
+    By a hard link, which exists whole or not at all and replaces nothing, over network file systems too: locks and
+    exclusive opening do not hold on all of them. Where a server made the link, and its answer was lost, the client's
+    second request finds it there: that is the same file. Where a file system has no links, a file of that name is
+    looked for first, and the written one renamed: only two writers of one name at the same time could replace each
+    other's, and names hold time, machine and 32 random bits.
+    """
+    try:
+        os.link(written, path)
+    except FileExistsError:
+        if not path.samefile(written):
+            raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        written.rename(path)
+    _flush_directory(path.parent)
+
+
+def _flush_directory(path: Path) -> None:
+    """Make the names in a directory last; some network file systems cannot be asked to, and do it by themselves."""
+    directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(directory)
 
@@ -144,24 +195,28 @@ def read(begin_path: Path) -> Record:
     """The record whose first half is at `begin_path`.
 
     Raises:
-        InputError: a half is damaged or of an unknown schema.
+        InputError: a half cannot be read, is damaged, of an unknown schema, or belongs to another launch.
     """
-    begin = decode(begin_path.read_bytes(), Begin, str(begin_path))
-    end_path = begin_path.with_name(begin_path.name.replace(".begin.json", ".end.json"))
-    end = decode(end_path.read_bytes(), End, str(end_path)) if end_path.exists() else None
+    begin = decode(contents(str(begin_path)), Begin, str(begin_path))
+    own_names(begin.id, begin.run, str(begin_path))
+    end_path = end_of(begin_path)
+    if not os.path.lexists(end_path):
+        return Record(path=str(begin_path), begin=begin, end=None)
+    end = decode(contents(str(end_path)), End, str(end_path))
+    own_end(begin.id, end.id, str(end_path))
     return Record(path=str(begin_path), begin=begin, end=end)
 
 
-def recorded_runs(results: Path) -> list[str]:
-    """Names of the runs that have records below the results directory."""
-    return sorted(path.name for path in (results / "records").glob("*") if path.is_dir())
+def end_of(begin_path: Path) -> Path:
+    """The path of a record's second half, whether or not it is there."""
+    return begin_path.with_name(begin_path.name.removesuffix(BEGIN) + END)
 
 
 def records(results: Path, run: str) -> tuple[list[Record], list[InputError]]:
-    """All readable records of `run`, oldest first, and why the others are left out."""
+    """All readable records of `run`, whole, oldest first, and why the others are left out."""
     good: list[Record] = []
     bad: list[InputError] = []
-    for path in sorted((results / "records" / run).glob("*.begin.json")):
+    for path in sorted((results / "records" / run).glob(f"*{BEGIN}")):
         try:
             good.append(read(path))
         except InputError as error:

@@ -115,4 +115,5 @@ def write_records(results: Path, count: int, *, runs: int = 7, seed: int = 1) ->
         for half, data in (("begin", begin), ("end", end)):
             data = data.replace(IDENTITY.encode(), identity.encode()).replace(str(_SECONDS).encode(), seconds)
             data = data.replace(str(_STARTED).encode(), str(started).encode())
+            data = data.replace(str(_STARTED + 60).encode(), str(started + 60).encode())
             (directory / f"{identity}.{half}.json").write_bytes(data)

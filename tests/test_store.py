@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ import pytest
 from suite import store
 from suite.corpus import Corpus
 from suite.job import Status, Step, StepKind
+from suite.launches import launches
 from suite.plan import job_for
 from suite.record import SCHEMA, End, Launcher, RankOutcome, begin_record, decode, encode
 from tests.launches import small_plan
@@ -265,3 +268,79 @@ def test_an_end_that_does_not_fit_leaves_no_part_of_itself(tmp_path):
         with pytest.raises(store.StoreFullError, match="cannot write the end of a record: No space left on device"):
             opened.close(end(first.id, log_tail="x" * 500_000))
         assert [path.name for path in directory.iterdir()] == [f"{first.id}.begin.json"]
+
+
+def test_a_file_system_without_links_takes_records_and_overwrites_none(tmp_path, monkeypatch):
+    def no_links(*_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", no_links)
+    first = recorded(tmp_path)
+    directory = tmp_path / "records" / "small"
+    before = contents(directory)
+    assert sorted(before) == [f"{first.id}.begin.json", f"{first.id}.end.json"]
+    with pytest.raises(store.StoreFullError, match="File exists"):
+        store.Opened(directory, msgspec.structs.replace(first, started=0.0))
+    assert contents(directory) == before
+    assert [record.status for record in store.records(tmp_path, "small")[0]] == ["ok"]
+
+
+def test_a_link_whose_answer_was_lost_on_the_way_is_no_error(tmp_path, monkeypatch):
+    """A network file system's client asks again, and the server says that the file is there."""
+    link = os.link
+
+    def asked_twice(source, target):
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", asked_twice)
+    first = recorded(tmp_path)
+    assert [record.begin for record in store.records(tmp_path, "small")[0]] == [first]
+
+
+def test_what_killed_writers_left_goes_when_it_is_a_day_old(tmp_path):
+    directory = store.records_directory(tmp_path, "small")
+    names = [f".{begin().id}.reserve", f".{begin().id}.begin.json.0123abcd", ".0123456789abcdef", ".launches.0123abcd"]
+    kept = [".launches", ".nfs0000000000000001"]
+    for name in names + kept:
+        (directory / name).write_bytes(b"x")
+    store.Opened(directory, first := begin()).close(end(first.id))
+    assert all((directory / name).exists() for name in names)
+    for name in names + kept:
+        os.utime(directory / name, (time.time() - 90_000,) * 2)
+    store.Opened(directory, first := begin()).close(end(first.id))
+    assert sorted(path.name for path in directory.iterdir() if path.name.startswith(".")) == kept
+
+
+def test_room_goes_where_a_launcher_was_killed_after_its_end_was_named(tmp_path):
+    first = recorded(tmp_path)
+    directory = tmp_path / "records" / "small"
+    os.link(directory / f"{first.id}.end.json", directory / f".{first.id}.reserve")
+    store.Opened(directory, last := begin()).close(end(last.id))
+    assert not (directory / f".{first.id}.reserve").exists()
+    assert len(store.records(tmp_path, "small")[0]) == 2
+
+
+@pytest.mark.parametrize("minor", [0, 1, 9])
+def test_earlier_and_later_minor_schemas_are_read(minor, tmp_path):
+    """1.0 and 1.1 lack fields that have defaults now; a later one has more, in the job's own records too."""
+    first = recorded(tmp_path)
+    for half in ("begin", "end"):
+        path = tmp_path / "records" / "small" / f"{first.id}.{half}.json"
+        facts = msgspec.json.decode(path.read_bytes()) | {"schema": f"1.{minor}"}
+        if minor < 2 and half == "begin":
+            del facts["job"]["averaging"], facts["job"]["exact_steps"]
+        if minor < 1:
+            for name in ("trace", "kernels") if half == "begin" else ("predicted", "profile", "others_share"):
+                (facts["job"] if half == "begin" else facts).pop(name)
+        if minor > 2 and half == "begin":
+            for name in ("architecture", "recipe", "layout"):
+                facts["job"][name]["new"] = 1
+            facts["job"]["new"] = facts["new"] = 1
+        path.write_bytes(msgspec.json.encode(facts))
+    good, bad = store.records(tmp_path, "small")
+    assert bad == []
+    assert good[0].begin.job == first.job
+    briefly, bad = launches(tmp_path)
+    assert [launch.id for launch in briefly] == [first.id]
+    assert bad == []
