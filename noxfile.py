@@ -82,6 +82,13 @@ def report(session: nox.Session) -> None:
 
 
 @nox.session
+def results(session: nox.Session) -> None:
+    """List, show, compare, check, export, merge or remove records: nox -s results -- list --since 7d"""
+    install(session, *(["tables"] if "parquet" in session.posargs else []))
+    suite(session, "results", *session.posargs)
+
+
+@nox.session
 def accuracy(session: nox.Session) -> None:
     """Reproduce miniatures on 1 and 2 ranks, eager and compiled, and write the table: nox -s accuracy -- gpt2-mini"""
     install(session, "execute")
@@ -124,7 +131,7 @@ def formulas(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite: nox -s tests -- -k traffic"""
-    install(session, "execute", "kernels", "test", "fit")
+    install(session, "execute", "kernels", "test", "fit", "tables")
     pytest = ("python", "-m", "pytest")
     if session.posargs:
         session.run(*pytest, *session.posargs)
@@ -138,7 +145,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def rare(session: nox.Session) -> None:
     """Run the tests that take long and that `tests` leaves out."""
-    install(session, "execute", "kernels", "test", "fit")
+    install(session, "execute", "kernels", "test", "fit", "tables")
     session.run("python", "-m", "pytest", "-m", "rare", *session.posargs)
 
 

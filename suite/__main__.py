@@ -21,8 +21,10 @@ COMMANDS = {
     "formulas": ("suite.commands.formulas", "formulas"),
     "reproduce": ("suite.commands.reproduce", "reproduce_command"),
     "calibrate": ("suite.commands.calibrate", "calibrate_command"),
+    "results": ("suite.commands.results", "results_commands"),
     "report": ("suite.commands.report", "report_command"),
 }
+GROUPS = ("results",)  # whose function makes commands of their own
 
 # typer carries click inside or beside itself, by version; what it exports names the same classes in both
 _ClickException = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -40,7 +42,11 @@ def application(arguments: list[str]) -> typer.Typer:
     asked = arguments[0] if arguments else ""
     for name in [asked] if asked in COMMANDS else list(COMMANDS):
         module, function = COMMANDS[name]
-        app.command(name)(getattr(importlib.import_module(module), function))
+        command = getattr(importlib.import_module(module), function)
+        if name in GROUPS:
+            app.add_typer(command(), name=name)
+        else:
+            app.command(name)(command)
     return app
 
 

@@ -1,0 +1,29 @@
+"""Gathers the commands on records: list, show, diff, check, export, merge, prune."""
+
+from __future__ import annotations
+
+import importlib
+
+import typer
+
+from suite.commands import exit_codes
+
+NAMES = ("list", "show", "diff", "check", "export", "merge", "prune")
+
+
+def results_commands() -> typer.Typer:
+    """The group `results`."""
+    app = typer.Typer(
+        rich_markup_mode=None,
+        help="What is recorded: list, show, compare, check, export, merge from another machine, remove on request.",
+    )
+    app.callback(invoke_without_command=True)(_help)
+    for name in NAMES:
+        app.command(name)(getattr(importlib.import_module(f"suite.commands.results_{name}"), f"{name}_command"))
+    return app
+
+
+def _help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(exit_codes.BAD_INPUT)

@@ -1,0 +1,44 @@
+"""Read every record whole, and name what is damaged."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from reference_runs.errors import InputError
+from suite.commands.recorded import Json, Run, exit_code, name_left_out
+from suite.launch import ROOT
+from suite.launches import launches
+from suite.store import read
+
+
+def check_command(
+    run: Run = None,
+    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    json: Json = False,
+) -> None:
+    """Read every field of every record, also those that no table needs, and name what is damaged.
+
+    Example: python -m suite results check
+
+    Exit codes: 0 all are whole, 2 bad input or a damaged record, 3 there is none.
+    """
+    found, bad = launches(results, run=run)
+    whole = 0
+    for launch in found:
+        try:
+            read(Path(launch.path))
+            whole += 1
+        except InputError as error:
+            bad.append(error)
+    if json:
+        damaged = [{"path": error.where, "why": str(error)} for error in bad]
+        sys.stdout.write(msgspec.json.encode({"whole": whole, "damaged": damaged}).decode() + "\n")
+    else:
+        name_left_out(bad)
+        sys.stdout.write(f"{whole} records are whole, {len(bad)} damaged\n")
+    raise typer.Exit(exit_code(found=bool(found), damaged=bool(bad)))

@@ -1,0 +1,72 @@
+"""Compare two records: figures of the job and of ranks, and everything about machine and job that differs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from reference_runs.errors import InputError
+from suite.commands import exit_codes
+from suite.commands.recorded import Json
+from suite.compare import Row, Verdict
+from suite.figures import Quantity
+from suite.launch import ROOT
+from suite.record_difference import difference
+from suite.report.tables import console, plain_table, print_comparison
+from suite.selection import record_path
+from suite.store import read
+
+
+def diff_command(
+    left: Annotated[str, typer.Argument(help="Id, its beginning, its last 8 digits, or the path of a file.")],
+    right: Annotated[str, typer.Argument(help="Likewise.")],
+    quantity: Annotated[
+        list[str] | None, typer.Option(help="Only this one, for instance --quantity step_seconds; several times.")
+    ] = None,
+    ranks: Annotated[bool, typer.Option("--ranks", help="Figures of each rank too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Figures that are the same too.")] = False,
+    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    json: Json = False,
+) -> None:
+    """Show what differs between two records: facts, then figures; right less left.
+
+    A time of one launch each is shown, and not judged. With --json every figure, of each rank too.
+
+    Example: python -m suite results diff 75741f03 1a2b3c4d --quantity payload_bytes --ranks
+
+    Exit codes: 0 all exact figures agree, 1 one differs, 2 bad input, 3 no figures to compare.
+    """
+    for name in quantity or ():
+        if name not in tuple(Quantity):
+            raise InputError("unknown quantity", got=repr(name), allowed=", ".join(Quantity), where="--quantity")
+    told = difference(read(record_path(results, left)), read(record_path(results, right)))
+    rows = [row for row in told.figures if not quantity or row.quantity in quantity]
+    failed = any(row.verdict is Verdict.FAIL for row in rows)
+    if json:
+        entry = {"left": told.left, "right": told.right, "facts": told.facts, "figures": rows, "agree": not failed}
+        sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+    else:
+        out = console()
+        out.print(f"left {told.left}, right {told.right}")
+        cells = [[escape(fact.name), escape(fact.left or "-"), escape(fact.right or "-")] for fact in told.facts]
+        out.print(plain_table(["differs", "left", "right"], cells) if cells else "all facts are the same")
+        shown = [row for row in rows if everything or row.difference != 0]
+        shown = [_of_rank(row) if ranks else row for row in shown]
+        if shown:
+            print_comparison(out, shown, left="left", right="right")
+        else:
+            out.print("no figure differs" if rows else "no figures to compare")
+    raise typer.Exit(exit_codes.INCONCLUSIVE if not rows else exit_codes.FAIL if failed else exit_codes.PASS)
+
+
+def _of_rank(row: Row) -> Row:
+    """With the rank in words: tables show rows of single ranks only where they fail."""
+    if row.rank is None:
+        return row
+    words = " ".join(part for part in (row.term, f"rank {row.rank}") if part)
+    return msgspec.structs.replace(row, rank=None, stage=None, term=words)

@@ -1,0 +1,52 @@
+"""Take over the records of another results directory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from suite.commands import exit_codes
+from suite.commands.recorded import Json, name_left_out
+from suite.launch import ROOT
+from suite.merging import merged
+from suite.report.tables import console
+
+
+def merge_command(
+    directory: Annotated[Path, typer.Argument(help="A results directory, for instance copied from another machine.")],
+    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    json: Json = False,
+) -> None:
+    """Copy the records of DIRECTORY that are not here yet. Nothing is overwritten; merging again changes nothing.
+
+    A record whose id has another content here is named and left where it is.
+
+    Example: python -m suite results merge /mnt/node17/results
+
+    Exit codes: 0 merged, 1 an id has two contents, 2 bad input or a damaged record, 3 nothing to merge, 4 no room.
+    """
+    messages = console(stderr=True)
+    try:
+        told = merged(directory, results)
+    except OSError as error:
+        messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+        raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
+    name_left_out(told.damaged)
+    for conflict in told.conflicts:
+        messages.print(f"conflict: {escape(conflict)}", soft_wrap=True)
+    if json:
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    else:
+        counts = f"{told.added} added, {told.ended} got their end, {told.same} were here"
+        sys.stdout.write(f"{counts}, {len(told.conflicts)} conflicts, {len(told.damaged)} damaged\n")
+    if told.damaged:
+        raise typer.Exit(exit_codes.BAD_INPUT)
+    if told.conflicts:
+        raise typer.Exit(exit_codes.FAIL)
+    if not told.added + told.ended + told.same:
+        raise typer.Exit(exit_codes.INCONCLUSIVE)

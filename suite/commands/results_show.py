@@ -1,0 +1,72 @@
+"""Show one record: what ran, where, how it ended, and its figures."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from reference_runs.layout import layout_text
+from suite.commands.recorded import Json
+from suite.compare import compare
+from suite.launch import ROOT
+from suite.record import Record
+from suite.report.tables import console, plain_table, print_comparison
+from suite.selection import record_path
+from suite.store import read
+
+
+def show_command(
+    record: Annotated[str, typer.Argument(help="Id, its beginning, its last 8 digits, or the path of a file.")],
+    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    json: Json = False,
+) -> None:
+    """Show one record; with --json the whole of it, samples of every rank too.
+
+    Example: python -m suite results show 20261122T065329Z
+
+    Exit codes: 0 shown, 2 no such record, several, or a damaged one.
+    """
+    whole = read(record_path(results, record))
+    if json:
+        entry = {"path": whole.path, "status": whole.status, "begin": whole.begin, "end": whole.end}
+        sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+        return
+    _print(whole)
+
+
+def _print(record: Record) -> None:
+    out = console()
+    begin, end = record.begin, record.end
+    job = begin.job
+    started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(begin.started))
+    out.print(f"[bold]{escape(begin.run)}[/] {begin.id}: [bold]{record.status}[/], started {started}")
+    if end is not None and end.message:
+        out.print(escape(end.message), soft_wrap=True)
+    rows = [
+        ["layout", f"{layout_text(job.layout)}; {job.layout.ranks} ranks on {job.device}"],
+        ["execution", f"{'compiled' if job.compiled else 'eager'}, {job.steps} steps, seed {job.seed}"],
+        *([name, ", ".join(f"{k} {v}" for k, v in getattr(begin, name).items())] for name in ("hardware", "software")),
+        ["node", begin.node],
+        ["corpus", f"{begin.corpus.source}, sha256 {begin.corpus.sha256[:16]}"],
+        ["profile", end.profile if end else ""],
+        ["file", record.path],
+    ]
+    out.print(plain_table(["", ""], [[escape(cell) for cell in row] for row in rows if row[1]]))
+    if end is None:
+        out.print("without a second half: nothing was measured")
+        return
+    if end.figures:
+        figures = compare(end.predicted, end.figures, left_name="predicted", right_name="measured", judge=False)
+        print_comparison(out, figures, left="predicted", right="measured")
+    if end.ranks and end.ranks[0].steps:
+        steps = end.ranks[0].steps
+        out.print(f"loss {steps[0].loss:.3f} at step {steps[0].step}, {steps[-1].loss:.3f} at step {steps[-1].step}")
+    for rank in end.ranks:
+        if rank.failure:
+            out.print(f"rank {rank.rank}, {rank.last}:\n{rank.failure}", markup=False)
