@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -57,6 +59,21 @@ def test_a_launch_in_brief_says_what_its_whole_record_says(tmp_path: Path) -> No
     assert {(q, a, o, None, None, t): value for (q, a, o, t), value in first.measured.items()} == own
     assert first.predicted.of(Quantity.STEP_SECONDS, term="backward") == PREDICTED[StepTerm.BACKWARD]
     assert first.measured.of(Quantity.STEP_SECONDS, term="no such term") is None
+
+
+def test_records_of_every_earlier_minor_schema_are_read_whole_and_in_brief() -> None:
+    """Real ones, of the versions that wrote them (paths of their machine replaced)."""
+    results = Path(__file__).parent / "earlier_records"
+    found, bad = launches(results)
+    assert not bad
+    wholes = [store.read(Path(launch.path)) for launch in found]
+    assert [whole.begin.schema for whole in wholes] == ["1.0", "1.1"]
+    for launch, whole in zip(found, wholes, strict=True):
+        assert whole.end is not None
+        (seconds,) = (f.value for f in whole.end.figures if f.quantity is Quantity.STEP_SECONDS and f.term is None)
+        assert (launch.status, launch.ranks, launch.measured.of(Quantity.STEP_SECONDS)) == ("ok", 1, seconds)
+        assert launch.measured.of(Quantity.PARAMETERS) == 4_200_576
+        assert launch.first_loss == pytest.approx(whole.end.ranks[0].steps[0].loss)
 
 
 def test_losses_in_brief_are_the_first_and_the_mean_of_the_last_three(many: Path) -> None:
@@ -197,3 +214,26 @@ def test_the_cost_of_a_record_does_not_grow_with_their_number(many: Path, tmp_pa
     """Three times as many cost 3 times as much, 9 if every record looked at all others; between them, 5 is claimed."""
     write_records(tmp_path / "few", 100, runs=1)
     assert cost(many, 5) / cost(tmp_path / "few", 5) < 5
+
+
+@pytest.mark.rare
+@pytest.mark.timeout(1800)
+def test_tables_of_100_000_records_take_10_s_and_1_gib(tmp_path: Path) -> None:
+    """Of processor time, that other work on the machine lengthens less; once as they lie, once with what was kept.
+
+    Without what was kept, two processes or more read: their time is divided by their number.
+    """
+    write_records(tmp_path, 100_000)
+    command = [sys.executable, "-m", "suite", "report", "--results", str(tmp_path)]
+    processes = min(8, len(os.sched_getaffinity(0)))
+    written = []
+    for cold in (True, False):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert subprocess.run(command, cwd=Path(__file__).parent.parent, check=False).returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(f"{'cold' if cold else 'warm'}: {seconds:.1f} s of processor time, {after.ru_maxrss / 2**20:.2f} GiB")
+        assert seconds / (processes if cold else 1) <= 10
+        assert after.ru_maxrss <= 2**20  # KiB, of the largest process
+        written.append((tmp_path / "TABLES.md").read_bytes())
+    assert written[0] == written[1]
