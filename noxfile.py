@@ -131,7 +131,7 @@ def formulas(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite: nox -s tests -- -k traffic"""
-    install(session, "execute", "kernels", "test", "fit", "tables")
+    install(session, "execute", "kernels", "test", "fit", "regress", "tables")
     pytest = ("python", "-m", "pytest")
     if session.posargs:
         session.run(*pytest, *session.posargs)
@@ -145,7 +145,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def rare(session: nox.Session) -> None:
     """Run the tests that take long and that `tests` leaves out."""
-    install(session, "execute", "kernels", "test", "fit", "tables")
+    install(session, "execute", "kernels", "test", "fit", "regress", "tables")
     session.run("python", "-m", "pytest", "-m", "rare", *session.posargs)
 
 
@@ -181,7 +181,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    install(session, "execute", "kernels", "test", "fit", "types")
+    install(session, "execute", "kernels", "test", "fit", "regress", "types")
     session.run("mypy", *session.posargs)
 
 
@@ -202,7 +202,7 @@ def overhead(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Time kernels in turn with PyTorch's, compiled ones and Liger-Kernel's: nox -s bench -- -k layer_norm"""
-    install(session, "execute", "kernels", "test", "fit", "bench")
+    install(session, "execute", "kernels", "test", "fit", "regress", "bench")
     python(session, "benchmarks.kernels", *session.posargs)
 
 
