@@ -75,6 +75,13 @@ def calibrate(session: nox.Session) -> None:
 
 
 @nox.session
+def regress(session: nox.Session) -> None:
+    """Say whether anything became slower, bigger or wrong since the baseline: nox -s regress -- bloom-mini"""
+    install(session, "execute", "regress")
+    suite(session, "regress", *session.posargs)
+
+
+@nox.session
 def report(session: nox.Session) -> None:
     """Write the tables of everything that is recorded: nox -s report"""
     install(session)

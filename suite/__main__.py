@@ -22,6 +22,7 @@ COMMANDS = {
     "reproduce": ("suite.commands.reproduce", "reproduce_command"),
     "calibrate": ("suite.commands.calibrate", "calibrate_command"),
     "results": ("suite.commands.results", "results_commands"),
+    "regress": ("suite.commands.regress", "regress_command"),
     "report": ("suite.commands.report", "report_command"),
 }
 GROUPS = ("results",)  # whose function makes commands of their own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 import msgspec
 
@@ -16,12 +17,25 @@ MODIFIED = "modified"  # of a checkout that differs from its commit: see `suite.
 
 
 def setup_of(launch: Launch) -> str:
-    """The fingerprint that comparable launches share: run, hardware, policy, steps and seed; 16 hex digits.
+    """The fingerprint that comparable launches share (see `setup`)."""
+    return _setup(launch.run, tuple(launch.hardware.items()), tuple(launch.policy.items()), launch.steps, launch.seed)
+
+
+def setup(run: str, hardware: Mapping[str, str], policy: Mapping[str, str], steps: int, seed: int) -> str:
+    """The fingerprint of run, hardware, policy, steps and seed: 16 hex digits.
 
     Software is no part of it: that is what changes. Memory counts in GiB: what the kernel keeps of it for itself
     differs from boot to boot.
     """
-    facts = [launch.run, comparable_hardware(launch.hardware), launch.policy, launch.steps, launch.seed]
+    return _setup(run, tuple(hardware.items()), tuple(policy.items()), steps, seed)
+
+
+Facts = tuple[tuple[str, str], ...]
+
+
+@cache
+def _setup(run: str, hardware: Facts, policy: Facts, steps: int, seed: int) -> str:
+    facts = [run, comparable_hardware(dict(hardware)), dict(policy), steps, seed]
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
 
 

@@ -115,7 +115,7 @@ def reproduce_command(
     if trace is not None and launches > 1:
         raise InputError("a trace is of one launch", got=f"--launches {launches}", allowed="1", where="--trace")
     for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, _interrupt)
+        signal.signal(kind, interrupt)
     messages = console(stderr=True)
     request = Request(
         name=name,
@@ -148,7 +148,7 @@ def reproduce_command(
             messages.print(f"[dim]averaging: {planned.averaging}{first}; state whole on each rank (ZeRO-0)[/]")
         profile, source = profile_for(planned, results, may_calibrate=may_calibrate, messages=messages)
         for _ in range(launches):
-            with _Live(planned, quiet=not messages.is_terminal) as live:
+            with Live(planned, quiet=not messages.is_terminal) as live:
                 result = reproduce(planned, tokens, results, live, profile=profile, profile_source=source)
             done.append(result)
             if json:
@@ -168,7 +168,7 @@ def reproduce_command(
     raise typer.Exit(code)
 
 
-def _interrupt(_signum: int, _frame: FrameType | None) -> None:
+def interrupt(_signum: int, _frame: FrameType | None) -> None:
     """A polite end is an end by the user: children are killed and the record says so, undisturbed by a second one."""
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, signal.SIG_IGN)
@@ -259,7 +259,7 @@ def _summarise(run: str, results: list[Result], *, json: bool) -> None:
     print_launches(console(), run, len(results), left_out, summary)
 
 
-class _Live:
+class Live:
     """The progress line: step, loss, tokens/s; a plain line every few seconds where stderr is no terminal."""
 
     def __init__(self, planned: Plan, *, quiet: bool) -> None:
@@ -272,7 +272,7 @@ class _Live:
         self._progress = progress_line(quiet=quiet)
         self._task: TaskID | None = None
 
-    def __enter__(self) -> _Live:
+    def __enter__(self) -> Live:
         self._progress.start()
         self._task = self._progress.add_task("starting", total=self._steps)
         return self

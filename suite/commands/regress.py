@@ -1,0 +1,240 @@
+"""Launch runs, compare them with their baselines, and say whether anything became slower, bigger or wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from reference_runs.errors import InputError
+from suite.baselines import Baseline, accept, accepted, baseline, resolved
+from suite.commands import exit_codes
+from suite.commands.reproduce import Live, interrupt
+from suite.in_turn import OldCodeError
+from suite.job import Status
+from suite.launch import ROOT
+from suite.launches import launches as all_launches
+from suite.miniature import DEFAULT_STEPS
+from suite.plan import Request, corpus_for, plan
+from suite.regression_check import Check, Comparison, LaunchFailedError, Run
+from suite.regressions import Change
+from suite.report.regression_files import junit, markdown
+from suite.report.regression_table import print_check
+from suite.report.tables import console
+from suite.reproduction import Result, reproduce
+from suite.store import records_directory
+
+NEEDED = ("numpy", "scipy", "ruptures")
+NO_PROFILE = "regress predicts no step time"
+
+
+def regress_command(
+    names: Annotated[list[str] | None, typer.Argument(help="Miniatures such as bloom-mini, or run files.")] = None,
+    launches: Annotated[
+        int, typer.Option(help="Of every run: 7 to gate, 5 at least to find anything, as in --launches 7.")
+    ] = 7,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            help="A record's id, a commit (launched in turn where it is not recorded, as in --baseline main), or "
+            "best, the fastest stretch of the history; default: what was accepted last.",
+        ),
+    ] = None,
+    accepts: Annotated[
+        bool, typer.Option("--accept", help="Make these launches the baseline, and say what moved.")
+    ] = False,
+    ranks: Annotated[int | None, typer.Option(help="As of reproduce: --ranks 2.")] = None,
+    layout: Annotated[str | None, typer.Option(help="As of reproduce: --layout dp2,zero1.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default on CUDA only.")
+    ] = None,
+    kernels: Annotated[str, typer.Option(help="torch or triton, as of reproduce.")] = "torch",
+    steps: Annotated[int, typer.Option(help="Of each launch, as of reproduce: --steps 30.")] = DEFAULT_STEPS,
+    results: Annotated[Path, typer.Option(help="Where records and baselines are.")] = ROOT / "results",
+    json: Annotated[bool, typer.Option("--json", help="One JSON object with every comparison, for machines.")] = False,
+    junit_file: Annotated[
+        Path | None, typer.Option("--junit", readable=False, help="JUnit XML too: --junit regress.xml.")
+    ] = None,
+    markdown_file: Annotated[
+        Path | None,
+        typer.Option("--markdown", readable=False, help='Append a summary: --markdown "$GITHUB_STEP_SUMMARY".'),
+    ] = None,
+) -> None:
+    """Launch runs and compare them with the baseline of the same hardware and policy; software may differ.
+
+    Counts, state, traffic and losses are decided by one launch, memory within 2 %; step seconds by launches, with the
+    rules of docs/regressions.md. A change of time is called a regression only after old and new code were launched in
+    turn again, which takes the old code's commit.
+
+    Examples: python -m suite regress bloom-mini --accept; python -m suite regress bloom-mini gpt2-mini --baseline main
+
+    Exit codes: 0 no regression (or accepted), 1 a regression, 2 bad input, 3 no baseline, not calibrated or
+    inconclusive, 4 the execution failed, 130 interrupted.
+    """
+    if not names:
+        raise InputError("no run", allowed="one or more, such as bloom-mini", where="NAME")
+    if launches < 1:
+        raise InputError("launches", got=launches, allowed="1 or more", where="--launches")
+    if len({*names}) < len(names):
+        raise InputError("a run twice", got=" ".join(names), where="NAME")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        allowed = "the dependency group regress: nox -s regress"
+        raise InputError("packages that are not installed", got=", ".join(missing), allowed=allowed)
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, interrupt)
+    messages = console(stderr=True)
+    options = {"--ranks": ranks, "--layout": layout, "--device": device, "--kernels": kernels, "--steps": steps}
+    arguments = [text for name, value in options.items() if value is not None for text in (name, str(value))]
+    if compiled is not None:
+        arguments.append("--compile" if compiled else "--no-compile")
+    plans = [
+        plan(
+            Request(
+                name=name,
+                ranks=ranks,
+                layout=layout,
+                device=device,
+                compiled=compiled,
+                kernels=kernels,
+                steps=steps,
+                results=results,
+            )
+        )
+        for name in names
+    ]
+    known, damaged = all_launches(results)
+    reference = resolved(reference, known, results, ROOT)
+    for error in [*damaged, *accepted(results)[1]]:
+        messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
+    for file, where in ((junit_file, "--junit"), (markdown_file, "--markdown")):
+        _check_writable(file, where)
+    with messages.status("reading the corpus"):
+        runs = [
+            Run(
+                plan=planned,
+                corpus=corpus_for(planned, None),
+                arguments=(
+                    str(Path(name).resolve()) if name.endswith(".toml") else name,
+                    *arguments,
+                    "--results",
+                    str(results.resolve()),
+                ),
+            )
+            for name, planned in zip(names, plans, strict=True)
+        ]
+    for planned in plans:
+        records_directory(results, planned.name)
+    compared: list[Comparison] = []
+    failed = ""
+    code = exit_codes.PASS
+    try:
+        compared = Check(runs, results, _launched(results, messages), lambda line: _tell(messages, line)).compared(
+            reference, launches=launches
+        )
+        code = _exit_code(compared)
+    except (LaunchFailedError, OldCodeError) as error:
+        failed = str(error)
+        stopped = isinstance(error, LaunchFailedError) and error.result.status is Status.INTERRUPTED
+        code = exit_codes.INTERRUPTED if stopped else exit_codes.EXECUTION_FAILED
+    except OSError as error:  # no room or no access for records or scratch files
+        failed, code = f"{error.strerror}: {error.filename}", exit_codes.EXECUTION_FAILED
+    moved: list[str] = []
+    if accepts and compared:
+        moved = [_accept(results, one) for one in compared]
+        code = exit_codes.PASS
+    _report(compared, failed, moved, code, json=json)
+    if junit_file is not None:
+        _write(junit_file, junit(compared, failed), "--junit", appended=False)
+    if markdown_file is not None:
+        _write(markdown_file, markdown(compared, failed), "--markdown", appended=True)
+    raise typer.Exit(code)
+
+
+def _tell(messages: Console, line: str) -> None:
+    messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+
+
+def _launched(results: Path, messages: Console) -> Callable[[Run], Result]:
+    def launched(run: Run) -> Result:
+        with Live(run.plan, quiet=not messages.is_terminal) as live:
+            return reproduce(run.plan, run.corpus, results, live, profile_source=NO_PROFILE)
+
+    return launched
+
+
+def _exit_code(compared: Sequence[Comparison]) -> int:
+    changes = {finding.change for one in compared for finding in one.findings}
+    if Change.REGRESSION in changes:
+        return exit_codes.FAIL
+    undecided = {Change.INCONCLUSIVE, Change.UNCALIBRATED} & changes
+    return exit_codes.INCONCLUSIVE if undecided or any(not one.baseline for one in compared) else exit_codes.PASS
+
+
+def _accept(results: Path, comparison: Comparison) -> str:
+    """Move the baseline; what moved, in words."""
+    known, _ = all_launches(results, run=comparison.run)
+    now = [one for one in known if one.id in comparison.after]
+    before = baseline(None, comparison.setup, known, results)
+    accept(results, comparison.setup, now, before)
+    median = Baseline(launches=tuple(now), words="").median
+    new = f"{len(now)} launches of {comparison.suite}, {_seconds(median)}"
+    if before is None:
+        return f"{comparison.run}: first baseline: {new}"
+    suites = ", ".join(dict.fromkeys(one.suite for one in before.launches))
+    return f"{comparison.run}: baseline moved from {len(before.launches)} launches of {suites}, " + (
+        f"{_seconds(before.median)}, to {new}"
+    )
+
+
+def _seconds(median: float | None) -> str:
+    return "no time" if median is None else f"median {median:.4g} s"
+
+
+def _report(compared: list[Comparison], failed: str, moved: list[str], code: int, *, json: bool) -> None:
+    if json:
+        entry = {"exit_code": code, "failed": failed, "accepted": moved, "comparisons": compared}
+        sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+        return
+    out = console()
+    print_check(out, compared)
+    for line in moved:
+        out.print(f"accepted: {escape(line)}", soft_wrap=True)
+    if failed:
+        out.print(f"[bold red]{escape(failed)}[/]", soft_wrap=True)
+    words = {
+        exit_codes.PASS: "accepted" if moved else "no regression",
+        exit_codes.FAIL: "regression",
+        exit_codes.INCONCLUSIVE: "not decided",
+    }
+    if code in words:
+        colour = {exit_codes.PASS: "green", exit_codes.FAIL: "bold red"}.get(code, "yellow")
+        out.print(f"[{colour}]{words[code]}[/]")
+
+
+def _check_writable(file: Path | None, where: str) -> None:
+    if file is None:
+        return
+    try:
+        with file.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror}", got=str(file), where=where) from error
+
+
+def _write(file: Path, text: str, where: str, *, appended: bool) -> None:
+    try:
+        with file.open("a" if appended else "w", encoding="utf-8") as opened:
+            opened.write(text)
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror}", got=str(file), where=where) from error
