@@ -214,6 +214,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def planted(session: nox.Session) -> None:
+    """Plant slow-downs into recorded launches and count what regress finds: nox -s planted -- --comparisons 100"""
+    install(session, "regress")
+    python(session, "benchmarks.planted_changes", *session.posargs)
+
+
+@nox.session
 def netlab(session: nox.Session) -> None:
     """Compare ways of averaging over slow links between network namespaces; needs root: nox -s netlab -- --hosts 2"""
     install(session, "execute")

@@ -50,6 +50,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         changed: what differs in software but this suite's version.
         floor: whose identical launches the band comes from, or why there is none.
         best: step seconds beside the best stretch of the history, where the baseline is another one; only shown.
+        hint: how to make a baseline where there is none.
     """
 
     run: str
@@ -64,6 +65,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     floor: str
     findings: list[Finding]
     best: Finding | None
+    hint: str = ""
 
 
 class LaunchFailedError(Exception):
@@ -215,6 +217,7 @@ def _comparison(
         floor=floor,
         findings=findings,
         best=_beside_the_best(name, run.setup, own, after, [*again[0], *again[1]], known),
+        hint=f"--accept makes these {len(after)} launches one, --baseline COMMIT launches older code in turn",
     )
 
 

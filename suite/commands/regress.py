@@ -20,6 +20,7 @@ from suite.commands import exit_codes
 from suite.commands.reproduce import Live, interrupt
 from suite.in_turn import OldCodeError
 from suite.job import Status
+from suite.kernel_runs import changed_software, compared_sides, kernel_findings, stored_runs
 from suite.launch import ROOT
 from suite.launches import launches as all_launches
 from suite.miniature import DEFAULT_STEPS
@@ -33,11 +34,15 @@ from suite.reproduction import Result, reproduce
 from suite.store import records_directory
 
 NEEDED = ("numpy", "scipy", "ruptures")
+KERNELS = "kernels"
 NO_PROFILE = "regress predicts no step time"
 
 
 def regress_command(
-    names: Annotated[list[str] | None, typer.Argument(help="Miniatures such as bloom-mini, or run files.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Miniatures such as bloom-mini, run files, or kernels: those stored."),
+    ] = None,
     launches: Annotated[
         int, typer.Option(help="Of every run: 7 to gate, 5 at least to find anything, as in --launches 7.")
     ] = 7,
@@ -91,9 +96,16 @@ def regress_command(
     if missing:
         allowed = "the dependency group regress: nox -s regress"
         raise InputError("packages that are not installed", got=", ".join(missing), allowed=allowed)
+    messages = console(stderr=True)
+    for file, where in ((junit_file, "--junit"), (markdown_file, "--markdown")):
+        _check_writable(file, where)
+    if KERNELS in names:
+        if len(names) > 1 or accepts:
+            raise InputError("kernels are compared alone, and need no --accept", got=" ".join(names), where="NAME")
+        stored = _kernels(results / KERNELS, reference, messages)
+        raise typer.Exit(_told(stored, "", [], _exit_code(stored), json, junit_file, markdown_file))
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, interrupt)
-    messages = console(stderr=True)
     options = {"--ranks": ranks, "--layout": layout, "--device": device, "--kernels": kernels, "--steps": steps}
     arguments = [text for name, value in options.items() if value is not None for text in (name, str(value))]
     if compiled is not None:
@@ -117,8 +129,6 @@ def regress_command(
     reference = resolved(reference, known, results, ROOT)
     for error in [*damaged, *accepted(results)[1]]:
         messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
-    for file, where in ((junit_file, "--junit"), (markdown_file, "--markdown")):
-        _check_writable(file, where)
     with messages.status("reading the corpus"):
         runs = [
             Run(
@@ -153,12 +163,53 @@ def regress_command(
     if accepts and compared:
         moved = [_accept(results, one) for one in compared]
         code = exit_codes.PASS
+    raise typer.Exit(_told(compared, failed, moved, code, json, junit_file, markdown_file))
+
+
+def _told(
+    compared: list[Comparison],
+    failed: str,
+    moved: list[str],
+    code: int,
+    json: bool,
+    junit_file: Path | None,
+    markdown_file: Path | None,
+) -> int:
+    """Print what came of it and write the files; the exit code."""
     _report(compared, failed, moved, code, json=json)
     if junit_file is not None:
         _write(junit_file, junit(compared, failed), "--junit", appended=False)
     if markdown_file is not None:
         _write(markdown_file, markdown(compared, failed), "--markdown", appended=True)
-    raise typer.Exit(code)
+    return code
+
+
+def _kernels(storage: Path, reference: str | None, messages: Console) -> list[Comparison]:
+    """The newest stored run of the kernels beside its baseline, as one comparison."""
+    runs, damaged = stored_runs(storage)
+    for error in damaged:
+        messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
+    if not runs:
+        raise InputError("no stored kernel benchmark", got=str(storage), allowed="what nox -s bench stores")
+    before, after = compared_sides(runs, reference)
+    most = len(after) if before else 0
+    return [
+        Comparison(
+            run=KERNELS,
+            setup=after[-1].hardware.get("cpu", ""),
+            baseline=f"stored runs {', '.join(run.number for run in before)}" if before else "",
+            baseline_suite=before[-1].commit[:12] if before else "",
+            suite=after[-1].commit[:12],
+            before=[run.path for run in before],
+            after=[run.path for run in after],
+            again=[],
+            changed=changed_software(before, after) if before else "",
+            floor=f"one stored run is one launch; {most} of now; 10 of one commit on this machine calibrate",
+            findings=kernel_findings(before, after, runs) if before else [],
+            best=None,
+            hint="nox -s bench on another commit, with the same storage, makes one",
+        )
+    ]
 
 
 def _tell(messages: Console, line: str) -> None:

@@ -72,10 +72,7 @@ def headline(comparison: Comparison) -> str:
 def notes(comparison: Comparison) -> list[str]:
     """What the verdicts rest on, and what else differs, a line each."""
     if not comparison.baseline:
-        return [
-            "no baseline of this hardware, policy and number of steps is accepted here: "
-            f"--accept makes these {len(comparison.after)} launches one, --baseline COMMIT launches older code in turn"
-        ]
+        return [f"no baseline of this hardware, policy and number of steps is accepted here: {comparison.hint}"]
     lines = [f"noise: {comparison.floor}"]
     if comparison.changed:
         lines.append(f"software differs: {comparison.changed}")
