@@ -10,6 +10,7 @@ import msgspec
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
 from suite.calibration_job import Calibrated, Measured
+from suite.probe_job import Exchanged, Probed, Replayed, Soaked
 
 
 class Status(enum.StrEnum):
@@ -225,7 +226,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     time: float
 
 
-Event = Started | Phase | Step | Finished | Failed | Measured | Calibrated
+Event = Started | Phase | Step | Finished | Failed | Measured | Calibrated | Replayed | Exchanged | Soaked | Probed
 
 
 def events_path(directory: str, rank: int) -> str:

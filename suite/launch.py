@@ -28,8 +28,10 @@ from suite.job import (
     events_path,
     stacks_path,
 )
+from suite.probe_job import Probed, ProbeJob
 from suite.processes import die_with_parent, end_all, is_stopped
 
+AnyJob = Job | CalibrationJob | ProbeJob
 ROOT = Path(__file__).resolve().parent.parent
 POLL_SECONDS = 0.1
 START_SECONDS = 120.0
@@ -88,7 +90,7 @@ class _Rank:
 
     @property
     def finished(self) -> bool:
-        return any(isinstance(event, Finished | Calibrated) for event in self.events)
+        return any(isinstance(event, Finished | Calibrated | Probed) for event in self.events)
 
     @property
     def place(self) -> str:
@@ -108,7 +110,7 @@ class _Rank:
         return usual + COMPILE_SECONDS if compiled and steps < WARM_UP_STEPS else usual
 
 
-def launch(job: Job | CalibrationJob, identity: str, on_event: Callable[[int, Event], None]) -> Outcome:
+def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None]) -> Outcome:
     """Run `job`, which lies in its directory as job.json, under torchrun and wait for its end.
 
     `on_event` sees every rank's events as they come. A rank that stays silent beyond its patience ends the launch as a
@@ -144,7 +146,7 @@ def launch(job: Job | CalibrationJob, identity: str, on_event: Callable[[int, Ev
     return _failure(ranks, log_path, process.returncode)
 
 
-def _command(job: Job | CalibrationJob) -> list[str]:
+def _command(job: AnyJob) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -156,12 +158,12 @@ def _command(job: Job | CalibrationJob) -> list[str]:
         f"--log-dir={job.directory}/torchrun",
         "-m",
         "suite.execute",
-        *(["--calibrate"] if isinstance(job, CalibrationJob) else []),
+        *(["--calibrate"] if isinstance(job, CalibrationJob) else ["--probe"] if isinstance(job, ProbeJob) else []),
         f"{job.directory}/job.json",
     ]
 
 
-def _environment(job: Job | CalibrationJob, identity: str) -> dict[str, str]:
+def _environment(job: AnyJob, identity: str) -> dict[str, str]:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     # ranks of one host meet on the loopback, also where the host's own name does not resolve
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
@@ -180,7 +182,7 @@ def _environment(job: Job | CalibrationJob, identity: str) -> dict[str, str]:
 def _watch(
     process: subprocess.Popen[bytes],
     ranks: list[_Rank],
-    job: Job | CalibrationJob,
+    job: AnyJob,
     on_event: Callable[[int, Event], None],
 ) -> bool:
     """Wait for the end of the launch; True where it hangs."""
@@ -223,7 +225,7 @@ def _named(ranks: list[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks)}"
 
 
-def _stacks(ranks: list[_Rank], job: Job | CalibrationJob) -> str:
+def _stacks(ranks: list[_Rank], job: AnyJob) -> str:
     """Python stacks of all ranks that can still answer."""
     for rank in ranks:
         if rank.pid is not None and not is_stopped(rank.pid):

@@ -1,6 +1,7 @@
 """One rank of a launch, started by torchrun: python -m suite.execute JOB.json.
 
---calibrate JOB.json measures the machine in place of training; --devices counts CUDA devices.
+--calibrate JOB.json measures the machine in place of training, --probe JOB.json looks for wrong bits; --devices counts
+CUDA devices.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from suite.execute.measure.memory import AllocatedPeak
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
+from suite.execute.probe import probe
 from suite.execute.train import train
 from suite.job import Finished, Job, KernelChoice, Phase, Started, events_path
+from suite.probe_job import ProbeJob
 
 
 def main() -> None:
@@ -35,9 +38,11 @@ def main() -> None:
     if sys.argv[1:] == ["--devices"]:
         print(torch.cuda.device_count())
         return
-    job: Job | CalibrationJob
+    job: Job | CalibrationJob | ProbeJob
     if sys.argv[1] == "--calibrate":
         job = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=CalibrationJob)
+    elif sys.argv[1] == "--probe":
+        job = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=ProbeJob)
     else:
         job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
     rank = int(os.environ["RANK"])
@@ -45,7 +50,12 @@ def main() -> None:
     report(Started(os.getpid(), time.time()))
     life.dump_stacks_on_request(job.directory, rank)
     try:
-        report(execute(job, report) if isinstance(job, Job) else measure(job, report))
+        if isinstance(job, Job):
+            report(execute(job, report))
+        elif isinstance(job, ProbeJob):
+            report(probe(job, joined(job, report), report))
+        else:
+            report(measure(job, report))
         dist.barrier()
         dist.destroy_process_group()
     except BaseException as error:  # the rank's last words, whatever ended it
@@ -55,7 +65,7 @@ def main() -> None:
     life.leave(0)
 
 
-def joined(job: Job | CalibrationJob, report: life.Reporter) -> torch.device:
+def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch.device:
     """This rank's device, once it has joined the process group."""
     report(Phase("join the process group", time.time()))
     torch.set_num_threads(job.threads)

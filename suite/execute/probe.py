@@ -1,0 +1,185 @@
+"""What a rank does to find wrong bits: replays of a training, exchanges of known contents, patterns in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from suite.execute.measure.fingerprint import environment
+from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.precision import DTYPES, prepare_arithmetic
+from suite.job import Event, Phase
+from suite.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
+
+LEARNING_RATE = 0.01
+MODULUS = 1021  # prime, and small enough that sums over 8,192 ranks are exact in fp32
+PRODUCT = (
+    512  # size of the verified products: entries of 0 to 3, so that sums are exact in fp32 and in bf16's fp32 sums
+)
+FACTOR, RANGE = 2654435, 1 << 30  # of patterns: neighbours differ in many bits
+FREE_SHARE = 0.95  # of a GPU's free memory, for a soak of all of it
+CHUNK = 1 << 22  # elements whose pattern is made at a time
+
+
+def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) -> Probed:
+    """Repeat, exchange and verify what the job names, reporting each; the ranks start each part together."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+    torch.use_deterministic_algorithms(True)
+    control = dist.new_group(backend="gloo")
+    for replay in range(job.replays):
+        report(Phase(f"replay {replay}", time.time()))
+        run_replay(job, replay, device, report)
+    dist.barrier(group=control)
+    if job.exchanges and dist.get_world_size() > 1:
+        for first, second in itertools.combinations(range(dist.get_world_size()), 2):
+            report(Phase(f"exchange {first}-{second}", time.time()))
+            if dist.get_rank() in (first, second):
+                peer = second if dist.get_rank() == first else first
+                report(exchanged(job, peer, device, begins=dist.get_rank() == first))
+            dist.barrier(group=control)
+        report(Phase("all-reduce", time.time()))
+        report(reduced(job, device))
+    if job.soak_seconds:
+        report(soaked(job, device, report))
+    return Probed(environment=environment(device), time=time.time())
+
+
+def run_replay(job: ProbeJob, replay: int, device: torch.device, report: Callable[[Event], None]) -> None:
+    """One training from the seed, on this rank alone; every step's hashes are reported."""
+    prepare_arithmetic(job.recipe.precision, device)
+    torch.manual_seed(job.seed)
+    decoder = Decoder(job.architecture, job.recipe)
+    initialise(decoder, job.recipe, seed=job.seed)
+    decoder.to(device=device, dtype=DTYPES[job.recipe.precision])
+    chance = torch.Generator().manual_seed(job.seed)
+    shape = (job.samples, job.architecture.sequence + 1)
+    for step in range(job.replay_steps):
+        tokens = torch.randint(job.architecture.vocabulary, shape, generator=chance).to(device)
+        loss = decoder(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        gradients = [parameter.grad for parameter in decoder.parameters() if parameter.grad is not None]
+        found = digest(gradients)
+        update(decoder)
+        report(
+            Replayed(
+                replay=replay,
+                step=step,
+                loss=digest([loss]),
+                gradients=found,
+                parameters=digest(decoder.parameters()),
+                time=time.time(),
+            )
+        )
+
+
+def update(decoder: Decoder) -> None:
+    """Plain gradient descent; clears the gradients."""
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=LEARNING_RATE)
+                parameter.grad = None
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """16 hex digits of the tensors' bytes."""
+    hashed = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def pattern(first: int, elements: int, salt: int, device: torch.device) -> Tensor:
+    """Known numbers in int32: each depends on its place and on `salt`."""
+    start = (first * FACTOR + salt) % RANGE  # in Python, whose integers do not overflow
+    return (torch.arange(elements, device=device, dtype=torch.int32) * FACTOR + start) % RANGE
+
+
+def exchanged(job: ProbeJob, peer: int, device: torch.device, *, begins: bool) -> Exchanged:
+    """Messages to a peer and back, each verified by whom it reaches."""
+    elements = job.exchange_bytes // 4
+    fastest, wrong, first = float("inf"), 0, ""
+    received = torch.empty(elements, dtype=torch.int32, device=device)
+    for number in range(job.exchanges):
+        ours = pattern(0, elements, 2 * number + begins, device)
+        theirs = pattern(0, elements, 2 * number + (not begins), device)
+        start = _now(device)
+        if begins:
+            dist.send(ours, peer)
+            dist.recv(received, peer)
+        else:
+            dist.recv(received, peer)
+            dist.send(ours, peer)
+        fastest = min(fastest, (_now(device) - start) / 2)
+        count, words = differences(received, theirs)
+        wrong, first = wrong + count, first or words
+    return Exchanged(peer=peer, bytes=4 * elements, seconds=fastest, wrong=wrong, first=first, time=time.time())
+
+
+def reduced(job: ProbeJob, device: torch.device) -> Exchanged:
+    """Sums over all ranks of whole numbers, whose result is known: place modulo 1021, plus the rank."""
+    ranks, elements = dist.get_world_size(), job.exchange_bytes // 4
+    base = torch.arange(elements, device=device, dtype=torch.int64) % MODULUS
+    expected = (base * ranks + ranks * (ranks - 1) // 2).to(torch.float32)
+    fastest, wrong, first = float("inf"), 0, ""
+    for _ in range(job.exchanges):
+        buffer = (base + dist.get_rank()).to(torch.float32)
+        start = _now(device)
+        dist.all_reduce(buffer)
+        fastest = min(fastest, _now(device) - start)
+        count, words = differences(buffer, expected)
+        wrong, first = wrong + count, first or words
+    return Exchanged(peer=None, bytes=4 * elements, seconds=fastest, wrong=wrong, first=first, time=time.time())
+
+
+def soaked(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) -> Soaked:
+    """Products with a known result, and copies from one half of the memory to the other, until the time is over."""
+    whole = job.soak_bytes
+    if device.type == "cuda" and not whole:
+        whole = int(FREE_SHARE * torch.cuda.mem_get_info(device)[0])
+    half = max(1, whole // 8)
+    source, target = (torch.empty(half, dtype=torch.int32, device=device) for _ in range(2))
+    left = (torch.arange(PRODUCT * PRODUCT) % 4).view(PRODUCT, PRODUCT)
+    right = (torch.arange(PRODUCT * PRODUCT) // 3 % 4).view(PRODUCT, PRODUCT)
+    expected = (left @ right).to(torch.float32).to(device)
+    a, b = (factor.to(torch.float32).to(device) for factor in (left, right))
+    end, passes, wrong, first, told = time.monotonic() + job.soak_seconds, 0, 0, "", 0.0
+    while passes == 0 or time.monotonic() < end:
+        for place in range(0, half, CHUNK):
+            size = min(CHUNK, half - place)
+            source[place : place + size] = pattern(place, size, passes, device)
+        target.copy_(source)
+        for place in range(0, half, CHUNK):
+            size = min(CHUNK, half - place)
+            count, words = differences(target[place : place + size], pattern(place, size, passes, device))
+            wrong, first = wrong + count, first or (words and f"memory from element {place}, pass {passes}: {words}")
+            count, words = differences(a @ b, expected)
+            wrong, first = wrong + count, first or (words and f"product, pass {passes}: {words}")
+            if time.monotonic() - told > 1:
+                told = time.monotonic()
+                report(Phase(f"soak pass {passes}", time.time()))
+        passes += 1
+    return Soaked(bytes=8 * half, passes=passes, wrong=wrong, first=first, time=time.time())
+
+
+def differences(found: Tensor, expected: Tensor) -> tuple[int, str]:
+    """How many elements differ, and the first one in words; empty where none does."""
+    if torch.equal(found, expected):
+        return 0, ""
+    places = (found != expected).reshape(-1).nonzero().reshape(-1)
+    place = int(places[0])
+    got, wanted = found.reshape(-1)[place].item(), expected.reshape(-1)[place].item()
+    return len(places), f"element {place} is {got}, not {wanted}"
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
