@@ -23,6 +23,7 @@ COMMANDS = {
     "calibrate": ("suite.commands.calibrate", "calibrate_command"),
     "results": ("suite.commands.results", "results_commands"),
     "regress": ("suite.commands.regress", "regress_command"),
+    "accept": ("suite.commands.accept", "accept_command"),
     "report": ("suite.commands.report", "report_command"),
 }
 GROUPS = ("results",)  # whose function makes commands of their own

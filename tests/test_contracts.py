@@ -45,6 +45,8 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
         ["formulas"],
         ["reproduce"],
         ["reproduce", "--help"],
+        ["accept", "--help"],
+        ["accept", "--checks"],
         ["--help"],
     ],
     ids=" ".join,

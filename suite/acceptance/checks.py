@@ -1,0 +1,229 @@
+"""The checks of a node: for each its number, name, formula, thresholds, and what its failures need to be believed."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Sense(enum.StrEnum):
+    """Which side of the expected value is bad."""
+
+    HIGHER_IS_BETTER = "higher is better"
+    LOWER_IS_BETTER = "lower is better"
+    EXACT = "exact"
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table.
+
+    Args:
+        warn, fail: thresholds of the ratio measured / expected, or of the figure itself where nothing is expected;
+            None where any deviation at all counts.
+        noisy: clocks feed it, so a failure needs a re-run that fails too.
+        phases: of the battery, that measure it.
+        expects: where its expected value comes from.
+    """
+
+    number: int
+    name: str
+    formula: str
+    expects: str
+    phases: tuple[str, ...]
+    sense: Sense
+    warn: float | None = None
+    fail: float | None = None
+    unit: str = ""
+    noisy: bool = False
+
+
+ENVIRONMENT, MATRIX, SPREAD, MEMORY, HOST_DEVICE, PEER, ALL_REDUCE, EXACT_FIGURES, STEP_TIME = range(9)
+ATTRIBUTION, JITTER, STRAGGLER, THROTTLE, ERRORS, REPLAYS, SOAK, LOSS_CURVE, HANG_GUARD = range(9, 18)
+
+_PAST = "data sheet, this node's accepted batteries, siblings of the fleet"
+_HIGHER, _LOWER, _EXACT = Sense.HIGHER_IS_BETTER, Sense.LOWER_IS_BETTER, Sense.EXACT
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        number=ENVIRONMENT,
+        name="environment",
+        formula="devices as asked for; GPUs of one model, ECC on, MIG off, default power limit, PCIe at its maximum "
+        "under load; other processes and guests take less of the processors than --others",
+        expects="what the node itself says is its maximum",
+        phases=("environment", "micro", "launches"),
+        sense=_EXACT,
+    ),
+    Check(
+        number=MATRIX,
+        name="matrix rate",
+        formula="2 M N K / t of the fastest 16-bit product, all ranks at once, the slowest rank",
+        expects=_PAST,
+        phases=("micro",),
+        sense=_HIGHER,
+        warn=0.965,
+        fail=0.93,
+        unit="flop/s",
+        noisy=True,
+    ),
+    Check(
+        number=SPREAD,
+        name="spread over ranks",
+        formula="slowest rank / median rank of check 1",
+        expects="the ranks themselves",
+        phases=("micro",),
+        sense=_HIGHER,
+        warn=0.97,
+        fail=0.93,
+        noisy=True,
+    ),
+    Check(
+        number=MEMORY,
+        name="memory copy and triad",
+        formula="2 S / t and 3 S / t beyond every cache, all ranks at once, the slowest rank",
+        expects=_PAST,
+        phases=("micro",),
+        sense=_HIGHER,
+        warn=0.97,
+        fail=0.93,
+        unit="byte/s",
+        noisy=True,
+    ),
+    Check(
+        number=HOST_DEVICE,
+        name="host-device copy",
+        formula="S / t, pinned, 512 MiB, each direction",
+        expects="the link's data sheet",
+        phases=("micro",),
+        sense=_HIGHER,
+        warn=0.80,
+        fail=0.76,
+        unit="byte/s",
+        noisy=True,
+    ),
+    Check(
+        number=PEER,
+        name="peer to peer",
+        formula="S / t of every pair of ranks, contents checked; against the median pair and the past",
+        expects="the other pairs; " + _PAST,
+        phases=("probe",),
+        sense=_HIGHER,
+        warn=0.97,
+        fail=0.93,
+        unit="byte/s",
+        noisy=True,
+    ),
+    Check(
+        number=ALL_REDUCE,
+        name="all-reduce",
+        formula="busbw = S / t * 2 (n - 1) / n by number of ranks n; results checked to the bit",
+        expects="the exact sum; " + _PAST,
+        phases=("probe",),
+        sense=_HIGHER,
+        warn=0.97,
+        fail=0.93,
+        unit="byte/s",
+        noisy=True,
+    ),
+    Check(
+        number=EXACT_FIGURES,
+        name="exact figures",
+        formula="parameters, flop, state bytes, payload bytes and messages by axis: measured = predicted",
+        expects="arithmetic (suite/predict)",
+        phases=("launches",),
+        sense=_EXACT,
+    ),
+    Check(
+        number=STEP_TIME,
+        name="step time",
+        formula="r = measured / predicted seconds of a launch's median step, over launches: non-inferior",
+        expects="prediction from this node's own checks 1, 3 and 6; its bias from accepted batteries",
+        phases=("micro", "launches"),
+        sense=_LOWER,
+        noisy=True,
+    ),
+    Check(
+        number=ATTRIBUTION,
+        name="attribution",
+        formula="measured - predicted seconds by term; share of the step in no term",
+        expects="0",
+        phases=("micro", "launches"),
+        sense=_LOWER,
+        warn=0.05,
+        fail=0.10,
+        noisy=True,
+    ),
+    Check(
+        number=JITTER,
+        name="jitter",
+        formula="over 200 steps or more of one launch: standard deviation / mean; 99 % quantile / median",
+        expects="a steady machine",
+        phases=("jitter",),
+        sense=_LOWER,
+        warn=0.02,
+        fail=0.05,
+        noisy=True,
+    ),
+    Check(
+        number=STRAGGLER,
+        name="straggler",
+        formula="compute seconds (forward, backward, optimizer) of the best rank / of each rank, median over launches",
+        expects="the best rank",
+        phases=("launches",),
+        sense=_HIGHER,
+        warn=0.97,
+        fail=0.93,
+        noisy=True,
+    ),
+    Check(
+        number=THROTTLE,
+        name="throttling",
+        formula="clock-event reasons under load: thermal, hardware slowdown, power brake in 3 samples running",
+        expects="none",
+        phases=("health",),
+        sense=_EXACT,
+    ),
+    Check(
+        number=ERRORS,
+        name="ECC, remapped rows, XID",
+        formula="counters after - before, read under load too",
+        expects="no difference, nothing pending",
+        phases=("health",),
+        sense=_EXACT,
+    ),
+    Check(
+        number=REPLAYS,
+        name="bitwise replays",
+        formula="3 replays of the same training on every rank alone: hashes of loss, gradients, parameters each step; "
+        "then a vote over ranks",
+        expects="what most replays of most ranks got",
+        phases=("probe",),
+        sense=_EXACT,
+    ),
+    Check(
+        number=SOAK,
+        name="soak",
+        formula="products and copies between buffers with known patterns, every byte verified",
+        expects="the patterns",
+        phases=("probe",),
+        sense=_EXACT,
+    ),
+    Check(
+        number=LOSS_CURVE,
+        name="loss curve",
+        formula="same software, seed and layout: losses equal to the bit; finite; falling from 20 steps on",
+        expects="the first launch, and accepted batteries with the same software",
+        phases=("launches", "jitter"),
+        sense=_EXACT,
+    ),
+    Check(
+        number=HANG_GUARD,
+        name="hang guard",
+        formula="each phase: a rank silent for 10 times its longest step (20 s at least) hangs; 5 times the predicted "
+        "seconds of the phase are its budget",
+        expects="prediction of the phase",
+        phases=("every",),
+        sense=_EXACT,
+    ),
+)
+NOISY = frozenset(check.number for check in CHECKS if check.noisy)

@@ -1,0 +1,215 @@
+"""What the battery measured, phase by phase: the data that checks judge, and that its record keeps."""
+
+from __future__ import annotations
+
+import msgspec
+
+from suite.job import Status
+
+
+class Competitor(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that is none of ours, and the processor cores that it used."""
+
+    pid: int
+    name: str
+    cores: float
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"):
+    """What the node looks like before anything runs.
+
+    Args:
+        devices: GPUs that torch can use, or processor cores.
+        devices_expected: that the operator asked for; None: not said.
+        others_share: of all processors, what other processes used while nothing of ours ran; None: not told.
+        competitors: the busiest of them first.
+        fleet_problems: records of the fleet that were left out, and why; `past_problems` of this node.
+    """
+
+    device: str
+    ranks: int
+    devices: int
+    devices_expected: int | None
+    others_share: float | None
+    competitors: list[Competitor]
+    fleet_problems: list[str] = []
+    past_problems: list[str] = []
+
+
+class Micro(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
+    """This node's own micro-measurements, all ranks at once.
+
+    Args:
+        matrix: fastest 16-bit product of each rank, in flop/s.
+        copy, triad: byte/s of each rank, beyond every cache.
+        host_device: byte/s by direction; empty without a GPU.
+        peak: dense peak of one rank's processor or GPU, flop/s; `peak_source` where it is from; None: not known.
+        profile: file of the machine profile.
+    """
+
+    status: Status
+    message: str
+    seconds: float
+    matrix: list[float] = []
+    copy: list[float] = []
+    triad: list[float] = []
+    host_device: dict[str, float] = {}
+    peak: float | None = None
+    peak_source: str = ""
+    profile: str = ""
+    others_share: float | None = None
+    steal_share: float | None = None
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
+    """One launch of a miniature; figures only where it ended well.
+
+    Args:
+        purpose: exact, times or jitter.
+        exact: exact figures that were compared; `unequal` those that differ, in words.
+        step_seconds: median of the timed steps; `predicted_seconds` None without a prediction.
+        measured_terms, predicted_terms: seconds of the step by term.
+        compute_seconds: of a timed step, by rank.
+        timed: seconds of each timed step, of its slowest rank.
+        stack: hash of software and policy: what decides losses to the bit on one kind of processor.
+        stacks: Python stacks and log of a launch that did not end well.
+    """
+
+    run: str
+    purpose: str
+    status: Status
+    message: str
+    ranks_at_fault: list[int]
+    record: str
+    seconds: float
+    exact: int = 0
+    unequal: list[str] = []
+    step_seconds: float | None = None
+    predicted_seconds: float | None = None
+    measured_terms: dict[str, float] = {}
+    predicted_terms: dict[str, float] = {}
+    compute_seconds: list[float] = []
+    timed: list[float] = []
+    losses: list[float] = []
+    learns: bool = True
+    stack: str = ""
+    others_share: float | None = None
+    steal_share: float | None = None
+    stacks: str = ""
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """Hashes of one step of one replay on one rank."""
+
+    rank: int
+    replay: int
+    step: int
+    loss: str
+    gradients: str
+    parameters: str
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank received from a peer, or (peer None) in all-reduces of all ranks."""
+
+    rank: int
+    peer: int | None
+    bytes_per_second: float
+    wrong: int
+    first: str
+
+
+class Soaking(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank verified."""
+
+    rank: int
+    bytes: int
+    passes: int
+    wrong: int
+    first: str
+
+
+class Probing(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
+    """One probe of all ranks."""
+
+    status: Status
+    message: str
+    ranks_at_fault: list[int]
+    seconds: float
+    replays: list[Replay] = []
+    exchanges: list[Exchange] = []
+    soaks: list[Soaking] = []
+    soak_seconds: float = 0.0
+    stacks: str = ""
+
+
+class GpuState(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of a GPU; None where the driver did not tell, or not in time."""
+
+    ecc: bool | None = None
+    mig: bool | None = None
+    watts_limit: float | None = None
+    watts_default: float | None = None
+    pcie_generation: int | None = None
+    pcie_most_generation: int | None = None
+    pcie_width: int | None = None
+    pcie_most_width: int | None = None
+    corrected: int | None = None
+    uncorrected: int | None = None
+    remapped_corrected: int | None = None
+    remapped_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    processes: list[int] = []
+
+
+class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample under load."""
+
+    second: float
+    mhz: float | None
+    watts: float | None
+    celsius: float | None
+    reasons: list[str] | None
+    pcie_generation: int | None
+    pcie_width: int | None
+
+
+class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU before, under and after the load."""
+
+    index: int
+    model: str
+    driver: str
+    firmware: str
+    before: GpuState
+    after: GpuState
+    samples: list[GpuSample]
+    xids: list[int]
+    unanswered: list[str] = []
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True, tag="health"):
+    """All GPUs, or why none was read."""
+
+    gpus: list[GpuHealth]
+    why_none: str = ""
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
+    """How a phase went: its budget, what it took, and how it ended.
+
+    Args:
+        outcome: ok, hang, slow (over budget, but making progress), or failed.
+    """
+
+    phase: str
+    predicted_seconds: float
+    budget_seconds: float
+    seconds: float
+    outcome: str
+    message: str = ""
+    stacks: str = ""
+
+
+Evidence = Surroundings | Micro | Launched | Probing | Health | Timed

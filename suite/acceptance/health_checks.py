@@ -1,0 +1,200 @@
+"""Checks 0, 12 and 13: the node's surroundings, and what its GPUs' counters say."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from suite.acceptance.checks import ENVIRONMENT, ERRORS, THROTTLE
+from suite.acceptance.evidence import GpuHealth, Health, Launched, Micro, Surroundings
+from suite.acceptance.verdicts import Finding, Verdict
+
+RUNNING = 3  # samples in a row
+MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes
+BAD_REASONS = ("hardware slowdown", "hardware thermal slowdown", "software thermal slowdown", "power brake")
+# XIDs that a program of the user can cause by itself (NVIDIA, XID Errors: 13 graphics engine exception, 31 MMU fault,
+# 43 reset channel, 45 preemptive removal, 68 video processor exception); every other one is the board's, the link's or
+# the driver's
+OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
+
+
+def environment_findings(
+    around: Surroundings | None,
+    health: Health | None,
+    during: Sequence[Micro | Launched],
+    *,
+    others: float,
+    loaded: bool,
+) -> list[Finding]:
+    """Check 0: each subject that is wrong makes the battery invalid; otherwise each passes."""
+    findings = []
+    if around is not None:
+        findings.append(_devices(around))
+        findings.append(_others(around, during, others))
+        for subject, problems in (
+            ("fleet records", around.fleet_problems),
+            ("records of this node", around.past_problems),
+        ):
+            if problems:
+                words = "; ".join(problems[:3])
+                findings.append(Finding(check=ENVIRONMENT, subject=subject, verdict=Verdict.WARN, evidence=words))
+    if health is None or not health.gpus:
+        why = "not read" if health is None else health.why_none
+        findings.append(Finding(check=ENVIRONMENT, subject="GPUs", verdict=Verdict.NOT_RUN, evidence=why))
+    else:
+        findings.append(_gpus(health.gpus, loaded=loaded))
+    return findings
+
+
+def _devices(around: Surroundings) -> Finding:
+    kind = "GPUs" if around.device == "cuda" else "cores"
+    expected = around.devices_expected
+    wrong = expected is not None and around.devices != expected
+    return Finding(
+        check=ENVIRONMENT,
+        subject="devices",
+        verdict=Verdict.INVALID if wrong else Verdict.PASS,
+        measured=float(around.devices),
+        expected=None if expected is None else float(expected),
+        source="" if expected is None else "--devices",
+        part=f"{kind}: {around.devices} in place of {expected}" if wrong else "",
+        evidence=f"{around.devices} {kind}, {around.ranks} ranks",
+    )
+
+
+def _others(around: Surroundings, during: Sequence[Micro | Launched], limit: float) -> Finding:
+    """Other processes before and while ours ran, and what the host gave to other guests."""
+    seen = [("before", around.others_share)]
+    seen += [(_when(one), one.others_share) for one in during]
+    seen += [(f"{_when(one)}, other guests", one.steal_share) for one in during]
+    told = [(when, share) for when, share in seen if share is not None]
+    if not told:
+        why = "the system does not tell who uses its processors"
+        return Finding(check=ENVIRONMENT, subject="other processes", verdict=Verdict.NOT_RUN, evidence=why)
+    when, share = max(told, key=lambda pair: pair[1])
+    named = [f"{one.name} (pid {one.pid}) {one.cores:.0%} of a core" for one in around.competitors]
+    busy = ", ".join(named[:MOST_IN_PART])
+    bad = share > limit
+    words = "; ".join([f"at most {share:.0%} of the processors, {when}", *named[:MOST_NAMED]])
+    return Finding(
+        check=ENVIRONMENT,
+        subject="other processes",
+        verdict=Verdict.INVALID if bad else Verdict.PASS,
+        measured=share,
+        expected=0.0,
+        fail=limit,
+        source="--others",
+        part=f"other processes: {busy or 'gone since, or not to be seen'}" if bad else "",
+        evidence=words,
+    )
+
+
+def _when(one: Micro | Launched) -> str:
+    return "in the micro-measurements" if isinstance(one, Micro) else f"in {one.run}"
+
+
+def _gpus(gpus: Sequence[GpuHealth], *, loaded: bool) -> Finding:
+    """The state of the GPUs; of the PCIe link only under load: an idle one saves power at a lower generation."""
+    wrong = []
+    for what in ("model", "driver", "firmware"):
+        values = {getattr(gpu, what) for gpu in gpus}
+        if len(values) > 1:
+            wrong.append(("GPUs", f"{what} differs: {', '.join(sorted(values))}"))
+    for gpu in gpus:
+        name, state = f"GPU {gpu.index}", gpu.before
+        if state.ecc is False:
+            wrong.append((name, "ECC off"))
+        if state.mig:
+            wrong.append((name, "MIG on"))
+        if state.processes:
+            wrong.append((name, f"other processes: {state.processes}"))
+        if state.watts_limit and state.watts_default and state.watts_limit < state.watts_default:
+            wrong.append((name, f"power limit {state.watts_limit:.0f} W, default {state.watts_default:.0f} W"))
+        under_load = gpu.samples if loaded else []
+        generations = [sample.pcie_generation for sample in under_load if sample.pcie_generation]
+        widths = [sample.pcie_width for sample in under_load if sample.pcie_width]
+        if generations and state.pcie_most_generation and max(generations) < state.pcie_most_generation:
+            wrong.append((name, f"PCIe generation {max(generations)} of {state.pcie_most_generation} under load"))
+        if widths and state.pcie_most_width and max(widths) < state.pcie_most_width:
+            wrong.append((name, f"PCIe width x{max(widths)} of x{state.pcie_most_width} under load"))
+    return Finding(
+        check=ENVIRONMENT,
+        subject="GPUs",
+        verdict=Verdict.INVALID if wrong else Verdict.PASS,
+        part=", ".join(sorted({name for name, _ in wrong})),
+        evidence="; ".join(f"{name}: {what}" for name, what in wrong) or f"{len(gpus)} alike, nothing unusual",
+    )
+
+
+def gpu_findings(health: Health | None) -> list[Finding]:
+    """Checks 12 and 13 of every GPU."""
+    if health is None or not health.gpus:
+        why = "not read" if health is None else health.why_none
+        return [
+            Finding(check=number, subject="", verdict=Verdict.NOT_RUN, evidence=why) for number in (THROTTLE, ERRORS)
+        ]
+    return [finding for gpu in health.gpus for finding in (_throttling(gpu), _errors(gpu))]
+
+
+def _throttling(gpu: GpuHealth) -> Finding:
+    told = [sample for sample in gpu.samples if sample.reasons is not None]
+    name = f"GPU {gpu.index}"
+    if len(told) < RUNNING:
+        why = f"{len(told)} samples under load" + (
+            f"; no answer to {', '.join(gpu.unanswered)}" if gpu.unanswered else ""
+        )
+        return Finding(check=THROTTLE, subject=name, verdict=Verdict.NOT_RUN, evidence=why)
+    longest = {reason: longest_run([reason in (sample.reasons or []) for sample in told]) for reason in BAD_REASONS}
+    bad = {reason: length for reason, length in longest.items() if length >= RUNNING}
+    capped = sum("software power cap" in (sample.reasons or []) for sample in told)
+    hottest = max((sample.celsius for sample in told if sample.celsius is not None), default=None)
+    slowest = min((sample.mhz for sample in told if sample.mhz is not None), default=None)
+    words = [f"{reason} in {length} samples running" for reason, length in bad.items()]
+    words += [f"{len(told)} samples", f"software power cap in {capped}"]
+    words += [f"at most {hottest:.0f} C"] if hottest is not None else []
+    words += [f"at least {slowest:.0f} MHz"] if slowest is not None else []
+    return Finding(
+        check=THROTTLE,
+        subject=name,
+        verdict=Verdict.FAIL if bad else Verdict.PASS,
+        part=f"clocks of {name}: {', '.join(bad)}" if bad else "",
+        evidence="; ".join(words),
+    )
+
+
+def longest_run(flags: Sequence[bool]) -> int:
+    """The most true values in a row."""
+    return max((len(list(group)) for value, group in itertools.groupby(flags) if value), default=0)
+
+
+def _errors(gpu: GpuHealth) -> Finding:
+    name, before, after = f"GPU {gpu.index}", gpu.before, gpu.after
+    bad: list[str] = []
+    noted: list[str] = []
+    told = 0
+    for what, one, other, uncorrectable in (
+        ("uncorrectable ECC errors", before.uncorrected, after.uncorrected, True),
+        ("corrected ECC errors", before.corrected, after.corrected, False),
+        ("rows remapped for uncorrectable errors", before.remapped_uncorrected, after.remapped_uncorrected, True),
+        ("rows remapped for corrected errors", before.remapped_corrected, after.remapped_corrected, False),
+    ):
+        if one is None or other is None:
+            continue
+        told += 1
+        if other > one:
+            (bad if uncorrectable else noted).append(f"{other - one} {what} under load")
+    bad += ["a row waits to be remapped"] if after.remap_pending else []
+    bad += ["remapping a row failed"] if after.remap_failed else []
+    bad += [f"XID {xid}" for xid in gpu.xids if xid not in OF_PROGRAMS]
+    noted += [f"XID {xid} (a program's)" for xid in gpu.xids if xid in OF_PROGRAMS]
+    if not told and not bad and not noted:
+        why = f"the driver tells no counters ({', '.join(gpu.unanswered) or 'no answer'})"
+        return Finding(check=ERRORS, subject=name, verdict=Verdict.NOT_RUN, evidence=why)
+    verdict = Verdict.FAIL if bad else Verdict.WARN if noted else Verdict.PASS
+    return Finding(
+        check=ERRORS,
+        subject=name,
+        verdict=verdict,
+        part="" if verdict is Verdict.PASS else f"memory or board of {name}",
+        evidence="; ".join([*bad, *noted]) or "no counter moved",
+    )

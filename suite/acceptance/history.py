@@ -1,0 +1,107 @@
+"""What other batteries measured: of this node before, and of its siblings in a fleet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.acceptance import evidence_record
+from suite.acceptance.evidence_record import Closed
+from suite.acceptance.verdicts import Decision
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """Values by check and subject.
+
+    Args:
+        past: of accepted batteries of this node with the same hardware and software, oldest first.
+        fleet: of other nodes with the same hardware, the newest accepted battery of each.
+        fleet_nodes: how many nodes that are.
+        past_problems, fleet_problems: records that were left out, and why.
+    """
+
+    past: dict[str, list[float]] = {}
+    fleet: dict[str, list[float]] = {}
+    losses: dict[str, list[float]] = {}
+    fleet_nodes: int = 0
+    past_problems: list[str] = []
+    fleet_problems: list[str] = []
+
+    def of(self, check: int, subject: str) -> tuple[list[float], list[float]]:
+        """Past and fleet values of one subject of a check."""
+        key = f"{check}:{subject}"
+        return self.past.get(key, []), self.fleet.get(key, [])
+
+
+def history(results: Path, fleet: Path | None, *, node: str, hardware: str, software: str) -> History:
+    """What can be compared with a battery of `node` with these hashes of hardware and software.
+
+    Another software is another stack: its rates are no past. It is counted as a problem, in words, so that an operator
+    sees why a new driver starts without one. Records that cannot be read are left out, and named.
+
+    Raises:
+        InputError: `fleet` is no directory.
+    """
+    past: dict[str, list[float]] = {}
+    losses: dict[str, list[float]] = {}
+    problems: list[str] = []
+    stale = 0
+    for closed in _closed(results / "acceptance", problems):
+        if closed.node != node or closed.decision is not Decision.ACCEPTED:
+            continue
+        if closed.hashes.get("hardware") != hardware or closed.hashes.get("software") != software:
+            stale += 1
+            continue
+        _add(past, closed)
+        losses |= closed.losses
+    if stale:
+        problems.append(f"{stale} accepted batteries of this node had other hardware or software: not its past")
+    theirs: dict[str, list[float]] = {}
+    fleet_problems: list[str] = []
+    newest: dict[str, Closed] = {}
+    if fleet is not None:
+        if not fleet.is_dir():
+            raise InputError(
+                "the fleet is no directory", got=str(fleet), allowed="a directory of records", where="--fleet"
+            )
+        for closed in sorted(_closed(fleet, fleet_problems), key=lambda one: one.finished):
+            if (
+                closed.node != node
+                and closed.decision is Decision.ACCEPTED
+                and closed.hashes.get("hardware") == hardware
+            ):
+                newest[closed.node] = closed
+        for closed in newest.values():
+            _add(theirs, closed)
+            losses = {
+                key: values for key, values in closed.losses.items() if closed.hashes.get("software") == software
+            } | losses
+    return History(
+        past=past,
+        fleet=theirs,
+        losses=losses,
+        fleet_nodes=len(newest),
+        past_problems=problems,
+        fleet_problems=fleet_problems,
+    )
+
+
+def _closed(directory: Path, problems: list[str]) -> list[Closed]:
+    found = []
+    for path in sorted(directory.rglob("*.end.json")):
+        try:
+            data = path.read_bytes()
+            if b'"battery"' not in data[:200] and "acceptance" not in path.parts[-2:]:
+                continue  # the record of a launch
+            found.append(evidence_record.decode(data, Closed, str(path)))
+        except (OSError, InputError) as error:
+            problems.append(f"left out: {error}")
+    return found
+
+
+def _add(values: dict[str, list[float]], closed: Closed) -> None:
+    for finding in closed.findings:
+        if finding.siblings and finding.measured is not None:
+            values.setdefault(f"{finding.check}:{finding.siblings}", []).append(finding.measured)

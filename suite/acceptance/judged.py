@@ -1,0 +1,82 @@
+"""All evidence of a battery becomes findings, in the order of the checks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from suite.acceptance.bit_checks import guard_findings, replay_finding, soak_finding
+from suite.acceptance.checks import CHECKS, ENVIRONMENT, HANG_GUARD, NOISY
+from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Surroundings, Timed
+from suite.acceptance.health_checks import environment_findings, gpu_findings
+from suite.acceptance.history import History
+from suite.acceptance.launch_checks import exact_findings, jitter_findings, loss_findings, time_findings
+from suite.acceptance.noninferiority import LOOKS
+from suite.acceptance.rates import exchange_findings, micro_findings
+from suite.acceptance.verdicts import Finding, Verdict
+
+
+def judged(
+    evidence: Sequence[Evidence],
+    history: History,
+    *,
+    others: float,
+    looks: Sequence[int] = LOOKS,
+    selected: Collection[int] = range(len(CHECKS)),
+) -> list[Finding]:
+    """Findings of the selected checks; a selected check without any evidence did not run, and says so.
+
+    In an invalid environment what clocks measured says nothing of the node: failures and warnings of noisy checks are
+    invalid too, and so is what passes: a node that is good enough in spite of others' work may still be told apart from
+    a good one by nobody. Exact checks keep their verdicts.
+
+    Args:
+        others: largest share of the processors that other processes may use.
+    """
+    micro = [one for one in evidence if isinstance(one, Micro)]
+    launches = [one for one in evidence if isinstance(one, Launched)]
+    probes = [one for one in evidence if isinstance(one, Probing)]
+    around = next((one for one in evidence if isinstance(one, Surroundings)), None)
+    health = next((one for one in evidence if isinstance(one, Health)), None)
+    during: list[Micro | Launched] = [*micro, *launches]
+    loaded = bool(during or probes)
+    environment = environment_findings(around, health, during, others=others, loaded=loaded)
+    disturbed = any(finding.verdict is Verdict.INVALID for finding in environment)
+    findings = [*environment]
+    for one in micro:
+        findings += micro_findings(one, history)
+    for probe in probes:
+        if probe.exchanges or not (probe.replays or probe.soaks):
+            findings += exchange_findings(probe, history)
+        if probe.replays or not (probe.exchanges or probe.soaks):
+            findings.append(replay_finding(probe))
+        if probe.soaks or not (probe.exchanges or probe.replays):
+            findings.append(soak_finding(probe))
+    if launches:
+        findings += [*exact_findings(launches), *time_findings(launches, history, looks=looks)]
+        findings += [*jitter_findings(launches), *loss_findings(launches, history)]
+    findings += gpu_findings(health)
+    findings += guard_findings([one for one in evidence if isinstance(one, Timed)], disturbed=disturbed)
+    if disturbed:
+        findings = [_undecided(finding) for finding in findings]
+    kept = [finding for finding in findings if finding.check in selected]
+    silent = [check for check in CHECKS if check.number in selected and all(f.check != check.number for f in kept)]
+    kept += [
+        Finding(check=check.number, subject="", verdict=Verdict.NOT_RUN, evidence="nothing in this battery measures it")
+        for check in silent
+    ]
+    return sorted(kept, key=lambda finding: finding.check)
+
+
+def _undecided(finding: Finding) -> Finding:
+    if (
+        finding.check not in NOISY
+        or finding.check in (ENVIRONMENT, HANG_GUARD)
+        or finding.subject.endswith("to the bit")
+    ):
+        return finding
+    if finding.verdict not in (Verdict.FAIL, Verdict.WARN, Verdict.INCONCLUSIVE) or finding.status != "ok":
+        return finding
+    words = f"{finding.verdict.value} in an invalid environment; {finding.evidence}"
+    return msgspec.structs.replace(finding, verdict=Verdict.INVALID, evidence=words)

@@ -1,0 +1,291 @@
+"""What the battery runs: micro-measurements, launches of miniatures, probes; each returns its evidence."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.accelerator import accelerator
+from reference_runs.catalog import reference_run
+from reference_runs.errors import InputError
+from suite import store
+from suite.acceptance.evidence import Exchange, Launched, Micro, Probing, Replay, Soaking
+from suite.acceptance.evidence_record import digest
+from suite.acceptance.profiles import Effort
+from suite.calibration import CalibrationRequest, calibrate, planned_calibration
+from suite.calibration_job import Measured
+from suite.calibration_plan import Planned
+from suite.compare import Verdict as RowVerdict
+from suite.devices import usable_cores
+from suite.figures import EXACT, Quantity, StepTerm
+from suite.job import Event, Status, StepKind
+from suite.launch import launch
+from suite.machine_profile import Profile
+from suite.measured_seconds import Subject, median
+from suite.miniature import miniature
+from suite.plan import Request, corpus_for, plan
+from suite.probe_job import Exchanged, ProbeJob, Replayed, Soaked
+from suite.profiled_machine import known_accelerator
+from suite.reproduction import reproduce
+
+AVAILABLE_SHARE = 0.9  # of the memory that the system calls available, for a full soak on a CPU
+COLLECTIVE_TIMEOUT_SECONDS = 300.0
+SEED = 20261122
+PROBED = "bloom-176b"  # the run whose miniature the replays train
+COMPUTE = (StepTerm.FORWARD, StepTerm.BACKWARD, StepTerm.OPTIMIZER)
+OnEvent = Callable[[int, Event], None]
+
+
+def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEvent) -> tuple[Micro, Profile | None]:
+    """This node's micro-measurements, and the machine profile that they make; it is stored below `results`."""
+    start = time.monotonic()
+    request = CalibrationRequest(results=results, ranks=ranks, device=device)
+    planned = planned_calibration(request, effort.densities[device])
+    points: dict[tuple[int, int], list[Measured]] = {}
+
+    def collect(rank: int, event: Event) -> None:
+        if isinstance(event, Measured):
+            points.setdefault((rank, event.task), []).append(event)
+        on_event(rank, event)
+
+    result = calibrate(planned, collect)
+    seconds = time.monotonic() - start
+    if result.profile is None:
+        return Micro(status=result.status, message=result.message, seconds=seconds), None
+    profile = result.profile
+    matrix, copy, triad = ([0.0] * ranks for _ in range(3))
+    for (rank, number), events in points.items():
+        task = planned.planned[number]
+        if task.kind != "table" or task.task.subject.ranks != ranks:
+            continue
+        subject = task.task.subject
+        if subject.operation == "product" and subject.dtype == "bf16":
+            matrix[rank] = max(matrix[rank], *_product_rates(task, events))
+        if subject.operation in ("copy", "triad"):
+            rates = copy if subject.operation == "copy" else triad
+            rates[rank] = task.task.sizes[-1][0] / median(event.timings[-1].seconds for event in events)
+    peak, source = _peak(profile, ranks)
+    evidence = Micro(
+        status=Status.OK,
+        message="",
+        seconds=seconds,
+        matrix=matrix,
+        copy=copy,
+        triad=triad,
+        host_device=_host_device(profile),
+        peak=peak,
+        peak_source=source,
+        profile=result.path,
+        others_share=profile.conditions.others_share,
+        steal_share=profile.conditions.steal_share,
+    )
+    return evidence, profile
+
+
+def _product_rates(planned: Planned, events: list[Measured]) -> list[float]:
+    """Flop a second of every point of a table, the median over rounds."""
+    rates = []
+    for place, (m, n, k) in enumerate(planned.task.sizes):
+        rates.append(2.0 * m * n * k / median(event.timings[place].seconds for event in events))
+    return rates
+
+
+def _host_device(profile: Profile) -> dict[str, float]:
+    found = {}
+    for operation in ("host_to_device", "device_to_host"):
+        try:
+            line = profile.line(Subject(operation=operation, ranks=profile.conditions.ranks))
+        except InputError:
+            continue
+        found[operation.replace("_", " ")] = line.sizes[-1] / line.timings[-1].seconds
+    return found
+
+
+def _peak(profile: Profile, ranks: int) -> tuple[float | None, str]:
+    """Dense peak of one rank, and where it is from."""
+    try:
+        known = known_accelerator(profile) if profile.fingerprint.device == "cuda" else accelerator("this-cpu")
+    except InputError:
+        return None, ""
+    if known is None:
+        return None, ""
+    peaks = known.peak_flop_per_second
+    dtype = "bf16" if "bf16" in peaks else "fp32"
+    share = ranks if profile.fingerprint.device == "cpu" else 1
+    where = f"1/{ranks} of this CPU's {dtype} peak, {peaks[dtype] / 1e9:,.0f} Gflop/s by its clock and vector width"
+    if profile.fingerprint.device == "cuda":
+        where = f"data sheet of {known.title}, {dtype} dense"
+    return peaks[dtype] / share, where
+
+
+def launched(
+    name: str,
+    purpose: str,
+    *,
+    device: str,
+    ranks: int,
+    steps: int,
+    results: Path,
+    profile: Profile | None,
+    on_event: OnEvent,
+) -> Launched:
+    """One launch of a miniature, with its record."""
+    start = time.monotonic()
+    planned = plan(Request(name=name, ranks=ranks, device=device, steps=steps, results=results))
+    corpus = corpus_for(planned, None)
+    result = reproduce(planned, corpus, results, on_event, profile=profile, profile_source="measured by this battery")
+    end = store.read(Path(result.record))
+    evidence = Launched(
+        run=name,
+        purpose=purpose,
+        status=result.status,
+        message=result.message,
+        ranks_at_fault=end.end.ranks_at_fault if end.end else [],
+        record=result.record,
+        seconds=time.monotonic() - start,
+        stacks=end.end.log_tail if end.end else "",
+    )
+    if result.status is not Status.OK or end.end is None:
+        return evidence
+    begin = end.begin
+    stack = {name: version for name, version in begin.software.items() if name != "suite"} | begin.policy
+    stack |= {"cpu": begin.hardware["cpu"], "gpus": begin.hardware["gpus"]}
+    exact = [row for row in result.rows if row.quantity in {quantity.value for quantity in EXACT}]
+    whole = next((row for row in result.rows if _is_step(row.quantity, row.rank) and row.term is None), None)
+    terms = [row for row in result.rows if _is_step(row.quantity, row.rank) and row.term is not None]
+    return msgspec.structs.replace(
+        evidence,
+        message=result.profile if whole is None or whole.left is None else "",
+        exact=sum(row.verdict is RowVerdict.PASS for row in exact),
+        unequal=[
+            f"{' '.join(str(part) for part in (row.quantity, row.axis, row.operation, row.rank) if part is not None)}: "
+            f"{row.right} measured, {row.left} predicted"
+            for row in exact
+            if row.verdict is RowVerdict.FAIL
+        ],
+        step_seconds=None if whole is None else whole.right,
+        predicted_seconds=None if whole is None else whole.left,
+        measured_terms={row.term: row.right for row in terms if row.term and row.right is not None},
+        predicted_terms={row.term: row.left for row in terms if row.term and row.left is not None},
+        compute_seconds=[
+            math.fsum(
+                row.right or 0.0
+                for row in result.rows
+                if row.quantity == Quantity.STEP_SECONDS and row.rank == rank and row.term in COMPUTE
+            )
+            for rank in range(planned.layout.ranks)
+        ],
+        timed=[
+            max(step.seconds for step in of_ranks)
+            for of_ranks in zip(*(rank.steps for rank in end.end.ranks), strict=True)
+            if of_ranks[0].kind is StepKind.TIMED
+        ],
+        losses=result.losses,
+        learns=planned.learns,
+        stack=digest([stack, begin.job.steps, begin.job.seed, begin.corpus]),
+        others_share=result.others_share,
+        steal_share=result.steal_share,
+    )
+
+
+def _is_step(quantity: str, rank: int | None) -> bool:
+    return quantity == Quantity.STEP_SECONDS and rank is None
+
+
+def probed(
+    device: str,
+    ranks: int,
+    effort: Effort,
+    *,
+    replays: bool,
+    exchanges: bool,
+    soak: bool,
+    on_event: OnEvent,
+) -> Probing:
+    """One probe of all ranks: replays, exchanges and soak, as far as asked for."""
+    start = time.monotonic()
+    small = miniature(reference_run(PROBED), device, ranks=1, steps=effort.replay_steps)
+    seconds = effort.soak_seconds if soak else 0.0
+    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
+        job = ProbeJob(
+            directory=scratch,
+            device=device,
+            ranks=ranks,
+            threads=max(1, usable_cores() // ranks),
+            architecture=small.architecture,
+            recipe=small.recipe,
+            seed=SEED,
+            replays=effort.replays if replays else 0,
+            replay_steps=effort.replay_steps,
+            samples=1,
+            exchanges=effort.exchanges if exchanges else 0,
+            exchange_bytes=effort.exchange_bytes[device],
+            soak_seconds=seconds,
+            soak_bytes=_soak_bytes(device, ranks, effort),
+            collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
+        )
+        (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
+        outcome = launch(job, store.new_identity(), on_event)
+    evidence = Probing(
+        status=outcome.status,
+        message=outcome.message,
+        ranks_at_fault=outcome.ranks_at_fault,
+        seconds=time.monotonic() - start,
+        stacks=outcome.log_tail,
+        soak_seconds=seconds,
+    )
+    if outcome.status is not Status.OK:
+        return evidence
+    told = [(rank, event) for rank, events in enumerate(outcome.events) for event in events]
+    return msgspec.structs.replace(
+        evidence,
+        replays=[
+            Replay(
+                rank=rank,
+                replay=one.replay,
+                step=one.step,
+                loss=one.loss,
+                gradients=one.gradients,
+                parameters=one.parameters,
+            )
+            for rank, one in told
+            if isinstance(one, Replayed)
+        ],
+        exchanges=[
+            Exchange(
+                rank=rank, peer=one.peer, bytes_per_second=one.bytes / one.seconds, wrong=one.wrong, first=one.first
+            )
+            for rank, one in told
+            if isinstance(one, Exchanged)
+        ],
+        soaks=[
+            Soaking(rank=rank, bytes=one.bytes, passes=one.passes, wrong=one.wrong, first=one.first)
+            for rank, one in told
+            if isinstance(one, Soaked)
+        ],
+    )
+
+
+def _soak_bytes(device: str, ranks: int, effort: Effort) -> int:
+    """Of one rank; 0 on a GPU, which takes what it has free."""
+    if device == "cuda":
+        return 0
+    available = available_bytes()
+    share = int(AVAILABLE_SHARE * available / ranks) if available else 2**28
+    return share if effort.soak_bytes is None else min(effort.soak_bytes, share)
+
+
+def available_bytes() -> int | None:
+    """Memory that the system calls available; None where it does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except (OSError, ValueError):
+        return None
+    return None

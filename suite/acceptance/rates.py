@@ -1,0 +1,119 @@
+"""Checks 1 to 6: what ranks, memory and links can do, beside what they should."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from suite.acceptance.checks import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD
+from suite.acceptance.evidence import Exchange, Micro, Probing
+from suite.acceptance.expectations import Expected, from_peak, from_values, limited, rated
+from suite.acceptance.history import History
+from suite.acceptance.verdicts import Finding, Verdict
+from suite.job import Status
+
+PAIRS_FOR_A_MEDIAN = 3
+
+
+def micro_findings(micro: Micro, history: History) -> list[Finding]:
+    """Checks 1 to 4, from the micro-measurements."""
+    if micro.status is not Status.OK:
+        return [_broken(number, micro.status, micro.message) for number in (MATRIX, SPREAD, MEMORY)]
+    findings = []
+    slowest = min(range(len(micro.matrix)), key=lambda rank: micro.matrix[rank])
+    peak = [] if micro.peak is None else [from_peak(micro.peak, micro.peak_source)]
+    findings.append(
+        _against(MATRIX, "slowest rank", micro.matrix[slowest], history, f"matrix rate of rank {slowest}", peak)
+    )
+    if len(micro.matrix) < 2:
+        findings.append(_not_run(SPREAD, "one rank has nothing to be compared with"))
+    else:
+        share = micro.matrix[slowest] / statistics.median(micro.matrix)
+        rates = ", ".join(f"rank {rank} {rate / 1e9:,.1f}" for rank, rate in enumerate(micro.matrix))
+        findings.append(
+            limited(
+                CHECKS[SPREAD],
+                "matrix rate",
+                share,
+                part=f"matrix rate of rank {slowest}",
+                source="median of the ranks",
+                evidence=f"Gflop/s: {rates}",
+            )
+        )
+    for name, rates_of in (("copy", micro.copy), ("triad", micro.triad)):
+        slow = min(range(len(rates_of)), key=lambda rank: rates_of[rank])
+        findings.append(_against(MEMORY, name, rates_of[slow], history, f"memory bandwidth (rank {slow} slowest)", []))
+    if not micro.host_device:
+        findings.append(_not_run(HOST_DEVICE, "no GPU"))
+    for direction, rate in micro.host_device.items():
+        findings.append(_against(HOST_DEVICE, direction, rate, history, f"host link, {direction}", []))
+    return findings
+
+
+def exchange_findings(probing: Probing, history: History) -> list[Finding]:
+    """Checks 5 and 6: what arrived between two ranks and from all of them, to the bit, and how fast."""
+    if probing.status is not Status.OK:
+        return [_broken(PEER, probing.status, probing.message), _broken(ALL_REDUCE, probing.status, probing.message)]
+    if not probing.exchanges:
+        return [_not_run(number, "one rank has nobody to exchange with") for number in (PEER, ALL_REDUCE)]
+    findings = []
+    pairs = [one for one in probing.exchanges if one.peer is not None and one.rank < one.peer]
+    rates = {(one.rank, one.peer): one.bytes_per_second for one in pairs}
+    middle = statistics.median(rates.values())
+    for (first, second), rate in rates.items():
+        assert second is not None
+        cell = [Expected(value=middle, source=f"median of {len(rates)} pairs", warn=0.97, fail=0.93)]
+        enough = len(rates) >= PAIRS_FOR_A_MEDIAN
+        link = f"link {first}-{second}"
+        findings.append(_against(PEER, link, rate, history, link, cell if enough else []))
+    sums = [one for one in probing.exchanges if one.peer is None]
+    if sums:
+        n = len(sums)
+        slowest = min(one.bytes_per_second for one in sums) * 2 * (n - 1) / n
+        part = "link 0-1" if n == 2 else f"links between {n} ranks"
+        findings.append(_against(ALL_REDUCE, f"busbw of {n} ranks", slowest, history, part, []))
+    for kind, number, among in (
+        ("messages", PEER, [one for one in probing.exchanges if one.peer is not None]),
+        ("sums", ALL_REDUCE, sums),
+    ):
+        findings.append(_contents(number, kind, among))
+    return findings
+
+
+def _contents(number: int, kind: str, exchanges: Sequence[Exchange]) -> Finding:
+    """Whether every element that arrived was the right one."""
+    wrong = [one for one in exchanges if one.wrong]
+    parts = sorted({f"rank {one.rank}" if one.peer is None else f"link {one.peer}-{one.rank}" for one in wrong})
+    words = "; ".join(f"rank {one.rank}: {one.wrong} wrong, {one.first}" for one in wrong[:4])
+    return Finding(
+        check=number,
+        subject=f"{kind} to the bit",
+        verdict=Verdict.FAIL if wrong else Verdict.PASS,
+        measured=float(sum(one.wrong for one in exchanges)),
+        expected=0.0,
+        source="what was sent" if kind == "messages" else "the exact sum",
+        part=", ".join(parts),
+        evidence=words or f"{len(exchanges)} exchanges",
+    )
+
+
+def _against(
+    number: int, subject: str, value: float, history: History, part: str, others: Sequence[Expected]
+) -> Finding:
+    check = CHECKS[number]
+    past, fleet = history.of(number, subject)
+    expected = [
+        *others,
+        *(one for one in (from_values(check, past, "accepted batteries of this node"),) if one),
+        *(one for one in (from_values(check, fleet, "siblings in the fleet"),) if one),
+    ]
+    return rated(check, subject, value, expected, part=part, fleet=fleet)
+
+
+def _not_run(number: int, why: str) -> Finding:
+    return Finding(check=number, subject="", verdict=Verdict.NOT_RUN, evidence=why)
+
+
+def _broken(number: int, status: Status, message: str) -> Finding:
+    verdict = Verdict.HANG if status is Status.HANG else Verdict.FAIL
+    return Finding(check=number, subject="", verdict=verdict, status=status, evidence=message, part="")

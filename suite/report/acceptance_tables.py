@@ -1,0 +1,157 @@
+"""A battery's findings for people, for a scheduler's health check, and for a CI server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from xml.etree import ElementTree
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from reference_runs.units import printed
+from suite.acceptance.battery import Report
+from suite.acceptance.checks import CHECKS
+from suite.acceptance.verdicts import Decision, Finding, Verdict, worst_first
+
+_COLOURS = {
+    Verdict.PASS: "green",
+    Verdict.WARN: "yellow",
+    Verdict.FAIL: "bold red",
+    Verdict.HANG: "bold red",
+    Verdict.INVALID: "magenta",
+    Verdict.INCONCLUSIVE: "magenta",
+    Verdict.NOT_RUN: "dim",
+}
+_DECISION_COLOURS = {
+    Decision.ACCEPTED: "bold green",
+    Decision.REJECTED: "bold red",
+    Decision.UNDECIDED: "bold magenta",
+    Decision.EXECUTION_FAILED: "bold red",
+}
+_NOT_PASSED = (Verdict.FAIL, Verdict.HANG, Verdict.INVALID, Verdict.INCONCLUSIVE)
+_LINE = 400  # characters of the summary: schedulers keep a line of about that
+
+
+def print_report(out: Console, report: Report) -> None:
+    """The table of all findings in the order of the checks; what each rests on; the verdict last."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("#", "check", "of", "measured", "expected", "ratio", "verdict", "part", ""):
+        table.add_column(title, justify="right" if title in ("measured", "expected", "ratio") else "left", no_wrap=True)
+    reasons: list[str] = []
+    for finding in report.findings:
+        reasons.append(_reason(finding))
+        table.add_row(
+            str(finding.check),
+            CHECKS[finding.check].name,
+            escape(finding.subject),
+            _number(finding.measured, finding.unit),
+            _number(finding.expected, finding.unit),
+            "" if finding.ratio is None else f"{finding.ratio:.3f}",
+            f"[{_COLOURS[finding.verdict]}]{finding.verdict.value}[/]",
+            escape(finding.part[:40]),
+            f"({len(reasons)})",
+        )
+    out.print(table)
+    for number, reason in enumerate(reasons, start=1):
+        out.print(f"[dim]({number}) {escape(reason)}[/]", soft_wrap=True)
+    for note in report.notes:
+        out.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+    out.print(f"record {escape(report.record)}", soft_wrap=True)
+    out.print(f"[{_DECISION_COLOURS[report.decision]}]{escape(summary(report))}[/]", soft_wrap=True)
+
+
+def _number(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return printed(value, unit) if unit in ("flop/s", "byte/s") else f"{value:.4g}"
+
+
+def _reason(finding: Finding) -> str:
+    limits = ""
+    if finding.fail is not None and finding.warn is not None and finding.ratio is not None:
+        limits = f"warn {finding.warn:.3f}, fail {finding.fail:.3f}"
+    least = "" if finding.least_detectable is None else f"least detectable slowdown {finding.least_detectable:.1%}"
+    source = f"expected: {finding.source}" if finding.source else ""
+    return "; ".join(part for part in (finding.evidence, source, limits, least) if part)
+
+
+def summary(report: Report) -> str:
+    """One line: the decision, then every part at fault with its check, then the counts of verdicts."""
+    bad = [finding for finding in worst_first(report.findings) if finding.verdict in _NOT_PASSED]
+    words = []
+    for finding in bad:
+        ratio = "" if finding.ratio is None else f" {finding.ratio:.3f} of expected"
+        part = finding.part or finding.subject or "unknown part"
+        words.append(f"{CHECKS[finding.check].name} {finding.verdict.value}: {part}{ratio}")
+    counts = ", ".join(
+        f"{number} {verdict.value}"
+        for verdict in Verdict
+        if (number := sum(finding.verdict is verdict for finding in report.findings))
+    )
+    line = f"{report.profile}: {report.decision.value}"
+    if words:
+        line += f": {'; '.join(dict.fromkeys(words))}"
+    tail = f" ({counts}; {report.seconds:.0f} s)"
+    return f"{line[: _LINE - len(tail)]}{tail}"
+
+
+def junit(report: Report) -> bytes:
+    """The findings as JUnit XML: failures, errors (what did not end, or is not decidable) and skipped ones."""
+    kinds = {
+        Verdict.FAIL: "failure",
+        Verdict.HANG: "error",
+        Verdict.INVALID: "error",
+        Verdict.INCONCLUSIVE: "error",
+        Verdict.NOT_RUN: "skipped",
+    }
+    counts = {
+        kind: sum(kinds.get(f.verdict) == kind for f in report.findings) for kind in ("failure", "error", "skipped")
+    }
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"accept {report.profile}",
+        tests=str(len(report.findings)),
+        failures=str(counts["failure"]),
+        errors=str(counts["error"]),
+        skipped=str(counts["skipped"]),
+        time=f"{report.seconds:.1f}",
+    )
+    for finding in report.findings:
+        name = " ".join(part for part in (CHECKS[finding.check].name, finding.subject) if part)
+        case = ElementTree.SubElement(suite, "testcase", classname=f"accept.{finding.check:02d}", name=_plain(name))
+        kind = kinds.get(finding.verdict)
+        if kind is not None:
+            message = f"{finding.verdict.value}: {finding.part or finding.evidence}"
+            ElementTree.SubElement(case, kind, message=_plain(message)).text = _plain(_reason(finding))
+        else:
+            ElementTree.SubElement(case, "system-out").text = _plain(_reason(finding))
+    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _plain(text: str) -> str:
+    """Without the control characters that XML cannot hold."""
+    return "".join(character for character in text if character >= " " or character in "\n\t")
+
+
+def checks_table(out: Console) -> None:
+    """What the checks are, without running any."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("#", "check", "warn", "fail", "formula", "expected"):
+        table.add_column(title, overflow="fold")
+    for check in CHECKS:
+        table.add_row(
+            str(check.number), check.name, _limit(check.warn), _limit(check.fail), escape(check.formula), check.expects
+        )
+    out.print(table)
+
+
+def _limit(value: float | None) -> str:
+    return "any" if value is None else f"{value:g}"
+
+
+def rows(findings: Sequence[Finding]) -> Iterable[dict[str, object]]:
+    """The findings as objects for machines, each with the name of its check."""
+    for finding in findings:
+        fields = {name: getattr(finding, name) for name in finding.__struct_fields__}
+        yield {"name": CHECKS[finding.check].name, **fields}

@@ -1,0 +1,275 @@
+"""`accept` as it is typed: arguments, output for people and machines, exit codes, and the record that is left."""
+
+from __future__ import annotations
+
+import errno
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from suite import store
+from suite.__main__ import main
+from suite.acceptance import battery, evidence_record, phases
+from suite.acceptance.battery import Phase
+from suite.acceptance.evidence import Competitor, Launched, Probing, Replay
+from suite.acceptance.evidence_record import Closed, PhaseEvidence
+from suite.acceptance.profiles import EFFORTS, MINIATURES
+from suite.commands import exit_codes
+from suite.job import Status
+from suite.report.acceptance_tables import _LINE
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """A machine on which nobody else computes."""
+    monkeypatch.setattr(battery, "competitors", lambda: ([], 0.0))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Launches that end at once, as `answers` says by miniature; the names of those that were asked for."""
+    asked: list[str] = []
+    answers: dict[str, dict[str, object]] = {}
+
+    def launched(name, purpose, **_options):
+        asked.append(name)
+        usual = {"status": Status.OK, "message": "", "ranks_at_fault": [], "exact": 40}
+        return Launched(run=name, purpose=purpose, record="r", seconds=1.0, **(usual | answers.get(name, {})))
+
+    monkeypatch.setattr(phases, "launched", launched)
+    return asked, answers
+
+
+def accept(capsys, *arguments):
+    """Exit code and the one JSON object of a battery."""
+    code = main(["accept", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, capsys, launches):
+    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
+    assert (code, report["decision"], report["exit_code"]) == (exit_codes.PASS, "accepted", 0)
+    asked, _ = launches
+    assert asked == list(MINIATURES)
+    (path,) = (tmp_path / "acceptance").glob("*.end.json")
+    assert report["record"] == str(path)
+    closed = evidence_record.decode(path.read_bytes(), Closed, str(path))
+    assert closed.decision == "accepted"
+    assert [f.check for f in closed.findings] == [f["check"] for f in report["findings"]]
+    assert list((tmp_path / "acceptance").glob(".*")) == []
+
+
+def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(tmp_path, capsys, launches):
+    asked, answers = launches
+    answers["opt-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
+    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
+    assert (code, report["decision"]) == (exit_codes.FAIL, "rejected")
+    (bad,) = [f for f in report["findings"] if f["verdict"] == "FAIL"]
+    assert (bad["name"], bad["subject"]) == ("exact figures", "opt-mini")
+    assert "confirmed by a re-run" in bad["evidence"]
+    assert asked == [*MINIATURES, "opt-mini"]
+
+
+def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(tmp_path, capsys, launches):
+    asked, answers = launches
+    answers["opt-mini"] = {
+        "status": Status.HANG,
+        "ranks_at_fault": [1],
+        "message": "rank 1 behind the others",
+        "stacks": "rank 0:\nFile train.py",
+    }
+    code, report = accept(capsys, "--only", "7,17", "--results", str(tmp_path))
+    assert (code, report["decision"]) == (exit_codes.EXECUTION_FAILED, "execution failed")
+    hung = [(f["check"], f["part"]) for f in report["findings"] if f["verdict"] == "HANG"]
+    assert hung == [(7, "rank 1"), (17, "rank 1")]
+    assert asked == list(MINIATURES)
+    path = next((tmp_path / "acceptance").glob("*.opt-mini_exact.phase.json"))
+    kept = evidence_record.decode(path.read_bytes(), PhaseEvidence, str(path))
+    assert "File train.py" in kept.evidence[0].stacks
+
+
+def test_a_competing_process_is_named_and_the_verdict_left_open(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(battery, "competitors", lambda: ([Competitor(pid=7, name="other", cores=1.0)], 0.5))
+    code, report = accept(capsys, "--only", "0", "--results", str(tmp_path))
+    assert code == exit_codes.INCONCLUSIVE
+    assert "environment INVALID: other processes: other (pid 7) 100% of a core" in report["summary"]
+    assert accept(capsys, "--only", "0", "--others", "0.6", "--results", str(tmp_path))[0] == exit_codes.PASS
+
+
+def test_where_nothing_ran_the_exit_code_is_3(tmp_path, capsys):
+    code, report = accept(capsys, "--only", "4", "--results", str(tmp_path))
+    assert (code, {f["verdict"] for f in report["findings"]}) == (exit_codes.INCONCLUSIVE, {"NOT RUN"})
+
+
+def test_an_interrupted_battery_goes_on_where_it_was(tmp_path, capsys, launches, monkeypatch):
+    asked, answers = launches
+    answers["opt-mini"] = {"status": Status.INTERRUPTED}
+    arguments = ["--only", "0,7", "--results", str(tmp_path)]
+    assert main(["accept", *arguments]) == exit_codes.INTERRUPTED
+    assert "accept --resume goes on" in capsys.readouterr().err
+    assert asked == ["bloom-mini", "opt-mini"]
+    answers.clear()
+    asked.clear()
+    code, report = accept(capsys, *arguments, "--resume")
+    assert code == exit_codes.PASS
+    assert asked == list(MINIATURES[1:])
+    assert report["notes"] == [f"resumed {report['id']}"]
+    again = accept(capsys, *arguments, "--resume")[1]
+    assert again["notes"] == ["nothing to resume: a new battery"]
+
+
+def test_values_of_accepted_batteries_are_the_past_of_the_next_one(tmp_path, capsys, monkeypatch):
+    def probed(*_arguments, **_options):
+        rates = [1e9, 1e9]
+        from suite.acceptance.evidence import Exchange
+
+        return Probing(
+            status=Status.OK,
+            message="",
+            ranks_at_fault=[],
+            seconds=1.0,
+            exchanges=[
+                Exchange(rank=rank, peer=peer, bytes_per_second=speed[0] * rate, wrong=0, first="")
+                for rank, rate in enumerate(rates)
+                for peer in (1 - rank, None)
+            ],
+        )
+
+    speed = [1.0]
+    monkeypatch.setattr(phases, "probed", probed)
+    arguments = ["--only", "0,5", "--results", str(tmp_path)]
+    codes, seen = [], []
+    for speed[0] in (1.0, 1.01, 0.99, 0.9):
+        code, report = accept(capsys, *arguments)
+        codes.append(code)
+        seen += [(f["verdict"], f["source"]) for f in report["findings"] if f["subject"] == "link 0-1"]
+    assert codes == [0, 0, 0, exit_codes.FAIL]
+    assert seen[0] == ("NOT RUN", "")
+    assert seen[1] == ("PASS", "median of 1 accepted batteries of this node, spread unknown")
+    assert seen[3] == ("FAIL", "median of 3 accepted batteries of this node, spread 1.0%")
+
+
+def test_junit_and_summary_say_what_the_report_says(tmp_path, capsys, launches):
+    _, answers = launches
+    answers["glm-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
+    file = tmp_path / "a.xml"
+    arguments = ["--only", "0,7,12", "--results", str(tmp_path), "--junit", str(file), "--summary"]
+    assert main(["accept", *arguments]) == exit_codes.FAIL
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert len(out) <= _LINE + 1
+    assert out.startswith("quick: rejected: exact figures FAIL: software")
+    suite = ElementTree.parse(file).getroot()
+    cases = suite.findall("testcase")
+    assert suite.get("failures") == "1" == str(len(suite.findall("testcase/failure")))
+    assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
+    assert len(cases) == int(suite.get("tests", "0"))
+
+
+def test_the_table_is_printed_for_people(tmp_path, capsys, launches):
+    assert main(["accept", "--only", "0,7", "--results", str(tmp_path)]) == exit_codes.PASS
+    out = capsys.readouterr().out
+    assert "exact figures" in out
+    assert "40 figures equal" in out
+    assert out.splitlines()[-1].startswith("quick: accepted (")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--profile", "fast"], "unknown profile; got 'fast'"),
+        (["--only", "99"], "unknown check; got '99'"),
+        (["--only", "7", "--skip", "7"], "no check is left"),
+        (["--miniatures", "bloom"], "unknown miniature; got 'bloom'"),
+        (["--others", "2"], "share of the processors; got 2.0"),
+        (["--devices", "0"], "devices; got 0"),
+        (["--ranks", "999"], "ranks; got 999"),
+        (["--fleet", "/nonexistent"], "the fleet is no directory"),
+        (["--junit", "/nonexistent/a.xml"], "no directory for the file"),
+        (["--device", "cuda"], "no CUDA device here"),
+        (["--results", "/proc/nowhere"], "cannot write to the results directory"),
+    ],
+)
+def test_a_bad_argument_is_one_line_and_exit_code_2(arguments, words, tmp_path, capsys):
+    if "--results" not in arguments:
+        arguments = [*arguments, "--results", str(tmp_path)]
+    assert main(["accept", *arguments]) == exit_codes.BAD_INPUT
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert words in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_is_one_line_and_exit_code_4(tmp_path, capsys, launches, monkeypatch):
+    write = store.write_new
+
+    def full(path, data):
+        if path.name.endswith(".phase.json"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, data)
+
+    monkeypatch.setattr(store, "write_new", full)
+    assert main(["accept", "--only", "0,7", "--results", str(tmp_path)]) == exit_codes.EXECUTION_FAILED
+    err = capsys.readouterr().err
+    assert "cannot write a phase: No space left on device" in err
+    assert "Traceback" not in err
+    assert [path.suffixes for path in (tmp_path / "acceptance").iterdir()] == [[".begin", ".json"]]
+
+
+def test_a_phase_over_its_budget_is_slow_and_not_hung(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(battery, "LEAST_BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(battery, "START_SECONDS", 0.0)
+    monkeypatch.setattr(battery, "STEP_SECONDS", 0.0)
+
+    def launched(name, purpose, *, on_event, **_options):
+        on_event(0, None)
+        raise AssertionError("the guard did not end it")
+
+    monkeypatch.setattr(phases, "launched", launched)
+    code, report = accept(capsys, "--only", "7,17", "--miniatures", "gpt2-mini", "--results", str(tmp_path))
+    assert code == exit_codes.FAIL
+    (slow,) = [f for f in report["findings"] if f["check"] == 17 and f["subject"] != "phases"]
+    assert (slow["verdict"], slow["part"]) == ("FAIL", "slow, not hung")
+
+
+def test_the_quick_profile_is_predicted_to_end_in_5_minutes_on_2_cores(tmp_path):
+    """Of what is told before each phase: micro-measurements as long as those of `calibrate`, which measure more."""
+    from suite.acceptance.history import History
+    from suite.commands.accept import _settings
+
+    settings = _settings(
+        profile="quick",
+        only=None,
+        skip=None,
+        miniatures=None,
+        resume=False,
+        device="cpu",
+        ranks=2,
+        devices=None,
+        others=0.05,
+        fleet=None,
+        results=tmp_path,
+    )
+    run = battery._Battery(settings, None, History(), print)
+    planned: list[Phase] = [battery._environment(run), *battery._launch_phases(run), battery._probe(run)]
+    total = sum(phase.predicted_seconds for phase in planned)
+    assert len(planned) == 9
+    assert total < EFFORTS["quick"].limit_seconds + battery.USUAL_SECONDS
+
+
+def test_replays_reach_the_vote_as_the_ranks_reported_them(tmp_path, capsys, monkeypatch):
+    def probed(*_arguments, replays, exchanges, soak, **_options):
+        assert (replays, exchanges, soak) == (True, False, False)
+        hashes = [
+            Replay(rank=rank, replay=n, step=0, loss="a", gradients="b", parameters="x" if (rank, n) == (1, 2) else "c")
+            for rank in (0, 1)
+            for n in range(3)
+        ]
+        return Probing(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, replays=hashes)
+
+    monkeypatch.setattr(phases, "probed", probed)
+    code, report = accept(capsys, "--only", "14", "--results", str(tmp_path))
+    assert code == exit_codes.FAIL
+    assert report["findings"][0]["part"] == "rank 1: arithmetic or memory"

@@ -1,0 +1,402 @@
+"""Evidence becomes the right verdict on the right part, and all verdicts together the right decision."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from suite.acceptance import checks
+from suite.acceptance.bit_checks import guard_findings, replay_finding, soak_finding
+from suite.acceptance.checks import CHECKS, MATRIX
+from suite.acceptance.evidence import (
+    Exchange,
+    Launched,
+    Micro,
+    Probing,
+    Replay,
+    Soaking,
+    Surroundings,
+    Timed,
+)
+from suite.acceptance.expectations import from_peak, from_values, modified_z, rated
+from suite.acceptance.history import History
+from suite.acceptance.judged import judged
+from suite.acceptance.launch_checks import (
+    exact_findings,
+    jitter_findings,
+    loss_findings,
+    time_findings,
+)
+from suite.acceptance.rates import exchange_findings, micro_findings
+from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision
+from suite.job import Status
+
+NOTHING = History()
+
+
+def finding(verdict, check=MATRIX, status=Status.OK, **rest):
+    return Finding(check=check, subject="x", verdict=verdict, status=status, **rest)
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        ([], Decision.UNDECIDED),
+        ([finding(Verdict.NOT_RUN)], Decision.UNDECIDED),
+        ([finding(Verdict.NOT_RUN), finding(Verdict.PASS)], Decision.ACCEPTED),
+        ([finding(Verdict.WARN)], Decision.ACCEPTED),
+        ([finding(Verdict.PASS), finding(Verdict.INCONCLUSIVE)], Decision.UNDECIDED),
+        ([finding(Verdict.PASS), finding(Verdict.INVALID)], Decision.UNDECIDED),
+        ([finding(Verdict.INVALID), finding(Verdict.FAIL)], Decision.REJECTED),
+        ([finding(Verdict.PASS), finding(Verdict.HANG, status=Status.HANG)], Decision.EXECUTION_FAILED),
+        ([finding(Verdict.FAIL, status=Status.NAN), finding(Verdict.INVALID)], Decision.EXECUTION_FAILED),
+        ([finding(Verdict.HANG, status=Status.HANG), finding(Verdict.FAIL)], Decision.REJECTED),
+    ],
+)
+def test_the_decision_follows_the_most_certain_finding_and_nothing_is_accepted_that_did_not_run(findings, expected):
+    assert decision(findings) is expected
+
+
+def test_a_failed_time_that_passes_again_is_inconclusive_and_an_exact_failure_stands():
+    first = [finding(Verdict.FAIL, ratio=0.9), finding(Verdict.FAIL, check=checks.REPLAYS)]
+    again = [finding(Verdict.PASS, ratio=1.0), finding(Verdict.PASS, check=checks.REPLAYS)]
+    taken_back, stands = confirmed(first, again, noisy=checks.NOISY)
+    assert taken_back.verdict is Verdict.INCONCLUSIVE
+    assert "failed once at 0.900, not in the re-run at 1.000" in taken_back.evidence
+    assert stands.verdict is Verdict.FAIL
+    assert "intermittent" in stands.evidence
+    (both,) = confirmed(first[:1], [finding(Verdict.FAIL, ratio=0.91)], noisy=checks.NOISY)
+    assert both.verdict is Verdict.FAIL
+    assert "confirmed by a re-run at 0.910" in both.evidence
+
+
+def test_the_checks_are_numbered_as_in_the_table_and_every_threshold_lies_on_its_side():
+    assert [check.number for check in CHECKS] == list(range(18))
+    for check in CHECKS:
+        if check.warn is not None and check.fail is not None:
+            assert check.fail < check.warn < 1 or 0 < check.warn < check.fail, check.name
+
+
+def test_every_rate_is_judged_by_the_expectation_that_it_looks_worst_against():
+    past = from_values(CHECKS[MATRIX], [100.0, 101.0, 99.0], "batteries")
+    found = rated(CHECKS[MATRIX], "x", 90.0, [from_peak(100.0, "a data sheet"), past], part="rank 0")
+    assert (found.verdict, found.ratio, found.part) == (Verdict.FAIL, 0.9, "rank 0")
+    assert found.source == "median of 3 batteries, spread 1.0%"
+    assert "0.900 of a data sheet" in found.evidence
+    assert rated(CHECKS[MATRIX], "x", 71.0, [from_peak(100.0, "s")], part="").verdict is Verdict.PASS
+    assert rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s")], part="").verdict is Verdict.FAIL
+
+
+def test_a_rate_that_nobody_expects_did_not_run_but_is_kept_for_later():
+    found = rated(CHECKS[MATRIX], "x", 90.0, [], part="rank 0")
+    assert (found.verdict, found.measured, found.siblings) == (Verdict.NOT_RUN, 90.0, "x")
+
+
+def test_the_spread_of_the_past_widens_the_thresholds_and_two_values_have_none():
+    tight = from_values(CHECKS[MATRIX], [100.0, 100.5, 99.5], "b")
+    loose = from_values(CHECKS[MATRIX], [100.0, 110.0, 90.0], "b")
+    few = from_values(CHECKS[MATRIX], [100.0, 110.0], "b")
+    assert (tight.warn, tight.fail) == (0.965, 0.93)
+    assert (loose.warn, loose.fail) == pytest.approx((0.8, 0.7))
+    assert few.fail == 0.70
+
+
+def test_a_modified_z_needs_ten_nodes_and_flags_beyond_3_5():
+    fleet = [100.0 + step for step in range(-5, 6)]  # MAD 3
+    assert modified_z(80.0, fleet[:9]) is None
+    assert modified_z(80.0, fleet) == pytest.approx(-20 * 0.6745 / 3)
+    same = rated(CHECKS[MATRIX], "x", 97.0, [from_peak(100.0, "s")], part="p", fleet=fleet)
+    flagged = rated(CHECKS[MATRIX], "x", 80.0, [from_peak(100.0, "s")], part="p", fleet=fleet)
+    assert (same.verdict, flagged.verdict, flagged.part) == (Verdict.PASS, Verdict.WARN, "p")
+
+
+def micro(**changes):
+    """Two equal ranks at 90 % of their peak."""
+    usual = {"matrix": [9e10, 9e10], "copy": [1e10, 1e10], "triad": [1e10, 1e10], "peak": 1e11, "peak_source": "clock"}
+    return Micro(**({"status": Status.OK, "message": "", "seconds": 1.0} | usual | changes))
+
+
+def test_a_rank_with_slow_products_is_named():
+    found = {f.check: f for f in micro_findings(micro(matrix=[9e10, 6e10]), NOTHING)}
+    assert (found[1].verdict, found[1].part) == (Verdict.FAIL, "matrix rate of rank 1")
+    assert (found[2].verdict, found[2].part) == (Verdict.FAIL, "matrix rate of rank 1")
+    assert "rank 1 60.0" in found[2].evidence
+    clean = {f.check: f for f in micro_findings(micro(), NOTHING)}
+    assert (clean[1].verdict, clean[2].verdict) == (Verdict.PASS, Verdict.PASS)
+    assert clean[3].verdict is Verdict.NOT_RUN
+
+
+def test_memory_is_judged_by_this_nodes_past():
+    known = History(past={"3:copy": [1e10, 1.01e10, 0.99e10], "3:triad": [1e10, 1.01e10, 0.99e10]})
+    found = [f for f in micro_findings(micro(copy=[1e10, 0.8e10]), known) if f.check == 3]
+    assert [(f.subject, f.verdict) for f in found] == [("copy", Verdict.FAIL), ("triad", Verdict.PASS)]
+    assert found[0].part == "memory bandwidth (rank 1 slowest)"
+
+
+def probing(**parts):
+    return Probing(**({"status": Status.OK, "message": "", "ranks_at_fault": [], "seconds": 1.0} | parts))
+
+
+def exchanges(ranks, slow=None, wrong=None):
+    """Every pair at 1 GB/s, and sums; `slow` is a pair at half of it, `wrong` a rank that received a wrong element."""
+    out = []
+    for rank in range(ranks):
+        for peer in [*range(ranks), None]:
+            if peer == rank:
+                continue
+            rate = 0.5e9 if slow is not None and {rank, peer} == set(slow) else 1e9
+            bad = int(rank == wrong and peer is None)
+            out.append(Exchange(rank=rank, peer=peer, bytes_per_second=rate, wrong=bad, first="e" if bad else ""))
+    return out
+
+
+def test_one_slow_link_among_six_is_named():
+    found = exchange_findings(probing(exchanges=exchanges(4, slow=(1, 3))), NOTHING)
+    bad = [(f.subject, f.part) for f in found if f.verdict is Verdict.FAIL]
+    assert bad == [("link 1-3", "link 1-3")]
+
+
+def test_a_wrong_sum_names_the_rank_that_got_it():
+    found = exchange_findings(probing(exchanges=exchanges(2, wrong=1)), NOTHING)
+    (bad,) = [f for f in found if f.verdict is Verdict.FAIL]
+    assert (bad.check, bad.subject, bad.part) == (6, "sums to the bit", "rank 1")
+
+
+def replays(ranks=2, times=3, steps=3, wrong=lambda _rank, _replay, _step: False):
+    return [
+        Replay(
+            rank=rank,
+            replay=replay,
+            step=step,
+            loss="a",
+            gradients=f"{rank}{replay}" if wrong(rank, replay, step) else "b",
+            parameters="c",
+        )
+        for rank in range(ranks)
+        for replay in range(times)
+        for step in range(steps)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "verdict", "part", "words"),
+    [
+        (lambda _rank, _replay, _step: False, Verdict.PASS, "", "all equal"),
+        (
+            lambda rank, replay, step: (rank, replay, step) == (1, 1, 2),
+            Verdict.FAIL,
+            "rank 1",
+            "step 2, in the gradients",
+        ),
+        (lambda rank, _replay, _step: rank == 0, Verdict.FAIL, "rank 0", "rank 0 outvoted in 9"),
+        (lambda _rank, _replay, _step: True, Verdict.INVALID, "no rank repeats itself", "step 0"),
+    ],
+)
+def test_replays_vote(wrong, verdict, part, words):
+    found = replay_finding(probing(replays=replays(wrong=wrong)))
+    assert found.verdict is verdict
+    assert part in found.part
+    assert words in found.evidence
+
+
+def test_two_ranks_that_each_repeat_themselves_leave_open_which_is_wrong():
+    halves = [msgspec.structs.replace(one, gradients=str(one.rank)) for one in replays()]
+    found = replay_finding(probing(replays=halves))
+    assert found.verdict is Verdict.FAIL
+    assert found.part.startswith("rank 0 or rank 1")
+
+
+def test_a_wrong_bit_of_memory_names_its_rank():
+    good = Soaking(rank=0, bytes=100, passes=2, wrong=0, first="")
+    bad = Soaking(rank=1, bytes=100, passes=2, wrong=1, first="memory from element 0")
+    assert soak_finding(probing(soaks=[good])).verdict is Verdict.PASS
+    found = soak_finding(probing(soaks=[good, bad]))
+    assert (found.verdict, found.part) == (Verdict.FAIL, "rank 1: memory or arithmetic")
+
+
+def launched(**changes):
+    """A launch that took as long as predicted."""
+    usual = {
+        "run": "bloom-mini",
+        "purpose": "times",
+        "status": Status.OK,
+        "message": "",
+        "ranks_at_fault": [],
+        "record": "r",
+        "seconds": 20.0,
+        "exact": 40,
+        "step_seconds": 1.0,
+        "predicted_seconds": 1.0,
+        "measured_terms": {"forward": 0.5, "backward": 0.5, "unexplained": 0.01},
+        "predicted_terms": {"forward": 0.5, "backward": 0.5},
+        "compute_seconds": [1.0, 1.0],
+        "timed": [1.0] * 5,
+        "losses": [8.9, 8.8, 8.7],
+        "stack": "s",
+    }
+    return Launched(**(usual | changes))
+
+
+def by_check(findings):
+    return {f.check: f for f in findings}
+
+
+def test_one_unequal_figure_fails_and_is_quoted():
+    bad = launched(unequal=["messages dp all_reduce: 6 measured, 5 predicted"])
+    (found,) = exact_findings([launched(), bad])
+    assert found.verdict is Verdict.FAIL
+    assert "6 measured, 5 predicted" in found.evidence
+    (clean,) = exact_findings([launched()])
+    assert (clean.verdict, clean.evidence) == (Verdict.PASS, "40 figures equal")
+
+
+def times(factor, *, count=5, term="backward", **changes):
+    """Launches slowed by a factor in one term, 1 % apart."""
+    out = []
+    for number in range(count):
+        seconds = factor * (0.99, 1.0, 1.01)[number % 3]
+        terms = {"forward": 0.5, "backward": 0.5, "unexplained": 0.01}
+        terms[term] = terms[term] + seconds - 1.0
+        out.append(launched(**({"step_seconds": seconds, "measured_terms": terms} | changes)))
+    return out
+
+
+def test_step_time_without_history_has_room_for_the_predictions_own_error():
+    found = {f: by_check(time_findings(times(f), NOTHING, looks=(5,)))[8] for f in (1.0, 1.2, 1.6)}
+    assert [f.verdict for f in found.values()] == [Verdict.PASS, Verdict.PASS, Verdict.FAIL]
+    assert "17% of its error" in found[1.0].source
+    assert found[1.6].part == "matrix rate or memory bandwidth (backward)"
+
+
+def test_step_time_with_history_is_held_to_the_bias_of_the_past():
+    known = History(past={"8:bloom-mini": [1.2, 1.21, 1.19]})
+    same, slower = (by_check(time_findings(times(f), known, looks=(5,)))[8] for f in (1.2, 1.34))
+    assert same.verdict in (Verdict.PASS, Verdict.WARN)
+    assert same.ratio == pytest.approx(1.0, abs=0.01)
+    assert slower.verdict is Verdict.FAIL
+    assert slower.least_detectable is not None
+    assert slower.least_detectable > 0.05
+
+
+@pytest.mark.parametrize(
+    ("term", "part"), [("exposed communication", "links"), ("launch and host overhead", "host (dispatch)")]
+)
+def test_the_verdict_names_the_part_of_the_term_that_grew(term, part):
+    slow = [
+        msgspec.structs.replace(
+            one,
+            step_seconds=2.0,
+            measured_terms={"forward": 0.5, "backward": 0.5, term: 1.0},
+            predicted_terms={"forward": 0.5, "backward": 0.5, term: 0.0},
+        )
+        for one in times(1.0)
+    ]
+    spread = [msgspec.structs.replace(one, step_seconds=2.0 + number / 100) for number, one in enumerate(slow)]
+    assert by_check(time_findings(spread, NOTHING, looks=(5,)))[8].part == part
+
+
+def test_two_launches_judge_no_time():
+    assert by_check(time_findings(times(1.0, count=2), NOTHING))[8].verdict is Verdict.NOT_RUN
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.04, Verdict.PASS), (0.06, Verdict.WARN), (0.12, Verdict.FAIL)])
+def test_the_unexplained_share_is_limited(share, verdict):
+    found = by_check(time_findings(times(1.0, measured_terms={"forward": 1.0, "unexplained": share}), NOTHING))[9]
+    assert found.verdict is verdict
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(1.02, Verdict.PASS), (1.05, Verdict.WARN), (1.11, Verdict.FAIL)])
+def test_a_slow_rank_is_named_by_its_compute_alone(seconds, verdict):
+    found = by_check(time_findings(times(1.0, compute_seconds=[1.0, seconds]), NOTHING))[11]
+    assert found.verdict is verdict
+    assert ("rank 1" in found.part) == (verdict is not Verdict.PASS)
+
+
+def test_jitter_needs_200_steps_and_sees_both_spread_and_tail():
+    def jitter(timed):
+        return jitter_findings([launched(purpose="jitter", timed=timed)])[0].verdict
+
+    assert jitter([1.0] * 199) is Verdict.NOT_RUN
+    assert jitter([1.0] * 200) is Verdict.PASS
+    assert jitter([0.9, 1.1] * 100) is Verdict.FAIL
+    assert jitter([1.0] * 196 + [1.2] * 4) is Verdict.FAIL
+    assert jitter_findings([launched()])[0].verdict is Verdict.NOT_RUN
+
+
+def test_another_loss_from_the_same_stack_fails_and_another_stack_is_not_compared():
+    other = launched(losses=[8.9, 8.8, 8.70001])
+    (found,) = loss_findings([launched(), launched(), other], NOTHING)
+    assert found.verdict is Verdict.FAIL
+    assert "step 2: 8.70001, not 8.7" in found.evidence
+    apart = loss_findings([launched(), launched(), msgspec.structs.replace(other, stack="t")], NOTHING)
+    assert [f.verdict for f in apart] == [Verdict.PASS, Verdict.NOT_RUN]
+    (past,) = loss_findings([launched()], History(losses={"s": [8.9, 8.8, 8.6]}))
+    assert past.verdict is Verdict.FAIL
+
+
+def test_a_loss_that_does_not_fall_fails():
+    flat = launched(losses=[8.9] * 30)
+    (found,) = loss_findings([flat, flat], NOTHING)
+    assert found.verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [(Status.HANG, Verdict.HANG), (Status.NAN, Verdict.FAIL), (Status.OUT_OF_MEMORY, Verdict.FAIL)],
+)
+def test_a_launch_that_did_not_end_well_fails_its_checks_with_its_status_and_rank(status, verdict):
+    bad = launched(status=status, ranks_at_fault=[1], message="m")
+    (found,) = exact_findings([bad])
+    assert (found.verdict, found.status, found.part) == (verdict, status, "rank 1")
+    assert decision([found]) is Decision.EXECUTION_FAILED
+
+
+def phase(outcome, message=""):
+    return Timed(phase="p", predicted_seconds=10.0, budget_seconds=50.0, seconds=51.0, outcome=outcome, message=message)
+
+
+def test_slow_is_not_hung():
+    hung, slow = (
+        guard_findings([phase(kind, "rank 1 stopped (process state T); rank 0: step 3 done")], disturbed=False)[0]
+        for kind in ("hang", "slow")
+    )
+    assert (hung.verdict, hung.part) == (Verdict.HANG, "rank 1")
+    assert (slow.verdict, slow.part) == (Verdict.FAIL, "slow, not hung")
+    assert guard_findings([phase("slow")], disturbed=True)[0].verdict is Verdict.INCONCLUSIVE
+
+
+def surroundings(**changes):
+    usual = {"device": "cpu", "ranks": 2, "devices": 2, "devices_expected": None, "others_share": 0.0}
+    return Surroundings(**(usual | {"competitors": []} | changes))
+
+
+def test_in_an_invalid_environment_times_are_invalid_and_exact_figures_keep_their_verdict():
+    bad = [launched(unequal=["x"])]
+    evidence = [surroundings(others_share=0.9), micro(matrix=[9e10, 6e10]), *bad]
+    found = judged(evidence, NOTHING, others=0.05)
+    verdicts = {(f.check, f.verdict) for f in found}
+    assert (1, Verdict.INVALID) in verdicts
+    assert (2, Verdict.INVALID) in verdicts
+    assert (7, Verdict.FAIL) in verdicts
+    calm = judged([surroundings(), *evidence[1:]], NOTHING, others=0.05)
+    assert {(f.check, f.verdict) for f in calm} >= {(1, Verdict.FAIL), (2, Verdict.FAIL)}
+
+
+def test_other_processes_during_a_launch_count_as_much_as_before():
+    found = judged([surroundings(), launched(others_share=0.5)], NOTHING, others=0.05)
+    (others,) = [f for f in found if f.subject == "other processes"]
+    assert (others.verdict, others.measured) == (Verdict.INVALID, 0.5)
+
+
+def test_every_selected_check_without_evidence_is_not_run():
+    found = judged([], NOTHING, others=0.05)
+    assert {f.check for f in found} == set(range(18))
+    assert {f.verdict for f in found} == {Verdict.NOT_RUN}
+    assert decision(found) is Decision.UNDECIDED
+    assert {f.check for f in judged([], NOTHING, others=0.05, selected={7, 14})} == {7, 14}
+
+
+def test_a_wrong_number_of_devices_is_invalid():
+    found = judged([surroundings(devices_expected=8)], NOTHING, others=0.05)
+    (devices,) = [f for f in found if f.subject == "devices"]
+    assert (devices.verdict, devices.part) == (Verdict.INVALID, "cores: 2 in place of 8")
