@@ -81,6 +81,19 @@ def regress(session: nox.Session) -> None:
     suite(session, "regress", *session.posargs)
 
 
+def accept(session: nox.Session) -> None:
+    """Judge this node, in about 5 minutes: nox -s accept -- --profile accept --fleet DIR"""
+    install(session, "execute")
+    suite(session, "accept", *session.posargs)
+
+
+@nox.session
+def accept_selftest(session: nox.Session) -> None:
+    """Inject faults into the battery, one at a time, and see each caught: nox -s accept_selftest -- --only nan"""
+    install(session, "execute")
+    python(session, "benchmarks.accept_selftest", *session.posargs)
+
+
 @nox.session
 def report(session: nox.Session) -> None:
     """Write the tables of everything that is recorded: nox -s report"""

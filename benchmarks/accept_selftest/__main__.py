@@ -1,0 +1,161 @@
+"""Injects faults into the real battery, one at a time: python -m benchmarks.accept_selftest --only nan,slow-link
+
+Each injection is one `python -m suite accept` whose exit code, finding and record are compared with what they must be.
+Exit codes: 0 all caught, 1 one was not, 2 bad usage, 3 none ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.accept_selftest.faults import INJECTIONS, Injection, Setting
+from suite.acceptance import evidence_record
+from suite.acceptance.evidence_record import Closed
+from suite.commands import exit_codes
+from suite.launch import ROOT
+
+LIMIT_SECONDS = 1800.0
+BASELINE = ["--only", "0,3,5,6"]  # of rates that faults are measured against
+WITHOUT_MEMORY = ["--only", "0,5,6"]
+
+
+class Answer(NamedTuple):
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def main() -> int:
+    """Run the injections that are asked for; print one line for each, or one JSON object."""
+    names = [injection.name for injection in INJECTIONS]
+    parser = argparse.ArgumentParser(prog="nox -s accept_selftest --", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help=f"comma-separated, of: {', '.join(names)}")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",") if arguments.only else names
+    unknown = sorted(set(wanted) - set(names))
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; allowed: {', '.join(names)}")
+    chosen = [injection for injection in INJECTIONS if injection.name in wanted]
+    caught = ran = 0
+    with tempfile.TemporaryDirectory(prefix="suite-selftest-") as scratch:
+        results = Path(scratch) / "results"
+        for injection in chosen:
+            why_not = injection.needs()
+            if why_not is None:
+                why_not = _baseline(results, memory=injection.name == "memory-bandwidth")
+            if why_not is not None:
+                _tell(injection, {"outcome": "NOT RUN", "why": why_not}, as_json=arguments.json)
+                continue
+            ran += 1
+            own = Path(scratch) / injection.name
+            own.mkdir()
+            problems, answer = _injected(injection, Setting(results, own))
+            caught += not problems
+            outcome = {
+                "outcome": "missed" if problems else "caught",
+                "exit_code": answer.code,
+                "seconds": round(answer.seconds, 1),
+                "why": "; ".join(problems),
+            }
+            _tell(injection, outcome, as_json=arguments.json)
+    sys.stderr.write(f"{caught} of {ran} injections caught, {len(chosen) - ran} not run\n")
+    if not ran:
+        return exit_codes.INCONCLUSIVE
+    return exit_codes.PASS if caught == ran else exit_codes.FAIL
+
+
+def _tell(injection: Injection, outcome: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        line = json.dumps({"injection": injection.name, **outcome})
+    else:
+        rest = ", ".join(f"{key} {value}" for key, value in outcome.items() if key != "outcome" and value != "")
+        line = f"{injection.name:24} {outcome['outcome']:8} {rest}"
+    print(line, flush=True)
+
+
+def _baseline(results: Path, *, memory: bool) -> str | None:
+    """Make sure that an accepted battery lies in `results`; why there can be none.
+
+    The past that slow links and slow memory are measured against; a second one where memory's is asked for.
+    """
+    mark = results / ("memory" if memory else "links")
+    if mark.exists():
+        return None
+    answer = _accept([*(BASELINE if memory else WITHOUT_MEMORY), "--others", "1", "--results", str(results)], {}, [])
+    if answer.code != exit_codes.PASS:
+        lines = [*answer.err.splitlines(), *answer.out.splitlines()]
+        return f"no accepted battery without a fault: {lines[-1] if lines else answer.code}"
+    mark.touch()
+    return None
+
+
+def _accept(arguments: list[str], environment: dict[str, str], prefix: list[str]) -> Answer:
+    start = time.monotonic()
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "suite", "accept", *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr, time.monotonic() - start)
+
+
+def _injected(injection: Injection, setting: Setting) -> tuple[list[str], Answer]:
+    """Run one injection; what is not as it must be, and what the command did."""
+    own = setting.scratch / "own"
+    with injection.prepare(setting) as prepared:
+        arguments = list(injection.only)
+        if "--others" not in arguments:
+            arguments += ["--others", "1"]  # the machine may be shared; the fault must show all the same
+        if "--results" not in prepared.arguments:
+            past = "slow-link", "memory-bandwidth"
+            arguments += ["--results", str(setting.results if injection.name in past else own)]
+        arguments += [*prepared.arguments, "--json"]
+        answer = _accept(arguments, prepared.environment, prepared.prefix)
+        problems = _problems(injection, answer)
+    return problems, answer
+
+
+def _problems(injection: Injection, answer: Answer) -> list[str]:
+    problems = []
+    if answer.code != injection.code:
+        problems.append(f"exit code {answer.code}, not {injection.code}")
+    if "Traceback" in answer.err:
+        problems.append(f"a traceback: {answer.err.splitlines()[-1]}")
+    if injection.check is None:
+        if injection.words not in answer.err + answer.out:
+            problems.append(f"{injection.words!r} is not said: {answer.err[-300:]}")
+        return problems
+    try:
+        report = json.loads(answer.out)
+    except json.JSONDecodeError:
+        return [*problems, f"no report: {answer.err[-300:]}"]
+    found = [finding for finding in report["findings"] if finding["check"] == injection.check]
+    named = [f for f in found if f["verdict"] == injection.verdict and injection.part in f["part"]]
+    if not any(injection.words in finding["evidence"] for finding in named):
+        seen = "; ".join(f"{f['verdict']} {f['part']!r} {f['evidence']}" for f in found)
+        problems.append(f"no {injection.verdict} on {injection.part!r} with {injection.words!r}: {seen[:600]}")
+    path = Path(report["record"])
+    closed = evidence_record.decode(path.read_bytes(), Closed, str(path))
+    if closed.decision != report["decision"] or len(closed.findings) != len(report["findings"]):
+        problems.append("the record says something else")
+    return problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())

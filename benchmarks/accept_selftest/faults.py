@@ -1,0 +1,286 @@
+"""The injections: what is broken, what the battery is asked, and what it must say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import network_namespaces
+from suite.commands import exit_codes
+
+HERE = Path(__file__).parent
+LINK_BITS_PER_SECOND = 100e6  # a thousandth of what a loopback carries
+BUSY = "import ctypes\nctypes.CDLL(None).prctl(15, b'{name}')\n{work}"
+LOOP = "while True: pass"
+COPY = "a = bytearray(2**28)\nb = memoryview(bytearray(2**28))\nwhile True: a[:] = b"
+
+
+class Setting(NamedTuple):
+    """Where one injection runs: a results directory that holds one accepted battery, and one of scratch."""
+
+    results: Path
+    scratch: Path
+
+
+class Prepared(NamedTuple):
+    """What an injection changes: arguments and environment of the command, and what stands before it."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    prefix: list[str]
+
+
+class Injection(NamedTuple):
+    """One fault.
+
+    Args:
+        only: arguments of `accept` that select what the fault concerns.
+        code: expected exit code.
+        check, verdict: of the finding that must name it, and words in its part and evidence; a check of None: no
+            report, and `words` in what the command prints.
+        prepare: makes the fault; a context.
+        needs: why it cannot be made here; None where it can.
+    """
+
+    name: str
+    only: list[str]
+    code: int
+    check: int | None
+    verdict: str
+    part: str
+    words: str
+    prepare: Callable[[Setting], AbstractContextManager[Prepared]]
+    needs: Callable[[], str | None] = lambda: None
+
+
+def _in_ranks(fault: str) -> Callable[[Setting], AbstractContextManager[Prepared]]:
+    """Ranks that import ranks/sitecustomize.py at their start."""
+    environment = {"SUITE_FAULT": fault, "PYTHONPATH": str(HERE / "ranks")}
+    return lambda _setting: nullcontext(Prepared([], environment, []))
+
+
+def _fake_gpus(**faults: Any) -> Callable[[Setting], AbstractContextManager[Prepared]]:
+    """Two GPUs of which the second has the faults, behind the management library's names."""
+    scene = json.dumps({"gpus": 2, "faults": {"1": faults}})
+    environment = {"FAKE_NVML": scene, "PYTHONPATH": str(HERE / "nvml")}
+    return lambda _setting: nullcontext(Prepared([], environment, []))
+
+
+def _arguments(*arguments: str) -> Callable[[Setting], AbstractContextManager[Prepared]]:
+    return lambda _setting: nullcontext(Prepared(list(arguments), {}, []))
+
+
+def _beside(name: str, work: str, count: int) -> Callable[[Setting], AbstractContextManager[Prepared]]:
+    """Other processes, under a name of their own."""
+
+    @contextmanager
+    def running(_setting: Setting) -> Iterator[Prepared]:
+        code = BUSY.format(name=name, work=work)
+        started = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(count)]
+        try:
+            yield Prepared([], {}, [])
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+
+    return running
+
+
+@contextmanager
+def _slow_loopback(_setting: Setting) -> Iterator[Prepared]:
+    """A network namespace whose loopback carries 100 Mbit/s."""
+    name = f"suiteslow{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+        tc = ["tc", "-n", name]
+        rate = [f"{LINK_BITS_PER_SECOND:.0f}bit", "burst", str(network_namespaces.BURST_BYTES)]
+        subprocess.run(
+            [*tc, "qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb", "default", "1"],
+            check=True,
+            capture_output=True,
+        )
+        parent = ["parent", "1:", "classid", "1:1", "htb", "rate"]
+        subprocess.run([*tc, "class", "add", "dev", "lo", *parent, *rate], check=True, capture_output=True)
+        yield Prepared([], {}, ["ip", "netns", "exec", name])
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def _no_tmpfs() -> str | None:
+    return None if os.geteuid() == 0 else "needs root to mount a small tmpfs"
+
+
+@contextmanager
+def _small_disk(setting: Setting) -> Iterator[Path]:
+    disk = setting.scratch / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
+@contextmanager
+def _full_disk(setting: Setting) -> Iterator[Prepared]:
+    with _small_disk(setting) as disk:
+        _fill(disk / "filler")
+        yield Prepared(["--results", str(disk / "results")], {}, [])
+
+
+@contextmanager
+def _disk_that_fills(setting: Setting) -> Iterator[Prepared]:
+    """Full as soon as the battery has begun."""
+    code = (
+        "import pathlib, sys, time\ndisk = pathlib.Path(sys.argv[1])\n"
+        "while not list(disk.glob('results/acceptance/*.begin.json')): time.sleep(0.01)\n"
+        "file = (disk / 'filler').open('wb', buffering=0)\n"
+        "try:\n    while True: file.write(b'x' * 1024)\nexcept OSError: pass\n"
+    )
+    with _small_disk(setting) as disk:
+        filler = subprocess.Popen([sys.executable, "-S", "-c", code, str(disk)])
+        try:
+            yield Prepared(["--results", str(disk / "results")], {}, [])
+        finally:
+            filler.kill()
+            filler.wait()
+
+
+@contextmanager
+def _stale_past(setting: Setting) -> Iterator[Prepared]:
+    """The accepted battery of this node was measured with other software."""
+    results = setting.scratch / "results"
+    (results / "acceptance").mkdir(parents=True)
+    for path in (setting.results / "acceptance").glob("*.end.json"):
+        closed = json.loads(path.read_bytes())
+        closed["hashes"]["software"] = "0" * 16
+        (results / "acceptance" / path.name).write_text(json.dumps(closed))
+    yield Prepared(["--results", str(results)], {}, [])
+
+
+@contextmanager
+def _truncated_fleet(setting: Setting) -> Iterator[Prepared]:
+    """Of two other nodes one left half a record."""
+    fleet = setting.scratch / "fleet" / "acceptance"
+    fleet.mkdir(parents=True)
+    for path in (setting.results / "acceptance").glob("*.end.json"):
+        text = path.read_text().replace('"node": "', '"node": "f')
+        (fleet / path.name).write_text(text)
+        (fleet / f"half-{path.name}").write_text(text[: len(text) // 2])
+    yield Prepared(["--fleet", str(fleet.parent)], {}, [])
+
+
+@contextmanager
+def _stale_resume(setting: Setting) -> Iterator[Prepared]:
+    """An interrupted battery of other hardware."""
+    results = setting.scratch / "results"
+    (results / "acceptance").mkdir(parents=True)
+    for path in (setting.results / "acceptance").glob("*.begin.json"):
+        opening = json.loads(path.read_bytes())
+        opening["hashes"]["hardware"] = "0" * 16
+        opening["options"]["checks"] = "0"
+        (results / "acceptance" / path.name).write_text(json.dumps(opening))
+    yield Prepared(["--results", str(results), "--resume"], {}, [])
+
+
+_REPLAYS = ["--only", "14"]
+_LAUNCHES = ["--only", "7,17", "--miniatures", "gpt2-mini"]
+_GPUS = ["--only", "0,12,13"]
+_FAIL, _STOPPED, _OPEN = exit_codes.FAIL, exit_codes.EXECUTION_FAILED, exit_codes.INCONCLUSIVE
+
+INJECTIONS = (
+    Injection(
+        "wrong-devices", ["--only", "0"], _OPEN, 0, "INVALID", "2 in place of 8", "", _arguments("--devices", "8")
+    ),
+    Injection(
+        "competing-process",
+        ["--only", "0", "--others", "0.05"],
+        *(_OPEN, 0, "INVALID", "other processes", "busyloop", _beside("busyloop", LOOP, 2)),
+    ),
+    Injection(
+        "competing-copier",
+        ["--only", "0", "--others", "0.05"],
+        *(_OPEN, 0, "INVALID", "other processes", "copier", _beside("copier", COPY, 2)),
+    ),
+    Injection("stale-past", ["--only", "0"], 0, 0, "WARN", "", "other hardware or software", _stale_past),
+    Injection(
+        "truncated-fleet-record", ["--only", "0"], 0, 0, "WARN", "", "damaged record of a battery", _truncated_fleet
+    ),
+    Injection("stale-resume", ["--only", "0"], 0, None, "", "", "stale: hardware changed since", _stale_resume),
+    Injection(
+        "full-disk", ["--only", "0"], _STOPPED, None, "", "", "No space left on device", _full_disk, needs=_no_tmpfs
+    ),
+    Injection(
+        "disk-fills-up",
+        *(["--only", "0"], _STOPPED, None, "", "", "No space left on device", _disk_that_fills, _no_tmpfs),
+    ),
+    Injection("thermal-throttling", _GPUS, _FAIL, 12, "FAIL", "clocks of GPU 1", "thermal", _fake_gpus(throttle=0x40)),
+    Injection("power-brake", _GPUS, _FAIL, 12, "FAIL", "power brake", "", _fake_gpus(throttle=0x80)),
+    Injection("power-cap-is-only-told", _GPUS, 0, 12, "PASS", "", "software power cap in", _fake_gpus(throttle=0x4)),
+    Injection("ecc-uncorrectable", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "uncorrectable", _fake_gpus(uncorrected=3)),
+    Injection("ecc-corrected", _GPUS, 0, 13, "WARN", "GPU 1", "corrected", _fake_gpus(corrected=17657)),
+    Injection("row-remap-pending", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "waits", _fake_gpus(remap_pending=1)),
+    Injection("xid-79", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "XID 79", _fake_gpus(xids=[79])),
+    Injection(
+        "pcie-downgrade", _GPUS, _OPEN, 0, "INVALID", "GPU 1", "generation 1 of 5", _fake_gpus(pcie_generation=1)
+    ),
+    Injection("pcie-width", _GPUS, _OPEN, 0, "INVALID", "GPU 1", "x4 of x16", _fake_gpus(pcie_width=4)),
+    Injection("ecc-off", ["--only", "0"], _OPEN, 0, "INVALID", "GPU 1", "ECC off", _fake_gpus(ecc_on=0)),
+    Injection("power-limit", ["--only", "0"], _OPEN, 0, "INVALID", "GPU 1", "400 W", _fake_gpus(watts=400)),
+    Injection("mixed-models", ["--only", "0"], _OPEN, 0, "INVALID", "GPUs", "A100", _fake_gpus(model="NVIDIA A100")),
+    Injection("lost-gpu", _GPUS, 0, 12, "NOT RUN", "", "ThrottleReasons", _fake_gpus(lost=True)),
+    Injection("gradient-bit", _REPLAYS, _FAIL, 14, "FAIL", "rank 1", "in the gradients", _in_ranks("gradient-bit")),
+    Injection("weight-bit", _REPLAYS, _FAIL, 14, "FAIL", "rank 1", "in the parameters", _in_ranks("weight-bit")),
+    Injection(
+        "nondeterminism", _REPLAYS, _OPEN, 14, "INVALID", "no rank repeats itself", "", _in_ranks("nondeterminism")
+    ),
+    Injection("nondeterministic-rank", _REPLAYS, _FAIL, 14, "FAIL", "rank 1", "", _in_ranks("nondeterministic-rank")),
+    Injection("message-bit", ["--only", "5"], _FAIL, 5, "FAIL", "link 0-1", "1 wrong", _in_ranks("message-bit")),
+    Injection("collective-bit", ["--only", "6"], _FAIL, 6, "FAIL", "rank 1", "1 wrong", _in_ranks("collective-bit")),
+    Injection("memory-bit", ["--only", "15"], _FAIL, 15, "FAIL", "rank 1", "memory from", _in_ranks("memory-bit")),
+    Injection("product-bit", ["--only", "15"], _FAIL, 15, "FAIL", "rank 1", "product", _in_ranks("product-bit")),
+    Injection(
+        "slow-link",
+        *(["--only", "0,5,6"], _FAIL, 6, "FAIL", "link 0-1", "confirmed", _slow_loopback, network_namespaces.why_not),
+    ),
+    Injection("nan", _LAUNCHES, _STOPPED, 7, "FAIL", "rank 1", "nan", _in_ranks("nan")),
+    Injection("out-of-memory", _LAUNCHES, _STOPPED, 7, "FAIL", "rank 1", "oom", _in_ranks("oom")),
+    Injection("crash", _LAUNCHES, _STOPPED, 7, "FAIL", "rank 1", "illegal memory", _in_ranks("crash")),
+    Injection("killed-rank", _LAUNCHES, _STOPPED, 7, "FAIL", "rank 1", "SIGKILL", _in_ranks("killed")),
+    Injection("stopped-rank", _LAUNCHES, _STOPPED, 17, "HANG", "rank 1", "stacks", _in_ranks("stopped")),
+    Injection(
+        "hang-in-a-collective",
+        [*("--only", "7,14,17", "--miniatures", "gpt2-mini")],
+        *(_STOPPED, 17, "HANG", "rank", "stacks", _in_ranks("hang")),
+    ),
+    Injection(
+        "extra-message",
+        ["--only", "7", "--miniatures", "gpt2-mini"],
+        *(_FAIL, 7, "FAIL", "software", "messages", _in_ranks("extra-message")),
+    ),
+    Injection(
+        "slow-rank",
+        ["--only", "11", "--miniatures", "gpt2-mini"],
+        *(_FAIL, 11, "FAIL", "rank 1", "confirmed", _in_ranks("slow-rank")),
+    ),
+    Injection("slow-products", ["--only", "2"], _FAIL, 2, "FAIL", "rank 1", "confirmed", _in_ranks("slow-products")),
+    Injection(
+        "memory-bandwidth",
+        ["--only", "0,3"],
+        *(_FAIL, 3, "FAIL", "memory bandwidth", "confirmed", _beside("copier", COPY, 4)),
+    ),
+)

@@ -1,0 +1,195 @@
+"""A GPU that exists in a JSON object alone, behind the names and signatures of nvidia-ml-py.
+
+FAKE_NVML holds the object: {"gpus": 2, "faults": {"1": {"throttle": 64, "ecc": 3, ...}}}. Counters move with the number
+of readings, as under load. tests/test_gpu_health.py holds every function's signature and every constant to the real
+library's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+NVML_CLOCK_SM = 1
+NVML_TEMPERATURE_GPU = 0
+NVML_VOLATILE_ECC = 0
+NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
+NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+NVML_ERROR_TIMEOUT = 10
+NVML_ERROR_NOT_SUPPORTED = 3
+nvmlEventTypeXidCriticalError = 0x0000000000000008  # noqa: N816  # the library's names
+nvmlClocksThrottleReasonSwPowerCap = 0x0000000000000004  # noqa: N816
+nvmlClocksThrottleReasonHwSlowdown = 0x0000000000000008  # noqa: N816
+nvmlClocksThrottleReasonSwThermalSlowdown = 0x0000000000000020  # noqa: N816
+nvmlClocksThrottleReasonHwThermalSlowdown = 0x0000000000000040  # noqa: N816
+nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x0000000000000080  # noqa: N816
+
+
+class NVMLError(Exception):
+    """As the library raises it, with its error code as `value`."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+class _Process:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.usedGpuMemory = 0
+
+
+class _Event:
+    def __init__(self, device: int, xid: int) -> None:
+        self.device = device
+        self.eventType = nvmlEventTypeXidCriticalError
+        self.eventData = xid
+
+
+_SCENE: dict[str, Any] = json.loads(os.environ.get("FAKE_NVML", '{"gpus": 2}'))
+_READINGS: dict[tuple[int, str], int] = {}
+_PENDING = [_Event(int(gpu), xid) for gpu, faults in _SCENE.get("faults", {}).items() for xid in faults.get("xids", ())]
+
+
+def _fault(handle: int, name: str, usual: Any) -> Any:
+    return _SCENE.get("faults", {}).get(str(handle), {}).get(name, usual)
+
+
+def _grown(handle: int, name: str) -> int:
+    """The fault's amount from the second reading on: none before the load."""
+    readings = _READINGS.get((handle, name), 0)
+    _READINGS[handle, name] = readings + 1
+    return int(_fault(handle, name, 0)) if readings else 0
+
+
+def nvmlInit() -> None:  # noqa: N802
+    """A driver answers."""
+
+
+def nvmlDeviceGetCount() -> int:  # noqa: N802
+    """GPUs of the scene."""
+    return int(_SCENE["gpus"])
+
+
+def nvmlDeviceGetHandleByIndex(index: int) -> int:  # noqa: N802
+    """Its number is its handle."""
+    return index
+
+
+def nvmlDeviceGetName(handle: int) -> str:  # noqa: N802
+    """The model."""
+    return str(_fault(handle, "model", "NVIDIA H100 80GB HBM3"))
+
+
+def nvmlDeviceGetUUID(handle: int) -> str:  # noqa: N802
+    """Distinct for each."""
+    return f"GPU-{handle}"
+
+
+def nvmlSystemGetDriverVersion() -> str:  # noqa: N802
+    """The driver."""
+    return "570.00"
+
+
+def nvmlDeviceGetVbiosVersion(handle: int) -> str:  # noqa: N802
+    """The firmware."""
+    return str(_fault(handle, "firmware", "96.00.74.00.01"))
+
+
+def nvmlDeviceGetClockInfo(handle: int, type: int) -> int:  # noqa: N802, ARG001
+    """MHz."""
+    return 1200 if _fault(handle, "throttle", 0) else 1980
+
+
+def nvmlDeviceGetPowerUsage(handle: int) -> int:  # noqa: N802, ARG001
+    """Milliwatts."""
+    return 650_000
+
+
+def nvmlDeviceGetEnforcedPowerLimit(handle: int) -> int:  # noqa: N802
+    """Milliwatts."""
+    return 1000 * int(_fault(handle, "watts", 700))
+
+
+def nvmlDeviceGetPowerManagementDefaultLimit(handle: int) -> int:  # noqa: N802, ARG001
+    """Milliwatts."""
+    return 700_000
+
+
+def nvmlDeviceGetTemperature(handle: int, sensor: int) -> int:  # noqa: N802, ARG001
+    """Degrees Celsius."""
+    return 92 if _fault(handle, "throttle", 0) else 61
+
+
+def nvmlDeviceGetCurrentClocksThrottleReasons(handle: int) -> int:  # noqa: N802
+    """A set of bits; blocks for ever where the scene says that the GPU is lost."""
+    while _fault(handle, "lost", False):
+        time.sleep(3600)
+    return int(_fault(handle, "throttle", 0))
+
+
+def nvmlDeviceGetEccMode(handle: int) -> list[int]:  # noqa: N802
+    """Current and pending."""
+    return [int(_fault(handle, "ecc_on", 1)), 1]
+
+
+def nvmlDeviceGetMigMode(device: int) -> list[int]:  # noqa: N802
+    """Current and pending."""
+    return [int(_fault(device, "mig", 0)), 0]
+
+
+def nvmlDeviceGetTotalEccErrors(handle: int, errorType: int, counterType: int) -> int:  # noqa: N802, ARG001
+    """Since the driver was loaded."""
+    return _grown(handle, "uncorrected" if errorType == NVML_MEMORY_ERROR_TYPE_UNCORRECTED else "corrected")
+
+
+def nvmlDeviceGetRemappedRows(device: int) -> tuple[int, int, int, int]:  # noqa: N802
+    """Corrected, uncorrected, pending, failed."""
+    return 0, _grown(device, "remapped"), int(_fault(device, "remap_pending", 0)), 0
+
+
+def nvmlDeviceGetCurrPcieLinkGeneration(handle: int) -> int:  # noqa: N802
+    """Of the link now."""
+    return int(_fault(handle, "pcie_generation", 5))
+
+
+def nvmlDeviceGetMaxPcieLinkGeneration(handle: int) -> int:  # noqa: N802, ARG001
+    """That GPU and slot allow."""
+    return 5
+
+
+def nvmlDeviceGetCurrPcieLinkWidth(handle: int) -> int:  # noqa: N802
+    """Lanes now."""
+    return int(_fault(handle, "pcie_width", 16))
+
+
+def nvmlDeviceGetMaxPcieLinkWidth(handle: int) -> int:  # noqa: N802, ARG001
+    """Lanes at most."""
+    return 16
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[_Process]:  # noqa: N802
+    """Processes with a context."""
+    return [_Process(pid) for pid in _fault(handle, "processes", [])]
+
+
+def nvmlEventSetCreate() -> object:  # noqa: N802
+    """A set of events."""
+    return object()
+
+
+def nvmlDeviceRegisterEvents(handle: int, eventTypes: int, eventSet: object) -> None:  # noqa: N802
+    """From now on."""
+
+
+def nvmlEventSetWait_v2(eventSet: object, timeoutms: int) -> _Event:  # noqa: N802, ARG001
+    """The next event.
+
+    Raises:
+        NVMLError: none within the time.
+    """
+    if not _PENDING:
+        raise NVMLError(NVML_ERROR_TIMEOUT)
+    return _PENDING.pop(0)
