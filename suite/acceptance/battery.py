@@ -214,7 +214,8 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
             for one in battery.evidence()
             if isinstance(one, Launched) and one.stack and one.losses
         }
-        opened.keep("health", [health])
+        if opened.kept("health") is None:  # of a battery whose verdict found no room
+            opened.keep("health", [health])
         path = opened.close(verdict, findings, losses)
     except BaseException:
         opened.abandon()
@@ -418,7 +419,10 @@ def _confirmed(battery: _Battery, first: list[Finding], health: Health) -> list[
         again[phase.name] = battery.run(phase, again=True)
     if not again:
         return first
-    replaced = [one for name, own in (battery.kept | again).items() for one in own]
+    # a re-run is looked at by itself: what further looks had added to the first one is left out
+    added = tuple(f"{name} from launch" for name in again)
+    kept = {name: own for name, own in battery.kept.items() if not name.startswith(added)}
+    replaced = [one for own in (kept | again).values() for one in own]
     repeated = _judged(battery, health, replaced)
     checks = {number for phase in candidates if phase.name in again for number in phase.serves}
     second = [finding for finding in repeated if finding.check in checks]
