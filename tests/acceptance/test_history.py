@@ -1,0 +1,74 @@
+"""Accepted batteries of the same hardware and software are a node's past; of the same hardware, its siblings."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference_runs.errors import InputError
+from suite.acceptance.evidence_record import SCHEMA, Closed, encode
+from suite.acceptance.history import history
+from suite.acceptance.verdicts import Decision, Finding, Verdict
+
+
+def battery(results, number, *, value=1.0, node="here", decision=Decision.ACCEPTED, hardware="h", software="s"):
+    """One record with one rate."""
+    directory = results / "acceptance"
+    directory.mkdir(parents=True, exist_ok=True)
+    rate = Finding(check=3, subject="copy", verdict=Verdict.PASS, measured=value, siblings="copy")
+    closed = Closed(
+        kind="battery",
+        schema=SCHEMA,
+        id=str(number),
+        node=node,
+        profile="quick",
+        finished=float(number),
+        seconds=1.0,
+        decision=decision,
+        findings=[rate],
+        hashes={"hardware": hardware, "software": software},
+    )
+    path = directory / f"{number}.end.json"
+    path.write_bytes(encode(closed))
+    return path
+
+
+def of_here(results, fleet=None):
+    return history(results, fleet, node="here", hardware="h", software="s")
+
+
+def test_rejected_batteries_and_those_of_another_machine_or_stack_are_no_past(tmp_path):
+    battery(tmp_path, 1, value=1.0)
+    battery(tmp_path, 2, value=2.0, decision=Decision.REJECTED)
+    battery(tmp_path, 3, value=3.0, hardware="other")
+    battery(tmp_path, 4, value=4.0, software="other")
+    battery(tmp_path, 5, value=5.0, node="there")
+    battery(tmp_path, 6, value=6.0)
+    known = of_here(tmp_path)
+    assert known.of(3, "copy") == ([1.0, 6.0], [])
+    assert known.past_problems == ["2 accepted batteries of this node had other hardware or software: not its past"]
+
+
+def test_of_each_other_node_the_newest_battery_counts(tmp_path):
+    battery(tmp_path / "a", 1, value=1.0, node="there")
+    battery(tmp_path / "a", 2, value=2.0, node="there")
+    battery(tmp_path / "b", 3, value=3.0, node="elsewhere")
+    battery(tmp_path / "b", 4, value=4.0, node="here")
+    battery(tmp_path / "b", 5, value=5.0, node="old", hardware="other")
+    known = of_here(tmp_path / "none", tmp_path)
+    assert sorted(known.of(3, "copy")[1]) == [2.0, 3.0]
+    assert known.fleet_nodes == 2
+
+
+def test_a_truncated_record_is_named_and_left_out(tmp_path):
+    battery(tmp_path, 1, node="there")
+    damaged = battery(tmp_path, 2, node="elsewhere")
+    damaged.write_bytes(damaged.read_bytes()[:-200])
+    known = of_here(tmp_path / "none", tmp_path)
+    assert known.fleet_nodes == 1
+    (problem,) = known.fleet_problems
+    assert str(damaged) in problem
+
+
+def test_a_fleet_that_is_no_directory_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no directory"):
+        of_here(tmp_path, tmp_path / "missing")
