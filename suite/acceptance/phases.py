@@ -156,6 +156,9 @@ def launched(
     stack = {name: version for name, version in begin.software.items() if name != "suite"} | begin.policy
     stack |= {"cpu": begin.hardware["cpu"], "gpus": begin.hardware["gpus"]}
     exact = [row for row in result.rows if row.quantity in {quantity.value for quantity in EXACT}]
+    exact.sort(
+        key=lambda row: row.rank is not None
+    )  # of the whole job first: what differs is said of it, then of ranks
     whole = next((row for row in result.rows if _is_step(row.quantity, row.rank) and row.term is None), None)
     terms = [row for row in result.rows if _is_step(row.quantity, row.rank) and row.term is not None]
     return msgspec.structs.replace(
