@@ -81,6 +81,7 @@ def regress(session: nox.Session) -> None:
     suite(session, "regress", *session.posargs)
 
 
+@nox.session
 def accept(session: nox.Session) -> None:
     """Judge this node, in about 5 minutes: nox -s accept -- --profile accept --fleet DIR"""
     install(session, "execute")
