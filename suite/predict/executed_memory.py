@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Schedule
 from reference_runs.placement import chunk_layers
@@ -12,7 +15,7 @@ from suite.predict.executed_schedule import passes
 from suite.predict.executed_sharding import FullySharding
 from suite.predict.executed_state import executed_state, optimizer_groups
 from suite.predict.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, optimizer_shards, shard_elements
-from suite.predict.tape import Allocator, Block, Leaf, Tape, Value
+from suite.predict.tape import Allocator, Block, Category, Leaf, StepPhase, Tape, Value
 
 GENERATOR_BYTES = 5056  # of the CPU's random generator: torch.get_rng_state, a Mersenne twister
 _NO_GRADIENT = Leaf(lambda _: None)
@@ -62,7 +65,7 @@ class Gradients:
                 self._works("scale", rows * columns)
                 self.accumulated.pop(name, None)
             else:
-                self.accumulated.setdefault(name, block)
+                self.accumulated.setdefault(name, block).move(Category.GRADIENTS)
 
         return Leaf(deliver)
 
@@ -145,6 +148,18 @@ def executed_peak_bytes(
     architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, kernels: Kernels
 ) -> int:
     """The most bytes that are allocated at a time in a step of a rank of `stage`."""
+    peaks = executed_peaks(architecture, recipe, layout, stage=stage, replica=replica, kernels=kernels)
+    return max(sum(parts.values()) for parts in peaks.values())
+
+
+@lru_cache(maxsize=1024)
+def executed_peaks(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, kernels: Kernels
+) -> Mapping[str, Mapping[str, int]]:
+    """The most bytes that are allocated at a time in each `StepPhase` of a rank of `stage`, by `Category`.
+
+    Of a pipeline, whose passes alternate, the fullest of all forward passes and the fullest of all backward passes.
+    """
     allocator = Allocator(512 if kernels.cuda else 1)
     tape = Tape(allocator, generator_bytes=0 if kernels.cuda else GENERATOR_BYTES)
     gradients, sharding = gradients_of(tape, recipe, layout), sharding_of(tape, recipe, layout, kernels)
@@ -152,20 +167,27 @@ def executed_peak_bytes(
         tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding
     )
     state = executed_state(architecture, recipe, layout, stage=stage, replica=replica)
-    stored = [tape.block(state.weight_bytes), tape.block(state.optimizer_bytes)]
-    if gradients.buckets:
-        stored.append(tape.block(state.gradient_bytes))
+    stored: list[Block] = []
+    for category, size in (
+        (Category.WEIGHTS, state.weight_bytes),
+        (Category.OPTIMIZER, state.optimizer_bytes),
+        (Category.GRADIENTS, state.gradient_bytes if gradients.buckets else 0),
+    ):
+        allocator.enter(StepPhase.FORWARD, category)
+        stored.append(tape.block(size))
     run = _run_pipeline if layout.pipeline_stages > 1 else _run
     stored += run(tape, chunks, architecture, recipe, layout, stage=stage, gradients=gradients, sharding=sharding)
+    allocator.enter(StepPhase.UPDATE, Category.UPDATE)
     in_passing = [tape.block(size) for size in _passing_bytes(architecture, recipe, layout, stage=stage)]
     in_passing.clear()
     if layout.zero_stage == 1 and layout.data_parallel > 1 and not kernels.cuda:
         # gloo gathers into a buffer of its own, group by group
+        allocator.enter(StepPhase.UPDATE, Category.BUFFERS)
         for elements in optimizer_groups(architecture, recipe, layout, stage=stage):
             whole = layout.data_parallel * shard_elements(elements, layout.data_parallel)
             tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * whole)
     stored.clear()
-    return allocator.most
+    return {phase: {name: size for name, size in parts.items() if size} for phase, parts in allocator.peaks.items()}
 
 
 def _run(
@@ -185,9 +207,11 @@ def _run(
     micro_batches = accumulation(recipe, layout)
     for number in range(micro_batches):
         gradients.whole = number == micro_batches - 1
+        tape.enter(StepPhase.FORWARD)
         loss = chunk.forward(batch(tape, architecture, samples=layout.micro_batch))
         if sharding is not None:
             sharding.last = gradients.whole
+        tape.enter(StepPhase.BACKWARD)
         tape.backward(loss, tape.block(FP32))
         if sharding is not None:
             sharding.finish()
@@ -237,10 +261,12 @@ def _run_pipeline(
     numbers = range(stage, layout.pipeline_stages * layout.virtual_stages, layout.pipeline_stages)
     size = _hidden_bytes(architecture, recipe, layout)
     last = layout.pipeline_stages * layout.virtual_stages - 1
+    tape.enter(StepPhase.FORWARD, Category.BUFFERS)
     inputs = {(n, m): tape.block(size) for n in numbers if n > 0 for m in range(micro_batches)}
     ends = {(n, m): tape.block(size) for n in numbers if n < last for m in range(micro_batches)}
     for block in ends.values():
         block.lent = True
+    tape.enter(StepPhase.FORWARD)
     given = batch(tape, architecture, samples=micro_batches * layout.micro_batch)
     outputs: dict[tuple[int, int], Value] = {}
     returned: dict[tuple[int, int], _Arrived] = {}
@@ -249,6 +275,7 @@ def _run_pipeline(
     alternates = layout.schedule is Schedule.ONE_F_ONE_B and layout.virtual_stages == 1
     for backward, number, micro_batch in passes(layout, micro_batches=micro_batches, stage=stage):
         place = number, micro_batch
+        tape.enter(StepPhase.BACKWARD if backward else StepPhase.FORWARD)
         if backward:
             gradients.whole = micro_batch == micro_batches - 1
             tape.backward(outputs[place], ends[place] if number < last else tape.block(FP32))

@@ -8,7 +8,7 @@ from suite.predict.elementwise import ceil_division
 from suite.predict.executed_operators import WORK_DTYPES, Kernels
 from suite.predict.executed_state import stored_element_bytes
 from suite.predict.memory import FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.tape import Block, Leaf, Tape, Value
+from suite.predict.tape import Block, Category, Leaf, Tape, Value
 from suite.predict.traffic import reduced_gradient_element_bytes
 
 
@@ -69,7 +69,7 @@ class FullySharding:
                     return
                 block = self._tape.block(self._computed * rows * columns)
                 waiting.clear()
-            unit.gradients.setdefault(name, block)
+            unit.gradients.setdefault(name, block).move(Category.GRADIENTS)
 
         return Leaf(deliver)
 
@@ -118,20 +118,26 @@ class FullySharding:
         if self._ranks == 1:
             for elements in unit.shards:
                 shard = self._tape.block(self._computed * elements)
-                unit.gathered.append(self._tape.block(self._computed * elements))
+                unit.gathered.append(self._gathered(self._computed * elements))
             del shard
             return
         whole = self._computed * sum(unit.shards)
         shard = self._tape.block(whole if self._computed != self._stored else 0)
         unit.message = self._tape.block(self._ranks * whole)
+        unit.message.move(Category.BUFFERS)
         if self._copies:
             self._tape.block(self._ranks * whole)
+
+    def _gathered(self, size: int) -> Block:
+        block = self._tape.block(size)
+        block.move(Category.GATHERED)
+        return block
 
     def _take(self, unit: Unit, *, forward: bool) -> None:
         if unit.message is None:
             return
         self._tape.work("scale", self._ranks * sum(unit.shards), variant="forward", dtype=self._dtype)
-        unit.gathered = [self._tape.block(self._computed * self._ranks * elements) for elements in unit.shards]
+        unit.gathered = [self._gathered(self._computed * self._ranks * elements) for elements in unit.shards]
         if forward:
             self._gather_message = unit.message
         unit.message = None
@@ -147,6 +153,7 @@ class FullySharding:
         if unit.reduced is not None:
             self._tape.work("add", elements, variant="forward", dtype="fp32" if self._stored == FP32 else "fp16")
         message = self._tape.block(self._reduced * self._ranks * elements)
+        message.move(Category.BUFFERS)
         unit.gradients.clear()
         reduced = self._tape.block(self._reduced * elements)
         if self._copies:
@@ -154,5 +161,6 @@ class FullySharding:
         if self._reduced != self._stored:
             reduced = self._tape.block(self._stored * elements)
         if unit.reduced is None:
+            reduced.move(Category.GRADIENTS)
             unit.reduced = reduced
         self._reduce_message = message

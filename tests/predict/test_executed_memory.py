@@ -9,7 +9,7 @@ from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.run import Precision
 from suite.figures import Quantity
 from suite.miniature import miniature
-from suite.predict.executed_memory import executed_activation_bytes, executed_peak_bytes
+from suite.predict.executed_memory import executed_activation_bytes, executed_peak_bytes, executed_peaks
 from suite.predict.executed_memory_figures import TOLERANCE, memory_figures, unproven_peak
 from suite.predict.executed_operators import Kernels
 from suite.predict.executed_state import executed_state
@@ -146,3 +146,31 @@ def test_products_through_fp32_need_more_at_the_peak_and_keep_no_more(precision:
     long = msgspec.structs.replace(SHAPE, sequence=96)
     peaks = [executed_peak_bytes(long, recipe, LAYOUT, stage=0, replica=0, kernels=kernels) for kernels in (CPU, wide)]
     assert peaks[0] < peaks[1]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        LAYOUT,
+        Layout(micro_batch=1, recomputation=Recomputation.FULL),
+        Layout(micro_batch=2, recomputation=Recomputation.NONE, zero_stage=3),
+        Layout(micro_batch=2, recomputation=Recomputation.NONE, pipeline_stages=2, schedule=Schedule.ONE_F_ONE_B),
+        Layout(micro_batch=1, recomputation=Recomputation.NONE, data_parallel=2, zero_stage=1),
+    ],
+    ids=str,
+)
+def test_the_largest_of_three_peaks_is_the_peak_and_each_holds_the_state(layout: Layout) -> None:
+    peaks = executed_peaks(SHAPE, FP32, layout, stage=0, replica=0, kernels=CPU)
+    assert list(peaks) == ["forward", "backward", "update"]
+    sums = {phase: sum(parts.values()) for phase, parts in peaks.items()}
+    assert max(sums.values()) == executed_peak_bytes(SHAPE, FP32, layout, stage=0, replica=0, kernels=CPU)
+    state = executed_state(SHAPE, FP32, layout, stage=0, replica=0)
+    for parts in peaks.values():
+        assert parts["weights"] == state.weight_bytes
+        assert parts["optimizer state"] == state.optimizer_bytes
+        assert min(parts.values()) > 0
+    assert peaks["update"]["gradients"] >= state.gradient_bytes
+    assert "forward pass" not in peaks["update"]
+    assert "update" not in peaks["backward"]
+    assert ("gathered weights" in peaks["forward"]) == (layout.zero_stage == 3)
+    assert ("computed again" in peaks["backward"]) == (layout.recomputation is Recomputation.FULL)
