@@ -12,18 +12,17 @@ import msgspec
 from reference_runs.errors import InputError
 from suite import store
 from suite.arithmetic import kernels_for
-from suite.compare import Row, Verdict, compare, overall
+from suite.compare import Row, Verdict, overall
 from suite.corpus import Corpus
 from suite.devices import usable_cores
-from suite.figures import Figure, Quantity
+from suite.figures import Figure
 from suite.job import Averaging, Event, Failed, Finished, KernelChoice, Phase, Status, Step
+from suite.judgement import countable, expected_figures, judged
 from suite.launch import Outcome, launch
 from suite.machine_profile import Profile
 from suite.measured import counted_figures, others_shares
 from suite.plan import Plan, job_for
-from suite.predict.executed_memory_figures import memory_figures
 from suite.predict.executed_time_figures import time_figures
-from suite.predict.prediction import prediction
 from suite.record import SCHEMA, End, RankOutcome, begin_record
 from suite.residuals import Residuals, residuals
 from suite.utilisation import peaks, utilisation
@@ -95,7 +94,7 @@ def reproduce(
         times: list[Figure] = []
         if outcome.status is Status.OK:
             steps = [[e for e in events if isinstance(e, Step)] for events in outcome.events]
-            figures = countable(plan, counted_figures(job, outcome.finished, steps))
+            figures = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
             try:
                 times, figures = with_time(plan, profile, figures)
             except InputError as error:  # the run's own shapes or precision, which no calibration covers
@@ -110,24 +109,8 @@ def reproduce(
         )
     rows: list[Row] = []
     if outcome.status is Status.OK:
-        alone = plan.device == "cuda" or plan.layout.ranks <= usable_cores()
-        predicted = prediction(
-            plan.architecture,
-            plan.recipe,
-            plan.layout,
-            compiled=plan.compiled,
-            own_processors=alone,
-            averaging=plan.averaging,
-        )
-        predicted = countable(plan, predicted)
         kernels = kernels_for(plan.recipe.precision, plan.device)
-        if plan.kernels is KernelChoice.TORCH:  # what Triton's keep and need is not described
-            memory = memory_figures(plan.architecture, plan.recipe, plan.layout, kernels)
-            # nor what other ways of averaging take in passing
-            exact = plan.averaging is Averaging.EXACT
-            predicted += [figure for figure in memory if exact or figure.quantity is not Quantity.PEAK_BYTES]
-        predicted += times
-        rows = compare(predicted, figures, left_name="predicted", right_name="measured", judge=True)
+        rows = judged(expected_figures(job, kernels=kernels, cores=usable_cores()), times, figures)
     ran = [event for event in outcome.events[0] if isinstance(event, Step)]
     losses = [step.loss for step in ran]
     verdict, message = overall(rows), outcome.message
@@ -153,18 +136,6 @@ def reproduce(
         others_share=others_share,
         steal_share=steal_share,
     )
-
-
-def countable(plan: Plan, figures: list[Figure]) -> list[Figure]:
-    """The figures that can be counted in this run: all, but with PowerSGD.
-
-    PyTorch's hook multiplies and sends in the threads in which its messages end, where no counter looks: what it sends
-    shows on a network interface alone, in `sent_bytes`.
-    """
-    if plan.averaging is not Averaging.POWER_SGD:
-        return figures
-    hidden = {(Quantity.PAYLOAD_BYTES, "dp"), (Quantity.MESSAGES, "dp"), (Quantity.HARDWARE_FLOP, None)}
-    return [figure for figure in figures if (figure.quantity, figure.axis) not in hidden]
 
 
 def with_time(plan: Plan, profile: Profile | None, measured: list[Figure]) -> tuple[list[Figure], list[Figure]]:

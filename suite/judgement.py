@@ -1,0 +1,66 @@
+"""What arithmetic expects of a launch, and the launch beside it: the rows that decide whether it passes."""
+
+from __future__ import annotations
+
+from suite.compare import Row, compare
+from suite.figures import Figure, Quantity
+from suite.job import Averaging, Job, KernelChoice
+from suite.predict.executed_memory_figures import memory_figures
+from suite.predict.executed_operators import Kernels
+from suite.predict.prediction import prediction
+from suite.record import Record
+
+THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
+
+
+def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
+    """Everything but times that is predicted of a job: counts, state, traffic, memory, and the first loss.
+
+    Args:
+        kernels: of the machine that runs it.
+        cores: of that machine, that the ranks may use.
+    """
+    alone = job.device == "cuda" or job.layout.ranks <= cores
+    predicted = countable(
+        job.averaging,
+        prediction(
+            job.architecture,
+            job.recipe,
+            job.layout,
+            compiled=job.compiled,
+            own_processors=alone,
+            averaging=job.averaging,
+        ),
+    )
+    if job.kernels is KernelChoice.TORCH:  # what Triton's keep and need is not described
+        memory = memory_figures(job.architecture, job.recipe, job.layout, kernels)
+        # nor what other ways of averaging take in passing
+        exact = job.averaging is Averaging.EXACT
+        predicted += [figure for figure in memory if exact or figure.quantity is not Quantity.PEAK_BYTES]
+    return predicted
+
+
+def countable(averaging: Averaging, figures: list[Figure]) -> list[Figure]:
+    """The figures that can be counted with this averaging: all, but with PowerSGD.
+
+    PyTorch's hook multiplies and sends in the threads in which its messages end, where no counter looks: what it sends
+    shows on a network interface alone, in `sent_bytes`.
+    """
+    if averaging is not Averaging.POWER_SGD:
+        return figures
+    hidden = {(Quantity.PAYLOAD_BYTES, "dp"), (Quantity.MESSAGES, "dp"), (Quantity.HARDWARE_FLOP, None)}
+    return [figure for figure in figures if (figure.quantity, figure.axis) not in hidden]
+
+
+def judged(expected: list[Figure], times: list[Figure], measured: list[Figure]) -> list[Row]:
+    """Predicted figures, with the times that a profile gave, beside the measured ones."""
+    return compare([*expected, *times], measured, left_name="predicted", right_name="measured", judge=True)
+
+
+def recorded_kernels(record: Record) -> Kernels:
+    """Which kernels the ranks of a recorded launch used, by their own words."""
+    ranks = record.end.ranks if record.end else []
+    return Kernels(
+        cuda=record.begin.job.device == "cuda",
+        products_through_fp32=any(THROUGH_FP32 in rank.arithmetic for rank in ranks),
+    )
