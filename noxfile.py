@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from pathlib import Path
 
 import nox
 from nox.command import CommandFailed
@@ -13,6 +15,7 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.sessions = ["tests"]
 
 CONSTRAINTS = "constraints.txt"
+AXE_CORE = "4.14.1"  # accessibility rules, from npm
 RUNS = ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2")
 ONE_THREAD = (
     *("tests/acceptance", "tests/execute", "tests/kernels", "tests/predict", "tests/reference_runs"),
@@ -105,8 +108,8 @@ def accept_selftest(session: nox.Session) -> None:
 
 @nox.session
 def report(session: nox.Session) -> None:
-    """Write the tables of everything that is recorded: nox -s report"""
-    install(session)
+    """Write the tables and the page of everything that is recorded: nox -s report"""
+    install(session, "report", "regress")
     suite(session, "report", *session.posargs)
 
 
@@ -160,7 +163,7 @@ def formulas(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite: nox -s tests -- -k traffic"""
-    install(session, "execute", "kernels", "test", "fit", "regress", "tables")
+    install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report")
     pytest = ("python", "-m", "pytest")
     if session.posargs:
         session.run(*pytest, *session.posargs)
@@ -172,9 +175,23 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def page(session: nox.Session) -> None:
+    """Drive Debian's Chromium through the page: loads, filters, prints, reads: nox -s page -- -k filters"""
+    install(session, "execute", "kernels", "test", "fit", "regress", "report", "page")
+    axe = Path(session.create_tmp()) / "node_modules" / "axe-core" / "axe.min.js"
+    if not axe.exists() and shutil.which("npm"):
+        fetch = ("npm", "install", "--silent", "--prefix", session.create_tmp(), f"axe-core@{AXE_CORE}")
+        session.run(
+            *fetch, external=True, success_codes=range(256)
+        )  # the test that needs it says so where it is missing
+    env = {"AXE_CORE": str(axe)} if axe.exists() else {}
+    session.run("python", "-m", "pytest", "tests/page", *session.posargs, env=env)
+
+
+@nox.session
 def rare(session: nox.Session) -> None:
     """Run the tests that take long and that `tests` leaves out."""
-    install(session, "execute", "kernels", "test", "fit", "regress", "tables")
+    install(session, "execute", "kernels", "test", "fit", "regress", "tables", "report")
     session.run("python", "-m", "pytest", "-m", "rare", *session.posargs)
 
 
@@ -210,7 +227,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    install(session, "execute", "kernels", "test", "fit", "regress", "types")
+    install(session, "execute", "kernels", "test", "fit", "regress", "report", "types")
     session.run("mypy", *session.posargs)
 
 

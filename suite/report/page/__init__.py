@@ -1,0 +1,1 @@
+"""The page: everything that is recorded in one file of HTML that needs no network."""

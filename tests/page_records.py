@@ -1,0 +1,121 @@
+"""A results directory for tests of the page: launches that passed, failed and hung, machines, a change, bad names."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from suite import store
+from suite.corpus import Corpus
+from suite.figures import Figure, Quantity, StepTerm
+from suite.job import Job, Status, Step, StepKind
+from suite.judgement import expected_figures
+from suite.machine_profile import Fingerprint, encode, machines_directory
+from suite.plan import job_for
+from suite.predict.executed_operators import Kernels
+from suite.record import SCHEMA, End, RankOutcome, begin_record
+from tests.launches import small_plan
+from tests.profiles import profile
+
+ROOT = Path(__file__).parent.parent
+CORPUS = Corpus(
+    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none"
+)
+EVIL_RUN = "<img src=x onerror=hacked()>"
+EVIL_MESSAGE = "</script><script>window.hacked = 1</script> & 'quoted'"
+DAY = 86400.0
+FIRST = 1.79e9  # 2026-09-21
+SHARES = {StepTerm.FORWARD: 0.3, StepTerm.BACKWARD: 0.6, StepTerm.OPTIMIZER: 0.1, StepTerm.UNEXPLAINED: 0.0}
+HERE = {"cpu": "AMD EPYC", "cores": "2", "gpus": "none", "memory": "8000000 kB", "cpu_flags": "0"}
+THERE = {**HERE, "cpu": "Intel Xeon", "cores": "8"}
+
+
+def times(seconds: float) -> list[Figure]:
+    """A step and its terms."""
+    terms = [
+        Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=seconds * share) for term, share in SHARES.items()
+    ]
+    return [Figure(quantity=Quantity.STEP_SECONDS, value=seconds), *terms]
+
+
+def job_of(run: str, *, ranks: int = 2, compiled: bool = False, seed: int = 3) -> Job:
+    """BLOOM's block in small, under another name."""
+    made = job_for(small_plan(ranks=ranks, compiled=compiled), CORPUS, "/none")
+    return msgspec.structs.replace(made, name=run, seed=seed)
+
+
+def record(
+    results: Path,
+    job: Job,
+    number: int,
+    *,
+    seconds: float = 0.5,
+    status: Status = Status.OK,
+    message: str = "",
+    hardware: dict[str, str] | None = None,
+    suite: str = "0.1.0 (aaaaaaaaaaaa)",
+    changed: dict[Quantity, int] | None = None,
+) -> Path:
+    """One launch on day `number` whose counts are as expected, but for what is added to those in `changed`."""
+    begin = begin_record(job, CORPUS, f"{number:06d}__node__{number:08x}")
+    begin = msgspec.structs.replace(
+        begin,
+        started=FIRST + DAY * number,
+        hardware=hardware or HERE,
+        software={**begin.software, "suite": suite},
+        hashes={**begin.hashes, "software": suite[-14:], "hardware": str(hash(str(hardware)))[:8]},
+    )
+    ok = status is Status.OK
+    counted = [
+        msgspec.structs.replace(figure, value=figure.value + (changed or {}).get(figure.quantity, 0))
+        for figure in (expected_figures(job, kernels=Kernels(), cores=2) if ok else [])
+        if not (figure.term or "").startswith("textbook")
+    ]
+    steps = [Step(n, StepKind.TIMED, 9.5 - n / 5 + job.seed / 50, seconds, 0.0) for n in range(8 if ok else 2)]
+    end = End(
+        schema=SCHEMA,
+        id=begin.id,
+        status=status,
+        message=message,
+        ranks_at_fault=[] if ok else [1],
+        finished=begin.started + 60,
+        figures=[*counted, *times(seconds)] if ok else [],
+        ranks=[
+            RankOutcome(rank=n, steps=steps, last="finished", environment={}, failure="" if ok else f"at {message}")
+            for n in range(job.layout.ranks)
+        ],
+        predicted=times(0.55) if ok else [],
+        profile="results/machines/here.json",
+        others_share=0.02,
+        log_tail="" if ok else EVIL_MESSAGE,
+    )
+    directory = store.records_directory(results, begin.run)
+    return store.Opened(directory, begin).close(end)
+
+
+def page_records(results: Path) -> Path:
+    """Everything that the page can show, small."""
+    for number in range(24):
+        slower = 1.2 if number >= 12 else 1.0
+        suite = f"0.1.0 ({'ab'[number >= 12] * 12})"
+        record(results, job_of("bloom-mini"), number, seconds=slower * (0.5 + 0.001 * (number % 3)), suite=suite)
+    record(results, job_of("bloom-mini", compiled=True), 30)
+    record(results, job_of("bloom-mini", seed=4), 31)
+    record(results, job_of("bloom-mini"), 32, hardware=THERE, changed={Quantity.MESSAGES: 1})
+    record(results, job_of("gpt2-mini", ranks=1), 33)
+    record(results, job_of("gpt2-mini", ranks=1), 34, hardware=THERE, status=Status.HANG, message="rank 0 was silent")
+    record(results, job_of(EVIL_RUN), 35, status=Status.CRASHED, message=EVIL_MESSAGE)
+    facts: dict[str, Any] = {"cpu": "AMD EPYC", "cores": "2", "gpus": "none"}
+    print_ = Fingerprint(node="0123abcd", device="cpu", hardware=facts, software={"torch": "2.13.0"})
+    machines_directory(results).mkdir(parents=True)
+    (machines_directory(results) / "here.json").write_bytes(encode(profile(fingerprint=print_)))
+    shutil.copytree(
+        ROOT / "results" / "kernels",
+        results / "kernels",
+        ignore=shutil.ignore_patterns("*.svg", "*.md"),
+        dirs_exist_ok=True,
+    )
+    return results
