@@ -7,6 +7,9 @@ Both loops live in one process of one rank and take turns, step by step, in the 
 of the machine that are longer than a step fall on both. Each pair is the same step of the same run, with equal batches,
 losses and masks. The interval is that of the median ratio of one process, from the binomial distribution of its signs.
 
+Beside it stands the ratio of processor time, which other processes disturb less. It is meant for `--threads 1`: waiting
+threads of OpenMP take processor time too.
+
 Exit codes: 0 within the limits, 1 beyond one, 3 where the interval holds the limit, 2 bad usage, 4 unequal work.
 """
 
@@ -35,7 +38,6 @@ from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from reference_runs.run import Precision
 from suite.execute.measure import clock
-from suite.execute.measure.counters import storage_bytes
 from suite.execute.measure.memory import AllocatedPeak
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
@@ -70,6 +72,7 @@ class Overhead(NamedTuple):
     peak_bytes: int
     bare_peak_bytes: int
     loss_difference: float
+    processor: Interval | None = None
 
     @property
     def memory(self) -> float:
@@ -123,7 +126,6 @@ class SuiteLoop:
         """One step; returns its loss and the gradient's norm without the loss scale."""
         start = clock.now(self.device)
         loss = self._steps.forward_and_backward()
-        storage_bytes(leaf.gradient for leaf in self.training.leaves)
         outcome = self._steps.update(loss)
         seconds = clock.now(self.device) - start
         norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
@@ -148,12 +150,17 @@ def _read(chunk: nn.Module, name: str) -> Tensor:
 
 
 class Turn:
-    """A loop with random numbers of its own, so that both loops draw the same masks."""
+    """A loop with random numbers of its own, so that both loops draw the same masks.
+
+    Attributes:
+        processor_seconds: of the process in the last step, all its threads together.
+    """
 
     def __init__(self, make: Callable[[], SuiteLoop | BareLoop], device: torch.device, seed: int) -> None:
         self.device = device
         self.loop = make()
         torch.manual_seed(seed)
+        self.processor_seconds = 0.0
         self._numbers = self._state()
 
     def step(self) -> tuple[float, float]:
@@ -161,9 +168,10 @@ class Turn:
         torch.set_rng_state(self._numbers[0])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(self._numbers[1], self.device)
-        start = clock.now(self.device)
+        start, processor = clock.now(self.device), time.process_time()
         loss, _ = self.loop.step()
         seconds = clock.now(self.device) - start
+        self.processor_seconds = time.process_time() - processor
         self._numbers = self._state()
         return seconds, loss
 
@@ -245,18 +253,33 @@ def overhead(job: Job, device: torch.device, *, pairs: int, told: Callable[[str]
     for _ in range(WARM_UP - 1):
         for turn in turns:
             turn.step()
-    ratios, bare_seconds, difference = [], [], 0.0
+    ratios, processor, bare_seconds, difference = [], [], [], 0.0
     for pair in range(pairs):
         order = (0, 1) if pair % 2 == 0 else (1, 0)
         taken = {which: turns[which].step() for which in order}
         ratios.append(taken[0][0] / taken[1][0])
+        processor.append(turns[0].processor_seconds / turns[1].processor_seconds)
         bare_seconds.append(taken[1][0])
         difference = max(difference, abs(taken[0][1] - taken[1][1]))
-    return Overhead(median_interval(ratios), median_interval(bare_seconds).median, our_peak, bare_peak, difference)
+    bare_median = median_interval(bare_seconds).median
+    return Overhead(
+        median_interval(ratios), bare_median, our_peak, bare_peak, difference, processor=median_interval(processor)
+    )
 
 
-def measured(name: str, *, pairs: int, device_name: str, layout: str | None, told: Callable[[str], None]) -> Overhead:
+def measured(
+    name: str,
+    *,
+    pairs: int,
+    device_name: str,
+    layout: str | None,
+    threads: int | None,
+    told: Callable[[str], None],
+) -> Overhead:
     """Both ratios of the miniature `name` in this process.
+
+    Args:
+        threads: that operators use; None: as many as a run of the suite has.
 
     Raises:
         InputError: unknown name, layout or device.
@@ -276,7 +299,7 @@ def measured(name: str, *, pairs: int, device_name: str, layout: str | None, tol
         planned = plan(request)
         job = job_for(planned, corpus_for(planned, None), scratch)
         device = torch.device(planned.device, 0) if planned.device == "cuda" else torch.device("cpu")
-        torch.set_num_threads(job.threads)
+        torch.set_num_threads(threads or job.threads)
         torch.use_deterministic_algorithms(planned.device == "cpu")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by module code
         prepare_arithmetic(job.recipe.precision, device)
@@ -296,9 +319,11 @@ def measured(name: str, *, pairs: int, device_name: str, layout: str | None, tol
 def line(name: str, found: Overhead) -> str:
     """One miniature's result in a line."""
     verdict = {0: "pass", 1: "FAIL", 3: "undecided"}[exit_code(found)]
+    processor = found.processor
+    of_processor = "processor {:.3f} [{:.3f}, {:.3f}]  ".format(*processor) if processor else ""
     return (
         f"{name:<14} time {found.seconds.median:.3f} [{found.seconds.low:.3f}, {found.seconds.high:.3f}]  "
-        f"bare step {1e3 * found.bare_seconds:.1f} ms  memory {found.memory:.3f} "
+        f"{of_processor}bare step {1e3 * found.bare_seconds:.1f} ms  memory {found.memory:.3f} "
         f"({found.peak_bytes / 1e6:.1f} / {found.bare_peak_bytes / 1e6:.1f} MB)  "
         f"largest loss difference {found.loss_difference:.1e}  {verdict}"
     )
@@ -312,13 +337,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--pairs", type=int, default=30, help="timed steps of each loop (default: 30)")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--layout", help="another layout of one rank, such as zero0")
+    parser.add_argument("--threads", type=int, help="threads of operators on a CPU, such as 1 (default: as a run has)")
     asked = parser.parse_args(arguments)
     if asked.pairs < 1:
         parser.error(f"--pairs: 1 or more, got {asked.pairs}")
+    if asked.threads is not None and asked.threads < 1:
+        parser.error(f"--threads: 1 or more, got {asked.threads}")
     names = list(miniatures()) if asked.all else asked.names or ["bloom-mini"]
     if len(names) > 1:
         same = ["--pairs", str(asked.pairs), "--device", asked.device]
         same += ["--layout", asked.layout] if asked.layout else []
+        same += ["--threads", str(asked.threads)] if asked.threads else []
         codes = [
             subprocess.run([sys.executable, "-m", "benchmarks.overhead", name, *same]).returncode for name in names
         ]
@@ -329,7 +358,14 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{name}: {phase}\n")
 
     try:
-        found = measured(name, pairs=asked.pairs, device_name=asked.device, layout=asked.layout, told=told)
+        found = measured(
+            name,
+            pairs=asked.pairs,
+            device_name=asked.device,
+            layout=asked.layout,
+            threads=asked.threads,
+            told=told,
+        )
     except InputError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

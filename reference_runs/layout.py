@@ -116,6 +116,14 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Processes of the job: the product of the axes."""
         return self.data_parallel * self.tensor_parallel * self.pipeline_stages * self.context_parallel
 
+    @property
+    def fully_sharded(self) -> bool:
+        """Whether weights are gathered for each pass: ZeRO-2 and 3, where there are other ranks' parts or the host's.
+
+        One rank has nothing to shard: its stages are plain data parallelism.
+        """
+        return self.zero_stage >= 2 and (self.data_parallel > 1 or self.offload is Offload.STATE)
+
 
 _GRAMMAR = (
     "dpN, tpN, ppN, cpN, sp, zero0/1/2/3, reshard/noreshard, offload, interleaveN, " + "/".join(Schedule) + ", "

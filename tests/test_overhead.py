@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -113,6 +114,23 @@ def test_too_few_pairs_leave_everything_open() -> None:
 )
 def test_the_verdict_leaves_open_what_the_interval_leaves_open(low: float, high: float, peak: int, code: int) -> None:
     assert exit_code(Overhead(Interval((low + high) / 2, low, high), 0.1, peak, 100, 0.0)) == code
+
+
+@pytest.mark.usefixtures("_alone")
+def test_processor_time_is_that_of_the_step_alone(tmp_path: Path) -> None:
+    (ours, _) = turns(job(tmp_path))
+    seconds, _ = ours.step()
+    asleep = Turn(lambda: _Sleeper(), CPU, 5)  # type: ignore[arg-type,return-value]  # a loop by its step alone
+    slept, _ = asleep.step()
+    assert ours.processor_seconds > 0
+    assert seconds > 0
+    assert slept >= 0.2 > 10 * asleep.processor_seconds
+
+
+class _Sleeper:
+    def step(self) -> tuple[float, float]:
+        time.sleep(0.2)
+        return 0.0, 0.0
 
 
 def test_an_unknown_name_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,25 +36,35 @@ class MasterWeights:
     def update(self, learning_rate: float, gradients: list[Tensor], gradient_factor: float | Tensor = 1.0) -> None:
         """One step with `gradients` times `gradient_factor`, multiplied in fp32.
 
-        fp32 gradients are overwritten. Others are widened into the kept copies, or for the update's duration: 4 bytes
-        an element that `gradient_bytes` does not count. So are the weights, where there are no master weights.
+        fp32 gradients are overwritten. Others are widened first (see `widened`). So are the weights, where there are no
+        master weights.
         """
-        for index, (weight, master) in enumerate(zip(self.weights, self.masters, strict=True)):
-            gradient = gradients[index]
-            if self.gradient_copies and gradient is not self.gradient_copies[index]:
-                gradient = self.gradient_copies[index].copy_(gradient)
+        gradients = self.widened(gradients)
+        torch._foreach_mul_(gradients, gradient_factor)
+        for weight, master, gradient in zip(self.weights, self.masters, gradients, strict=True):
             if self.in_passing:
                 master.data = weight.float()
-            master.grad = gradient.float().mul_(gradient_factor)
+            master.grad = gradient
         for settings in self.rule.param_groups:
             settings["lr"] = learning_rate
         self.rule.step()
+        if self.weights[0].dtype != torch.float32:
+            with torch.no_grad():
+                torch._foreach_copy_(self.weights, tuple(self.masters))
         for weight, master in zip(self.weights, self.masters, strict=True):
             master.grad = None
-            if not _same_storage(weight, master):
-                weight.copy_(master.detach())
             if self.in_passing:
                 master.data = _nothing(weight)
+
+    def widened(self, gradients: list[Tensor]) -> list[Tensor]:
+        """`gradients` in fp32: themselves, in the kept copies, or in new memory, 4 bytes an element that
+        `gradient_bytes` does not count."""
+        if gradients[0].dtype == torch.float32:
+            return gradients
+        if self.gradient_copies:
+            torch._foreach_copy_(self.gradient_copies, gradients)
+            return self.gradient_copies
+        return [gradient.float() for gradient in gradients]
 
     @property
     def state_tensors(self) -> list[Tensor]:

@@ -38,8 +38,10 @@ def squared_norm(gradients: Iterable[Tensor], *, device: torch.device) -> Tensor
     Not finite exactly where an element is not, for elements within fp16's range: the square of 65504 is far from fp32's
     end, but not from fp16's.
     """
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
-    return torch.stack(norms).square().sum().to(device) if norms else torch.zeros((), device=device)
+    given = list(gradients)
+    if not given:
+        return torch.zeros((), device=device)
+    return torch.stack(torch._foreach_norm(given, 2, torch.float32)).square().sum().to(device)
 
 
 def gradient_factor(recipe: Recipe, norm: float, *, loss_scale: float = 1.0) -> float:

@@ -1,11 +1,13 @@
 """Where weights are stored, in what precision, and in what precision their gradients accumulate.
 
 Weights of one optimizer group lie in one flat buffer, so that a shard is a slice and an all-gather fills it in place.
-The leaves of autograd are not the weights but stand-ins without storage, of the gradient's dtype: reading a weight goes
-through `ReadWeight`, whose backward pass hands on the gradient in that dtype. In bf16 it widens: gradients accumulate
-over micro-batches in fp32, and DistributedDataParallel reduces them in fp32 from its own buckets, at 4 bytes a
-parameter: what BLOOM's BF16_Optimizer does with a reduction of its own. In the fp16 precisions gradients accumulate and
-are reduced in fp16, at 2 bytes. (The update adds a passing fp32 copy of its shard's gradient.)
+The leaves of autograd are parameters that look into it. In bf16 their gradients accumulate over micro-batches in fp32
+(`grad_dtype`); in the fp16 precisions in fp16.
+
+DistributedDataParallel refuses a gradient of another dtype than its parameter's. Where it is to reduce fp32 gradients
+of bf16 weights from its own buckets, at 4 bytes a parameter (what BLOOM's BF16_Optimizer does with a reduction of its
+own), the leaves are stand-ins without storage, of the gradient's dtype: reading a weight goes through `ReadWeight`,
+whose backward pass widens the gradient.
 """
 
 from __future__ import annotations
@@ -53,6 +55,24 @@ class ReadWeight(torch.autograd.Function):
         return gradients[0].to(GRADIENT_DTYPES[gradients[0].dtype]), None
 
 
+def stored_weights(group: WeightGroup) -> list[Tensor]:
+    """The stored weight of each leaf: a view of the flat buffer."""
+    sizes = [leaf.numel() for leaf in group.leaves]
+    parts = group.flat[: sum(sizes)].split(sizes)
+    return [part.view(leaf.shape) for part, leaf in zip(parts, group.leaves, strict=True)]
+
+
+class Placed(nn.Module):
+    """Parametrization that reads a parameter through `placed`."""
+
+    def __init__(self, placed: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.placed = placed
+
+    def forward(self, parameter: Tensor) -> Tensor:
+        return self.placed(parameter)
+
+
 class Stored(nn.Module):
     """Parametrization that reads `stored` in place of the leaf, and makes of it what `placed` says."""
 
@@ -73,6 +93,7 @@ def store_weights(
     shards: int,
     device: torch.device,
     placed: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
+    reduced: bool = False,
 ) -> list[WeightGroup]:
     """Move the weights of `models`, in order, into flat buffers of the recipe's precision on `device`.
 
@@ -80,10 +101,12 @@ def store_weights(
 
     Args:
         placed: id of a parameter -> what makes of its stored weight, as it is read, what the module computes with.
+        reduced: whether DistributedDataParallel reduces the gradients.
 
     Returns the groups: weights that decay, then those that do not; an empty group is left out.
     """
     dtype = DTYPES[recipe.precision]
+    make = _stand_in if stands_in(recipe.precision, reduced=reduced) else _leaf
     readers: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for model in models:
         for module in model.modules():
@@ -101,12 +124,18 @@ def store_weights(
         for parameter in members:
             stored = flat[offset : offset + parameter.numel()].view(parameter.shape)
             stored.copy_(parameter.data)
-            leaves.append(_leaf(readers[parameter], stored, (placed or {}).get(id(parameter))))
+            leaves.append(make(readers[parameter], stored, (placed or {}).get(id(parameter))))
             offset += parameter.numel()
         groups.append(WeightGroup(recipe.weight_decay if decaying else 0.0, flat, leaves))
     for model in models:
         share_classes(model)
     return groups
+
+
+def stands_in(precision: Precision, *, reduced: bool) -> bool:
+    """Whether the leaves are stand-ins: DistributedDataParallel reduces gradients that are wider than the weights."""
+    dtype = DTYPES[precision]
+    return reduced and GRADIENT_DTYPES[dtype] != dtype
 
 
 _SHARED: dict[tuple[type, tuple[str, ...]], type] = {}
@@ -126,6 +155,18 @@ def share_classes(model: nn.Module) -> None:
 
 
 def _leaf(
+    readers: list[tuple[nn.Module, str]], stored: Tensor, placed: Callable[[Tensor], Tensor] | None
+) -> nn.Parameter:
+    leaf = nn.Parameter(stored)
+    leaf.grad_dtype = GRADIENT_DTYPES[stored.dtype]
+    for module, name in readers:
+        module.register_parameter(name, leaf)
+        if placed is not None:
+            parametrize.register_parametrization(module, name, Placed(placed), unsafe=True)
+    return leaf
+
+
+def _stand_in(
     readers: list[tuple[nn.Module, str]], stored: Tensor, placed: Callable[[Tensor], Tensor] | None
 ) -> nn.Parameter:
     zero = torch.zeros((), dtype=GRADIENT_DTYPES[stored.dtype], device=stored.device)

@@ -21,6 +21,7 @@ from suite.execute.parallel import fully_sharded
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR
 from suite.execute.parallel.one_bit_masters import OneBitMasters
 from suite.execute.parallel.parallelize import Leaf, Training
+from suite.execute.parallel.zero import TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
 from suite.job import Averaging, Job
@@ -140,7 +141,11 @@ class Steps:
         own = loss.clone()
         leaves = self.training.leaves
         self._complete_gradients(leaves)
-        squared = squared_norm([leaf.gradient for leaf in leaves if leaf.own], device=self.device)
+        optimizer = self.training.optimizer
+        widened = optimizer.widened() if isinstance(optimizer, TensorAdamW) else {}
+        squared = squared_norm(
+            (widened[leaf.parameter] if widened else leaf.gradient for leaf in leaves if leaf.own), device=self.device
+        )
         mean, total = self._reduced(loss, squared)
         if not math.isfinite(mean):
             ours = not math.isfinite(own.item())
@@ -158,8 +163,12 @@ class Steps:
         if finite:
             factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
             self._trained += self._batch
+            rate = learning_rate(self.job.recipe, self._trained)
             try:
-                self.training.optimizer.step(learning_rate(self.job.recipe, self._trained), factor)
+                if isinstance(optimizer, TensorAdamW):
+                    optimizer.step(rate, factor, widened)
+                else:
+                    optimizer.step(rate, factor)
             except FloatingPointError as error:
                 raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
         for leaf in leaves:
@@ -191,7 +200,7 @@ class Steps:
         if layout.data_parallel > 1:
             # up to ZeRO-1 every data-parallel rank holds the same, whole gradient; in 1-bit Adam each its own
             own = self._own_gradients()
-            differing = both if layout.zero_stage >= 2 or own else both[:1]
+            differing = both if layout.fully_sharded or own else both[:1]
             dist.all_reduce(differing, group=self._mesh.get_group(DATA))
             both[0] /= layout.data_parallel
             if own:
@@ -206,7 +215,7 @@ class Steps:
 
     def _synchronised(self, *, last: bool) -> AbstractContextManager[object]:
         (module,) = self.training.modules
-        if self.job.layout.zero_stage == 2:
+        if self.job.layout.fully_sharded and self.job.layout.zero_stage == 2:
             fully_sharded.keep_gathered(module, until_last=not last)
         if isinstance(module, DistributedDataParallel) and not last:
             return module.no_sync()

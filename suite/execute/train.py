@@ -91,7 +91,8 @@ def train(
         start = clock.now(device)
         with to_count[0]() if kind is StepKind.COUNTED else usual:
             loss = steps.forward_and_backward()
-            gradients = storage_bytes(leaf.gradient for leaf in training.leaves)
+            if kind is StepKind.COUNTED:
+                gradients = storage_bytes(leaf.gradient for leaf in training.leaves)
             outcome = steps.update(loss)
         seconds = clock.now(device) - start
         if kind is StepKind.TIMED:

@@ -6,11 +6,11 @@ import re
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Architecture
 from suite.job import POWER_SGD_RANK, Averaging
 from suite.predict.compression import compressed_all_reduce_traffic, error_feedback_bytes
-from suite.predict.executed_state import optimizer_groups, parameter_tensors_of_rank
-from suite.predict.memory import FP32, STEP_COUNTER_BYTES
+from suite.predict.executed_state import parameter_tensors_of_rank
+from suite.predict.memory import FP32
 from suite.predict.parameters import ParameterTensor
 from suite.predict.rings import Traffic
 
@@ -39,13 +39,10 @@ def one_bit_vectors(architecture: Architecture, layout: Layout, *, stage: int) -
     return OneBitVectors(list(vectors.values()), exact)
 
 
-def one_bit_state_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int) -> int:
-    """Bytes that 1-bit Adam keeps on a rank beyond `executed_state`: errors, and a counter a tensor, not a group."""
-    tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
-    groups = optimizer_groups(architecture, recipe, layout, stage=stage)
+def one_bit_state_bytes(architecture: Architecture, layout: Layout, *, stage: int) -> int:
+    """Bytes that 1-bit Adam keeps on a rank beyond `executed_state`: the errors."""
     vectors = one_bit_vectors(architecture, layout, stage=stage)
-    errors = sum(error_feedback_bytes(elements, ranks=layout.data_parallel) for elements in vectors.compressed)
-    return STEP_COUNTER_BYTES * (len(tensors) - len(groups)) + errors
+    return sum(error_feedback_bytes(elements, ranks=layout.data_parallel) for elements in vectors.compressed)
 
 
 def averaging_traffic(

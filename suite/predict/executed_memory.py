@@ -27,14 +27,15 @@ class Gradients:
     Args:
         element: bytes of an element.
         widens: whether they are wider than what they are gradients of.
+        reads: whether weights are read through a function that has their gradients pass.
         buckets: whether DistributedDataParallel has them lie in its buckets once they are whole.
 
     Attributes:
         whole: whether this is the last micro-batch.
     """
 
-    def __init__(self, tape: Tape, *, element: int, widens: bool, buckets: bool) -> None:
-        self.tape, self.element, self.widens, self.buckets = tape, element, widens, buckets
+    def __init__(self, tape: Tape, *, element: int, widens: bool, reads: bool, buckets: bool) -> None:
+        self.tape, self.element, self.widens, self.reads, self.buckets = tape, element, widens, reads, buckets
         self.whole = False
         self.accumulated: dict[int, Block] = {}
         self._leaves = 0
@@ -46,7 +47,8 @@ class Gradients:
         waiting: list[Block] = []
 
         def deliver(block: Block) -> None:
-            self.tape.work("weight_read", variant="backward")
+            if self.reads:
+                self.tape.work("weight_read", variant="backward")
             if self.widens:
                 self.tape.work("to_fp32", rows * columns, variant="forward", dtype="bf16")
                 block = self.tape.block(size)
@@ -122,6 +124,7 @@ def executed_chunks(
             layout,
             kernels,
             leaf=gradients.leaf,
+            reads=gradients.reads,
             sharding=sharding,
             compiled=compiled,
             layers=len(dealt[number]),
@@ -136,12 +139,15 @@ def gradients_of(tape: Tape, recipe: Recipe, layout: Layout) -> Gradients:
     """Where the gradients of a rank accumulate."""
     element = int(BYTES_PER_PARAMETER[recipe.precision].gradients)
     widens = element > WEIGHT_ELEMENT_BYTES[recipe.precision]
-    return Gradients(tape, element=element, widens=widens, buckets=layout.data_parallel > 1 and layout.zero_stage <= 1)
+    buckets = layout.data_parallel > 1 and not layout.fully_sharded
+    # DistributedDataParallel has stand-ins with wider gradients; parts of matrices become DTensors as they are read
+    reads = (buckets and widens) or layout.tensor_parallel > 1
+    return Gradients(tape, element=element, widens=widens, reads=reads, buckets=buckets)
 
 
 def sharding_of(tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> FullySharding | None:
-    """What fully_shard does around a rank's blocks, with ZeRO-2 and 3."""
-    return FullySharding(tape, recipe, layout, kernels) if layout.zero_stage >= 2 else None
+    """What fully_shard does around a rank's blocks, with ZeRO-2 and 3 over several ranks."""
+    return FullySharding(tape, recipe, layout, kernels) if layout.fully_sharded else None
 
 
 def executed_peak_bytes(
@@ -306,13 +312,17 @@ class _Arrived:
 
 
 def _passing_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int) -> list[int]:
-    """Bytes of what the update allocates: fp32 gradients that it reads, and fp32 weights that it does not keep."""
+    """Bytes of what the update allocates: fp32 gradients that it reads, and fp32 weights that it does not keep.
+
+    Flat shards have copies of fp32 gradients too.
+    """
     no_master = recipe.precision is Precision.FP16_NO_MASTER
-    if layout.zero_stage >= 2:
+    if layout.fully_sharded:
         own = executed_state(architecture, recipe, layout, stage=stage, replica=0).parameters
         return [2 * FP32 * own] if no_master else []
     shards = optimizer_shards(layout)
     groups = optimizer_groups(architecture, recipe, layout, stage=stage)
     own = sum(shard_elements(elements, shards) for elements in groups)
-    copied = not BYTES_PER_PARAMETER[recipe.precision].gradient_copy
+    each = BYTES_PER_PARAMETER[recipe.precision]
+    copied = not each.gradient_copy and (shards > 1 or each.gradients < FP32)
     return [FP32 * own * (copied + no_master)]

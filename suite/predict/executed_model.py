@@ -57,6 +57,7 @@ class Chunk:
 
     Args:
         leaf: makes the leaf of a parameter of so many rows and columns, which so many operators read.
+        reads: whether weights are read through a function.
         sharding: makes them instead where weights are fully sharded.
         compiled: whether blocks are compiled.
         layers: in this chunk.
@@ -72,6 +73,7 @@ class Chunk:
         kernels: Kernels,
         *,
         leaf: Callable[[int, int, int], Leaf],
+        reads: bool,
         sharding: FullySharding | None,
         layers: int,
         first: bool,
@@ -87,7 +89,7 @@ class Chunk:
             ranks=layout.tensor_parallel,
             by_sequence=layout.sequence_parallel,
             dtype=WORK_DTYPES[recipe.precision],
-            reads=sharding is None or layout.tensor_parallel > 1,
+            reads=reads,
         )
         self.architecture, self.recipe, self.layout = architecture, recipe, layout
         self.samples, self.length = layout.micro_batch, architecture.sequence

@@ -41,7 +41,7 @@ class Operators:
         ranks: of the tensor-parallel axis.
         by_sequence: whether these ranks have parts of the sequence between the split matrices.
         dtype: of weights and hidden states, in a calibration's words.
-        reads: whether weights are read from where they are stored, apart from autograd's leaves.
+        reads: whether weights are read through a function, apart from autograd's leaves.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""State that a rank stores as it is executed here: by DistributedDataParallel and ZeRO-1, or by fully_shard."""
+"""State that a rank stores as it is executed here: plain, its optimizer's in flat shards, or by fully_shard."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ def executed_state(
 ) -> ExecutedState:
     """What one rank of pipeline stage `stage` stores, at place `replica` of the data-parallel axis.
 
-    ZeRO-0 and 1, with N elements in an optimizer group of the rank, all its chunks together, and n shards
-    (1 with ZeRO-0):
+    ZeRO-0 and 1, and every stage on one data-parallel rank, with N elements in an optimizer group of the rank, all its
+    chunks together, and n shards (1 with ZeRO-0):
         weights      w n ceil(N / n)   w of `WEIGHT_ELEMENT_BYTES`
         gradients    g N               g of `BYTES_PER_PARAMETER`
-        optimizer    ceil(N / n) elements of moments, masters and gradient copies, and a step counter for each group
+        optimizer    ceil(N / n) elements of moments, masters and gradient copies
+                     4                 a step counter for each group; with n = 1 for each tensor
 
-    ZeRO-2 and 3 (fully_shard), with R rows of C columns in a tensor, k = ceil(R / n), of which this rank has
-    r = min(max(R - i k, 0), k) at place i:
+    ZeRO-2 and 3 over several ranks (fully_shard), with R rows of C columns in a tensor, k = ceil(R / n), of which this
+    rank has r = min(max(R - i k, 0), k) at place i:
         weights      s k C         they are the fp32 masters, s = 4; s = 2 where no master is kept
         gradients    s k C
         optimizer    8 r C         moments; 4 r C more where a copy of the gradients is kept
@@ -51,7 +52,8 @@ def executed_state(
     pads each tensor, and its stored weights are the masters, which DeepSpeed keeps beside 16-bit weights.
     """
     each = BYTES_PER_PARAMETER[recipe.precision]
-    if layout.zero_stage <= 1:
+    tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
+    if not layout.fully_sharded:
         shards = optimizer_shards(layout)
         groups = optimizer_groups(architecture, recipe, layout, stage=stage)
         parameters, padded = sum(groups), sum(shard_elements(elements, shards) for elements in groups)
@@ -60,9 +62,8 @@ def executed_state(
             parameters,
             WEIGHT_ELEMENT_BYTES[recipe.precision] * shards * padded,
             int(each.gradients) * parameters,
-            element * padded + STEP_COUNTER_BYTES * len(groups),
+            element * padded + STEP_COUNTER_BYTES * len(groups if shards > 1 else tensors),
         )
-    tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
     own = sum(own_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
     padded = sum(padded_shard_elements(tensor, layout.data_parallel) for tensor in tensors)
     stored = stored_element_bytes(recipe.precision)

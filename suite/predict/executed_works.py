@@ -84,7 +84,7 @@ def batch_tensor_bytes(architecture: Architecture, recipe: Recipe, layout: Layou
 def update_works(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int) -> Works:
     """Work of the update: gradient norm, clipping, Adam, and weights rounded from their masters.
 
-    ZeRO-0 and 1 copy every gradient into a flat fp32 shard; ZeRO-2 and 3 go from tensor to tensor.
+    ZeRO-1 over several ranks copies every gradient into a flat fp32 shard; else it goes from tensor to tensor.
     """
     tape = Tape(Allocator())
     dtype = WORK_DTYPES[recipe.precision]
@@ -97,24 +97,28 @@ def update_works(architecture: Architecture, recipe: Recipe, layout: Layout, *, 
 
     tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
     in_passing = recipe.precision is Precision.FP16_NO_MASTER
-    if layout.zero_stage >= 2:
-        stored = "fp16" if in_passing else "fp32"
-        for tensor in tensors:
-            own = own_shard_elements(tensor, layout.data_parallel, replica=replica)
-            does("vector_norm", own, stored)
+    shards = optimizer_shards(layout)
+    if layout.fully_sharded or shards == 1:
+        ranks = layout.data_parallel if layout.fully_sharded else 1
+        if layout.fully_sharded and not in_passing:
+            dtype = reduced = "fp32"
+        elements = [own_shard_elements(tensor, ranks, replica=replica if ranks > 1 else 0) for tensor in tensors]
+        for own in elements:
+            if reduced != "fp32":
+                does("to_fp32", own, reduced)
+            does("vector_norm", own)
             tape.work("view", times=2)
-            _master_works(tape, own, dtype if in_passing else "fp32", in_passing=in_passing)
-        does("adam", sum(own_shard_elements(t, layout.data_parallel, replica=replica) for t in tensors))
+            _master_works(tape, own, dtype, in_passing=in_passing)
+        does("adam", sum(elements))
         tape.work("adam_tensor", times=len(tensors))
         return tape.works
-    shards = optimizer_shards(layout)
     groups = optimizer_groups(architecture, recipe, layout, stage=stage)
     for tensor in tensors:
         does("vector_norm", tensor.elements, reduced)
         tape.work("view", times=6)
         does("scale" if reduced == "fp32" else "to_fp32", tensor.elements // shards, reduced)
-    for elements in groups:
-        own = shard_elements(elements, shards)
+    for group in groups:
+        own = shard_elements(group, shards)
         does("zeros", own)
         _master_works(tape, own, dtype, in_passing=in_passing)
         does("adam", own)
@@ -122,11 +126,11 @@ def update_works(architecture: Architecture, recipe: Recipe, layout: Layout, *, 
 
 
 def _master_works(tape: Tape, elements: int, dtype: str, *, in_passing: bool) -> None:
-    """A gradient widened and scaled, a weight that is rounded from its master, and the master made of it."""
+    """A gradient that is scaled, a weight that is rounded from its master, and the master made of it."""
     if not elements:
         return
     tape.work("scale", elements, variant="forward")
     if dtype != "fp32":
         tape.work("from_fp32", elements, variant="forward", dtype=dtype)
     if in_passing:
-        tape.work("to_fp32", elements, variant="forward", dtype=dtype, times=2)
+        tape.work("to_fp32", elements, variant="forward", dtype=dtype)

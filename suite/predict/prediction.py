@@ -126,7 +126,7 @@ def _state(
     stored = executed_state(architecture, recipe, layout, stage=stage, replica=replica)
     optimizer_bytes = stored.optimizer_bytes
     if averaging is Averaging.ONE_BIT and layout.data_parallel > 1:
-        optimizer_bytes += one_bit_state_bytes(architecture, recipe, layout, stage=stage)
+        optimizer_bytes += one_bit_state_bytes(architecture, layout, stage=stage)
     return [
         Figure(quantity=Quantity.WEIGHT_BYTES, value=stored.weight_bytes),
         Figure(quantity=Quantity.GRADIENT_BYTES, value=stored.gradient_bytes),

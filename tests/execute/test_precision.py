@@ -22,12 +22,12 @@ TOKENS = torch.arange(64).view(2, 32)
 FP16 = pytest.mark.parametrize("precision", SCALED)
 
 
-def _stored(precision: Precision) -> tuple[Decoder, list[WeightGroup]]:
+def _stored(precision: Precision, *, reduced: bool = False) -> tuple[Decoder, list[WeightGroup]]:
     plan = small_plan(ranks=1, recipe={**FP32_WITHOUT_DROPOUT, "precision": precision})
     decoder = Decoder(plan.architecture, plan.recipe)
     decoder.recompute(Recomputation.FULL)
     initialise(decoder, plan.recipe, seed=2)
-    return decoder, store_weights([decoder], plan.recipe, shards=3, device=torch.device("cpu"))
+    return decoder, store_weights([decoder], plan.recipe, shards=3, device=torch.device("cpu"), reduced=reduced)
 
 
 def _leaves(groups: list[WeightGroup]) -> list[nn.Parameter]:
@@ -38,8 +38,9 @@ def _gradients(groups: list[WeightGroup]) -> list[torch.Tensor]:
     return [leaf.grad.clone() for group in groups for leaf in group.leaves if leaf.grad is not None]
 
 
-def test_bf16_gradients_accumulate_in_fp32() -> None:
-    decoder, groups = _stored(Precision.BF16)
+@pytest.mark.parametrize("reduced", [False, True])
+def test_bf16_gradients_accumulate_in_fp32(reduced: bool) -> None:
+    decoder, groups = _stored(Precision.BF16, reduced=reduced)
     passes = []
     for tokens in (TOKENS, TOKENS.flip(1)):
         decoder(tokens, tokens).backward()
@@ -65,23 +66,38 @@ def test_fp16_gradients_accumulate_in_fp16(precision: Precision) -> None:
     decoder(TOKENS, TOKENS).backward()
     assert all(gradient.dtype is torch.float16 for gradient in first)
     # twice the same gradient is a sum without rounding; a table with two uses adds one of them at a time
-    tied = [leaf is decoder.embedding.parametrizations.weight.original for leaf in _leaves(groups)]  # type: ignore[union-attr,index]
+    assert decoder.embedding is not None
+    tied = [leaf is decoder.embedding.weight for leaf in _leaves(groups)]
     assert sum(tied) == 1
     for is_tied, once, twice in zip(tied, first, _gradients(groups), strict=True):
         assert is_tied or torch.equal(once + once, twice)
 
 
+def test_stand_ins_have_the_gradients_of_the_weights_themselves() -> None:
+    gradients = []
+    for reduced in (False, True):
+        decoder, groups = _stored(Precision.BF16, reduced=reduced)
+        for tokens in (TOKENS, TOKENS.flip(1)):
+            decoder(tokens, tokens).backward()
+        gradients.append(_gradients(groups))
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize(
-    ("precision", "dtype", "leaf_bytes"),
-    [(Precision.FP32, torch.float32, 4), (Precision.BF16, torch.bfloat16, 4)]
-    + [(precision, torch.float16, 2) for precision in SCALED],
+    ("precision", "dtype"),
+    [(Precision.FP32, torch.float32), (Precision.BF16, torch.bfloat16)]
+    + [(precision, torch.float16) for precision in SCALED],
 )
-def test_leaves_take_no_storage_and_weights_lie_in_the_flat_buffers(
-    precision: Precision, dtype: torch.dtype, leaf_bytes: int
+def test_weights_lie_in_the_flat_buffers_and_leaves_take_no_storage_of_their_own(
+    precision: Precision, dtype: torch.dtype, reduced: bool
 ) -> None:
-    decoder, groups = _stored(precision)
-    assert all(leaf.element_size() == leaf.untyped_storage().nbytes() == leaf_bytes for leaf in _leaves(groups))
+    decoder, groups = _stored(precision, reduced=reduced)
     flats = {group.flat.untyped_storage().data_ptr() for group in groups}
+    if reduced and precision is Precision.BF16:  # what DistributedDataParallel sees has the gradient's dtype
+        assert all(leaf.element_size() == leaf.untyped_storage().nbytes() == 4 for leaf in _leaves(groups))
+    else:
+        assert {leaf.untyped_storage().data_ptr() for leaf in _leaves(groups)} == flats
     weights = [
         module.weight for module in decoder.modules() if isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding))
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,15 +15,26 @@ from torch import Tensor, nn
 from reference_runs.run import Optimizer, Precision, Recipe
 from suite.execute.measure.counters import storage_bytes
 from suite.execute.model.decoder import Decoder
-from suite.execute.parallel.zero import fully_sharded_adamw, sharded_adamw, write_flat_gradient
-from suite.execute.precision import GRADIENT_DTYPES, WeightGroup, store_weights
-from suite.predict.memory import optimizer_bytes
+from suite.execute.parallel.zero import (
+    ShardedAdamW,
+    TensorAdamW,
+    fully_sharded_adamw,
+    sharded_adamw,
+    whole_adamw,
+    write_flat_gradient,
+)
+from suite.execute.precision import GRADIENT_DTYPES, WeightGroup, store_weights, stored_weights
+from suite.predict.executed_state import executed_state
 from tests.launches import FP32_WITHOUT_DROPOUT, small_plan
 
 CPU = torch.device("cpu")
 RULES = {Optimizer.ADAM: torch.optim.Adam, Optimizer.ADAMW: torch.optim.AdamW}
 OPTIMIZERS = pytest.mark.parametrize("optimizer", Optimizer)
 PRECISIONS = pytest.mark.parametrize("precision", Precision)
+OPTIMIZER_KINDS: dict[str, Callable[[list[WeightGroup], Recipe], ShardedAdamW | TensorAdamW]] = {
+    "flat": lambda groups, recipe: sharded_adamw(groups, recipe, shards=1, shard=0, process_group=None),
+    "whole": whole_adamw,
+}
 
 
 def _recipe(**changes: Any) -> Recipe:
@@ -84,7 +96,7 @@ def _set_gradients(groups: list[WeightGroup], step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for group in groups:
         for leaf in group.leaves:
-            leaf.grad = (1024 * torch.randn(leaf.shape, generator=generator)).to(leaf.dtype)
+            leaf.grad = (1024 * torch.randn(leaf.shape, generator=generator)).to(GRADIENT_DTYPES[group.flat.dtype])
 
 
 def _flat(group: WeightGroup) -> Tensor:
@@ -116,6 +128,42 @@ def test_every_precision_updates_fp32_masters_by_the_gradient_times_its_factor_i
 
 
 @PRECISIONS
+def test_whole_weights_update_as_the_plain_optimizer_does_tensor_by_tensor(precision: Precision) -> None:
+    recipe = _recipe(precision=precision)
+    groups = store_weights([_model()], recipe, shards=1, device=CPU)
+    ours = whole_adamw(groups, recipe)
+    stored = [weight for group in groups for weight in stored_weights(group)]
+    grouped = [(g.weight_decay, [nn.Parameter(w.float().clone()) for w in stored_weights(g)]) for g in groups]
+    masters = [master for _, members in grouped for master in members]
+    theirs = _plain(recipe, grouped)
+    factor = 2.0**-36 / 3
+    for step in range(4):
+        _set_gradients(groups, step)
+        for master, leaf in zip(masters, [leaf for group in groups for leaf in group.leaves], strict=True):
+            assert leaf.grad is not None
+            master.grad = leaf.grad.float() * factor
+        widened = ours.widened()
+        assert all(gradient.dtype is torch.float32 for gradient in widened.values())
+        ours.step(1e-3, factor if step % 2 else torch.tensor(factor), widened if step > 1 else None)
+        _step(theirs, 1e-3)
+        for weight, master in zip(stored, masters, strict=True):
+            assert torch.equal(weight, master.detach().to(weight.dtype))
+            if precision is Precision.FP16_NO_MASTER:
+                master.data = weight.float()  # what was rounded away is lost
+    assert not torch.equal(groups[0].flat, store_weights([_model()], recipe, shards=1, device=CPU)[0].flat)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_whole_weights_are_updated_without_a_copy_of_fp32_gradients(precision: Precision) -> None:
+    recipe = _recipe(precision=precision)
+    groups = store_weights([_model()], recipe, shards=1, device=CPU)
+    ours = whole_adamw(groups, recipe)
+    _set_gradients(groups, 0)
+    gradients = [leaf.grad for group in groups for leaf in group.leaves]
+    assert [gradient is own for gradient, own in zip(gradients, ours.widened().values(), strict=True)] == [True] * 6
+
+
+@PRECISIONS
 def test_shards_together_update_as_one_does(precision: Precision) -> None:
     recipe = _recipe(precision=precision)
     whole, *parts = (store_weights([_model()], recipe, shards=3, device=CPU) for _ in range(4))
@@ -144,7 +192,7 @@ def test_masters_carry_what_sixteen_bits_lose_and_without_them_it_is_lost() -> N
         if precision is Precision.BF16:
             weight = weight.bfloat16()
         group = WeightGroup(0.0, weight, [nn.Parameter(torch.zeros(64, dtype=GRADIENT_DTYPES[weight.dtype]))])
-        optimizer = sharded_adamw([group], recipe, shards=1, shard=0, process_group=None)
+        optimizer = whole_adamw([group], recipe)
         for _ in range(16):
             group.leaves[0].grad = torch.ones_like(group.leaves[0])
             optimizer.step(2.0**-12)  # less than half of what moves a 16-bit 1 downwards: 2^-9 and 2^-12
@@ -153,16 +201,17 @@ def test_masters_carry_what_sixteen_bits_lose_and_without_them_it_is_lost() -> N
         assert weight.float().mean().item() == pytest.approx(expected, abs=2**-20), precision
 
 
-def test_the_gradient_copy_persists_and_holds_the_unscaled_gradient() -> None:
+@pytest.mark.parametrize("kind", OPTIMIZER_KINDS)
+def test_the_gradient_copy_persists_and_holds_the_unscaled_gradient(kind: str) -> None:
     recipe = _recipe(precision=Precision.FP16_GRADIENT_COPY)
     groups = store_weights([_model()], recipe, shards=1, device=CPU)
-    optimizer = sharded_adamw(groups, recipe, shards=1, shard=0, process_group=None)
+    optimizer = OPTIMIZER_KINDS[kind](groups, recipe)
     places = [copy.data_ptr() for copy in optimizer.own.gradient_copies]
     for step in range(2):
         _set_gradients(groups, step)
         optimizer.step(1e-3, 1 / 3)
-        for group, copy in zip(groups, optimizer.own.gradient_copies, strict=True):
-            assert torch.equal(copy, _flat(group) * (1 / 3))
+        copied = torch.cat([copy.flatten() for copy in optimizer.own.gradient_copies])
+        assert torch.equal(copied, torch.cat([_flat(group) for group in groups]) * (1 / 3))
     assert [copy.data_ptr() for copy in optimizer.own.gradient_copies] == places
 
 
@@ -173,10 +222,15 @@ def test_state_bytes_are_the_predicted_ones(precision: Precision, shards: int) -
     layout = msgspec.structs.replace(plan.layout, data_parallel=shards, zero_stage=1)
     decoder = Decoder(plan.architecture, plan.recipe)
     groups = store_weights([decoder], plan.recipe, shards=shards, device=CPU)
-    optimizer = sharded_adamw(groups, plan.recipe, shards=shards, shard=shards - 1, process_group=None)
+    optimizer = (
+        whole_adamw(groups, plan.recipe)
+        if shards == 1
+        else sharded_adamw(groups, plan.recipe, shards=shards, shard=shards - 1, process_group=None)
+    )
     _set_gradients(groups, 0)
     optimizer.step(1e-3)
-    assert storage_bytes(optimizer.state_tensors) == optimizer_bytes(plan.architecture, plan.recipe, layout)
+    state = executed_state(plan.architecture, plan.recipe, layout, stage=0, replica=shards - 1)
+    assert storage_bytes(optimizer.state_tensors) == state.optimizer_bytes
     assert all(master.grad is None for master in optimizer.own.masters)
 
 

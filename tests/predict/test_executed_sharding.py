@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from reference_runs.layout import Layout, Recomputation
+from reference_runs.layout import Layout, Offload, Recomputation
 from reference_runs.run import Activation, Norm, Precision
 from suite.execute.measure.counters import CollectiveCounter, storage_bytes
 from suite.predict.executed_state import ExecutedState, executed_state
@@ -93,6 +93,7 @@ def test_fully_shard_stores_and_hands_over_what_is_predicted(
     layout = Layout(
         data_parallel=ranks,
         zero_stage=zero_stage,
+        offload=Offload.STATE if ranks == 1 else Offload.NONE,  # or one rank shards nothing
         reshard_after_forward=reshard,
         recomputation=Recomputation.FULL if recompute else Recomputation.NONE,
     )

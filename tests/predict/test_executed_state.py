@@ -34,7 +34,7 @@ def stored(run: Run, place: Place) -> ExecutedState:
     """State of one rank from its tensors, one after the other."""
     precision, n = run.recipe.precision, run.layout.data_parallel
     tensors = rank_parameters(run, place)
-    if run.layout.zero_stage >= 2:
+    if run.layout.zero_stage >= 2 and n > 1:
         element = 2 if precision is Precision.FP16_NO_MASTER else 4
         own = padded = 0
         for tensor in tensors:
@@ -44,6 +44,7 @@ def stored(run: Run, place: Place) -> ExecutedState:
         moments = (4 + 4 + COPY[precision]) * own
         return ExecutedState(own, element * padded, element * padded, moments + 4 * len(tensors))
     groups: dict[bool, int] = {}
+    whole = n == 1 or run.layout.zero_stage == 0
     for tensor in tensors:
         decays = len(tensor.shape) > 1 or run.recipe.decay_of_vectors
         groups[decays] = groups.get(decays, 0) + math.prod(tensor.shape)
@@ -54,9 +55,10 @@ def stored(run: Run, place: Place) -> ExecutedState:
             elements += 1
         share = elements // shards_of_group
         weights += WEIGHT[precision] * elements
-        optimizer += (4 + 4 + MASTER[precision] + COPY[precision]) * share + 4
-    whole = sum(math.prod(tensor.shape) for tensor in tensors)
-    return ExecutedState(whole, weights, GRADIENT[precision] * whole, optimizer)
+        optimizer += (4 + 4 + MASTER[precision] + COPY[precision]) * share
+    counters = len(tensors if whole else groups)
+    elements = sum(math.prod(tensor.shape) for tensor in tensors)
+    return ExecutedState(elements, weights, GRADIENT[precision] * elements, optimizer + 4 * counters)
 
 
 @settings(max_examples=MANY)
@@ -78,6 +80,10 @@ def test_without_sharded_gradients_the_state_is_that_of_the_textbook(run: Run) -
             formula(run.architecture, run.recipe, layout, stage=stage)
             for formula in (weight_bytes, gradient_bytes, optimizer_bytes)
         ]
+        if layout.data_parallel == 1 or layout.zero_stage == 0:  # a step counter for each tensor, not for each group
+            tensors = rank_parameters(run._replace(layout=layout), Place(0, 0, stage))
+            groups = {len(tensor.shape) > 1 or run.recipe.decay_of_vectors for tensor in tensors}
+            expected[2] += 4 * (len(tensors) - len(groups))
         assert list(state[1:]) == expected
 
 

@@ -22,15 +22,16 @@ REGION_WEIGHTS = 12  # that a block reads: two norms of two, four matrices with 
 
 
 class _Weights(nn.Module):
-    """Reads weights as the models do: parametrized, each from where it is stored."""
+    """Reads weights as the models do: plain ones, or stand-ins of what is stored elsewhere."""
 
-    def __init__(self, count: int, device: torch.device) -> None:
+    def __init__(self, count: int, device: torch.device, *, stand_ins: bool) -> None:
         super().__init__()
         for number in range(count):
             stored = torch.ones(TINY, device=device)
             holder = nn.Module()
             holder.weight = nn.Parameter(torch.zeros_like(stored))
-            parametrize.register_parametrization(holder, "weight", Stored(stored), unsafe=True)
+            if stand_ins:
+                parametrize.register_parametrization(holder, "weight", Stored(stored), unsafe=True)
             self.add_module(str(number), holder)
         share_classes(self)
 
@@ -85,8 +86,8 @@ def _in_a_row(
 
 
 def weight_reads(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """`sizes[0]` weights read one after the other; backward: their gradients handed on."""
-    weights = _Weights(sizes[0], inputs.device)
+    """`sizes[0]` stand-ins read one after the other; backward: their gradients handed on."""
+    weights = _Weights(sizes[0], inputs.device, stand_ins=True)
 
     def forward() -> list[Tensor]:
         return [holder.weight for holder in weights.children()]  # type: ignore[misc]  # a parametrized tensor
@@ -113,7 +114,7 @@ def checkpoints(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Wo
 
 def regions(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
     """`sizes[0]` calls of a compiled module with a block's number of weights and almost no arithmetic."""
-    module = _Weights(REGION_WEIGHTS, inputs.device)
+    module = _Weights(REGION_WEIGHTS, inputs.device, stand_ins=False)
     leaves = list(module.parameters())
     module.compile()
     return _in_a_row(module, leaves, subject, sizes, inputs)

@@ -13,18 +13,7 @@ from torch.nn.utils import parametrize
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import Precision
 from suite.execute.model.decoder import Decoder
-from suite.execute.precision import DTYPES, share_classes
-
-
-class Placed(nn.Module):
-    """Parametrization that reads a parameter through `placed`."""
-
-    def __init__(self, placed: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.placed = placed
-
-    def forward(self, parameter: Tensor) -> Tensor:
-        return self.placed(parameter)
+from suite.execute.precision import DTYPES, Placed, share_classes
 
 
 def shard(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from reference_runs.run import Optimizer, Recipe
 from suite.execute.master_weights import MasterWeights, master_weights
 from suite.execute.parallel.one_bit import OneBitAdam, Renewal
-from suite.execute.precision import WeightGroup
+from suite.execute.precision import WeightGroup, stored_weights
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def one_bit_masters(
         names: id of a leaf -> its name, which says which layer it belongs to.
         renewal: of the second moment, at every doubling of the exact steps.
     """
-    own = [(group.weight_decay, list(_stored(group))) for group in groups]
+    own = [(group.weight_decay, stored_weights(group)) for group in groups]
     leaves = [leaf for group in groups for leaf in group.leaves]
     named = iter([names[id(leaf)] for leaf in leaves])
 
@@ -103,11 +103,3 @@ def one_bit_masters(
     masters = master_weights(own, recipe, rule=rule)
     assert isinstance(masters.rule, OneBitAdam)
     return OneBitMasters(leaves, masters, masters.rule)
-
-
-def _stored(group: WeightGroup) -> Iterator[Tensor]:
-    """The stored weight of each leaf: slices of the flat buffer."""
-    offset = 0
-    for leaf in group.leaves:
-        yield group.flat[offset : offset + leaf.numel()].view(leaf.shape)
-        offset += leaf.numel()

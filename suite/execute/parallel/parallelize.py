@@ -22,7 +22,7 @@ from suite.execute.parallel.averaging import compress_gradients
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, embedding_group
 from suite.execute.parallel.one_bit_masters import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
-from suite.execute.parallel.zero import FullyShardedAdamW, ShardedAdamW, fully_sharded_adamw, sharded_adamw
+from suite.execute.parallel.zero import ShardedAdamW, TensorAdamW, fully_sharded_adamw, sharded_adamw, whole_adamw
 from suite.execute.precision import DTYPES, store_weights
 from suite.job import Averaging, KernelChoice
 
@@ -76,7 +76,7 @@ class Training:
     modules: list[nn.Module]
     leaves: list[Leaf]
     weights: list[Tensor]
-    optimizer: ShardedAdamW | FullyShardedAdamW | OneBitMasters
+    optimizer: ShardedAdamW | TensorAdamW | OneBitMasters
     pipeline: Pipeline | None
     embedding_group: dist.ProcessGroup | None
 
@@ -100,7 +100,8 @@ def parallelize(
     The order is fixed, because each step sees what the one before it made:
         1. build this rank's chunks and initialise them on the CPU, as the whole model would be
         2. tensor parallelism: keep this rank's part of the matrices
-        3. store the weights on the device: in flat buffers of the recipe's precision, or fully sharded (ZeRO-2 and 3)
+        3. store the weights on the device: in flat buffers of the recipe's precision, or fully sharded (ZeRO-2 and 3
+           over several ranks)
         4. compile each block
         5. DistributedDataParallel over the data-parallel axis (ZeRO-0 and 1)
         6. the pipeline
@@ -126,14 +127,15 @@ def parallelize(
         initialise(chunk, recipe, seed=seed)
         splits.append(tensor.split(chunk, mesh[TENSOR], sequence_parallel=layout.sequence_parallel))
     placed = {key: place for split in splits for key, place in split.placed.items()}
-    fully = layout.zero_stage >= 2
+    fully = layout.fully_sharded
     shards = layout.data_parallel if layout.zero_stage == 1 else 1
     if fully:
         (chunk,) = chunks
         chunk.to(device)
         fully_sharded.shard(chunk, layout, recipe.precision, mesh=mesh[DATA], placed=placed)
     else:
-        groups = store_weights(list(chunks), recipe, shards=shards, device=device, placed=placed)
+        reduced = layout.data_parallel > 1
+        groups = store_weights(list(chunks), recipe, shards=shards, device=device, placed=placed, reduced=reduced)
         for chunk in chunks:
             chunk.to(device)
     if compiled:
@@ -157,7 +159,7 @@ def parallelize(
         for chunk, split in zip(chunks, splits, strict=True)
         for leaf in _leaves(chunk, split, counts_repeated=mesh.get_local_rank(TENSOR) == 0)
     ]
-    optimizer: ShardedAdamW | FullyShardedAdamW | OneBitMasters
+    optimizer: ShardedAdamW | TensorAdamW | OneBitMasters
     if fully:
         weights = [leaf.local for leaf in leaves]
         optimizer = fully_sharded_adamw(_decay_groups([leaf.parameter for leaf in leaves], recipe), recipe)
@@ -169,9 +171,13 @@ def parallelize(
         optimizer.average_gradients_of(modules)
     else:
         weights = [group.flat for group in groups]
-        shard = mesh.get_local_rank(DATA) if shards > 1 else 0
-        optimizer = sharded_adamw(groups, recipe, shards=shards, shard=shard, process_group=mesh.get_group(DATA))
-        compress_gradients(modules, averaging, group=mesh.get_group(DATA), exact_steps=exact_steps)
+        data = mesh.get_group(DATA)
+        if shards > 1:
+            shard = mesh.get_local_rank(DATA)
+            optimizer = sharded_adamw(groups, recipe, shards=shards, shard=shard, process_group=data)
+        else:
+            optimizer = whole_adamw(groups, recipe)
+        compress_gradients(modules, averaging, group=data, exact_steps=exact_steps)
     tied = architecture.tied_embeddings
     return Training(chunks, modules, leaves, weights, optimizer, pipeline, embedding_group(mesh) if tied else None)
 

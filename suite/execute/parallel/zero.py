@@ -1,5 +1,5 @@
-"""Adam on fp32 masters: its state whole (ZeRO-0), sharded over the data-parallel axis (ZeRO-1), or sharded as the
-parameters themselves are (ZeRO-2 and 3)."""
+"""Adam on fp32 masters: one of each parameter, which may be sharded itself (ZeRO-2 and 3), or, with ZeRO-1 over
+several ranks, a flat shard of all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from reference_runs.run import Recipe
 from suite.execute.master_weights import MasterWeights, master_weights
-from suite.execute.precision import WeightGroup
+from suite.execute.precision import WeightGroup, stored_weights
 
 # torch 2.13 renamed the collective and warns of the old name; 2.11 has only the old one
 _all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
@@ -20,7 +20,7 @@ _all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else 
 
 @dataclass(frozen=True)
 class ShardedAdamW:
-    """Adam over one flat fp32 shard of each weight group.
+    """ZeRO-1: Adam over one flat fp32 shard of each weight group.
 
     Args:
         own: the masters of this rank's shard of each group; in fp32 they are slices of the weights themselves.
@@ -80,27 +80,39 @@ def write_flat_gradient(group: WeightGroup, *, start: int, shard: Tensor) -> Non
 
 
 @dataclass(frozen=True)
-class FullyShardedAdamW:
-    """Adam over this rank's shard of each parameter, with a master and a step counter for each.
+class TensorAdamW:
+    """Adam over each parameter, or this rank's shard of it, with a master and a step counter for each.
 
     Args:
-        parameters: sharded over ranks (DTensor) or whole.
+        parameters: that have the gradients: sharded over ranks (DTensor) or whole.
         own: the masters of what this rank stores of them, which in fp32 is its own master.
     """
 
     parameters: list[nn.Parameter]
     own: MasterWeights
 
-    def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
-        """One update from the parameters' gradients times `gradient_factor`, without communication.
-
-        fp32 gradients are overwritten.
-        """
+    def widened(self) -> dict[nn.Parameter, Tensor]:
+        """The gradient of each parameter in fp32, a plain tensor, for `step` to take (see `MasterWeights.widened`)."""
         gradients = [
             torch.zeros_like(weight) if parameter.grad is None else _local(parameter.grad)
             for parameter, weight in zip(self.parameters, self.own.weights, strict=True)
         ]
-        self.own.update(learning_rate, gradients, gradient_factor)
+        return dict(zip(self.parameters, self.own.widened(gradients), strict=True))
+
+    def step(
+        self,
+        learning_rate: float,
+        gradient_factor: float | Tensor = 1.0,
+        widened: dict[nn.Parameter, Tensor] | None = None,
+    ) -> None:
+        """One update from the parameters' gradients times `gradient_factor`, without communication.
+
+        fp32 gradients are overwritten.
+
+        Args:
+            widened: the gradients in fp32, where they were needed before.
+        """
+        self.own.update(learning_rate, list((widened or self.widened()).values()), gradient_factor)
 
     @property
     def state_tensors(self) -> list[Tensor]:
@@ -108,11 +120,17 @@ class FullyShardedAdamW:
         return self.own.state_tensors
 
 
-def fully_sharded_adamw(groups: list[tuple[float, list[nn.Parameter]]], recipe: Recipe) -> FullyShardedAdamW:
+def fully_sharded_adamw(groups: list[tuple[float, list[nn.Parameter]]], recipe: Recipe) -> TensorAdamW:
     """The optimizer of one rank for `groups`: weight decay, and the parameters that have it."""
     own = [(weight_decay, [_local(parameter.detach()) for parameter in members]) for weight_decay, members in groups]
     parameters = [parameter for _, members in groups for parameter in members]
-    return FullyShardedAdamW(parameters, master_weights(own, recipe))
+    return TensorAdamW(parameters, master_weights(own, recipe))
+
+
+def whole_adamw(groups: list[WeightGroup], recipe: Recipe) -> TensorAdamW:
+    """The optimizer of a rank that updates all of its weights: ZeRO-0, or a single data-parallel rank."""
+    own = [(group.weight_decay, stored_weights(group)) for group in groups]
+    return TensorAdamW([leaf for group in groups for leaf in group.leaves], master_weights(own, recipe))
 
 
 def _local(tensor: Tensor) -> Tensor:
