@@ -153,7 +153,7 @@ def test_products_through_fp32_need_more_at_the_peak_and_keep_no_more(precision:
     [
         LAYOUT,
         Layout(micro_batch=1, recomputation=Recomputation.FULL),
-        Layout(micro_batch=2, recomputation=Recomputation.NONE, zero_stage=3),
+        Layout(micro_batch=2, recomputation=Recomputation.NONE, data_parallel=2, zero_stage=3),
         Layout(micro_batch=2, recomputation=Recomputation.NONE, pipeline_stages=2, schedule=Schedule.ONE_F_ONE_B),
         Layout(micro_batch=1, recomputation=Recomputation.NONE, data_parallel=2, zero_stage=1),
     ],
@@ -172,5 +172,5 @@ def test_the_largest_of_three_peaks_is_the_peak_and_each_holds_the_state(layout:
     assert peaks["update"]["gradients"] >= state.gradient_bytes
     assert "forward pass" not in peaks["update"]
     assert "update" not in peaks["backward"]
-    assert ("gathered weights" in peaks["forward"]) == (layout.zero_stage == 3)
+    assert ("gathered weights" in peaks["forward"]) == layout.fully_sharded
     assert ("computed again" in peaks["backward"]) == (layout.recomputation is Recomputation.FULL)
