@@ -76,6 +76,8 @@ def test_less_than_2_percent_is_noise_however_sure():
     sets = Sets(before=before, after=after, floor=quiet, rerun=(before, after))
     found = verdict(sets)
     assert (found.change, found.q < 0.05, found.band) == (Change.NOISE, True, 0.01)
+    once = verdict(msgspec.structs.replace(sets, rerun=None))
+    assert (once.change, once.to_confirm) == (Change.NOISE, False)
     more = tuple(value * 1.002 for value in after)
     assert verdict(msgspec.structs.replace(sets, after=more, rerun=(before, more))).change is Change.REGRESSION
 
