@@ -18,17 +18,24 @@ CONSTRAINTS = "constraints.txt"
 AXE_CORE = "4.14.1"  # accessibility rules, from npm
 RUNS = ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2")
 ONE_THREAD = (
-    *("tests/acceptance", "tests/execute", "tests/kernels", "tests/predict", "tests/reference_runs"),
+    *(f"tests/{name}" for name in ("acceptance", "execute", "kernels", "predict", "reference_runs")),
     *(
-        "tests/test_calibration_plan.py",
-        "tests/test_damaged_records.py",
-        "tests/test_fitting.py",
-        "tests/test_formulas.py",
+        f"tests/test_{name}.py"
+        for name in (
+            *(
+                "calibration_plan",
+                "damaged_records",
+                "fitting",
+                "formulas",
+                "history",
+                "kernel_runs",
+                "launches",
+                "noise",
+            ),
+            *("overhead", "page", "planted_changes", "profiled_machine", "record_writers", "regress", "regressions"),
+            *("results_command", "statistics", "step_tables", "store", "two_sets"),
+        )
     ),
-    *("tests/test_history.py", "tests/test_kernel_runs.py", "tests/test_launches.py", "tests/test_noise.py"),
-    *("tests/test_overhead.py", "tests/test_planted_changes.py", "tests/test_profiled_machine.py"),
-    *("tests/test_record_writers.py", "tests/test_regressions.py", "tests/test_results_command.py"),
-    *("tests/test_statistics.py", "tests/test_step_tables.py", "tests/test_store.py", "tests/test_two_sets.py"),
 )
 PROJECT = nox.project.load_toml("pyproject.toml")
 
