@@ -190,7 +190,7 @@ def _rendered(plots: list[Plot], **context: Any) -> str:
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     return environment.get_template("page.html.jinja").render(
-        plots=Markup(_in_script(plots)),
+        plots=Markup(in_script(plots)),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         script_hashes=Markup(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)),
         mark=mark,
@@ -200,7 +200,7 @@ def _rendered(plots: list[Plot], **context: Any) -> str:
     )
 
 
-def _in_script(plots: list[Plot]) -> str:
+def in_script(plots: list[Plot]) -> str:
     """The plots as JSON that no text in it can end the script element of."""
     content = {
         plot.id: {
