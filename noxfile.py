@@ -184,7 +184,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def page(session: nox.Session) -> None:
     """Drive Debian's Chromium through the page: loads, filters, prints, reads: nox -s page -- -k filters"""
-    install(session, "execute", "kernels", "test", "fit", "regress", "report", "page")
+    install(session, "test", "regress", "report", "page")
     axe = Path(session.create_tmp()) / "node_modules" / "axe-core" / "axe.min.js"
     if not axe.exists() and shutil.which("npm"):
         fetch = ("npm", "install", "--silent", "--prefix", session.create_tmp(), f"axe-core@{AXE_CORE}")
