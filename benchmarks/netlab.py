@@ -224,6 +224,7 @@ def _run(names: list[str], module: list[str], scratch: str) -> None:
         for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     if any(codes):
         raise RuntimeError((Path(scratch) / "host0.log").read_text()[-2000:])
 

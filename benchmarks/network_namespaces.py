@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 INTERFACE = "wire"
 NETWORK = "10.77.0"
@@ -42,7 +43,7 @@ def why_not() -> str | None:
 
 @contextmanager
 def hosts(count: int) -> Iterator[list[str]]:
-    """The names of `count` namespaces with one interface each; removed at the end, whatever happens.
+    """The names of `count` namespaces with one interface each; removed at the end with all that runs there.
 
     Raises:
         subprocess.CalledProcessError: they cannot be made (see `why_not`).
@@ -64,7 +65,16 @@ def hosts(count: int) -> Iterator[list[str]]:
         yield names
     finally:
         for name in [*names, switch]:
+            _kill(name)
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _kill(name: str) -> None:
+    """End what runs in a namespace: ranks have sessions of their own, and outlive the torchrun that started them."""
+    told = subprocess.run(["ip", "netns", "pids", name], capture_output=True, check=False).stdout
+    for pid in map(int, told.split()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def limit(names: list[str], bits_per_second: float | None) -> None:
