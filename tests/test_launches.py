@@ -224,7 +224,7 @@ def test_tables_of_100_000_records_take_10_s_and_1_gib(tmp_path: Path) -> None:
     Without what was kept, two processes or more read: their time is divided by their number.
     """
     write_records(tmp_path, 100_000)
-    command = [sys.executable, "-m", "suite", "report", "--results", str(tmp_path)]
+    command = [sys.executable, "-m", "suite", "report", "--no-page", "--results", str(tmp_path)]
     processes = min(8, len(os.sched_getaffinity(0)))
     written = []
     for cold in (True, False):

@@ -95,7 +95,8 @@ class Executions:
                 continue
             words = [path.read_text() for rank in ranks if (path := directory / f"{number}.rank{rank}.failed").exists()]
             if words or (directory / f"{number}.begun").exists():
-                self._failures[cases[number]] = "\n".join(words) or log
+                # a rank without words was killed, or hung: what it left, its stacks, is in the log
+                self._failures[cases[number]] = "\n".join([*words, log])
                 return number + 1
             self._failures |= dict.fromkeys(cases[number:], f"the launch failed: {log}")
             break
