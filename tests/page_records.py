@@ -9,6 +9,10 @@ from typing import Any
 import msgspec
 
 from suite import store
+from suite.acceptance.evidence_record import SCHEMA as BATTERY_SCHEMA
+from suite.acceptance.evidence_record import Closed, Opening
+from suite.acceptance.evidence_record import encode as encode_battery
+from suite.acceptance.verdicts import Decision, Finding, Verdict
 from suite.corpus import Corpus
 from suite.figures import Figure, Quantity, StepTerm
 from suite.job import Job, Status, Step, StepKind
@@ -96,6 +100,46 @@ def record(
     return store.Opened(directory, begin).close(end)
 
 
+def battery(
+    results: Path, number: int, node: str, *findings: Finding, decision: Decision | None, hardware: str = "h"
+) -> Path:
+    """The record of a battery, and without `decision` its first half alone; the path of the half written last."""
+    directory = results / "acceptance"
+    directory.mkdir(parents=True, exist_ok=True)
+    identity = f"20261122T0000{number:02d}Z"
+    hashes = {"hardware": hardware, "software": "s"}
+    opening = Opening(
+        kind="battery",
+        schema=BATTERY_SCHEMA,
+        id=identity,
+        node=node,
+        profile="quick",
+        options={},
+        started=FIRST + number,
+        hardware={},
+        software={},
+        hashes=hashes,
+    )
+    path = directory / f"{identity}.begin.json"
+    path.write_bytes(encode_battery(opening))
+    if decision is not None:
+        closed = Closed(
+            kind="battery",
+            schema=BATTERY_SCHEMA,
+            id=identity,
+            node=node,
+            profile="quick",
+            finished=FIRST + number + 200,
+            seconds=200.0,
+            decision=decision,
+            findings=list(findings),
+            hashes=hashes,
+        )
+        path = directory / f"{identity}.end.json"
+        path.write_bytes(encode_battery(closed))
+    return path
+
+
 def page_records(results: Path) -> Path:
     """Everything that the page can show, small."""
     for number in range(24):
@@ -112,6 +156,22 @@ def page_records(results: Path) -> Path:
     print_ = Fingerprint(node="0123abcd", device="cpu", hardware=facts, software={"torch": "2.13.0"})
     machines_directory(results).mkdir(parents=True)
     (machines_directory(results) / "here.json").write_bytes(encode(profile(fingerprint=print_)))
+    slow = Finding(
+        check=5,
+        subject="link 0-1",
+        verdict=Verdict.FAIL,
+        measured=5e8,
+        expected=1e9,
+        unit="byte/s",
+        ratio=0.5,
+        part=EVIL_MESSAGE,
+        evidence="measured twice",
+    )
+    good = Finding(check=1, subject="rank 0", verdict=Verdict.PASS)
+    battery(results, 1, "n1", good, slow, decision=Decision.REJECTED)
+    battery(results, 2, "n1", good, decision=Decision.ACCEPTED)
+    battery(results, 3, "n2", good, slow, decision=Decision.REJECTED)
+    battery(results, 4, "n3", decision=None)
     shutil.copytree(
         ROOT / "results" / "kernels",
         results / "kernels",

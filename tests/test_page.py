@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from suite.__main__ import main
+from suite.acceptance.verdicts import Decision
 from suite.compare import Row, Verdict
 from suite.figures import Quantity, StepTerm
 from suite.history import segments
@@ -23,7 +24,8 @@ from suite.job import Status
 from suite.launches import launches
 from suite.predict.kernel_bytes import FORMULAS
 from suite.predict.kernel_flop import kernel_flop
-from suite.report.page import render
+from suite.report.page import acceptance, render
+from suite.report.page.acceptance import batteries
 from suite.report.page.facts import linked, recorded_facts
 from suite.report.page.history_plot import BUCKETS, NEWEST, history
 from suite.report.page.losses import losses
@@ -35,7 +37,7 @@ from suite.report.page.setups import newest, setups
 from suite.report.page.step_plots import WHOLE, traffic, waterfall
 from suite.report.page.verdicts import Judged, judged_setup, remembered
 from tests.histories import launch_of, normal_launches
-from tests.page_records import EVIL_MESSAGE, EVIL_RUN, THERE, job_of, page_records, record
+from tests.page_records import EVIL_MESSAGE, EVIL_RUN, THERE, battery, job_of, page_records, record
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
@@ -343,6 +345,54 @@ def test_the_predictor_s_points_are_every_published_row_that_counts() -> None:
     counted = sum(len(trace["x"]) for trace in scatter.traces if trace["mode"] == "markers")
     assert counted == len(scatter.rows) == 1116
     assert sum(int(str(row[2])) for row in boxes.rows) == 1116
+
+
+def test_the_newest_battery_of_a_node_has_its_findings_worst_first(results: Path) -> None:
+    found = batteries(results)
+    assert [(one.node, one.decision, one.newest) for one in found.shown] == [
+        ("n3", "not ended", True),
+        ("n2", "rejected", True),
+        ("n1", "accepted", True),
+        ("n1", "rejected", False),
+    ]
+    _, rejected, accepted, older = found.shown
+    assert [row.verdict for row in rejected.rows] == ["FAIL", "PASS"]
+    worst = rejected.rows[0]
+    assert (worst.name, worst.measured, worst.expected, worst.ratio) == (
+        "peer to peer",
+        "500 Mbyte/s",
+        "1 Gbyte/s",
+        "0.500",
+    )
+    assert worst.part == EVIL_MESSAGE
+    assert len(accepted.rows) == 1
+    assert older.rows == []
+
+
+def test_a_damaged_battery_is_named_on_the_page_and_the_others_stay(tmp_path: Path) -> None:
+    battery(tmp_path, 1, "n1", decision=Decision.ACCEPTED)
+    damaged = battery(tmp_path, 2, "n2", decision=Decision.ACCEPTED)
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    found = batteries(tmp_path)
+    assert [(one.node, one.decision) for one in found.shown] == [("n2", "not ended"), ("n1", "accepted")]
+    assert str(damaged) in str(found.damaged)
+    assert damaged.name in Elements(render.page(tmp_path, [])).text
+
+
+def test_beyond_the_newest_batteries_the_page_says_how_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptance, "MOST_BATTERIES", 2)
+    for number in range(5):
+        battery(tmp_path, number, "n1", decision=Decision.ACCEPTED)
+    found = batteries(tmp_path)
+    assert [one.id[-4:] for one in found.shown] == ["004Z", "003Z"]
+    assert found.left_out == 3
+    assert "3 older batteries are left out" in Elements(render.page(tmp_path, [])).text
+
+
+def test_without_batteries_there_is_no_section_of_them(tmp_path: Path) -> None:
+    assert 'id="acceptance"' not in render.page(tmp_path, [])
 
 
 @pytest.mark.parametrize(

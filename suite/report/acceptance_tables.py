@@ -12,6 +12,7 @@ from rich.table import Table
 from reference_runs.units import printed
 from suite.acceptance.battery import Report
 from suite.acceptance.checks import CHECKS
+from suite.acceptance.evidence_record import Closed
 from suite.acceptance.verdicts import Decision, Finding, Verdict, worst_first
 
 _COLOURS = {
@@ -40,13 +41,13 @@ def print_report(out: Console, report: Report) -> None:
         table.add_column(title, justify="right" if title in ("measured", "expected", "ratio") else "left", no_wrap=True)
     reasons: list[str] = []
     for finding in report.findings:
-        reasons.append(_reason(finding))
+        reasons.append(finding_reason(finding))
         table.add_row(
             str(finding.check),
             CHECKS[finding.check].name,
             escape(finding.subject),
-            _number(finding.measured, finding.unit),
-            _number(finding.expected, finding.unit),
+            number_text(finding.measured, finding.unit),
+            number_text(finding.expected, finding.unit),
             "" if finding.ratio is None else f"{finding.ratio:.3f}",
             f"[{_COLOURS[finding.verdict]}]{finding.verdict.value}[/]",
             escape(finding.part[:40]),
@@ -61,13 +62,15 @@ def print_report(out: Console, report: Report) -> None:
     out.print(f"[{_DECISION_COLOURS[report.decision]}]{escape(summary(report))}[/]", soft_wrap=True)
 
 
-def _number(value: float | None, unit: str) -> str:
+def number_text(value: float | None, unit: str) -> str:
+    """A finding's number in its unit; nothing where the check has none."""
     if value is None:
         return ""
-    return printed(value, unit) if unit in ("flop/s", "byte/s") else f"{value:.4g}"
+    return f"{printed(value, unit)}{unit}" if unit in ("flop/s", "byte/s") else f"{value:.4g}"
 
 
-def _reason(finding: Finding) -> str:
+def finding_reason(finding: Finding) -> str:
+    """What a finding rests on: evidence, source of the expected value, limits, least detectable slowdown."""
     limits = ""
     if finding.fail is not None and finding.warn is not None and finding.ratio is not None:
         limits = f"warn {finding.warn:.3f}, fail {finding.fail:.3f}"
@@ -76,7 +79,7 @@ def _reason(finding: Finding) -> str:
     return "; ".join(part for part in (finding.evidence, source, limits, least) if part)
 
 
-def summary(report: Report) -> str:
+def summary(report: Report | Closed) -> str:
     """One line: the decision, then every part at fault with its check, then the counts of verdicts."""
     bad = [finding for finding in worst_first(report.findings) if finding.verdict in _NOT_PASSED]
     words = []
@@ -123,9 +126,9 @@ def junit(report: Report) -> bytes:
         kind = kinds.get(finding.verdict)
         if kind is not None:
             message = f"{finding.verdict.value}: {finding.part or finding.evidence}"
-            ElementTree.SubElement(case, kind, message=_plain(message)).text = _plain(_reason(finding))
+            ElementTree.SubElement(case, kind, message=_plain(message)).text = _plain(finding_reason(finding))
         else:
-            ElementTree.SubElement(case, "system-out").text = _plain(_reason(finding))
+            ElementTree.SubElement(case, "system-out").text = _plain(finding_reason(finding))
     return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 

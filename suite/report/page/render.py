@@ -17,6 +17,7 @@ from reference_runs.errors import InputError
 from suite.figures import Quantity
 from suite.history import Segment, segments
 from suite.launches import Launch
+from suite.report.page.acceptance import batteries
 from suite.report.page.details import Detail, Line, detail, stamp
 from suite.report.page.facts import Facts, recorded_facts
 from suite.report.page.losses import losses
@@ -36,7 +37,7 @@ NEEDED = ("plotly", "jinja2", "ruptures", "scipy")
 INSTALL = "pip install plotly jinja2 ruptures scipy, or nox -s report, brings it"
 SECTIONS = (
     *(("overview", "Overview"), ("setups", "Setups"), ("runs", "Run by run"), ("history", "History"), ("loss", "Loss")),
-    *(("roofline", "Roofline"), ("validation", "Validation"), ("facts", "Facts")),
+    *(("acceptance", "Acceptance"), ("roofline", "Roofline"), ("validation", "Validation"), ("facts", "Facts")),
 )
 OF_RECORDS = frozenset({"overview", "setups", "runs", "history", "loss"})
 SETUP_COLUMNS = (
@@ -154,14 +155,19 @@ def page(results: Path, launches: Sequence[Launch], damaged: Iterable[InputError
     for (run, machine, verdict), count in sorted(counted.items()):
         matrix.setdefault((run, machine), []).append((verdict, count))
     machines = sorted({(_machine_id(words), name) for words, name in names.items()}, key=lambda one: one[1])
-    left_out = sorted(str(error) for error in (*damaged, *bad_profiles, *bad_timings))
+    accepted = batteries(results)
+    left_out = sorted(str(error) for error in (*damaged, *bad_profiles, *bad_timings, *accepted.damaged))
     return _rendered(
         plots,
         title=TITLE,
         heading="What the runs did, and what arithmetic says",
         summary=_headline(launches, found, machines),
         notices=_notices(left_out, len(found) - len(summaries)),
-        sections=[one for one in SECTIONS if found or one[0] not in OF_RECORDS],
+        sections=[
+            one
+            for one in SECTIONS
+            if (found or one[0] not in OF_RECORDS) and (accepted.shown or one[0] != "acceptance")
+        ],
         setups=summaries,
         setup_columns=SETUP_COLUMNS,
         details=details,
@@ -173,6 +179,8 @@ def page(results: Path, launches: Sequence[Launch], damaged: Iterable[InputError
         changes=changes[:MOST_CHANGES],
         history_note=_history_note(history, len(changes)),
         losses=kept,
+        batteries=accepted.shown,
+        batteries_left_out=accepted.left_out,
         rooflines=roofs,
         validation=of_predictor,
         facts=_facts(),

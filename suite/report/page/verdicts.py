@@ -30,9 +30,27 @@ MARKS = {
     "running": "…",
     "unknown": "?",
     "not judged": "○",
+    "PASS": "✓",
+    "WARN": "⚠",
+    "FAIL": "✗",
+    "INCONCLUSIVE": "?",
+    "INVALID": "?",
+    "accepted": "✓",
+    "rejected": "✗",
+    "not decidable": "?",
 }
-GOOD = frozenset({"pass", "improved"})
-BAD = frozenset({"fail", "regression", *(status.value for status in Status if status is not Status.OK)})
+GOOD = frozenset({"pass", "improved", "PASS", "accepted"})
+BAD = frozenset(
+    {
+        "fail",
+        "regression",
+        "FAIL",
+        "HANG",
+        "rejected",
+        "execution failed",
+        *(status.value for status in Status if status is not Status.OK),
+    }
+)
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
