@@ -67,6 +67,18 @@ def test_a_model_is_trained_by_exact_adam_and_then_in_one_bit(ranks: int, pool: 
     assert sent == 2 * (ranks - 1) * payload // ranks
 
 
+@pytest.mark.parametrize(
+    ("ranks", "wrapped", "hooked", "warnings"),
+    [(2, True, False, 1), (2, True, True, 0), (2, False, False, 0), (1, True, False, 0)],
+)
+def test_gradients_that_are_averaged_after_the_warm_up_are_warned_of_once(
+    ranks: int, wrapped: bool, hooked: bool, warnings: int, pool: Pool
+) -> None:
+    for told in pool(ranks, work.warned, wrapped, hooked):
+        assert len(told) == warnings
+        assert all("average_gradients_of" in words for words in told)
+
+
 def test_rows_that_no_batch_has_touched_stay(pool: Pool) -> None:
     ours, _, _, _, _ = pool(2, work.with_a_model, 8)[0]
     before, after = (weights[: 20 * 16].view(20, 16) for weights in (ours[work.WARM_UP - 1], ours[-1]))

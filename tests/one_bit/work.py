@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import torch
@@ -114,6 +115,20 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> 
 
 def _weights(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def warned(group: dist.ProcessGroup, wrapped: bool, hooked: bool) -> list[str]:
+    """What OneBitAdam warns of in three steps behind the warm-up, with or without DistributedDataParallel."""
+    network = _network()
+    model = DistributedDataParallel(network, process_group=group) if wrapped else network
+    optimizer = OneBitAdam(network.named_parameters(), warmup_steps=1, process_group=group)
+    if hooked and isinstance(model, DistributedDataParallel):
+        optimizer.average_gradients_of(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            _step(model, optimizer, tokens(dist.get_rank(group), step))
+    return [str(each.message) for each in caught if each.category is UserWarning]
 
 
 def with_a_model(group: dist.ProcessGroup, steps: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -127,6 +128,7 @@ class OneBitAdam(torch.optim.Adam):
         self.warm_up: int | None = None  # steps that it took, once it is over
         self.frozen_at: int | None = None  # T: the last exact step, once the warm-up is over
         self.skipped = False  # whether the last step was left out
+        self._own_gradients = False  # whether each rank is known to keep its own behind the warm-up
         self._feedback: list[ErrorFeedback] = []
         self._norms: deque[float] = deque()
         self._exact: list[Tensor] = []
@@ -156,6 +158,7 @@ class OneBitAdam(torch.optim.Adam):
         theirs, ours = _ranks_of(model.process_group), _ranks_of(self.process_group)
         if theirs != ours:
             raise ValueError(f"process group of the model: allowed the optimizer's, ranks {ours}, got {theirs}")
+        self._own_gradients = True
         model.register_comm_hook(self, lambda optimizer, bucket: _average(optimizer, bucket))  # it takes no annotations
 
     @torch.no_grad()
@@ -258,6 +261,9 @@ class OneBitAdam(torch.optim.Adam):
 
     def _compressed_step(self) -> bool:
         self._refuse_thawed()
+        if not self._own_gradients:
+            self._warn_of_averaged_gradients()
+            self._own_gradients = True
         if not self._average_exact():
             return False
         momenta = [self._momentum(bucket) for bucket in self._buckets]
@@ -277,6 +283,21 @@ class OneBitAdam(torch.optim.Adam):
     def _refuse_thawed(self) -> None:
         if self.warm_up is not None and any(parameter.grad is not None for parameter in self._frozen):
             raise ValueError("parameters: allowed frozen as at the end of the warm-up, got gradients of others")
+
+    def _warn_of_averaged_gradients(self) -> None:
+        """Say so where the ranks' gradients are equal before the first compressed step: something has averaged them."""
+        gradients = [_gradient(parameter) for bucket in self._buckets for parameter in bucket.parameters]
+        if dist.get_world_size(self.process_group) == 1 or not gradients:
+            return
+        norm = torch.stack(torch._foreach_norm(gradients)).sum()
+        extremes = torch.stack([norm, -norm])
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.process_group)
+        if float(extremes[0]) == -float(extremes[1]) != 0:
+            warnings.warn(
+                "all ranks have the same gradients after the warm-up, as DistributedDataParallel makes them when "
+                "OneBitAdam.average_gradients_of(model) was not called: they are still averaged, and nothing is saved",
+                stacklevel=3,
+            )
 
     def _average_exact(self) -> bool:
         """Average the gradients that are not compressed; whether all of them are finite on all ranks."""
