@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -49,7 +48,9 @@ EXACT_STEPS = 2
 STEPS = 12  # five or six are timed, two of them profiled
 BUCKET_BYTES = 25 * 2**20
 LAUNCH_SECONDS = 900
-SHARE_MBIT = 500.0  # rate at which the share of the limit is measured that messages reach
+SHARE_MBIT = 500.0  # rate at which the share of the limit is first measured that messages reach
+BASE_PAIRS = 5  # launches of each method without a limit, from which the break-even rate is predicted
+PAIRS = 2  # launches of each method at each rate around it
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,51 +303,57 @@ def break_even(runs: list[Run], hosts: int, share: Link) -> float:
 
 
 def measured_break_even(points: list[tuple[float, float, float]]) -> float | None:
-    """Where the measured steps of exact averaging and 1-bit Adam are equal, between two rates next to each other.
+    """The rate at which the measured steps of exact averaging and 1-bit Adam are equal; None outside of what was tried.
+
+    A step is linear in the time of a byte, 1 / rate, wherever the backward pass does not hide the messages: of all
+    points the straight line of least squares through the differences, and where it is 0.
 
     Args:
-        points: rate, seconds of exact averaging, seconds of 1-bit Adam; in the order of rates.
+        points: rate, seconds of exact averaging, seconds of 1-bit Adam, of two launches one after the other.
     """
-    for (low, exact_low, one_low), (high, exact_high, one_high) in pairwise(points):
-        first, second = exact_low - one_low, exact_high - one_high
-        if first > 0 >= second:
-            # a step is linear in the time of a byte, 1 / rate
-            share = first / (first - second)
-            return 1 / ((1 - share) / low + share / high)
-    return None
+    line = statistics.linear_regression([1 / rate for rate, _, _ in points], [exact - one for _, exact, one in points])
+    if line.slope <= 0 or line.intercept >= 0:
+        return None
+    rate = -line.slope / line.intercept
+    rates = [rate for rate, _, _ in points]
+    return rate if min(rates) <= rate <= max(rates) else None
 
 
-def crossing(hosts: int, say: Callable[[str], None], *, repeats: int = 3) -> tuple[float, float | None]:
+def crossing(hosts: int, say: Callable[[str], None]) -> tuple[float, float | None]:
     """Predicted and measured break-even rate in Mbit/s: predicted from unlimited launches, measured around it.
 
-    Both methods in turn at every rate; of their launches the median one.
+    Both methods in turn, since machines drift: of the unlimited launches the median, around the rate all of them.
     """
     plans = {method: small_plan(hosts, method) for method in (Averaging.EXACT, Averaging.ONE_BIT)}
     corpus = corpus_for(plans[Averaging.EXACT], None)
-    points = []
     with network_namespaces.hosts(hosts) as names:
 
-        def in_turn(mbit: float | None) -> list[Run]:
+        def in_turn(mbit: float | None, repeats: int) -> list[list[Run]]:
             network_namespaces.limit(names, mbit * 1e6 if mbit else None)
-            found: dict[Averaging, list[Run]] = {method: [] for method in plans}
-            for _ in range(repeats):
-                for method, runs in found.items():
-                    runs.append(launched(plans[method], corpus, names))
-            ordered = (sorted(runs, key=lambda run: run.step_seconds) for runs in found.values())
-            exact, one_bit = (runs[len(runs) // 2] for runs in ordered)
+            pairs = [[launched(plan, corpus, names) for plan in plans.values()] for _ in range(repeats)]
             rate = f"{mbit:8,.0f} Mbit/s" if mbit else "unlimited"
-            say(f"{rate}: exact {exact.step_seconds:.3f} s, one-bit-adam {one_bit.step_seconds:.3f} s")
-            return [exact, one_bit]
+            for exact, one_bit in pairs:
+                say(f"{rate}: exact {exact.step_seconds:.3f} s, one-bit-adam {one_bit.step_seconds:.3f} s")
+            return pairs
 
-        bases = in_turn(None)
-        network_namespaces.limit(names, SHARE_MBIT * 1e6)
-        whole, link = SHARE_MBIT * 1e6 / 8, link_between(names)
-        expected = break_even(bases, hosts, Link(all_reduce=link.all_reduce / whole, exchange=link.exchange / whole))
+        def reached(mbit: float) -> Link:
+            network_namespaces.limit(names, mbit * 1e6)
+            whole, link = mbit * 1e6 / 8, link_between(names)
+            return Link(all_reduce=link.all_reduce / whole, exchange=link.exchange / whole)
+
+        unlimited = in_turn(None, BASE_PAIRS)
+        bases = [
+            sorted(runs, key=lambda run: run.step_seconds)[BASE_PAIRS // 2] for runs in zip(*unlimited, strict=True)
+        ]
+        expected = break_even(bases, hosts, reached(SHARE_MBIT))
         if expected == float("inf"):
             return expected, None
-        for factor in (0.5, 0.8, 1.25, 2.0):
-            exact, one_bit = in_turn(factor * expected)
-            points.append((factor * expected, exact.step_seconds, one_bit.step_seconds))
+        # the faster the link, the less of it messages reach: each costs the processor its time
+        expected = break_even(bases, hosts, reached(expected))
+        points = []
+        for factor in (0.6, 0.75, 0.9, 1.1, 1.35, 1.6):
+            for exact, one_bit in in_turn(factor * expected, PAIRS):
+                points.append((factor * expected, exact.step_seconds, one_bit.step_seconds))
     return expected, measured_break_even(points)
 
 

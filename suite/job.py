@@ -239,6 +239,11 @@ def stacks_path(directory: str, rank: int) -> str:
     return f"{directory}/rank{rank}.stacks"
 
 
+def recording_path(directory: str, rank: int) -> str:
+    """The file to which a rank dumps its flight recorder when it receives SIGUSR1."""
+    return f"{directory}/rank{rank}.flight.json"
+
+
 def trace_path(trace: str, rank: int) -> str:
     """The file for one rank's trace: rank 0's is `trace` itself, the others have .rankN before the suffix."""
     path = PurePath(trace)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from suite.calibration_job import Calibrated, CalibrationJob
+from suite.flight_recorder import Diagnosis, Recording, decoded, diagnosed
 from suite.job import (
     LAUNCH_VARIABLE,
     WARM_UP_STEPS,
@@ -26,6 +27,7 @@ from suite.job import (
     Status,
     Step,
     events_path,
+    recording_path,
     stacks_path,
 )
 from suite.probe_job import Probed, ProbeJob
@@ -39,6 +41,7 @@ COMPILE_SECONDS = 600.0
 HANG_FACTOR = 10.0
 HANG_LEAST_SECONDS = 20.0
 EXIT_SECONDS = 20.0
+ANSWER_SECONDS = 3.0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,12 +136,14 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None]) -
     try:
         hung = _watch(process, ranks, job, on_event)
         faulty, message = _who_hangs(ranks) if hung else ([], "")
-        stacks = _stacks(ranks, job) if hung else ""
+        stacks, collectives = _asked(ranks, job) if hung else ("", Diagnosis([], []))
     except KeyboardInterrupt:
         return _outcome(Status.INTERRUPTED, "interrupted by the user", [], ranks, log_path)
     finally:
         end_all(process, identity, [rank.pid for rank in ranks if rank.pid is not None])
     if hung:
+        if not faulty and collectives.missing:
+            faulty, message = collectives.missing, f"{collectives.lines[-1]}; {message}"
         return _outcome(Status.HANG, message, faulty, ranks, log_path, stacks)
     _drain(ranks, on_event)
     if process.returncode == 0 and all(rank.finished for rank in ranks):
@@ -167,8 +172,11 @@ def _environment(job: AnyJob, identity: str) -> dict[str, str]:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     # ranks of one host meet on the loopback, also where the host's own name does not resolve
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    # what each rank of a hang waits in; nccl of PyTorch 2.11 records nothing unless told to
+    recorder = {"TORCH_FR_BUFFER_SIZE": "2000"}
     return (
         loopback
+        | recorder
         | os.environ
         | {
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
@@ -225,21 +233,32 @@ def _named(ranks: list[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks)}"
 
 
-def _stacks(ranks: list[_Rank], job: AnyJob) -> str:
-    """Python stacks of all ranks that can still answer."""
-    for rank in ranks:
+def _asked(ranks: list[_Rank], job: AnyJob) -> tuple[str, Diagnosis]:
+    """Python stacks and collectives of all ranks that can still answer, and what the collectives say."""
+    asked = []
+    for number, rank in enumerate(ranks):
         if rank.pid is not None and not is_stopped(rank.pid):
             try:
                 os.kill(rank.pid, signal.SIGUSR1)
             except ProcessLookupError:
                 continue
+            asked.append(Path(recording_path(job.directory, number)))
+    until = time.monotonic() + ANSWER_SECONDS
     time.sleep(0.5)
+    while time.monotonic() < until and not all(path.exists() for path in asked):
+        time.sleep(POLL_SECONDS)
     texts = []
+    recordings: dict[int, Recording] = {}
     for number in range(len(ranks)):
         path = Path(stacks_path(job.directory, number))
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         texts.append(f"rank {number}:\n{text or 'no answer'}")
-    return "\n".join(texts)
+        recording = Path(recording_path(job.directory, number))
+        if recording.exists() and (entries := decoded(recording.read_bytes())):
+            recordings[number] = entries
+    diagnosis = diagnosed(recordings, ranks=len(ranks))
+    lines = ["collectives:", *diagnosis.lines] if diagnosis.lines else []
+    return "\n".join([*lines, *texts]), diagnosis
 
 
 _TORCHRUN_FAILURE = re.compile(r"rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-?\d+)")

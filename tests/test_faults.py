@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import string
 import subprocess
@@ -195,6 +196,9 @@ def test_a_stopped_rank_ends_the_launch_as_a_hang_and_is_named_with_the_stacks_o
     assert "most recent call first" in stacks
     assert "suite/execute/train.py" in stacks
     assert stacks.endswith("rank 1:\nno answer")
+    collectives = record.end.log_tail[record.end.log_tail.index("collectives:\n") :].splitlines()
+    assert re.match(r"rank 0: for [\d.]+ s in number \d+ of \w+: \w+", collectives[1])
+    assert collectives[2] == "rank 1: no answer"
     launch.assert_nothing_left()
 
 

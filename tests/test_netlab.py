@@ -86,12 +86,17 @@ def test_the_break_even_rate_is_where_both_predictions_are_equal() -> None:
     assert break_even([runs[0], faster], 2, at(0.5)) == float("inf")
 
 
-def test_the_measured_break_even_rate_lies_between_two_rates_where_the_time_of_a_byte_is_linear() -> None:
-    # exact 1 + 100 / r, 1-bit 2 + 10 / r: equal at r = 90
-    points = [(rate, 1 + 100 / rate, 2 + 10 / rate) for rate in (40.0, 80.0, 120.0, 200.0)]
-    assert measured_break_even(points) == pytest.approx(90.0)
-    assert measured_break_even(points[:2]) is None
-    assert measured_break_even(points[2:]) is None
+def test_the_measured_break_even_rate_is_where_the_line_through_all_differences_is_zero() -> None:
+    # exact 1 + 100 / r, 1-bit 2 + 10 / r: equal at r = 90; errors of one pair of launches that a line evens out
+    def points(rates: list[float], noise: float = 0.0) -> list[tuple[float, float, float]]:
+        return [(rate, 1 + 100 / rate + sign * noise, 2 + 10 / rate) for rate in rates for sign in (1, -1)]
+
+    assert measured_break_even(points([40.0, 80.0, 120.0, 200.0])) == pytest.approx(90.0)
+    assert measured_break_even(points([60.0, 80.0, 120.0, 150.0], noise=0.3)) == pytest.approx(90.0)
+    # not between the rates that were tried: no measurement of it
+    assert measured_break_even(points([40.0, 80.0])) is None
+    assert measured_break_even(points([120.0, 200.0])) is None
+    assert measured_break_even([(rate, 1.0, 2.0 + 10 / rate) for rate in (40.0, 80.0)]) is None
 
 
 def test_without_namespaces_it_says_so_and_nothing_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     report = life.Reporter(events_path(job.directory, rank))
     report(Started(os.getpid(), time.time()))
-    life.dump_stacks_on_request(job.directory, rank)
+    life.answer_on_request(job.directory, rank)
     try:
         if isinstance(job, Job):
             report(execute(job, report))

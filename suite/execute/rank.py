@@ -6,14 +6,16 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 from suite import processes
-from suite.job import LAUNCH_VARIABLE, Event, Failed, Status, stacks_path
+from suite.job import LAUNCH_VARIABLE, Event, Failed, Status, recording_path, stacks_path
 
 
 class NotFiniteError(ArithmeticError):
@@ -49,10 +51,39 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def dump_stacks_on_request(directory: str, rank: int) -> None:
-    """On SIGUSR1, write the Python stacks of all threads to the rank's stacks file."""
+def answer_on_request(directory: str, rank: int) -> None:
+    """On SIGUSR1, write the Python stacks of all threads, and what PyTorch's flight recorder holds of collectives.
+
+    The stacks are written within the signal's handler. The recorder must be asked in Python, and the main thread may
+    wait in a collective for ever: a thread of its own asks, which the signal wakes through a pipe.
+    """
     file = open(stacks_path(directory, rank), "w", encoding="utf-8")  # noqa: SIM115  # open for the process's life
-    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    awaken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # with a handler of Python's, the signal's number goes to the pipe
+    threading.Thread(target=_record_flights, args=(awaken, Path(recording_path(directory, rank))), daemon=True).start()
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=True)
+
+
+def _record_flights(awaken: int, path: Path) -> None:
+    while numbers := os.read(awaken, 64):
+        if signal.SIGUSR1 in numbers and (recording := _flight_recording()):
+            part = path.with_suffix(".part")
+            part.write_bytes(recording)
+            part.rename(path)
+
+
+def _flight_recording() -> bytes:
+    """PyTorch's record of the last collectives as JSON: nccl's where it has one, or gloo's; empty where neither has."""
+    from torch._C import _distributed_c10d as recorders
+
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        ask = getattr(recorders, name, None)
+        recording = bytes(ask(True, False)) if ask else b""
+        if b'"record_id"' in recording:
+            return recording
+    return b""
 
 
 def failure(error: BaseException) -> Failed:

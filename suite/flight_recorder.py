@@ -1,0 +1,136 @@
+"""Which collective each rank of a hung launch waits in, and which rank did not come: read from flight recorders."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+_MOST_SIZES = 3  # of a collective's tensors that a line names
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective or message as torch.distributed recorded it; other fields are left out.
+
+    Args:
+        process_group: its name, and its description.
+        collective_seq_id, p2p_seq_id: number in its group; of messages between two ranks the second counts.
+        retired: whether it has ended.
+    """
+
+    process_group: list[str]
+    profiling_name: str
+    collective_seq_id: int = 0
+    p2p_seq_id: int = 0
+    is_p2p: bool = False
+    input_sizes: list[list[int]] = []
+    input_dtypes: list[str] = []
+    retired: bool = False
+    time_created_ns: int = 0
+
+    @property
+    def group(self) -> str:
+        """Name of its process group."""
+        return next((name for name in reversed(self.process_group) if name not in ("", "undefined")), "unnamed group")
+
+    @property
+    def number(self) -> int:
+        """Of the collective in its group, or of the message."""
+        return self.p2p_seq_id if self.is_p2p else self.collective_seq_id
+
+    @property
+    def says(self) -> str:
+        """Operation and tensors, without what differs between ranks."""
+        sizes = [str(size) for size in self.input_sizes[:_MOST_SIZES]]
+        more = len(self.input_sizes) - len(sizes)
+        shapes = " ".join([*sizes, *([f"and {more} more"] if more > 0 else [])])
+        dtypes = "/".join(dict.fromkeys(self.input_dtypes))
+        return f"{self.profiling_name.partition(':')[2] or self.profiling_name} {dtypes} {shapes}".rstrip()
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """What one rank's flight recorder holds, oldest first."""
+
+    entries: list[Entry] = []
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """What the recordings of all ranks say together.
+
+    Args:
+        missing: ranks that did not come to a collective in which others wait.
+        lines: for people.
+    """
+
+    missing: list[int]
+    lines: list[str]
+
+
+def decoded(data: bytes) -> Recording | None:
+    """A recording from PyTorch's JSON; None where it is none (cut off, or of an unknown form)."""
+    try:
+        return msgspec.json.decode(data, type=Recording)
+    except msgspec.MsgspecError:
+        return None
+
+
+def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | None = None) -> Diagnosis:
+    """Where every rank is, by rank, and where they part.
+
+    A collective belongs to all ranks of its group, and each numbers them alike. A rank that has recorded one of a group
+    and not the one in which another rank of it waits is missing there; ranks whose equal numbers are other operations
+    have parted. Messages between two ranks are numbered by each pair, so that they are told and not compared.
+
+    Args:
+        recordings: rank -> what its recorder holds; ranks that gave no answer are absent.
+        ranks: of the launch.
+        now_ns: time of the dump, in nanoseconds since 1970; None: now.
+    """
+    now = time.time_ns() if now_ns is None else now_ns
+    places = {rank: _place(recording, now) for rank, recording in recordings.items()}
+    lines = [f"rank {rank}: {places.get(rank, 'no answer')}" for rank in range(ranks)] if recordings else []
+    last: dict[str, dict[int, Entry]] = {}
+    for rank, recording in recordings.items():
+        for entry in recording.entries:
+            if not entry.is_p2p:
+                last.setdefault(entry.group, {})[rank] = entry
+    missing: set[int] = set()
+    for group, newest in sorted(last.items()):
+        waiting = {rank: entry for rank, entry in newest.items() if not entry.retired}
+        if not waiting:
+            continue
+        furthest = max(waiting.values(), key=lambda entry: entry.number)
+        behind = sorted(rank for rank, entry in newest.items() if entry.number < furthest.number)
+        if behind:
+            missing |= set(behind)
+            ahead = sorted(rank for rank, entry in waiting.items() if entry.number == furthest.number)
+            lines.append(
+                f"{group}: {_named(behind)} did not come to number {furthest.number} ({furthest.says}), in which "
+                f"{_named(ahead)} {'waits' if len(ahead) == 1 else 'wait'}"
+            )
+        kinds: dict[str, list[int]] = {}
+        for rank, entry in sorted(waiting.items()):
+            if entry.number == furthest.number:
+                kinds.setdefault(entry.profiling_name, []).append(rank)
+        if len(kinds) > 1:
+            apart = "; ".join(f"{_named(ranks)}: {kind.partition(':')[2] or kind}" for kind, ranks in kinds.items())
+            lines.append(f"{group}: number {furthest.number} is not the same operation on all ranks: {apart}")
+    return Diagnosis(sorted(missing), lines)
+
+
+def _place(recording: Recording, now: int) -> str:
+    under_way = [entry for entry in recording.entries if not entry.retired]
+    if under_way:
+        first = under_way[0]
+        seconds = max(0.0, (now - first.time_created_ns) / 1e9)
+        more = f", and {len(under_way) - 1} more behind it" if len(under_way) > 1 else ""
+        return f"for {seconds:.1f} s in number {first.number} of {first.group}: {first.says}{more}"
+    if recording.entries:
+        newest = recording.entries[-1]
+        return f"in no collective; the last was number {newest.number} of {newest.group}: {newest.says}"
+    return "in no collective, and none before"
+
+
+def _named(ranks: list[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
