@@ -4,10 +4,10 @@ python -m benchmarks.netlab --hosts 2 --rates 100 1000 0 trains one miniature of
 a host, under torchrun, with exact Adam, fp16 compression, PowerSGD and 1-bit Adam, at every rate in Mbit/s (0: as fast
 as the machine forwards). Needs root and iproute2; elsewhere it prints NOT RUN and why, and ends with exit code 3.
 
-The prediction of a step takes the arithmetic of the run at the fastest rate (forward, backward and the rest of the step
-without communication), the predicted bytes, and the bytes a second at which collectives of that size alone pass the
-limited link; nothing from the run that it is compared with. Where DistributedDataParallel sends buckets during the
-backward pass, bucket k is ready after its share of the backward pass and leaves behind the one before it.
+The prediction of a step takes the run at the fastest rate, the predicted bytes, and the bytes a second at which
+collectives of that size alone pass the limited link and the fastest one; nothing from the run that it is compared with.
+Where DistributedDataParallel sends buckets during the backward pass, bucket k is ready after its share of the backward
+pass and leaves behind the one before it.
 """
 
 from __future__ import annotations
@@ -248,49 +248,59 @@ def measure(hosts: int, rates: list[float], say: Callable[[str], None]) -> list[
     """Every method at every rate, the methods in turn, the fastest rate first."""
     corpus = corpus_for(small_plan(hosts, Averaging.EXACT), None)
     runs: list[Run] = []
+    fastest: Link | None = None
     with network_namespaces.hosts(hosts) as names:
         for mbit in sorted(rates, key=lambda rate: -(rate or float("inf"))):
             network_namespaces.limit(names, mbit * 1e6 if mbit else None)
-            link = link_between(names) if mbit else None
-            if link is not None:
-                reduced, exchanged = link.all_reduce * 8e-6, link.exchange * 8e-6
-                say(f"{hosts} hosts  {mbit:,.0f} Mbit/s: all-reduces {reduced:,.0f}, exchanges {exchanged:,.0f} Mbit/s")
+            link = link_between(names)
+            fastest = fastest or link
+            reduced, exchanged = link.all_reduce * 8e-6, link.exchange * 8e-6
+            limit = f"{mbit:,.0f} Mbit/s" if mbit else "unlimited"
+            say(f"{hosts} hosts  {limit}: all-reduces {reduced:,.0f}, exchanges {exchanged:,.0f} Mbit/s")
             for method in METHODS:
                 plan = small_plan(hosts, method)
                 base = next((run for run in runs if run.method == method), None)
                 run = msgspec.structs.replace(launched(plan, corpus, names), mbit_per_second=mbit)
-                if base is not None and link is not None:
-                    run = msgspec.structs.replace(run, predicted_seconds=step_over(base, plan, link))
+                if base is not None:
+                    run = msgspec.structs.replace(run, predicted_seconds=step_over(base, plan, link, fastest))
                 runs.append(run)
                 say(line(run))
     return runs
 
 
-def step_over(base: Run, plan: Plan, link: Link) -> float:
-    """Predicted seconds of a step over `link`, from the arithmetic of the run at the fastest rate."""
+def step_over(base: Run, plan: Plan, link: Link, fastest: Link) -> float:
+    """Predicted seconds of a step over `link`: those of the run at the fastest rate, and what the messages take longer.
+
+    Whatever else that run's messages cost, such as the processor's time and waiting for another rank, stays as it was.
+    """
     rest = max(0.0, base.step_seconds - base.forward - base.backward - base.communication)
-    return predicted_seconds(
-        forward=base.forward,
-        backward=base.backward,
-        rest=rest,
-        total_bytes=sent_bytes(plan),
-        overlapped=buckets(plan),
-        link=link,
-    )
+
+    def modelled(over: Link) -> float:
+        return predicted_seconds(
+            forward=base.forward,
+            backward=base.backward,
+            rest=rest,
+            total_bytes=sent_bytes(plan),
+            overlapped=buckets(plan),
+            link=over,
+        )
+
+    return base.step_seconds + max(0.0, modelled(link) - modelled(fastest))
 
 
-def break_even(runs: list[Run], hosts: int, share: Link) -> float:
+def break_even(runs: list[Run], hosts: int, share: Link, fastest: Link) -> float:
     """Predicted rate in Mbit/s above which exact averaging is faster than 1-bit Adam; infinite where it never is.
 
     Args:
         share: of the limit that messages reach.
+        fastest: what the link does without a limit.
     """
     plans = {method: small_plan(hosts, method) for method in (Averaging.EXACT, Averaging.ONE_BIT)}
     bases = {method: next(run for run in runs if run.method == method) for method in plans}
 
     def gain(mbit: float) -> float:
         link = Link(all_reduce=share.all_reduce * mbit * 1e6 / 8, exchange=share.exchange * mbit * 1e6 / 8)
-        exact, one_bit = (step_over(bases[method], plans[method], link) for method in plans)
+        exact, one_bit = (step_over(bases[method], plans[method], link, fastest) for method in plans)
         return exact - one_bit
 
     low, high = 1.0, 1e6
@@ -342,14 +352,15 @@ def crossing(hosts: int, say: Callable[[str], None]) -> tuple[float, float | Non
             return Link(all_reduce=link.all_reduce / whole, exchange=link.exchange / whole)
 
         unlimited = in_turn(None, BASE_PAIRS)
+        fastest = link_between(names)
         bases = [
             sorted(runs, key=lambda run: run.step_seconds)[BASE_PAIRS // 2] for runs in zip(*unlimited, strict=True)
         ]
-        expected = break_even(bases, hosts, reached(SHARE_MBIT))
+        expected = break_even(bases, hosts, reached(SHARE_MBIT), fastest)
         if expected == float("inf"):
             return expected, None
         # the faster the link, the less of it messages reach: each costs the processor its time
-        expected = break_even(bases, hosts, reached(expected))
+        expected = break_even(bases, hosts, reached(expected), fastest)
         points = []
         for factor in (0.6, 0.75, 0.9, 1.1, 1.35, 1.6):
             for exact, one_bit in in_turn(factor * expected, PAIRS):

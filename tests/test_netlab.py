@@ -74,16 +74,28 @@ def base(method: Averaging, step: float) -> Run:
 
 def test_the_break_even_rate_is_where_both_predictions_are_equal() -> None:
     runs = [base(Averaging.EXACT, 0.5), base(Averaging.ONE_BIT, 1.0)]
-    rate = break_even(runs, 2, at(0.5))
+    rate = break_even(runs, 2, at(0.5), at(1e12))
     exact, one_bit = (
-        netlab.step_over(run, small_plan(2, method), at(0.5 * rate * 1e6 / 8))
+        netlab.step_over(run, small_plan(2, method), at(0.5 * rate * 1e6 / 8), at(1e12))
         for run, method in zip(runs, (Averaging.EXACT, Averaging.ONE_BIT), strict=True)
     )
     assert exact == pytest.approx(one_bit, rel=1e-3)
     # 1-bit Adam takes 0.5 s more and sends about 97 MB less, of which a backward pass of 0.2 s hides a part
     assert 97e6 * 8 / 0.7e6 < 0.5 * rate < 97e6 * 8 / 0.5e6
     faster = msgspec.structs.replace(runs[1], step_seconds=0.4)
-    assert break_even([runs[0], faster], 2, at(0.5)) == float("inf")
+    assert break_even([runs[0], faster], 2, at(0.5), at(1e12)) == float("inf")
+
+
+def test_a_slower_link_adds_what_its_messages_take_longer_and_keeps_all_else() -> None:
+    plan = small_plan(2, Averaging.ONE_BIT)
+    run = base(Averaging.ONE_BIT, 1.0)
+    run = msgspec.structs.replace(run, communication=0.4)  # of which the fastest link explains nearly nothing
+    size = netlab.sent_bytes(plan)
+    assert netlab.step_over(run, plan, at(size), at(4 * size)) == pytest.approx(1.0 + 1.0 - 0.25)
+    assert netlab.step_over(run, plan, at(size), at(size)) == 1.0
+    exact = small_plan(2, Averaging.EXACT)
+    hidden = at(1e12)  # the backward pass hides all of it, but for the last bucket
+    assert netlab.step_over(base(Averaging.EXACT, 1.0), exact, at(1e11), hidden) == pytest.approx(1.0, abs=2e-3)
 
 
 def test_the_measured_break_even_rate_is_where_the_line_through_all_differences_is_zero() -> None:
