@@ -172,12 +172,13 @@ def _environment(job: AnyJob, identity: str) -> dict[str, str]:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     # ranks of one host meet on the loopback, also where the host's own name does not resolve
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    # what each rank of a hang waits in; nccl of PyTorch 2.11 records nothing unless told to
-    recorder = {"TORCH_FR_BUFFER_SIZE": "2000"}
+    # what each rank of a hang waits in; nccl of PyTorch 2.11 records nothing unless told to, and with an empty value
+    # gloo of 2.13 never gets past its constructor
+    recorder = {"TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE") or "2000"}
     return (
         loopback
-        | recorder
         | os.environ
+        | recorder
         | {
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             "OMP_NUM_THREADS": str(job.threads),
