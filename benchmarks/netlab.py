@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from types import FrameType
 
@@ -315,16 +316,19 @@ def break_even(runs: list[Run], hosts: int, share: Link, fastest: Link) -> float
 def measured_break_even(points: list[tuple[float, float, float]]) -> float | None:
     """The rate at which the measured steps of exact averaging and 1-bit Adam are equal; None outside of what was tried.
 
-    A step is linear in the time of a byte, 1 / rate, wherever the backward pass does not hide the messages: of all
-    points the straight line of least squares through the differences, and where it is 0.
+    A step is linear in the time of a byte, 1 / rate, wherever the backward pass does not hide the messages: the line
+    of Theil and Sen through all differences, the median of the slopes of their pairs, and where it is 0. A launch that
+    something disturbed moves it little.
 
     Args:
         points: rate, seconds of exact averaging, seconds of 1-bit Adam, of two launches one after the other.
     """
-    line = statistics.linear_regression([1 / rate for rate, _, _ in points], [exact - one for _, exact, one in points])
-    if line.slope <= 0 or line.intercept >= 0:
+    differences = [(1 / rate, exact - one_bit) for rate, exact, one_bit in points]
+    slope = statistics.median((d - b) / (c - a) for (a, b), (c, d) in combinations(differences, 2) if a != c)
+    intercept = statistics.median(difference - slope * place for place, difference in differences)
+    if slope <= 0 or intercept >= 0:
         return None
-    rate = -line.slope / line.intercept
+    rate = -slope / intercept
     rates = [rate for rate, _, _ in points]
     return rate if min(rates) <= rate <= max(rates) else None
 

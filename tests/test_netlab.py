@@ -105,6 +105,8 @@ def test_the_measured_break_even_rate_is_where_the_line_through_all_differences_
 
     assert measured_break_even(points([40.0, 80.0, 120.0, 200.0])) == pytest.approx(90.0)
     assert measured_break_even(points([60.0, 80.0, 120.0, 150.0], noise=0.3)) == pytest.approx(90.0)
+    disturbed = [*points([40.0, 80.0, 120.0, 200.0]), (60.0, 9.0, 2.0)]
+    assert measured_break_even(disturbed) == pytest.approx(90.0, rel=0.02)
     # not between the rates that were tried: no measurement of it
     assert measured_break_even(points([40.0, 80.0])) is None
     assert measured_break_even(points([120.0, 200.0])) is None

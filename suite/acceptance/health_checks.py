@@ -63,10 +63,14 @@ def _devices(around: Surroundings) -> Finding:
 
 
 def _others(around: Surroundings, during: Sequence[Micro | Launched], limit: float) -> Finding:
-    """Other processes before and while ours ran, and what the host gave to other guests."""
+    """Other processes before and while ours ran, and what the host gave to other guests.
+
+    Launches for exact figures alone may be disturbed: no clock of theirs is judged.
+    """
     seen = [("before", around.others_share)]
-    seen += [(_when(one), one.others_share) for one in during]
-    seen += [(f"{_when(one)}, other guests", one.steal_share) for one in during]
+    clocked = [one for one in during if isinstance(one, Micro) or one.purpose != "exact"]
+    seen += [(_when(one), one.others_share) for one in clocked]
+    seen += [(f"{_when(one)}, other guests", one.steal_share) for one in clocked]
     told = [(when, share) for when, share in seen if share is not None]
     if not told:
         why = "the system does not tell who uses its processors"

@@ -103,7 +103,7 @@ def accept_command(
     try:
         report = run_battery(settings, lambda line: messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
         if junit_file is not None:
-            junit_file.write_bytes(junit(report))
+            junit_file.write_text(junit(report), encoding="utf-8")
     except OSError as error:  # no room or no access for records or scratch files
         messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error

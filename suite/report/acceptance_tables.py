@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from xml.etree import ElementTree
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +13,7 @@ from suite.acceptance.battery import Report
 from suite.acceptance.checks import CHECKS
 from suite.acceptance.evidence_record import Closed
 from suite.acceptance.verdicts import Decision, Finding, Verdict, worst_first
+from suite.report.junit import JunitSuite, Outcome
 
 _COLOURS = {
     Verdict.PASS: "green",
@@ -99,42 +99,26 @@ def summary(report: Report | Closed) -> str:
     return f"{line[: _LINE - len(tail)]}{tail}"
 
 
-def junit(report: Report) -> bytes:
+def junit(report: Report) -> str:
     """The findings as JUnit XML: failures, errors (what did not end, or is not decidable) and skipped ones."""
-    kinds = {
-        Verdict.FAIL: "failure",
-        Verdict.HANG: "error",
-        Verdict.INVALID: "error",
-        Verdict.INCONCLUSIVE: "error",
-        Verdict.NOT_RUN: "skipped",
+    outcomes = {
+        Verdict.FAIL: Outcome.FAILURE,
+        Verdict.HANG: Outcome.ERROR,
+        Verdict.INVALID: Outcome.ERROR,
+        Verdict.INCONCLUSIVE: Outcome.ERROR,
+        Verdict.NOT_RUN: Outcome.SKIPPED,
     }
-    counts = {
-        kind: sum(kinds.get(f.verdict) == kind for f in report.findings) for kind in ("failure", "error", "skipped")
-    }
-    suite = ElementTree.Element(
-        "testsuite",
-        name=f"accept {report.profile}",
-        tests=str(len(report.findings)),
-        failures=str(counts["failure"]),
-        errors=str(counts["error"]),
-        skipped=str(counts["skipped"]),
-        time=f"{report.seconds:.1f}",
-    )
+    suite = JunitSuite(f"accept {report.profile}", seconds=report.seconds)
     for finding in report.findings:
-        name = " ".join(part for part in (CHECKS[finding.check].name, finding.subject) if part)
-        case = ElementTree.SubElement(suite, "testcase", classname=f"accept.{finding.check:02d}", name=_plain(name))
-        kind = kinds.get(finding.verdict)
-        if kind is not None:
-            message = f"{finding.verdict.value}: {finding.part or finding.evidence}"
-            ElementTree.SubElement(case, kind, message=_plain(message)).text = _plain(finding_reason(finding))
-        else:
-            ElementTree.SubElement(case, "system-out").text = _plain(finding_reason(finding))
-    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
-
-
-def _plain(text: str) -> str:
-    """Without the control characters that XML cannot hold."""
-    return "".join(character for character in text if character >= " " or character in "\n\t")
+        outcome = outcomes.get(finding.verdict)
+        suite.add(
+            f"accept.{finding.check:02d}",
+            " ".join(part for part in (CHECKS[finding.check].name, finding.subject) if part),
+            outcome=outcome,
+            message=f"{finding.verdict.value}: {finding.part or finding.evidence}" if outcome else "",
+            text=finding_reason(finding),
+        )
+    return suite.xml()
 
 
 def checks_table(out: Console) -> None:

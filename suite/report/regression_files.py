@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from xml.etree import ElementTree
 
 from suite.findings import Finding
 from suite.regression_check import Comparison
 from suite.regressions import Change
+from suite.report.junit import JunitSuite, Outcome
 from suite.report.regression_table import TITLES, cells, headline, notes, place, shown
 
-_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _UNDECIDED = (Change.INCONCLUSIVE, Change.UNCALIBRATED)
 
 
@@ -20,48 +18,31 @@ def junit(comparisons: Sequence[Comparison], failed: str = "") -> str:
 
     What is only shown is no test. Durations are those of the steps that were timed.
     """
-    suite = ElementTree.Element("testsuite", name="regress")
+    suite = JunitSuite("regress")
     for comparison in comparisons:
         if not comparison.baseline:
-            _skip(_case(suite, comparison.run, "baseline"), headline(comparison))
+            suite.add(comparison.run, "baseline", outcome=Outcome.SKIPPED, message=headline(comparison))
         for finding in comparison.findings:
             if finding.change is not Change.SHOWN:
                 _judged(suite, finding)
     if failed:
-        error = ElementTree.SubElement(_case(suite, "regress", "launch"), "error", type="launch")
-        error.set("message", _text(failed))
-    for kind, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(kind, str(len(list(suite.iter(tag)))))
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+        suite.add("regress", "launch", outcome=Outcome.ERROR, message=failed)
+    return suite.xml()
 
 
-def _case(suite: ElementTree.Element, run: str, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname=_text(run), name=_text(name))
-
-
-def _judged(suite: ElementTree.Element, finding: Finding) -> None:
-    case = _case(suite, finding.run, " ".join(part for part in (finding.quantity, place(finding)) if part))
-    if finding.unit == "s" and finding.after is not None:
-        case.set("time", f"{finding.after:.6f}")
+def _judged(suite: JunitSuite, finding: Finding) -> None:
+    name = " ".join(part for part in (finding.quantity, place(finding)) if part)
+    seconds = finding.after if finding.unit == "s" else None
     texts = cells(finding)
     message = f"{texts['baseline']} -> {texts['now']}, ratio {texts['ratio']}: {finding.why}"
     if finding.change is Change.REGRESSION:
-        failure = ElementTree.SubElement(case, "failure", type="regression")
-        failure.set("message", _text(message))
-        failure.text = _text("\n".join(f"{title}: {texts[title]}" for title in TITLES if texts[title]))
+        text = "\n".join(f"{title}: {texts[title]}" for title in TITLES if texts[title])
+        suite.add(finding.run, name, outcome=Outcome.FAILURE, message=message, text=text, seconds=seconds)
     elif finding.change in _UNDECIDED:
-        _skip(case, f"{finding.change.value}: {message}")
-
-
-def _skip(case: ElementTree.Element, message: str) -> None:
-    ElementTree.SubElement(case, "skipped", message=_text(message))
-
-
-def _text(text: str) -> str:
-    return _NOT_XML.sub("?", text)
+        words = f"{finding.change.value}: {message}"
+        suite.add(finding.run, name, outcome=Outcome.SKIPPED, message=words, seconds=seconds)
+    else:
+        suite.add(finding.run, name, seconds=seconds)
 
 
 def markdown(comparisons: Sequence[Comparison], failed: str = "") -> str:

@@ -160,7 +160,7 @@ def test_junit_and_summary_say_what_the_report_says(tmp_path, capsys, launches):
     assert out.count("\n") == 1
     assert len(out) <= _LINE + 1
     assert out.startswith("quick: rejected: exact figures FAIL: software")
-    suite = ElementTree.parse(file).getroot()
+    (suite,) = ElementTree.parse(file).getroot()
     cases = suite.findall("testcase")
     assert suite.get("failures") == "1" == str(len(suite.findall("testcase/failure")))
     assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))

@@ -388,6 +388,13 @@ def test_other_processes_during_a_launch_count_as_much_as_before():
     assert (others.verdict, others.measured) == (Verdict.INVALID, 0.5)
 
 
+def test_other_processes_beside_exact_figures_alone_invalidate_nothing():
+    exact = launched(purpose="exact", others_share=0.5, steal_share=0.5)
+    found = judged([surroundings(), launched(others_share=0.01), exact], NOTHING, others=0.05)
+    (others,) = [f for f in found if f.subject == "other processes"]
+    assert (others.verdict, others.measured) == (Verdict.PASS, 0.01)
+
+
 def test_every_selected_check_without_evidence_is_not_run():
     found = judged([], NOTHING, others=0.05)
     assert {f.check for f in found} == set(range(18))
