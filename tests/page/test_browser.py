@@ -314,7 +314,7 @@ def test_a_screen_reader_finds_landmarks_and_names(opened: Opened) -> None:
     for role, name in (("navigation", "Sections"), ("search", "Filters"), ("main", None), ("banner", None)):
         assert page.get_by_role(role, **({"name": name} if name else {})).count() == 1, role  # type: ignore[arg-type]
     sections = page.get_by_role("region").evaluate_all("(all) => all.map((one) => one.tagName)")
-    assert sections.count("SECTION") == 8
+    assert sections.count("SECTION") == 9
     pictures = page.get_by_role("img").all()
     assert len(pictures) > 3
     nameless = page.evaluate(
