@@ -11,7 +11,7 @@ from suite.calibration_plan import DENSITIES, Density
 
 MINIATURES = (*("bloom-mini", "opt-mini", "glm-mini", "codegeex-mini", "gpt-neox-mini", "mt-nlg-mini", "gpt2-mini"),)
 EXACT_STEPS = 6  # the fewest that count everything
-TIMED_STEPS = 11  # 5 before the timed ones, 4 timed, 2 profiled
+TIMED_STEPS = 10  # 5 before the timed ones, 3 timed, 2 profiled
 JITTER_STEPS = 207  # 200 of them timed
 MIB = 2**20
 
@@ -50,10 +50,10 @@ EFFORTS = {
         looks=LOOKS[:1],
         jitter=None,
         replays=3,
-        replay_steps=4,
+        replay_steps=3,
         exchanges=5,
         exchange_bytes={"cpu": 16 * MIB, "cuda": 1024 * MIB},
-        soak_seconds=6.0,
+        soak_seconds=4.0,
         soak_bytes=256 * MIB,
     ),
     "accept": Effort(
