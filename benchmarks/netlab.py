@@ -28,9 +28,9 @@ from types import FrameType
 
 import msgspec
 
-from benchmarks import network_namespaces
 from reference_runs.catalog import reference_run
 from reference_runs.run import Precision
+from suite import network_namespaces
 from suite.commands import exit_codes
 from suite.corpus import Corpus
 from suite.figures import Quantity

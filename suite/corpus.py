@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import array
 import hashlib
+import itertools
 import os
 import secrets
 import stat
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.script import Documents, Texts
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
+PIECE_BYTES = 16 * 1024
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
 
 
@@ -112,11 +119,73 @@ def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -
     """
     where = "--corpus" if path is not None else "corpus"
     texts = list(_texts(corpus_files(path)))
+    digest, text_bytes = _digest(texts)
+    _check_size(text_bytes, vocabulary, where)
+    target = cache_directory() / f"{digest[:32]}-{vocabulary}.tokens"
+    if not target.exists():
+        _write(target, _encoded(texts, vocabulary, where))
+    return _checked(path, target, digest, text_bytes, len(texts), vocabulary, least_tokens, where)
+
+
+def tokenised_documents(path: Path | None, *, vocabulary: int, least_tokens: int) -> tuple[Corpus, Texts]:
+    """The same tokens, with what it takes to make them again from each document: encoding and documents' places.
+
+    Documents are pieces of at most 16 KiB, so that a sample takes about as long as another one, wherever it lies. They
+    have files of their own: an encoding that is trained again may differ where pairs are equally frequent.
+
+    Raises:
+        InputError: as `tokenised_corpus`.
+    """
+    where = "--corpus" if path is not None else "corpus"
+    texts = list(_texts(corpus_files(path)))
+    digest, text_bytes = _digest(texts)
+    _check_size(text_bytes, vocabulary, where)
+    stem = f"{digest[:32]}-{vocabulary}"
+    target, tokenizer, whole, places = (
+        cache_directory() / f"{stem}.{name}"
+        for name in ("pieces.tokens", "tokenizer.json", "pieces.text", "pieces.json")
+    )
+    if not all(file.exists() for file in (target, tokenizer, whole, places)):
+        pieces = [piece for text in texts for piece in _pieces(text)]
+        encoding = _trained(texts, vocabulary, where)
+        tokens, starts = _tokens(encoding, pieces)
+        encoded = [piece.encode() for piece in pieces]
+        ends = itertools.accumulate(map(len, encoded), initial=0)
+        _write_bytes(tokenizer, encoding.to_str().encode())
+        _write_bytes(whole, b"".join(encoded))
+        _write_bytes(places, msgspec.json.encode(Documents([*ends], [*starts, len(tokens)])))
+        _write(target, tokens)
+    corpus = _checked(path, target, digest, text_bytes, len(texts), vocabulary, least_tokens, where)
+    return corpus, Texts(tokenizer_file=str(tokenizer), text_file=str(whole), documents_file=str(places))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in parts of at most PIECE_BYTES, whole lines where they are no longer; nothing of an empty one."""
+    piece: list[str] = []
+    size = 0
+    for line in text.splitlines(keepends=True):
+        for start in range(0, len(line), PIECE_BYTES // 4):  # a character has at most 4 bytes
+            part = line[start : start + PIECE_BYTES // 4]
+            length = len(part.encode())
+            if size + length > PIECE_BYTES:
+                yield "".join(piece)
+                piece, size = [], 0
+            piece.append(part)
+            size += length
+    if piece:
+        yield "".join(piece)
+
+
+def _digest(texts: list[str]) -> tuple[str, int]:
+    """The hash of all texts, and their bytes."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode("utf-8"))
         digest.update(b"\0")
-    text_bytes = sum(len(text.encode("utf-8")) for text in texts)
+    return digest.hexdigest(), sum(len(text.encode("utf-8")) for text in texts)
+
+
+def _check_size(text_bytes: int, vocabulary: int, where: str) -> None:
     if text_bytes == 0:
         raise InputError("the corpus is empty", got="0 bytes", allowed="UTF-8 text", where=where)
     if text_bytes < 4 * vocabulary:
@@ -126,9 +195,18 @@ def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -
             allowed=f"at least {4 * vocabulary} bytes",
             where=where,
         )
-    target = cache_directory() / f"{digest.hexdigest()[:32]}-{vocabulary}.tokens"
-    if not target.exists():
-        _write(target, _encoded(texts, vocabulary, where))
+
+
+def _checked(
+    path: Path | None,
+    target: Path,
+    digest: str,
+    text_bytes: int,
+    files: int,
+    vocabulary: int,
+    least_tokens: int,
+    where: str,
+) -> Corpus:
     tokens = target.stat().st_size // 4
     if tokens < least_tokens:
         raise InputError(
@@ -139,9 +217,9 @@ def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -
         )
     return Corpus(
         source="Python standard library" if path is None else str(path),
-        sha256=digest.hexdigest(),
+        sha256=digest,
         text_bytes=text_bytes,
-        files=len(texts),
+        files=files,
         vocabulary=vocabulary,
         tokens=tokens,
         tokens_file=str(target),
@@ -149,6 +227,10 @@ def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -
 
 
 def _encoded(texts: list[str], vocabulary: int, where: str) -> array.array[int]:
+    return _tokens(_trained(texts, vocabulary, where), texts)[0]
+
+
+def _trained(texts: list[str], vocabulary: int, where: str) -> Tokenizer:
     # imported here: only a corpus that is not cached needs it
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -169,20 +251,31 @@ def _encoded(texts: list[str], vocabulary: int, where: str) -> array.array[int]:
             allowed="more varied text",
             where=where,
         )
+    return tokenizer
+
+
+def _tokens(tokenizer: Tokenizer, texts: list[str]) -> tuple[array.array[int], list[int]]:
+    """The tokens of all texts, an end-of-text behind each, and the place of each text's first one."""
     (end,) = tokenizer.encode(END_OF_TEXT).ids
     tokens = array.array("i")
+    starts = []
     for encoding in tokenizer.encode_batch(texts):
+        starts.append(len(tokens))
         tokens.extend(encoding.ids)
         tokens.append(end)
-    return tokens
+    return tokens, starts
 
 
 def _write(target: Path, tokens: array.array[int]) -> None:
-    """Write the tokens beside the target and move them into place, so that a reader never sees a part."""
+    _write_bytes(target, tokens.tobytes())
+
+
+def _write_bytes(target: Path, data: bytes) -> None:
+    """Write the bytes beside the target and move them into place, so that a reader never sees a part."""
     temporary = target.with_suffix(f".{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:
-            tokens.tofile(file)
+            file.write(data)
         temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
 from suite.calibration_job import Calibrated, Measured
 from suite.probe_job import Exchanged, Probed, Replayed, Soaked
+from suite.script import SUITE, Script
 
 
 class Status(enum.StrEnum):
@@ -84,6 +85,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         averaging: over the data-parallel ranks.
         exact_steps: at the beginning, averaged exactly whatever `averaging` is.
         renewal: of 1-bit Adam's second moment by exact steps, whenever the steps behind the first ones have doubled.
+        script: what a rung of the ladder does in another way.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     averaging: Averaging = Averaging.EXACT
     exact_steps: int = 0
     renewal: bool = False
+    script: Script = SUITE
 
     @property
     def ranks(self) -> int:
@@ -189,6 +192,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         interface_sent_bytes: bytes a timed step that left the job's interface; None where none is named.
         term_seconds: `StepTerm` -> seconds of this rank's median timed step; empty where no step was profiled.
         shared: with whom it shared the processors; None where the system does not tell.
+        resident_bytes: the largest resident set of its process; None where the system does not tell.
+        reserved_bytes: the most that CUDA's allocator reserved in the step of `peak_bytes`; None on the CPU.
+        synchronisations: how often the counted step waited for a number of the device.
         no_terms: why it is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions, and by what kernels
             the rest where they are not PyTorch's.
@@ -214,6 +220,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     term_seconds: dict[str, float] = {}
     no_terms: str = ""
     shared: Shared | None = None
+    resident_bytes: int | None = None
+    reserved_bytes: int | None = None
+    synchronisations: int | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from suite.compare import Row, compare
 from suite.figures import Figure, Quantity
 from suite.job import Averaging, Job, KernelChoice
 from suite.predict.executed_memory_figures import memory_figures
 from suite.predict.executed_operators import Kernels
+from suite.predict.executed_state import executed_state, parameter_tensors_of_rank
 from suite.predict.prediction import prediction
 from suite.record import Record
+from suite.script import Update
 
 THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 
@@ -32,12 +36,29 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
             averaging=job.averaging,
         ),
     )
+    if job.script.update is Update.ADAFACTOR:
+        predicted = [_of_adafactor(job, figure) for figure in predicted]
     if job.kernels is KernelChoice.TORCH:  # what Triton's keep and need is not described
-        memory = memory_figures(job.architecture, job.recipe, job.layout, kernels)
+        memory = memory_figures(job.architecture, job.recipe, job.layout, kernels, job.script)
         # nor what other ways of averaging take in passing
         exact = job.averaging is Averaging.EXACT
         predicted += [figure for figure in memory if exact or figure.quantity is not Quantity.PEAK_BYTES]
     return predicted
+
+
+def _of_adafactor(job: Job, figure: Figure) -> Figure:
+    """A figure, or what Adafactor keeps and computes in place of Adam; a script's update is that of one rank.
+
+    The product of rows and columns, which estimates a matrix's second moment, is one of matrices: 2 flop an element.
+    """
+    if figure.quantity is Quantity.HARDWARE_FLOP and figure.term is None:
+        tensors = parameter_tensors_of_rank(job.architecture, job.layout, stage=0)
+        flop = 2 * sum(tensor.elements for tensor in tensors if tensor.matrix)
+        return msgspec.structs.replace(figure, value=figure.value + flop)
+    if figure.quantity is Quantity.OPTIMIZER_BYTES:
+        state = executed_state(job.architecture, job.recipe, job.layout, stage=0, replica=0, update=job.script.update)
+        return msgspec.structs.replace(figure, value=state.optimizer_bytes)
+    return figure
 
 
 def countable(averaging: Averaging, figures: list[Figure]) -> list[Figure]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -113,9 +113,12 @@ class _Rank:
         return usual + COMPILE_SECONDS if compiled and steps < WARM_UP_STEPS else usual
 
 
-def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None]) -> Outcome:
+def launch(
+    job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *, namespaces: Sequence[str] = ()
+) -> Outcome:
     """Run `job`, which lies in its directory as job.json, under torchrun and wait for its end.
 
+    With `namespaces`, a rank runs in each of them, as on a host of its own.
     `on_event` sees every rank's events as they come. A rank that stays silent beyond its patience ends the launch as a
     hang: stacks are dumped, everything is killed. Ctrl-C (KeyboardInterrupt) ends it as interrupted. No process of the
     launch outlives this call; if this process is killed, the kernel kills torchrun and its ranks.
@@ -125,7 +128,7 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None]) -
     ranks = [_Rank(events_path(job.directory, rank), now) for rank in range(job.ranks)]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            _command(job),
+            _command(job, namespaces),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -151,7 +154,9 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None]) -
     return _failure(ranks, log_path, process.returncode)
 
 
-def _command(job: AnyJob) -> list[str]:
+def _command(job: AnyJob, namespaces: Sequence[str]) -> list[str]:
+    if namespaces:
+        return [sys.executable, "-m", "suite.hosts", f"{job.directory}/job.json", *namespaces]
     return [
         sys.executable,
         "-m",

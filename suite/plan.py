@@ -19,9 +19,11 @@ from suite.devices import resolved_device, usable_cores
 from suite.executable import check_averaging, check_executable, check_executable_layout
 from suite.job import COUNTED_STEPS, Averaging, Job, KernelChoice, warm_up_steps
 from suite.miniature import DEFAULT_STEPS, in_batches, miniature
+from suite.network_namespaces import INTERFACE
 from suite.predict.parameters import parameter_count
 from suite.ramp_up import check_ramp_up
 from suite.scaled_layout import scaled_layout
+from suite.script import SUITE, Script
 from suite.traces import checked_trace
 
 COLLECTIVE_TIMEOUT_SECONDS = 900.0
@@ -54,7 +56,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked request: everything but the corpus. `learns`: the recipe is ours to scale, so its loss must fall."""
+    """A checked request: everything but the corpus. `learns`: the recipe is ours to scale, so its loss must fall.
+
+    Args:
+        hosts: network namespaces of this machine that have a rank each, where there is more than one.
+    """
 
     name: str
     architecture: Architecture
@@ -70,6 +76,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     averaging: Averaging = Averaging.EXACT
     exact_steps: int = 0
     renewal: bool = False
+    script: Script = SUITE
+    hosts: int = 1
 
 
 def plan(request: Request) -> Plan:
@@ -257,4 +265,6 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         averaging=plan.averaging,
         exact_steps=plan.exact_steps,
         renewal=plan.renewal,
+        script=plan.script,
+        interface=INTERFACE if plan.hosts > 1 else None,
     )

@@ -25,8 +25,11 @@ from suite.corpus import Corpus
 from suite.figures import Figure
 from suite.job import Job, Status, Step
 from suite.machine_profile import Fingerprint
+from suite.script import SUITE, Script
 
-SCHEMA = "1.3"  # 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal
+# 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
+# what each rank reserved, and how often it waited
+SCHEMA = "1.4"
 BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
 PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
 _DISTRIBUTIONS = ("torch", "triton", "numpy", "tokenizers", "msgspec")
@@ -61,7 +64,11 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank left behind: its samples, its last phase and step, and its own words where it failed."""
+    """What one rank left behind: its samples, its last phase and step, and its own words where it failed.
+
+    Args:
+        resident_bytes, reserved_bytes, synchronisations: as of `suite.job.Finished`.
+    """
 
     rank: int
     steps: list[Step]
@@ -69,6 +76,9 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str]
     failure: str = ""
     arithmetic: str = ""
+    resident_bytes: int | None = None
+    reserved_bytes: int | None = None
+    synchronisations: int | None = None
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,6 +303,7 @@ def suite_version() -> str:
 def policy(job: Job) -> dict[str, str]:
     """What decides results besides hardware and software: precision, layout, compilation, determinism, batch."""
     recipe = job.recipe
+    script = {} if job.script == SUITE else {"script": msgspec.json.encode(_comparable(job.script)).decode()}
     return {
         "device": job.device,
         "precision": recipe.precision.value,
@@ -308,7 +319,14 @@ def policy(job: Job) -> dict[str, str]:
         "micro_batch": str(job.layout.micro_batch),
         "architecture": _digest(job.architecture),
         "recipe": _digest(recipe),
+        **script,
+        **({} if job.interface is None else {"interface": job.interface}),
     }
+
+
+def _comparable(script: Script) -> Script:
+    """The same without the paths of its texts, whose hash the corpus has."""
+    return msgspec.structs.replace(script, texts=None)
 
 
 def _started_ticks(pid: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from suite.judgement import countable, expected_figures, judged
 from suite.launch import Outcome, launch
 from suite.machine_profile import Profile
 from suite.measured import counted_figures, others_shares
+from suite.network_namespaces import hosts
 from suite.plan import Plan, job_for
 from suite.predict.executed_time_figures import time_figures
 from suite.record import SCHEMA, End, RankOutcome, begin_record
@@ -40,6 +42,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         profile: path of the machine profile, or why there is none.
         time: the step time beside its prediction, where there is one.
         others_share, steal_share: see `End`.
+        finished: what every rank counted.
+        steps: of rank 0.
+        figures: what was measured.
     """
 
     run: str
@@ -56,6 +61,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     time: Residuals | None = None
     others_share: float | None = None
     steal_share: float | None = None
+    finished: list[Finished] = []
+    steps: list[Step] = []
+    figures: list[Figure] = []
 
 
 def reproduce(
@@ -66,12 +74,14 @@ def reproduce(
     *,
     profile: Profile | None = None,
     profile_source: str = "",
+    sample_seconds: float = 0.0,
 ) -> Result:
     """Launch the plan once, keep its record below `results`, and compare it with the prediction.
 
     Args:
         profile: what this machine was measured to do; None where nothing valid is known.
         profile_source: its path, or why there is none.
+        sample_seconds: to read and tokenise a sample's documents, where the plan's script does so.
 
     Raises:
         InputError: the results directory cannot be written.
@@ -84,7 +94,8 @@ def reproduce(
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
         opened = store.Opened(directory, begin_record(job, corpus, identity))
         try:
-            outcome = launch(job, identity, on_event)
+            with _namespaces(plan) as namespaces:
+                outcome = launch(job, identity, on_event, namespaces=namespaces)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             status = Status.INTERRUPTED if interrupted else Status.CRASHED
@@ -96,7 +107,7 @@ def reproduce(
             steps = [[e for e in events if isinstance(e, Step)] for events in outcome.events]
             figures = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
             try:
-                times, figures = with_time(plan, profile, figures)
+                times, figures = with_time(plan, profile, figures, sample_seconds=sample_seconds)
             except InputError as error:  # the run's own shapes or precision, which no calibration covers
                 profile_source = f"{profile_source}: step time is not predicted: {error}"
         end = _end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome)
@@ -135,10 +146,20 @@ def reproduce(
         time=residuals(rows),
         others_share=others_share,
         steal_share=steal_share,
+        finished=outcome.finished,
+        steps=ran,
+        figures=figures,
     )
 
 
-def with_time(plan: Plan, profile: Profile | None, measured: list[Figure]) -> tuple[list[Figure], list[Figure]]:
+def _namespaces(plan: Plan) -> AbstractContextManager[list[str]]:
+    """Names of the plan's hosts; none where its ranks share this one."""
+    return hosts(plan.hosts) if plan.hosts > 1 else nullcontext([])
+
+
+def with_time(
+    plan: Plan, profile: Profile | None, measured: list[Figure], *, sample_seconds: float = 0.0
+) -> tuple[list[Figure], list[Figure]]:
     """Predicted step time with its terms and rates, and the measured figures with their shares of peaks.
 
     Without a profile nothing is predicted.
@@ -154,7 +175,17 @@ def with_time(plan: Plan, profile: Profile | None, measured: list[Figure]) -> tu
         where = "--optimizer, --gradient-compression"
         raise InputError("averaging without a measured time", got=plan.averaging, allowed="exact", where=where)
     kernels = kernels_for(plan.recipe.precision, plan.device)
-    times = time_figures(profile, plan.architecture, plan.recipe, plan.layout, kernels=kernels, compiled=plan.compiled)
+    times = time_figures(
+        profile,
+        plan.architecture,
+        plan.recipe,
+        plan.layout,
+        kernels=kernels,
+        compiled=plan.compiled,
+        script=plan.script,
+        sample_seconds=sample_seconds,
+        cores=usable_cores(),
+    )
     shares_of = peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks)
     return times + utilisation(times, shares_of), measured + utilisation(measured, shares_of)
 
@@ -208,4 +239,7 @@ def _rank_outcome(rank: int, events: list[Event]) -> RankOutcome:
         environment=finished.environment if finished else {},
         arithmetic=finished.arithmetic if finished else "",
         failure=failed.traceback if failed else "",
+        resident_bytes=finished.resident_bytes if finished else None,
+        reserved_bytes=finished.reserved_bytes if finished else None,
+        synchronisations=finished.synchronisations if finished else None,
     )

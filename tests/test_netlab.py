@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import netlab, network_namespaces
+from benchmarks import netlab
 from benchmarks.netlab import (
     METHODS,
     Link,
@@ -21,6 +21,7 @@ from benchmarks.netlab import (
     predicted_seconds,
     small_plan,
 )
+from suite import network_namespaces
 from suite.job import Averaging
 from suite.predict.parameters import parameter_count
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import network_namespaces
 from reference_runs.catalog import reference_run
+from suite import network_namespaces
 from suite.figures import Quantity
 from suite.job import Averaging, Event, Finished, Job, events_path
 from suite.miniature import miniature

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import network_namespaces
+from suite import network_namespaces
 from suite.commands import exit_codes
 
 HERE = Path(__file__).parent

@@ -114,6 +114,7 @@ def execute(job: Job, report: life.Reporter) -> Finished:
         averaging=job.averaging,
         exact_steps=job.exact_steps,
         renewal=job.renewal,
+        script=job.script,
     )
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     return train(job, training, mesh, device, peak=peak, arithmetic=arithmetic, report=report)

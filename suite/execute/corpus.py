@@ -10,6 +10,7 @@ from torch import Tensor
 
 from reference_runs.run import Objective
 from suite.execute.blank_infilling import BlankInfilling
+from suite.execute.documents import TokenisedDocuments
 from suite.job import Job
 
 
@@ -33,14 +34,24 @@ class TokenStream:
     """Texts of `sequence` tokens and one more, shuffled once for each pass by `seed`, and the samples made of them.
 
     Args:
+        path: of the tokens.
+        documents: that the tokens are made of anew, in place of what the file has; None: the file.
         blanks: makes the samples; None: each token's target is its successor.
     """
 
     def __init__(
-        self, path: str, *, tokens: int, sequence: int, seed: int, blanks: BlankInfilling | None = None
+        self,
+        path: str,
+        *,
+        tokens: int,
+        sequence: int,
+        seed: int,
+        blanks: BlankInfilling | None = None,
+        documents: TokenisedDocuments | None = None,
     ) -> None:
         # through NumPy, as the order below: PyTorch's allocator, whose bytes are measured, has what trains alone
-        self._tokens = torch.from_numpy(numpy.memmap(path, dtype="<i4", mode="c", shape=(tokens,)))
+        mapped = torch.from_numpy(numpy.memmap(path, dtype="<i4", mode="c", shape=(tokens,)))
+        self._tokens = mapped if documents is None else documents
         self._sequence = sequence
         self._samples = (tokens - 1) // sequence
         self._seed = seed
@@ -81,6 +92,15 @@ def token_stream(job: Job) -> TokenStream:
     blanks = None
     if job.recipe.objective is Objective.BLANK_INFILLING:
         blanks = BlankInfilling(job.architecture, job.recipe, seed=job.seed)
+    documents = None
+    if job.script.tokenises:
+        assert job.script.texts is not None
+        documents = TokenisedDocuments(job.script.texts)
     return TokenStream(
-        job.tokens_file, tokens=job.tokens, sequence=job.architecture.sequence, seed=job.seed, blanks=blanks
+        job.tokens_file,
+        tokens=job.tokens,
+        sequence=job.architecture.sequence,
+        seed=job.seed,
+        blanks=blanks,
+        documents=documents,
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from reference_runs.run import Optimizer, Precision, Recipe
+from suite.script import Update
 
 _RULES: dict[Optimizer, type[torch.optim.Adam]] = {
     Optimizer.ADAM: torch.optim.Adam,
@@ -30,7 +31,7 @@ class MasterWeights:
     weights: list[Tensor]
     masters: list[nn.Parameter]
     gradient_copies: list[Tensor]
-    rule: torch.optim.Adam
+    rule: torch.optim.Optimizer
     in_passing: bool
 
     def update(self, learning_rate: float, gradients: list[Tensor], gradient_factor: float | Tensor = 1.0) -> None:
@@ -83,12 +84,13 @@ def master_weights(
     groups: list[tuple[float, list[Tensor]]],
     recipe: Recipe,
     *,
-    rule: Callable[[list[dict[str, object]]], torch.optim.Adam] | None = None,
+    rule: Callable[[list[dict[str, object]]], torch.optim.Optimizer] | None = None,
+    update: Update = Update.FUSED,
 ) -> MasterWeights:
     """Masters and optimizer for `groups`: weight decay, and the stored weights (fp32 or 16 bit) that have it.
 
     Args:
-        rule: makes the optimizer of its parameter groups; None: as the recipe says.
+        rule: makes the optimizer of its parameter groups; None: as the recipe and `update` say.
     """
     in_passing = recipe.precision is Precision.FP16_NO_MASTER
     weights: list[Tensor] = []
@@ -102,16 +104,25 @@ def master_weights(
     copies = []
     if recipe.precision is Precision.FP16_GRADIENT_COPY:
         copies = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
-    optimizer = rule(settings) if rule else _recorded_rule(settings, recipe)
+    optimizer = rule(settings) if rule else _recorded_rule(settings, recipe, update)
     if in_passing:
         for weight, master in zip(weights, masters, strict=True):
             master.data = _nothing(weight)
     return MasterWeights(weights, masters, copies, optimizer, in_passing)
 
 
-def _recorded_rule(settings: list[dict[str, object]], recipe: Recipe) -> torch.optim.Adam:
+def _recorded_rule(settings: list[dict[str, object]], recipe: Recipe, update: Update) -> torch.optim.Optimizer:
+    if update is Update.ADAFACTOR:
+        return torch.optim.Adafactor(settings, lr=recipe.learning_rate, foreach=False)
     betas = (recipe.beta1, recipe.beta2)
-    return _RULES[recipe.optimizer](settings, lr=recipe.learning_rate, betas=betas, eps=recipe.epsilon, fused=True)
+    return _RULES[recipe.optimizer](
+        settings,
+        lr=recipe.learning_rate,
+        betas=betas,
+        eps=recipe.epsilon,
+        fused=update is Update.FUSED,
+        foreach=update is Update.FOREACH,
+    )
 
 
 def _nothing(weight: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.execute.corpus import Batch, token_stream
+from suite.execute.corpus import Batch
+from suite.execute.habits import gradient_norm_by_parameter, logged_weight_norm
+from suite.execute.loading import SideStream, batches
 from suite.execute.loss_scale import LossScaleError, loss_scale
 from suite.execute.measure.phases import Part, Phases
 from suite.execute.optimizer import gradient_factor, learning_rate, squared_norm
@@ -66,7 +68,8 @@ class Steps:
         self._seen = 0
         self._batch = 0
         self._trained = 0
-        self._stream = token_stream(job)
+        self._stream = batches(job, replica=mesh.get_local_rank(DATA))
+        self._side = SideStream(device) if job.script.pinned else None
         self._scale = loss_scale(job.recipe)
         self.compressed = job.averaging is not Averaging.ONE_BIT
 
@@ -100,18 +103,20 @@ class Steps:
         for number in range(self.micro_batches):
             with self._synchronised(last=number == self.micro_batches - 1):
                 micro_batch = self._micro_batch(first + number * samples, samples)
-                with self.phases.phase(Part.FORWARD):
+                with self.phases.phase(Part.FORWARD), self._offloaded():
                     loss: Tensor = module(micro_batch.tokens_BT, **micro_batch.arguments) / self.micro_batches
                 with self.phases.phase(Part.BACKWARD):
                     (loss * factor).backward()
             losses.append(loss.detach())
+            if self.job.script.synchronises:
+                losses[-1].item()
         return torch.stack(losses).sum()
 
     def _micro_batch(self, first: int, samples: int) -> Batch:
         with self.phases.phase(Part.DATA_LOADING):
             batch = self._stream.micro_batch(first, samples)
         with self.phases.phase(Part.HOST_DEVICE_COPY):
-            return batch.to(self.device)
+            return batch.to(self.device) if self._side is None else self._side.to_device(batch)
 
     def chunk_outputs(self, *, samples: int) -> Iterator[Tensor]:
         """What each of this rank's chunks gives for `samples` samples, one after the other: nothing is sent on."""
@@ -143,9 +148,12 @@ class Steps:
         self._complete_gradients(leaves)
         optimizer = self.training.optimizer
         widened = optimizer.widened() if isinstance(optimizer, TensorAdamW) else {}
-        squared = squared_norm(
+        naive = self.job.script.synchronises
+        squared = (gradient_norm_by_parameter if naive else squared_norm)(
             (widened[leaf.parameter] if widened else leaf.gradient for leaf in leaves if leaf.own), device=self.device
         )
+        if naive:
+            logged_weight_norm(leaf.parameter for leaf in leaves)
         mean, total = self._reduced(loss, squared)
         if not math.isfinite(mean):
             ours = not math.isfinite(own.item())
@@ -172,7 +180,10 @@ class Steps:
             except FloatingPointError as error:
                 raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
         for leaf in leaves:
-            leaf.parameter.grad = None
+            if self.job.script.keeps_gradients:
+                leaf.gradient.zero_()
+            else:
+                leaf.parameter.grad = None
         self.step += 1
         return Outcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
 
@@ -212,6 +223,11 @@ class Steps:
         """Whether each data-parallel rank keeps its own gradient: the norm is then the root mean square of theirs."""
         optimizer = self.training.optimizer
         return isinstance(optimizer, OneBitMasters) and optimizer.gradients_differ
+
+    def _offloaded(self) -> AbstractContextManager[object]:
+        if not self.job.script.offloads_activations:
+            return nullcontext()
+        return torch.autograd.graph.save_on_cpu(pin_memory=True)
 
     def _synchronised(self, *, last: bool) -> AbstractContextManager[object]:
         (module,) = self.training.modules

@@ -22,9 +22,10 @@ from suite.execute.measure.counters import (
     storage_bytes,
 )
 from suite.execute.measure.fingerprint import environment
-from suite.execute.measure.memory import AllocatedPeak
+from suite.execute.measure.memory import AllocatedPeak, resident_bytes
 from suite.execute.measure.phases import Part
 from suite.execute.measure.profiled import ProfiledSteps
+from suite.execute.measure.synchronisations import SynchronisationCounter
 from suite.execute.measure.terms import term_seconds
 from suite.execute.parallel.mesh import axis_of_group, coordinates
 from suite.execute.parallel.parallelize import Training
@@ -60,6 +61,7 @@ def train(
         NotFiniteError: the loss became NaN or infinite, or no loss scale kept the gradients finite.
     """
     steps = Steps(job, training, mesh, device)
+    waits = SynchronisationCounter()
     counter = CollectiveCounter(axis_of_group(mesh, training.embedding_group))
     flop = flop_counter()
     sent_before = clock.interface_sent_bytes(job.interface)
@@ -70,7 +72,7 @@ def train(
     timed_seconds: list[float] = []
     shared = SharedProcessors()
     to_count: list[Callable[[], AbstractContextManager[object]]] = [
-        lambda: counter,
+        lambda: _both(counter, waits),
         lambda: _eagerly(peak.window()),
         lambda: _eagerly(flop),
     ]
@@ -143,11 +145,20 @@ def train(
         term_seconds=terms,
         no_terms=profiled.failure,
         shared=shared.since_start,
+        resident_bytes=resident_bytes(),
+        reserved_bytes=peak.reserved_bytes,
+        synchronisations=waits.count,
     )
 
 
 def _is_profiled(job: Job) -> bool:
     return job.steps >= job.warm_up_steps + COUNTED_STEPS + 1 + PROFILED_STEPS
+
+
+@contextmanager
+def _both(first: AbstractContextManager[object], second: AbstractContextManager[object]) -> Iterator[None]:
+    with first, second:
+        yield
 
 
 @contextmanager

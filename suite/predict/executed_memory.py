@@ -15,7 +15,9 @@ from suite.predict.executed_schedule import passes
 from suite.predict.executed_sharding import FullySharding
 from suite.predict.executed_state import executed_state, optimizer_groups
 from suite.predict.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, optimizer_shards, shard_elements
+from suite.predict.script_update import script_update_bytes
 from suite.predict.tape import Allocator, Block, Category, Leaf, StepPhase, Tape, Value
+from suite.script import SUITE, Script
 
 GENERATOR_BYTES = 5056  # of the CPU's random generator: torch.get_rng_state, a Mersenne twister
 _NO_GRADIENT = Leaf(lambda _: None)
@@ -29,13 +31,17 @@ class Gradients:
         widens: whether they are wider than what they are gradients of.
         reads: whether weights are read through a function that has their gradients pass.
         buckets: whether DistributedDataParallel has them lie in its buckets once they are whole.
+        keeps: whether they are zeroed where they lie, and never freed.
 
     Attributes:
         whole: whether this is the last micro-batch.
     """
 
-    def __init__(self, tape: Tape, *, element: int, widens: bool, reads: bool, buckets: bool) -> None:
+    def __init__(
+        self, tape: Tape, *, element: int, widens: bool, reads: bool, buckets: bool, keeps: bool = False
+    ) -> None:
         self.tape, self.element, self.widens, self.reads, self.buckets = tape, element, widens, reads, buckets
+        self.keeps = keeps
         self.whole = False
         self.accumulated: dict[int, Block] = {}
         self._leaves = 0
@@ -45,6 +51,9 @@ class Gradients:
         self._leaves += 1
         name, size = self._leaves, self.element * rows * columns
         waiting: list[Block] = []
+        if self.keeps:
+            self.accumulated[name] = self.tape.block(size)
+            self.accumulated[name].move(Category.GRADIENTS)
 
         def deliver(block: Block) -> None:
             if self.reads:
@@ -77,13 +86,19 @@ class Gradients:
 
 
 def executed_activation_bytes(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, kernels: Kernels
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    kernels: Kernels,
+    script: Script = SUITE,
 ) -> int:
     """Bytes that autograd keeps for the backward pass of one micro-batch in the chunks of a rank of `stage`."""
     tape = Tape(Allocator(), counts=True)
     gradients, sharding = gradients_of(tape, recipe, layout), sharding_of(tape, recipe, layout, kernels)
     chunks = executed_chunks(
-        tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding
+        tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding, script=script
     )
     given = batch(tape, architecture, samples=layout.micro_batch)
     outputs = [chunk.forward(given, _received(tape, architecture, recipe, layout)) for chunk in chunks]
@@ -113,6 +128,7 @@ def executed_chunks(
     gradients: Gradients,
     sharding: FullySharding | None,
     compiled: bool = False,
+    script: Script = SUITE,
 ) -> list[Chunk]:
     """The chunks of a rank of `stage`."""
     dealt = chunk_layers(architecture.layers, layout)
@@ -127,6 +143,7 @@ def executed_chunks(
             reads=gradients.reads,
             sharding=sharding,
             compiled=compiled,
+            script=script,
             layers=len(dealt[number]),
             first=number == 0,
             last=number == len(dealt) - 1,
@@ -135,14 +152,15 @@ def executed_chunks(
     ]
 
 
-def gradients_of(tape: Tape, recipe: Recipe, layout: Layout) -> Gradients:
+def gradients_of(tape: Tape, recipe: Recipe, layout: Layout, script: Script = SUITE) -> Gradients:
     """Where the gradients of a rank accumulate."""
     element = int(BYTES_PER_PARAMETER[recipe.precision].gradients)
     widens = element > WEIGHT_ELEMENT_BYTES[recipe.precision]
     buckets = layout.data_parallel > 1 and not layout.fully_sharded
     # DistributedDataParallel has stand-ins with wider gradients; parts of matrices become DTensors as they are read
     reads = (buckets and widens) or layout.tensor_parallel > 1
-    return Gradients(tape, element=element, widens=widens, reads=reads, buckets=buckets)
+    keeps = script.keeps_gradients
+    return Gradients(tape, element=element, widens=widens, reads=reads, buckets=buckets, keeps=keeps)
 
 
 def sharding_of(tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> FullySharding | None:
@@ -151,16 +169,30 @@ def sharding_of(tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) ->
 
 
 def executed_peak_bytes(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, kernels: Kernels
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    replica: int,
+    kernels: Kernels,
+    script: Script = SUITE,
 ) -> int:
     """The most bytes that are allocated at a time in a step of a rank of `stage`."""
-    peaks = executed_peaks(architecture, recipe, layout, stage=stage, replica=replica, kernels=kernels)
+    peaks = executed_peaks(architecture, recipe, layout, stage=stage, replica=replica, kernels=kernels, script=script)
     return max(sum(parts.values()) for parts in peaks.values())
 
 
 @lru_cache(maxsize=1024)
 def executed_peaks(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, kernels: Kernels
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    replica: int,
+    kernels: Kernels,
+    script: Script = SUITE,
 ) -> Mapping[str, Mapping[str, int]]:
     """The most bytes that are allocated at a time in each `StepPhase` of a rank of `stage`, by `Category`.
 
@@ -168,11 +200,12 @@ def executed_peaks(
     """
     allocator = Allocator(512 if kernels.cuda else 1)
     tape = Tape(allocator, generator_bytes=0 if kernels.cuda else GENERATOR_BYTES)
-    gradients, sharding = gradients_of(tape, recipe, layout), sharding_of(tape, recipe, layout, kernels)
+    tape.enter(StepPhase.FORWARD)
+    gradients, sharding = gradients_of(tape, recipe, layout, script), sharding_of(tape, recipe, layout, kernels)
     chunks = executed_chunks(
-        tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding
+        tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding, script=script
     )
-    state = executed_state(architecture, recipe, layout, stage=stage, replica=replica)
+    state = executed_state(architecture, recipe, layout, stage=stage, replica=replica, update=script.update)
     stored: list[Block] = []
     for category, size in (
         (Category.WEIGHTS, state.weight_bytes),
@@ -186,6 +219,8 @@ def executed_peaks(
     allocator.enter(StepPhase.UPDATE, Category.UPDATE)
     in_passing = [tape.block(size) for size in _passing_bytes(architecture, recipe, layout, stage=stage)]
     in_passing.clear()
+    for size in script_update_bytes(architecture, layout, script, stage=stage):
+        tape.block(size)
     if layout.zero_stage == 1 and layout.data_parallel > 1 and not kernels.cuda:
         # gloo gathers into a buffer of its own, group by group
         allocator.enter(StepPhase.UPDATE, Category.BUFFERS)

@@ -9,6 +9,7 @@ from suite.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum
 from suite.predict.executed_memory import executed_activation_bytes, executed_peak_bytes
 from suite.predict.executed_operators import Kernels
 from suite.predict.prediction import describes_ranks
+from suite.script import SUITE, Script
 
 TOLERANCE = 0.02
 ACTIVATION_REASON = "the same operators keep the same tensors; the tolerance is for other versions of them"
@@ -16,7 +17,9 @@ PEAK_REASON = "every block of a step but the smallest; communication threads fre
 UNPROVEN = "not judged: {} is not proven"
 
 
-def memory_figures(architecture: Architecture, recipe: Recipe, layout: Layout, kernels: Kernels) -> list[Figure]:
+def memory_figures(
+    architecture: Architecture, recipe: Recipe, layout: Layout, kernels: Kernels, script: Script = SUITE
+) -> list[Figure]:
     """Activation bytes and peak bytes of each rank, behind the largest over ranks; for layouts that `describes_ranks`.
 
     Each is a simulation of a step, 0.01 to 0.5 s, so that they do not belong to `prediction`.
@@ -30,8 +33,10 @@ def memory_figures(architecture: Architecture, recipe: Recipe, layout: Layout, k
         stage, replica = alike = place["pp"], place["dp"] if layout.zero_stage >= 2 else 0
         if alike not in known:
             known[alike] = (
-                executed_activation_bytes(architecture, recipe, layout, stage=stage, kernels=kernels),
-                executed_peak_bytes(architecture, recipe, layout, stage=stage, replica=replica, kernels=kernels),
+                executed_activation_bytes(architecture, recipe, layout, stage=stage, kernels=kernels, script=script),
+                executed_peak_bytes(
+                    architecture, recipe, layout, stage=stage, replica=replica, kernels=kernels, script=script
+                ),
             )
         of_stage = stage if layout.pipeline_stages > 1 else None
         activations, peak = known[alike]

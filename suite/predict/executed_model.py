@@ -11,6 +11,7 @@ from suite.predict.executed_operators import FP32, WORK_DTYPES, Kernels, Operato
 from suite.predict.executed_sharding import FullySharding, Unit
 from suite.predict.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.tape import Block, Leaf, Tape, Value
+from suite.script import SUITE, Script
 
 INT64 = 8
 ELEMENT_WISE = {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_tanh"}
@@ -60,6 +61,7 @@ class Chunk:
         reads: whether weights are read through a function.
         sharding: makes them instead where weights are fully sharded.
         compiled: whether blocks are compiled.
+        script: what a rung of the ladder does in another way.
         layers: in this chunk.
         first, last: whether embedding, and final norm with head, belong to it.
     """
@@ -79,8 +81,10 @@ class Chunk:
         first: bool,
         last: bool,
         compiled: bool = False,
+        script: Script = SUITE,
     ) -> None:
         self.tape = tape
+        self.script = script
         self.compiled = compiled
         self.operators = Operators(
             tape,
@@ -90,6 +94,7 @@ class Chunk:
             by_sequence=layout.sequence_parallel,
             dtype=WORK_DTYPES[recipe.precision],
             reads=reads,
+            script=script,
         )
         self.architecture, self.recipe, self.layout = architecture, recipe, layout
         self.samples, self.length = layout.micro_batch, architecture.sequence
@@ -172,6 +177,18 @@ class Chunk:
             return x
         normed = x if self.query_position is not None else self._norm(x, self.final_norm)
         del x
+        if self.script.loss_chunks > 1:
+            copied = self.tape.block(INT64 * self.tokens if self.samples > 1 else 0)
+            loss = self.operators.chunked_loss(
+                normed,
+                self.head,
+                copied,
+                tokens=self.tokens,
+                columns=self.architecture.hidden,
+                rows=self.rows,
+                chunks=self.script.loss_chunks,
+            )
+            return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
         logits = self._by_columns(normed, _Affine(self.head, None), rows=self.rows)
         del normed
         targets = batch.targets
@@ -317,7 +334,7 @@ class Chunk:
         else:
             attended = self._attention(layer, self._norm(x, layer.attention_norm), bias, turn)
             attended = operators.dropout(attended, dropout, elements=states)
-            middle = operators.sum(x, attended, elements=states)
+            middle = operators.sum(x, attended, elements=states, into_y=True)
             to_feed = self._norm(middle, layer.feed_forward_norm)
         fed = operators.dropout(self._feed_forward(layer, to_feed), dropout, elements=states)
         return operators.sum(middle, fed, elements=states)

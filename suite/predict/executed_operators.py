@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from reference_runs.run import Precision
 from suite.predict.tape import Block, Leaf, Rule, Tape, Value
+from suite.script import SUITE, Script
 
 FP32 = 4
 WORK_DTYPES = {
@@ -42,13 +43,25 @@ class Operators:
         by_sequence: whether these ranks have parts of the sequence between the split matrices.
         dtype: of weights and hidden states, in a calibration's words.
         reads: whether weights are read through a function, apart from autograd's leaves.
+        script: whether operators write into their inputs, and whether scale, mask and softmax are one.
     """
 
     def __init__(
-        self, tape: Tape, element: int, kernels: Kernels, *, ranks: int, by_sequence: bool, dtype: str, reads: bool
+        self,
+        tape: Tape,
+        element: int,
+        kernels: Kernels,
+        *,
+        ranks: int,
+        by_sequence: bool,
+        dtype: str,
+        reads: bool,
+        script: Script = SUITE,
     ) -> None:
         self.tape = tape
         self._reads = reads
+        self._in_place = script.in_place
+        self._one_operator = script.cpp_operator
         self.dtype = dtype
         self.ranks = ranks
         self._by_sequence = by_sequence
@@ -176,6 +189,11 @@ class Operators:
                 self._does("from_fp32", elements)
                 gradients[:] = [tape.block(size)]
             self._does("softmax", elements // length, length, variant="backward", dtype="fp32")
+            if self._one_operator:
+                self._handles(nodes=1)
+                of_scores = tape.block(size)
+                kept.clear()
+                return [self.block(elements) if self.half else of_scores]
             self._does("scale", elements, dtype="fp32")
             self._handles(nodes=5 if self.half else 3)
             of_softmax = tape.block(size)
@@ -188,16 +206,21 @@ class Operators:
         if self.half:
             self._does("to_fp32", elements)
             self._does("from_fp32", elements)
-        self._does("scale", elements, dtype="fp32")
-        self._does("add", elements, dtype="fp32")
+        if not self._one_operator:
+            self._does("scale", elements, dtype="fp32")
+            self._does("add", elements, dtype="fp32")
         self._does("softmax", elements // length, length, dtype="fp32")
         wide = tape.block(size) if self.half else scores.block
-        scaled = tape.block(size)
-        del wide
-        biased = tape.block(size)
-        del scaled
-        softmax = tape.block(size)
-        del biased
+        if self._in_place or self._one_operator:
+            softmax = tape.block(size)
+            del wide
+        else:
+            scaled = tape.block(size)
+            del wide
+            biased = tape.block(size)
+            del scaled
+            softmax = tape.block(size)
+            del biased
         node = tape.record([scores], [softmax], rule)
         return Value(self.block(elements) if self.half else softmax, node)
 
@@ -419,11 +442,11 @@ class Operators:
     def _scaled(self, x: Value, elements: int) -> Value:
         return Value(self.block(elements), self.tape.record([x], [], self._passing(elements)))
 
-    def sum(self, x: Value, y: Value, *, elements: int) -> Value:
-        """x + y; its gradient is that of both."""
+    def sum(self, x: Value, y: Value, *, elements: int, into_y: bool = False) -> Value:
+        """x + y; its gradient is that of both. `into_y`: written there, where operators write into their inputs."""
         self._does("add", elements)
         node = self.tape.record([x, y], [], lambda _, gradients: [gradients[0], gradients[0]])
-        return Value(self.block(elements), node)
+        return Value(y.block if into_y and self._in_place else self.block(elements), node)
 
     def norm(self, x: Value, weight: Leaf, bias: Leaf | None, *, tokens: int, hidden: int) -> Value:
         """LayerNorm: keeps its input, mean and deviation; on a GPU the statistics are fp32."""
@@ -454,6 +477,54 @@ class Operators:
         self._handles(modules=1)
         node = self.tape.record([self.weight(weight)], [indices], rule)
         return Value(self.block(tokens * hidden), node)
+
+    def chunked_loss(
+        self, x: Value, weight: Leaf, targets: Block, *, tokens: int, columns: int, rows: int, chunks: int
+    ) -> Value:
+        """Cross-entropy of which a part of the tokens has logits at a time: keeps the gradients of input and weight.
+
+        With N tokens in c chunks of C = ceil(N / c), and e bytes of an element:
+            e N D + e V D    gradients of the hidden states and of the weight, from the first chunk on
+            4 C V            fp32 logits, which become their gradient where they lie
+            e C V, e V D     in 16 bit too: logits and their gradient, and a chunk's share of the weight's
+        """
+        tape, most = self.tape, -(-tokens // chunks)
+
+        def rule(kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
+            self._does("scale", tokens * columns)
+            self._does("scale", rows * columns)
+            self._handles(nodes=3)
+            return list(kept)
+
+        of_x, of_weight = self.block(tokens * columns), self.block(rows * columns)
+        total = tape.block(2 * FP32)
+        self._does("zeros", rows * columns, dtype="fp32")
+        for first in range(0, tokens, most):
+            own = min(most, tokens - first)
+            self._does("product", own, rows, columns, variant="NT")
+            self._does("product", own, columns, rows, variant="NN")
+            self._does("product", rows, columns, own, variant="TN")
+            self._does("cross_entropy", own, rows, dtype="fp32")
+            self._does("scale", own * rows, dtype="fp32", times=2)
+            if self.half:
+                self._does("to_fp32", own * rows)
+                self._does("from_fp32", own * rows)
+            tape.work("call", times=14)
+            half = self._product(own * rows, own * columns, rows * columns) if self.half else None
+            logits = tape.block(FP32 * own * rows)
+            del half
+            gradient = self.block(own * rows) if self.half else logits
+            if self.half:
+                self._product(own * columns, own * rows, rows * columns)
+                del logits
+                self._product(rows * columns, own * rows, own * columns)
+            else:
+                del logits
+            del gradient
+        assert targets
+        loss = tape.block(FP32)
+        del total
+        return Value(loss, tape.record([x, self.weight(weight)], [of_x, of_weight], rule))
 
     def loss(self, logits: Value, targets: Block, *, tokens: int, rows: int) -> Value:
         """Cross-entropy in fp32: keeps the logarithms of the softmax, the targets, and their total weight.

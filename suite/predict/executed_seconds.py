@@ -16,6 +16,7 @@ from suite.predict.executed_works import batch_tensor_bytes, loading_works, micr
 from suite.predict.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.tape import Work, Works
 from suite.predict.traffic import reduced_gradient_element_bytes
+from suite.script import SUITE, Script
 
 HOST = frozenset({"view", "node", "module", "weight_read", "region", "sharded_unit", "call", "backward", "checkpoint"})
 # In a compiled region these are part of a neighbour's pass over memory, or not there at all
@@ -144,11 +145,14 @@ def step_seconds(
     *,
     kernels: Kernels,
     compiled: bool,
+    script: Script = SUITE,
+    sample_seconds: float = 0.0,
+    cores: int = 1,
 ) -> list[StepSeconds]:
     """Seconds of a step of every pipeline stage's ranks, by term.
 
     With m micro-batches, and works w of a micro-batch through the rank's chunks:
-        data loading        m batches made on the host
+        data loading        m batches made on the host, see `loading_seconds`
         copy                their tensors to the device, on CUDA
         forward, backward   sums of w over its operators, each at its own sizes; backward with recomputation
         overhead            what the host does for them
@@ -156,6 +160,10 @@ def step_seconds(
                             which also carry the messages
         bubble              the time in which the schedule leaves the rank idle
         optimizer           the update's works
+
+    Args:
+        sample_seconds: to read and tokenise a sample's documents, where the script does so.
+        cores: that the ranks and their workers share.
 
     Raises:
         InputError: the profile lacks one of the operations.
@@ -172,7 +180,9 @@ def step_seconds(
     forward: dict[int, float] = {}
     backward: dict[int, float] = {}
     for stage in range(layout.pipeline_stages):
-        works = micro_batch_works(architecture, recipe, layout, stage=stage, kernels=kernels, compiled=compiled)
+        works = micro_batch_works(
+            architecture, recipe, layout, stage=stage, kernels=kernels, compiled=compiled, script=script
+        )
         ahead = back = overhead = 0.0
         for chunk in works:
             hosts = (micro_batches - 1) * prices.overhead(chunk.works) + prices.overhead(chunk.last)
@@ -182,7 +192,7 @@ def step_seconds(
             back += (micro_batches - 1) * prices.arithmetic(chunk.works, backward=True)
             back += prices.arithmetic(chunk.last, backward=True)
             overhead += hosts
-        update = update_works(architecture, recipe, layout, stage=stage, replica=0)
+        update = update_works(architecture, recipe, layout, stage=stage, replica=0, script=script)
         found.append(
             StepSeconds(
                 data_loading=loading,
@@ -205,8 +215,38 @@ def step_seconds(
             one._replace(bubble=max(0.0, busy / (1 - idle) - one.forward - one.backward - one.overhead))
             for one in found
         ]
+    if script.tokenises or script.workers:
+        making = loading + micro_batches * layout.micro_batch * sample_seconds * script.tokenises
+        found = [
+            one._replace(
+                data_loading=loading_seconds(
+                    making,
+                    training=one.step - one.data_loading,
+                    workers=script.workers,
+                    cores=cores,
+                    ranks=layout.ranks,
+                    cuda=kernels.cuda,
+                )
+            )
+            for one in found
+        ]
     longest = max(one.step for one in found)
     return [one._replace(communication=one.communication + longest - one.step) for one in found]
+
+
+def loading_seconds(making: float, *, training: float, workers: int, cores: int, ranks: int, cuda: bool) -> float:
+    """Seconds that a step is longer for its batches.
+
+    With M seconds to make a rank's batches on one core, T seconds of training, w workers of each of n ranks, c cores:
+        M                        without workers: nothing else happens meanwhile
+        max(n M / c, M / w - T)  with them: on a CPU the training has the same cores and gives up what they take; and
+                                 it waits where they are too slow
+        max(0, M / w - T)        on a GPU, which they leave alone
+    """
+    if not workers:
+        return making
+    shared = 0.0 if cuda else ranks * making / cores
+    return max(shared, making / workers - training)
 
 
 def _communication(

@@ -16,6 +16,7 @@ from suite.predict.memory import (
     shard_elements,
 )
 from suite.predict.parameters import ParameterTensor, chunk_tensors
+from suite.script import Update
 
 
 class ExecutedState(NamedTuple):
@@ -28,7 +29,13 @@ class ExecutedState(NamedTuple):
 
 
 def executed_state(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    replica: int,
+    update: Update = Update.FUSED,
 ) -> ExecutedState:
     """What one rank of pipeline stage `stage` stores, at place `replica` of the data-parallel axis.
 
@@ -58,6 +65,16 @@ def executed_state(
         groups = optimizer_groups(architecture, recipe, layout, stage=stage)
         parameters, padded = sum(groups), sum(shard_elements(elements, shards) for elements in groups)
         element = int(each.gradient_copy + each.master_weights + each.moments)
+        if update is Update.ADAFACTOR:
+            element -= int(each.moments)
+            factors = sum(FP32 * adafactor_elements(tensor) for tensor in tensors)
+            counters = STEP_COUNTER_BYTES * len(tensors)
+            return ExecutedState(
+                parameters,
+                WEIGHT_ELEMENT_BYTES[recipe.precision] * parameters,
+                int(each.gradients) * parameters,
+                element * parameters + factors + counters,
+            )
         return ExecutedState(
             parameters,
             WEIGHT_ELEMENT_BYTES[recipe.precision] * shards * padded,
@@ -69,6 +86,14 @@ def executed_state(
     stored = stored_element_bytes(recipe.precision)
     element = int(each.gradient_copy + each.moments)
     return ExecutedState(own, stored * padded, stored * padded, element * own + STEP_COUNTER_BYTES * len(tensors))
+
+
+def adafactor_elements(tensor: ParameterTensor) -> int:
+    """Elements of Adafactor's second moment of a tensor: R + C of a matrix of R rows and C columns, N of a vector.
+
+    Source: Shazeer and Stern 2018, arXiv 1804.04235, section 3; torch/optim/_adafactor.py, _init_group.
+    """
+    return tensor.rows + tensor.elements // tensor.rows if tensor.matrix else tensor.elements
 
 
 def parameter_tensors_of_rank(architecture: Architecture, layout: Layout, *, stage: int) -> list[ParameterTensor]:

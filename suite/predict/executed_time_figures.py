@@ -12,13 +12,23 @@ from suite.predict.executed_operators import Kernels
 from suite.predict.executed_seconds import Measured, StepSeconds, step_seconds
 from suite.predict.flop import executed_flop, model_flop
 from suite.predict.prediction import describes_ranks
+from suite.script import SUITE, Script
 
 REASON = "from this machine's profile; one launch never judges a time"
 MEAN_REASON = "mean over ranks; not judged"
 
 
 def time_figures(
-    measured: Measured, architecture: Architecture, recipe: Recipe, layout: Layout, *, kernels: Kernels, compiled: bool
+    measured: Measured,
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    kernels: Kernels,
+    compiled: bool,
+    script: Script = SUITE,
+    sample_seconds: float = 0.0,
+    cores: int = 1,
 ) -> list[Figure]:
     """Step time, its terms (of the job: their mean over ranks), and rates per accelerator; none is judged.
 
@@ -29,7 +39,17 @@ def time_figures(
     """
     if not describes_ranks(architecture, layout):
         return []
-    stages = step_seconds(measured, architecture, recipe, layout, kernels=kernels, compiled=compiled)
+    stages = step_seconds(
+        measured,
+        architecture,
+        recipe,
+        layout,
+        kernels=kernels,
+        compiled=compiled,
+        script=script,
+        sample_seconds=sample_seconds,
+        cores=cores,
+    )
     places = [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
     step = max(stage.step for stage in stages)
     samples = recipe.global_batch

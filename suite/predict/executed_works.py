@@ -14,6 +14,20 @@ from suite.predict.executed_operators import WORK_DTYPES, Kernels
 from suite.predict.executed_state import optimizer_groups, own_shard_elements, parameter_tensors_of_rank
 from suite.predict.memory import BYTES_PER_PARAMETER, FP32, optimizer_shards, shard_elements
 from suite.predict.tape import Allocator, Tape, Works
+from suite.script import SUITE, Script, Update
+
+# Passes over a tensor of the optimizers that are not fused, priced as the operators that move as many bytes:
+# a scale reads one tensor and writes one, an add reads two and writes one.
+#   foreach, loop   decay, second moment, square root, quotient, epsilon; moments and weights with the gradient: add
+#   adafactor       norms of rows, columns, weight and update; decay, quotient, clamp, root; product, weights: add
+UPDATE_PASSES: dict[Update, dict[str, int]] = {
+    Update.FOREACH: {"scale": 5, "add": 3},
+    Update.LOOP: {"scale": 5, "add": 3},
+    Update.FUSED: {},
+    Update.ADAFACTOR: {"scale": 5, "add": 2, "vector_norm": 4},
+}
+ADAM_CALLS = 9  # operators on each tensor, besides what their passes over memory take
+LOGGING_CALLS = 8  # of the norms that are logged: norm, .item(), square, sum, add, .item(), and widening twice
 
 
 class ChunkWorks(NamedTuple):
@@ -31,12 +45,19 @@ class ChunkWorks(NamedTuple):
 
 
 def micro_batch_works(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, kernels: Kernels, compiled: bool
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    kernels: Kernels,
+    compiled: bool,
+    script: Script = SUITE,
 ) -> list[ChunkWorks]:
     """Work of a micro-batch in each chunk of a rank of `stage`: an ordinary one that adds to earlier ones' gradients
     (the only one, where there is one), and the last one, whose gradients are reduced."""
     tape = Tape(Allocator(), stops_early=not compiled)
-    gradients, sharding = gradients_of(tape, recipe, layout), sharding_of(tape, recipe, layout, kernels)
+    gradients, sharding = gradients_of(tape, recipe, layout, script), sharding_of(tape, recipe, layout, kernels)
     chunks = executed_chunks(
         tape,
         architecture,
@@ -47,6 +68,7 @@ def micro_batch_works(
         gradients=gradients,
         sharding=sharding,
         compiled=compiled,
+        script=script,
     )
     numbers = range(stage, len(chunk_layers(architecture.layers, layout)), layout.pipeline_stages)
     several = accumulation(recipe, layout) > 1
@@ -81,7 +103,9 @@ def batch_tensor_bytes(architecture: Architecture, recipe: Recipe, layout: Layou
     return [each, each, each, 2 * each] if recipe.objective is Objective.BLANK_INFILLING else [each, each]
 
 
-def update_works(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int) -> Works:
+def update_works(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, script: Script = SUITE
+) -> Works:
     """Work of the update: gradient norm, clipping, Adam, and weights rounded from their masters.
 
     ZeRO-1 over several ranks copies every gradient into a flat fp32 shard; else it goes from tensor to tensor.
@@ -109,8 +133,17 @@ def update_works(architecture: Architecture, recipe: Recipe, layout: Layout, *, 
             does("vector_norm", own)
             tape.work("view", times=2)
             _master_works(tape, own, dtype, in_passing=in_passing)
-        does("adam", sum(elements))
-        tape.work("adam_tensor", times=len(tensors))
+            for operation, times in UPDATE_PASSES[script.update].items():
+                tape.work(operation, own, variant="forward", times=times)
+            tape.work("call", times=script_calls(script))
+            if script.synchronises:
+                does("vector_norm", own)
+                does("scale", own)
+            if script.keeps_gradients:
+                does("zeros", own)
+        if script.update is Update.FUSED:
+            does("adam", sum(elements))
+            tape.work("adam_tensor", times=len(tensors))
         return tape.works
     groups = optimizer_groups(architecture, recipe, layout, stage=stage)
     for tensor in tensors:
@@ -134,3 +167,9 @@ def _master_works(tape: Tape, elements: int, dtype: str, *, in_passing: bool) ->
         tape.work("from_fp32", elements, variant="forward", dtype=dtype)
     if in_passing:
         tape.work("to_fp32", elements, variant="forward", dtype=dtype)
+
+
+def script_calls(script: Script) -> int:
+    """Calls of operators on each tensor in the update, where a fused one has none."""
+    adam = 0 if script.update is Update.FUSED else ADAM_CALLS
+    return adam + LOGGING_CALLS * script.synchronises

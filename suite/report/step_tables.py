@@ -65,13 +65,14 @@ class StepRow(NamedTuple):
 def step_rows(recorded: Iterable[Launch]) -> list[StepRow]:
     """A row for each setup of the launches that ended well and were predicted, in the order of machine, run and ranks.
 
-    Of a setup that was recorded under several versions of software or policy, the latest.
+    Of a setup that was recorded under several versions of software or policy, the latest. Launches of the ladder are
+    left out: its own tables tell their rungs apart.
     """
     latest: dict[tuple[str, str, int, str, bool], tuple[float, Setup]] = {}
     found: dict[Setup, list[Timed]] = {}
     for launch in recorded:
         split = launch_residuals(launch)
-        if split is None:
+        if split is None or "script" in launch.policy:
             continue
         setup = _setup(launch)
         found.setdefault(setup, []).append(Timed(launch.started, split, launch.others_share))

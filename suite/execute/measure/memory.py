@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,10 +29,12 @@ class AllocatedPeak:
 
     Attributes:
         bytes: the largest sum of blocks allocated at a time within the last window.
+        reserved_bytes: the most that CUDA's allocator reserved in it; None on the CPU, whose allocator keeps nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.bytes = 0
+        self.reserved_bytes: int | None = None
         self._device = device
         self._before: list[Change] = []
         self._settled: int | None = None
@@ -52,6 +56,7 @@ class AllocatedPeak:
             yield
             torch.cuda.synchronize(self._device)
             self.bytes = int(torch.cuda.max_memory_allocated(self._device))
+            self.reserved_bytes = int(torch.cuda.max_memory_reserved(self._device))
             return
         self._before += _changes(self._recording)
         self._recording = _started()
@@ -68,6 +73,13 @@ class AllocatedPeak:
         if self._recording is not None:
             self._recording.stop()
             self._before.clear()
+
+
+def resident_bytes() -> int | None:
+    """The largest resident set of this process so far: libraries, allocators' caches and all; Linux only."""
+    if sys.platform != "linux":
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def largest_sum(before: Iterable[Change], since: list[Change], *, window: int = 0) -> int:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 
 from reference_runs.run import Activation, Architecture, Mask
-from suite.execute.model.objective import CrossEntropy
+from suite.execute.model.objective import ChunkedCrossEntropy, CrossEntropy
 from suite.execute.model.position import prefix_bias, rotated, score_bias
+from suite.script import SUITE, Script
 
 
 class Operations(Protocol):
@@ -70,10 +71,21 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class TorchOperations:
-    """PyTorch's own operators."""
+    """PyTorch's own operators.
 
-    def __init__(self, architecture: Architecture) -> None:
+    Args:
+        script: whether they write into their inputs, and in how many parts the loss is computed.
+    """
+
+    def __init__(self, architecture: Architecture, script: Script = SUITE) -> None:
         self._architecture = architecture
+        self._in_place = script.in_place
+        self._loss_chunks = script.loss_chunks
+        self._fused_weights = None
+        if script.cpp_operator:
+            from suite.execute.model.cpp_weights import attention_weights  # compiles at first
+
+            self._fused_weights = attention_weights
         self._activation = ACTIVATIONS[architecture.activation]
         self._gated = architecture.activation.gated
 
@@ -93,7 +105,7 @@ class TorchOperations:
         return first(x), lambda: second(x)
 
     def added_and_normalised(self, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        x = x + branch
+        x = branch.add_(x) if self._in_place else x + branch  # what a matrix gave is kept by nobody
         return x, norm(x)
 
     def normalised_sum(self, norm: nn.LayerNorm, alpha: float, x: Tensor, branch: Tensor) -> Tensor:
@@ -111,8 +123,14 @@ class TorchOperations:
         return rotated(q_BHTK, rotation_2TR), rotated(k_BHTK, rotation_2TR)
 
     def attention_weights(self, scores_BHTS: Tensor, head_dim: int, mask: Tensor) -> Tensor:
-        weights = torch.softmax(scores_BHTS.float() / math.sqrt(head_dim) + mask, dim=-1)
+        if self._fused_weights is not None:
+            return self._fused_weights(scores_BHTS, mask, 1 / math.sqrt(head_dim))
+        wide = scores_BHTS.float()
+        if self._in_place:
+            weights = torch.softmax(wide.div_(math.sqrt(head_dim)).add_(mask), dim=-1)
+        else:
+            weights = torch.softmax(wide / math.sqrt(head_dim) + mask, dim=-1)
         return weights.to(scores_BHTS.dtype)
 
     def loss(self) -> nn.Module:
-        return CrossEntropy()
+        return CrossEntropy() if self._loss_chunks == 1 else ChunkedCrossEntropy(self._loss_chunks)

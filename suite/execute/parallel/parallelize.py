@@ -25,6 +25,7 @@ from suite.execute.parallel.pipeline import Pipeline
 from suite.execute.parallel.zero import ShardedAdamW, TensorAdamW, fully_sharded_adamw, sharded_adamw, whole_adamw
 from suite.execute.precision import DTYPES, store_weights
 from suite.job import Averaging, KernelChoice
+from suite.script import SUITE, Script
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def parallelize(
     averaging: Averaging = Averaging.EXACT,
     exact_steps: int = 0,
     renewal: bool = False,
+    script: Script = SUITE,
 ) -> Training:
     """Build and wrap the model of this rank.
 
@@ -114,7 +116,7 @@ def parallelize(
         Decoder(
             architecture,
             recipe,
-            operations(architecture, kernels),
+            operations(architecture, kernels, script),
             layers=layers,
             first=number == 0,
             last=number == last,
@@ -162,7 +164,9 @@ def parallelize(
     optimizer: ShardedAdamW | TensorAdamW | OneBitMasters
     if fully:
         weights = [leaf.local for leaf in leaves]
-        optimizer = fully_sharded_adamw(_decay_groups([leaf.parameter for leaf in leaves], recipe), recipe)
+        optimizer = fully_sharded_adamw(
+            _decay_groups([leaf.parameter for leaf in leaves], recipe), recipe, script.update
+        )
     elif averaging is Averaging.ONE_BIT and layout.data_parallel > 1:
         weights = [group.flat for group in groups]
         names = {id(leaf.parameter): leaf.name for leaf in leaves}
@@ -176,16 +180,16 @@ def parallelize(
             shard = mesh.get_local_rank(DATA)
             optimizer = sharded_adamw(groups, recipe, shards=shards, shard=shard, process_group=data)
         else:
-            optimizer = whole_adamw(groups, recipe)
+            optimizer = whole_adamw(groups, recipe, script.update)
         compress_gradients(modules, averaging, group=data, exact_steps=exact_steps)
     tied = architecture.tied_embeddings
     return Training(chunks, modules, leaves, weights, optimizer, pipeline, embedding_group(mesh) if tied else None)
 
 
-def operations(architecture: Architecture, kernels: KernelChoice) -> Operations:
+def operations(architecture: Architecture, kernels: KernelChoice, script: Script = SUITE) -> Operations:
     """By what a decoder of this process computes all but its matrix products."""
     if kernels is KernelChoice.TORCH:
-        return TorchOperations(architecture)
+        return TorchOperations(architecture, script)
     from suite.execute.model.triton_operations import TritonOperations  # needs Triton, which not every machine has
 
     return TritonOperations(architecture)

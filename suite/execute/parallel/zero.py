@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from reference_runs.run import Recipe
 from suite.execute.master_weights import MasterWeights, master_weights
 from suite.execute.precision import WeightGroup, stored_weights
+from suite.script import Update
 
 # torch 2.13 renamed the collective and warns of the old name; 2.11 has only the old one
 _all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
@@ -120,17 +121,19 @@ class TensorAdamW:
         return self.own.state_tensors
 
 
-def fully_sharded_adamw(groups: list[tuple[float, list[nn.Parameter]]], recipe: Recipe) -> TensorAdamW:
+def fully_sharded_adamw(
+    groups: list[tuple[float, list[nn.Parameter]]], recipe: Recipe, update: Update = Update.FUSED
+) -> TensorAdamW:
     """The optimizer of one rank for `groups`: weight decay, and the parameters that have it."""
     own = [(weight_decay, [_local(parameter.detach()) for parameter in members]) for weight_decay, members in groups]
     parameters = [parameter for _, members in groups for parameter in members]
-    return TensorAdamW(parameters, master_weights(own, recipe))
+    return TensorAdamW(parameters, master_weights(own, recipe, update=update))
 
 
-def whole_adamw(groups: list[WeightGroup], recipe: Recipe) -> TensorAdamW:
+def whole_adamw(groups: list[WeightGroup], recipe: Recipe, update: Update = Update.FUSED) -> TensorAdamW:
     """The optimizer of a rank that updates all of its weights: ZeRO-0, or a single data-parallel rank."""
     own = [(group.weight_decay, stored_weights(group)) for group in groups]
-    return TensorAdamW([leaf for group in groups for leaf in group.leaves], master_weights(own, recipe))
+    return TensorAdamW([leaf for group in groups for leaf in group.leaves], master_weights(own, recipe, update=update))
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import msgspec
 
 from suite.job import Averaging, KernelChoice, Status
 from suite.launches import Launch
+from suite.script import Script
 
 
 class Key(NamedTuple):
@@ -45,7 +46,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def execution(launch: Launch) -> str:
-    """How it was executed, in words: eager or compiled, with kernels and averaging where they are not PyTorch's."""
+    """How it was executed, in words: eager or compiled, kernels and averaging where they are not PyTorch's, a rung."""
     kernels = launch.policy.get("kernels", KernelChoice.TORCH.value)
     averaging = launch.policy.get("averaging", Averaging.EXACT.value)
     words = ["compiled" if launch.compiled else "eager"]
@@ -53,6 +54,8 @@ def execution(launch: Launch) -> str:
         words.append(f"{kernels} kernels")
     if averaging != Averaging.EXACT.value:
         words.append(averaging)
+    if "script" in launch.policy:
+        words.append(msgspec.json.decode(launch.policy["script"], type=Script).rung)
     return ", ".join(words)
 
 

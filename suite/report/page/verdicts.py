@@ -87,7 +87,8 @@ def remembered() -> Expected:
     def expected(job: Job, kernels: Kernels, cores: int) -> list[Figure]:
         alone = job.device == "cuda" or job.layout.ranks <= cores
         facts = (job.architecture, job.recipe, job.layout, job.compiled, job.averaging, job.kernels, job.device)
-        key = msgspec.json.encode([*facts, list(kernels), alone])
+        script = msgspec.structs.replace(job.script, rung="", texts=None)
+        key = msgspec.json.encode([*facts, script, list(kernels), alone])
         if key not in known:
             known[key] = expected_figures(job, kernels=kernels, cores=cores)
         return known[key]
