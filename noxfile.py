@@ -100,6 +100,13 @@ def regress(session: nox.Session) -> None:
 
 
 @nox.session
+def ladder(session: nox.Session) -> None:
+    """Climb from a naive GPT-2 script to a fast and small one, rung by rung: nox -s ladder -- gpt2-mini"""
+    install(session, "execute", "fit")
+    suite(session, "ladder", *session.posargs)
+
+
+@nox.session
 def accept(session: nox.Session) -> None:
     """Judge this node, in about 5 minutes: nox -s accept -- --profile accept --fleet DIR"""
     install(session, "execute")

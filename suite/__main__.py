@@ -24,6 +24,7 @@ COMMANDS = {
     "results": ("suite.commands.results", "results_commands"),
     "regress": ("suite.commands.regress", "regress_command"),
     "accept": ("suite.commands.accept", "accept_command"),
+    "ladder": ("suite.commands.ladder", "ladder_command"),
     "report": ("suite.commands.report", "report_command"),
 }
 GROUPS = ("results",)  # whose function makes commands of their own

@@ -564,8 +564,29 @@ def test_a_results_directory_below_a_file_is_refused(tmp_path, refused):
 
 def test_an_unknown_command_is_refused_with_the_commands_that_exist(refused):
     line = refused("nonsense")
-    allowed = "runs, show, predict, validate, fit, formulas, reproduce, calibrate, results, regress, accept, report"
-    assert line == f"unknown command; got 'nonsense', allowed: {allowed}"
+    allowed = "runs, show, predict, validate, fit, formulas, reproduce, calibrate, results, regress, accept, ladder"
+    assert line == f"unknown command; got 'nonsense', allowed: {allowed}, report"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("bloom-mini",), "no ladder for this run; got 'bloom-mini', allowed: gpt2-mini, gpt2-124m, "),
+        (("gpt2-124m",), "--device: gpt2-124m climbs on a GPU alone; got cpu, allowed: cuda, or gpt2-mini"),
+        (("gpt2-mini", "--rungs", "nonsense"), "--rungs: unknown rung; got 'nonsense', allowed: memory-baseline, "),
+        (("gpt2-mini", "--from", "a,b"), "--from: one rung to start from; got 'a,b'"),
+        (("gpt2-mini", "--walk", "up"), "--walk: unknown walk; got 'up', allowed: memory, speed"),
+        (("gpt2-mini", "--walk", "memory", "--rungs", "compile"), "no rung is left; got --rungs, --walk and --from"),
+        (("gpt2-mini", "--break", "compile", "--rungs", "bf16"), "--break: a broken rung is not climbed; got compile"),
+        (("gpt2-mini", "--break", "speed-baseline"), "--break: a baseline has nothing to break; got speed-baseline"),
+        (("gpt2-mini", "--repeat", "0"), "--repeat: launches; got 0, allowed: 1 or more"),
+        (("gpt2-mini", "--traces", "/nowhere"), "--trace: "),
+    ],
+)
+def test_a_ladder_that_cannot_be_climbed_is_refused_before_anything_is_written(refused, tmp_path, arguments, line):
+    results = tmp_path / "results"
+    assert refused("ladder", *arguments, "--device", "cpu", "--results", str(results)).startswith(line)
+    assert not results.exists()
 
 
 def test_a_missing_argument_is_refused(refused):

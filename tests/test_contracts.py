@@ -46,6 +46,8 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
         ["reproduce"],
         ["reproduce", "--help"],
         ["accept", "--help"],
+        ["ladder"],
+        ["ladder", "--help"],
         ["accept", "--checks"],
         ["--help"],
     ],

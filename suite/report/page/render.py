@@ -20,6 +20,7 @@ from suite.launches import Launch
 from suite.report.page.acceptance import batteries
 from suite.report.page.details import Detail, Line, detail, stamp
 from suite.report.page.facts import Facts, recorded_facts
+from suite.report.page.ladder import ladders
 from suite.report.page.losses import losses
 from suite.report.page.plot import MILLISECONDS, Plot
 from suite.report.page.predictor import validation
@@ -37,7 +38,13 @@ NEEDED = ("plotly", "jinja2", "ruptures", "scipy")
 INSTALL = "pip install plotly jinja2 ruptures scipy, or nox -s report, brings it"
 SECTIONS = (
     *(("overview", "Overview"), ("setups", "Setups"), ("runs", "Run by run"), ("history", "History"), ("loss", "Loss")),
-    *(("acceptance", "Acceptance"), ("roofline", "Roofline"), ("validation", "Validation"), ("facts", "Facts")),
+    *(
+        ("acceptance", "Acceptance"),
+        ("ladder", "Ladder"),
+        ("roofline", "Roofline"),
+        ("validation", "Validation"),
+        ("facts", "Facts"),
+    ),
 )
 OF_RECORDS = frozenset({"overview", "setups", "runs", "history", "loss"})
 SETUP_COLUMNS = (
@@ -143,12 +150,14 @@ def page(results: Path, launches: Sequence[Launch], damaged: Iterable[InputError
     timings, bad_timings = benchmarks(results)
     roofs = rooflines(machine_profiles, timings)
     of_predictor = validation()
+    climbs, bad_climbs = ladders(results)
     changes = _changes(history, names)
     plots = [
         *(plot for one in details for plot in one.plots),
         *(plot for _, plot in kept),
         *(plot for _, plot in roofs),
         *of_predictor,
+        *climbs,
     ]
     matrix: dict[tuple[str, str], list[tuple[str, int]]] = {}
     counted = Counter((one.run, one.machine_id, one.verdict) for one in summaries)
@@ -156,7 +165,7 @@ def page(results: Path, launches: Sequence[Launch], damaged: Iterable[InputError
         matrix.setdefault((run, machine), []).append((verdict, count))
     machines = sorted({(_machine_id(words), name) for words, name in names.items()}, key=lambda one: one[1])
     accepted = batteries(results)
-    left_out = sorted(str(error) for error in (*damaged, *bad_profiles, *bad_timings, *accepted.damaged))
+    left_out = sorted(str(error) for error in (*damaged, *bad_profiles, *bad_timings, *bad_climbs, *accepted.damaged))
     return _rendered(
         plots,
         title=TITLE,
@@ -166,7 +175,9 @@ def page(results: Path, launches: Sequence[Launch], damaged: Iterable[InputError
         sections=[
             one
             for one in SECTIONS
-            if (found or one[0] not in OF_RECORDS) and (accepted.shown or one[0] != "acceptance")
+            if (found or one[0] not in OF_RECORDS)
+            and (accepted.shown or one[0] != "acceptance")
+            and (climbs or one[0] != "ladder")
         ],
         setups=summaries,
         setup_columns=SETUP_COLUMNS,
@@ -183,6 +194,7 @@ def page(results: Path, launches: Sequence[Launch], damaged: Iterable[InputError
         batteries_left_out=accepted.left_out,
         rooflines=roofs,
         validation=of_predictor,
+        ladders=climbs,
         facts=_facts(),
     )
 

@@ -1,0 +1,232 @@
+"""Climb GPT-2's ladder: a naive script made smaller and faster one rung at a time, predicted and measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from reference_runs.errors import InputError
+from suite.commands import exit_codes
+from suite.commands.calibrate_first import profile_for
+from suite.commands.reproduce import interrupt
+from suite.corpus import tokenised_documents
+from suite.devices import resolved_device
+from suite.job import Event
+from suite.ladder.climb import Climb, Errand, Height, climb, failures, trace_of
+from suite.ladder.planned import STEPS, climber, planned
+from suite.ladder.rungs import RUNGS, Setting, Walk
+from suite.ladder.tokenising import sample_seconds
+from suite.launch import ROOT
+from suite.report.ladder_table import as_json, print_climb, print_rungs
+from suite.report.page.ladder import DIRECTORY
+from suite.report.tables import console
+from suite.store import records_directory, writable
+from suite.traces import checked_trace
+
+PLOT_NEEDS = "matplotlib"
+
+
+def ladder_command(
+    name: Annotated[str | None, typer.Argument(help="gpt2-mini; on CUDA also gpt2-124m to gpt2-1558m.")] = None,
+    rungs: Annotated[
+        str | None, typer.Option(help="These alone, and what they are compared with: --rungs accumulate,compile.")
+    ] = None,
+    walk: Annotated[str | None, typer.Option(help="memory or speed; default both: --walk memory.")] = None,
+    start: Annotated[str | None, typer.Option("--from", help="From this rung of its walk on: --from bf16.")] = None,
+    repeat: Annotated[int, typer.Option(help="Launches of every rung: --repeat 3. Times are medians.")] = 1,
+    broken: Annotated[
+        str | None,
+        typer.Option(
+            "--break", help="Leave the optimisation of these rungs out, and see that it is noticed: --break workers."
+        ),
+    ] = None,
+    twins: Annotated[
+        bool, typer.Option("--twins/--no-twins", help="Launch each walk's top without each of its rungs too.")
+    ] = True,
+    traces: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="Directory for RUNG.json, a trace of two steps of each: --traces /tmp/t."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of weights and sample order: --seed 2.")] = 1,
+    corpus: Annotated[
+        Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Where records, plot and profile are stored.")] = ROOT / "results",
+    may_calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            envvar="SUITE_CALIBRATE",
+            help="Measure the machine first where no valid profile of it is stored.",
+        ),
+    ] = True,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")] = False,
+) -> None:
+    """Climb the ladder: each rung changes one thing of a naive GPT-2 training script, is predicted, and is measured.
+
+    Two walks: memory, and speed. Each rung's peak memory must be predicted to 5 %, its losses be what it promises, and
+    its gain over the rung below have the predicted sign and order of size. What does not apply here is NOT RUN, with
+    the reason. Without NAME: list the rungs. docs/ladder.md explains them.
+
+    Examples: python -m suite ladder gpt2-mini; python -m suite ladder gpt2-mini --rungs workers --break workers
+
+    Exit codes: 0 all promises kept, 1 one was not, 2 bad input, 3 nothing ran, 4 a launch failed, 130 interrupted.
+    """
+    if name is None:
+        print_rungs(console())
+        return
+    chosen = chosen_rungs(rungs=rungs, walk=walk, start=start)
+    lacking = named_rungs(broken, "--break") if broken else frozenset()
+    if not lacking <= chosen:
+        stray = ", ".join(sorted(lacking - chosen))
+        raise InputError("a broken rung is not climbed", got=stray, allowed="one of --rungs", where="--break")
+    if bases := sorted(rung.name for rung in RUNGS if rung.name in lacking and rung.is_base):
+        raise InputError("a baseline has nothing to break", got=", ".join(bases), where="--break")
+    if repeat < 1:
+        raise InputError("launches", got=repeat, allowed="1 or more", where="--repeat")
+    climbing = climber(name, device=resolved_device(device)[0], seed=seed)
+    for rung in RUNGS if traces is not None else ():
+        if rung.name in chosen and (path := trace_of(traces, rung)) is not None:
+            checked_trace(path, ranks=1, device=climbing.device, steps=STEPS)
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, interrupt)
+    messages = console(stderr=True)
+    with messages.status("reading the corpus"):
+        tokens, texts = tokenised_documents(
+            corpus,
+            vocabulary=climbing.architecture.vocabulary,
+            least_tokens=Setting().samples * climbing.architecture.sequence + 1,
+        )
+    try:
+        records_directory(results, f"{name}-ladder")
+        two = planned(climbing, Setting(data_parallel=2, micro_batch=16), "", texts)
+        profile, source = profile_for(two, results, may_calibrate=may_calibrate, messages=messages)
+        with messages.status("tokenising samples"):
+            seconds = sample_seconds(texts, tokens=tokens.tokens, sequence=climbing.architecture.sequence, seed=seed)
+        errand = Errand(
+            climbing=climbing,
+            corpus=tokens,
+            texts=texts,
+            results=results,
+            chosen=chosen,
+            broken=lacking,
+            repeat=repeat,
+            twins=twins,
+            profile=profile,
+            profile_source=source,
+            sample_seconds=seconds,
+            traces=traces,
+        )
+
+        def say(height: Height) -> None:
+            messages.print(f"[dim]{escape(_line(height))}[/]", soft_wrap=True)
+
+        found = climb(errand, say, _quiet)
+        _store(found, results)
+        plot = _plotted(found, results)
+    except OSError as error:  # no room or no access for records or scratch files
+        messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+        raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
+    if json:
+        sys.stdout.write(msgspec.json.encode(as_json(found) | {"plot": plot}).decode() + "\n")
+    else:
+        print_climb(console(), found)
+        console().print(f"plot {escape(plot)}", soft_wrap=True)
+    raise typer.Exit(_exit_code(found))
+
+
+def named_rungs(names: str, where: str) -> frozenset[str]:
+    """The rungs of a list of names.
+
+    Raises:
+        InputError: an unknown one.
+    """
+    known = [rung.name for rung in RUNGS]
+    asked = [name.strip() for name in names.split(",")]
+    for name in asked:
+        if name not in known:
+            raise InputError("unknown rung", got=repr(name), allowed=", ".join(known), where=where)
+    return frozenset(asked)
+
+
+def chosen_rungs(*, rungs: str | None, walk: str | None, start: str | None) -> frozenset[str]:
+    """The names of the rungs that were asked for.
+
+    Raises:
+        InputError: an unknown rung or walk, or nothing in common.
+    """
+    if walk is not None and walk not in list(Walk):
+        raise InputError("unknown walk", got=repr(walk), allowed=", ".join(Walk), where="--walk")
+    chosen = [rung for rung in RUNGS if walk is None or rung.walk == walk]
+    if start is not None:
+        (first,) = named_rungs(start, "--from") if "," not in start else (start,)
+        places = {rung.name: place for place, rung in enumerate(RUNGS)}
+        if first not in places:
+            raise InputError("one rung to start from", got=repr(start), allowed="a name", where="--from")
+        own = RUNGS[places[first]].walk
+        chosen = [rung for rung in chosen if rung.walk is own and places[rung.name] >= places[first]]
+    if rungs is not None:
+        asked = named_rungs(rungs, "--rungs")
+        chosen = [rung for rung in chosen if rung.name in asked]
+    if not chosen:
+        raise InputError("no rung is left", got="--rungs, --walk and --from together", allowed="one or more")
+    return frozenset(rung.name for rung in chosen)
+
+
+def _quiet(_rank: int, _event: Event) -> None:
+    """Nothing: a rung takes seconds."""
+
+
+def _line(height: Height) -> str:
+    if height.not_run:
+        return f"{height.rung.name}: NOT RUN: {height.not_run}"
+    if height.measured is None:
+        return f"{height.rung.name}: {height.failed}"
+    found = height.measured
+    checks = ", ".join(f"{check.name} {check.mark} ({check.says})" for check in height.checks)
+    return (
+        f"{height.rung.name}: {found.peak_bytes / 2**20:,.1f} MiB, {found.step_seconds * 1e3:,.0f} ms a step, "
+        f"{found.token_seconds * 1e6:,.0f} us a token; {checks}"
+    )
+
+
+def _store(found: Climb, results: Path) -> None:
+    """Keep the climb for the page, in place of an earlier one of its run; nothing where nothing ran."""
+    if any(height.measured for height in found.heights):
+        path = writable(results / DIRECTORY, results) / f"{found.run}.json"
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_bytes(msgspec.json.encode(found))
+        beside.replace(path)
+
+
+def _plotted(found: Climb, results: Path) -> str:
+    """The picture's path, or why there is none."""
+    from importlib.util import find_spec
+
+    if not any(height.measured for height in found.heights):
+        return "none: nothing ran"
+    if find_spec(PLOT_NEEDS) is None:
+        return f"none: {PLOT_NEEDS} is not installed; nox -s ladder brings it"
+    from suite.report.ladder_plot import write_plot
+
+    path = writable(results / DIRECTORY, results) / f"{found.run}.png"
+    write_plot(found, path)
+    return str(path)
+
+
+def _exit_code(found: Climb) -> int:
+    if found.interrupted:
+        return exit_codes.INTERRUPTED
+    if any(height.failed for height in found.heights):
+        return exit_codes.EXECUTION_FAILED
+    if not any(height.measured for height in found.heights):
+        return exit_codes.INCONCLUSIVE
+    return exit_codes.FAIL if failures(found) else exit_codes.PASS

@@ -1,0 +1,1 @@
+"""The ladder: a naive script made smaller and faster one rung at a time, each predicted and measured."""

@@ -1,0 +1,179 @@
+"""What a rung's measurement says of its promises: memory, losses, gain; and which gains do not add up."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from suite.ladder.measured import Expected, Measured
+from suite.ladder.rungs import Promise, Rung, Walk
+
+PEAK_TOLERANCE = 0.05
+GPU_GAIN_TOLERANCE = 0.15
+ORDER_OF_SIZE = math.sqrt(
+    10
+)  # a gain has the predicted order of size up to this factor: the same power of ten, rounded
+LAUNCH_VARIATION = 0.025
+LEAST_MEMORY_GAIN = 0.01  # of the peak: predictions of single peaks are that good (see suite.predict), and no better
+
+
+class Mark(enum.StrEnum):
+    """Of one promise."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    SHOWN = "shown"
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One promise of a rung: which, whether it was kept, and in words what was found."""
+
+    name: str
+    mark: Mark
+    says: str
+
+
+class Gain(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of the peak, or seconds a token, that a rung takes off; negative where it adds.
+
+    Args:
+        predicted: None where it is not.
+        noise: below which a difference says nothing.
+    """
+
+    predicted: float | None
+    measured: float
+    noise: float
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a gain was predicted that did not come: less than the order of size, or nothing beyond noise."""
+        if self.predicted is None or self.predicted <= self.noise:
+            return False
+        return self.measured <= self.noise or self.measured < self.predicted / ORDER_OF_SIZE
+
+
+def cost(walk: Walk, found: Measured) -> float:
+    """What a walk makes less of: bytes of the peak, or seconds a token."""
+    return found.peak_bytes if walk is Walk.MEMORY else found.token_seconds
+
+
+def expected_cost(walk: Walk, said: Expected, *, tokens: int) -> float | None:
+    """The same as predicted."""
+    if walk is Walk.MEMORY:
+        return said.peak_bytes
+    return None if said.step_seconds is None else said.step_seconds / tokens
+
+
+def noise(walk: Walk, found: Sequence[Measured]) -> float:
+    """What measurements differ by without a reason.
+
+    Bytes: 1 % of the larger peak. Seconds a token, of n launches with s half the spread of their steps and t the median
+    one: the root of the sum of squares of s and of t LAUNCH_VARIATION / sqrt(n), of every measurement.
+    """
+    if walk is Walk.MEMORY:
+        return LEAST_MEMORY_GAIN * max(one.peak_bytes for one in found)
+    parts = [part for one in found for part in (one.spread_seconds / one.tokens, _between_launches(one))]
+    return math.hypot(*parts)
+
+
+def _between_launches(found: Measured) -> float:
+    return LAUNCH_VARIATION * found.token_seconds / math.sqrt(found.launches)
+
+
+def gain(walk: Walk, *, below: tuple[Expected, Measured], here: tuple[Expected, Measured]) -> Gain:
+    """Of a rung beside the one below it."""
+    before, after = (expected_cost(walk, said, tokens=found.tokens) for said, found in (below, here))
+    return Gain(
+        predicted=None if before is None or after is None else before - after,
+        measured=cost(walk, below[1]) - cost(walk, here[1]),
+        noise=noise(walk, [below[1], here[1]]),
+    )
+
+
+def peak_check(said: Expected, found: Measured) -> Check:
+    """Whether the predicted peak is within 5 % of the measured one."""
+    if said.peak_bytes is None:
+        return Check(name="peak", mark=Mark.SHOWN, says="the peak is not predicted")
+    error = said.peak_bytes / found.peak_bytes - 1
+    mark = Mark.PASS if abs(error) <= PEAK_TOLERANCE else Mark.FAIL
+    more = found.largest_peak_bytes / found.peak_bytes - 1
+    others = f" of the median rank; one has {more:+.1%}" if more > PEAK_TOLERANCE else ""
+    return Check(name="peak", mark=mark, says=f"predicted {error:+.1%}{others}")
+
+
+def loss_check(rung: Rung, found: Measured, below: Measured) -> Check:
+    """Whether the losses are what the rung promises beside those of the rung below."""
+    if found.repeats_differ:
+        return Check(name="loss", mark=Mark.FAIL, says="launches of one seed have different losses")
+    if rung.promise is Promise.CHANGED:
+        return Check(name="loss", mark=Mark.SHOWN, says=f"changed: {rung.loss}")
+    pairs = list(zip(found.losses, below.losses, strict=True))
+    most = max(abs(ours / theirs - 1) for ours, theirs in pairs)
+    if rung.promise is Promise.EQUAL:
+        unlike = sum(ours != theirs for ours, theirs in pairs)
+        says = "equal" if not unlike else f"{unlike} of {len(pairs)} steps differ, by up to {most:.1e}"
+        return Check(name="loss", mark=Mark.FAIL if unlike else Mark.PASS, says=says)
+    mark = Mark.PASS if most <= rung.bound else Mark.FAIL
+    return Check(name="loss", mark=mark, says=f"within {most:.1e} of {rung.bound:.1e}")
+
+
+def gain_check(found: Gain, *, gpu: bool, broken: bool, unknown: str = "") -> Check:
+    """Whether a gain has the predicted sign and order of size; on a GPU, whether it is within 15 %.
+
+    Args:
+        broken: whether the rung's optimisation was left out on purpose.
+        unknown: why nothing is predicted.
+    """
+    if found.predicted is None:
+        return Check(name="gain", mark=Mark.SHOWN, says=f"not predicted: {unknown}")
+    if found.is_lost:
+        return Check(name="gain", mark=Mark.FAIL, says="gain lost" + (": broken on purpose" if broken else ""))
+    if max(abs(found.predicted), abs(found.measured)) <= found.noise:
+        return Check(name="gain", mark=Mark.SHOWN, says="none, within noise")
+    if found.predicted * found.measured <= 0:
+        if abs(found.predicted) <= found.noise:
+            return Check(name="gain", mark=Mark.FAIL, says="predicted none, measured more than noise")
+        return Check(name="gain", mark=Mark.FAIL, says="sign")
+    ratio = found.measured / found.predicted
+    allowed = (1 - GPU_GAIN_TOLERANCE, 1 + GPU_GAIN_TOLERANCE) if gpu else (1 / ORDER_OF_SIZE, ORDER_OF_SIZE)
+    # what noise allows besides: of a gain that is not much more than noise, the order of size is not known better
+    low, high = ((found.measured + sign * found.noise) / found.predicted for sign in (-1, 1))
+    low, high = min(low, high), max(low, high)
+    kept = high >= allowed[0] and low <= allowed[1]
+    mark = Mark.PASS if kept else Mark.FAIL
+    return Check(name="gain", mark=mark, says=f"{ratio:.2f} of the predicted")
+
+
+class Interaction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rung is worth at the top of its walk, beside what it was worth on its own place.
+
+    Args:
+        in_walk: its gain over the rung below it; at_top: what the top loses without it.
+    """
+
+    rung: str
+    in_walk: float
+    at_top: float
+    noise: float
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether both are the same beyond noise."""
+        return abs(self.in_walk - self.at_top) <= self.noise
+
+
+def interaction(
+    walk: Walk, rung: Rung, *, below: Measured, here: Measured, top: Measured, without: Measured
+) -> Interaction:
+    """Of a rung whose top was measured with it and without it."""
+    everything = [below, here, top, without]
+    return Interaction(
+        rung=rung.name,
+        in_walk=cost(walk, below) - cost(walk, here),
+        at_top=cost(walk, without) - cost(walk, top),
+        noise=noise(walk, everything),
+    )

@@ -1,0 +1,132 @@
+"""What the launches of one rung gave, and what was predicted of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from suite.arithmetic import kernels_for
+from suite.corpus import Corpus
+from suite.devices import usable_cores
+from suite.figures import Figure, Quantity, StepTerm
+from suite.job import Status, StepKind
+from suite.judgement import expected_figures
+from suite.machine_profile import Profile
+from suite.plan import Plan, job_for
+from suite.predict.executed_memory import executed_peaks
+from suite.reproduction import Result, with_time
+
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What arithmetic says of a rung.
+
+    Args:
+        phase: of the step, in which the peak of rank 0 lies.
+        step_seconds, terms: None and empty where the time is not predicted, for the reason in `seconds_unknown`.
+    """
+
+    peak_bytes: float | None
+    phase: str
+    step_seconds: float | None
+    terms: dict[str, float]
+    seconds_unknown: str = ""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rung's launches gave; of several the median, and the largest memory.
+
+    Args:
+        step_seconds: of the median launch's median step; `spread_seconds` half of what lies between the fastest and the
+            slowest timed step of all launches, without the quarter at either end.
+        terms: of a launch, mean over ranks.
+        peak_bytes: of the median rank: ranks do the same, and gloo's threads free some of a rank's messages where the
+            profiler does not see it; largest_peak_bytes, reserved_bytes, resident_bytes: of the rank with most.
+        losses: of every step; all launches of a seed have the same ones, or `repeats_differ`.
+    """
+
+    launches: int
+    tokens: int
+    step_seconds: float
+    spread_seconds: float
+    terms: dict[str, float]
+    peak_bytes: int
+    largest_peak_bytes: int
+    reserved_bytes: int | None
+    resident_bytes: int | None
+    model_flop_per_second: float
+    synchronisations: int | None
+    losses: list[float]
+    records: list[str]
+    repeats_differ: bool = False
+
+    @property
+    def token_seconds(self) -> float:
+        """Seconds of a step over its tokens."""
+        return self.step_seconds / self.tokens
+
+
+def expected(plan: Plan, corpus: Corpus, profile: Profile | None, *, why_none: str, sample_seconds: float) -> Expected:
+    """What is predicted of a plan; its time where a machine profile holds, and `why_none` is empty."""
+    job = job_for(plan, corpus, "")
+    kernels = kernels_for(plan.recipe.precision, plan.device)
+    peak = _value(expected_figures(job, kernels=kernels, cores=usable_cores()), Quantity.PEAK_BYTES)
+    phase = "" if peak is None else _phase(plan)
+    if why_none:
+        return Expected(peak_bytes=peak, phase=phase, step_seconds=None, terms={}, seconds_unknown=why_none)
+    times, _ = with_time(plan, profile, [], sample_seconds=sample_seconds)
+    seconds = _value(times, Quantity.STEP_SECONDS)
+    return Expected(peak_bytes=peak, phase=phase, step_seconds=seconds, terms=_terms(times))
+
+
+def _phase(plan: Plan) -> str:
+    peaks = executed_peaks(
+        plan.architecture,
+        plan.recipe,
+        plan.layout,
+        stage=0,
+        replica=0,
+        kernels=kernels_for(plan.recipe.precision, plan.device),
+        script=plan.script,
+    )
+    return max(peaks, key=lambda phase: sum(peaks[phase].values()))
+
+
+def measured(plan: Plan, results: Sequence[Result]) -> Measured:
+    """Of launches that all ended well."""
+    assert results
+    assert all(result.status is Status.OK for result in results)
+    medians = [_value(result.figures, Quantity.STEP_SECONDS) or 0.0 for result in results]
+    steps = sorted(s.seconds for result in results for s in result.steps if s.kind is StepKind.TIMED)
+    quarter = len(steps) // 4
+    step = statistics.median(medians)
+    nearest = min(range(len(medians)), key=lambda place: abs(medians[place] - step))
+    finished = [report for result in results for report in result.finished]
+    waits = [report.synchronisations for report in results[0].finished if report.synchronisations is not None]
+    return Measured(
+        launches=len(results),
+        tokens=plan.recipe.global_batch * plan.architecture.sequence,
+        step_seconds=step,
+        spread_seconds=(steps[-1 - quarter] - steps[quarter]) / 2,
+        terms=_terms(results[nearest].figures),
+        peak_bytes=statistics.median_low(report.peak_bytes for report in finished),
+        largest_peak_bytes=max(report.peak_bytes for report in finished),
+        reserved_bytes=max((r.reserved_bytes for r in finished if r.reserved_bytes is not None), default=None),
+        resident_bytes=max((r.resident_bytes for r in finished if r.resident_bytes is not None), default=None),
+        model_flop_per_second=_value(results[nearest].figures, Quantity.MODEL_FLOP_PER_SECOND) or 0.0,
+        synchronisations=max(waits, default=None),
+        losses=results[0].losses,
+        records=[result.record for result in results],
+        repeats_differ=any(result.losses != results[0].losses for result in results),
+    )
+
+
+def _value(figures: Sequence[Figure], quantity: Quantity) -> float | None:
+    """Of the whole job."""
+    return next((f.value for f in figures if f.quantity is quantity and f.rank is None and f.term is None), None)
+
+
+def _terms(figures: Sequence[Figure]) -> dict[str, float]:
+    of_job = {f.term: f.value for f in figures if f.quantity is Quantity.STEP_SECONDS and f.rank is None}
+    return {term.value: of_job[term.value] for term in StepTerm if term.value in of_job}

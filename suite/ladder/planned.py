@@ -1,0 +1,130 @@
+"""A rung as a plan: the run, with the recipe, layout and script that the rung's setting says."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.catalog import miniatures, reference_run
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, Offload
+from reference_runs.run import Architecture, Precision, Recipe
+from suite import network_namespaces
+from suite.job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS, KernelChoice
+from suite.ladder.rungs import Need, Rung, Setting
+from suite.miniature import miniature
+from suite.plan import Plan
+from suite.script import Script, Texts
+
+TIMED_STEPS = 6
+STEPS = WARM_UP_STEPS + COUNTED_STEPS + TIMED_STEPS + PROFILED_STEPS
+LOSS_SCALE, LOSS_SCALE_WINDOW = 4096.0, 1000  # as a miniature's largest (see `suite.miniature.Scale`); never doubled
+FAMILY = "gpt2"
+WARMUP_SHARE = 0.1
+
+
+class Climber(msgspec.Struct, frozen=True, kw_only=True):
+    """What climbs: a run's shape and recipe on one kind of device."""
+
+    name: str
+    architecture: Architecture
+    recipe: Recipe
+    device: str
+    seed: int
+
+
+def climber(name: str, *, device: str, seed: int) -> Climber:
+    """The run `name`: gpt2-mini on any device, one of the recorded GPT-2 runs on CUDA.
+
+    Raises:
+        InputError: another name, or a recorded run without CUDA.
+    """
+    minis = {mini: run for mini, run in miniatures().items() if mini.startswith(FAMILY)}
+    recorded = ("gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m")
+    if name in minis:
+        small = miniature(reference_run(minis[name]), device, ranks=1, steps=STEPS)
+        return Climber(name=name, architecture=small.architecture, recipe=small.recipe, device=device, seed=seed)
+    if name not in recorded:
+        raise InputError("no ladder for this run", got=repr(name), allowed=", ".join([*minis, *recorded]))
+    if device != "cuda":
+        raise InputError(f"{name} climbs on a GPU alone", got=device, allowed="cuda, or gpt2-mini", where="--device")
+    run = reference_run(name)
+    return Climber(name=name, architecture=run.architecture, recipe=run.recipe, device=device, seed=seed)
+
+
+def refusal(rung: Rung, climbing: Climber) -> str:
+    """Why a rung does not apply here; empty where it does."""
+    for need in rung.needs:
+        if not _met(need, climbing):
+            return need.value
+    return ""
+
+
+def _met(need: Need, climbing: Climber) -> bool:
+    if need in (Need.CUDA, Need.TRITON):
+        return climbing.device == "cuda"
+    if need is Need.LAYERS:
+        return checkpoint_layers(climbing.architecture) > 1
+    if need is Need.COMPILER:
+        compiler = os.environ.get("CXX") or "g++"
+        return bool((shutil.which(compiler) or shutil.which("c++")) and shutil.which("ninja"))
+    return network_namespaces.why_not() is None
+
+
+def checkpoint_layers(architecture: Architecture) -> int:
+    """The integer nearest to the square root of the layers.
+
+    With L layers in groups of d, each of whose inputs takes one unit and whose layers take A units while they are
+    computed again, L / d + d A are held: least at d = sqrt(L / A), with A = 1 at sqrt(L) (Chen et al. 2016,
+    arXiv 1604.06174, section 3).
+    """
+    return round(math.sqrt(architecture.layers))
+
+
+def planned(
+    climbing: Climber, setting: Setting, label: str, texts: Texts, *, steps: int = STEPS, trace: Path | None = None
+) -> Plan:
+    """The plan of a setting; `label` is the script's rung in the record."""
+    architecture = climbing.architecture
+    samples = setting.samples
+    recipe = msgspec.structs.replace(
+        climbing.recipe,
+        precision=setting.precision,
+        global_batch=samples,
+        tokens=steps * samples * architecture.sequence,
+        warmup=max(1, round(WARMUP_SHARE * STEPS)) * samples,
+        decay=STEPS * samples,
+        batch_rampup_start=None,
+        batch_rampup_increment=None,
+        batch_rampup_samples=None,
+        initial_loss_scale=LOSS_SCALE if setting.precision is Precision.FP16 else None,
+        loss_scale_window=LOSS_SCALE_WINDOW if setting.precision is Precision.FP16 else None,
+    )
+    layout = Layout(
+        micro_batch=setting.micro_batch,
+        data_parallel=setting.data_parallel,
+        zero_stage=3 if setting.fully_sharded else 0,
+        recomputation=setting.recomputation,
+        checkpoint_layers=setting.layers_per_checkpoint or checkpoint_layers(architecture),
+        offload=Offload.STATE if setting.offloads_state else Offload.NONE,
+    )
+    shared = {field: getattr(setting, field) for field in Script.__struct_fields__ if hasattr(setting, field)}
+    script = Script(rung=label, texts=texts if setting.tokenises else None, **shared)
+    return Plan(
+        name=f"{climbing.name}-ladder",
+        architecture=architecture,
+        recipe=recipe,
+        layout=layout,
+        device=climbing.device,
+        compiled=setting.compiled,
+        steps=steps,
+        seed=climbing.seed,
+        kernels=KernelChoice.TRITON if setting.triton else KernelChoice.TORCH,
+        script=script,
+        hosts=setting.hosts,
+        trace=trace,
+    )

@@ -1,0 +1,435 @@
+"""The rungs, as data: what each changes, what it promises of the loss, how its gain is predicted, and what it needs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from reference_runs.layout import Recomputation
+from reference_runs.run import Precision
+from suite.script import Update
+
+
+class Walk(enum.StrEnum):
+    """What a walk makes less of."""
+
+    MEMORY = "memory"
+    SPEED = "speed"
+
+
+class Need(enum.StrEnum):
+    """What a rung cannot do without; the value completes "NOT RUN: "."""
+
+    CUDA = "no CUDA device: the host's memory is the device's here"
+    TRITON = "no CUDA device: Triton's kernels would be interpreted"
+    COMPILER = "no C++ compiler (g++, c++ or CXX) and ninja"
+    NAMESPACES = "no network namespaces: they need root and iproute2"
+    LAYERS = "too few layers: groups of sqrt(layers) are single layers"
+
+
+class Promise(enum.StrEnum):
+    """What a rung says of its losses beside those of the rung below."""
+
+    EQUAL = "equal"
+    WITHIN = "within"
+    CHANGED = "changed"
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that rungs change; the fields from `tokenises` on are those of `suite.script.Script`.
+
+    Args:
+        samples: of a step; micro_batch: of one pass of one rank.
+        layers_per_checkpoint: of full recomputation; 0: the integer nearest to sqrt(layers).
+        hosts: that the ranks are on, one each where there is more than one.
+    """
+
+    samples: int = 32
+    micro_batch: int = 32
+    precision: Precision = Precision.FP32
+    recomputation: Recomputation = Recomputation.NONE
+    layers_per_checkpoint: int = 1
+    data_parallel: int = 1
+    fully_sharded: bool = False
+    offloads_state: bool = False
+    compiled: bool = False
+    triton: bool = False
+    hosts: int = 1
+    tokenises: bool = False
+    workers: int = 0
+    pinned: bool = False
+    synchronises: bool = False
+    keeps_gradients: bool = False
+    in_place: bool = False
+    update: Update = Update.FUSED
+    offloads_activations: bool = False
+    loss_chunks: int = 1
+    cpp_operator: bool = False
+
+
+BASE = {
+    Walk.MEMORY: Setting(keeps_gradients=True, update=Update.FOREACH),
+    Walk.SPEED: Setting(
+        samples=8, micro_batch=8, tokenises=True, synchronises=True, keeps_gradients=True, update=Update.FOREACH
+    ),
+}
+ROUNDING = 2.0**-8  # relative: bf16 keeps 8 bits, fp16 11; a loss is a mean over 1,000 tokens and more
+REORDERED = (
+    1e-3  # relative: what fp32 sums in another order make of a loss after 13 of Adam's steps, see docs/ladder.md
+)
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """One declared difference to the rung below.
+
+    Args:
+        name: distinct over both walks.
+        title: what is done, in one line.
+        changes: fields of `Setting` and their values here; none: the walk's baseline.
+        promise: of the losses of all steps beside those of the rung below.
+        bound: relative, where the promise is WITHIN.
+        loss: why the losses are equal, within the bound, or other ones.
+        predicts: the formula, or where the prediction comes from.
+        seconds_unknown: why the time is not predicted; empty where it is.
+        needs: without which it does not apply.
+        side: a rung that nothing stands on: the next one's rung below is this one's.
+    """
+
+    name: str
+    walk: Walk
+    title: str
+    changes: dict[str, Any]
+    promise: Promise
+    loss: str
+    predicts: str
+    bound: float = 0.0
+    seconds_unknown: str = ""
+    needs: tuple[Need, ...] = ()
+    side: bool = False
+
+    @property
+    def is_base(self) -> bool:
+        """Whether it is a walk's baseline."""
+        return not self.changes
+
+
+REDUCED = "the same sums in another order: fp32 rounding, which Adam's steps carry on"
+SAME = "the same operations on the same numbers"
+RUNGS: tuple[Rung, ...] = (
+    Rung(
+        name="memory-baseline",
+        walk=Walk.MEMORY,
+        title="fp32, whole batch, all activations, foreach AdamW, gradients zeroed where they lie",
+        changes={},
+        promise=Promise.EQUAL,
+        loss="what the others are compared with",
+        predicts="20 P at the update (weights, gradients, two moments, a temporary); with activations and 3 N V logits",
+    ),
+    Rung(
+        name="in-place",
+        walk=Walk.MEMORY,
+        title="operators in place; gradients take over the storage that the backward pass made",
+        changes={"in_place": True, "keeps_gradients": False},
+        promise=Promise.EQUAL,
+        loss=SAME,
+        predicts="4 P gradients are not there while activations are",
+    ),
+    Rung(
+        name="accumulate",
+        walk=Walk.MEMORY,
+        title="gradient accumulation over 4 micro-batches",
+        changes={"micro_batch": 8},
+        promise=Promise.WITHIN,
+        bound=REORDERED,
+        loss=REDUCED,
+        predicts="activations and logits / 4",
+    ),
+    Rung(
+        name="recompute-selective",
+        walk=Walk.MEMORY,
+        title="recompute attention's scores and softmax",
+        changes={"recomputation": Recomputation.SELECTIVE},
+        promise=Promise.EQUAL,
+        loss=SAME,
+        predicts="5 a s / h of 34 + 5 a s / h a layer are not kept",
+    ),
+    Rung(
+        name="recompute-full",
+        walk=Walk.MEMORY,
+        title="recompute every layer from its input",
+        changes={"recomputation": Recomputation.FULL},
+        promise=Promise.EQUAL,
+        loss=SAME,
+        predicts="L inputs and one layer's activations: N h (L + A)",
+    ),
+    Rung(
+        name="recompute-sqrt",
+        walk=Walk.MEMORY,
+        title="recompute groups of sqrt(layers) layers",
+        changes={"layers_per_checkpoint": 0},
+        promise=Promise.EQUAL,
+        loss=SAME,
+        predicts="N h (L / d + d A), least at d = sqrt(L / A)",
+        needs=(Need.LAYERS,),
+    ),
+    Rung(
+        name="optimizer-loop",
+        walk=Walk.MEMORY,
+        title="AdamW tensor by tensor, without foreach's temporaries",
+        changes={"update": Update.LOOP},
+        promise=Promise.WITHIN,
+        bound=REORDERED,
+        loss=REDUCED,
+        predicts="temporaries: 8 N_t of the largest tensor in place of 4 P: less where no tensor has half of P",
+    ),
+    Rung(
+        name="optimizer-fused",
+        walk=Walk.MEMORY,
+        title="fused AdamW",
+        changes={"update": Update.FUSED},
+        promise=Promise.WITHIN,
+        bound=REORDERED,
+        loss=REDUCED,
+        predicts="no temporaries",
+    ),
+    Rung(
+        name="optimizer-frugal",
+        walk=Walk.MEMORY,
+        title="Adafactor: a second moment of rows and columns, no first one",
+        changes={"update": Update.ADAFACTOR},
+        promise=Promise.CHANGED,
+        loss="another optimizer takes other steps",
+        predicts="moments: 4 (R + C) a matrix in place of 8 R C; 4 N_t in passing",
+        side=True,
+    ),
+    Rung(
+        name="offload-activations",
+        walk=Walk.MEMORY,
+        title="activations offloaded to the host",
+        changes={"offloads_activations": True},
+        promise=Promise.EQUAL,
+        loss=SAME,
+        predicts="what is kept for the backward pass is not on the device",
+        seconds_unknown="copies to and from the host are not in the step-time model",
+        needs=(Need.CUDA,),
+    ),
+    Rung(
+        name="fp16",
+        walk=Walk.MEMORY,
+        title="fp16 with fp32 masters and loss scaling",
+        changes={"precision": Precision.FP16},
+        promise=Promise.WITHIN,
+        bound=ROUNDING,
+        loss="fp16 rounds to 11 bits",
+        predicts="16 P of state (2 + 2 + 4 + 8) and 4 P of widened gradients in the update; activations / 2",
+        side=True,
+    ),
+    Rung(
+        name="bf16",
+        walk=Walk.MEMORY,
+        title="bf16 with fp32 masters and gradients",
+        changes={"precision": Precision.BF16},
+        promise=Promise.WITHIN,
+        bound=ROUNDING,
+        loss="bf16 rounds to 8 bits",
+        predicts="18 P of state (2 + 4 + 4 + 8) in place of 16 P; activations / 2",
+    ),
+    Rung(
+        name="loss-chunks",
+        walk=Walk.MEMORY,
+        title="linear and cross-entropy in 4 chunks",
+        changes={"loss_chunks": 4},
+        promise=Promise.WITHIN,
+        bound=ROUNDING,
+        loss="gradients of chunks are rounded before they are added",
+        predicts="logits of N / 4 tokens; the gradients of head and hidden states from the forward pass on",
+    ),
+    Rung(
+        name="fsdp-2",
+        walk=Walk.MEMORY,
+        title="fully sharded over 2 ranks (FSDP2)",
+        changes={"data_parallel": 2, "fully_sharded": True},
+        promise=Promise.WITHIN,
+        bound=ROUNDING,
+        loss="gradients are reduced over ranks",
+        predicts="16 P / 2 of state, and gathered units in passing",
+    ),
+    Rung(
+        name="fsdp-4",
+        walk=Walk.MEMORY,
+        title="fully sharded over 4 ranks (FSDP2)",
+        changes={"data_parallel": 4, "fully_sharded": True},
+        promise=Promise.WITHIN,
+        bound=ROUNDING,
+        loss="gradients are reduced over ranks",
+        predicts="16 P / 4 of state, and gathered units in passing",
+    ),
+    Rung(
+        name="fsdp-offload",
+        walk=Walk.MEMORY,
+        title="fully sharded, state on the host",
+        changes={"offloads_state": True},
+        promise=Promise.WITHIN,
+        bound=REORDERED,
+        loss="the update is the host's",
+        predicts="no state on the device but gathered units",
+        seconds_unknown="copies to and from the host are not in the step-time model",
+        needs=(Need.CUDA,),
+    ),
+    Rung(
+        name="speed-baseline",
+        walk=Walk.SPEED,
+        title="fp32, 8 samples, tokenised in the training process, a synchronisation for every number, pageable copies",
+        changes={},
+        promise=Promise.EQUAL,
+        loss="what the others are compared with",
+        predicts="the machine profile, with the measured seconds to tokenise a sample's documents",
+    ),
+    Rung(
+        name="batch",
+        walk=Walk.SPEED,
+        title="larger batch: 32 samples a step",
+        changes={"samples": 32, "micro_batch": 32},
+        promise=Promise.CHANGED,
+        loss="a step has more samples, and there are fewer steps for the same samples",
+        predicts="update and host work of a step over 4 times the tokens; larger products",
+    ),
+    Rung(
+        name="workers",
+        walk=Walk.SPEED,
+        title="2 DataLoader workers make batches ahead",
+        changes={"workers": 2},
+        promise=Promise.EQUAL,
+        loss="the same samples in the same order",
+        predicts="tokenising M becomes max(M / c, M / 2 - T) on a CPU of c cores, max(0, M / 2 - T) beside a GPU",
+    ),
+    Rung(
+        name="offline",
+        walk=Walk.SPEED,
+        title="tokens made once, offline, and mapped into memory",
+        changes={"tokenises": False},
+        promise=Promise.EQUAL,
+        loss="the same samples in the same order",
+        predicts="tokenising becomes slices of a file",
+    ),
+    Rung(
+        name="pinned",
+        walk=Walk.SPEED,
+        title="page-locked batches, copied on a stream of their own",
+        changes={"pinned": True},
+        promise=Promise.EQUAL,
+        loss="the same samples in the same order",
+        predicts="the copy is hidden behind computing",
+        needs=(Need.CUDA,),
+    ),
+    Rung(
+        name="no-sync",
+        walk=Walk.SPEED,
+        title="no needless synchronisation, tensors or autograd; fused AdamW; gradients freed",
+        changes={"synchronises": False, "keeps_gradients": False, "update": Update.FUSED},
+        promise=Promise.WITHIN,
+        bound=REORDERED,
+        loss=REDUCED,
+        predicts="passes over weights and gradients that fused AdamW and one norm do not make, and their calls",
+    ),
+    Rung(
+        name="cpp-operator",
+        walk=Walk.SPEED,
+        title="scale, mask and softmax as one operator, in C++ (torch.library)",
+        changes={"cpp_operator": True},
+        promise=Promise.WITHIN,
+        bound=REORDERED,
+        loss=REDUCED,
+        predicts="two passes less over the scores, forward, and one backward",
+        needs=(Need.COMPILER,),
+        side=True,
+    ),
+    Rung(
+        name="compile",
+        walk=Walk.SPEED,
+        title="torch.compile of every block",
+        changes={"compiled": True},
+        promise=Promise.WITHIN,
+        bound=REORDERED,
+        loss=REDUCED,
+        predicts="fused element-wise operators and one call a block, as calibrated",
+    ),
+    Rung(
+        name="mixed-precision",
+        walk=Walk.SPEED,
+        title="bf16 with fp32 masters",
+        changes={"precision": Precision.BF16},
+        promise=Promise.WITHIN,
+        bound=ROUNDING,
+        loss="bf16 rounds to 8 bits",
+        predicts="products and passes over memory in bf16, as calibrated: slower where instructions lack",
+    ),
+    Rung(
+        name="fused-kernels",
+        walk=Walk.SPEED,
+        title="Triton kernels of norms, activations, softmax and loss",
+        changes={"triton": True},
+        promise=Promise.WITHIN,
+        bound=ROUNDING,
+        loss="the same sums in another order, rounded to bf16 at other places",
+        predicts="not predicted",
+        seconds_unknown="a calibration does not time Triton's kernels",
+        needs=(Need.TRITON,),
+    ),
+    Rung(
+        name="ddp",
+        walk=Walk.SPEED,
+        title="DistributedDataParallel on this machine, 2 ranks",
+        changes={"data_parallel": 2, "micro_batch": 16},
+        promise=Promise.WITHIN,
+        bound=ROUNDING,
+        loss="gradients are reduced over ranks",
+        predicts="half of the samples a rank, and an all-reduce of the gradients, as calibrated with 2 ranks at once",
+    ),
+    Rung(
+        name="ddp-hosts",
+        walk=Walk.SPEED,
+        title="DistributedDataParallel over two hosts: network namespaces joined by veth",
+        changes={"hosts": 2},
+        promise=Promise.WITHIN,
+        bound=REORDERED,
+        loss=REDUCED,
+        predicts="not predicted",
+        seconds_unknown="a calibration times messages within a machine alone",
+        needs=(Need.NAMESPACES,),
+    ),
+)
+
+
+def of_walk(walk: Walk) -> tuple[Rung, ...]:
+    """Its rungs, from the baseline up."""
+    return tuple(rung for rung in RUNGS if rung.walk is walk)
+
+
+def applied(setting: Setting, changes: dict[str, Any]) -> Setting:
+    """The setting with a rung's changes; a sharded step's micro-batch is at most a rank's samples."""
+    changed = msgspec.structs.replace(setting, **changes)
+    own = changed.samples // changed.data_parallel
+    return msgspec.structs.replace(changed, micro_batch=min(changed.micro_batch, own))
+
+
+def setting_of(walk: Walk, rungs: Iterable[Rung]) -> Setting:
+    """The walk's baseline with the changes of `rungs`, in their order."""
+    setting = BASE[walk]
+    for rung in rungs:
+        setting = applied(setting, rung.changes)
+    return setting
+
+
+def stands_on(rung: Rung, applicable: Iterable[Rung]) -> list[Rung]:
+    """The applicable rungs below it, the lowest first: no side rungs, and none that does not apply here."""
+    below = []
+    for other in applicable:
+        if other.name == rung.name:
+            break
+        if other.walk is rung.walk and not other.side:
+            below.append(other)
+    return below

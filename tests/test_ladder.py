@@ -1,0 +1,427 @@
+"""The ladder as data, what it judges, and a whole climb on a machine that is made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from suite.__main__ import main
+from suite.corpus import Corpus
+from suite.figures import Figure, Quantity
+from suite.job import Event, Finished, Status, Step, StepKind
+from suite.judgement import expected_figures
+from suite.ladder import climb as climbing
+from suite.ladder.climb import Climb, Errand, Height, climb, failures
+from suite.ladder.judged import Gain, Interaction, Mark, gain_check, loss_check, peak_check
+from suite.ladder.measured import Expected, Measured
+from suite.ladder.planned import Climber, checkpoint_layers, climber, planned, refusal
+from suite.ladder.rungs import BASE, RUNGS, Need, Promise, Setting, Walk, of_walk, setting_of, stands_on
+from suite.plan import Plan, job_for
+from suite.predict.executed_operators import Kernels
+from suite.report.ladder_plot import write_plot
+from suite.report.ladder_table import as_json, print_climb
+from suite.report.page.ladder import DIRECTORY, ladders
+from suite.report.page.verdicts import remembered
+from suite.report.tables import console
+from suite.reproduction import Result
+from suite.script import Texts, Update
+
+TEXTS = Texts(tokenizer_file="/none/tokenizer", text_file="/none/text", documents_file="/none/documents")
+CORPUS = Corpus(source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=1, tokens=10**6, tokens_file="/none")
+NAMES = {rung.name: rung for rung in RUNGS}
+CPU = climber("gpt2-mini", device="cpu", seed=1)
+
+
+def found(
+    seconds: float = 1.0, *, peak: int = 1000, spread: float = 0.01, losses: list[float] | None = None
+) -> Measured:
+    return Measured(
+        launches=1,
+        tokens=100,
+        step_seconds=seconds,
+        spread_seconds=spread,
+        terms={"forward": seconds},
+        peak_bytes=peak,
+        largest_peak_bytes=peak,
+        reserved_bytes=None,
+        resident_bytes=None,
+        model_flop_per_second=1.0,
+        synchronisations=0,
+        losses=losses or [2.0, 1.0],
+        records=[],
+    )
+
+
+def said(seconds: float | None = 1.0, *, peak: float = 1000.0) -> Expected:
+    return Expected(peak_bytes=peak, phase="backward", step_seconds=seconds, terms={})
+
+
+def test_every_rung_changes_fields_of_the_setting_and_its_walk_begins_with_a_baseline() -> None:
+    assert len(NAMES) == len(RUNGS)
+    for walk in Walk:
+        rungs = of_walk(walk)
+        assert rungs[0].is_base
+        assert not any(rung.is_base for rung in rungs[1:])
+    for rung in RUNGS:
+        assert set(rung.changes) <= set(Setting.__struct_fields__)
+        assert setting_of(rung.walk, [rung]) != BASE[rung.walk] or rung.is_base or rung.name == "recompute-sqrt"
+        assert (rung.promise is Promise.WITHIN) == (rung.bound > 0)
+
+
+def test_a_rung_stands_on_the_applicable_main_rungs_below_it() -> None:
+    applicable = [rung for rung in RUNGS if rung.name != "offload-activations"]
+    below = [rung.name for rung in stands_on(NAMES["bf16"], applicable)]
+    assert below[-1] == "optimizer-fused"
+    assert "optimizer-frugal" not in below
+    assert "fp16" not in below
+    assert stands_on(NAMES["memory-baseline"], applicable) == []
+    assert [rung.name for rung in stands_on(NAMES["cpp-operator"], RUNGS)][-1] == "no-sync"
+
+
+def test_on_a_processor_what_needs_cuda_is_refused_with_a_reason_and_nothing_else_is() -> None:
+    needing = {rung.name for rung in RUNGS if {Need.CUDA, Need.TRITON} & set(rung.needs)}
+    refused = {rung.name for rung in RUNGS if refusal(rung, CPU)}
+    assert needing <= refused <= needing | {"cpp-operator", "ddp-hosts"}
+    assert "no CUDA device" in refusal(NAMES["pinned"], CPU)
+    on_gpu = msgspec.structs.replace(CPU, device="cuda")
+    assert not refusal(NAMES["pinned"], on_gpu)
+
+
+def test_without_a_compiler_the_operator_in_cpp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert "compiler" in refusal(NAMES["cpp-operator"], CPU)
+
+
+def test_groups_of_layers_are_the_square_root_rounded() -> None:
+    layers = {n: checkpoint_layers(msgspec.structs.replace(CPU.architecture, layers=n)) for n in (1, 2, 4, 12, 48)}
+    assert layers == {1: 1, 2: 1, 4: 2, 12: 3, 48: 7}
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "noise", "mark", "words"),
+    [
+        (10.0, 9.0, 1.0, Mark.PASS, "0.90"),
+        (10.0, 31.0, 0.1, Mark.PASS, "3.10"),
+        (10.0, 33.0, 0.1, Mark.FAIL, "3.30"),
+        (10.0, -9.0, 1.0, Mark.FAIL, "lost"),
+        (10.0, 0.5, 1.0, Mark.FAIL, "lost"),
+        (10.0, 2.0, 0.1, Mark.FAIL, "lost"),
+        (-10.0, 9.0, 1.0, Mark.FAIL, "sign"),
+        (-10.0, -9.0, 1.0, Mark.PASS, "0.90"),
+        (0.0, 9.0, 1.0, Mark.FAIL, "predicted none"),
+        (0.5, -0.5, 1.0, Mark.SHOWN, "noise"),
+        (1.2, 5.0, 2.0, Mark.PASS, "4.17"),
+        (None, 5.0, 2.0, Mark.SHOWN, "not predicted: no reason"),
+    ],
+)
+def test_a_gain_is_judged_by_its_sign_and_order_of_size(
+    predicted: float | None, measured: float, noise: float, mark: Mark, words: str
+) -> None:
+    gain = Gain(predicted=predicted, measured=measured, noise=noise)
+    check = gain_check(gain, gpu=False, broken=False, unknown="no reason")
+    assert check.mark is mark
+    assert words in check.says
+
+
+def test_on_a_gpu_a_gain_is_judged_to_15_percent() -> None:
+    marks = [
+        gain_check(Gain(predicted=10.0, measured=value, noise=0.01), gpu=True, broken=False).mark
+        for value in (8.4, 8.6, 11.4, 11.6)
+    ]
+    assert marks == [Mark.FAIL, Mark.PASS, Mark.PASS, Mark.FAIL]
+
+
+def test_a_peak_is_judged_to_5_percent() -> None:
+    marks = [peak_check(said(peak=peak), found(peak=1000)).mark for peak in (949, 951, 1049, 1051)]
+    assert marks == [Mark.FAIL, Mark.PASS, Mark.PASS, Mark.FAIL]
+
+
+def test_losses_that_promise_equality_may_not_differ_in_a_bit() -> None:
+    equal, within, changed = NAMES["recompute-full"], NAMES["accumulate"], NAMES["batch"]
+    below, near, far = (found(losses=[2.0, last]) for last in (1.0, 1.0 + within.bound / 2, 1.0 + 2 * within.bound))
+    assert loss_check(equal, below, below).mark is Mark.PASS
+    assert loss_check(equal, near, below).mark is Mark.FAIL
+    assert loss_check(within, near, below).mark is Mark.PASS
+    assert loss_check(within, far, below).mark is Mark.FAIL
+    assert loss_check(changed, far, below).mark is Mark.SHOWN
+    unlike = msgspec.structs.replace(below, repeats_differ=True)
+    assert loss_check(changed, unlike, below).mark is Mark.FAIL
+
+
+def test_gains_that_do_not_add_up_beyond_noise_interact() -> None:
+    assert Interaction(rung="a", in_walk=10, at_top=11, noise=1).adds_up
+    assert not Interaction(rung="a", in_walk=10, at_top=12, noise=1).adds_up
+
+
+def test_the_naive_script_keeps_gradients_through_the_forward_pass() -> None:
+    """Of one micro-batch a step: 4 bytes a parameter more at the peak; nothing more where they are there anyway."""
+    base, freed = (
+        planned(CPU, msgspec.structs.replace(BASE[Walk.MEMORY], keeps_gradients=keeps), "", TEXTS)
+        for keeps in (True, False)
+    )
+    peaks = [_peak(plan) for plan in (base, freed)]
+    gradients = 4 * _exact(base, Quantity.PARAMETERS)
+    assert peaks[0] - peaks[1] == gradients
+    several = [
+        msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, micro_batch=8))
+        for plan in (base, freed)
+    ]
+    assert _peak(several[0]) == _peak(several[1])
+
+
+def test_chunks_take_the_logits_off_the_peak() -> None:
+    whole, parts = (planned(CPU, Setting(loss_chunks=chunks), "", TEXTS) for chunks in (1, 32))
+    logits = 4 * 32 * CPU.architecture.sequence * CPU.architecture.padded_vocabulary
+    assert _peak(whole) - _peak(parts) > 1.5 * logits
+
+
+def test_adafactor_keeps_rows_and_columns_in_place_of_moments() -> None:
+    adam, frugal = (planned(CPU, Setting(update=kind), "", TEXTS) for kind in (Update.FUSED, Update.ADAFACTOR))
+    shape = CPU.architecture
+    d, f, v, t = shape.hidden, shape.ffn_hidden, shape.padded_vocabulary, shape.sequence
+    matrices = (v + d) + (t + d) + shape.layers * ((3 * d + d) + (d + d) + (f + d) + (d + f))
+    vectors = 2 * d + shape.layers * (2 * d + 2 * d + 3 * d + d + f + d)
+    tensors = 4 + shape.layers * 12
+    assert _exact(frugal, Quantity.OPTIMIZER_BYTES) == 4 * (matrices + vectors + tensors)
+    assert _exact(adam, Quantity.OPTIMIZER_BYTES) == 8 * _exact(adam, Quantity.PARAMETERS) + 4 * tensors
+
+
+def _figures(plan: Plan) -> list[Figure]:
+    return expected_figures(job_for(plan, CORPUS, ""), kernels=Kernels(), cores=2)
+
+
+def _peak(plan: Plan) -> float:
+    return _exact(plan, Quantity.PEAK_BYTES)
+
+
+def _exact(plan: Plan, quantity: Quantity) -> float:
+    return next(f.value for f in _figures(plan) if f.quantity is quantity and f.rank is None)
+
+
+class Machine:
+    """Launches that take as long as their setting says, and allocate what is predicted.
+
+    Attributes:
+        launched: label of every launch, in their order.
+        wrong: labels whose launch fails.
+    """
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+        self.wrong: set[str] = set()
+        self.interrupts = ""
+
+    def seconds(self, plan: Plan) -> float:
+        script, tokens = plan.script, plan.recipe.global_batch
+        made = 0.02 * tokens * script.tokenises / (2 if script.workers else 1)
+        trained = 0.1 + 0.01 * tokens * (0.5 if plan.compiled else 1.0)
+        return made + trained + (0.3 if script.synchronises else 0.0)
+
+    def reproduce(self, plan: Plan, *_: object, **__: object) -> Result:
+        self.launched.append(plan.script.rung)
+        status = Status.CRASHED if plan.script.rung in self.wrong else Status.OK
+        status = Status.INTERRUPTED if plan.script.rung == self.interrupts else status
+        seconds = self.seconds(plan)
+        steps = [
+            Step(number, StepKind.TIMED, 3.0 - number / 10, seconds * (1 + number / 1e4), 0.0) for number in range(6)
+        ]
+        figures = [
+            Figure(quantity=Quantity.STEP_SECONDS, value=seconds),
+            Figure(quantity=Quantity.STEP_SECONDS, value=seconds, term="forward"),
+            Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=1e9),
+        ]
+        report = msgspec.convert(
+            {name: 0 for name in Finished.__struct_fields__ if name not in _OPTIONAL}
+            | {"type": "finished", "coordinates": {}, "collectives": [], "worked_seconds": [], "pipeline_seconds": []}
+            | {"interface_sent_bytes": None, "arithmetic": "", "environment": {}, "peak_bytes": round(_peak(plan))},
+            Finished,
+        )
+        return Result(
+            run=plan.name,
+            status=status,
+            verdict="pass",  # type: ignore[arg-type]  # not looked at
+            message="made up",
+            record="record",
+            rows=[],
+            losses=[step.loss for step in steps],
+            loss_scales=[],
+            skipped=[],
+            arithmetic="",
+            finished=[report],
+            steps=steps,
+            figures=figures,
+        )
+
+
+_OPTIONAL = ("term_seconds", "no_terms", "shared", "resident_bytes", "reserved_bytes", "synchronisations")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine whose steps take what is predicted of them, too."""
+    made = Machine()
+    monkeypatch.setattr(climbing, "reproduce", made.reproduce)
+
+    def expected(plan: Plan, corpus: Corpus, profile: object, **_: object) -> Expected:
+        return Expected(peak_bytes=_peak(plan), phase="backward", step_seconds=made.seconds(plan), terms={})
+
+    monkeypatch.setattr(climbing, "expected", expected)
+    monkeypatch.setattr(climbing, "refusal", lambda rung, _: "not here" if rung.needs else "")
+    return made
+
+
+def climbed(
+    rungs: list[str], *, broken: tuple[str, ...] = (), twins: bool = False, repeat: int = 1, run: Climber = CPU
+) -> Climb:
+    errand = Errand(
+        climbing=run,
+        corpus=CORPUS,
+        texts=TEXTS,
+        results=Path("/none"),
+        chosen=frozenset(rungs),
+        broken=frozenset(broken),
+        twins=twins,
+        repeat=repeat,
+        profile_source="made up",
+    )
+    seen: list[str] = []
+    outcome = climb(errand, lambda height: seen.append(height.rung.name), _ignore)
+    assert seen == [height.rung.name for height in outcome.heights]
+    return outcome
+
+
+def _ignore(_rank: int, _event: Event) -> None:
+    pass
+
+
+def heights(outcome: Climb) -> dict[str, Height]:
+    return {height.rung.name: height for height in outcome.heights}
+
+
+def test_a_rung_is_climbed_with_what_it_is_compared_with_and_the_baseline(machine: Machine) -> None:
+    outcome = climbed(["compile"])
+    assert machine.launched == ["speed/speed-baseline", "speed/no-sync", "speed/compile"]
+    one = heights(outcome)["compile"]
+    assert one.below == "no-sync"
+    assert one.gain is not None
+    tokens = 32 * CPU.architecture.sequence
+    assert one.gain.measured == pytest.approx(0.16 / tokens)
+    base = 0.1 + 0.08 + 0.16 + 0.3
+    assert one.share == pytest.approx((0.1 + 0.16) / 4 / base)
+    assert failures(outcome) == []
+
+
+@pytest.mark.parametrize("name", ["workers", "compile", "no-sync", "offline"])
+def test_a_rung_that_is_broken_on_purpose_loses_its_gain_and_the_table_says_so(
+    machine: Machine, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failures(climbed([name])) == []
+    outcome = climbed([name], broken=(name,))
+    assert f"{name}: gain: gain lost: broken on purpose" in failures(outcome)
+    assert machine.launched[-1] == f"speed/{name}, broken"
+    print_climb(console(), outcome)
+    printed = capsys.readouterr().out
+    assert f"{name} (broken)" in printed
+    assert "gpt2-mini: fail" in printed
+
+
+def test_a_rung_above_a_broken_one_lacks_its_optimisation_too(machine: Machine) -> None:
+    outcome = climbed(["workers", "offline"], broken=("workers",))
+    built = heights(outcome)
+    assert [built[name].setting.workers for name in ("workers", "offline") if built[name].setting] == [0, 0]
+
+
+def test_what_does_not_apply_is_not_run_with_its_reason_and_nothing_stands_on_it(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = climbed(["pinned", "no-sync"])
+    assert heights(outcome)["pinned"].not_run == "not here"
+    assert heights(outcome)["no-sync"].below == "offline"
+    print_climb(console(), outcome)
+    assert "pinned: NOT RUN: not here" in capsys.readouterr().out
+
+
+def test_a_launch_that_fails_is_named_and_the_climb_goes_on(machine: Machine) -> None:
+    machine.wrong = {"speed/workers"}
+    outcome = climbed(["workers", "offline"])
+    assert failures(outcome) == ["workers: crashed: made up; record record"]
+    assert heights(outcome)["offline"].measured is not None
+    assert heights(outcome)["offline"].gain is None
+
+
+def test_an_interrupted_climb_ends_at_once_with_what_it_has(machine: Machine) -> None:
+    machine.interrupts = "speed/workers"
+    outcome = climbed(["workers", "offline"], twins=True)
+    assert outcome.interrupted
+    assert machine.launched[-1] == "speed/workers"
+
+
+def test_twins_are_the_top_without_a_rung_and_name_the_gains_that_do_not_add_up(machine: Machine) -> None:
+    """Workers help only where tokens are made: at the top, behind `offline`, they are worth nothing."""
+    outcome = climbed([rung.name for rung in of_walk(Walk.SPEED)], twins=True)
+    twins = [label for label in machine.launched if "without" in label]
+    assert "speed/top without compile" in twins
+    assert "speed/top without ddp" not in twins  # the rung below has that one
+    found = {one.rung: one for one in outcome.interactions}
+    assert not found["workers"].adds_up
+    assert found["workers"].at_top == pytest.approx(0)
+    assert found["compile"].adds_up
+    assert not found["offline"].adds_up or found["offline"].in_walk == pytest.approx(found["offline"].at_top)
+
+
+def test_the_memory_walks_peaks_and_promises_hold_on_a_machine_that_does_what_is_predicted(machine: Machine) -> None:
+    outcome = climbed([rung.name for rung in of_walk(Walk.MEMORY)], twins=False)
+    assert failures(outcome) == []
+    shares = [height.share for height in outcome.heights if height.share is not None]
+    assert shares[0] == 1
+    assert min(shares) == shares[-1]
+
+
+def test_launches_of_a_rung_are_summed_up_by_their_median(machine: Machine) -> None:
+    outcome = climbed(["speed-baseline"], repeat=3)
+    assert machine.launched == ["speed/speed-baseline"] * 3
+    one = heights(outcome)["speed-baseline"].measured
+    assert one is not None
+    assert one.launches == 3
+
+
+def test_the_picture_and_the_object_have_every_rung(machine: Machine, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    outcome = climbed([rung.name for rung in of_walk(Walk.SPEED)])
+    write_plot(outcome, tmp_path / "ladder.png")
+    assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
+    built = json.loads(msgspec.json.encode(as_json(outcome)))
+    assert [height["rung"]["name"] for height in built["heights"]] == [rung.name for rung in of_walk(Walk.SPEED)]
+    assert built["failures"] == []
+
+
+def test_the_page_shows_each_walk_of_a_stored_climb_and_names_a_damaged_one(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / DIRECTORY).mkdir()
+    climbed_one = climbed([rung.name for rung in RUNGS], broken=("compile",))
+    (tmp_path / DIRECTORY / "gpt2-mini.json").write_bytes(msgspec.json.encode(climbed_one))
+    (tmp_path / DIRECTORY / "other.json").write_text("{", encoding="utf-8")
+    plots, bad = ladders(tmp_path)
+    assert [plot.id for plot in plots] == ["ladder-gpt2-mini-memory", "ladder-gpt2-mini-speed"]
+    rows = {str(row[0]): row for row in plots[1].rows}
+    assert "compile (broken)" in rows
+    assert "gain lost" in str(rows["compile (broken)"][-1])
+    assert len(rows) == sum(h.rung.walk is Walk.SPEED and h.measured is not None for h in climbed_one.heights)
+    assert ["other.json" in str(error) for error in bad] == [True]
+
+
+def test_the_page_judges_a_launch_by_what_its_own_script_promises() -> None:
+    expected = remembered()
+    peaks = [
+        next(f.value for f in expected(job_for(plan, CORPUS, ""), Kernels(), 2) if f.quantity is Quantity.PEAK_BYTES)
+        for plan in (planned(CPU, Setting(loss_chunks=chunks), "", TEXTS) for chunks in (1, 8))
+    ]
+    assert peaks[0] > peaks[1]
+
+
+def test_without_a_name_the_rungs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ladder"]) == 0
+    printed = capsys.readouterr().out
+    assert all(rung.name in printed and rung.title.split(",")[0] in printed for rung in RUNGS)
