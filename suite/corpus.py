@@ -9,9 +9,9 @@ import os
 import secrets
 import stat
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
@@ -267,15 +267,20 @@ def _tokens(tokenizer: Tokenizer, texts: list[str]) -> tuple[array.array[int], l
 
 
 def _write(target: Path, tokens: array.array[int]) -> None:
-    _write_bytes(target, tokens.tobytes())
+    """Write the tokens beside the target and move them into place, so that a reader never sees a part."""
+    _write_whole(target, tokens.tofile)
 
 
 def _write_bytes(target: Path, data: bytes) -> None:
-    """Write the bytes beside the target and move them into place, so that a reader never sees a part."""
+    """Write the bytes likewise."""
+    _write_whole(target, lambda file: file.write(data))
+
+
+def _write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
     temporary = target.with_suffix(f".{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            write(file)
         temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)

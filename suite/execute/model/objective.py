@@ -65,7 +65,7 @@ class _ChunkedLoss(torch.autograd.Function):
             torch.mm(gradient_CV, weight_VD, out=of_x_CD)
             del logits_CV
             if x_ND.dtype is torch.float32:
-                of_weight_VD.addmm_(gradient_CV.t(), x_CD)
+                torch.addmm(of_weight_VD, gradient_CV.t(), x_CD, out=of_weight_VD)
             else:
                 of_weight_VD += gradient_CV.t() @ x_CD
             del gradient_CV
