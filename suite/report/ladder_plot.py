@@ -53,5 +53,5 @@ def write_plot(climb: Climb, path: Path) -> None:
         memory.set_ylim(bottom=0)
         handles, labels = panel.get_legend_handles_labels()
         more, words = memory.get_legend_handles_labels()
-        panel.legend([*handles, *more], [*labels, *words], fontsize=8, loc="upper left", bbox_to_anchor=(1.1, 1))
+        panel.legend([*handles, *more], [*labels, *words], fontsize=8, loc="upper left", bbox_to_anchor=(1.14, 1))
     figure.savefig(path, dpi=110, format="png")
