@@ -42,7 +42,7 @@ def _walk(climb: Climb, walk: Walk) -> Plot | None:
         if any(values):
             traces.append(bars(term.value, place, y=names, x=values))
     peaks = [significant(found.peak_bytes / MIB) for _, found in heights]
-    line = {"type": "scatter", "mode": "lines+markers", "name": "peak MiB, measured", "xaxis": "x2"}
+    line = {"type": "scatter", "mode": "lines+markers", "name": "peak MiB, upper scale", "xaxis": "x2"}
     marker = {"color": "--ink", "symbol": "circle", "size": 7}
     traces.append(line | {"x": peaks, "y": names, "marker": marker, "line": {"color": "--ink", "width": 1.5}})
     rows: list[list[Cell]] = []
@@ -76,10 +76,10 @@ def _walk(climb: Climb, walk: Walk) -> Plot | None:
             "yaxis": {"autorange": "reversed", "automargin": True},
             "xaxis": {"title": {"text": "microseconds a token"}, "rangemode": "tozero"},
             "xaxis2": {
-                "title": {"text": "MiB allocated at the peak"},
                 "overlaying": "x",
                 "side": "top",
                 "rangemode": "tozero",
+                "tickformat": ",.0f",
                 "showgrid": False,
             },
             "margin": {"t": 60},
