@@ -114,7 +114,8 @@ def test_groups_of_layers_are_the_square_root_rounded() -> None:
         (0.0, 9.0, 1.0, Mark.FAIL, "predicted none"),
         (0.5, -0.5, 1.0, Mark.SHOWN, "noise"),
         (1.2, 5.0, 2.0, Mark.PASS, "4.17"),
-        (10.0, 6.0, 7.0, Mark.PASS, "0.60"),
+        (10.0, 6.0, 7.0, Mark.SHOWN, "0.60 of the predicted, within noise"),
+        (-10.0, -0.5, 1.0, Mark.FAIL, "0.05"),
         (None, 5.0, 2.0, Mark.SHOWN, "not predicted: no reason"),
     ],
 )
