@@ -34,6 +34,7 @@ from suite import network_namespaces
 from suite.commands import exit_codes
 from suite.corpus import Corpus
 from suite.figures import Quantity
+from suite.hosts import torchrun
 from suite.job import Averaging, Event, Finished, Step, StepKind, events_path
 from suite.miniature import miniature
 from suite.plan import Plan, corpus_for, job_for
@@ -43,7 +44,6 @@ from suite.predict.prediction import rank_figures
 from suite.record import hardware
 
 ROOT = Path(__file__).parent.parent
-PORT = 29500
 METHODS = (Averaging.EXACT, Averaging.FP16, Averaging.POWER_SGD, Averaging.ONE_BIT)
 EXACT_STEPS = 2
 STEPS = 12  # five or six are timed, two of them profiled
@@ -232,10 +232,7 @@ def _run(names: list[str], module: list[str], scratch: str) -> None:
 
 
 def _start(ranks: int, module: list[str], scratch: str, number: int, name: str) -> subprocess.Popen[bytes]:
-    command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
-    command += [f"--nnodes={ranks}", f"--node-rank={number}", "--nproc-per-node=1", "--max-restarts=0"]
-    command += [f"--master-addr={network_namespaces.address(0)}", f"--master-port={PORT}"]
-    command += ["-m", *module]
+    command = torchrun(module, name, number=number, hosts=ranks)
     variables = {
         "GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE,
         "OMP_NUM_THREADS": "1",

@@ -23,7 +23,11 @@ def main() -> int:
     job, names = sys.argv[1], sys.argv[2:]
     variables = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE}
     processes = [
-        subprocess.Popen(_command(job, number, name, len(names)), env=variables, preexec_fn=die_with_parent)
+        subprocess.Popen(
+            torchrun(["suite.execute", job], name, number=number, hosts=len(names)),
+            env=variables,
+            preexec_fn=die_with_parent,
+        )
         for number, name in enumerate(names)
     ]
     try:
@@ -40,12 +44,13 @@ def main() -> int:
             process.wait()
 
 
-def _command(job: str, number: int, name: str, hosts: int) -> list[str]:
+def torchrun(module: list[str], name: str, *, number: int, hosts: int) -> list[str]:
+    """The command that runs a module, with its arguments, as the one rank of host `number`, in its namespace."""
     return [
         *("ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"),
         *(f"--nnodes={hosts}", f"--node-rank={number}", "--nproc-per-node=1", "--max-restarts=0"),
         *(f"--master-addr={address(0)}", f"--master-port={PORT}"),
-        *("-m", "suite.execute", job),
+        *("-m", *module),
     ]
 
 
