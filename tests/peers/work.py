@@ -217,7 +217,10 @@ def masked(group: dist.ProcessGroup) -> Any:
 
 
 def messages(group: dist.ProcessGroup) -> Any:
-    """Collectives of one compressed step, ours and theirs: operation and messages."""
+    """Collectives of a compressed step, ours and theirs: operation and messages.
+
+    The second one: in the first, ours looks once whether something has averaged the gradients.
+    """
     told = []
     for make in ("ours", "theirs"):
         parameters = weights()
@@ -227,7 +230,7 @@ def messages(group: dist.ProcessGroup) -> Any:
             optimizer = OneBitAdam(groups, process_group=group, warmup_steps=2)
         else:
             optimizer = deepspeed_on_cpu.optimizer(parameters, deepspeed_on_cpu.engine(group), freeze_step=2)
-        for step in range(3):
+        for step in range(4):
             given(group, parameters, step, averaged=True)
             counter = CollectiveCounter({group.group_name: "dp"})
             with counter:
