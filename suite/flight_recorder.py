@@ -59,12 +59,15 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """What the recordings of all ranks say together.
 
     Args:
-        missing: ranks that did not come to a collective in which others wait.
+        missing: ranks that did not come to a collective in which others wait; of those, where some wait in nothing
+            themselves, these alone: the others are held up by them.
         lines: for people.
+        why: where the missing ones are missing; empty where nobody is.
     """
 
     missing: list[int]
     lines: list[str]
+    why: str = ""
 
 
 def decoded(data: bytes) -> Recording | None:
@@ -95,7 +98,7 @@ def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | 
         for entry in recording.entries:
             if not entry.is_p2p:
                 last.setdefault(entry.group, {})[rank] = entry
-    missing: set[int] = set()
+    absences: list[tuple[list[int], str]] = []
     for group, newest in sorted(last.items()):
         waiting = {rank: entry for rank, entry in newest.items() if not entry.retired}
         if not waiting:
@@ -103,12 +106,13 @@ def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | 
         furthest = max(waiting.values(), key=lambda entry: entry.number)
         behind = sorted(rank for rank, entry in newest.items() if entry.number < furthest.number)
         if behind:
-            missing |= set(behind)
             ahead = sorted(rank for rank, entry in waiting.items() if entry.number == furthest.number)
-            lines.append(
+            line = (
                 f"{group}: {_named(behind)} did not come to number {furthest.number} ({furthest.says}), in which "
                 f"{_named(ahead)} {'waits' if len(ahead) == 1 else 'wait'}"
             )
+            lines.append(line)
+            absences.append((behind, line))
         kinds: dict[str, list[int]] = {}
         for rank, entry in sorted(waiting.items()):
             if entry.number == furthest.number:
@@ -116,7 +120,11 @@ def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | 
         if len(kinds) > 1:
             apart = "; ".join(f"{_named(ranks)}: {kind.partition(':')[2] or kind}" for kind, ranks in kinds.items())
             lines.append(f"{group}: number {furthest.number} is not the same operation on all ranks: {apart}")
-    return Diagnosis(sorted(missing), lines)
+    absent = {rank for behind, _ in absences for rank in behind}
+    held_up = {rank for rank, recording in recordings.items() if any(not entry.retired for entry in recording.entries)}
+    missing = absent - held_up or absent
+    why = "; ".join(line for behind, line in absences if missing & set(behind))
+    return Diagnosis(sorted(missing), lines, why)
 
 
 def _place(recording: Recording, now: int) -> str:

@@ -48,6 +48,29 @@ def test_a_rank_of_another_group_is_not_missing() -> None:
     assert diagnosed(recordings, ranks=3, now_ns=NOW).missing == [1]
 
 
+def test_of_several_groups_the_rank_that_waits_in_nothing_is_missing_and_its_absence_is_the_reason() -> None:
+    behind, held_up = entry(1), entry(4, group="mesh_dp")
+    recordings = {
+        0: Recording([held_up, waits(2)]),
+        1: Recording([behind]),
+        2: Recording([waits(5, group="mesh_dp")]),
+    }
+    told = diagnosed(recordings, ranks=3, now_ns=NOW)
+    assert told.missing == [1]
+    assert told.why == "mesh_tp: rank 1 did not come to number 2 (all_reduce Float [7, 3]), in which rank 0 waits"
+    assert [line for line in told.lines if line.startswith("mesh_dp: rank 0 did not come to number 5")]
+
+
+def test_where_all_that_are_missing_wait_elsewhere_all_are_named() -> None:
+    recordings = {
+        0: Recording([entry(1, group="mesh_dp"), waits(2)]),
+        1: Recording([entry(1), waits(2, group="mesh_dp")]),
+    }
+    told = diagnosed(recordings, ranks=2, now_ns=NOW)
+    assert told.missing == [0, 1]
+    assert told.why.count("did not come") == 2
+
+
 def test_ranks_that_wait_in_different_operations_have_parted() -> None:
     recordings = {0: Recording([waits(5)]), 1: Recording([waits(5, operation="gloo:all_gather")])}
     told = diagnosed(recordings, ranks=2, now_ns=NOW)
