@@ -13,6 +13,9 @@ from reference_runs.errors import InputError
 from suite.measured_seconds import Line, Subject, Table, Timing
 
 SCHEMA = "2.0"  # 1: without what the host does for a step
+# Share of the processors in others' hands above which a machine was busy. On 2 cores one other process, half of them,
+# made calls of 20 us with 2 threads take 10 ms, two slices of the scheduler (AMD EPYC, 2026-11-21)
+DISTURBED_SHARE = 0.1
 UNSEEN = "unseen"  # sizes between the grid's points, measured to know the interpolation's error
 REPEATED = "repeated"  # sizes of the grid once more, at the end: the noise below which no error can fall
 
@@ -213,6 +216,18 @@ def check_holds(profile: Profile, fingerprint: Fingerprint, where: str) -> None:
             )
 
 
+def disturbed(profile: Profile) -> str | None:
+    """Why the times in a profile are not those of its machine alone; None where they are.
+
+    A tenth of the processors in others' hands makes all that computes on them take a ninth longer, and what waits for
+    several threads far longer. Of a GPU's work the host's processors time little.
+    """
+    others, guests = profile.conditions.others_share or 0.0, profile.conditions.steal_share or 0.0
+    if profile.fingerprint.device != "cpu" or others + guests <= DISTURBED_SHARE:
+        return None
+    return f"measured while other processes took {others:.0%} and other guests {guests:.0%} of the processors"
+
+
 def machines_directory(results: Path) -> Path:
     """Where profiles lie below the results directory."""
     return results / "machines"
@@ -231,6 +246,9 @@ def current_profile(results: Path, fingerprint: Fingerprint, *, ranks: int = 1) 
             check_holds(profile, fingerprint, str(path))
         except InputError as error:
             refused.append(str(error))
+            continue
+        if why := disturbed(profile):
+            refused.append(f"{path}: {why}")
             continue
         if profile.conditions.ranks < ranks:
             refused.append(f"{path}: measured with {profile.conditions.ranks} ranks at once, {ranks} are needed")

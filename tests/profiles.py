@@ -40,7 +40,14 @@ def triad() -> Table:
     return Table(subject=Subject(operation="triad"), axes=axes, timings=(timing(1e6 / 2e10), timing(1e8 / 5e9)))
 
 
-def profile(*, measured: float = 1000.0, ranks: int = 2, fingerprint: Fingerprint = HERE) -> Profile:
+def profile(
+    *,
+    measured: float = 1000.0,
+    ranks: int = 2,
+    fingerprint: Fingerprint = HERE,
+    others_share: float = 0.02,
+    steal_share: float = 0.0,
+) -> Profile:
     """Products of 1 and 2 ranks at once, an all-reduce of 1 ms and 1 GB/s, one check that is 10 % off."""
     sizes = [256.0, 1e6]
     all_reduce = Subject(operation="all_reduce", ranks=2)
@@ -54,8 +61,8 @@ def profile(*, measured: float = 1000.0, ranks: int = 2, fingerprint: Fingerprin
             seconds=60.0,
             load_before=0.5,
             load_after=1.5,
-            steal_share=0.0,
-            others_share=0.02,
+            steal_share=steal_share,
+            others_share=others_share,
             facts=reported,
             gpus=[],
         ),

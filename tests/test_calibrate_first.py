@@ -22,6 +22,7 @@ from test_faults import run_file
 from reference_runs.errors import InputError
 from suite import calibration
 from suite.__main__ import main
+from suite.acceptance.evidence import Competitor
 from suite.calibration import CalibrationRequest, CalibrationResult, stored
 from suite.commands import calibrate_first
 from suite.commands.calibrate_first import profile_for
@@ -58,6 +59,7 @@ class Suite:
         self.calibrated: Callable[[], CalibrationResult] = self.measured
         self._output = output
         patch.setattr(calibrate_first, "usable_cores", lambda: 2)
+        patch.setattr(calibrate_first, "competitors", lambda _: ([], 0.0))
         patch.setattr(calibrate_first, "planned_calibration", self._planned)
         patch.setattr(calibrate_first, "calibrate", lambda *_: self.calibrated())
         patch.setattr("suite.commands.reproduce.corpus_for", lambda *_: None)
@@ -138,9 +140,20 @@ def test_a_valid_profile_is_used_as_it_is(option: list[str], suite: Suite) -> No
             "a stale machine profile: torch has changed; got 1.0",
         ),
         (2, {"ranks": 1}, "measured with 1 ranks at once, 2 are needed"),
+        (2, {"others_share": 0.85}, "measured while other processes took 85% and other guests 0% of the processors"),
+        (2, {"others_share": 0.06, "steal_share": 0.05}, "other processes took 6% and other guests 5% of the process"),
         (2, None, "damaged machine profile, truncated perhaps"),
     ],
-    ids=["another node", "another device", "stale hardware", "stale software", "fewer ranks", "damaged"],
+    ids=[
+        "another node",
+        "another device",
+        "stale hardware",
+        "stale software",
+        "fewer ranks",
+        "others",
+        "others and guests",
+        "damaged",
+    ],
 )
 def test_a_profile_that_does_not_hold_is_measured_anew_and_the_line_says_why(
     ranks: int, spoil: dict[str, Any] | None, reason: str, suite: Suite
@@ -252,6 +265,33 @@ def test_an_interrupted_calibration_ends_all_with_130(end: Callable[[], Calibrat
     assert (code, out, suite.reproduced) == (130, "", [])
     assert INTERRUPTED in err
     assert list(machines_directory(suite.results).iterdir()) == []
+
+
+def test_a_calibration_beside_other_work_is_stored_and_not_used(suite: Suite) -> None:
+    busy = profile(fingerprint=HERE, others_share=0.5)
+    suite.calibrated = lambda: CalibrationResult(status=Status.OK, message="", profile=busy, path="busy.json")
+    code, out, err = suite.run()
+    why = "measured while other processes took 50% and other guests 0% of the processors"
+    line = f"the calibration is not used: busy.json: {why}"
+    assert (code, err[1:], suite.reproduced) == (0, [line], [(None, line)])
+    assert f"step time is not predicted: {line}\n" in out
+
+
+def test_nothing_is_calibrated_on_busy_processors(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [Competitor(pid=7, name="stress", cores=1.2)]
+    monkeypatch.setattr(calibrate_first, "competitors", lambda _: (others, 0.6))
+    code, _, err = suite.run()
+    line = "not calibrated: others take 60% of the processors now: stress (7)"
+    assert (code, suite.requests, err, suite.reproduced) == (0, [], [line], [(None, line)])
+    monkeypatch.setattr(calibrate_first, "competitors", lambda _: (others, 0.08))
+    assert suite.run()[0] == 0
+    assert len(suite.requests) == 1
+
+
+def test_work_beside_a_gpu_makes_no_profile_useless(suite: Suite) -> None:
+    here = msgspec.structs.replace(fingerprint("cpu"), device="cuda")
+    path = made_up(suite.results, fingerprint=here, others_share=0.85)
+    assert current_profile(suite.results, here)[1] == str(path)
 
 
 def test_more_ranks_than_cores_are_not_calibrated_without_being_asked(suite: Suite) -> None:

@@ -13,13 +13,16 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite import store
+from suite.acceptance.surroundings import competitors
 from suite.calibration import USUAL_SECONDS, CalibrationRequest, calibrate, planned_calibration
 from suite.commands.calibrate import CalibrationProgress
 from suite.devices import usable_cores
 from suite.job import Status
-from suite.machine_profile import Profile, current_profile, machines_directory
+from suite.machine_profile import DISTURBED_SHARE, Profile, current_profile, disturbed, machines_directory
 from suite.plan import Plan
 from suite.record import fingerprint
+
+LOOKED_SECONDS = 1.0  # a hundred ticks of each processor's clock
 
 
 def profile_for(plan: Plan, results: Path, *, may_calibrate: bool, messages: Console) -> tuple[Profile | None, str]:
@@ -27,7 +30,8 @@ def profile_for(plan: Plan, results: Path, *, may_calibrate: bool, messages: Con
 
     A calibration that fails is told in one line, and no reason not to reproduce: the exit code speaks of figures that
     were counted, and none of those needs a profile. Where ranks share cores, nothing is measured without being asked:
-    each number of ranks adds its whole share of points, whose times would be those of the processes taking turns.
+    each number of ranks adds its whole share of points, whose times would be those of the processes taking turns. On
+    processors that others keep busy nothing is measured either, and what was measured beside them is not used.
 
     Raises:
         KeyboardInterrupt: the calibration was interrupted by the user.
@@ -41,7 +45,12 @@ def profile_for(plan: Plan, results: Path, *, may_calibrate: bool, messages: Con
     try:
         with _only_one(results, messages):
             profile, where = _valid(plan, results)  # another command may have measured while this one waited
-            return (profile, where) if profile is not None else _measured(plan, results, where, messages)
+            if profile is not None:
+                return profile, where
+            if busy := _busy(plan.device):
+                messages.print(f"[yellow]{escape(busy)}[/]", soft_wrap=True)
+                return None, busy
+            return _measured(plan, results, where, messages)
     except KeyboardInterrupt:
         messages.print("[bold red]interrupted while calibrating[/]: no profile is stored, nothing is reproduced")
         raise
@@ -66,7 +75,25 @@ def _measured(plan: Plan, results: Path, why: str, messages: Console) -> tuple[P
         raise KeyboardInterrupt
     if result.profile is None:
         return None, _failed(f"{result.status.value}: {result.message}", messages)
+    if beside := disturbed(result.profile):
+        line = f"the calibration is not used: {result.path}: {beside}"
+        messages.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+        return None, line
     return result.profile, result.path
+
+
+def _busy(device: str) -> str | None:
+    """Why a calibration would now measure a busy machine; None where it would not.
+
+    A calibration that is known beforehand to be of no use costs every run as long again.
+    """
+    if device != "cpu":
+        return None
+    others, share = competitors(LOOKED_SECONDS)
+    if share is None or share <= DISTURBED_SHARE:
+        return None
+    named = ", ".join(f"{one.name} ({one.pid})" for one in others[:3])
+    return f"not calibrated: others take {share:.0%} of the processors now{f': {named}' if named else ''}"
 
 
 def _failed(why: str, messages: Console) -> str:

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from reference_runs.units import printed
 from suite.calibration_job import COLLECTIVES
-from suite.machine_profile import Check, Profile
+from suite.machine_profile import Check, Profile, disturbed
 from suite.measured_seconds import Line, Subject, Table, Timing, median, quantile
 from suite.report.tables import plain_table
 
@@ -39,9 +39,6 @@ _MOVED = {
     "cross_entropy": ((1, 0), (2, 0)),
     "embedding": ((2, 0), (2, 0)),
 }
-# Others' share of the processors above which a profile is of a busy machine: on 2 cores one competing process, half of
-# them, made calls of 20 us with 2 threads take 10 ms, two slices of the scheduler (AMD EPYC, torch 2.13, 2026-11-21)
-BUSY_SHARE = 0.1
 _ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -174,12 +171,8 @@ def print_profile(out: Console, profile: Profile) -> None:
     titles = ["kind", "ranks", "points", "median", "90 %", "largest", "signed"]
     out.print(plain_table(["interpolation error", *titles], check_rows(profile.checks)))
     out.print(f"[dim]{escape(disturbance(profile))}[/]", soft_wrap=True)
-    if conditions.others_share is not None and conditions.others_share > BUSY_SHARE:
-        out.print(
-            f"[yellow]other processes took {conditions.others_share:.0%} of the processors: calibrate again when they "
-            "are done[/]",
-            soft_wrap=True,
-        )
+    if why := disturbed(profile):
+        out.print(f"[yellow]{why}: no step is predicted from it; calibrate again when they are done[/]", soft_wrap=True)
 
 
 def disturbance(profile: Profile) -> str:
