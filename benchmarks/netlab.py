@@ -34,7 +34,7 @@ from suite import network_namespaces
 from suite.commands import exit_codes
 from suite.corpus import Corpus
 from suite.figures import Quantity
-from suite.hosts import torchrun
+from suite.hosts import Way, entered, torchrun
 from suite.job import Averaging, Event, Finished, Step, StepKind, events_path
 from suite.miniature import miniature
 from suite.plan import Plan, corpus_for, job_for
@@ -232,14 +232,15 @@ def _run(names: list[str], module: list[str], scratch: str) -> None:
 
 
 def _start(ranks: int, module: list[str], scratch: str, number: int, name: str) -> subprocess.Popen[bytes]:
-    command = torchrun(module, name, number=number, hosts=ranks)
+    command = torchrun(module, number=number, hosts=ranks, master=network_namespaces.address(0))
     variables = {
         "GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
     with (Path(scratch) / f"host{number}.log").open("wb") as log:
-        return subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True)
+        inside = entered(Way.NAMESPACE, name, command, variables)
+        return subprocess.Popen(inside, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True)
 
 
 def measure(hosts: int, rates: list[float], say: Callable[[str], None]) -> list[Run]:

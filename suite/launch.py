@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from suite.calibration_job import Calibrated, CalibrationJob
 from suite.flight_recorder import Diagnosis, Recording, decoded, diagnosed
+from suite.hosts import Hosts
 from suite.job import (
     LAUNCH_VARIABLE,
     WARM_UP_STEPS,
@@ -35,6 +36,7 @@ from suite.processes import die_with_parent, end_all, is_stopped
 
 AnyJob = Job | CalibrationJob | ProbeJob
 ROOT = Path(__file__).resolve().parent.parent
+HERE = Hosts()
 POLL_SECONDS = 0.1
 START_SECONDS = 120.0
 COMPILE_SECONDS = 600.0
@@ -62,8 +64,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class _Rank:
     """The events of one rank as its file grows."""
 
-    def __init__(self, path: str, now: float) -> None:
+    def __init__(self, path: str, now: float, *, here: bool = True) -> None:
         self.path = Path(path)
+        self.here = here
         self.events: list[Event] = []
         self.last_progress = now
         self.longest_step = 0.0
@@ -89,7 +92,8 @@ class _Rank:
 
     @property
     def pid(self) -> int | None:
-        return next((event.pid for event in self.events if isinstance(event, Started)), None)
+        """Its process number on this machine; None where it has none here."""
+        return None if not self.here else next((event.pid for event in self.events if isinstance(event, Started)), None)
 
     @property
     def finished(self) -> bool:
@@ -113,26 +117,24 @@ class _Rank:
         return usual + COMPILE_SECONDS if compiled and steps < WARM_UP_STEPS else usual
 
 
-def launch(
-    job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *, namespaces: Sequence[str] = ()
-) -> Outcome:
+def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *, hosts: Hosts = HERE) -> Outcome:
     """Run `job`, which lies in its directory as job.json, under torchrun and wait for its end.
 
-    With `namespaces`, a rank runs in each of them, as on a host of its own.
+    With `hosts`, a rank runs on each of them. What one is asked in a hang, others are not: their stacks are missing.
     `on_event` sees every rank's events as they come. A rank that stays silent beyond its patience ends the launch as a
     hang: stacks are dumped, everything is killed. Ctrl-C (KeyboardInterrupt) ends it as interrupted. No process of the
     launch outlives this call; if this process is killed, the kernel kills torchrun and its ranks.
     """
     log_path = Path(job.directory) / "torchrun.log"
     now = time.monotonic()
-    ranks = [_Rank(events_path(job.directory, rank), now) for rank in range(job.ranks)]
+    ranks = [_Rank(events_path(job.directory, rank), now, here=not hosts.elsewhere) for rank in range(job.ranks)]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            _command(job, namespaces),
+            _command(job, hosts),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(job, identity),
+            env=_environment(job, identity, hosts),
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
             preexec_fn=die_with_parent,
         )
@@ -146,7 +148,7 @@ def launch(
         end_all(process, identity, [rank.pid for rank in ranks if rank.pid is not None])
     if hung:
         if not faulty and collectives.missing:
-            faulty, message = collectives.missing, f"{collectives.lines[-1]}; {message}"
+            faulty, message = collectives.missing, f"{collectives.why}; {message}"
         return _outcome(Status.HANG, message, faulty, ranks, log_path, stacks)
     _drain(ranks, on_event)
     if process.returncode == 0 and all(rank.finished for rank in ranks):
@@ -154,9 +156,9 @@ def launch(
     return _failure(ranks, log_path, process.returncode)
 
 
-def _command(job: AnyJob, namespaces: Sequence[str]) -> list[str]:
-    if namespaces:
-        return [sys.executable, "-m", "suite.hosts", f"{job.directory}/job.json", *namespaces]
+def _command(job: AnyJob, hosts: Hosts) -> list[str]:
+    if hosts.names:
+        return [sys.executable, "-m", "suite.hosts", hosts.way.value, f"{job.directory}/job.json", *hosts.names]
     return [
         sys.executable,
         "-m",
@@ -173,10 +175,10 @@ def _command(job: AnyJob, namespaces: Sequence[str]) -> list[str]:
     ]
 
 
-def _environment(job: AnyJob, identity: str) -> dict[str, str]:
+def _environment(job: AnyJob, identity: str, hosts: Hosts) -> dict[str, str]:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     # ranks of one host meet on the loopback, also where the host's own name does not resolve
-    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" and not hosts.elsewhere else {}
     # what each rank of a hang waits in; nccl of PyTorch 2.11 records nothing unless told to, and with an empty value
     # gloo of 2.13 never gets past its constructor
     recorder = {"TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE") or "2000"}

@@ -59,7 +59,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request: everything but the corpus. `learns`: the recipe is ours to scale, so its loss must fall.
 
     Args:
-        hosts: network namespaces of this machine that have a rank each, where there is more than one.
+        hosts: that have a rank each, where there is more than one: network namespaces of this machine, or
+        host_names: others, entered by ssh.
+        interface: of each of those, that its messages leave by; None: the backend's choice.
     """
 
     name: str
@@ -78,6 +80,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     renewal: bool = False
     script: Script = SUITE
     hosts: int = 1
+    host_names: tuple[str, ...] = ()
+    interface: str | None = None
 
 
 def plan(request: Request) -> Plan:
@@ -258,7 +262,7 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         tokens_file=corpus.tokens_file,
         tokens=corpus.tokens,
         directory=scratch,
-        threads=max(1, usable_cores() // plan.layout.ranks),
+        threads=max(1, usable_cores() // (plan.layout.ranks // max(1, len(plan.host_names)))),
         collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
         trace=None if plan.trace is None else str(plan.trace),
         kernels=plan.kernels,
@@ -266,5 +270,5 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         exact_steps=plan.exact_steps,
         renewal=plan.renewal,
         script=plan.script,
-        interface=INTERFACE if plan.hosts > 1 else None,
+        interface=INTERFACE if plan.hosts > 1 and not plan.host_names else plan.interface,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,12 +17,13 @@ from suite.compare import Row, Verdict, overall
 from suite.corpus import Corpus
 from suite.devices import usable_cores
 from suite.figures import Figure
+from suite.hosts import Hosts, Way
 from suite.job import Averaging, Event, Failed, Finished, KernelChoice, Phase, Status, Step
 from suite.judgement import countable, expected_figures, judged
 from suite.launch import Outcome, launch
 from suite.machine_profile import Profile
 from suite.measured import counted_figures, others_shares
-from suite.network_namespaces import hosts
+from suite.network_namespaces import hosts as namespaces
 from suite.plan import Plan, job_for
 from suite.predict.executed_time_figures import time_figures
 from suite.record import SCHEMA, End, RankOutcome, begin_record
@@ -94,8 +95,8 @@ def reproduce(
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
         opened = store.Opened(directory, begin_record(job, corpus, identity))
         try:
-            with _namespaces(plan) as namespaces:
-                outcome = launch(job, identity, on_event, namespaces=namespaces)
+            with _hosts(plan) as where:
+                outcome = launch(job, identity, on_event, hosts=where)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             status = Status.INTERRUPTED if interrupted else Status.CRASHED
@@ -152,9 +153,16 @@ def reproduce(
     )
 
 
-def _namespaces(plan: Plan) -> AbstractContextManager[list[str]]:
-    """Names of the plan's hosts; none where its ranks share this one."""
-    return hosts(plan.hosts) if plan.hosts > 1 else nullcontext([])
+@contextmanager
+def _hosts(plan: Plan) -> Iterator[Hosts]:
+    """The plan's hosts: those that it names, or namespaces that live as long as the launch."""
+    if plan.host_names:
+        yield Hosts(Way.SSH, plan.host_names)
+    elif plan.hosts > 1:
+        with namespaces(plan.hosts) as names:
+            yield Hosts(Way.NAMESPACE, tuple(names))
+    else:
+        yield Hosts()
 
 
 def with_time(

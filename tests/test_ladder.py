@@ -414,6 +414,28 @@ def test_the_page_shows_each_walk_of_a_stored_climb_and_names_a_damaged_one(mach
     assert ["other.json" in str(error) for error in bad] == [True]
 
 
+def test_the_page_shows_the_newest_climb_of_all_rungs_and_a_partial_one_only_in_place_of_none(
+    machine: Machine, tmp_path: Path
+) -> None:
+    (tmp_path / DIRECTORY).mkdir()
+
+    def shown(name: str, outcome: Climb, started: float) -> int:
+        data = msgspec.json.encode(msgspec.structs.replace(outcome, started=started))
+        (tmp_path / DIRECTORY / name).write_bytes(data)
+        plots, bad = ladders(tmp_path)
+        assert not bad
+        return sum(len(plot.rows) for plot in plots)
+
+    every = [rung.name for rung in RUNGS]
+    part, whole, broken = climbed(["compile"]), climbed(every), climbed(every, broken=("compile",))
+    assert (part.whole, whole.whole, broken.whole) == (False, True, False)
+    count = sum(height.measured is not None for height in whole.heights)
+    assert shown("a.json", part, 1.0) == 3
+    assert shown("b.json", whole, 0.5) == count
+    assert shown("c.json", part, 2.0) == count
+    assert shown("d.json", climbed(every, repeat=2), 3.0) == count
+
+
 def test_the_page_judges_a_launch_by_what_its_own_script_promises() -> None:
     expected = remembered()
     peaks = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +18,7 @@ from suite.commands.calibrate_first import profile_for
 from suite.commands.reproduce import interrupt
 from suite.corpus import tokenised_documents
 from suite.devices import resolved_device
+from suite.hosts import check_reachable
 from suite.job import Event
 from suite.ladder.climb import Climb, Errand, Height, climb, failures, trace_of
 from suite.ladder.planned import STEPS, climber, planned
@@ -27,10 +28,11 @@ from suite.launch import ROOT
 from suite.report.ladder_table import as_json, print_climb, print_rungs
 from suite.report.page.ladder import DIRECTORY
 from suite.report.tables import console
-from suite.store import records_directory, writable
+from suite.store import new_identity, records_directory, writable, write_new
 from suite.traces import checked_trace
 
 PLOT_NEEDS = "matplotlib"
+HOSTS = 2  # of the rung ddp-hosts
 
 
 def ladder_command(
@@ -53,6 +55,13 @@ def ladder_command(
     traces: Annotated[
         Path | None,
         typer.Option(readable=False, help="Directory for RUNG.json, a trace of two steps of each: --traces /tmp/t."),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(help="For ddp-hosts: two that ssh enters without a password: --hosts node1,node2."),
+    ] = None,
+    interface: Annotated[
+        str | None, typer.Option(help="Network interface between --hosts, whose bytes are counted: --interface eth0.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of weights and sample order: --seed 2.")] = 1,
@@ -92,7 +101,11 @@ def ladder_command(
         raise InputError("a baseline has nothing to break", got=", ".join(bases), where="--break")
     if repeat < 1:
         raise InputError("launches", got=repeat, allowed="1 or more", where="--repeat")
-    climbing = climber(name, device=resolved_device(device)[0], seed=seed)
+    climbing = msgspec.structs.replace(
+        climber(name, device=resolved_device(device)[0], seed=seed),
+        host_names=checked_hosts(hosts, interface),
+        interface=interface,
+    )
     for rung in RUNGS if traces is not None else ():
         if rung.name in chosen and (path := trace_of(traces, rung)) is not None:
             checked_trace(path, ranks=1, device=climbing.device, steps=STEPS)
@@ -105,6 +118,7 @@ def ladder_command(
             vocabulary=climbing.architecture.vocabulary,
             least_tokens=Setting().samples * climbing.architecture.sequence + 1,
         )
+    check_reachable(climbing.host_names, Path(tempfile.gettempdir()), Path(tokens.tokens_file))
     try:
         records_directory(results, f"{name}-ladder")
         two = planned(climbing, Setting(data_parallel=2, micro_batch=16), "", texts)
@@ -130,8 +144,7 @@ def ladder_command(
             messages.print(f"[dim]{escape(_line(height))}[/]", soft_wrap=True)
 
         found = climb(errand, say, _quiet)
-        _store(found, results)
-        plot = _plotted(found, results)
+        plot = _kept(found, results)
     except OSError as error:  # no room or no access for records or scratch files
         messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
@@ -155,6 +168,22 @@ def named_rungs(names: str, where: str) -> frozenset[str]:
         if name not in known:
             raise InputError("unknown rung", got=repr(name), allowed=", ".join(known), where=where)
     return frozenset(asked)
+
+
+def checked_hosts(names: str | None, interface: str | None) -> tuple[str, ...]:
+    """The hosts of a list of names; none where there is no list.
+
+    Raises:
+        InputError: not two, or an interface without hosts.
+    """
+    if names is None:
+        if interface is not None:
+            raise InputError("an interface between hosts that are not named", got=interface, where="--interface")
+        return ()
+    asked = tuple(name.strip() for name in names.split(",") if name.strip())
+    if len(set(asked)) != len(asked) or len(asked) != HOSTS:
+        raise InputError("hosts of ddp-hosts", got=repr(names), allowed="two names: node1,node2", where="--hosts")
+    return asked
 
 
 def chosen_rungs(*, rungs: str | None, walk: str | None, start: str | None) -> frozenset[str]:
@@ -198,28 +227,21 @@ def _line(height: Height) -> str:
     )
 
 
-def _store(found: Climb, results: Path) -> None:
-    """Keep the climb for the page, in place of an earlier one of its run; nothing where nothing ran."""
-    if any(height.measured for height in found.heights):
-        path = writable(results / DIRECTORY, results) / f"{found.run}.json"
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_bytes(msgspec.json.encode(found))
-        beside.replace(path)
-
-
-def _plotted(found: Climb, results: Path) -> str:
-    """The picture's path, or why there is none."""
+def _kept(found: Climb, results: Path) -> str:
+    """Store the climb, for the page, and its picture; the picture's path, or why there is none."""
     from importlib.util import find_spec
 
     if not any(height.measured for height in found.heights):
         return "none: nothing ran"
+    path = writable(results / DIRECTORY, results) / f"{found.run}__{new_identity()}.json"
+    write_new(path, msgspec.json.encode(found))
     if find_spec(PLOT_NEEDS) is None:
         return f"none: {PLOT_NEEDS} is not installed; nox -s ladder brings it"
     from suite.report.ladder_plot import write_plot
 
-    path = writable(results / DIRECTORY, results) / f"{found.run}.png"
-    write_plot(found, path)
-    return str(path)
+    picture = path.with_suffix(".png")
+    write_plot(found, picture)
+    return str(picture)
 
 
 def _exit_code(found: Climb) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class Height(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Climb(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was found, in the order of the rungs."""
+    """Everything that was found, in the order of the rungs; `whole`: every rung was wanted, and none broken."""
 
     run: str
     device: str
@@ -61,6 +62,8 @@ class Climb(msgspec.Struct, frozen=True, kw_only=True):
     profile: str
     sample_seconds: float
     interrupted: bool = False
+    started: float = 0.0
+    whole: bool = False
 
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +108,7 @@ def climb(errand: Errand, on_height: Callable[[Height], None], on_event: Callabl
         InputError: the results directory cannot be written.
         StoreFullError: a record could not be written.
     """
+    started = time.time()
     rungs, applicable = wanted(errand)
     heights: dict[str, Height] = {}
     interactions: list[Interaction] = []
@@ -128,6 +132,8 @@ def climb(errand: Errand, on_height: Callable[[Height], None], on_event: Callabl
         profile=errand.profile_source,
         sample_seconds=errand.sample_seconds,
         interrupted=interrupted,
+        started=started,
+        whole=not interrupted and not errand.broken and len(rungs) == len(RUNGS),
     )
 
 

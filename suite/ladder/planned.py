@@ -28,13 +28,15 @@ WARMUP_SHARE = 0.1
 
 
 class Climber(msgspec.Struct, frozen=True, kw_only=True):
-    """What climbs: a run's shape and recipe on one kind of device."""
+    """What climbs: a run's shape and recipe on one kind of device; hosts beside this one, and their interface."""
 
     name: str
     architecture: Architecture
     recipe: Recipe
     device: str
     seed: int
+    host_names: tuple[str, ...] = ()
+    interface: str | None = None
 
 
 def climber(name: str, *, device: str, seed: int) -> Climber:
@@ -72,7 +74,7 @@ def _met(need: Need, climbing: Climber) -> bool:
     if need is Need.COMPILER:
         compiler = os.environ.get("CXX") or "g++"
         return bool((shutil.which(compiler) or shutil.which("c++")) and shutil.which("ninja"))
-    return network_namespaces.why_not() is None
+    return bool(climbing.host_names) or network_namespaces.why_not() is None
 
 
 def checkpoint_layers(architecture: Architecture) -> int:
@@ -126,5 +128,7 @@ def planned(
         kernels=KernelChoice.TRITON if setting.triton else KernelChoice.TORCH,
         script=script,
         hosts=setting.hosts,
+        host_names=climbing.host_names if setting.hosts > 1 else (),
+        interface=climbing.interface if setting.hosts > 1 else None,
         trace=trace,
     )

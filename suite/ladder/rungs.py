@@ -26,7 +26,7 @@ class Need(enum.StrEnum):
     CUDA = "no CUDA device: the host's memory is the device's here"
     TRITON = "no CUDA device: Triton's kernels would be interpreted"
     COMPILER = "no C++ compiler (g++, c++ or CXX) and ninja"
-    NAMESPACES = "no network namespaces: they need root and iproute2"
+    NAMESPACES = "no network namespaces (they need root and iproute2) and no --hosts"
     LAYERS = "too few layers: groups of sqrt(layers) are single layers"
 
 
@@ -392,7 +392,7 @@ RUNGS: tuple[Rung, ...] = (
     Rung(
         name="ddp-hosts",
         walk=Walk.SPEED,
-        title="DistributedDataParallel over two hosts: network namespaces joined by veth",
+        title="DistributedDataParallel over two hosts: network namespaces joined by veth, or --hosts",
         changes={"hosts": 2},
         promise=Promise.WITHIN,
         bound=REORDERED,

@@ -1,4 +1,4 @@
-"""The newest climb of each run as pictures: seconds a token by term as bars, and peak memory as a line."""
+"""The newest whole climb of each run as pictures: seconds a token by term as bars, and peak memory as a line."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DIRECTORY = "ladder"
 
 
 def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
-    """A picture of each walk of each stored climb, and why others are left out."""
-    plots: list[Plot] = []
+    """Pictures of each run's newest whole climb, else of its newest, a walk each; why damaged ones are left out."""
+    newest: dict[str, Climb] = {}
     bad: list[InputError] = []
     for path in sorted((results / DIRECTORY).glob("*.json")):
         try:
@@ -26,8 +26,14 @@ def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             bad.append(InputError(f"damaged climb: {error}", where=str(path)))
             continue
-        plots += [plot for walk in Walk if (plot := _walk(climb, walk)) is not None]
+        if climb.run not in newest or _order(climb) > _order(newest[climb.run]):
+            newest[climb.run] = climb
+    plots = [plot for climb in newest.values() for walk in Walk if (plot := _walk(climb, walk)) is not None]
     return plots, bad
+
+
+def _order(climb: Climb) -> tuple[bool, float]:
+    return climb.whole, climb.started
 
 
 def _walk(climb: Climb, walk: Walk) -> Plot | None:
