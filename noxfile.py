@@ -17,23 +17,15 @@ nox.options.sessions = ["tests"]
 CONSTRAINTS = "constraints.txt"
 AXE_CORE = "4.14.1"  # accessibility rules, from npm
 RUNS = ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2")
-ONE_THREAD = (
-    *(f"tests/{name}" for name in ("acceptance", "execute", "kernels", "predict", "reference_runs")),
+# Tests that start ranks, which take all cores, or that measure time
+ALONE = (
+    *(f"tests/{name}" for name in ("gpu", "layouts", "one_bit", "parity", "peers")),
     *(
         f"tests/test_{name}.py"
         for name in (
-            *(
-                "calibration_plan",
-                "damaged_records",
-                "fitting",
-                "formulas",
-                "history",
-                "kernel_runs",
-                "launches",
-                "noise",
-            ),
-            *("overhead", "page", "planted_changes", "profiled_machine", "record_writers", "regress", "regressions"),
-            *("results_command", "statistics", "step_tables", "store", "two_sets"),
+            *("averaging", "bubble", "calibrate", "calibrate_first", "contracts", "faults", "kernel_benchmark"),
+            *("measured_terms", "netlab", "planted_code", "predict", "prediction_seconds", "reproduce", "sent_bytes"),
+            *("traces", "validate"),
         )
     ),
 )
@@ -41,7 +33,13 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install the dependencies and the named groups, at the versions in constraints.txt, once for each virtualenv."""
+    """Install the dependencies and the named groups, at the versions in constraints.txt, once for each virtualenv.
+
+    Bytecode is made of what is imported, and kept in the virtualenv: pip would compile all of PyTorch beforehand, in 28
+    of 41 s (2 cores of an AMD EPYC, 2026-11-22).
+    """
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    session.env["PYTHONPYCACHEPREFIX"] = str(Path(session.virtualenv.location or "", "bytecode").resolve())
     wanted = list(PROJECT["project"]["dependencies"])
     for group in groups:
         wanted += PROJECT["dependency-groups"][group]
@@ -54,7 +52,7 @@ def install(session: nox.Session, *groups: str) -> None:
                 return
     except FileNotFoundError:
         pass
-    session.install("--constraint", CONSTRAINTS, *wanted)
+    session.install("--no-compile", "--constraint", CONSTRAINTS, *wanted)
     with open(stamp, "w", encoding="utf-8") as file:
         file.write(text)
 
@@ -137,7 +135,7 @@ def results(session: nox.Session) -> None:
 @nox.session
 def accuracy(session: nox.Session) -> None:
     """Reproduce miniatures on 1 and 2 ranks, eager and compiled, and write the table: nox -s accuracy -- gpt2-mini"""
-    install(session, "execute")
+    install(session, "execute", "report", "regress")
     for name in session.posargs or [f"{run}-mini" for run in RUNS]:
         for ranks in ("2", "1"):
             for execution in ("--no-compile", "--compile"):
@@ -182,10 +180,11 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run(*pytest, *session.posargs)
         return
-    # what computes in one thread of its own process, a test file on every core; then what starts ranks or measures time
-    alone = {"OMP_NUM_THREADS": "1"}
-    session.run(*pytest, "-n", "auto", "--dist", "loadfile", "--benchmark-disable", *ONE_THREAD, env=alone)
-    session.run(*pytest, *(f"--ignore={directory}" for directory in ONE_THREAD))
+    others = [f"--ignore={name}" for name in ALONE]
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    # a test file on every core, each computing in one thread of its own process; then the others
+    session.run(*pytest, "-n", "auto", "--dist", "loadfile", "--benchmark-disable", *others, env=one_thread)
+    session.run(*pytest, *ALONE)
 
 
 @nox.session

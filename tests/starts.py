@@ -19,14 +19,14 @@ YARDSTICK_SECONDS = 0.1  # where the stated times hold; an AMD EPYC has taken 0.
 TURNS = 7
 
 
-def command_seconds(*arguments: str) -> float:
-    """Processor seconds of `python -m suite ARGUMENTS`, the median of 7 runs, where the yardstick takes as stated.
+def command_seconds(*arguments: str, turns: int = TURNS) -> float:
+    """Processor seconds of `python -m suite ARGUMENTS`, the median of runs, where the yardstick takes as stated.
 
     On a quiet machine they are the wall time, as such a command waits for nothing. Virtual processors have slow phases
     of seconds: each run is divided by one of the yardstick beside it.
     """
     ratios = []
-    for _ in range(TURNS):
+    for _ in range(turns):
         yardstick = _processor_seconds(*YARDSTICK)
         ratios.append(_processor_seconds("-m", "suite", *arguments) / yardstick)
     return statistics.median(ratios) * YARDSTICK_SECONDS

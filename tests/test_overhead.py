@@ -30,7 +30,7 @@ from reference_runs.run import Precision
 from suite.execute.precision import prepare_arithmetic
 from suite.job import Job
 from suite.plan import corpus_for, job_for
-from tests.launches import small_plan
+from tests.launches import TEXT, small_plan
 
 CPU = torch.device("cpu")
 RECIPES: dict[Precision, dict[str, Any]] = {
@@ -53,7 +53,7 @@ def _alone() -> Iterator[None]:
 
 def job(scratch: Path, **changes: Any) -> Job:
     plan = small_plan(ranks=1, recipe=changes, layout={"recomputation": Recomputation.FULL})
-    return job_for(plan, corpus_for(plan, None), str(scratch))
+    return job_for(plan, corpus_for(plan, TEXT), str(scratch))
 
 
 def turns(asked: Job, bare: Job | None = None) -> tuple[Turn, Turn]:

@@ -33,7 +33,7 @@ EXACT = {
     ("name", "ranks"),
     [
         ("gpt2-mini", 1),
-        ("bloom-mini", 2),
+        pytest.param("bloom-mini", 2, marks=pytest.mark.rare),  # as .ci/run reproduces it
         *(pytest.param(*case, marks=pytest.mark.rare) for case in RARE_CASES),
     ],
 )
@@ -63,7 +63,11 @@ def test_a_miniature_equals_its_prediction_exactly(name: str, ranks: int, tmp_pa
         pytest.param({}, {"zero_stage": 0}, marks=pytest.mark.rare),
         ({}, {"recomputation": Recomputation.NONE, "bucket_bytes": 100_000}),
         pytest.param(FP32_WITHOUT_DROPOUT, {}, marks=pytest.mark.rare),
-        (FP32_WITHOUT_DROPOUT, {"zero_stage": 0, "recomputation": Recomputation.NONE}),
+        pytest.param(
+            FP32_WITHOUT_DROPOUT,
+            {"zero_stage": 0, "recomputation": Recomputation.NONE},
+            marks=pytest.mark.rare,
+        ),
         pytest.param({"decay_of_vectors": True}, {"micro_batch": 1}, marks=pytest.mark.rare),
     ],
     ids=["zero-0", "small-buckets", "fp32-no-dropout", "fp32-plain", "one-group"],
@@ -179,7 +183,7 @@ attention.Attention.forward = patched
 }
 
 
-IN_EVERY_RUN = ("a message of one byte", "one more matrix product")
+IN_EVERY_RUN = ("a message of one byte",)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -33,7 +32,7 @@ SEQUENCE = 16
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TokenStream, TokenStream]]:
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenStream, TokenStream]:
     """The same samples from the file of tokens, and from documents of a word to a few hundred."""
     directory = tmp_path_factory.mktemp("documents")
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +49,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TokenStrea
         )
         stored = torch.from_numpy(numpy.fromfile(corpus.tokens_file, dtype="<i4"))
         assert torch.equal(documents[0 : corpus.tokens], stored)
-        yield made, mapped
+    return made, mapped
 
 
 def test_tokens_made_from_documents_are_those_of_the_file_wherever_a_sample_begins(

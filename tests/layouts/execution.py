@@ -21,6 +21,7 @@ from suite.job import LAUNCH_VARIABLE, Event, Finished, Job, Step
 from suite.launch import ROOT
 from suite.plan import corpus_for, job_for
 from suite.processes import die_with_parent, end_all
+from tests.launches import TEXT
 from tests.layouts.table import Case, mesh_of, small_run
 
 START_SECONDS = 120
@@ -77,7 +78,7 @@ class Executions:
         sizes = mesh_of(cases[0])
         directory = self._directory / "dp{}-tp{}-pp{}".format(*sizes)
         directory.mkdir()
-        corpus = corpus_for(small_run(cases[0]), None)  # the vocabulary and the batch are the same in all
+        corpus = corpus_for(small_run(cases[0]), TEXT)  # the vocabulary and the batch are the same in all
         jobs = [job_for(small_run(case), corpus, str(directory)) for case in cases]
         jobs = [msgspec.structs.replace(job, threads=1) for job in jobs]  # products are too small to be shared
         (directory / "jobs.json").write_bytes(msgspec.json.encode(jobs))

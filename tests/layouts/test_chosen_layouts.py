@@ -12,6 +12,7 @@ from tests.layouts.table import Case, table
 
 SEQUENCE_PARALLEL = Case("bloom-mini", "fp32", "tp2,sp")
 RARE = [
+    Case("gpt-neox-mini", "fp32", "tp2"),
     Case("bloom-mini", "16bit", "dp1,recompute-selective"),
     Case("mt-nlg-mini", "16bit", "dp2"),
     Case("gpt-neox-mini", "16bit", "tp2"),
@@ -26,7 +27,6 @@ CHOSEN = [
     Case("codegeex-mini", "16bit", "dp2,zero2"),
     Case("opt-mini", "16bit", "dp2,zero3"),
     Case("glm-mini", "dropout", "dp2,zero3,recompute-full"),
-    Case("gpt-neox-mini", "fp32", "tp2"),
     Case("bloom-mini", "dropout", "tp2,recompute-full"),
     SEQUENCE_PARALLEL,
     Case("glm-mini", "fp32", "tp2,sp,recompute-full,every2"),

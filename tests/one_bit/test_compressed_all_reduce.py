@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -75,6 +75,7 @@ def check(ranks: int, steps: list[list[list[Tensor]]], told: list[Any]) -> None:
                 assert not servers[number][own.numel() :].any()
 
 
+@settings(max_examples=25)  # each is several exchanges of 2 to 4 processes
 @given(steps_of_vectors(VALUES))
 def test_any_values_are_averaged_as_in_the_simulation(pool: Pool, case: tuple[int, Any]) -> None:
     ranks, steps = case
