@@ -23,7 +23,7 @@ from suite.predict.schedule import NO_FLUSH
 from suite.predict.textbook_traffic import textbook_differences
 
 SENT_TOLERANCE = 0.03
-SENT_REASON = "needs a network interface of the rank's own; the tolerance is for protocol headers"
+SENT_REASON = "needs a network interface of the rank's own; the tolerance is for the backend's own bytes"
 PART_OF_SENT_REASON = "a part of the rank's sent_bytes: an interface counts all of them together"
 BUBBLE_TOLERANCE = 0.05  # of the step, on either side
 BUBBLE_REASON = "within 5 points: stages of equal flop take equal times, and messages none"
