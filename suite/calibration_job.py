@@ -58,7 +58,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
     """A rank has measured everything.
 
     Args:
-        cpu_seconds: processor time of this rank in `seconds`.
+        cpu_seconds: processor time of this rank, and of all that it started, in `seconds`.
         busy_seconds, steal_seconds, all_seconds: of all processors in that time; None where the system does not tell.
         environment: device, libraries, and what is known of clocks and governor, as texts.
         gpus: samples of this rank's GPU.

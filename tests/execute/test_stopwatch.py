@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from suite.calibration_job import Task
 from suite.execute.measure.calibrate import OPERATIONS
-from suite.execute.measure.conditions import GpuLog, processor_facts, processor_time
+from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.measure.products import DTYPES, Inputs
 from suite.execute.measure.stopwatch import LEAST_REPETITIONS, MOST_REPETITIONS, Stopwatch, is_warm, summary
 from suite.measured_seconds import Subject
@@ -143,6 +145,25 @@ def test_tensors_of_two_places_do_not_overlap() -> None:
     first, second = inputs.normal(4, 8, dtype=torch.float32), second
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     assert second.data_ptr() - first.data_ptr() == 4 * 32
+
+
+BUSY = "import time; end = time.process_time() + 0.4\nwhile time.process_time() < end: pass\n"
+
+
+def test_what_a_process_started_is_its_own_whether_it_has_ended_or_not() -> None:
+    before = own_seconds()
+    subprocess.run([sys.executable, "-c", BUSY], check=True)
+    ended = own_seconds()
+    assert 0.4 <= ended - before < 2
+    nested = (
+        f"import subprocess, sys; {BUSY}\nprint('done', flush=True)\nsubprocess.run([sys.executable, '-c', 'input()'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", nested], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        alive = own_seconds()
+        child.kill()
+    assert 0.4 <= alive - ended < 2
 
 
 def test_processor_time_passes_and_no_more_of_it_is_busy_than_there_is() -> None:

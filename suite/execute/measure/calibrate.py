@@ -14,7 +14,7 @@ from kernels.half_matmul import compute_products_through_fp32, has_instructions
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
 from suite.execute.measure import host, operators, products
 from suite.execute.measure.collectives import collective, collective_timing, slowest
-from suite.execute.measure.conditions import GpuLog, processor_facts, processor_time
+from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.measure.fingerprint import environment
 from suite.execute.measure.products import DTYPES, Inputs
 from suite.execute.measure.stopwatch import Stopwatch, Work
@@ -95,7 +95,7 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     rank, bench = dist.get_rank(), Bench(job, device)
     gc.collect()
     gc.disable()  # its pauses belong to no point
-    before, start, own = processor_time(), time.perf_counter(), time.process_time()
+    before, start, own = processor_time(), time.perf_counter(), own_seconds()
     done = 0
     for lap, (number, task) in product(range(job.rounds), enumerate(job.tasks)):
         report(Phase(str(task.subject), time.time()))
@@ -117,7 +117,7 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
         facts["gpu_log"] = gpu.why_none
     return Calibrated(
         seconds=time.perf_counter() - start,
-        cpu_seconds=time.process_time() - own,
+        cpu_seconds=own_seconds() - own,
         busy_seconds=busy,
         steal_seconds=steal,
         all_seconds=total,

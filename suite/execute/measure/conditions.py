@@ -36,6 +36,25 @@ def processor_time() -> ProcessorTime | None:
     return ProcessorTime(busy / second, ticks.get("steal", 0) / second, sum(ticks.values()) / second)
 
 
+def own_seconds() -> float:
+    """Processor time of this process and of all that it started, ended or not: compilers and their workers too."""
+    second = os.sysconf("SC_CLK_TCK")
+    parents: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        pid = int(path.parent.name)
+        parents[pid] = int(fields[1])
+        seconds[pid] = sum(map(int, fields[11:15])) / second  # user, system, and both of children that were waited for
+    started = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in started} - started:
+        started |= more
+    return sum(os.times()[:4]) + sum(seconds.get(pid, 0.0) for pid in started - {os.getpid()})
+
+
 class SharedProcessors:
     """Processor time of this process and of the whole system between a start and the last lap.
 
