@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from suite.brief import Key
 from suite.compare import Row
 from suite.figures import Quantity, StepTerm
 from suite.job import Status
 from suite.launches import Launch, Values
+
+TERMS = tuple(term.value for term in StepTerm)
+EXPLAINED = tuple(term for term in TERMS if term != StepTerm.UNEXPLAINED)
 
 
 class Residuals(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,13 +61,26 @@ def launch_residuals(launch: Launch) -> Residuals | None:
 
 def _step_seconds(figures: Values) -> dict[str | None, int | float]:
     """By term; None: of the whole step."""
-    found = {term: figures.of(Quantity.STEP_SECONDS, term=term) for term in (None, *StepTerm)}
-    return {term: value for term, value in found.items() if value is not None}
+    numbers = figures.numbers
+    return {term: numbers[place] for term, place in _terms(figures.places)}
+
+
+_known: dict[int, tuple[dict[Key, int], list[tuple[str | None, int]]]] = {}
+
+
+def _terms(places: dict[Key, int]) -> list[tuple[str | None, int]]:
+    """The terms of the step, and where their seconds are; looked up once for all launches that share the places."""
+    same, terms = _known.get(id(places), (None, []))
+    if same is not places:
+        keys = ((term, (Quantity.STEP_SECONDS.value, None, None, term)) for term in (None, *TERMS))
+        terms = [(term, places[key]) for term, key in keys if key in places]
+        _known[id(places)] = places, terms
+    return terms
 
 
 def _residuals(left: Mapping[str | None, float], right: Mapping[str | None, float]) -> Residuals | None:
     whole = right.get(None)
-    shared = [term for term in StepTerm if term in left and right.get(term) and term is not StepTerm.UNEXPLAINED]
+    shared = [term for term in EXPLAINED if term in left and right.get(term)]
     if None not in left or not whole or not shared:
         return None
     term = max(shared, key=lambda term: abs(right[term] - left[term]))
@@ -71,7 +88,7 @@ def _residuals(left: Mapping[str | None, float], right: Mapping[str | None, floa
         predicted_seconds=left[None],
         measured_seconds=whole,
         difference=whole - left[None],
-        term=term.value,
+        term=term,
         residual=right[term] - left[term],
-        unexplained_seconds=right.get(StepTerm.UNEXPLAINED, 0.0),
+        unexplained_seconds=right.get(StepTerm.UNEXPLAINED.value, 0.0),
     )
