@@ -281,6 +281,6 @@ INJECTIONS = (
     Injection(
         "memory-bandwidth",
         ["--only", "0,3"],
-        *(_FAIL, 3, "FAIL", "memory bandwidth", "confirmed", _beside("copier", COPY, 4)),
+        *(_FAIL, 3, "FAIL", "memory bandwidth (rank 1", "confirmed", _in_ranks("memory-bandwidth")),
     ),
 )

@@ -99,6 +99,23 @@ def _slow_products(module: ModuleType) -> None:
     module.product = slow  # type: ignore[attr-defined]
 
 
+def _slow_memory(module: ModuleType) -> None:
+    """Every copy and triad of this rank is made three times in the time of one."""
+    memory: Any = module.memory
+
+    def slow(*arguments: Any) -> Any:
+        work = memory(*arguments)
+
+        def thrice() -> Any:
+            work()
+            work()
+            return work()
+
+        return thrice
+
+    module.memory = slow  # type: ignore[attr-defined]
+
+
 def _flipped(tensor: Any) -> None:
     """One bit of the middle element, in place."""
     import torch
@@ -202,6 +219,7 @@ PATCHES: dict[str, tuple[str, Callable[[ModuleType], None], bool]] = {
     ),
     "extra-message": ("suite.execute.step", _extra_message, True),
     "slow-products": ("suite.execute.measure.products", _slow_products, False),
+    "memory-bandwidth": ("suite.execute.measure.operators", _slow_memory, False),
     **dict.fromkeys(
         (
             *("gradient-bit", "weight-bit", "nondeterministic-rank", "collective-bit", "message-bit", "memory-bit"),
