@@ -37,11 +37,10 @@ class Documents(msgspec.Struct, frozen=True):
     token_places: list[int]
 
 
-class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rung of the ladder does in another way than the suite; by default nothing.
+class Habits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a script does in another way than the suite; by default nothing.
 
     Args:
-        rung: its name, WALK/NAME.
         tokenises: whether each sample's documents are read and tokenised anew.
         workers: processes that make batches ahead; 0: they are made when they are needed.
         pinned: whether batches lie in page-locked memory and are copied on a stream of their own. CUDA only.
@@ -52,10 +51,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         offloads_activations: whether what autograd keeps lies in the host's memory. CUDA only.
         loss_chunks: parts of a micro-batch's tokens whose logits exist one after the other.
         cpp_operator: whether scale, mask and softmax are one operator, written in C++.
-        texts: of a script that tokenises.
     """
 
-    rung: str
     tokenises: bool = False
     workers: int = 0
     pinned: bool = False
@@ -66,6 +63,17 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     offloads_activations: bool = False
     loss_chunks: int = 1
     cpp_operator: bool = False
+
+
+class Script(Habits, frozen=True, kw_only=True):
+    """The habits of a rung of the ladder.
+
+    Args:
+        rung: its name, WALK/NAME.
+        texts: of a script that tokenises.
+    """
+
+    rung: str
     texts: Texts | None = None
 
 

@@ -18,7 +18,7 @@ from suite.job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS, KernelChoice
 from suite.ladder.rungs import Need, Rung, Setting
 from suite.miniature import miniature
 from suite.plan import Plan
-from suite.script import Script, Texts
+from suite.script import Habits, Script, Texts
 
 TIMED_STEPS = 6
 STEPS = WARM_UP_STEPS + COUNTED_STEPS + TIMED_STEPS + PROFILED_STEPS
@@ -114,8 +114,8 @@ def planned(
         checkpoint_layers=setting.layers_per_checkpoint or checkpoint_layers(architecture),
         offload=Offload.STATE if setting.offloads_state else Offload.NONE,
     )
-    shared = {field: getattr(setting, field) for field in Script.__struct_fields__ if hasattr(setting, field)}
-    script = Script(rung=label, texts=texts if setting.tokenises else None, **shared)
+    habits = {field: getattr(setting, field) for field in Habits.__struct_fields__}
+    script = Script(rung=label, texts=texts if setting.tokenises else None, **habits)
     return Plan(
         name=f"{climbing.name}-ladder",
         architecture=architecture,

@@ -10,7 +10,7 @@ import msgspec
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
-from suite.script import Update
+from suite.script import Habits, Update
 
 
 class Walk(enum.StrEnum):
@@ -38,8 +38,8 @@ class Promise(enum.StrEnum):
     CHANGED = "changed"
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that rungs change; the fields from `tokenises` on are those of `suite.script.Script`.
+class Setting(Habits, frozen=True, kw_only=True):
+    """Everything that rungs change.
 
     Args:
         samples: of a step; micro_batch: of one pass of one rank.
@@ -58,16 +58,6 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool = False
     triton: bool = False
     hosts: int = 1
-    tokenises: bool = False
-    workers: int = 0
-    pinned: bool = False
-    synchronises: bool = False
-    keeps_gradients: bool = False
-    in_place: bool = False
-    update: Update = Update.FUSED
-    offloads_activations: bool = False
-    loss_chunks: int = 1
-    cpp_operator: bool = False
 
 
 BASE = {
