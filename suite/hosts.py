@@ -112,21 +112,23 @@ def entered(way: Way, name: str, command: Sequence[str], variables: dict[str, st
     return [*REMOTE, "-tt", name, f"cd {shlex.quote(str(ROOT))} && {{ {watched}; }}"]
 
 
-def check_reachable(names: Sequence[str], directory: Path, tokens: Path) -> None:
-    """See that every host lets us in, has the suite and its Python, and sees the scratch directory and the tokens.
+def check_reachable(names: Sequence[str], directory: Path, tokens: Path, interface: str | None = None) -> None:
+    """See that every host lets us in, has suite, Python and interface, and sees the scratch directory and the tokens.
 
     Raises:
         InputError: the first that does not, and what it said.
     """
     marker = directory / f".suite-hosts-{os.getpid()}"
     shared = "set {} to a directory that all share"
-    needs = (
+    needs = [
         (["true"], "cannot be entered"),
         (["test", "-f", str(marker)], f"does not see {directory}: {shared.format('TMPDIR')}"),
         (["test", "-f", str(tokens)], f"does not see {tokens}: {shared.format('XDG_CACHE_HOME')}"),
         (["test", "-f", str(Path(__file__))], f"has no {ROOT}: the hosts need the suite in the same directory"),
         ([sys.executable, "-c", "import torch, msgspec"], f"has no {sys.executable} with torch"),
-    )
+    ]
+    if interface is not None:
+        needs.append((["test", "-d", f"/sys/class/net/{interface}"], f"has no network interface {interface}"))
     marker.write_text("", encoding="utf-8")
     try:
         for name in names:

@@ -88,6 +88,9 @@ def test_a_host_that_cannot_take_part_is_named_with_what_it_lacks(name: str, say
 def test_a_host_that_lacks_nothing_passes_and_one_without_the_tokens_does_not(ssh: Path) -> None:
     (ssh / "tokens").touch()
     check_reachable(["good"], ssh, ssh / "tokens")
+    check_reachable(["good"], ssh, ssh / "tokens", "lo")
+    with pytest.raises(InputError, match="good has no network interface nowhere0"):
+        check_reachable(["good"], ssh, ssh / "tokens", "nowhere0")
     with pytest.raises(InputError, match="set XDG_CACHE_HOME"):
         check_reachable(["good"], ssh, ssh / "elsewhere")
 
@@ -98,7 +101,7 @@ def test_without_ssh_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         check_reachable(["good"], tmp_path, tmp_path)
 
 
-@pytest.mark.parametrize("names", ["one", "a,b,c", "a,a", ","])
+@pytest.mark.parametrize("names", ["one", "a,b,c", "a,a", ",", "a,-oProxyCommand=x"])
 def test_the_rung_over_hosts_needs_two(names: str) -> None:
     with pytest.raises(InputError, match="two names"):
         checked_hosts(names, None)

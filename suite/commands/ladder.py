@@ -118,7 +118,7 @@ def ladder_command(
             vocabulary=climbing.architecture.vocabulary,
             least_tokens=Setting().samples * climbing.architecture.sequence + 1,
         )
-    check_reachable(climbing.host_names, Path(tempfile.gettempdir()), Path(tokens.tokens_file))
+    check_reachable(climbing.host_names, Path(tempfile.gettempdir()), Path(tokens.tokens_file), interface)
     try:
         records_directory(results, f"{name}-ladder")
         two = planned(climbing, Setting(data_parallel=2, micro_batch=16), "", texts)
@@ -181,7 +181,7 @@ def checked_hosts(names: str | None, interface: str | None) -> tuple[str, ...]:
             raise InputError("an interface between hosts that are not named", got=interface, where="--interface")
         return ()
     asked = tuple(name.strip() for name in names.split(",") if name.strip())
-    if len(set(asked)) != len(asked) or len(asked) != HOSTS:
+    if len(set(asked)) != len(asked) or len(asked) != HOSTS or any(name.startswith("-") for name in asked):
         raise InputError("hosts of ddp-hosts", got=repr(names), allowed="two names: node1,node2", where="--hosts")
     return asked
 
