@@ -83,37 +83,25 @@ def _extra_message(module: ModuleType) -> None:
     steps.update = chatty
 
 
-def _slow_products(module: ModuleType) -> None:
-    """Every product of this rank is computed twice in the time of one."""
-    product: Any = module.product
+def _slow(measured: str, times: int) -> Callable[[ModuleType], None]:
+    """A patch: what a function of the module gives to be timed is done so many times in the time of one."""
 
-    def slow(*arguments: Any) -> Any:
-        work = product(*arguments)
+    def patch(module: ModuleType) -> None:
+        original: Any = getattr(module, measured)
 
-        def twice() -> Any:
-            work()
-            return work()
+        def slow(*arguments: Any) -> Any:
+            work = original(*arguments)
 
-        return twice
+            def repeated() -> Any:
+                for _ in range(times - 1):
+                    work()
+                return work()
 
-    module.product = slow  # type: ignore[attr-defined]
+            return repeated
 
+        setattr(module, measured, slow)
 
-def _slow_memory(module: ModuleType) -> None:
-    """Every copy and triad of this rank is made three times in the time of one."""
-    memory: Any = module.memory
-
-    def slow(*arguments: Any) -> Any:
-        work = memory(*arguments)
-
-        def thrice() -> Any:
-            work()
-            work()
-            return work()
-
-        return thrice
-
-    module.memory = slow  # type: ignore[attr-defined]
+    return patch
 
 
 def _flipped(tensor: Any) -> None:
@@ -218,8 +206,8 @@ PATCHES: dict[str, tuple[str, Callable[[ModuleType], None], bool]] = {
         ("nan", "oom", "crash", "killed", "stopped", "hang", "slow-rank"), ("suite.execute.step", _training, False)
     ),
     "extra-message": ("suite.execute.step", _extra_message, True),
-    "slow-products": ("suite.execute.measure.products", _slow_products, False),
-    "memory-bandwidth": ("suite.execute.measure.operators", _slow_memory, False),
+    "slow-products": ("suite.execute.measure.products", _slow("product", 2), False),
+    "memory-bandwidth": ("suite.execute.measure.operators", _slow("memory", 3), False),
     **dict.fromkeys(
         (
             *("gradient-bit", "weight-bit", "nondeterministic-rank", "collective-bit", "message-bit", "memory-bit"),
