@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
+from suite import host_memory
 from suite.job import LAUNCH_VARIABLE
 from suite.network_namespaces import address
 from suite.processes import die_with_parent
@@ -29,7 +30,7 @@ GONE_WITHIN_SECONDS = 10.0
 ROOT = Path(__file__).parent.parent
 REMOTE = ("ssh", "-o", "BatchMode=yes")  # never asks for a password
 PASSED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "TORCH_FR_BUFFER_SIZE", LAUNCH_VARIABLE)
-PASSED_PREFIXES = ("GLOO_", "NCCL_", "SUITE_")
+PASSED_PREFIXES = ("GLOO_", "NCCL_", "SUITE_", host_memory.PREFIX)
 OWN_INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 

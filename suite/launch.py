@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from suite import host_memory
 from suite.calibration_job import Calibrated, CalibrationJob
 from suite.flight_recorder import Diagnosis, Recording, decoded, diagnosed
 from suite.hosts import Hosts
@@ -184,6 +185,7 @@ def _environment(job: AnyJob, identity: str, hosts: Hosts) -> dict[str, str]:
     recorder = {"TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE") or "2000"}
     return (
         loopback
+        | host_memory.settings()
         | os.environ
         | recorder
         | {

@@ -21,6 +21,7 @@ import msgspec
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
+from suite import host_memory
 from suite.corpus import Corpus
 from suite.figures import Figure
 from suite.job import Job, Status, Step
@@ -261,10 +262,12 @@ def _gpu_models() -> list[str]:
 
 
 def software() -> dict[str, str]:
-    """Versions of this suite, Python, the system, the driver and the packages that decide results, as texts."""
+    """Versions of this suite, Python, the system, the driver and the packages that decide results, as texts; and how
+    ranks get memory on their host."""
     facts = {
         "suite": suite_version(),
         "driver": _field("/proc/driver/nvidia/version", "NVRM version"),
+        "allocator": host_memory.described(),
     } | {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     for name in _DISTRIBUTIONS:
         try:
