@@ -236,6 +236,7 @@ def _judged(battery: _Battery, health: Health, evidence: list[Evidence] | None =
     return judged(
         [*(battery.evidence() if evidence is None else evidence), health],
         battery.known,
+        device=settings.device,
         others=settings.others,
         looks=settings.effort.looks,
         selected=settings.selected,

@@ -18,7 +18,7 @@ from suite.acceptance.checks import (
     STRAGGLER,
 )
 from suite.acceptance.evidence import Launched
-from suite.acceptance.expectations import limited
+from suite.acceptance.expectations import SPREAD_FROM, WARN_LEVEL, limited, room_of_one_more
 from suite.acceptance.history import History
 from suite.acceptance.noninferiority import FEWEST, LOOKS, look
 from suite.acceptance.verdicts import Finding, Verdict
@@ -100,17 +100,24 @@ def step_ratios(launches: Sequence[Launched]) -> list[float]:
 
 
 def step_margin(run: str, history: History) -> tuple[float, float, str]:
-    """The bias of the prediction, the margin beyond it, and where both come from."""
+    """The bias of the prediction, the margin beyond it, and where both come from.
+
+    Three batteries or more tell how far one more of a good node lies from the others, but for one in 20: that is added
+    to the margin. Of fewer the spread is unknown, and the margin is that of a node without a past. It is never more.
+    """
     past, fleet = history.of(STEP_TIME, run)
-    if past or fleet:
-        values, whose = (past, "accepted batteries of this node") if past else (fleet, "siblings in the fleet")
-        bias = statistics.median(values)
-        return bias, MARGIN, f"prediction x {bias:.3f}, the median of {len(values)} {whose}; margin {MARGIN:.0%}"
-    margin = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
-    source = (
-        f"prediction from checks 1, 3, 6; margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
-    )
-    return 1.0, margin, source
+    widest = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
+    error = f"margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
+    if not past and not fleet:
+        return 1.0, widest, f"prediction from checks 1, 3, 6; {error}"
+    values, whose = (past, "accepted batteries of this node") if past else (fleet, "siblings in the fleet")
+    bias = statistics.median(values)
+    source = f"prediction x {bias:.3f}, the median of {len(values)} {whose}"
+    if len(values) < SPREAD_FROM:
+        return bias, widest, f"{source}, spread unknown; {error}"
+    room = room_of_one_more([math.log(value) for value in values], WARN_LEVEL)
+    margin = min(MARGIN + room, widest)
+    return bias, margin, f"{source}; margin {MARGIN:.0%} + {margin - MARGIN:.1%} as batteries differ"
 
 
 def _step_time(run: str, launches: Sequence[Launched], history: History, looks: Sequence[int]) -> Finding:
