@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -36,7 +36,7 @@ from suite.acceptance.gpu_health import HealthWatch
 from suite.acceptance.history import History, history
 from suite.acceptance.judged import judged
 from suite.acceptance.launch_checks import step_margin, step_ratios
-from suite.acceptance.noninferiority import launches_missing
+from suite.acceptance.noninferiority import FEWEST, launches_missing
 from suite.acceptance.profiles import EXACT_STEPS, JITTER_STEPS, MINIATURES, TIMED_STEPS, Effort
 from suite.acceptance.surroundings import competitors
 from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision
@@ -231,14 +231,20 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
     )
 
 
-def _judged(battery: _Battery, health: Health, evidence: list[Evidence] | None = None) -> list[Finding]:
+def _judged(
+    battery: _Battery,
+    health: Health,
+    evidence: list[Evidence] | None = None,
+    *,
+    looks: Sequence[int] | None = None,
+) -> list[Finding]:
     settings = battery.settings
     return judged(
         [*(battery.evidence() if evidence is None else evidence), health],
         battery.known,
         device=settings.device,
         others=settings.others,
-        looks=settings.effort.looks,
+        looks=looks or settings.effort.looks,
         selected=settings.selected,
     )
 
@@ -341,8 +347,12 @@ def _launches(battery: _Battery, name: str, purpose: str, steps: int, count: int
 
     serves = {"times": FROM_TIMES | {EXACT_FIGURES}, "jitter": {JITTER, LOSS_CURVE}, "exact": {EXACT_FIGURES}}[purpose]
     title = f"{name} {purpose}" + (f" from launch {first}" if first > 1 else "")
-    seconds = count * (START_SECONDS + steps * STEP_SECONDS)
+    seconds = _launches_seconds(steps, count)
     return Phase(name=title, predicted_seconds=seconds, serves=frozenset(serves), run=run)
+
+
+def _launches_seconds(steps: int, count: int) -> float:
+    return count * (START_SECONDS + steps * STEP_SECONDS)
 
 
 def _further_looks(battery: _Battery) -> None:
@@ -401,7 +411,8 @@ def _is_load(one: Evidence) -> bool:
 def _confirmed(battery: _Battery, first: list[Finding], health: Health) -> list[Finding]:
     """The findings, with failures run again: of those only what fails twice is a failure of the node.
 
-    Failures of what did not end well are not repeated: a hang would hang again for as long.
+    Where the time left is too short for as many launches as before, fewer are made, three at least, and judged as one
+    look. Failures of what did not end well are not repeated: a hang would hang again for as long.
     """
     failed = {f.check for f in first if f.verdict is Verdict.FAIL and f.status is Status.OK}
     candidates = [_micro_phase(battery), *_launch_phases(battery)]
@@ -409,22 +420,29 @@ def _confirmed(battery: _Battery, first: list[Finding], health: Health) -> list[
     candidates += [] if probe is None else [probe]
     runs = {f.subject for f in first if f.verdict is Verdict.FAIL and f.status is Status.OK}
     again: dict[str, list[Evidence]] = {}
+    looks = battery.settings.effort.looks
     for phase in candidates:
         if not phase.serves & failed or phase.name not in battery.kept:
             continue
-        name = phase.name.partition(" ")[0]
+        name, _, purpose = phase.name.partition(" ")
         if name in MINIATURES and name not in runs:
             continue
-        if phase.predicted_seconds > max(battery.seconds_left, battery.settings.effort.limit_seconds / 4):
+        room = max(battery.seconds_left, battery.settings.effort.limit_seconds / 4)
+        if phase.predicted_seconds > room and purpose == "times":
+            count = int(room / _launches_seconds(TIMED_STEPS, 1))
+            if count < FEWEST:
+                continue
+            phase, looks = _launches(battery, name, purpose, TIMED_STEPS, count), (count,)
+        elif phase.predicted_seconds > room:
             continue
         again[phase.name] = battery.run(phase, again=True)
     if not again:
-        return first
+        return confirmed(first, [], noisy=NOISY)
     # a re-run is looked at by itself: what further looks had added to the first one is left out
     added = tuple(f"{name} from launch" for name in again)
     kept = {name: own for name, own in battery.kept.items() if not name.startswith(added)}
     replaced = [one for own in (kept | again).values() for one in own]
-    repeated = _judged(battery, health, replaced)
+    repeated = _judged(battery, health, replaced, looks=looks)
     checks = {number for phase in candidates if phase.name in again for number in phase.serves}
     second = [finding for finding in repeated if finding.check in checks]
     return confirmed(first, second, noisy=NOISY)

@@ -114,16 +114,21 @@ def confirmed(first: Sequence[Finding], again: Sequence[Finding], *, noisy: froz
 
     A failure of a check in `noisy`, which clocks feed, stands where the re-run fails too; otherwise it becomes
     inconclusive, and both ratios are its evidence. Exact checks are not noise: their failures stand, and the evidence
-    says whether the re-run saw them again.
+    says whether the re-run saw them again. A noisy failure that was not run again is inconclusive too, unless the
+    launch itself ended badly.
     """
     repeated = {finding.key: finding for finding in again}
     out = []
     for finding in first:
         other = repeated.get(finding.key)
-        if finding.verdict not in (Verdict.FAIL, Verdict.HANG) or other is None:
+        once = finding.verdict is Verdict.FAIL and finding.check in noisy and finding.status is Status.OK
+        if finding.verdict not in (Verdict.FAIL, Verdict.HANG) or (other is None and not once):
             out.append(finding)
             continue
-        if other.verdict in (Verdict.FAIL, Verdict.HANG):
+        if other is None:
+            words = f"failed once{_at(finding)}; no time was left for a re-run"
+            finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE)
+        elif other.verdict in (Verdict.FAIL, Verdict.HANG):
             words = f"confirmed by a re-run{_at(other)}"
         elif finding.check in noisy:
             words = f"failed once{_at(finding)}, not in the re-run{_at(other)} ({other.verdict.value})"

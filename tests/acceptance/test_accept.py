@@ -140,14 +140,14 @@ def test_values_of_accepted_batteries_are_the_past_of_the_next_one(tmp_path, cap
     monkeypatch.setattr(phases, "probed", probed)
     arguments = ["--only", "0,5", "--results", str(tmp_path)]
     codes, seen = [], []
-    for speed[0] in (1.0, 1.01, 0.99, 0.9):
+    for speed[0] in (1.0, 1.001, 0.999, 0.9):
         code, report = accept(capsys, *arguments)
         codes.append(code)
         seen += [(f["verdict"], f["source"]) for f in report["findings"] if f["subject"] == "link 0-1"]
     assert codes == [0, 0, 0, exit_codes.FAIL]
     assert seen[0] == ("NOT RUN", "")
     assert seen[1] == ("PASS", "median of 1 accepted batteries of this node, spread unknown")
-    assert seen[3] == ("FAIL", "median of 3 accepted batteries of this node, spread 1.0%")
+    assert seen[3] == ("FAIL", "median of 3 accepted batteries of this node, spread 0.1%")
 
 
 def test_junit_and_summary_say_what_the_report_says(tmp_path, capsys, launches):
@@ -232,6 +232,33 @@ def test_a_phase_over_its_budget_is_slow_and_not_hung(tmp_path, capsys, monkeypa
     assert code == exit_codes.FAIL
     (slow,) = [f for f in report["findings"] if f["check"] == 17 and f["subject"] != "phases"]
     assert (slow["verdict"], slow["part"]) == ("FAIL", "slow, not hung")
+
+
+@pytest.mark.parametrize(("again", "code", "verdict"), [(1.3, exit_codes.FAIL, "FAIL"), (1.0, 3, "INCONCLUSIVE")])
+def test_a_re_run_that_does_not_fit_has_fewer_launches(tmp_path, capsys, monkeypatch, again, code, verdict):
+    made = []
+
+    def launched(name, purpose, **_options):
+        made.append(purpose)
+        slow = 1.3 if len(made) <= 5 else again
+        return Launched(
+            run=name,
+            purpose=purpose,
+            status=Status.OK,
+            message="",
+            ranks_at_fault=[],
+            record="",
+            seconds=1.0,
+            exact=36,
+            step_seconds=1.0 + len(made) / 1000,
+            compute_seconds=[1.0, slow + len(made) / 1000],
+        )
+
+    monkeypatch.setattr(phases, "launched", launched)
+    monkeypatch.setattr(battery._Battery, "seconds_left", property(lambda _self: 10.0))
+    ended, report = accept(capsys, "--only", "11", "--miniatures", "gpt2-mini", "--results", str(tmp_path))
+    assert made == ["times"] * (5 + 3)
+    assert (ended, report["findings"][0]["verdict"]) == (code, verdict)
 
 
 def test_the_quick_profile_is_predicted_to_end_in_5_minutes_on_2_cores(tmp_path):

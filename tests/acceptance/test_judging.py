@@ -70,6 +70,11 @@ def test_a_failed_time_that_passes_again_is_inconclusive_and_an_exact_failure_st
     assert "failed once at 0.900, not in the re-run at 1.000" in taken_back.evidence
     assert stands.verdict is Verdict.FAIL
     assert "intermittent" in stands.evidence
+    (open_,) = confirmed(first[:1], [], noisy=checks.NOISY)
+    assert (open_.verdict, open_.part) == (Verdict.INCONCLUSIVE, first[0].part)
+    assert "no time was left for a re-run" in open_.evidence
+    crashed = finding(Verdict.FAIL, status=Status.CRASHED)
+    assert confirmed([crashed, first[1]], [], noisy=checks.NOISY) == [crashed, first[1]]
     (both,) = confirmed(first[:1], [finding(Verdict.FAIL, ratio=0.91)], noisy=checks.NOISY)
     assert both.verdict is Verdict.FAIL
     assert "confirmed by a re-run at 0.910" in both.evidence
@@ -343,6 +348,20 @@ def test_a_slow_rank_is_named_by_its_compute_alone(seconds, verdict):
     found = by_check(time_findings(times(1.0, compute_seconds=[1.0, seconds]), NOTHING))[11]
     assert found.verdict is verdict
     assert ("rank 1" in found.part) == (verdict is not Verdict.PASS)
+
+
+def test_a_rank_is_slow_where_it_always_is_and_not_where_ranks_take_turns():
+    def straggler(*seconds):
+        found = [launched(compute_seconds=list(each)) for each in seconds]
+        return by_check(time_findings(found, NOTHING, looks=(5,)))[11]
+
+    turns = straggler((0.903, 0.811), (0.691, 0.635), (0.713, 0.71), (0.761, 0.786), (0.826, 0.716))  # recorded
+    assert (turns.verdict, turns.part) == (Verdict.WARN, "rank 0: compute")
+    assert turns.ratio == pytest.approx(0.919, abs=1e-3)
+    assert "at most 1.065" in turns.evidence
+    always = straggler((1.0, 1.12), (1.0, 1.14), (1.0, 1.11), (1.0, 1.13), (1.0, 1.12))
+    assert (always.verdict, always.part) == (Verdict.FAIL, "rank 1: compute")
+    assert straggler((1.0, 1.3), (1.3, 1.0)).verdict is Verdict.FAIL  # of two launches there is no bound
 
 
 def test_jitter_needs_200_steps_and_sees_both_spread_and_tail():
