@@ -217,9 +217,10 @@ def _stragglers(run: str, launches: Sequence[Launched]) -> list[Finding]:
     """Check 11: the slowest rank's share of the best one's compute, over launches.
 
     The share is their median. It fails where a bound on it lies below the threshold too: with n launches, mean m and
-    standard deviation s of the shares' logarithms, m + t(1 - 0.01 / ranks, n - 1) s / sqrt(n). On a host that lends
-    its cores to others, ranks of one launch differ by 10 % and more, now one and now the other; a slow rank is always
-    the same. With fewer than three launches there is no bound, and the share alone decides.
+    standard deviation s of the shares' logarithms, m + t(1 - 0.1 / ranks, n - 1) s / sqrt(n): a failure is confirmed
+    by a re-run, and 0.1 twice is 0.01. On a host that lends its cores to others, ranks of one launch differ by 10 % and
+    more, now one and now the other; a slow rank is always the same. With fewer than three launches there is no bound,
+    and the share alone decides.
     """
     check = CHECKS[STRAGGLER]
     assert check.fail is not None
@@ -242,7 +243,7 @@ def _stragglers(run: str, launches: Sequence[Launched]) -> list[Finding]:
     )
     if len(known) >= FEWEST:
         logs = [math.log(share) for share in shares[worst]]
-        reach = t_quantile(1 - FALSE_REJECTION / len(ranks), len(logs) - 1) * statistics.stdev(logs)
+        reach = t_quantile(1 - math.sqrt(FALSE_REJECTION) / len(ranks), len(logs) - 1) * statistics.stdev(logs)
         bound = math.exp(statistics.fmean(logs) + reach / math.sqrt(len(logs)))
         undecided = found.verdict is Verdict.FAIL and bound >= check.fail
         found = msgspec.structs.replace(
