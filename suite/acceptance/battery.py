@@ -242,7 +242,6 @@ def _judged(
     return judged(
         [*(battery.evidence() if evidence is None else evidence), health],
         battery.known,
-        device=settings.device,
         others=settings.others,
         looks=looks or settings.effort.looks,
         selected=settings.selected,

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
 import msgspec
 
 from suite.acceptance.checks import Check, Sense
-from suite.acceptance.noninferiority import t_quantile
 from suite.acceptance.verdicts import Finding, Verdict
 
-SPREAD_FROM = 3  # values from which there is a standard deviation worth the name
-# Of good batteries, beyond a threshold that their own spread makes: a warning in 20; of failures 1 in 100 batteries,
-# over the five rates of one (products, copy, triad, link, all-reduce).
-WARN_LEVEL, FAIL_LEVEL = 0.05, 0.002
+SPREAD_FROM = 3  # values from which a standard deviation is taken at its word
 MODIFIED_Z_FROM = 10  # nodes
 MODIFIED_Z_LIMIT = 3.5  # Iglewicz and Hoaglin, How to detect and handle outliers, 1993
 MODIFIED_Z_FACTOR = 0.6745  # the 0.75 quantile of the normal distribution: MAD to standard deviation
 UNKNOWN_MODEL = 0.70  # of a dense peak, or of so few values that their spread is unknown: below it no good node lies
-# Likewise of processors and their memory, which other guests of a host use too: copies of memory came to 0.64 and 0.73
-# of another battery's rate, all-reduces to 0.64, with nothing else amiss (2 cores of an AMD EPYC, 2026-11-22).
-SHARED_HOST = 0.50
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,20 +35,13 @@ def from_peak(peak: float, what: str) -> Expected:
     return Expected(value=peak, source=what, warn=UNKNOWN_MODEL, fail=UNKNOWN_MODEL)
 
 
-def from_values(check: Check, values: Sequence[float], whose: str, *, device: str) -> Expected | None:
+def from_values(check: Check, values: Sequence[float], whose: str) -> Expected | None:
     """The median of other batteries' values; None where there are none.
 
-    With n values, three or more, the thresholds make room for their relative standard deviation s, and for how well so
-    few tell it: one more value of a good node, normally distributed, lies beyond
-        median (1 -+ t(1 - q, n - 1) s sqrt(1 + 1 / n))                      the prediction interval's end
-    with probability q. WARN has q = 0.05, FAIL 0.002; neither is nearer than the check's own threshold, and FAIL no
-    farther than what a good node never shows: 70 %, on a host's processors 50 %. With fewer values the spread is
-    unknown, and only that is a failure.
-
-    Args:
-        device: "cpu" or "cuda", that the battery is of.
-
-    Source: Hahn, Factors for calculating two-sided prediction intervals for samples from a normal distribution, 1969.
+    With three or more, the thresholds make room for their spread s:
+        warn   1 -+ max(the check's, 2 s / median)
+        fail   1 -+ max(the check's, 3 s / median)
+    With fewer the spread is unknown, and only what a good node never shows (70 %) is a failure.
     """
     if not values or check.warn is None or check.fail is None:
         return None
@@ -65,27 +50,16 @@ def from_values(check: Check, values: Sequence[float], whose: str, *, device: st
         return None
     source = f"median of {len(values)} {whose}"
     sign = -1.0 if check.sense is Sense.HIGHER_IS_BETTER else 1.0
-    least = SHARED_HOST if device == "cpu" else UNKNOWN_MODEL
-    worst = least if sign < 0 else 1 / least
     if len(values) < SPREAD_FROM:
+        worst = UNKNOWN_MODEL if sign < 0 else 1 / UNKNOWN_MODEL
         return Expected(value=middle, source=f"{source}, spread unknown", warn=check.warn, fail=worst)
-    relative = [value / middle for value in values]
-    warn, fail = (room_of_one_more(relative, level) for level in (WARN_LEVEL, FAIL_LEVEL))
+    spread = statistics.stdev(values) / middle
     return Expected(
         value=middle,
-        source=f"{source}, spread {statistics.stdev(relative):.1%}",
-        warn=1 + sign * min(abs(1 - worst), max(abs(1 - check.warn), warn)),
-        fail=1 + sign * min(abs(1 - worst), max(abs(1 - check.fail), fail)),
+        source=f"{source}, spread {spread:.1%}",
+        warn=1 + sign * max(abs(1 - check.warn), 2 * spread),
+        fail=1 + sign * max(abs(1 - check.fail), 3 * spread),
     )
-
-
-def room_of_one_more(values: Sequence[float], level: float) -> float:
-    """How far one more value of the same normal distribution lies from the mean of these, or less but for `level`.
-
-    t(1 - level, n - 1) s sqrt(1 + 1 / n), on one side. Needs two values.
-    """
-    n = len(values)
-    return t_quantile(1 - level, n - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / n)
 
 
 def modified_z(value: float, others: Sequence[float]) -> float | None:

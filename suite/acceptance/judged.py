@@ -21,7 +21,6 @@ def judged(
     evidence: Sequence[Evidence],
     history: History,
     *,
-    device: str,
     others: float,
     looks: Sequence[int] = LOOKS,
     selected: Collection[int] = range(len(CHECKS)),
@@ -33,7 +32,6 @@ def judged(
     a good one by nobody. Exact checks keep their verdicts.
 
     Args:
-        device: "cpu" or "cuda".
         others: largest share of the processors that other processes may use.
     """
     micro = [one for one in evidence if isinstance(one, Micro)]
@@ -47,10 +45,10 @@ def judged(
     disturbed = any(finding.verdict is Verdict.INVALID for finding in environment)
     findings = [*environment]
     for one in micro:
-        findings += micro_findings(one, history, device)
+        findings += micro_findings(one, history)
     for probe in probes:
         if probe.exchanges or not (probe.replays or probe.soaks):
-            findings += exchange_findings(probe, history, device)
+            findings += exchange_findings(probe, history)
         if probe.replays or not (probe.exchanges or probe.soaks):
             findings.append(replay_finding(probe))
         if probe.soaks or not (probe.exchanges or probe.replays):

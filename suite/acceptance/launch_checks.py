@@ -18,18 +18,19 @@ from suite.acceptance.checks import (
     STRAGGLER,
 )
 from suite.acceptance.evidence import Launched
-from suite.acceptance.expectations import SPREAD_FROM, WARN_LEVEL, limited, room_of_one_more
+from suite.acceptance.expectations import limited
 from suite.acceptance.history import History
-from suite.acceptance.noninferiority import FALSE_REJECTION, FEWEST, LOOKS, look, t_quantile
+from suite.acceptance.noninferiority import FEWEST, LOOKS, look
 from suite.acceptance.verdicts import Finding, Verdict
 from suite.figures import StepTerm
 from suite.job import Status
 
 MARGIN = 0.05  # with the prediction's bias known from accepted batteries; an operator's choice: what slowness matters
-# Without one, twice that, and the prediction's own error on known-good machines beside it: steps took at most 25 %
-# longer than predicted with one thread a rank (14 setups of results/TABLES.md, 2 cores of an AMD EPYC, 2026-11-22).
+# Without one, twice that, and the prediction's own error on known-good machines beside it: at most 17 % with one thread
+# a rank (14 setups, 2 cores of an AMD EPYC, 2026-11-21; up to 25 % longer than predicted on 2026-11-22, not taken over:
+# a margin is not widened by what failed it).
 MARGIN_WITHOUT_HISTORY = 0.10
-PREDICTION_ERROR = 0.25
+PREDICTION_ERROR = 0.17
 JITTER_STEPS = 200
 TAIL = 0.99
 TAIL_WARN, TAIL_FAIL = 1.05, 1.15
@@ -100,24 +101,17 @@ def step_ratios(launches: Sequence[Launched]) -> list[float]:
 
 
 def step_margin(run: str, history: History) -> tuple[float, float, str]:
-    """The bias of the prediction, the margin beyond it, and where both come from.
-
-    Three batteries or more tell the bias, and how far one more of a good node lies from the others, but for one in 20:
-    that is added to the margin, which is never more than without a past. Fewer tell neither: on a host with other
-    guests one battery measured 0.75 of the prediction, and the next one 1.16 (2 cores of an AMD EPYC, 2026-11-22).
-    """
+    """The bias of the prediction, the margin beyond it, and where both come from."""
     past, fleet = history.of(STEP_TIME, run)
-    values, whose = (past, "accepted batteries of this node") if past else (fleet, "siblings in the fleet")
-    widest = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
-    if len(values) < SPREAD_FROM:
-        seen = f", as there are {len(values)} {whose} of {SPREAD_FROM}" if values else ""
-        margin = f"margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
-        return 1.0, widest, f"prediction from checks 1, 3, 6{seen}; {margin}"
-    bias = statistics.median(values)
-    room = room_of_one_more([math.log(value) for value in values], WARN_LEVEL)
-    margin_beyond = min(MARGIN + room, widest)
-    words = f"margin {MARGIN:.0%} + {margin_beyond - MARGIN:.1%} as batteries differ"
-    return bias, margin_beyond, f"prediction x {bias:.3f}, the median of {len(values)} {whose}; {words}"
+    if past or fleet:
+        values, whose = (past, "accepted batteries of this node") if past else (fleet, "siblings in the fleet")
+        bias = statistics.median(values)
+        return bias, MARGIN, f"prediction x {bias:.3f}, the median of {len(values)} {whose}; margin {MARGIN:.0%}"
+    margin = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
+    source = (
+        f"prediction from checks 1, 3, 6; margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
+    )
+    return 1.0, margin, source
 
 
 def _step_time(run: str, launches: Sequence[Launched], history: History, looks: Sequence[int]) -> Finding:
@@ -214,44 +208,26 @@ def _medians(launches: Sequence[Launched]) -> Mapping[StepTerm, float]:
 
 
 def _stragglers(run: str, launches: Sequence[Launched]) -> list[Finding]:
-    """Check 11: the slowest rank's share of the best one's compute, over launches.
-
-    The share is their median. It fails where a bound on it lies below the threshold too: with n launches, mean m and
-    standard deviation s of the shares' logarithms, m + t(1 - 0.1 / ranks, n - 1) s / sqrt(n): a failure is confirmed
-    by a re-run, and 0.1 twice is 0.01. On a host that lends its cores to others, ranks of one launch differ by 10 % and
-    more, now one and now the other; a slow rank is always the same. With fewer than three launches there is no bound,
-    and the share alone decides.
-    """
     check = CHECKS[STRAGGLER]
-    assert check.fail is not None
     known = [one.compute_seconds for one in launches if len(one.compute_seconds) > 1 and all(one.compute_seconds)]
     if not known:
         return [
             Finding(check=STRAGGLER, subject=run, verdict=Verdict.NOT_RUN, evidence="one rank, or no profiled step")
         ]
     ranks = range(len(known[0]))
-    shares = [[min(seconds) / seconds[rank] for seconds in known] for rank in ranks]
-    worst = min(ranks, key=lambda rank: statistics.median(shares[rank]))
+    shares = [statistics.median(min(seconds) / seconds[rank] for seconds in known) for rank in ranks]
+    worst = min(ranks, key=lambda rank: shares[rank])
     words = ", ".join(f"rank {rank} {statistics.median(seconds[rank] for seconds in known):.4g} s" for rank in ranks)
-    found = limited(
-        check,
-        run,
-        statistics.median(shares[worst]),
-        part=f"rank {worst}: compute",
-        source=f"best rank, median of {len(known)} launches",
-        evidence=words,
-    )
-    if len(known) >= FEWEST:
-        logs = [math.log(share) for share in shares[worst]]
-        reach = t_quantile(1 - math.sqrt(FALSE_REJECTION) / len(ranks), len(logs) - 1) * statistics.stdev(logs)
-        bound = math.exp(statistics.fmean(logs) + reach / math.sqrt(len(logs)))
-        undecided = found.verdict is Verdict.FAIL and bound >= check.fail
-        found = msgspec.structs.replace(
-            found,
-            verdict=Verdict.WARN if undecided else found.verdict,
-            evidence=f"{words}; at most {bound:.3f} as launches differ",
+    return [
+        limited(
+            check,
+            run,
+            shares[worst],
+            part=f"rank {worst}: compute",
+            source=f"best rank, median of {len(known)} launches",
+            evidence=words,
         )
-    return [found]
+    ]
 
 
 def jitter_findings(launches: Sequence[Launched]) -> list[Finding]:

@@ -15,15 +15,15 @@ from suite.job import Status
 PAIRS_FOR_A_MEDIAN = 3
 
 
-def micro_findings(micro: Micro, history: History, device: str) -> list[Finding]:
-    """Checks 1 to 4, from the micro-measurements of a battery of `device`, "cpu" or "cuda"."""
+def micro_findings(micro: Micro, history: History) -> list[Finding]:
+    """Checks 1 to 4, from the micro-measurements."""
     if micro.status is not Status.OK:
         return [_broken(number, micro.status, micro.message) for number in (MATRIX, SPREAD, MEMORY)]
     findings = []
     slowest = min(range(len(micro.matrix)), key=lambda rank: micro.matrix[rank])
     peak = [] if micro.peak is None else [from_peak(micro.peak, micro.peak_source)]
     findings.append(
-        _against(MATRIX, "slowest rank", micro.matrix[slowest], history, device, f"matrix rate of rank {slowest}", peak)
+        _against(MATRIX, "slowest rank", micro.matrix[slowest], history, f"matrix rate of rank {slowest}", peak)
     )
     if len(micro.matrix) < 2:
         findings.append(_not_run(SPREAD, "one rank has nothing to be compared with"))
@@ -42,17 +42,15 @@ def micro_findings(micro: Micro, history: History, device: str) -> list[Finding]
         )
     for name, rates_of in (("copy", micro.copy), ("triad", micro.triad)):
         slow = min(range(len(rates_of)), key=lambda rank: rates_of[rank])
-        findings.append(
-            _against(MEMORY, name, rates_of[slow], history, device, f"memory bandwidth (rank {slow} slowest)", [])
-        )
+        findings.append(_against(MEMORY, name, rates_of[slow], history, f"memory bandwidth (rank {slow} slowest)", []))
     if not micro.host_device:
         findings.append(_not_run(HOST_DEVICE, "no GPU"))
     for direction, rate in micro.host_device.items():
-        findings.append(_against(HOST_DEVICE, direction, rate, history, device, f"host link, {direction}", []))
+        findings.append(_against(HOST_DEVICE, direction, rate, history, f"host link, {direction}", []))
     return findings
 
 
-def exchange_findings(probing: Probing, history: History, device: str) -> list[Finding]:
+def exchange_findings(probing: Probing, history: History) -> list[Finding]:
     """Checks 5 and 6: what arrived between two ranks and from all of them, to the bit, and how fast."""
     if probing.status is not Status.OK:
         return [_broken(PEER, probing.status, probing.message), _broken(ALL_REDUCE, probing.status, probing.message)]
@@ -67,13 +65,13 @@ def exchange_findings(probing: Probing, history: History, device: str) -> list[F
         cell = [Expected(value=middle, source=f"median of {len(rates)} pairs", warn=0.97, fail=0.93)]
         enough = len(rates) >= PAIRS_FOR_A_MEDIAN
         link = f"link {first}-{second}"
-        findings.append(_against(PEER, link, rate, history, device, link, cell if enough else []))
+        findings.append(_against(PEER, link, rate, history, link, cell if enough else []))
     sums = [one for one in probing.exchanges if one.peer is None]
     if sums:
         n = len(sums)
         slowest = min(one.bytes_per_second for one in sums) * 2 * (n - 1) / n
         part = "link 0-1" if n == 2 else f"links between {n} ranks"
-        findings.append(_against(ALL_REDUCE, f"busbw of {n} ranks", slowest, history, device, part, []))
+        findings.append(_against(ALL_REDUCE, f"busbw of {n} ranks", slowest, history, part, []))
     for kind, number, among in (
         ("messages", PEER, [one for one in probing.exchanges if one.peer is not None]),
         ("sums", ALL_REDUCE, sums),
@@ -100,20 +98,14 @@ def _contents(number: int, kind: str, exchanges: Sequence[Exchange]) -> Finding:
 
 
 def _against(
-    number: int,
-    subject: str,
-    value: float,
-    history: History,
-    device: str,
-    part: str,
-    others: Sequence[Expected],
+    number: int, subject: str, value: float, history: History, part: str, others: Sequence[Expected]
 ) -> Finding:
     check = CHECKS[number]
     past, fleet = history.of(number, subject)
     expected = [
         *others,
-        *(one for one in (from_values(check, past, "accepted batteries of this node", device=device),) if one),
-        *(one for one in (from_values(check, fleet, "siblings in the fleet", device=device),) if one),
+        *(one for one in (from_values(check, past, "accepted batteries of this node"),) if one),
+        *(one for one in (from_values(check, fleet, "siblings in the fleet"),) if one),
     ]
     return rated(check, subject, value, expected, part=part, fleet=fleet)
 

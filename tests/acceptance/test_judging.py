@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import random
-import statistics
-
 import msgspec
 import pytest
 
@@ -22,14 +18,13 @@ from suite.acceptance.evidence import (
     Surroundings,
     Timed,
 )
-from suite.acceptance.expectations import from_peak, from_values, modified_z, rated, room_of_one_more
+from suite.acceptance.expectations import from_peak, from_values, modified_z, rated
 from suite.acceptance.history import History
 from suite.acceptance.judged import judged
 from suite.acceptance.launch_checks import (
     exact_findings,
     jitter_findings,
     loss_findings,
-    step_margin,
     time_findings,
 )
 from suite.acceptance.rates import exchange_findings, micro_findings
@@ -88,10 +83,10 @@ def test_the_checks_are_numbered_as_in_the_table_and_every_threshold_lies_on_its
 
 
 def test_every_rate_is_judged_by_the_expectation_that_it_looks_worst_against():
-    past = from_values(CHECKS[MATRIX], [100.0, 100.1, 99.9], "batteries", device="cuda")
+    past = from_values(CHECKS[MATRIX], [100.0, 101.0, 99.0], "batteries")
     found = rated(CHECKS[MATRIX], "x", 90.0, [from_peak(100.0, "a data sheet"), past], part="rank 0")
     assert (found.verdict, found.ratio, found.part) == (Verdict.FAIL, 0.9, "rank 0")
-    assert found.source == "median of 3 batteries, spread 0.1%"
+    assert found.source == "median of 3 batteries, spread 1.0%"
     assert "0.900 of a data sheet" in found.evidence
     assert rated(CHECKS[MATRIX], "x", 71.0, [from_peak(100.0, "s")], part="").verdict is Verdict.PASS
     assert rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s")], part="").verdict is Verdict.FAIL
@@ -103,30 +98,12 @@ def test_a_rate_that_nobody_expects_did_not_run_but_is_kept_for_later():
 
 
 def test_the_spread_of_the_past_widens_the_thresholds_and_two_values_have_none():
-    def thresholds(*values, device="cuda"):
-        found = from_values(CHECKS[MATRIX], values, "b", device=device)
-        return found.warn, found.fail
-
-    assert thresholds(100.0, 100.1, 99.9) == (0.965, 0.93)
-    assert thresholds(100.0, 102.0, 98.0) == pytest.approx((1 - 2.920 * 0.02 * math.sqrt(4 / 3), 0.7), abs=1e-4)
-    wide = thresholds(100.0, 104.0, 96.0, 102.0, 98.0, 100.0, 102.0, 98.0)
-    assert wide == pytest.approx(
-        (1 - 1.895 * 0.026186 * math.sqrt(9 / 8), 1 - 4.207 * 0.026186 * math.sqrt(9 / 8)), abs=1e-4
-    )
-    assert thresholds(100.0, 110.0, 90.0) == (0.7, 0.7)
-    assert thresholds(100.0, 110.0) == (0.965, 0.7)
-    assert thresholds(100.0, 110.0, device="cpu") == (0.965, 0.5)
-
-
-@pytest.mark.parametrize("count", [3, 5, 10])
-@pytest.mark.parametrize("level", [0.05, 0.002])
-def test_one_more_value_lies_beyond_its_room_as_often_as_promised(count, level):
-    chance, tries = random.Random(7), 4_000
-    beyond = 0
-    for _ in range(tries):
-        values = [chance.gauss(1.0, 0.04) for _ in range(count)]
-        beyond += chance.gauss(1.0, 0.04) > statistics.fmean(values) + room_of_one_more(values, level)
-    assert beyond / tries == pytest.approx(level, abs=4 * math.sqrt(level / tries))
+    tight = from_values(CHECKS[MATRIX], [100.0, 100.5, 99.5], "b")
+    loose = from_values(CHECKS[MATRIX], [100.0, 110.0, 90.0], "b")
+    few = from_values(CHECKS[MATRIX], [100.0, 110.0], "b")
+    assert (tight.warn, tight.fail) == (0.965, 0.93)
+    assert (loose.warn, loose.fail) == pytest.approx((0.8, 0.7))
+    assert few.fail == 0.70
 
 
 def test_a_modified_z_needs_ten_nodes_and_flags_beyond_3_5():
@@ -145,18 +122,18 @@ def micro(**changes):
 
 
 def test_a_rank_with_slow_products_is_named():
-    found = {f.check: f for f in micro_findings(micro(matrix=[9e10, 6e10]), NOTHING, "cuda")}
+    found = {f.check: f for f in micro_findings(micro(matrix=[9e10, 6e10]), NOTHING)}
     assert (found[1].verdict, found[1].part) == (Verdict.FAIL, "matrix rate of rank 1")
     assert (found[2].verdict, found[2].part) == (Verdict.FAIL, "matrix rate of rank 1")
     assert "rank 1 60.0" in found[2].evidence
-    clean = {f.check: f for f in micro_findings(micro(), NOTHING, "cuda")}
+    clean = {f.check: f for f in micro_findings(micro(), NOTHING)}
     assert (clean[1].verdict, clean[2].verdict) == (Verdict.PASS, Verdict.PASS)
     assert clean[3].verdict is Verdict.NOT_RUN
 
 
 def test_memory_is_judged_by_this_nodes_past():
     known = History(past={"3:copy": [1e10, 1.01e10, 0.99e10], "3:triad": [1e10, 1.01e10, 0.99e10]})
-    found = [f for f in micro_findings(micro(copy=[1e10, 0.8e10]), known, "cuda") if f.check == 3]
+    found = [f for f in micro_findings(micro(copy=[1e10, 0.8e10]), known) if f.check == 3]
     assert [(f.subject, f.verdict) for f in found] == [("copy", Verdict.FAIL), ("triad", Verdict.PASS)]
     assert found[0].part == "memory bandwidth (rank 1 slowest)"
 
@@ -179,13 +156,13 @@ def exchanges(ranks, slow=None, wrong=None):
 
 
 def test_one_slow_link_among_six_is_named():
-    found = exchange_findings(probing(exchanges=exchanges(4, slow=(1, 3))), NOTHING, "cuda")
+    found = exchange_findings(probing(exchanges=exchanges(4, slow=(1, 3))), NOTHING)
     bad = [(f.subject, f.part) for f in found if f.verdict is Verdict.FAIL]
     assert bad == [("link 1-3", "link 1-3")]
 
 
 def test_a_wrong_sum_names_the_rank_that_got_it():
-    found = exchange_findings(probing(exchanges=exchanges(2, wrong=1)), NOTHING, "cuda")
+    found = exchange_findings(probing(exchanges=exchanges(2, wrong=1)), NOTHING)
     (bad,) = [f for f in found if f.verdict is Verdict.FAIL]
     assert (bad.check, bad.subject, bad.part) == (6, "sums to the bit", "rank 1")
 
@@ -292,29 +269,18 @@ def times(factor, *, count=5, term="backward", **changes):
 def test_step_time_without_history_has_room_for_the_predictions_own_error():
     found = {f: by_check(time_findings(times(f), NOTHING, looks=(5,)))[8] for f in (1.0, 1.2, 1.6)}
     assert [f.verdict for f in found.values()] == [Verdict.PASS, Verdict.PASS, Verdict.FAIL]
-    assert "25% of its error" in found[1.0].source
+    assert "17% of its error" in found[1.0].source
     assert found[1.6].part == "matrix rate or memory bandwidth (backward)"
 
 
 def test_step_time_with_history_is_held_to_the_bias_of_the_past():
     known = History(past={"8:bloom-mini": [1.2, 1.21, 1.19]})
-    same, slower = (by_check(time_findings(times(f), known, looks=(5,)))[8] for f in (1.2, 1.38))
+    same, slower = (by_check(time_findings(times(f), known, looks=(5,)))[8] for f in (1.2, 1.34))
     assert same.verdict in (Verdict.PASS, Verdict.WARN)
     assert same.ratio == pytest.approx(1.0, abs=0.01)
     assert slower.verdict is Verdict.FAIL
     assert slower.least_detectable is not None
     assert slower.least_detectable > 0.05
-
-
-def test_the_margin_of_a_step_is_as_wide_as_batteries_differ():
-    def margin(*values):
-        return step_margin("bloom-mini", History(past={"8:bloom-mini": list(values)}))[1]
-
-    assert margin(1.0, 1.0, 1.0) == 0.05
-    assert step_margin("bloom-mini", History(past={"8:bloom-mini": [0.75, 0.75]}))[0] == 1.0  # no bias of two
-    assert margin(1.0, 1.01, 0.99) == pytest.approx(0.05 + 2.920 * 0.01 * math.sqrt(4 / 3), abs=1e-4)
-    assert margin(*[1.0, 1.01, 0.99] * 5) == pytest.approx(0.05 + 1.761 * 0.00845 * math.sqrt(16 / 15), abs=1e-4)
-    assert margin(1.0, 1.3, 0.8) == margin(1.3, 1.3) == margin(1.3) == pytest.approx(0.35)
 
 
 @pytest.mark.parametrize(
@@ -349,20 +315,6 @@ def test_a_slow_rank_is_named_by_its_compute_alone(seconds, verdict):
     found = by_check(time_findings(times(1.0, compute_seconds=[1.0, seconds]), NOTHING))[11]
     assert found.verdict is verdict
     assert ("rank 1" in found.part) == (verdict is not Verdict.PASS)
-
-
-def test_a_rank_is_slow_where_it_always_is_and_not_where_ranks_take_turns():
-    def straggler(*seconds):
-        found = [launched(compute_seconds=list(each)) for each in seconds]
-        return by_check(time_findings(found, NOTHING, looks=(5,)))[11]
-
-    turns = straggler((0.903, 0.811), (0.691, 0.635), (0.713, 0.71), (0.761, 0.786), (0.826, 0.716))  # recorded
-    assert (turns.verdict, turns.part) == (Verdict.WARN, "rank 0: compute")
-    assert turns.ratio == pytest.approx(0.919, abs=1e-3)
-    assert "at most 0.99" in turns.evidence
-    always = straggler((1.0, 1.12), (1.0, 1.14), (1.0, 1.11), (1.0, 1.13), (1.0, 1.12))
-    assert (always.verdict, always.part) == (Verdict.FAIL, "rank 1: compute")
-    assert straggler((1.0, 1.3), (1.3, 1.0)).verdict is Verdict.FAIL  # of two launches there is no bound
 
 
 def test_jitter_needs_200_steps_and_sees_both_spread_and_tail():
@@ -426,37 +378,37 @@ def surroundings(**changes):
 def test_in_an_invalid_environment_times_are_invalid_and_exact_figures_keep_their_verdict():
     bad = [launched(unequal=["x"])]
     evidence = [surroundings(others_share=0.9), micro(matrix=[9e10, 6e10]), *bad]
-    found = judged(evidence, NOTHING, device="cuda", others=0.05)
+    found = judged(evidence, NOTHING, others=0.05)
     verdicts = {(f.check, f.verdict) for f in found}
     assert (1, Verdict.INVALID) in verdicts
     assert (2, Verdict.INVALID) in verdicts
     assert (7, Verdict.FAIL) in verdicts
-    calm = judged([surroundings(), *evidence[1:]], NOTHING, device="cuda", others=0.05)
+    calm = judged([surroundings(), *evidence[1:]], NOTHING, others=0.05)
     assert {(f.check, f.verdict) for f in calm} >= {(1, Verdict.FAIL), (2, Verdict.FAIL)}
 
 
 def test_other_processes_during_a_launch_count_as_much_as_before():
-    found = judged([surroundings(), launched(others_share=0.5)], NOTHING, device="cuda", others=0.05)
+    found = judged([surroundings(), launched(others_share=0.5)], NOTHING, others=0.05)
     (others,) = [f for f in found if f.subject == "other processes"]
     assert (others.verdict, others.measured) == (Verdict.INVALID, 0.5)
 
 
 def test_other_processes_beside_exact_figures_alone_invalidate_nothing():
     exact = launched(purpose="exact", others_share=0.5, steal_share=0.5)
-    found = judged([surroundings(), launched(others_share=0.01), exact], NOTHING, device="cuda", others=0.05)
+    found = judged([surroundings(), launched(others_share=0.01), exact], NOTHING, others=0.05)
     (others,) = [f for f in found if f.subject == "other processes"]
     assert (others.verdict, others.measured) == (Verdict.PASS, 0.01)
 
 
 def test_every_selected_check_without_evidence_is_not_run():
-    found = judged([], NOTHING, device="cuda", others=0.05)
+    found = judged([], NOTHING, others=0.05)
     assert {f.check for f in found} == set(range(18))
     assert {f.verdict for f in found} == {Verdict.NOT_RUN}
     assert decision(found) is Decision.UNDECIDED
-    assert {f.check for f in judged([], NOTHING, device="cuda", others=0.05, selected={7, 14})} == {7, 14}
+    assert {f.check for f in judged([], NOTHING, others=0.05, selected={7, 14})} == {7, 14}
 
 
 def test_a_wrong_number_of_devices_is_invalid():
-    found = judged([surroundings(devices_expected=8)], NOTHING, device="cuda", others=0.05)
+    found = judged([surroundings(devices_expected=8)], NOTHING, others=0.05)
     (devices,) = [f for f in found if f.subject == "devices"]
     assert (devices.verdict, devices.part) == (Verdict.INVALID, "cores: 2 in place of 8")
