@@ -7,7 +7,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from suite.launch import launch
 from suite.machine_profile import Check, Conditions, Fingerprint, Profile, encode, machines_directory
 from suite.measured_seconds import Table, Timing, fitted, over_rounds
 from suite.miniature_shapes import miniature_shapes
+from suite.pace import Pace, over_ranks
 from suite.record import fingerprint
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
@@ -188,8 +189,18 @@ def _conditions(calibration: Calibration, events: list[list[Event]], load_before
         steal_share=steal,
         others_share=others,
         facts=first.environment,
+        pace=_pace(ends),
         gpus=[{"rank": rank, **sample} for rank, end in enumerate(ends) for sample in end.gpus],
     )
+
+
+def _pace(ends: Sequence[Calibrated]) -> dict[int, Pace]:
+    found = {}
+    for ranks in sorted({ranks for end in ends for ranks in end.pace}):
+        pace = over_ranks([end.pace[ranks] for end in ends if ranks in end.pace])
+        assert pace is not None
+        found[ranks] = pace
+    return found
 
 
 def _load() -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from suite.measured_seconds import Subject, Timing
+from suite.pace import Pace
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
@@ -62,6 +63,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
         busy_seconds, steal_seconds, all_seconds: of all processors in that time; None where the system does not tell.
         environment: device, libraries, and what is known of clocks and governor, as texts.
         gpus: samples of this rank's GPU.
+        pace: of its processors, by the number of ranks that measured at once; empty on a GPU.
     """
 
     seconds: float
@@ -72,3 +74,4 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
     environment: dict[str, str]
     gpus: list[dict[str, float | str]]
     time: float
+    pace: dict[int, Pace] = {}

@@ -23,6 +23,8 @@ class Quantity(enum.StrEnum):
     SENT_BYTES = "sent_bytes"
     BUBBLE_FRACTION = "bubble_fraction"
     STEP_SECONDS = "step_seconds"
+    PACE = "pace"
+    STEP_SECONDS_AT_PACE = "step_seconds_at_pace"
     TOKENS_PER_SECOND = "tokens_per_second"
     MODEL_FLOP_PER_SECOND = "model_flop_per_second"
     HARDWARE_FLOP_PER_SECOND = "hardware_flop_per_second"
@@ -50,6 +52,8 @@ UNIT: dict[Quantity, str] = {
     Quantity.SENT_BYTES: "byte",
     Quantity.BUBBLE_FRACTION: "1",
     Quantity.STEP_SECONDS: "s",
+    Quantity.PACE: "1",
+    Quantity.STEP_SECONDS_AT_PACE: "s",
     Quantity.TOKENS_PER_SECOND: "token/s",
     Quantity.MODEL_FLOP_PER_SECOND: "flop/s",
     Quantity.HARDWARE_FLOP_PER_SECOND: "flop/s",

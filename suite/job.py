@@ -10,6 +10,7 @@ import msgspec
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
 from suite.calibration_job import Calibrated, Measured
+from suite.pace import Pace
 from suite.probe_job import Exchanged, Probed, Replayed, Soaked
 from suite.script import SUITE, Script
 
@@ -194,6 +195,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         shared: with whom it shared the processors; None where the system does not tell.
         resident_bytes: the largest resident set of its process; None where the system does not tell.
         reserved_bytes: the most that CUDA's allocator reserved in the step of `peak_bytes`; None on the CPU.
+        pace: of its processors, in laps before each timed step; None on a GPU.
         synchronisations: how often the counted step waited for a number of the device.
         no_terms: why it is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions, and by what kernels
@@ -223,6 +225,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     resident_bytes: int | None = None
     reserved_bytes: int | None = None
     synchronisations: int | None = None
+    pace: Pace | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -11,8 +11,9 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.measured_seconds import Line, Subject, Table, Timing
+from suite.pace import Pace
 
-SCHEMA = "2.0"  # 1: without what the host does for a step
+SCHEMA = "2.1"  # 1: without what the host does for a step; 2.0: without the processors' pace
 # Share of the processors in others' hands above which a machine was busy. On 2 cores one other process, half of them,
 # made calls of 20 us with 2 threads take 10 ms, two slices of the scheduler (AMD EPYC, 2026-11-21)
 DISTURBED_SHARE = 0.1
@@ -60,6 +61,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
         others_share: of the processors' time that processes outside the calibration used; None likewise.
         facts: texts: governor, processor clock, library versions, how 16-bit products are computed.
         gpus: samples over time of each GPU's clocks, power, temperature and reasons for throttling.
+        pace: of the processors, mean over ranks, by the number of ranks at once; empty on GPUs.
     """
 
     ranks: int
@@ -71,6 +73,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     others_share: float | None
     facts: dict[str, str]
     gpus: list[dict[str, float | str]]
+    pace: dict[int, Pace] = {}
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +140,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         best = self._nearest(Subject(operation=operation, ranks=ranks))
         (table,) = (table for table in self.tables if table.subject == best)
         return table.axes[0].points[-1] / table.timings[-1].seconds
+
+    def pace(self, *, ranks: int) -> Pace | None:
+        """Of the processors while that many ranks measured at once, or the next larger number; None: not known."""
+        enough = [count for count in self.conditions.pace if count >= ranks]
+        return self.conditions.pace[min(enough)] if enough else None
 
     def _nearest(self, subject: Subject) -> Subject:
         measured = [table.subject for table in self.tables] + [line.subject for line in self.lines]

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 
@@ -170,6 +170,16 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     def seconds(self, size: float) -> float:
         """Seconds as measured, linear between neighbouring points (see `Table.seconds`)."""
         return Table(subject=self.subject, axes=(Axis("size", self.sizes),), timings=self.timings).seconds([size])
+
+
+class Measured(Protocol):
+    """What a machine profile answers."""
+
+    def seconds(self, subject: Subject, *sizes: float) -> float:
+        """Seconds of one call."""
+
+    def line(self, subject: Subject) -> Line:
+        """Latency and bandwidth."""
 
 
 class StraightLine(NamedTuple):

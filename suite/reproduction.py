@@ -16,14 +16,16 @@ from suite.arithmetic import kernels_for
 from suite.compare import Row, Verdict, overall
 from suite.corpus import Corpus
 from suite.devices import usable_cores
-from suite.figures import Figure
+from suite.figures import Figure, Quantity
 from suite.hosts import Hosts, Way
 from suite.job import Averaging, Event, Failed, Finished, KernelChoice, Phase, Status, Step
 from suite.judgement import countable, expected_figures, judged
 from suite.launch import Outcome, launch
 from suite.machine_profile import Profile
 from suite.measured import counted_figures, others_shares
+from suite.measured_seconds import Measured
 from suite.network_namespaces import hosts as namespaces
+from suite.pace import AtPace, Pace, over_ranks, slowdown
 from suite.plan import Plan, job_for
 from suite.predict.executed_time_figures import time_figures
 from suite.record import SCHEMA, End, RankOutcome, begin_record
@@ -32,6 +34,8 @@ from suite.utilisation import peaks, utilisation
 
 LOSS_MUST_FALL_STEPS = 20
 LOSS_MUST_FALL = 0.5
+PACE_REASON = "what fixed work takes, over what it took in the calibration (docs/calibration.md); not judged"
+AT_PACE_REASON = "the calibrated machine with its processors at that pace; not judged"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +113,10 @@ def reproduce(
             figures = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
             try:
                 times, figures = with_time(plan, profile, figures, sample_seconds=sample_seconds)
+                pace = over_ranks([report.pace for report in outcome.finished if report.pace is not None])
+                if profile is not None and pace is not None:
+                    at_pace = with_pace(plan, profile, pace, figures, sample_seconds=sample_seconds)
+                    times, figures = times + at_pace[0], figures + at_pace[1]
             except InputError as error:  # the run's own shapes or precision, which no calibration covers
                 profile_source = f"{profile_source}: step time is not predicted: {error}"
         end = _end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome)
@@ -182,20 +190,56 @@ def with_time(
     if plan.averaging is not Averaging.EXACT:
         where = "--optimizer, --gradient-compression"
         raise InputError("averaging without a measured time", got=plan.averaging, allowed="exact", where=where)
-    kernels = kernels_for(plan.recipe.precision, plan.device)
-    times = time_figures(
-        profile,
+    times = _time_figures(plan, profile, sample_seconds=sample_seconds)
+    shares_of = peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks)
+    return times + utilisation(times, shares_of), measured + utilisation(measured, shares_of)
+
+
+def with_pace(
+    plan: Plan, profile: Profile, pace: Pace, measured: list[Figure], *, sample_seconds: float = 0.0
+) -> tuple[list[Figure], list[Figure]]:
+    """The processors' pace against the calibration's, and the step predicted at that pace beside the measured one.
+
+    Nothing where the profile has no pace, or the step is not predicted.
+
+    Args:
+        pace: of the processors while the steps in `measured` were timed.
+    """
+    calibrated = profile.pace(ranks=plan.layout.ranks)
+    if calibrated is None:
+        return [], []
+    slower = slowdown(pace, calibrated)
+    expected = _seconds(_time_figures(plan, AtPace(profile, slower), sample_seconds=sample_seconds))
+    took = _seconds(measured)
+    if expected is None or took is None:
+        return [], []
+    kinds = msgspec.structs.asdict(slower)
+    return [
+        *(Figure(quantity=Quantity.PACE, term=kind, value=1.0, why=PACE_REASON) for kind in kinds),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=expected, why=AT_PACE_REASON),
+    ], [
+        *(Figure(quantity=Quantity.PACE, term=kind, value=value) for kind, value in kinds.items()),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=took),
+    ]
+
+
+def _seconds(figures: list[Figure]) -> float | None:
+    key = (Quantity.STEP_SECONDS, None, None)
+    return next((figure.value for figure in figures if (figure.quantity, figure.term, figure.rank) == key), None)
+
+
+def _time_figures(plan: Plan, measured: Measured, *, sample_seconds: float) -> list[Figure]:
+    return time_figures(
+        measured,
         plan.architecture,
         plan.recipe,
         plan.layout,
-        kernels=kernels,
+        kernels=kernels_for(plan.recipe.precision, plan.device),
         compiled=plan.compiled,
         script=plan.script,
         sample_seconds=sample_seconds,
         cores=usable_cores(),
     )
-    shares_of = peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks)
-    return times + utilisation(times, shares_of), measured + utilisation(measured, shares_of)
 
 
 def loss_fell(losses: list[float]) -> bool:

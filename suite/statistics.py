@@ -70,6 +70,8 @@ def summaries(launches: Sequence[Sequence[Row]]) -> list[Summary]:
 
 
 def _is_clocked(row: Row) -> bool:
+    if row.quantity == Quantity.STEP_SECONDS_AT_PACE:
+        return False  # what it measures is the step's seconds again
     return row.unit == "s" or row.unit.endswith("/s") or row.quantity in CLOCKED
 
 

@@ -117,6 +117,7 @@ def test_the_conditions_say_how_much_others_disturbed(measured: Profile) -> None
     assert (conditions.ranks, conditions.gpus) == (2, [])
     assert conditions.threads[2] <= conditions.threads[1]
     assert 1 < conditions.seconds < 90
+    assert set(conditions.pace) == {1, 2}
     for share in (conditions.others_share, conditions.steal_share):
         assert share is None or 0 <= share <= 1
     assert conditions.facts.keys() >= {"torch", "governor", "bf16_products", "rounds"}

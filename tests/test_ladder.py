@@ -258,7 +258,7 @@ class Machine:
         )
 
 
-_OPTIONAL = ("term_seconds", "no_terms", "shared", "resident_bytes", "reserved_bytes", "synchronisations")
+_OPTIONAL = ("term_seconds", "no_terms", "shared", "resident_bytes", "reserved_bytes", "synchronisations", "pace")
 
 
 @pytest.fixture

@@ -119,9 +119,21 @@ def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_byt
     assert "Measured 1971-01-02." in text
     row = next(line for line in text.splitlines() if line.startswith("| small"))
     cells = [cell.strip() for cell in row.split("|")][5:-1]
-    assert cells == ["1", "800 ms", "2,400 ms", "-66.7%", "backward", "+29.2%", "6.3%", "12%"]
+    assert cells == ["1", "800 ms", "2,400 ms", "-66.7%", "-", "-", "backward", "+29.2%", "6.3%", "12%"]
     assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "TABLES.md").read_text(encoding="utf-8") == text
+
+
+def test_the_error_at_the_pace_of_a_launch_stands_beside_its_own(tmp_path: Path) -> None:
+    at_pace = Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=1.2)
+    record(tmp_path, measured=scaled(2.0), started=1000.0, predicted=[*figures(PREDICTED), at_pace])
+    record(tmp_path, measured=scaled(1.0), started=1000.0, job={"compiled": True})
+    paced, unpaced = sorted(step_rows(launches(tmp_path)[0]), key=lambda row: row.setup.compiled)
+    assert paced.middle.pace_error == pytest.approx(1.2 / 1.6 - 1)
+    assert unpaced.middle.pace_error is None
+    text = step_tables([paced, unpaced])
+    assert "| -50.0% | 1.50 | -25.0% |" in text
+    assert "At the pace that the processors had meanwhile (1 setups): 25.0% in the median, 25.0% at most." in text
 
 
 def test_a_gpu_s_utilisation_is_unmeasured_until_it_is_recorded(tmp_path: Path) -> None:

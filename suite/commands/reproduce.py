@@ -17,7 +17,8 @@ from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.calibrate_first import profile_for
 from suite.commands.runs import runs
-from suite.compare import Verdict
+from suite.compare import Row, Verdict
+from suite.figures import Quantity
 from suite.job import Averaging, Event, Phase, Status, Step
 from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
@@ -221,6 +222,8 @@ def _print(result: Result, *, has_profile: bool) -> None:
         )
     if result.time is not None:
         out.print(_time_line(result.time), soft_wrap=True)
+    if pace := _pace_line(result.rows):
+        out.print(pace, soft_wrap=True)
     if result.others_share is not None and result.steal_share is not None:
         out.print(
             f"while steps were timed, other processes took {result.others_share:.0%} of the processors, "
@@ -241,6 +244,19 @@ def _time_line(time: Residuals) -> str:
         f"step time: predicted {time.error:+.1%} of the measured one; largest residual: {time.term} "
         f"{time.residual * 1e3:+,.1f} ms, {time.residual / time.measured_seconds:+.1%} of the step; "
         f"unexplained {time.unexplained_share:.1%}"
+    )
+
+
+def _pace_line(rows: list[Row]) -> str:
+    """How much longer the processors took than in the calibration, and the error at that pace; "" where not known."""
+    slower = {row.term: row.right for row in rows if row.quantity == Quantity.PACE and row.right is not None}
+    step = next((row for row in rows if row.quantity == Quantity.STEP_SECONDS_AT_PACE), None)
+    if not slower or step is None or step.left is None or not step.right:
+        return ""
+    times = ", ".join(f"{term} {value:.2f}" for term, value in slower.items())
+    return (
+        f"pace: what fixed work took, over what it took in the calibration: {times}; "
+        f"predicted at that pace {step.left / step.right - 1:+.1%} of the measured step"
     )
 
 

@@ -23,6 +23,7 @@ from suite.execute.measure.counters import (
 )
 from suite.execute.measure.fingerprint import environment
 from suite.execute.measure.memory import AllocatedPeak, resident_bytes
+from suite.execute.measure.pace import Pacer
 from suite.execute.measure.phases import Part
 from suite.execute.measure.profiled import ProfiledSteps
 from suite.execute.measure.synchronisations import SynchronisationCounter
@@ -71,6 +72,7 @@ def train(
     in_profile: list[dict[Part, float]] = []
     timed_seconds: list[float] = []
     shared = SharedProcessors()
+    pacer = Pacer(device)
     to_count: list[Callable[[], AbstractContextManager[object]]] = [
         lambda: _both(counter, waits),
         lambda: _eagerly(peak.window()),
@@ -90,6 +92,8 @@ def train(
         usual = _eagerly(nullcontext()) if step == 0 else nullcontext()
         if kind is StepKind.TIMED and not timed_seconds:
             shared.start()
+        if kind is StepKind.TIMED:
+            pacer.lap()
         start = clock.now(device)
         with to_count[0]() if kind is StepKind.COUNTED else usual:
             loss = steps.forward_and_backward()
@@ -148,6 +152,7 @@ def train(
         resident_bytes=resident_bytes(),
         reserved_bytes=peak.reserved_bytes,
         synchronisations=waits.count,
+        pace=pacer.pace,
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
-from suite.measured_seconds import Line, Subject
+from suite.measured_seconds import Measured, Subject
 from suite.predict.executed_operators import WORK_DTYPES, Kernels
 from suite.predict.executed_schedule import Durations, idle_fraction
 from suite.predict.executed_traffic import executed_traffic
@@ -23,16 +23,6 @@ HOST = frozenset({"view", "node", "module", "weight_read", "region", "sharded_un
 FUSED = frozenset({"add", "scale", "to_fp32", "from_fp32", "sum_of_gradients"})
 FUSED_DTYPE = "bf16"  # in which compiled operators were timed: they compute in fp32 whatever they read
 ACTIVATIONS = frozenset({"gelu_tanh", "gelu", "relu", "fast_gelu", "geglu"})
-
-
-class Measured(Protocol):
-    """What a machine profile answers."""
-
-    def seconds(self, subject: Subject, *sizes: float) -> float:
-        """Seconds of one call."""
-
-    def line(self, subject: Subject) -> Line:
-        """Latency and bandwidth."""
 
 
 class StepSeconds(NamedTuple):

@@ -8,8 +8,9 @@ from reference_runs.layout import Layout
 from reference_runs.placement import coordinates
 from reference_runs.run import Architecture, Recipe
 from suite.figures import Figure, Quantity, StepTerm
+from suite.measured_seconds import Measured
 from suite.predict.executed_operators import Kernels
-from suite.predict.executed_seconds import Measured, StepSeconds, step_seconds
+from suite.predict.executed_seconds import StepSeconds, step_seconds
 from suite.predict.flop import executed_flop, model_flop
 from suite.predict.prediction import describes_ranks
 from suite.script import SUITE, Script

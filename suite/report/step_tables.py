@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from suite.figures import Quantity
 from suite.launches import Launch
 from suite.measured_seconds import median
 from suite.residuals import Residuals, launch_residuals
@@ -21,6 +22,8 @@ TITLES = (
     "predicted",
     "measured",
     "error",
+    "pace",
+    "error at it",
     "largest residual",
     "of the step",
     "unexplained",
@@ -42,11 +45,21 @@ class Setup(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """One launch: when it started, its residuals, and what other processes took of the processors meanwhile."""
+    """One launch: when it started, its residuals, and what other processes took of the processors meanwhile.
+
+    Args:
+        at_pace: seconds of the step predicted for the pace that the processors had; None where it is not known.
+    """
 
     started: float
     time: Residuals
     others_share: float | None
+    at_pace: float | None
+
+    @property
+    def pace_error(self) -> float | None:
+        """Of the prediction at that pace: over the measured step, less 1."""
+        return None if self.at_pace is None else self.at_pace / self.time.measured_seconds - 1
 
 
 class StepRow(NamedTuple):
@@ -75,11 +88,15 @@ def step_rows(recorded: Iterable[Launch]) -> list[StepRow]:
         if split is None or "script" in launch.policy:
             continue
         setup = _setup(launch)
-        found.setdefault(setup, []).append(Timed(launch.started, split, launch.others_share))
+        found.setdefault(setup, []).append(Timed(launch.started, split, launch.others_share, _at_pace(launch)))
         key = setup[:5]
         if key not in latest or launch.started > latest[key][0]:
             latest[key] = launch.started, setup
     return [StepRow(setup, found[setup]) for _, setup in sorted(latest.values(), key=lambda entry: entry[1])]
+
+
+def _at_pace(launch: Launch) -> float | None:
+    return launch.predicted.of(Quantity.STEP_SECONDS_AT_PACE)
 
 
 def _setup(launch: Launch) -> Setup:
@@ -114,9 +131,10 @@ def _when(first: float, last: float) -> str:
 
 def _table(rows: Sequence[StepRow]) -> Iterator[str]:
     yield f"| {' | '.join(TITLES)} |"
-    yield "|" + "---|" * 4 + "---:|" * 4 + "---|" + "---:|" * 3
+    yield "|" + "---|" * 4 + "---:|" * 6 + "---|" + "---:|" * 3
     for row in rows:
-        setup, (_, one, others) = row.setup, row.middle
+        setup, (_, one, others, at_pace) = row.setup, row.middle
+        pace_error = row.middle.pace_error
         cells = (
             setup.run,
             str(setup.ranks),
@@ -126,6 +144,8 @@ def _table(rows: Sequence[StepRow]) -> Iterator[str]:
             f"{one.predicted_seconds * 1e3:,.0f} ms",
             f"{one.measured_seconds * 1e3:,.0f} ms",
             f"{one.error:+.1%}",
+            "-" if at_pace is None else f"{at_pace / one.predicted_seconds:.2f}",
+            "-" if pace_error is None else f"{pace_error:+.1%}",
             one.term,
             f"{one.residual / one.measured_seconds:+.1%}",
             f"{one.unexplained_share:.1%}",
@@ -142,6 +162,14 @@ def _summary(rows: Sequence[StepRow]) -> Iterator[str]:
         f"{max(errors):.1%} at most; unexplained share of the step {median(unexplained):.1%} in the median, "
         f"{max(unexplained):.1%} at most."
     )
+    at_pace = [error for row in rows if (error := row.middle.pace_error) is not None]
+    if at_pace:
+        magnitudes = [abs(error) for error in at_pace]
+        yield ""
+        yield (
+            f"At the pace that the processors had meanwhile ({len(at_pace)} setups): {median(magnitudes):.1%} in the "
+            f"median, {max(magnitudes):.1%} at most."
+        )
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from suite.execute.measure import host, operators, products
 from suite.execute.measure.collectives import collective, collective_timing, slowest
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.measure.fingerprint import environment
+from suite.execute.measure.pace import Pacer
 from suite.execute.measure.products import DTYPES, Inputs
 from suite.execute.measure.stopwatch import Stopwatch, Work
 from suite.job import Event, Phase
@@ -63,7 +64,6 @@ class Bench:
 
     def timed(self, task: Task, *, again: bool) -> tuple[Timing, ...]:
         """The timings of all points of a task; the ranks that take part start each point together."""
-        torch.set_num_threads(task.threads)
         return tuple(self._point(task, sizes, again=again) for sizes in task.sizes)
 
     def _point(self, task: Task, sizes: tuple[int, ...], *, again: bool) -> Timing:
@@ -93,6 +93,7 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else None
     gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")
     rank, bench = dist.get_rank(), Bench(job, device)
+    pacers = {ranks: Pacer(device) for ranks in bench.agree}
     gc.collect()
     gc.disable()  # its pauses belong to no point
     before, start, own = processor_time(), time.perf_counter(), own_seconds()
@@ -104,6 +105,8 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
             break
         gpu.sample()
         if rank < task.subject.ranks:
+            torch.set_num_threads(task.threads)
+            pacers[task.subject.ranks].lap()
             report(Measured(number, lap, bench.timed(task, again=lap > 0), time.time()))
         done += 1
     dist.barrier(group=bench.everyone)
@@ -123,6 +126,7 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
         all_seconds=total,
         environment=facts | {"rounds": f"{done / len(job.tasks):.1f}"},
         gpus=gpu.samples,
+        pace={ranks: pacer.pace for ranks, pacer in pacers.items() if pacer.pace is not None},
         time=time.time(),
     )
 

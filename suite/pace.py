@@ -1,0 +1,97 @@
+"""Pace: how long a machine's processors take for fixed work now, against when the machine was calibrated."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from suite.measured_seconds import Line, Measured, Positive, Subject, Timing
+
+HOST, PRODUCT, ELEMENTWISE = "host", "product", "elementwise"
+_KIND = {
+    **dict.fromkeys(("product", "batched_product", "attention"), PRODUCT),
+    **dict.fromkeys(
+        ("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit", "adam_tensors"), HOST
+    ),
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"), HOST),  # gloo's own code
+}  # all else: element-wise
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds that a rank takes for fixed pieces of work; or each over what it took before, in `slowdown`.
+
+    Processors differ from themselves: by their clocks, and where they are virtual by whose work runs on the other
+    hardware thread of the same core, which no counter of the system tells ("steal" does not). On a virtual machine of 2
+    cores a loop of Python took 57 us or 105 us, changing several times a second (AMD EPYC, 2026-11-22).
+
+    Args:
+        host: of calls of PyTorch that compute almost nothing.
+        product: of a matrix product in the caches, with the rank's threads.
+        elementwise: of an element-wise function in the caches, likewise.
+    """
+
+    host: Positive
+    product: Positive
+    elementwise: Positive
+
+
+def middle(laps: Sequence[Pace]) -> Pace | None:
+    """The median of each piece over laps; None without any."""
+    return _each(laps, statistics.median) if laps else None
+
+
+def over_ranks(paces: Sequence[Pace]) -> Pace | None:
+    """The mean of each piece over ranks; None without any."""
+    return _each(paces, statistics.fmean) if paces else None
+
+
+def slowdown(now: Pace, calibrated: Pace) -> Pace:
+    """How many times as long each piece takes now as when the machine was calibrated."""
+    return Pace(
+        host=now.host / calibrated.host,
+        product=now.product / calibrated.product,
+        elementwise=now.elementwise / calibrated.elementwise,
+    )
+
+
+def _each(paces: Sequence[Pace], mean: Callable[[list[float]], float]) -> Pace:
+    return Pace(
+        host=mean([pace.host for pace in paces]),
+        product=mean([pace.product for pace in paces]),
+        elementwise=mean([pace.elementwise for pace in paces]),
+    )
+
+
+class AtPace:
+    """A machine profile as it would be, had the processors had another pace: all seconds of a kind times its slowdown.
+
+    Messages between processors are sent, and added, by the host's own code: they count as host. Operators bound by
+    memory count as element-wise ones, although memory does not slow down with the processors.
+    """
+
+    def __init__(self, measured: Measured, slower: Pace) -> None:
+        self._measured = measured
+        self._times = {HOST: slower.host, PRODUCT: slower.product, ELEMENTWISE: slower.elementwise}
+
+    def seconds(self, subject: Subject, *sizes: float) -> float:
+        """Seconds of one call."""
+        return self._factor(subject) * self._measured.seconds(subject, *sizes)
+
+    def line(self, subject: Subject) -> Line:
+        """Latency and bandwidth."""
+        line, factor = self._measured.line(subject), self._factor(subject)
+        timings = tuple(
+            Timing(factor * one.seconds, factor * one.low, factor * one.high, one.repetitions, one.warm_up)
+            for one in line.timings
+        )
+        return msgspec.structs.replace(
+            line,
+            timings=timings,
+            fixed_seconds=factor * line.fixed_seconds,
+            seconds_per_unit=factor * line.seconds_per_unit,
+        )
+
+    def _factor(self, subject: Subject) -> float:
+        return self._times[_KIND.get(subject.operation, ELEMENTWISE)]

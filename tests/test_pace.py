@@ -1,0 +1,140 @@
+"""Pace: laps of fixed work on real processors, and a machine that is as much slower as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+import torch
+
+from suite import reproduction
+from suite.execute.measure import pace as laps
+from suite.execute.measure.pace import LAP_SECONDS, Pacer
+from suite.figures import Figure, Quantity
+from suite.job import Status
+from suite.machine_profile import Profile, decode, encode
+from suite.measured_seconds import Measured, Subject
+from suite.pace import AtPace, Pace, middle, over_ranks, slowdown
+from suite.predict.executed_operators import Kernels
+from suite.predict.executed_seconds import StepSeconds, step_seconds
+from tests.launches import launched, small_plan
+from tests.predict.test_executed_seconds import MINIS, Machine
+from tests.profiles import profile
+
+EVEN = Pace(host=1e-6, product=1e-4, elementwise=1e-5)
+MACHINE = Machine(fixed=1e-6, per_unit=1e-12, host=1e-7, latency=1e-5, per_byte=1e-10)
+
+
+def step(machine: Measured, name: str = "bloom-mini") -> StepSeconds:
+    mini = MINIS[name]
+    (stage,) = step_seconds(machine, mini.architecture, mini.recipe, mini.layout, kernels=Kernels(), compiled=False)
+    return stage
+
+
+def test_processors_at_half_the_pace_make_every_term_of_a_step_twice_as_long() -> None:
+    slow = step(AtPace(MACHINE, Pace(host=2.0, product=2.0, elementwise=2.0)))
+    assert slow == pytest.approx([2 * term for term in step(MACHINE)])
+
+
+@pytest.mark.parametrize("kind", ["host", "product", "elementwise"])
+def test_a_step_has_work_of_each_kind_and_the_three_are_all_of_it(kind: str) -> None:
+    ones = Pace(host=1.0, product=1.0, elementwise=1.0)
+    usual = step(MACHINE).step
+    longer = {
+        name: step(AtPace(MACHINE, msgspec.structs.replace(ones, **{name: 2.0}))).step - usual
+        for name in msgspec.structs.asdict(ones)
+    }
+    assert longer[kind] > 0
+    assert sum(longer.values()) == pytest.approx(usual)
+
+
+def test_products_alone_follow_the_products_pace() -> None:
+    at_pace = AtPace(MACHINE, Pace(host=3.0, product=5.0, elementwise=7.0))
+    sizes = (8.0, 8.0, 8.0)
+    assert at_pace.seconds(Subject(operation="product"), *sizes) == 5 * MACHINE.seconds(
+        Subject(operation="product"), *sizes
+    )
+    assert at_pace.seconds(Subject(operation="all_reduce"), 8.0) == pytest.approx(3 * (1e-5 + 8e-10))
+    assert at_pace.seconds(Subject(operation="gelu"), 8.0) == pytest.approx(7 * (1e-6 + 8e-12))
+    assert at_pace.line(Subject(operation="calls")).seconds_per_unit == pytest.approx(3e-7)
+    assert at_pace.line(Subject(operation="calls")).timings[0].seconds == pytest.approx(3e-7)
+
+
+def test_laps_are_joined_by_their_median_and_ranks_by_their_mean() -> None:
+    stalled = msgspec.structs.replace(EVEN, host=1.0)
+    assert middle([EVEN, stalled, EVEN]) == EVEN
+    assert over_ranks([EVEN, msgspec.structs.replace(EVEN, host=3e-6)]) == msgspec.structs.replace(EVEN, host=2e-6)
+    assert middle([]) is over_ranks([]) is None
+    assert slowdown(stalled, EVEN) == Pace(host=1e6, product=1.0, elementwise=1.0)
+
+
+def test_a_lap_takes_its_time_draws_no_random_numbers_and_leaves_its_first_round_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = torch.get_rng_state()
+    pacer = Pacer(torch.device("cpu"))
+    pacer.lap()
+    real = pacer.pace
+    assert real is not None
+    assert min(msgspec.structs.asdict(real).values()) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    clock: Iterator[float] = iter([0.0, *[1.0] * 3, *[3.0] * 3, LAP_SECONDS + 1])
+    monkeypatch.setattr(laps, "_seconds", lambda _: next(clock))
+    monkeypatch.setattr(laps.time, "perf_counter", lambda: next(clock))
+    again = Pacer(torch.device("cpu"))
+    again.lap()
+    assert again.pace == Pace(host=3.0, product=3.0, elementwise=3.0)
+
+
+def test_a_gpu_has_no_pace() -> None:
+    pacer = Pacer(torch.device("cuda"))
+    pacer.lap()
+    assert pacer.pace is None
+
+
+def test_a_profile_keeps_its_pace_and_answers_for_fewer_ranks() -> None:
+    own = profile()
+    assert own.pace(ranks=1) is None
+    paced = msgspec.structs.replace(own, conditions=msgspec.structs.replace(own.conditions, pace={2: EVEN}))
+    assert decode(encode(paced), "file") == paced
+    assert paced.pace(ranks=1) == paced.pace(ranks=2) == EVEN
+    assert paced.pace(ranks=3) is None
+
+
+class Paced(Machine, frozen=True, kw_only=True):
+    """A profile that knows its pace, and as much as `with_pace` asks for."""
+
+    calibrated: Pace | None
+
+    def pace(self, *, ranks: int) -> Pace | None:
+        assert ranks == 1
+        return self.calibrated
+
+
+def test_a_launch_at_half_the_calibrated_pace_is_predicted_twice_as_long() -> None:
+    plan = small_plan(ranks=1)
+    known = Paced(**msgspec.structs.asdict(MACHINE), calibrated=EVEN)
+    slow = Pace(host=2e-6, product=2e-4, elementwise=2e-5)
+    took = [Figure(quantity=Quantity.STEP_SECONDS, value=0.5)]
+    expected, measured = reproduction.with_pace(plan, cast("Profile", known), slow, took)
+    usual = reproduction.with_pace(plan, cast("Profile", known), EVEN, took)[0]
+    assert [(figure.term, figure.value) for figure in measured] == [
+        ("host", pytest.approx(2.0)),
+        ("product", pytest.approx(2.0)),
+        ("elementwise", pytest.approx(2.0)),
+        (None, 0.5),
+    ]
+    assert [figure.key for figure in expected] == [figure.key for figure in measured]
+    assert expected[-1].value == pytest.approx(2 * usual[-1].value)
+    unknown = msgspec.structs.replace(known, calibrated=None)
+    assert reproduction.with_pace(plan, cast("Profile", unknown), slow, took) == ([], [])
+
+
+def test_every_rank_of_a_launch_tells_its_pace(tmp_path: Path) -> None:
+    result = launched(small_plan(ranks=2), tmp_path)
+    assert result.status is Status.OK, result.message
+    paces = [report.pace for report in result.finished]
+    assert all(pace is not None and pace.product > 0 for pace in paces)
