@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from suite.job import Event, Finished, Status, Step, StepKind
 from suite.judgement import expected_figures
 from suite.ladder import climb as climbing
 from suite.ladder.climb import Climb, Errand, Height, climb, failures
-from suite.ladder.judged import Gain, Interaction, Mark, gain_check, loss_check, peak_check
+from suite.ladder.judged import Gain, Interaction, Mark, gain, gain_check, loss_check, peak_check
 from suite.ladder.measured import Expected, Measured
 from suite.ladder.planned import Climber, checkpoint_layers, climber, planned, refusal
 from suite.ladder.rungs import BASE, RUNGS, Need, Promise, Setting, Walk, of_walk, setting_of, stands_on
@@ -36,7 +37,12 @@ CPU = climber("gpt2-mini", device="cpu", seed=1)
 
 
 def found(
-    seconds: float = 1.0, *, peak: int = 1000, spread: float = 0.01, losses: list[float] | None = None
+    seconds: float = 1.0,
+    *,
+    peak: int = 1000,
+    spread: float = 0.01,
+    losses: list[float] | None = None,
+    pace: float | None = None,
 ) -> Measured:
     return Measured(
         launches=1,
@@ -52,6 +58,7 @@ def found(
         synchronisations=0,
         losses=losses or [2.0, 1.0],
         records=[],
+        pace=pace,
     )
 
 
@@ -151,6 +158,19 @@ def test_losses_that_promise_equality_may_not_differ_in_a_bit() -> None:
     assert loss_check(changed, far, below).mark is Mark.SHOWN
     unlike = msgspec.structs.replace(below, repeats_differ=True)
     assert loss_check(changed, unlike, below).mark is Mark.FAIL
+
+
+def test_a_gain_within_what_the_processors_pace_differs_by_says_nothing() -> None:
+    below, here = (said(2.0), found(3.0, pace=1.5)), (said(1.9), found(2.0, pace=1.0))
+    even = (said(2.0), found(3.0, pace=1.0))
+    loud = gain(Walk.SPEED, below=below, here=here)
+    quiet = gain(Walk.SPEED, below=even, here=here)
+    assert loud.noise == pytest.approx(math.hypot(quiet.noise, 0.5 * 3.0 / 100))
+    assert gain_check(quiet, gpu=False, broken=False).mark is Mark.FAIL
+    assert gain_check(loud, gpu=False, broken=False).mark is Mark.SHOWN
+    unknown = gain(Walk.SPEED, below=(said(2.0), found(3.0)), here=here)
+    assert unknown.noise == quiet.noise
+    assert gain(Walk.MEMORY, below=below, here=here).noise == gain(Walk.MEMORY, below=even, here=here).noise
 
 
 def test_gains_that_do_not_add_up_beyond_noise_interact() -> None:

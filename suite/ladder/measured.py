@@ -43,6 +43,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         terms: of a launch, mean over ranks.
         peak_bytes: of the median rank: ranks do the same, and gloo's threads free some of a rank's messages where the
             profiler does not see it; largest_peak_bytes, reserved_bytes, resident_bytes: of the rank with most.
+        pace: how many times as long the step should take at the processors' pace as at the calibration's: the median
+            over launches; None where it is not known.
         losses: of every step; all launches of a seed have the same ones, or `repeats_differ`.
     """
 
@@ -60,6 +62,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     losses: list[float]
     records: list[str]
     repeats_differ: bool = False
+    pace: float | None = None
 
     @property
     def token_seconds(self) -> float:
@@ -118,8 +121,19 @@ def measured(plan: Plan, results: Sequence[Result]) -> Measured:
         synchronisations=max(waits, default=None),
         losses=results[0].losses,
         records=[result.record for result in results],
+        pace=_pace(results),
         repeats_differ=any(result.losses != results[0].losses for result in results),
     )
+
+
+def _pace(results: Sequence[Result]) -> float | None:
+    found: list[float] = []
+    for result in results:
+        rows = {row.quantity: row.left for row in result.rows if row.rank is None and row.term is None}
+        usual, at_pace = rows.get(Quantity.STEP_SECONDS), rows.get(Quantity.STEP_SECONDS_AT_PACE)
+        if usual and at_pace:
+            found.append(at_pace / usual)
+    return statistics.median(found) if found else None
 
 
 def _value(figures: Sequence[Figure], quantity: Quantity) -> float | None:

@@ -109,14 +109,15 @@ def _gains(walk: Walk, heights: list[Height]) -> Table:
 
 
 def _terms(heights: list[Height]) -> Table:
-    table = _table(["ms of a step", *_SHORT.values(), "step", "predicted"], left=("ms of a step",))
+    table = _table(["ms of a step", *_SHORT.values(), "step", "predicted", "pace"], left=("ms of a step",))
     for height in heights:
         found, said = height.measured, height.expected
         if found is None or said is None:
             continue
         cells = [f"{found.terms.get(term.value, 0.0) * 1e3:,.1f}" if found.terms else "-" for term in _SHORT]
         predicted = "-" if said.step_seconds is None else f"{said.step_seconds * 1e3:,.0f}"
-        table.add_row(height.rung.name, *cells, f"{found.step_seconds * 1e3:,.0f}", predicted)
+        pace = "-" if found.pace is None else f"{found.pace:.2f}"
+        table.add_row(height.rung.name, *cells, f"{found.step_seconds * 1e3:,.0f}", predicted, pace)
     return table
 
 
