@@ -23,7 +23,8 @@ from suite import calibration, launch
 from suite.__main__ import main
 from suite.calibration import CalibrationRequest, calibrate, planned_calibration
 from suite.calibration_job import COLLECTIVES, Measured
-from suite.job import LAUNCH_VARIABLE, Event, Started, Status
+from suite.commands.calibrate import CalibrationProgress
+from suite.job import LAUNCH_VARIABLE, Event, Phase, Started, Status
 from suite.machine_profile import Profile, current_profile, read
 from suite.record import fingerprint
 from suite.report.machine_tables import print_profile
@@ -163,6 +164,27 @@ def test_bad_input_is_refused_in_one_line(
     assert main(["calibrate", "--device", "cpu", "--results", str(tmp_path), *arguments]) == 2
     assert capsys.readouterr().err == line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_terminal_a_calibration_says_every_ten_seconds_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=1), SPARSE)
+    with CalibrationProgress(planned, quiet=True) as live:
+        for second, name in (
+            (100.0, "product NT"),
+            (109.9, "copy"),
+            (110.0, "triad"),
+            (119.0, "calls"),
+            (121.0, "adam"),
+        ):
+            live(0, Phase(name, second))
+            live(1, Phase("of another rank", second + 50))
+    most = 2 * len(planned.planned)
+    lines = [
+        f"calibrating, {n} of at most {most}: {name}" for n, name in ((1, "product NT"), (3, "triad"), (5, "adam"))
+    ]
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_a_results_directory_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from suite.report.machine_tables import print_profile
 from suite.report.progress import progress_line
 from suite.report.tables import console
 
+LINE_SECONDS = 10.0
+
 
 def calibrate_command(
     ranks: Annotated[
@@ -90,13 +92,14 @@ def _print(result: CalibrationResult) -> None:
 
 
 class CalibrationProgress:
-    """The progress line: what is measured; a plain line for each operation where stderr is no terminal."""
+    """The progress line: what is measured; a plain line every 10 s where stderr is no terminal."""
 
     def __init__(self, planned: Calibration, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._last = ""
+        self._next_line = 0.0
+        self._begun, self._most = 0, planned.rounds * len(planned.planned)
         self._progress = progress_line(quiet=quiet)
-        self._task = self._progress.add_task("starting", total=planned.rounds * len(planned.planned))
+        self._task = self._progress.add_task("starting", total=self._most)
 
     def __enter__(self) -> CalibrationProgress:
         self._progress.start()
@@ -109,8 +112,8 @@ class CalibrationProgress:
         if rank != 0 or not isinstance(event, Phase):
             return
         self._progress.update(self._task, description=event.name, advance=1)
-        operation = event.name.partition(" ")[0]
-        if self._quiet and operation != self._last:
-            sys.stderr.write(f"{event.name}\n")
+        self._begun += 1
+        if self._quiet and event.time >= self._next_line:
+            sys.stderr.write(f"calibrating, {self._begun} of at most {self._most}: {event.name}\n")
             sys.stderr.flush()
-            self._last = operation
+            self._next_line = event.time + LINE_SECONDS
