@@ -25,13 +25,15 @@ from suite.launches import launches
 from suite.predict.kernel_bytes import FORMULAS
 from suite.predict.kernel_flop import kernel_flop
 from suite.report.page import acceptance, render
+from suite.report.page import computed_once as computing
 from suite.report.page.acceptance import batteries
+from suite.report.page.computed_once import computed_once
 from suite.report.page.facts import linked, recorded_facts
 from suite.report.page.history_plot import BUCKETS, NEWEST, history
 from suite.report.page.losses import losses
 from suite.report.page.memory_plot import REST, memory
 from suite.report.page.plot import Plot
-from suite.report.page.predictor import validation
+from suite.report.page.predictor import computed_validation, validation
 from suite.report.page.roofline import benchmarks, profiles, rooflines
 from suite.report.page.setups import newest, setups
 from suite.report.page.step_plots import WHOLE, traffic, waterfall
@@ -338,6 +340,40 @@ def test_every_kernel_has_an_arithmetic_and_products_have_theirs() -> None:
     assert kernel_flop("masked_softmax", rows=8, columns=8, causal=1, prefix=8) == whole
     with pytest.raises(ValueError, match="allowed layer_norm"):
         kernel_flop("no such kernel")
+
+
+def test_what_rests_on_the_suite_s_files_alone_is_computed_once_for_each_state_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(computing, "ROOT", tmp_path)
+    code = tmp_path / "suite" / "predict.py"
+    code.parent.mkdir()
+    code.write_text("a")
+    calls: list[int] = []
+
+    def compute() -> list[int]:
+        calls.append(1)
+        return list(calls)
+
+    def told() -> list[int]:
+        return computed_once("sums", list[int], compute)
+
+    assert [told(), told()] == [[1], [1]]
+    code.write_text("b")
+    assert [told(), told()] == [[1, 1], [1, 1]]
+    (kept,) = (tmp_path / "cache" / "llm-reference-runs").iterdir()
+    kept.write_text("{")
+    assert [told(), told()] == [[1] * 3, [1] * 3]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(code))
+    assert [told(), told()] == [[1] * 4, [1] * 5]
+
+
+def test_a_validation_that_is_read_is_the_one_that_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, again = (computed_once("validation", tuple[Plot, Plot], computed_validation) for _ in range(2))
+    assert msgspec.json.encode(first) == msgspec.json.encode(again)
+    assert first[0].traces == again[0].traces
 
 
 def test_the_predictor_s_points_are_every_published_row_that_counts() -> None:

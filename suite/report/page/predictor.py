@@ -7,6 +7,7 @@ from functools import cache
 
 from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
+from suite.report.page.computed_once import computed_once
 from suite.report.page.plot import MUTED, Cell, Plot, Trace, colour, significant, symbol
 from suite.validation import TimedRow, constant_mfu, relative_errors, timed_rows
 
@@ -15,7 +16,15 @@ BAND = 0.1  # drawn on both sides of equality
 
 @cache
 def validation() -> tuple[Plot, Plot]:
-    """Predicted against published seconds of a step, log-log by table, and the errors of each table."""
+    """Predicted against published seconds of a step, log-log by table, and the errors of each table.
+
+    It rests on the suite's own files alone, and is computed once for every state of them.
+    """
+    return computed_once("validation", tuple[Plot, Plot], computed_validation)
+
+
+def computed_validation() -> tuple[Plot, Plot]:
+    """The same, computed now."""
     tables = [(table, timed_rows(table)) for table in map(load_table, shipped_tables())]
     timed = [(table, rows) for table, rows in tables if rows]
     every = [value for _, rows in timed for one in rows for value in (one.measured, one.predicted)]
