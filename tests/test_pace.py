@@ -89,6 +89,12 @@ def test_a_lap_takes_its_time_draws_no_random_numbers_and_leaves_its_first_round
     assert again.pace == Pace(host=3.0, product=3.0, elementwise=3.0)
 
 
+def test_a_pacer_holds_no_memory_before_its_first_lap() -> None:
+    with torch.profiler.profile(profile_memory=True) as seen:
+        Pacer(torch.device("cpu"))
+    assert not any(event.self_cpu_memory_usage for event in seen.events() or [])
+
+
 def test_a_gpu_has_no_pace() -> None:
     pacer = Pacer(torch.device("cuda"))
     pacer.lap()

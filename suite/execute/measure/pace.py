@@ -19,21 +19,24 @@ ELEMENTS = 3 * 2**14  # of the element-wise piece: above PyTorch's grain of 2^15
 class Pacer:
     """Takes laps on one rank; on a processor alone, since a GPU's clocks are logged by its driver.
 
-    A lap goes round the pieces until its time is over; the first round finds cold caches and does not count.
+    A lap goes round the pieces until its time is over; the first round finds cold caches and does not count. Their
+    tensors are made for the first lap: the peak of memory is counted before.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._laps: list[Pace] = []
-        self._pieces: tuple[Work, Work, Work] | None = _pieces() if device.type == "cpu" else None
+        self._on_processor = device.type == "cpu"
+        self._made: tuple[Work, Work, Work] | None = None
 
     def lap(self) -> None:
         """Work for a lap's time."""
-        if self._pieces is None:
+        if not self._on_processor:
             return
+        self._made = pieces = self._made or _pieces()
         end = time.perf_counter() + LAP_SECONDS
         rounds: list[tuple[float, ...]] = []
         while len(rounds) < 2 or time.perf_counter() < end:
-            rounds.append(tuple(map(_seconds, self._pieces)))
+            rounds.append(tuple(map(_seconds, pieces)))
         host, product, elementwise = (statistics.fmean(seconds) for seconds in zip(*rounds[1:], strict=True))
         self._laps.append(Pace(host=host, product=product, elementwise=elementwise))
 
