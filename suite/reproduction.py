@@ -34,7 +34,7 @@ from suite.utilisation import peaks, utilisation
 
 LOSS_MUST_FALL_STEPS = 20
 LOSS_MUST_FALL = 0.5
-PACE_REASON = "what fixed work takes, over what it took in the calibration (docs/calibration.md); not judged"
+PACE_REASON = "what fixed work takes, over what it took in the calibration (docs/step_time.md); not judged"
 AT_PACE_REASON = "the calibrated machine with its processors at that pace; not judged"
 
 
