@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
@@ -129,6 +130,11 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[str, str | None, str | None, int | None, int | None, str | None]:
         """What two figures must share to be compared; the convention may differ and is shown."""
         return (self.quantity.value, self.axis, self.operation, self.rank, self.stage, self.term)
+
+
+def of_job(figures: Iterable[Figure], quantity: Quantity) -> int | float | None:
+    """The value of a quantity for the whole job, no rank's and no term's; None where it is not there."""
+    return next((f.value for f in figures if f.quantity is quantity and f.rank is None and f.term is None), None)
 
 
 def with_maximum_over_ranks(per_rank: list[Figure]) -> list[Figure]:

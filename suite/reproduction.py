@@ -16,7 +16,7 @@ from suite.arithmetic import kernels_for
 from suite.compare import Row, Verdict, overall
 from suite.corpus import Corpus
 from suite.devices import usable_cores
-from suite.figures import Figure, Quantity
+from suite.figures import Figure, Quantity, of_job
 from suite.hosts import Hosts, Way
 from suite.job import Averaging, Event, Failed, Finished, KernelChoice, Phase, Status, Step
 from suite.judgement import countable, expected_figures, judged
@@ -209,8 +209,8 @@ def with_pace(
     if calibrated is None:
         return [], []
     slower = slowdown(pace, calibrated)
-    expected = _seconds(_time_figures(plan, AtPace(profile, slower), sample_seconds=sample_seconds))
-    took = _seconds(measured)
+    at_pace = _time_figures(plan, AtPace(profile, slower), sample_seconds=sample_seconds)
+    expected, took = of_job(at_pace, Quantity.STEP_SECONDS), of_job(measured, Quantity.STEP_SECONDS)
     if expected is None or took is None:
         return [], []
     kinds = msgspec.structs.asdict(slower)
@@ -221,11 +221,6 @@ def with_pace(
         *(Figure(quantity=Quantity.PACE, term=kind, value=value) for kind, value in kinds.items()),
         Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=took),
     ]
-
-
-def _seconds(figures: list[Figure]) -> float | None:
-    key = (Quantity.STEP_SECONDS, None, None)
-    return next((figure.value for figure in figures if (figure.quantity, figure.term, figure.rank) == key), None)
 
 
 def _time_figures(plan: Plan, measured: Measured, *, sample_seconds: float) -> list[Figure]:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from suite.__main__ import main
+from suite.compare import compare
 from suite.corpus import Corpus
 from suite.figures import Figure, Quantity
 from suite.job import Event, Finished, Status, Step, StepKind
 from suite.judgement import expected_figures
 from suite.ladder import climb as climbing
 from suite.ladder.climb import Climb, Errand, Height, climb, failures
-from suite.ladder.judged import Gain, Interaction, Mark, gain, gain_check, loss_check, peak_check
-from suite.ladder.measured import Expected, Measured
+from suite.ladder.judged import Gain, Interaction, Mark, gain_check, loss_check, noise, peak_check
+from suite.ladder.measured import Expected, Measured, measured
 from suite.ladder.planned import Climber, checkpoint_layers, climber, planned, refusal
 from suite.ladder.rungs import BASE, RUNGS, Need, Promise, Setting, Walk, of_walk, setting_of, stands_on
 from suite.plan import Plan, job_for
@@ -42,7 +42,6 @@ def found(
     peak: int = 1000,
     spread: float = 0.01,
     losses: list[float] | None = None,
-    pace: float | None = None,
 ) -> Measured:
     return Measured(
         launches=1,
@@ -58,7 +57,6 @@ def found(
         synchronisations=0,
         losses=losses or [2.0, 1.0],
         records=[],
-        pace=pace,
     )
 
 
@@ -160,17 +158,20 @@ def test_losses_that_promise_equality_may_not_differ_in_a_bit() -> None:
     assert loss_check(changed, unlike, below).mark is Mark.FAIL
 
 
-def test_a_gain_within_what_the_processors_pace_differs_by_says_nothing() -> None:
-    below, here = (said(2.0), found(3.0, pace=1.5)), (said(1.9), found(2.0, pace=1.0))
-    even = (said(2.0), found(3.0, pace=1.0))
-    loud = gain(Walk.SPEED, below=below, here=here)
-    quiet = gain(Walk.SPEED, below=even, here=here)
-    assert loud.noise == pytest.approx(math.hypot(quiet.noise, 0.5 * 3.0 / 100))
-    assert gain_check(quiet, gpu=False, broken=False).mark is Mark.FAIL
-    assert gain_check(loud, gpu=False, broken=False).mark is Mark.SHOWN
-    unknown = gain(Walk.SPEED, below=(said(2.0), found(3.0)), here=here)
-    assert unknown.noise == quiet.noise
-    assert gain(Walk.MEMORY, below=below, here=here).noise == gain(Walk.MEMORY, below=even, here=here).noise
+def test_a_rung_s_pace_is_the_median_over_its_launches_and_changes_no_noise() -> None:
+    plan, machine = planned(CPU, BASE[Walk.SPEED], "rung", TEXTS), Machine()
+
+    def launch(at_pace: float | None) -> Result:
+        figures = [Figure(quantity=Quantity.STEP_SECONDS, value=2.0)]
+        if at_pace is not None:
+            figures.append(Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=at_pace))
+        rows = compare(figures, figures, left_name="predicted", right_name="measured", judge=True)
+        return msgspec.structs.replace(machine.reproduce(plan), rows=rows)
+
+    paced = measured(plan, [launch(3.0), launch(9.0), launch(4.0)])
+    unknown = measured(plan, [launch(None), launch(None), launch(None)])
+    assert (paced.pace, unknown.pace) == (2.0, None)
+    assert noise(Walk.SPEED, [paced, unknown]) == noise(Walk.SPEED, [unknown, unknown])
 
 
 def test_gains_that_do_not_add_up_beyond_noise_interact() -> None:

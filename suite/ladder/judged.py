@@ -72,15 +72,11 @@ def noise(walk: Walk, found: Sequence[Measured]) -> float:
     """What measurements differ by without a reason.
 
     Bytes: 1 % of the larger peak. Seconds a token, of n launches with s half the spread of their steps and t the median
-    one: the root of the sum of squares of s and of t LAUNCH_VARIATION / sqrt(n), of every measurement. Where the
-    processors had another pace from one to the other, what the longest would have been longer or shorter by it too.
+    one: the root of the sum of squares of s and of t LAUNCH_VARIATION / sqrt(n), of every measurement.
     """
     if walk is Walk.MEMORY:
         return LEAST_MEMORY_GAIN * max(one.peak_bytes for one in found)
     parts = [part for one in found for part in (one.spread_seconds / one.tokens, _between_launches(one))]
-    paces = [one.pace for one in found if one.pace is not None]
-    if len(paces) == len(found):
-        parts.append((max(paces) / min(paces) - 1) * max(one.token_seconds for one in found))
     return math.hypot(*parts)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from suite.arithmetic import kernels_for
 from suite.corpus import Corpus
 from suite.devices import usable_cores
-from suite.figures import Figure, Quantity, StepTerm
+from suite.figures import Figure, Quantity, StepTerm, of_job
 from suite.job import Status, StepKind
 from suite.judgement import expected_figures
 from suite.machine_profile import Profile
@@ -74,12 +74,12 @@ def expected(plan: Plan, corpus: Corpus, profile: Profile | None, *, why_none: s
     """What is predicted of a plan; its time where a machine profile holds, and `why_none` is empty."""
     job = job_for(plan, corpus, "")
     kernels = kernels_for(plan.recipe.precision, plan.device)
-    peak = _value(expected_figures(job, kernels=kernels, cores=usable_cores()), Quantity.PEAK_BYTES)
+    peak = of_job(expected_figures(job, kernels=kernels, cores=usable_cores()), Quantity.PEAK_BYTES)
     phase = "" if peak is None else _phase(plan)
     if why_none:
         return Expected(peak_bytes=peak, phase=phase, step_seconds=None, terms={}, seconds_unknown=why_none)
     times, _ = with_time(plan, profile, [], sample_seconds=sample_seconds)
-    seconds = _value(times, Quantity.STEP_SECONDS)
+    seconds = of_job(times, Quantity.STEP_SECONDS)
     return Expected(peak_bytes=peak, phase=phase, step_seconds=seconds, terms=_terms(times))
 
 
@@ -100,7 +100,7 @@ def measured(plan: Plan, results: Sequence[Result]) -> Measured:
     """Of launches that all ended well."""
     assert results
     assert all(result.status is Status.OK for result in results)
-    medians = [_value(result.figures, Quantity.STEP_SECONDS) or 0.0 for result in results]
+    medians = [of_job(result.figures, Quantity.STEP_SECONDS) or 0.0 for result in results]
     steps = sorted(s.seconds for result in results for s in result.steps if s.kind is StepKind.TIMED)
     quarter = len(steps) // 4
     step = statistics.median(medians)
@@ -117,7 +117,7 @@ def measured(plan: Plan, results: Sequence[Result]) -> Measured:
         largest_peak_bytes=max(report.peak_bytes for report in finished),
         reserved_bytes=max((r.reserved_bytes for r in finished if r.reserved_bytes is not None), default=None),
         resident_bytes=max((r.resident_bytes for r in finished if r.resident_bytes is not None), default=None),
-        model_flop_per_second=_value(results[nearest].figures, Quantity.MODEL_FLOP_PER_SECOND) or 0.0,
+        model_flop_per_second=of_job(results[nearest].figures, Quantity.MODEL_FLOP_PER_SECOND) or 0.0,
         synchronisations=max(waits, default=None),
         losses=results[0].losses,
         records=[result.record for result in results],
@@ -136,11 +136,6 @@ def _pace(results: Sequence[Result]) -> float | None:
     return statistics.median(found) if found else None
 
 
-def _value(figures: Sequence[Figure], quantity: Quantity) -> float | None:
-    """Of the whole job."""
-    return next((f.value for f in figures if f.quantity is quantity and f.rank is None and f.term is None), None)
-
-
 def _terms(figures: Sequence[Figure]) -> dict[str, float]:
-    of_job = {f.term: f.value for f in figures if f.quantity is Quantity.STEP_SECONDS and f.rank is None}
-    return {term.value: of_job[term.value] for term in StepTerm if term.value in of_job}
+    seconds = {f.term: f.value for f in figures if f.quantity is Quantity.STEP_SECONDS and f.rank is None}
+    return {term.value: seconds[term.value] for term in StepTerm if term.value in seconds}

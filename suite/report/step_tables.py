@@ -88,15 +88,12 @@ def step_rows(recorded: Iterable[Launch]) -> list[StepRow]:
         if split is None or "script" in launch.policy:
             continue
         setup = _setup(launch)
-        found.setdefault(setup, []).append(Timed(launch.started, split, launch.others_share, _at_pace(launch)))
+        at_pace = launch.predicted.of(Quantity.STEP_SECONDS_AT_PACE)
+        found.setdefault(setup, []).append(Timed(launch.started, split, launch.others_share, at_pace))
         key = setup[:5]
         if key not in latest or launch.started > latest[key][0]:
             latest[key] = launch.started, setup
     return [StepRow(setup, found[setup]) for _, setup in sorted(latest.values(), key=lambda entry: entry[1])]
-
-
-def _at_pace(launch: Launch) -> float | None:
-    return launch.predicted.of(Quantity.STEP_SECONDS_AT_PACE)
 
 
 def _setup(launch: Launch) -> Setup:
