@@ -24,7 +24,7 @@ from suite.job import Status
 from suite.launches import launches
 from suite.predict.kernel_bytes import FORMULAS
 from suite.predict.kernel_flop import kernel_flop
-from suite.report.page import acceptance, render
+from suite.report.page import acceptance, needed, render
 from suite.report.page import computed_once as computing
 from suite.report.page.acceptance import batteries
 from suite.report.page.computed_once import computed_once
@@ -498,12 +498,12 @@ def test_without_the_page_s_packages_the_tables_are_written_and_one_line_says_wh
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(tmp_path, job_of("small"), 1)
-    monkeypatch.setattr(render, "NEEDED", ("jinja2", "no_such_package"))
+    monkeypatch.setattr(needed, "NEEDED", ("jinja2", "no_such_package"))
     assert main(["report", "--results", str(tmp_path)]) == 0
     told = capsys.readouterr()
     assert (tmp_path / "TABLES.md").exists()
     assert not (tmp_path / "index.html").exists()
-    assert told.err == f"index.html is left out: no_such_package is not installed ({render.INSTALL})\n"
+    assert told.err == f"index.html is left out: no_such_package is not installed ({needed.INSTALL})\n"
 
 
 def test_launches_that_nobody_predicted_have_a_page_and_no_table(tmp_path: Path) -> None:

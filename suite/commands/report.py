@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +16,8 @@ from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.launch import ROOT
 from suite.launches import launches
-from suite.report.page.render import INSTALL, missing
-from suite.report.page.render import page as page_of
+from suite.report.page.needed import INSTALL, missing
+from suite.report.page.search import Search
 from suite.report.step_tables import step_rows, step_tables, summary
 from suite.report.tables import console
 from suite.report.utilisation_tables import utilisation_table
@@ -62,24 +63,26 @@ def report_command(
     Exit codes: 0 written, 2 bad input or a damaged record, 3 no launch with a predicted step time is recorded: then
     there is no TABLES.md, and the page is written if there is any launch.
     """
-    found, bad = launches(results)
     messages = console(stderr=True)
-    for error in bad:
-        messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
-    directory, rows = out or results, step_rows(found)
-    told = summary(rows)
-    if told is not None:
-        text = f"{HEAD}\n{step_tables(rows)}\n{GPUS}\n{utilisation_table(found)}"
-        written(directory, FILE, text)
-    else:
-        messages.print(f"no launch with a predicted step time in {escape(str(results))}", soft_wrap=True)
-    of_page = None
-    if page and found:
-        lacking = missing()
-        if lacking:
-            messages.print(f"{PAGE} is left out: {lacking} is not installed ({INSTALL})", soft_wrap=True)
+    lacking = missing() if page else ""
+    with Search() if page and not lacking else nullcontext() as search:  # starts while records are read
+        found, bad = launches(results)
+        for error in bad:
+            messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
+        directory, rows = out or results, step_rows(found)
+        told = summary(rows)
+        if told is not None:
+            text = f"{HEAD}\n{step_tables(rows)}\n{GPUS}\n{utilisation_table(found)}"
+            written(directory, FILE, text)
         else:
-            of_page = written(directory, PAGE, page_of(results, found, bad))
+            messages.print(f"no launch with a predicted step time in {escape(str(results))}", soft_wrap=True)
+        of_page = None
+        if found and search is not None:
+            from suite.report.page.render import page as page_of
+
+            of_page = written(directory, PAGE, page_of(results, found, bad, search))
+        elif found and lacking:
+            messages.print(f"{PAGE} is left out: {lacking} is not installed ({INSTALL})", soft_wrap=True)
     if json:
         facts = msgspec.structs.asdict(told) if told else {}
         tables = str(directory / FILE) if told else None

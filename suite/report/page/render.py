@@ -8,14 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.figures import Quantity
-from suite.history import Segment, segments
+from suite.history import Segment, by_setup, searched_times, segments_of
 from suite.launches import Launch
 from suite.report.page.acceptance import batteries
 from suite.report.page.details import Detail, Line, detail, stamp
@@ -25,8 +25,12 @@ from suite.report.page.losses import losses
 from suite.report.page.plot import MILLISECONDS, Plot
 from suite.report.page.predictor import validation
 from suite.report.page.roofline import benchmarks, profiles, rooflines
+from suite.report.page.search import Search
 from suite.report.page.setups import Key, Setup, execution, newest, setups
 from suite.report.page.verdicts import Judged, judged_setup, mark, remembered, tone
+
+if TYPE_CHECKING:
+    import jinja2
 
 TITLE = "Reference runs"
 MOST_DETAILS = 150  # setups that are judged and shown in full: those that were launched last
@@ -34,8 +38,6 @@ MOST_ROWS = 2000  # setups that have a row
 MOST_CHANGES = 200  # change points in the table of all setups
 NOT_JUDGED = "not judged"
 HERE = Path(__file__).parent
-NEEDED = ("plotly", "jinja2", "ruptures", "scipy")
-INSTALL = "pip install plotly jinja2 ruptures scipy, or nox -s report, brings it"
 SECTIONS = (
     *(("overview", "Overview"), ("setups", "Setups"), ("runs", "Run by run"), ("history", "History"), ("loss", "Loss")),
     *(
@@ -115,34 +117,17 @@ class RecordedFacts(NamedTuple):
     facts: Facts
 
 
-def missing() -> str:
-    """The package that the page needs and that is not installed; empty where all are."""
-    from importlib.util import find_spec
-
-    return next((name for name in NEEDED if find_spec(name) is None), "")
-
-
-def page(results: Path, launches: Sequence[Launch], damaged: Iterable[InputError] = ()) -> str:
-    """The whole page; the same bytes for the same records."""
+def page(
+    results: Path, launches: Sequence[Launch], damaged: Iterable[InputError] = (), search: Search | None = None
+) -> str:
+    """The whole page; the same bytes for the same records, whether a `search` has been started for it or not."""
+    if search is None:
+        with Search() as started:
+            return page(results, launches, damaged, started)
+    histories = by_setup(launches)
+    search.ask(searched_times(histories))
     names = machine_names(launches)
     found = setups(launches)
-    shown, rest = newest(found, MOST_DETAILS)
-    history = segments(launches)
-    by_setup: dict[Key, list[Segment]] = {}
-    for one in history:
-        by_setup.setdefault(_key(one.example), []).append(one)
-    expected = remembered()
-    summaries, details = [], []
-    for setup in shown:
-        judged = judged_setup(setup, expected)
-        own = by_setup.get(setup.key, [])
-        full = detail(judged, own)
-        summary = _summary(setup, judged, full, names, own)
-        summaries.append(summary)
-        details.append(summary)
-    for setup in newest(rest, MOST_ROWS - len(shown))[0]:
-        summaries.append(_summary(setup, None, None, names, by_setup.get(setup.key, [])))
-    summaries.sort(key=lambda one: (one.run, one.machine, one.ranks, one.layout, one.execution))
     runs = sorted({setup.key.run for setup in found})
     curves = [(run, losses(run, [setup for setup in found if setup.key.run == run])) for run in runs]
     kept = [(run, plot) for run, plot in curves if plot is not None]
@@ -151,6 +136,23 @@ def page(results: Path, launches: Sequence[Launch], damaged: Iterable[InputError
     roofs = rooflines(machine_profiles, timings)
     of_predictor = validation()
     climbs, bad_climbs = ladders(results)
+    accepted = batteries(results)
+    facts = _facts()
+    template = _template()
+    shown, rest = newest(found, MOST_DETAILS)
+    expected = remembered()
+    all_judged = [judged_setup(setup, expected) for setup in shown]
+    history = segments_of(histories, search.answer())
+    segments: dict[Key, list[Segment]] = {}
+    for one in history:
+        segments.setdefault(_key(one.example), []).append(one)
+    details = []
+    for setup, judged in zip(shown, all_judged, strict=True):
+        own = segments.get(setup.key, [])
+        details.append(_summary(setup, judged, detail(judged, own), names, own))
+    older = newest(rest, MOST_ROWS - len(shown))[0]
+    summaries = [*details, *(_summary(setup, None, None, names, segments.get(setup.key, [])) for setup in older)]
+    summaries.sort(key=lambda one: (one.run, one.machine, one.ranks, one.layout, one.execution))
     changes = _changes(history, names)
     plots = [
         *(plot for one in details for plot in one.plots),
@@ -164,9 +166,9 @@ def page(results: Path, launches: Sequence[Launch], damaged: Iterable[InputError
     for (run, machine, verdict), count in sorted(counted.items()):
         matrix.setdefault((run, machine), []).append((verdict, count))
     machines = sorted({(_machine_id(words), name) for words, name in names.items()}, key=lambda one: one[1])
-    accepted = batteries(results)
     left_out = sorted(str(error) for error in (*damaged, *bad_profiles, *bad_timings, *bad_climbs, *accepted.damaged))
     return _rendered(
+        template,
         plots,
         title=TITLE,
         heading="What the runs did, and what arithmetic says",
@@ -195,21 +197,26 @@ def page(results: Path, launches: Sequence[Launch], damaged: Iterable[InputError
         rooflines=roofs,
         validation=of_predictor,
         ladders=climbs,
-        facts=_facts(),
+        facts=facts,
     )
 
 
-def _rendered(plots: list[Plot], **context: Any) -> str:
+def _template() -> jinja2.Template:
     import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("page.html.jinja")
+
+
+def _rendered(template: jinja2.Template, plots: list[Plot], **context: Any) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
     scripts = {"plotly": get_plotlyjs(), "script": (HERE / "page.js").read_text(encoding="utf-8")}
     hashes = (hashlib.sha256(script.encode()).digest() for script in scripts.values())
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("page.html.jinja").render(
+    return template.render(
         plots=Markup(in_script(plots)),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         script_hashes=Markup(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)),
