@@ -15,7 +15,7 @@ from suite.calibration_job import Task
 from suite.execute.measure.calibrate import OPERATIONS
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.measure.products import DTYPES, Inputs
-from suite.execute.measure.stopwatch import LEAST_REPETITIONS, MOST_REPETITIONS, Stopwatch, is_warm, summary
+from suite.execute.measure.stopwatch import COLD_BYTES, LEAST_REPETITIONS, MOST_REPETITIONS, Stopwatch, is_warm, summary
 from suite.measured_seconds import Subject
 
 CPU = torch.device("cpu")
@@ -51,6 +51,25 @@ def test_a_point_is_repeated_three_times_at_least_and_for_as_long_as_asked(point
     timing = Stopwatch(CPU).timing(lambda: time.sleep(0.002), point_seconds=point_seconds)
     assert time.perf_counter() - start >= point_seconds
     assert timing.repetitions >= LEAST_REPETITIONS
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_before_a_cold_call_each_thread_overwrites_4_mib_and_before_the_host_s_its_cache(threads: int) -> None:
+    before, watch = torch.get_num_threads(), Stopwatch(CPU)
+    own = watch._cache.numel()
+    torch.set_num_threads(threads)
+    try:
+        seen = []
+        for sample in (watch.cold_sample, watch.cold_sample, watch.host_sample, watch.sample):
+            sample(lambda: seen.append(watch._cache.clone()))
+    finally:
+        torch.set_num_threads(before)
+    assert [int(cache.sum()) for cache in seen] == [
+        COLD_BYTES * threads,
+        2 * COLD_BYTES * threads,
+        2 * COLD_BYTES * threads + own,
+        2 * COLD_BYTES * threads + own,
+    ]
 
 
 def test_a_later_round_leaves_out_one_call_and_repeats_once_at_least() -> None:

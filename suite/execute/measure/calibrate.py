@@ -80,7 +80,7 @@ class Bench:
             work = OPERATIONS[subject.operation](subject, sizes, self.inputs)
         if subject.compiled:
             self._compiled[subject, sizes] = work  # so that a later round does not compile again
-        sample = self.watch.host_sample if subject.operation in HOST else self.watch.sample
+        sample = self.watch.host_sample if subject.operation in HOST else self.watch.cold_sample
         dist.barrier(group=agree)
         return self.watch.timing(work, point_seconds=task.point_seconds, again=again, sample=sample)
 
