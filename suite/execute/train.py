@@ -23,7 +23,7 @@ from suite.execute.measure.counters import (
 )
 from suite.execute.measure.fingerprint import environment
 from suite.execute.measure.memory import AllocatedPeak, resident_bytes
-from suite.execute.measure.pace import Pacer
+from suite.execute.measure.pace import LAPS_AT_A_STEP, Pacer
 from suite.execute.measure.phases import Part
 from suite.execute.measure.profiled import ProfiledSteps
 from suite.execute.measure.synchronisations import SynchronisationCounter
@@ -93,7 +93,7 @@ def train(
         if kind is StepKind.TIMED and not timed_seconds:
             shared.start()
         if kind is StepKind.TIMED:
-            pacer.lap()
+            pacer.laps(LAPS_AT_A_STEP)
         start = clock.now(device)
         with to_count[0]() if kind is StepKind.COUNTED else usual:
             loss = steps.forward_and_backward()
@@ -106,6 +106,7 @@ def train(
             phases.append(steps.phases.seconds())
             shared.lap()
             sent = clock.interface_sent_bytes(job.interface)
+            pacer.laps(LAPS_AT_A_STEP)
         if kind is StepKind.PROFILED:
             in_profile.append(steps.phases.seconds())
         if kind is StepKind.COUNTED and not outcome.skipped:

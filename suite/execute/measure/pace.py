@@ -11,6 +11,7 @@ from suite.execute.measure.stopwatch import Work
 from suite.pace import Pace, middle
 
 LAP_SECONDS = 0.006  # a lap ends by the clock, so that ranks which began together end together
+LAPS_AT_A_STEP = 2  # before each timed step, and behind it
 CALLS = 8  # of the host's piece: about as long as the others
 PRODUCT_SIZE = 192  # of a square product in fp32: 0.4 MB, in the caches of a core
 ELEMENTS = 3 * 2**14  # of the element-wise piece: above PyTorch's grain of 2^15, so that all threads take part
@@ -27,6 +28,11 @@ class Pacer:
         self._laps: list[Pace] = []
         self._on_processor = device.type == "cpu"
         self._made: tuple[Work, Work, Work] | None = None
+
+    def laps(self, count: int) -> None:
+        """Work for so many laps."""
+        for _ in range(count if self._on_processor else 0):
+            self.lap()
 
     def lap(self) -> None:
         """Work for a lap's time."""
