@@ -35,7 +35,7 @@ from suite.acceptance.evidence_record import OpenedBattery, unfinished
 from suite.acceptance.gpu_health import HealthWatch
 from suite.acceptance.history import History, history
 from suite.acceptance.judged import judged
-from suite.acceptance.launch_checks import step_margin, step_ratios
+from suite.acceptance.launch_checks import compared_with, step_margin, step_ratios
 from suite.acceptance.noninferiority import FEWEST, launches_missing
 from suite.acceptance.profiles import EXACT_STEPS, JITTER_STEPS, MINIATURES, TIMED_STEPS, Effort
 from suite.acceptance.surroundings import competitors
@@ -367,7 +367,7 @@ def _further_looks(battery: _Battery) -> None:
                 if isinstance(one, Launched) and (one.run, one.purpose) == (name, "times")
             ]
             ratios = step_ratios(own)
-            bias, margin, _ = step_margin(name, battery.known)
+            bias, margin, _ = step_margin(compared_with(name, own), battery.known)
             if len(ratios) < len(own) or len(ratios) < effort.looks[0]:
                 break
             missing = launches_missing([ratio / bias for ratio in ratios], margin=margin, looks=effort.looks)
@@ -417,7 +417,7 @@ def _confirmed(battery: _Battery, first: list[Finding], health: Health) -> list[
     candidates = [_micro_phase(battery), *_launch_phases(battery)]
     probe = _probe(battery)
     candidates += [] if probe is None else [probe]
-    runs = {f.subject for f in first if f.verdict is Verdict.FAIL and f.status is Status.OK}
+    runs = {f.subject.partition(",")[0] for f in first if f.verdict is Verdict.FAIL and f.status is Status.OK}
     again: dict[str, list[Evidence]] = {}
     looks = battery.settings.effort.looks
     for phase in candidates:

@@ -136,7 +136,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         number=STEP_TIME,
         name="step time",
-        formula="r = measured / predicted seconds of a launch's median step, over launches: non-inferior",
+        formula="r = measured / predicted seconds of a launch's median step, on a CPU at its pace, over launches: "
+        "non-inferior; on a CPU 1 / pace",
         expects="prediction from this node's own checks 1, 3 and 6; its bias from accepted batteries",
         phases=("micro", "launches"),
         sense=_LOWER,
@@ -225,5 +226,14 @@ CHECKS: tuple[Check, ...] = (
         phases=("every",),
         sense=_EXACT,
     ),
+)
+# The other half of the check of step times: whether processors kept their speed while steps were timed
+PACE = msgspec.structs.replace(
+    CHECKS[STEP_TIME],
+    formula="1 / pace: fixed work between the micro-measurements' points, over the same between timed steps",
+    sense=_HIGHER,
+    warn=0.97,
+    fail=0.93,
+    unit="of the speed before",
 )
 NOISY = frozenset(check.number for check in CHECKS if check.noisy)

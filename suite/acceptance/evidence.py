@@ -68,6 +68,8 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
         purpose: exact, times or jitter.
         exact: exact figures that were compared; `unequal` those that differ, in words.
         step_seconds: median of the timed steps; `predicted_seconds` None without a prediction.
+        pace: how many times as long the step should take at the pace that the processors had between its timed steps as
+            at the micro-measurements'; None on a GPU.
         measured_terms, predicted_terms: seconds of the step by term.
         compute_seconds: of a timed step, by rank.
         timed: seconds of each timed step, of its slowest rank.
@@ -86,6 +88,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
     unequal: list[str] = []
     step_seconds: float | None = None
     predicted_seconds: float | None = None
+    pace: float | None = None
     measured_terms: dict[str, float] = {}
     predicted_terms: dict[str, float] = {}
     compute_seconds: list[float] = []

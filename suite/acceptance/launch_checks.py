@@ -14,13 +14,15 @@ from suite.acceptance.checks import (
     EXACT_FIGURES,
     JITTER,
     LOSS_CURVE,
+    PACE,
     STEP_TIME,
     STRAGGLER,
 )
 from suite.acceptance.evidence import Launched
-from suite.acceptance.expectations import limited
+from suite.acceptance.expectations import SPREAD_FROM, UNKNOWN_MODEL, Expected, limited
 from suite.acceptance.history import History
 from suite.acceptance.noninferiority import FEWEST, LOOKS, look
+from suite.acceptance.rates import against
 from suite.acceptance.verdicts import Finding, Verdict
 from suite.figures import StepTerm
 from suite.job import Status
@@ -87,36 +89,51 @@ def time_findings(launches: Sequence[Launched], history: History, *, looks: Sequ
         if not good:
             findings += [broken(number, own[0]) for number in (STEP_TIME, ATTRIBUTION, STRAGGLER)]
             continue
-        findings += [_step_time(run, good, history, looks), _attribution(run, good), *_stragglers(run, good)]
+        findings += [_step_time(run, good, history, looks), *_pace(run, good, history)]
+        findings += [_attribution(run, good), *_stragglers(run, good)]
     return findings
 
 
 def step_ratios(launches: Sequence[Launched]) -> list[float]:
-    """Measured over predicted seconds of every launch that has both."""
+    """Measured over predicted seconds of every launch that has both, predicted at the pace that its processors had."""
     return [
-        one.step_seconds / one.predicted_seconds
+        one.step_seconds / (one.predicted_seconds * (one.pace or 1.0))
         for one in launches
         if one.status is Status.OK and one.step_seconds and one.predicted_seconds
     ]
 
 
-def step_margin(run: str, history: History) -> tuple[float, float, str]:
-    """The bias of the prediction, the margin beyond it, and where both come from."""
-    past, fleet = history.of(STEP_TIME, run)
-    if past or fleet:
-        values, whose = (past, "accepted batteries of this node") if past else (fleet, "siblings in the fleet")
+def compared_with(run: str, launches: Sequence[Launched]) -> str:
+    """The name of the ratios that other batteries measured in the same way: with or without a known pace."""
+    return f"{run}, at its pace" if any(one.pace for one in launches) else run
+
+
+def step_margin(compared: str, history: History) -> tuple[float, float, str]:
+    """The bias of the prediction, the margin beyond it, and where both come from.
+
+    Of this node's accepted batteries, or else of siblings, their median is the bias, and the margin makes room for 3 of
+    their standard deviations, as the thresholds of rates do: a battery of 5 launches knows its own median no better
+    than its launches vary. Of fewer than three the spread is not known, and the prediction itself is expected.
+    """
+    past, fleet = history.of(STEP_TIME, compared)
+    values, whose = (past, "accepted batteries of this node") if past else (fleet, "siblings in the fleet")
+    if len(values) >= SPREAD_FROM:
         bias = statistics.median(values)
-        return bias, MARGIN, f"prediction x {bias:.3f}, the median of {len(values)} {whose}; margin {MARGIN:.0%}"
+        spread = statistics.stdev(values) / bias
+        source = f"prediction x {bias:.3f}, the median of {len(values)} {whose}, spread {spread:.1%}"
+        margin = max(MARGIN, 3 * spread)
+        return bias, margin, f"{source}; margin {margin:.0%}"
     margin = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
-    source = (
-        f"prediction from checks 1, 3, 6; margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
-    )
-    return 1.0, margin, source
+    source = "prediction from checks 1, 3, 6"
+    if values:
+        source += f", as there are {len(values)} {whose}, and {SPREAD_FROM} tell a spread"
+    return 1.0, margin, f"{source}; margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
 
 
 def _step_time(run: str, launches: Sequence[Launched], history: History, looks: Sequence[int]) -> Finding:
     ratios = step_ratios(launches)
-    bias, margin, source = step_margin(run, history)
+    compared = compared_with(run, launches)
+    bias, margin, source = step_margin(compared, history)
     measured = statistics.median(one.step_seconds or 0.0 for one in launches)
     if len(ratios) < FEWEST:
         why = f"{len(ratios)} launches with a prediction, {looks[0]} needed"
@@ -133,8 +150,12 @@ def _step_time(run: str, launches: Sequence[Launched], history: History, looks: 
     bounds = f"{seen.launches} launches, spread {seen.spread:.1%}, 1-sided bounds {seen.low:.3f} to {seen.high:.3f}"
     verdict = seen.verdict
     # the notes' warning: not excluded that half of the margin is used up
-    if verdict is Verdict.PASS and seen.high > 1 + margin / 2:
-        verdict = Verdict.WARN if history.of(STEP_TIME, run)[0] else verdict
+    if (
+        verdict is Verdict.PASS
+        and seen.high > 1 + margin / 2
+        and len(history.of(STEP_TIME, compared)[0]) >= SPREAD_FROM
+    ):
+        verdict = Verdict.WARN
     undecided = "; more launches are needed" if verdict is Verdict.INCONCLUSIVE else ""
     return Finding(
         check=STEP_TIME,
@@ -150,14 +171,29 @@ def _step_time(run: str, launches: Sequence[Launched], history: History, looks: 
         part="" if verdict is Verdict.PASS else PARTS[term],
         evidence=f"{measured:.4g} s; {bounds}; most in {term.value} {1e3 * seconds:+.1f} ms{undecided}",
         least_detectable=seen.least_detectable,
-        siblings=run,
+        siblings=compared,
     )
 
 
+def _pace(run: str, launches: Sequence[Launched], history: History) -> list[Finding]:
+    """Whether the processors kept, while steps were timed, the speed that the micro-measurements saw.
+
+    A step is judged at the pace of its own launch, so that a node that slows down under load is seen here: 1 / pace is
+    judged as a rate is, against the micro-measurements and against this node's past.
+    """
+    speeds = [1 / one.pace for one in launches if one.pace]
+    if not speeds:
+        return []
+    before = Expected(value=1.0, source="this battery's micro-measurements", warn=1 / (1 + MARGIN), fail=UNKNOWN_MODEL)
+    part = "host: processors slower than in the micro-measurements"
+    words = f"{len(speeds)} launches, {min(speeds):.3f} to {max(speeds):.3f}"
+    return [against(PACE, f"{run}, pace", statistics.median(speeds), history, part, [before], words)]
+
+
 def deviations(launch: Launched) -> dict[StepTerm, float]:
-    """Measured less predicted seconds of each term that both have."""
+    """Measured less predicted seconds of each term that both have; predicted at the step's pace, the same for all."""
     return {
-        StepTerm(term): seconds - launch.predicted_terms[term]
+        StepTerm(term): seconds - launch.predicted_terms[term] * (launch.pace or 1.0)
         for term, seconds in launch.measured_terms.items()
         if term in launch.predicted_terms
     }

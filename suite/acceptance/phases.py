@@ -160,6 +160,7 @@ def launched(
         key=lambda row: row.rank is not None
     )  # of the whole job first: what differs is said of it, then of ranks
     whole = next((row for row in result.rows if _is_step(row.quantity, row.rank) and row.term is None), None)
+    at_pace = next((row.left for row in result.rows if row.quantity == Quantity.STEP_SECONDS_AT_PACE), None)
     terms = [row for row in result.rows if _is_step(row.quantity, row.rank) and row.term is not None]
     return msgspec.structs.replace(
         evidence,
@@ -173,6 +174,7 @@ def launched(
         ],
         step_seconds=None if whole is None else whole.right,
         predicted_seconds=None if whole is None else whole.left,
+        pace=at_pace / whole.left if at_pace and whole is not None and whole.left else None,
         measured_terms={row.term: row.right for row in terms if row.term and row.right is not None},
         predicted_terms={row.term: row.left for row in terms if row.term and row.left is not None},
         compute_seconds=[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from suite.acceptance.checks import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD
+from suite.acceptance.checks import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, Check
 from suite.acceptance.evidence import Exchange, Micro, Probing
 from suite.acceptance.expectations import Expected, from_peak, from_values, limited, rated
 from suite.acceptance.history import History
@@ -23,7 +23,7 @@ def micro_findings(micro: Micro, history: History) -> list[Finding]:
     slowest = min(range(len(micro.matrix)), key=lambda rank: micro.matrix[rank])
     peak = [] if micro.peak is None else [from_peak(micro.peak, micro.peak_source)]
     findings.append(
-        _against(MATRIX, "slowest rank", micro.matrix[slowest], history, f"matrix rate of rank {slowest}", peak)
+        against(CHECKS[MATRIX], "slowest rank", micro.matrix[slowest], history, f"matrix rate of rank {slowest}", peak)
     )
     if len(micro.matrix) < 2:
         findings.append(_not_run(SPREAD, "one rank has nothing to be compared with"))
@@ -42,11 +42,13 @@ def micro_findings(micro: Micro, history: History) -> list[Finding]:
         )
     for name, rates_of in (("copy", micro.copy), ("triad", micro.triad)):
         slow = min(range(len(rates_of)), key=lambda rank: rates_of[rank])
-        findings.append(_against(MEMORY, name, rates_of[slow], history, f"memory bandwidth (rank {slow} slowest)", []))
+        findings.append(
+            against(CHECKS[MEMORY], name, rates_of[slow], history, f"memory bandwidth (rank {slow} slowest)", [])
+        )
     if not micro.host_device:
         findings.append(_not_run(HOST_DEVICE, "no GPU"))
     for direction, rate in micro.host_device.items():
-        findings.append(_against(HOST_DEVICE, direction, rate, history, f"host link, {direction}", []))
+        findings.append(against(CHECKS[HOST_DEVICE], direction, rate, history, f"host link, {direction}", []))
     return findings
 
 
@@ -65,13 +67,13 @@ def exchange_findings(probing: Probing, history: History) -> list[Finding]:
         cell = [Expected(value=middle, source=f"median of {len(rates)} pairs", warn=0.97, fail=0.93)]
         enough = len(rates) >= PAIRS_FOR_A_MEDIAN
         link = f"link {first}-{second}"
-        findings.append(_against(PEER, link, rate, history, link, cell if enough else []))
+        findings.append(against(CHECKS[PEER], link, rate, history, link, cell if enough else []))
     sums = [one for one in probing.exchanges if one.peer is None]
     if sums:
         n = len(sums)
         slowest = min(one.bytes_per_second for one in sums) * 2 * (n - 1) / n
         part = "link 0-1" if n == 2 else f"links between {n} ranks"
-        findings.append(_against(ALL_REDUCE, f"busbw of {n} ranks", slowest, history, part, []))
+        findings.append(against(CHECKS[ALL_REDUCE], f"busbw of {n} ranks", slowest, history, part, []))
     for kind, number, among in (
         ("messages", PEER, [one for one in probing.exchanges if one.peer is not None]),
         ("sums", ALL_REDUCE, sums),
@@ -97,17 +99,23 @@ def _contents(number: int, kind: str, exchanges: Sequence[Exchange]) -> Finding:
     )
 
 
-def _against(
-    number: int, subject: str, value: float, history: History, part: str, others: Sequence[Expected]
+def against(
+    check: Check,
+    subject: str,
+    value: float,
+    history: History,
+    part: str,
+    others: Sequence[Expected],
+    evidence: str = "",
 ) -> Finding:
-    check = CHECKS[number]
-    past, fleet = history.of(number, subject)
+    """The verdict on a rate beside `others`, this node's past, and its siblings."""
+    past, fleet = history.of(check.number, subject)
     expected = [
         *others,
         *(one for one in (from_values(check, past, "accepted batteries of this node"),) if one),
         *(one for one in (from_values(check, fleet, "siblings in the fleet"),) if one),
     ]
-    return rated(check, subject, value, expected, part=part, fleet=fleet)
+    return rated(check, subject, value, expected, part=part, fleet=fleet, evidence=evidence)
 
 
 def _not_run(number: int, why: str) -> Finding:

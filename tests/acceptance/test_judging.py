@@ -283,6 +283,52 @@ def test_step_time_with_history_is_held_to_the_bias_of_the_past():
     assert slower.least_detectable > 0.05
 
 
+@pytest.mark.parametrize("past", [[0.5], [0.5, 0.51]])
+def test_step_time_behind_one_or_two_batteries_is_judged_as_without_any(past):
+    known = History(past={"8:bloom-mini": past})
+    found = {f: by_check(time_findings(times(f), known, looks=(5,)))[8] for f in (1.2, 1.6)}
+    assert [f.verdict for f in found.values()] == [Verdict.PASS, Verdict.FAIL]
+    assert f"there are {len(past)} accepted batteries of this node" in found[1.2].source
+
+
+def test_the_margin_makes_room_for_what_accepted_batteries_differ_by_and_has_5_percent_at_least():
+    steady, restless = ({"8:bloom-mini": [1.0, 1.0 + by, 1.0 - by]} for by in (0.01, 0.04))
+    found = [by_check(time_findings(times(1.08), History(past=past), looks=(5,)))[8] for past in (steady, restless)]
+    assert [f.fail for f in found] == pytest.approx([1.05, 1.12])
+    assert [f.verdict for f in found] == [Verdict.FAIL, Verdict.WARN]
+
+
+def paces(launches, history=NOTHING):
+    """The findings of check 8: of the step, and of the processors' pace."""
+    step, pace = (f for f in time_findings(launches, history, looks=(5,)) if f.check == 8)
+    return step, pace
+
+
+def test_a_step_is_judged_at_its_pace_and_the_pace_by_itself():
+    step, pace = paces(times(1.6, pace=1.6))
+    assert (step.verdict, step.ratio) == (Verdict.PASS, pytest.approx(1.0, abs=0.01))
+    assert (pace.verdict, pace.subject, pace.measured) == (Verdict.FAIL, "bloom-mini, pace", pytest.approx(1 / 1.6))
+    assert pace.part == "host: processors slower than in the micro-measurements"
+    assert [one.verdict for one in paces(times(1.6, pace=1.0))] == [Verdict.FAIL, Verdict.PASS]
+    assert [one.verdict for one in paces(times(1.2, pace=1.2))] == [Verdict.PASS, Verdict.WARN]
+    assert [one.verdict for one in paces(times(0.8, pace=0.8))] == [Verdict.PASS, Verdict.PASS]
+
+
+def test_a_node_that_was_steady_before_may_not_slow_down_by_a_tenth():
+    known = History(past={"8:bloom-mini, pace": [1.0, 0.99, 1.01]})
+    assert [paces(times(1.0, pace=slower), known)[1].verdict for slower in (1.0, 1.1)] == [Verdict.PASS, Verdict.FAIL]
+
+
+def test_ratios_at_a_pace_are_compared_with_such_ratios():
+    known = History(past={"8:bloom-mini": [2.0, 2.0, 2.0], "8:bloom-mini, at its pace": [1.0, 1.0, 1.0]})
+    at_pace, plain = (
+        next(f for f in time_findings(launches, known, looks=(5,)) if f.check == 8)
+        for launches in (times(1.2, pace=1.2), times(2.0))
+    )
+    assert (at_pace.expected, at_pace.siblings) == (1.0, "bloom-mini, at its pace")
+    assert (plain.expected, plain.siblings) == (2.0, "bloom-mini")
+
+
 @pytest.mark.parametrize(
     ("term", "part"), [("exposed communication", "links"), ("launch and host overhead", "host (dispatch)")]
 )
