@@ -444,4 +444,6 @@ def _confirmed(battery: _Battery, first: list[Finding], health: Health) -> list[
     repeated = _judged(battery, health, replaced, looks=looks)
     checks = {number for phase in candidates if phase.name in again for number in phase.serves}
     second = [finding for finding in repeated if finding.check in checks]
-    return confirmed(first, second, noisy=NOISY)
+    both = [one for name in again for one in (*battery.kept[name], *again[name]) if isinstance(one, Launched)]
+    together = [finding for finding in _judged(battery, health, [*both], looks=looks) if finding.check in FROM_TIMES]
+    return confirmed(first, second, together, noisy=NOISY)

@@ -57,6 +57,21 @@ def test_the_decision_follows_the_most_certain_finding_and_nothing_is_accepted_t
     assert decision(findings) is expected
 
 
+@pytest.mark.parametrize(
+    ("both", "verdict"),
+    [(Verdict.PASS, Verdict.WARN), (Verdict.WARN, Verdict.WARN), (Verdict.FAIL, Verdict.INCONCLUSIVE)],
+)
+def test_a_failed_time_that_passes_again_is_judged_with_all_its_launches(both, verdict):
+    first, again, together = (
+        finding(one, ratio=ratio) for one, ratio in ((Verdict.FAIL, 0.9), (Verdict.PASS, 1.0), (both, 0.95))
+    )
+    (found,) = confirmed([first], [again], [together], noisy=frozenset({MATRIX}))
+    assert found.verdict is verdict
+    assert found.evidence == (
+        f"failed once at 0.900, not in the re-run at 1.000 (PASS), with both together at 0.950 ({both.value})"
+    )
+
+
 def test_a_failed_time_that_passes_again_is_inconclusive_and_an_exact_failure_stands():
     first = [finding(Verdict.FAIL, ratio=0.9), finding(Verdict.FAIL, check=checks.REPLAYS)]
     again = [finding(Verdict.PASS, ratio=1.0), finding(Verdict.PASS, check=checks.REPLAYS)]
