@@ -33,7 +33,8 @@ def test_another_process_finds_what_this_one_finds(monkeypatch):
         assert started.answer() == [[], change_points(SLOWER), []] != [[], [], []]
 
 
-def test_histories_too_short_for_a_change_need_no_answer():
+def test_histories_too_short_for_a_change_need_no_answer(monkeypatch):
+    monkeypatch.setattr(search, "searched", None)
     with Search() as started:
         os.kill(started._process.pid, 9)
         started.ask([SHORT, []])

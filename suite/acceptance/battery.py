@@ -52,6 +52,9 @@ START_SECONDS = 10.0  # from a launch's start to its first step: 6 to 10 s on 2 
 STEP_SECONDS = 1.5  # of a miniature that nothing predicts: the slowest takes 1.0 s there
 FROM_MICRO = frozenset({MATRIX, SPREAD, MEMORY, HOST_DEVICE})
 FROM_TIMES = frozenset({STEP_TIME, ATTRIBUTION, STRAGGLER, LOSS_CURVE})
+POOLED = frozenset(
+    {ATTRIBUTION, STRAGGLER}
+)  # within each launch: no micro-measurement is in them, which a re-run repeats
 UNDER_LOAD = frozenset({THROTTLE, ERRORS})
 FROM_PROBE = frozenset({PEER, ALL_REDUCE, REPLAYS, SOAK})
 
@@ -445,5 +448,5 @@ def _confirmed(battery: _Battery, first: list[Finding], health: Health) -> list[
     checks = {number for phase in candidates if phase.name in again for number in phase.serves}
     second = [finding for finding in repeated if finding.check in checks]
     both = [one for name in again for one in (*battery.kept[name], *again[name]) if isinstance(one, Launched)]
-    together = [finding for finding in _judged(battery, health, [*both], looks=looks) if finding.check in FROM_TIMES]
+    together = [finding for finding in _judged(battery, health, [*both], looks=looks) if finding.check in POOLED]
     return confirmed(first, second, together, noisy=NOISY)

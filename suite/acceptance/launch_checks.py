@@ -95,9 +95,10 @@ def time_findings(launches: Sequence[Launched], history: History, *, looks: Sequ
 
 
 def step_ratios(launches: Sequence[Launched]) -> list[float]:
-    """Measured over predicted seconds of every launch that has both, predicted at the pace that its processors had."""
+    """Measured over predicted seconds of every launch that has both, predicted at its processors' pace where they were
+    slower than in the micro-measurements; faster ones owe no faster step."""
     return [
-        one.step_seconds / (one.predicted_seconds * (one.pace or 1.0))
+        one.step_seconds / (one.predicted_seconds * max(1.0, one.pace or 1.0))
         for one in launches
         if one.status is Status.OK and one.step_seconds and one.predicted_seconds
     ]
@@ -112,22 +113,23 @@ def step_margin(compared: str, history: History) -> tuple[float, float, str]:
     """The bias of the prediction, the margin beyond it, and where both come from.
 
     Of this node's accepted batteries, or else of siblings, their median is the bias, and the margin makes room for 3 of
-    their standard deviations, as the thresholds of rates do: a battery of 5 launches knows its own median no better
-    than its launches vary. Of fewer than three the spread is not known, and the prediction itself is expected.
+    their standard deviations, as the thresholds of rates do, but for no more than without a past: a battery of 5
+    launches knows its own median no better than its launches vary. Of fewer than three the spread is not known, and
+    the prediction itself is expected.
     """
     past, fleet = history.of(STEP_TIME, compared)
-    values, whose = (past, "accepted batteries of this node") if past else (fleet, "siblings in the fleet")
-    if len(values) >= SPREAD_FROM:
-        bias = statistics.median(values)
-        spread = statistics.stdev(values) / bias
-        source = f"prediction x {bias:.3f}, the median of {len(values)} {whose}, spread {spread:.1%}"
-        margin = max(MARGIN, 3 * spread)
-        return bias, margin, f"{source}; margin {margin:.0%}"
-    margin = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
+    most = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
+    for values, whose in ((past, "accepted batteries of this node"), (fleet, "siblings in the fleet")):
+        if len(values) >= SPREAD_FROM:
+            bias = statistics.median(values)
+            spread = statistics.stdev(values) / bias
+            margin = min(max(MARGIN, 3 * spread), most)
+            source = f"prediction x {bias:.3f}, the median of {len(values)} {whose}, spread {spread:.1%}"
+            return bias, margin, f"{source}; margin {margin:.0%}"
     source = "prediction from checks 1, 3, 6"
-    if values:
-        source += f", as there are {len(values)} {whose}, and {SPREAD_FROM} tell a spread"
-    return 1.0, margin, f"{source}; margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
+    if past or fleet:
+        source += f", as {len(past)} accepted batteries and {len(fleet)} siblings tell no spread"
+    return 1.0, most, f"{source}; margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
 
 
 def _step_time(run: str, launches: Sequence[Launched], history: History, looks: Sequence[int]) -> Finding:

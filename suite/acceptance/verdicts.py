@@ -137,10 +137,11 @@ def confirmed(
         elif finding.check in noisy:
             words = f"failed once{_at(finding)}, not in the re-run{_at(other)} ({other.verdict.value})"
             both = pooled.get(finding.key)
-            settled = both is not None and both.verdict in (Verdict.PASS, Verdict.WARN)
-            words += f", with both together{_at(both)} ({both.verdict.value})" if both is not None else ""
-            verdict = Verdict.WARN if settled else Verdict.INCONCLUSIVE
-            finding = msgspec.structs.replace(finding, verdict=verdict, part="")
+            finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE, part="")
+            if both is not None:
+                words += f", with both together{_at(both)} ({both.verdict.value})"
+                if both.verdict in (Verdict.PASS, Verdict.WARN):
+                    finding = msgspec.structs.replace(both, verdict=Verdict.WARN, part="")
         else:
             words = f"not repeated by a re-run ({other.verdict.value}): intermittent"
         out.append(

@@ -66,7 +66,7 @@ def test_a_failed_time_that_passes_again_is_judged_with_all_its_launches(both, v
         finding(one, ratio=ratio) for one, ratio in ((Verdict.FAIL, 0.9), (Verdict.PASS, 1.0), (both, 0.95))
     )
     (found,) = confirmed([first], [again], [together], noisy=frozenset({MATRIX}))
-    assert found.verdict is verdict
+    assert (found.verdict, found.ratio) == (verdict, 0.95 if verdict is Verdict.WARN else 0.9)
     assert found.evidence == (
         f"failed once at 0.900, not in the re-run at 1.000 (PASS), with both together at 0.950 ({both.value})"
     )
@@ -303,14 +303,21 @@ def test_step_time_behind_one_or_two_batteries_is_judged_as_without_any(past):
     known = History(past={"8:bloom-mini": past})
     found = {f: by_check(time_findings(times(f), known, looks=(5,)))[8] for f in (1.2, 1.6)}
     assert [f.verdict for f in found.values()] == [Verdict.PASS, Verdict.FAIL]
-    assert f"there are {len(past)} accepted batteries of this node" in found[1.2].source
+    assert f"as {len(past)} accepted batteries and 0 siblings tell no spread" in found[1.2].source
 
 
 def test_the_margin_makes_room_for_what_accepted_batteries_differ_by_and_has_5_percent_at_least():
-    steady, restless = ({"8:bloom-mini": [1.0, 1.0 + by, 1.0 - by]} for by in (0.01, 0.04))
-    found = [by_check(time_findings(times(1.08), History(past=past), looks=(5,)))[8] for past in (steady, restless)]
-    assert [f.fail for f in found] == pytest.approx([1.05, 1.12])
-    assert [f.verdict for f in found] == [Verdict.FAIL, Verdict.WARN]
+    pasts = [{"8:bloom-mini": [1.0, 1.0 + by, 1.0 - by]} for by in (0.01, 0.04, 0.2)]
+    found = [by_check(time_findings(times(1.08), History(past=past), looks=(5,)))[8] for past in pasts]
+    assert [f.fail for f in found] == pytest.approx([1.05, 1.12, 1.27])
+    assert [f.verdict for f in found] == [Verdict.FAIL, Verdict.WARN, Verdict.PASS]
+
+
+def test_siblings_are_expected_where_this_node_has_too_few_batteries_of_its_own():
+    known = History(past={"8:bloom-mini": [2.0]}, fleet={"8:bloom-mini": [1.2, 1.21, 1.19]})
+    found = by_check(time_findings(times(1.2), known, looks=(5,)))[8]
+    assert (found.expected, found.fail) == (1.2, pytest.approx(1.05))
+    assert "3 siblings in the fleet" in found.source
 
 
 def paces(launches, history=NOTHING):
@@ -326,7 +333,9 @@ def test_a_step_is_judged_at_its_pace_and_the_pace_by_itself():
     assert pace.part == "host: processors slower than in the micro-measurements"
     assert [one.verdict for one in paces(times(1.6, pace=1.0))] == [Verdict.FAIL, Verdict.PASS]
     assert [one.verdict for one in paces(times(1.2, pace=1.2))] == [Verdict.PASS, Verdict.WARN]
-    assert [one.verdict for one in paces(times(0.8, pace=0.8))] == [Verdict.PASS, Verdict.PASS]
+    faster = paces(times(0.9, pace=0.5))
+    assert [one.verdict for one in faster] == [Verdict.PASS, Verdict.PASS]
+    assert faster[0].ratio == pytest.approx(0.9, abs=0.01)
 
 
 def test_a_node_that_was_steady_before_may_not_slow_down_by_a_tenth():
