@@ -13,6 +13,7 @@ import pytest
 
 from reference_runs.catalog import reference_run
 from suite import network_namespaces
+from suite.execute.measure import clock
 from suite.figures import Quantity
 from suite.job import Averaging, Event, Finished, Job, events_path
 from suite.miniature import miniature
@@ -52,6 +53,20 @@ def _job(ranks: int, directory: Path, averaging: Averaging) -> Job:
     )
     job = job_for(plan, corpus_for(plan, None), str(directory))
     return msgspec.structs.replace(job, threads=1, interface=network_namespaces.INTERFACE)
+
+
+def test_what_tcp_sent_again_is_counted_off_as_full_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "SNMP", tmp_path / "snmp")
+    mtu = int(Path("/sys/class/net/lo/mtu").read_text(encoding="ascii"))
+    counted = []
+    for segments in (0, 10**12):
+        text = f"Ip: Forwarding\nIp: 1\nTcp: OutSegs RetransSegs InErrs\nTcp: 9 {segments} 7\n"
+        (tmp_path / "snmp").write_text(text, encoding="ascii")
+        counted.append(clock.interface_sent_bytes("lo"))
+    none, many = counted
+    assert none is not None
+    assert many is not None
+    assert round((none - many) / 10**12) == mtu - 52
 
 
 @pytest.mark.parametrize(

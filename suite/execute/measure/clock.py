@@ -15,17 +15,30 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-HEADER_BYTES = 14 + 20 + 32  # Ethernet, IPv4, TCP with timestamps: RFC 894, 791, 9293 and 7323
+IP_AND_TCP_BYTES = 20 + 32  # headers of IPv4 and TCP with timestamps: RFC 791, 9293 and 7323
+HEADER_BYTES = 14 + IP_AND_TCP_BYTES  # and Ethernet's: RFC 894
+SNMP = Path("/proc/net/snmp")
 
 
 def interface_sent_bytes(name: str | None) -> int | None:
-    """Bytes that left network interface `name` since it came up, less the headers; None where none is named.
+    """Bytes that left network interface `name` since it came up, less headers and what was sent again; None where none
+    is named.
 
     How many packets carry the same messages is TCP's choice: after a pause it starts with few small ones (RFC 5681),
-    and its acknowledgements are packets of headers alone.
+    and its acknowledgements are packets of headers alone. Where processors are busy, acknowledgements come late, and
+    whole segments are sent again: the system counts them for all connections of its network namespace.
     """
     if name is None:
         return None
-    directory = Path(f"/sys/class/net/{name}/statistics")
-    sent, packets = (int((directory / counter).read_text(encoding="ascii")) for counter in ("tx_bytes", "tx_packets"))
-    return sent - HEADER_BYTES * packets
+    directory = Path(f"/sys/class/net/{name}")
+    sent, packets, mtu = (
+        int((directory / counter).read_text(encoding="ascii"))
+        for counter in ("statistics/tx_bytes", "statistics/tx_packets", "mtu")
+    )
+    return sent - HEADER_BYTES * packets - (mtu - IP_AND_TCP_BYTES) * _segments_sent_again()
+
+
+def _segments_sent_again() -> int:
+    """Of all TCP connections of this network namespace since it exists."""
+    names, values = (line.split() for line in SNMP.read_text(encoding="ascii").splitlines() if line.startswith("Tcp:"))
+    return int(values[names.index("RetransSegs")])
