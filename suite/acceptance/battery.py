@@ -35,7 +35,7 @@ from suite.acceptance.evidence_record import OpenedBattery, unfinished
 from suite.acceptance.gpu_health import HealthWatch
 from suite.acceptance.history import History, history
 from suite.acceptance.judged import judged
-from suite.acceptance.launch_checks import compared_with, step_margin, step_ratios
+from suite.acceptance.launch_checks import step_margin, step_ratios
 from suite.acceptance.noninferiority import FEWEST, launches_missing
 from suite.acceptance.profiles import EXACT_STEPS, JITTER_STEPS, MINIATURES, TIMED_STEPS, Effort
 from suite.acceptance.surroundings import competitors
@@ -52,9 +52,6 @@ START_SECONDS = 10.0  # from a launch's start to its first step: 6 to 10 s on 2 
 STEP_SECONDS = 1.5  # of a miniature that nothing predicts: the slowest takes 1.0 s there
 FROM_MICRO = frozenset({MATRIX, SPREAD, MEMORY, HOST_DEVICE})
 FROM_TIMES = frozenset({STEP_TIME, ATTRIBUTION, STRAGGLER, LOSS_CURVE})
-POOLED = frozenset(
-    {ATTRIBUTION, STRAGGLER}
-)  # within each launch: no micro-measurement is in them, which a re-run repeats
 UNDER_LOAD = frozenset({THROTTLE, ERRORS})
 FROM_PROBE = frozenset({PEER, ALL_REDUCE, REPLAYS, SOAK})
 
@@ -370,7 +367,7 @@ def _further_looks(battery: _Battery) -> None:
                 if isinstance(one, Launched) and (one.run, one.purpose) == (name, "times")
             ]
             ratios = step_ratios(own)
-            bias, margin, _ = step_margin(compared_with(name, own), battery.known)
+            bias, margin, _ = step_margin(name, battery.known)
             if len(ratios) < len(own) or len(ratios) < effort.looks[0]:
                 break
             missing = launches_missing([ratio / bias for ratio in ratios], margin=margin, looks=effort.looks)
@@ -447,6 +444,4 @@ def _confirmed(battery: _Battery, first: list[Finding], health: Health) -> list[
     repeated = _judged(battery, health, replaced, looks=looks)
     checks = {number for phase in candidates if phase.name in again for number in phase.serves}
     second = [finding for finding in repeated if finding.check in checks]
-    both = [one for name in again for one in (*battery.kept[name], *again[name]) if isinstance(one, Launched)]
-    together = [finding for finding in _judged(battery, health, [*both], looks=looks) if finding.check in POOLED]
-    return confirmed(first, second, together, noisy=NOISY)
+    return confirmed(first, second, noisy=NOISY)

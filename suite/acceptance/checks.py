@@ -136,8 +136,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         number=STEP_TIME,
         name="step time",
-        formula="r = measured / predicted seconds of a launch's median step, on a CPU at its pace, over launches: "
-        "non-inferior; on a CPU 1 / pace",
+        formula="r = measured / predicted seconds of a launch's median step, over launches: non-inferior; on a CPU "
+        "1 / pace too",
         expects="prediction from this node's own checks 1, 3 and 6; its bias from accepted batteries",
         phases=("micro", "launches"),
         sense=_LOWER,

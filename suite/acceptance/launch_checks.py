@@ -19,7 +19,7 @@ from suite.acceptance.checks import (
     STRAGGLER,
 )
 from suite.acceptance.evidence import Launched
-from suite.acceptance.expectations import SPREAD_FROM, UNKNOWN_MODEL, Expected, limited
+from suite.acceptance.expectations import UNKNOWN_MODEL, Expected, limited
 from suite.acceptance.history import History
 from suite.acceptance.noninferiority import FEWEST, LOOKS, look
 from suite.acceptance.rates import against
@@ -95,47 +95,31 @@ def time_findings(launches: Sequence[Launched], history: History, *, looks: Sequ
 
 
 def step_ratios(launches: Sequence[Launched]) -> list[float]:
-    """Measured over predicted seconds of every launch that has both, predicted at its processors' pace where they were
-    slower than in the micro-measurements; faster ones owe no faster step."""
+    """Measured over predicted seconds of every launch that has both."""
     return [
-        one.step_seconds / (one.predicted_seconds * max(1.0, one.pace or 1.0))
+        one.step_seconds / one.predicted_seconds
         for one in launches
         if one.status is Status.OK and one.step_seconds and one.predicted_seconds
     ]
 
 
-def compared_with(run: str, launches: Sequence[Launched]) -> str:
-    """The name of the ratios that other batteries measured in the same way: with or without a known pace."""
-    return f"{run}, at its pace" if any(one.pace for one in launches) else run
-
-
-def step_margin(compared: str, history: History) -> tuple[float, float, str]:
-    """The bias of the prediction, the margin beyond it, and where both come from.
-
-    Of this node's accepted batteries, or else of siblings, their median is the bias, and the margin makes room for 3 of
-    their standard deviations, as the thresholds of rates do, but for no more than without a past: a battery of 5
-    launches knows its own median no better than its launches vary. Of fewer than three the spread is not known, and
-    the prediction itself is expected.
-    """
-    past, fleet = history.of(STEP_TIME, compared)
-    most = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
-    for values, whose in ((past, "accepted batteries of this node"), (fleet, "siblings in the fleet")):
-        if len(values) >= SPREAD_FROM:
-            bias = statistics.median(values)
-            spread = statistics.stdev(values) / bias
-            margin = min(max(MARGIN, 3 * spread), most)
-            source = f"prediction x {bias:.3f}, the median of {len(values)} {whose}, spread {spread:.1%}"
-            return bias, margin, f"{source}; margin {margin:.0%}"
-    source = "prediction from checks 1, 3, 6"
+def step_margin(run: str, history: History) -> tuple[float, float, str]:
+    """The bias of the prediction, the margin beyond it, and where both come from."""
+    past, fleet = history.of(STEP_TIME, run)
     if past or fleet:
-        source += f", as {len(past)} accepted batteries and {len(fleet)} siblings tell no spread"
-    return 1.0, most, f"{source}; margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
+        values, whose = (past, "accepted batteries of this node") if past else (fleet, "siblings in the fleet")
+        bias = statistics.median(values)
+        return bias, MARGIN, f"prediction x {bias:.3f}, the median of {len(values)} {whose}; margin {MARGIN:.0%}"
+    margin = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
+    source = (
+        f"prediction from checks 1, 3, 6; margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
+    )
+    return 1.0, margin, source
 
 
 def _step_time(run: str, launches: Sequence[Launched], history: History, looks: Sequence[int]) -> Finding:
     ratios = step_ratios(launches)
-    compared = compared_with(run, launches)
-    bias, margin, source = step_margin(compared, history)
+    bias, margin, source = step_margin(run, history)
     measured = statistics.median(one.step_seconds or 0.0 for one in launches)
     if len(ratios) < FEWEST:
         why = f"{len(ratios)} launches with a prediction, {looks[0]} needed"
@@ -152,12 +136,8 @@ def _step_time(run: str, launches: Sequence[Launched], history: History, looks: 
     bounds = f"{seen.launches} launches, spread {seen.spread:.1%}, 1-sided bounds {seen.low:.3f} to {seen.high:.3f}"
     verdict = seen.verdict
     # the notes' warning: not excluded that half of the margin is used up
-    if (
-        verdict is Verdict.PASS
-        and seen.high > 1 + margin / 2
-        and len(history.of(STEP_TIME, compared)[0]) >= SPREAD_FROM
-    ):
-        verdict = Verdict.WARN
+    if verdict is Verdict.PASS and seen.high > 1 + margin / 2:
+        verdict = Verdict.WARN if history.of(STEP_TIME, run)[0] else verdict
     undecided = "; more launches are needed" if verdict is Verdict.INCONCLUSIVE else ""
     return Finding(
         check=STEP_TIME,
@@ -173,15 +153,15 @@ def _step_time(run: str, launches: Sequence[Launched], history: History, looks: 
         part="" if verdict is Verdict.PASS else PARTS[term],
         evidence=f"{measured:.4g} s; {bounds}; most in {term.value} {1e3 * seconds:+.1f} ms{undecided}",
         least_detectable=seen.least_detectable,
-        siblings=compared,
+        siblings=run,
     )
 
 
 def _pace(run: str, launches: Sequence[Launched], history: History) -> list[Finding]:
     """Whether the processors kept, while steps were timed, the speed that the micro-measurements saw.
 
-    A step is judged at the pace of its own launch, so that a node that slows down under load is seen here: 1 / pace is
-    judged as a rate is, against the micro-measurements and against this node's past.
+    1 / pace is judged as a rate is, against the micro-measurements and against this node's past. It excuses no step
+    time: it says of a late step whether the node slowed down under load.
     """
     speeds = [1 / one.pace for one in launches if one.pace]
     if not speeds:
@@ -193,9 +173,9 @@ def _pace(run: str, launches: Sequence[Launched], history: History) -> list[Find
 
 
 def deviations(launch: Launched) -> dict[StepTerm, float]:
-    """Measured less predicted seconds of each term that both have; predicted at the step's pace, the same for all."""
+    """Measured less predicted seconds of each term that both have."""
     return {
-        StepTerm(term): seconds - launch.predicted_terms[term] * (launch.pace or 1.0)
+        StepTerm(term): seconds - launch.predicted_terms[term]
         for term, seconds in launch.measured_terms.items()
         if term in launch.predicted_terms
     }

@@ -109,19 +109,15 @@ def decision(findings: Sequence[Finding]) -> Decision:
     return Decision.UNDECIDED
 
 
-def confirmed(
-    first: Sequence[Finding], again: Sequence[Finding], together: Sequence[Finding] = (), *, noisy: frozenset[int]
-) -> list[Finding]:
+def confirmed(first: Sequence[Finding], again: Sequence[Finding], *, noisy: frozenset[int]) -> list[Finding]:
     """The first findings, with failures that a re-run did not repeat taken back.
 
-    A failure of a check in `noisy`, which clocks feed, stands where the re-run fails too. Otherwise it becomes a
-    warning where the launches of both, judged `together`, do not fail, and inconclusive where they do or cannot be
-    judged so; all ratios are its evidence. Exact checks are not noise: their failures stand, and the evidence says
-    whether the re-run saw them again. A noisy failure that was not run again is inconclusive too, unless the launch
-    itself ended badly.
+    A failure of a check in `noisy`, which clocks feed, stands where the re-run fails too; otherwise it becomes
+    inconclusive, and both ratios are its evidence. Exact checks are not noise: their failures stand, and the evidence
+    says whether the re-run saw them again. A noisy failure that was not run again is inconclusive too, unless the
+    launch itself ended badly.
     """
     repeated = {finding.key: finding for finding in again}
-    pooled = {finding.key: finding for finding in together}
     out = []
     for finding in first:
         other = repeated.get(finding.key)
@@ -136,12 +132,7 @@ def confirmed(
             words = f"confirmed by a re-run{_at(other)}"
         elif finding.check in noisy:
             words = f"failed once{_at(finding)}, not in the re-run{_at(other)} ({other.verdict.value})"
-            both = pooled.get(finding.key)
             finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE, part="")
-            if both is not None:
-                words += f", with both together{_at(both)} ({both.verdict.value})"
-                if both.verdict in (Verdict.PASS, Verdict.WARN):
-                    finding = msgspec.structs.replace(both, verdict=Verdict.WARN, part="")
         else:
             words = f"not repeated by a re-run ({other.verdict.value}): intermittent"
         out.append(

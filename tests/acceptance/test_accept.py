@@ -261,26 +261,6 @@ def test_a_re_run_that_does_not_fit_has_fewer_launches(tmp_path, capsys, monkeyp
     assert (ended, report["findings"][0]["verdict"]) == (code, verdict)
 
 
-@pytest.mark.parametrize(
-    ("first", "code", "verdict"), [(1.09, exit_codes.PASS, "WARN"), (1.3, exit_codes.INCONCLUSIVE, "INCONCLUSIVE")]
-)
-def test_a_rank_that_was_slow_once_is_judged_by_the_launches_of_both_sights(
-    tmp_path, capsys, monkeypatch, first, code, verdict
-):
-    made = []
-
-    def launched(name, purpose, **_options):
-        made.append(purpose)
-        slow = first if len(made) <= 5 else 1.0
-        usual = {"status": Status.OK, "message": "", "ranks_at_fault": [], "exact": 36, "record": "", "seconds": 1.0}
-        return Launched(run=name, purpose=purpose, step_seconds=1.0, compute_seconds=[1.0, slow], **usual)
-
-    monkeypatch.setattr(phases, "launched", launched)
-    ended, report = accept(capsys, "--only", "11", "--miniatures", "gpt2-mini", "--results", str(tmp_path))
-    (finding,) = report["findings"]
-    assert (len(made), ended, finding["verdict"]) == (10, code, verdict)
-
-
 def test_the_quick_profile_is_predicted_to_end_in_5_minutes_on_2_cores(tmp_path):
     """Of what is told before each phase: micro-measurements as long as those of `calibrate`, which measure more."""
     from suite.acceptance.history import History

@@ -57,21 +57,6 @@ def test_the_decision_follows_the_most_certain_finding_and_nothing_is_accepted_t
     assert decision(findings) is expected
 
 
-@pytest.mark.parametrize(
-    ("both", "verdict"),
-    [(Verdict.PASS, Verdict.WARN), (Verdict.WARN, Verdict.WARN), (Verdict.FAIL, Verdict.INCONCLUSIVE)],
-)
-def test_a_failed_time_that_passes_again_is_judged_with_all_its_launches(both, verdict):
-    first, again, together = (
-        finding(one, ratio=ratio) for one, ratio in ((Verdict.FAIL, 0.9), (Verdict.PASS, 1.0), (both, 0.95))
-    )
-    (found,) = confirmed([first], [again], [together], noisy=frozenset({MATRIX}))
-    assert (found.verdict, found.ratio) == (verdict, 0.95 if verdict is Verdict.WARN else 0.9)
-    assert found.evidence == (
-        f"failed once at 0.900, not in the re-run at 1.000 (PASS), with both together at 0.950 ({both.value})"
-    )
-
-
 def test_a_failed_time_that_passes_again_is_inconclusive_and_an_exact_failure_stands():
     first = [finding(Verdict.FAIL, ratio=0.9), finding(Verdict.FAIL, check=checks.REPLAYS)]
     again = [finding(Verdict.PASS, ratio=1.0), finding(Verdict.PASS, check=checks.REPLAYS)]
@@ -298,59 +283,24 @@ def test_step_time_with_history_is_held_to_the_bias_of_the_past():
     assert slower.least_detectable > 0.05
 
 
-@pytest.mark.parametrize("past", [[0.5], [0.5, 0.51]])
-def test_step_time_behind_one_or_two_batteries_is_judged_as_without_any(past):
-    known = History(past={"8:bloom-mini": past})
-    found = {f: by_check(time_findings(times(f), known, looks=(5,)))[8] for f in (1.2, 1.6)}
-    assert [f.verdict for f in found.values()] == [Verdict.PASS, Verdict.FAIL]
-    assert f"as {len(past)} accepted batteries and 0 siblings tell no spread" in found[1.2].source
-
-
-def test_the_margin_makes_room_for_what_accepted_batteries_differ_by_and_has_5_percent_at_least():
-    pasts = [{"8:bloom-mini": [1.0, 1.0 + by, 1.0 - by]} for by in (0.01, 0.04, 0.2)]
-    found = [by_check(time_findings(times(1.08), History(past=past), looks=(5,)))[8] for past in pasts]
-    assert [f.fail for f in found] == pytest.approx([1.05, 1.12, 1.27])
-    assert [f.verdict for f in found] == [Verdict.FAIL, Verdict.WARN, Verdict.PASS]
-
-
-def test_siblings_are_expected_where_this_node_has_too_few_batteries_of_its_own():
-    known = History(past={"8:bloom-mini": [2.0]}, fleet={"8:bloom-mini": [1.2, 1.21, 1.19]})
-    found = by_check(time_findings(times(1.2), known, looks=(5,)))[8]
-    assert (found.expected, found.fail) == (1.2, pytest.approx(1.05))
-    assert "3 siblings in the fleet" in found.source
-
-
 def paces(launches, history=NOTHING):
     """The findings of check 8: of the step, and of the processors' pace."""
     step, pace = (f for f in time_findings(launches, history, looks=(5,)) if f.check == 8)
     return step, pace
 
 
-def test_a_step_is_judged_at_its_pace_and_the_pace_by_itself():
+def test_the_pace_is_judged_beside_the_step_and_excuses_nothing():
     step, pace = paces(times(1.6, pace=1.6))
-    assert (step.verdict, step.ratio) == (Verdict.PASS, pytest.approx(1.0, abs=0.01))
+    assert (step.verdict, step.ratio) == (Verdict.FAIL, pytest.approx(1.6, abs=0.01))
     assert (pace.verdict, pace.subject, pace.measured) == (Verdict.FAIL, "bloom-mini, pace", pytest.approx(1 / 1.6))
     assert pace.part == "host: processors slower than in the micro-measurements"
-    assert [one.verdict for one in paces(times(1.6, pace=1.0))] == [Verdict.FAIL, Verdict.PASS]
-    assert [one.verdict for one in paces(times(1.2, pace=1.2))] == [Verdict.PASS, Verdict.WARN]
-    faster = paces(times(0.9, pace=0.5))
-    assert [one.verdict for one in faster] == [Verdict.PASS, Verdict.PASS]
-    assert faster[0].ratio == pytest.approx(0.9, abs=0.01)
+    verdicts = {slower: paces(times(1.0, pace=slower))[1].verdict for slower in (0.8, 1.0, 1.2)}
+    assert list(verdicts.values()) == [Verdict.PASS, Verdict.PASS, Verdict.WARN]
 
 
 def test_a_node_that_was_steady_before_may_not_slow_down_by_a_tenth():
     known = History(past={"8:bloom-mini, pace": [1.0, 0.99, 1.01]})
     assert [paces(times(1.0, pace=slower), known)[1].verdict for slower in (1.0, 1.1)] == [Verdict.PASS, Verdict.FAIL]
-
-
-def test_ratios_at_a_pace_are_compared_with_such_ratios():
-    known = History(past={"8:bloom-mini": [2.0, 2.0, 2.0], "8:bloom-mini, at its pace": [1.0, 1.0, 1.0]})
-    at_pace, plain = (
-        next(f for f in time_findings(launches, known, looks=(5,)) if f.check == 8)
-        for launches in (times(1.2, pace=1.2), times(2.0))
-    )
-    assert (at_pace.expected, at_pace.siblings) == (1.0, "bloom-mini, at its pace")
-    assert (plain.expected, plain.siblings) == (2.0, "bloom-mini")
 
 
 @pytest.mark.parametrize(
