@@ -13,16 +13,16 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from suite import store
+from suite import pace, store
 from suite.calibration_job import Calibrated, CalibrationJob, Measured
 from suite.calibration_plan import DENSITIES, LINE, TABLE, Density, Planned, plan
 from suite.devices import resolved_device, usable_cores
 from suite.job import Event, Status
 from suite.launch import launch
 from suite.machine_profile import Check, Conditions, Fingerprint, Profile, encode, machines_directory
-from suite.measured_seconds import Table, Timing, fitted, over_rounds
+from suite.measured_seconds import Repetitions, Table, Timing, fitted, over_ranks, over_rounds
 from suite.miniature_shapes import miniature_shapes
-from suite.pace import Pace, over_ranks
+from suite.pace import Pace
 from suite.record import fingerprint
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
@@ -127,9 +127,8 @@ def stored(profile: Profile, path: Path) -> Path:
 def assembled(
     calibration: Calibration, events: list[list[Event]], found: Fingerprint, load_before: float | None
 ) -> Profile:
-    """The profile in the ranks' reports: of each point the slowest rank, lines fitted, checks beside their tables."""
-    slowest = [_slowest(number, events) for number in range(len(calibration.planned))]
-    timed = list(zip(calibration.planned, slowest, strict=True))
+    """The profile in the ranks' reports: lines fitted, checks beside their tables."""
+    timed = list(zip(calibration.planned, _timings(calibration, events), strict=True))
     tables = [
         Table(subject=planned.task.subject, axes=planned.axes, timings=timings)
         for planned, timings in timed
@@ -163,14 +162,22 @@ def assembled(
     return msgspec.structs.replace(without_checks, checks=checks)
 
 
-def _slowest(number: int, events: list[list[Event]]) -> tuple[Timing, ...]:
-    """A task's points, each of the rank that took longest over all rounds."""
-    of_ranks = []
-    for own in events:
-        rounds = [event.timings for event in own if isinstance(event, Measured) and event.task == number]
-        if rounds:
-            of_ranks.append([over_rounds(point) for point in zip(*rounds, strict=True)])
-    return tuple(max(point, key=lambda timing: timing.seconds) for point in zip(*of_ranks, strict=True))
+def _timings(calibration: Calibration, events: list[list[Event]]) -> list[tuple[Timing, ...]]:
+    """Of every task its points, over all rounds and over the ranks that took part."""
+    rounds: dict[tuple[int, int], list[tuple[Repetitions, ...]]] = {}  # of a rank and a task
+    for rank, own in enumerate(events):
+        for event in own:
+            if isinstance(event, Measured):
+                rounds.setdefault((rank, event.task), []).append(event.points)
+    found: dict[int, tuple[Timing, ...]] = {}
+    for ranks in {planned.task.subject.ranks for planned in calibration.planned}:
+        numbers = [number for number, planned in enumerate(calibration.planned) if planned.task.subject.ranks == ranks]
+        of_ranks = [
+            [[over_rounds(point) for point in zip(*rounds[rank, number], strict=True)] for rank in range(ranks)]
+            for number in numbers
+        ]
+        found |= dict(zip(numbers, over_ranks(of_ranks), strict=True))
+    return [found[number] for number in range(len(calibration.planned))]
 
 
 def _conditions(calibration: Calibration, events: list[list[Event]], load_before: float | None) -> Conditions:
@@ -197,9 +204,9 @@ def _conditions(calibration: Calibration, events: list[list[Event]], load_before
 def _pace(ends: Sequence[Calibrated]) -> dict[int, Pace]:
     found = {}
     for ranks in sorted({ranks for end in ends for ranks in end.pace}):
-        pace = over_ranks([end.pace[ranks] for end in ends if ranks in end.pace])
-        assert pace is not None
-        found[ranks] = pace
+        own = pace.over_ranks([end.pace[ranks] for end in ends if ranks in end.pace])
+        assert own is not None
+        found[ranks] = own
     return found
 
 

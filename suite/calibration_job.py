@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from suite.measured_seconds import Subject, Timing
+from suite.measured_seconds import Repetitions, Subject
 from suite.pace import Pace
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
@@ -47,11 +47,11 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, tag="measured"):
-    """A rank's timings of one task in one round, a timing a point; only ranks that took part report them."""
+    """What a rank timed of one task in one round, point by point; only ranks that took part report it."""
 
     task: int
     round: int
-    timings: tuple[Timing, ...]
+    points: tuple[Repetitions, ...]
     time: float
 
 

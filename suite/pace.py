@@ -83,7 +83,14 @@ class AtPace:
         """Latency and bandwidth."""
         line, factor = self._measured.line(subject), self._factor(subject)
         timings = tuple(
-            Timing(factor * one.seconds, factor * one.low, factor * one.high, one.repetitions, one.warm_up)
+            Timing(
+                factor * one.seconds,
+                factor * one.median,
+                factor * one.low,
+                factor * one.high,
+                one.repetitions,
+                one.warm_up,
+            )
             for one in line.timings
         )
         return msgspec.structs.replace(

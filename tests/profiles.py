@@ -23,7 +23,7 @@ SPARSE = Density(  # a few points of everything, without compilation
 
 
 def timing(seconds: float) -> Timing:
-    return Timing(seconds, seconds * 0.9, seconds * 1.1, 5, 2)
+    return Timing(seconds, seconds, seconds * 0.9, seconds * 1.1, 5, 2)
 
 
 def product(variant: str, ranks: int) -> Table:

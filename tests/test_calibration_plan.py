@@ -205,7 +205,7 @@ class Asked:
             subject=subject,
             unit="call",
             sizes=(1.0,),
-            timings=(Timing(1e-6, 1e-6, 1e-6, 1, 0),),
+            timings=(Timing(1e-6, 1e-6, 1e-6, 1e-6, 1, 0),),
             fixed_seconds=0.0,
             seconds_per_unit=1e-6,
             residual=0.0,

@@ -68,7 +68,7 @@ def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEv
             matrix[rank] = max(matrix[rank], *_product_rates(task, events))
         if subject.operation in ("copy", "triad"):
             rates = copy if subject.operation == "copy" else triad
-            rates[rank] = task.task.sizes[-1][0] / median(event.timings[-1].seconds for event in events)
+            rates[rank] = task.task.sizes[-1][0] / _seconds(events, -1)
     peak, source = _peak(profile, ranks)
     evidence = Micro(
         status=Status.OK,
@@ -88,11 +88,13 @@ def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEv
 
 
 def _product_rates(planned: Planned, events: list[Measured]) -> list[float]:
-    """Flop a second of every point of a table, the median over rounds."""
-    rates = []
-    for place, (m, n, k) in enumerate(planned.task.sizes):
-        rates.append(2.0 * m * n * k / median(event.timings[place].seconds for event in events))
-    return rates
+    """Flop a second of every point of a table."""
+    return [2.0 * m * n * k / _seconds(events, place) for place, (m, n, k) in enumerate(planned.task.sizes)]
+
+
+def _seconds(events: list[Measured], place: int) -> float:
+    """The median of a point's repetitions in all rounds: what the part can do, and not what a step waits for it."""
+    return median(seconds for event in events for seconds in event.points[place].seconds)
 
 
 def _host_device(profile: Profile) -> dict[str, float]:

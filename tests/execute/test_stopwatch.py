@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from suite.calibration_job import Task
 from suite.execute.measure.calibrate import OPERATIONS
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.measure.products import DTYPES, Inputs
-from suite.execute.measure.stopwatch import COLD_BYTES, LEAST_REPETITIONS, MOST_REPETITIONS, Stopwatch, is_warm, summary
-from suite.measured_seconds import Subject
+from suite.execute.measure.stopwatch import MOST_REPETITIONS, Stopwatch, behind, is_warm, last_cache_bytes
+from suite.measured_seconds import Repetitions, Subject, median
 
 CPU = torch.device("cpu")
 
@@ -34,63 +35,94 @@ def test_one_slow_call_alone_is_no_warm_up() -> None:
     assert is_warm([1.0, 1.0, 9.0, 1.0])
 
 
-def test_slow_first_calls_are_kept_out_of_the_median_and_counted_as_warm_up() -> None:
+def test_slow_first_calls_are_left_out_and_counted_as_warm_up() -> None:
     calls = iter([0.02, 0.01, *[0.001] * MOST_REPETITIONS])
 
     def work() -> None:
         time.sleep(next(calls))
 
-    timing = Stopwatch(CPU).timing(work, point_seconds=0.05)
-    assert timing.warm_up >= 2
-    assert 0.001 <= timing.low <= timing.seconds <= timing.high < 0.01
+    found = Stopwatch(CPU).repetitions(work, point_seconds=0.05)
+    assert found.warm_up >= 2
+    assert 0.001 <= min(found.seconds) <= median(found.seconds) < 0.01
 
 
 @pytest.mark.parametrize("point_seconds", [0.0, 0.02])
 def test_a_point_is_repeated_three_times_at_least_and_for_as_long_as_asked(point_seconds: float) -> None:
     start = time.perf_counter()
-    timing = Stopwatch(CPU).timing(lambda: time.sleep(0.002), point_seconds=point_seconds)
+    found = Stopwatch(CPU).repetitions(lambda: time.sleep(0.002), point_seconds=point_seconds)
     assert time.perf_counter() - start >= point_seconds
-    assert timing.repetitions >= LEAST_REPETITIONS
+    assert len(found.seconds) >= 3
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_before_a_cold_call_each_thread_overwrites_4_mib_and_before_the_host_s_its_cache(threads: int) -> None:
+def test_before_a_cold_call_each_thread_overwrites_its_share_of_the_last_cache(threads: int) -> None:
     before, watch = torch.get_num_threads(), Stopwatch(CPU)
-    own = watch._cache.numel()
     torch.set_num_threads(threads)
     try:
         seen = []
-        for sample in (watch.cold_sample, watch.cold_sample, watch.host_sample, watch.sample):
+        for sample in (watch.cold_sample, watch.host_sample, watch.sample):
             sample(lambda: seen.append(watch._cache.clone()))
     finally:
         torch.set_num_threads(before)
-    assert [int(cache.sum()) for cache in seen] == [
-        COLD_BYTES * threads,
-        2 * COLD_BYTES * threads,
-        2 * COLD_BYTES * threads + own,
-        2 * COLD_BYTES * threads + own,
-    ]
+    assert [cache.numel() * 4 for cache in seen] == [threads * last_cache_bytes()] * 3
+    assert [set(cache.tolist()) for cache in seen] == [{1.0}, {2.0}, {2.0}]
 
 
-def test_a_later_round_leaves_out_one_call_and_repeats_once_at_least() -> None:
-    seconds = iter([9.0, 1.0, 7.0])
-    timing = Stopwatch(CPU).timing(lambda: None, point_seconds=0.0, again=True, sample=lambda _: next(seconds))
-    assert (timing.seconds, timing.repetitions, timing.warm_up) == (1.0, 1, 1)
+def test_the_last_cache_is_shared_by_the_threads_that_have_it(tmp_path: Path) -> None:
+    for index, level, size, sharing in (
+        ("index0", "1", "32K", "00000000,00000003"),
+        ("index2", "2", "512K", "00000000,00000003"),
+        ("index3", "3", "32768K", "0000000f,000000ff"),
+    ):
+        (tmp_path / index).mkdir()
+        for name, text in (("level", level), ("size", size), ("shared_cpu_map", sharing)):
+            (tmp_path / index / name).write_text(text + "\n", encoding="ascii")
+    assert last_cache_bytes(tmp_path) == 32 * 2**20 // 12
+    (tmp_path / "index3" / "size").write_text("unknown", encoding="ascii")
+    assert last_cache_bytes(tmp_path) == 512 * 1024 // 2
+    assert last_cache_bytes(tmp_path / "none") == 2**20
+
+
+def test_a_later_round_warms_with_one_call_that_is_not_cold_and_repeats_once_at_least() -> None:
+    seconds, calls = iter([1.0, 7.0]), []
+    found = Stopwatch(CPU).repetitions(
+        lambda: calls.append("warm"), point_seconds=0.0, known=1.0, sample=lambda _: next(seconds)
+    )
+    assert (found, calls) == (Repetitions((1.0,), 1), ["warm"])
+
+
+@pytest.mark.parametrize(
+    ("taken", "known", "found"),
+    [
+        ([5.0, 4.95], None, Repetitions((5.0, 4.95), 0)),
+        ([9.0, 5.0, 4.95], None, Repetitions((5.0, 4.95), 1)),
+        ([5.0], 4.9, Repetitions((5.0,), 0)),
+    ],
+)
+def test_a_call_that_takes_all_of_a_point_s_time_is_repeated_once_or_not_again(
+    taken: list[float], known: float | None, found: Repetitions
+) -> None:
+    calls = iter(taken)
+
+    def sample(_: object) -> float:
+        time.sleep(0.002)
+        return next(calls)
+
+    assert Stopwatch(CPU).repetitions(lambda: None, point_seconds=0.001, known=known, sample=sample) == found
 
 
 def test_a_call_that_takes_ever_less_ends_the_warm_up_all_the_same() -> None:
     seconds = iter([0.9**count for count in range(1000)])
-    timing = Stopwatch(CPU).timing(lambda: None, point_seconds=0.0, sample=lambda _: next(seconds))
-    assert timing.warm_up < 60
+    found = Stopwatch(CPU).repetitions(lambda: None, point_seconds=0.0, sample=lambda _: next(seconds))
+    assert found.warm_up < 60
 
 
-@given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=30), st.data())
-def test_the_summary_is_of_the_samples_behind_the_warm_up(samples: list[float], data: st.DataObject) -> None:
-    warm_up = data.draw(st.integers(0, len(samples) - 3))
-    timing = summary(samples, warm_up)
-    steady = samples[warm_up:]
-    assert timing.repetitions == len(steady)
-    assert min(steady) * 0.999 <= timing.low <= timing.seconds <= timing.high <= max(steady) * 1.001
+@given(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=30), st.data())
+def test_what_is_behind_the_warm_up_is_kept_and_no_sample_is_nothing(samples: list[float], data: st.DataObject) -> None:
+    warm_up = data.draw(st.integers(0, len(samples) - 1))
+    found = behind(samples, warm_up)
+    assert found.warm_up == warm_up
+    assert found.seconds == pytest.approx([max(1e-9, sample) for sample in samples[warm_up:]], rel=1e-3)
 
 
 @pytest.mark.parametrize("variant", ["NN", "NT", "TN"])
@@ -129,7 +161,7 @@ def test_every_operation_can_be_called_again_and_again(operation: str, variant: 
         point_seconds=0.0,
     )
     work = OPERATIONS[operation](task.subject, task.sizes[0], Inputs(CPU))
-    assert Stopwatch(CPU).timing(work, point_seconds=0.0).seconds > 0
+    assert min(Stopwatch(CPU).repetitions(work, point_seconds=0.0).seconds) > 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -141,7 +173,7 @@ def test_a_compiled_region_is_one_graph_that_can_be_called_again(variant: str) -
         work = OPERATIONS["region"](subject, (3,), Inputs(CPU))
         work()
         before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        assert Stopwatch(CPU).timing(work, point_seconds=0.0).seconds > 0
+        assert min(Stopwatch(CPU).repetitions(work, point_seconds=0.0).seconds) > 0
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before > 0
     torch._dynamo.reset()
 

@@ -54,7 +54,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             subject=subject,
             unit="call",
             sizes=(1.0,),
-            timings=(Timing(self.host + 1e-300, 1.0, 1.0, 1, 0),),
+            timings=(Timing(self.host + 1e-300, 1.0, 1.0, 1.0, 1, 0),),
             fixed_seconds=0.0,
             seconds_per_unit=self.host,
             residual=0.0,

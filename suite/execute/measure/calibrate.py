@@ -13,16 +13,17 @@ import torch.distributed as dist
 from kernels.half_matmul import compute_products_through_fp32, has_instructions
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
 from suite.execute.measure import host, operators, products
-from suite.execute.measure.collectives import collective, collective_timing, slowest
+from suite.execute.measure.collectives import collective, collective_repetitions, slowest
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.measure.fingerprint import environment
-from suite.execute.measure.pace import Pacer
+from suite.execute.measure.pace import LAPS_AT_A_STEP, Pacer
 from suite.execute.measure.products import DTYPES, Inputs
 from suite.execute.measure.stopwatch import Stopwatch, Work
 from suite.job import Event, Phase
-from suite.measured_seconds import Subject, Timing
+from suite.measured_seconds import Repetitions, Subject
 
 SEED = 20261121
+TASKS_BETWEEN_LAPS = 8
 OPERATIONS: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
     "product": products.product,
     "batched_product": products.batched_product,
@@ -53,6 +54,7 @@ class Bench:
         self.watch = Stopwatch(device)
         self.inputs = Inputs(device)
         self._compiled: dict[tuple[Subject, tuple[int, ...]], Work] = {}
+        self._seconds: dict[tuple[Subject, tuple[int, ...]], float] = {}  # of a call, in the round before
         self.everyone = dist.new_group(backend="gloo")
         self.agree: dict[int, dist.ProcessGroup] = {}
         self.exchange: dict[int, dist.ProcessGroup] = {}
@@ -62,16 +64,16 @@ class Bench:
         groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
         self.alone = groups[dist.get_rank()]
 
-    def timed(self, task: Task, *, again: bool) -> tuple[Timing, ...]:
-        """The timings of all points of a task; the ranks that take part start each point together."""
+    def repeated(self, task: Task, *, again: bool) -> tuple[Repetitions, ...]:
+        """The repetitions of all points of a task; the ranks that take part start each point together."""
         return tuple(self._point(task, sizes, again=again) for sizes in task.sizes)
 
-    def _point(self, task: Task, sizes: tuple[int, ...], *, again: bool) -> Timing:
+    def _point(self, task: Task, sizes: tuple[int, ...], *, again: bool) -> Repetitions:
         subject = task.subject
         agree = self.agree[subject.ranks]
         if subject.operation in COLLECTIVES:
             timed = collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
-            return collective_timing(timed, self.watch, agree, point_seconds=task.point_seconds, again=again)
+            return collective_repetitions(timed, self.watch, agree, point_seconds=task.point_seconds, again=again)
         if subject.operation == "sharded_unit":
             work = host.sharded_units(subject, sizes, self.inputs, self.alone)
         elif (subject, sizes) in self._compiled:
@@ -81,8 +83,11 @@ class Bench:
         if subject.compiled:
             self._compiled[subject, sizes] = work  # so that a later round does not compile again
         sample = self.watch.host_sample if subject.operation in HOST else self.watch.cold_sample
+        known = self._seconds.get((subject, sizes)) if again else None
         dist.barrier(group=agree)
-        return self.watch.timing(work, point_seconds=task.point_seconds, again=again, sample=sample)
+        found = self.watch.repetitions(work, point_seconds=task.point_seconds, known=known, sample=sample)
+        self._seconds[subject, sizes] = min(found.seconds)
+        return found
 
 
 def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event], None]) -> Calibrated:
@@ -106,8 +111,9 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
         gpu.sample()
         if rank < task.subject.ranks:
             torch.set_num_threads(task.threads)
-            pacers[task.subject.ranks].lap()
-            report(Measured(number, lap, bench.timed(task, again=lap > 0), time.time()))
+            if number % TASKS_BETWEEN_LAPS == 0:
+                pacers[task.subject.ranks].laps(2 * LAPS_AT_A_STEP)  # as many in a row as between two steps
+            report(Measured(number, lap, bench.repeated(task, again=lap > 0), time.time()))
         done += 1
     dist.barrier(group=bench.everyone)
     gpu.sample()

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from suite.execute.measure.products import DTYPES, Inputs
-from suite.execute.measure.stopwatch import FALLING, LEAST_REPETITIONS, MOST_REPETITIONS, Stopwatch, Work, summary
-from suite.measured_seconds import Subject, Timing, median
+from suite.execute.measure.stopwatch import FALLING, MOST_REPETITIONS, Stopwatch, Work, behind, is_long
+from suite.measured_seconds import Repetitions, Subject, median
 
 BLOCK = 4  # samples between which the ranks agree on how to go on
 MOST_WARM_UP_BLOCKS = 8
@@ -64,10 +64,10 @@ def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: 
     return Collective((lambda: summed.copy_(whole)) if subject.operation == "all_reduce" else (lambda: None), work)
 
 
-def collective_timing(
+def collective_repetitions(
     timed: Collective, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float, again: bool
-) -> Timing:
-    """As `Stopwatch.timing`, in blocks of 4 after which all ranks of `agree` decide alike from the slowest's times."""
+) -> Repetitions:
+    """As `Stopwatch.repetitions`, in blocks of 4, after which all of `agree` decide alike from the slowest's times."""
 
     def sample() -> float:
         timed.prepare()
@@ -77,21 +77,24 @@ def collective_timing(
     start = time.perf_counter()
     before, warm_up = float("inf"), 0
     if again:
-        sample()
-        samples += [sample() for _ in range(BLOCK)]
+        samples = [sample()]
+        (longest,) = slowest(agree, samples[0])
+        if is_long(longest, point_seconds):
+            return behind(samples, 0)
+        samples = [sample() for _ in range(BLOCK)]
     for block in range(0 if again else MOST_WARM_UP_BLOCKS):
         samples += [sample() for _ in range(BLOCK)]
-        now, _ = slowest(agree, median(samples[-BLOCK:]), 0.0)
+        (now,) = slowest(agree, median(samples[-BLOCK:]))
         warm_up = block * BLOCK
         if now >= FALLING * before:
             break
         before = now
     while len(samples) - warm_up < MOST_REPETITIONS:
-        _, spent = slowest(agree, 0.0, time.perf_counter() - start)
-        if spent >= point_seconds and len(samples) - warm_up >= LEAST_REPETITIONS:
+        (spent,) = slowest(agree, time.perf_counter() - start)
+        if spent >= point_seconds:
             break
         samples += [sample() for _ in range(BLOCK)]
-    return summary(samples, warm_up)
+    return behind(samples, warm_up)
 
 
 def slowest(agree: dist.ProcessGroup, *values: float) -> list[float]:

@@ -1,23 +1,23 @@
-"""Seconds of one call, repeated: warm-up found, not guessed; medians and quantiles; devices synchronised."""
+"""Seconds of one call, repeated: warm-up found, not guessed; devices synchronised."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from suite.measured_seconds import Timing, median, quantile
+from suite.measured_seconds import Repetitions, median
 
 Work = Callable[[], object]
 WINDOW = 3  # samples of a running median
 FALLING = 0.98  # a running median below this share of the one before still falls
-LEAST_REPETITIONS = 3
 MOST_WARM_UP = 40
 MOST_REPETITIONS = 200
 FLUSHED_CACHES = 2  # bytes overwritten before a sample, in sizes of the L2 cache
-COLD_BYTES = 4 * 2**20  # overwritten by each thread before a cold sample on a CPU
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class Stopwatch:
@@ -26,8 +26,10 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._device = device
-        self._own = FLUSHED_CACHES * _cache_bytes(device)
-        self._cache = torch.zeros(self._own, dtype=torch.int8, device=device)
+        properties = torch.cuda.get_device_properties(device) if self._cuda else None
+        size = last_cache_bytes() if properties is None else FLUSHED_CACHES * properties.L2_cache_size
+        self._share = size // torch.float32.itemsize
+        self._cache = torch.zeros(self._share, device=device)
 
     def overwrite(self) -> None:
         """Overwrite the cache: on CUDA the device has begun to, when this returns."""
@@ -54,68 +56,101 @@ class Stopwatch:
         return float(begin.elapsed_time(end)) / 1000
 
     def cold_sample(self, work: Work) -> float:
-        """Seconds of one call whose operands the caches do not hold, as those of most calls in a step.
+        """Seconds of one call of which nothing is in a cache, neither operands nor code, as in most of a step.
 
         Between two calls of an operator, a layer apart, a step's other operators read and write 7 MB (mt-nlg-mini) to
-        61 MB (codegeex-mini), so that weights, saved activations and the code itself are gone from a core's own caches.
-        On a CPU each thread overwrites 4 MiB of its own before. Predicted from calls that repeat in warm caches, steps
-        of 15 setups came out 26 % off in the median, with 1 MiB overwritten 22 %, with 4 MiB 7 % (2 cores of an AMD
-        EPYC, L2 of 512 KiB, 2026-11-23). On CUDA the L2 cache is overwritten before every sample.
+        61 MB (codegeex-mini). On a CPU each thread overwrites its share of the last cache before. Predicted from
+        calibrations in a row with 4, 8 and 16 MiB a thread, 28 steps at their pace came out 14, 8 and 6 % off in the
+        median, nearly all too short with 4 (2 cores of an AMD EPYC, L3 of 32 MiB for both, 2026-11-23). On CUDA the L2
+        cache is overwritten before every sample.
         """
         if not self._cuda:
-            size = COLD_BYTES * torch.get_num_threads()
-            if self._cache.numel() < size:
-                self._cache = torch.zeros(size, dtype=torch.int8)
-            self._cache[:size].add_(1)
+            self._overwrite_by_each_thread()
         return self.sample(work)
 
     def host_sample(self, work: Work) -> float:
         """Seconds until the host has handed over one call, the device idle before.
 
-        On a CPU the cache of its core is overwritten before, as operators do between the host's calls in a step: what
-        the interpreter needs is no longer there. (A view took 2.8 us so and 1.4 us in a loop, a weight read 29 and 21,
-        AMD EPYC, L2 of 512 KiB, 2026-11-21.)
+        On a CPU it is a cold one: in traces of eager steps the host takes 19 to 26 us from one operator to the next in
+        the mean (glm-mini, mt-nlg-mini, bloom-mini, 1 rank). A module's call takes 2 us behind 1 or 8 MiB and 7 to 11
+        behind 32 MiB, a view 3 and 8 to 10, a start of autograd's engine 44 and 104 to 122 (as above).
         """
         if self._cuda:
             torch.cuda.synchronize(self._device)
         else:
-            self._cache[: self._own].add_(1)
+            self._overwrite_by_each_thread()
         start = time.perf_counter()
         work()
         return time.perf_counter() - start
 
-    def timing(
-        self, work: Work, *, point_seconds: float, again: bool = False, sample: Callable[[Work], float] | None = None
-    ) -> Timing:
-        """Repeat `work` until it is warm, at least three times more, and for `point_seconds`, warm-up included.
+    def _overwrite_by_each_thread(self) -> None:
+        size = self._share * torch.get_num_threads()
+        if self._cache.numel() < size:
+            self._cache = torch.zeros(size)
+        self._cache[:size].add_(1.0)
+
+    def repetitions(
+        self,
+        work: Work,
+        *,
+        point_seconds: float,
+        known: float | None = None,
+        sample: Callable[[Work], float] | None = None,
+    ) -> Repetitions:
+        """Repeat `work` until it is warm, at least twice more, and for `point_seconds`, warm-up included.
+
+        A call that alone takes `point_seconds` is warm when it takes no less than the one before. The samples that show
+        that it is warm count.
 
         Args:
-            again: it was warm in an earlier round: one call warms it again, and one repetition is the least.
+            known: seconds that a call took in an earlier round: one call warms it again, and one repetition is the
+                least. A call that alone takes `point_seconds` is not warmed: long products took 1 to 3 % more in the
+                first call of a later round than in the next, short ones 17 %, other short operators 40 % (2026-11-23).
         """
         take = sample or self.sample
         samples: list[float] = []
         start = time.perf_counter()
-        if again:
-            samples = [take(work), take(work)]
-            warm_up = 1
+        if known is not None:
+            warm_up = 0 if is_long(known, point_seconds) else 1
+            samples = [self.sample(work)] * warm_up
+            samples.append(take(work))
         else:
-            while not is_warm(samples) and len(samples) < MOST_WARM_UP:
+            window = 0
+            while not window and len(samples) < MOST_WARM_UP:
                 samples.append(take(work))
-            warm_up = len(samples) - WINDOW
+                window = _steady(samples, point_seconds)
+            warm_up = len(samples) - (window or WINDOW)
         while len(samples) - warm_up < MOST_REPETITIONS and time.perf_counter() - start < point_seconds:
             samples.append(take(work))
-        return summary(samples, warm_up)
+        return behind(samples, warm_up)
 
 
-def _cache_bytes(device: torch.device) -> int:
-    """Bytes of the L2 cache of a GPU, or of a processor's core where the system tells them, else 1 MiB."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    try:
-        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text(encoding="ascii").strip()
-        return int(text.removesuffix("K")) * 1024
-    except (OSError, ValueError):
-        return 2**20
+def last_cache_bytes(caches: Path = CACHES) -> int:
+    """Of the last cache of a processor's core, the share of one of the hardware threads that have it together.
+
+    1 MiB where the system does not tell.
+    """
+    shares = {}
+    for cache in caches.glob("index*"):
+        with contextlib.suppress(OSError, ValueError):
+            level, size, sharing = (
+                (cache / name).read_text(encoding="ascii").strip() for name in ("level", "size", "shared_cpu_map")
+            )
+            threads = int(sharing.replace(",", ""), 16).bit_count()
+            shares[int(level)] = int(size.removesuffix("K")) * 1024 // max(1, threads)
+    return shares[max(shares)] if shares else 2**20
+
+
+def _steady(samples: list[float], point_seconds: float) -> int:
+    """How many of the last samples are warm: none, 3 whose median no longer falls, or 2 of long calls."""
+    if len(samples) > 1 and is_long(min(samples[-2:]), point_seconds) and samples[-1] >= FALLING * samples[-2]:
+        return 2
+    return WINDOW if is_warm(samples) else 0
+
+
+def is_long(seconds: float, point_seconds: float) -> bool:
+    """Whether one call takes all the time that a point has."""
+    return 0 < point_seconds <= seconds
 
 
 def is_warm(samples: list[float]) -> bool:
@@ -128,8 +163,6 @@ def is_warm(samples: list[float]) -> bool:
     return median(samples[-WINDOW:]) >= FALLING * median(samples[-WINDOW - 1 : -1])
 
 
-def summary(samples: list[float], warm_up: int) -> Timing:
-    """Median and quantiles of the samples behind the warm-up, to 4 digits; a clock that stood still says 1 ns."""
-    steady = [max(sample, 1e-9) for sample in samples[warm_up:]]
-    middle, low, high = (float(f"{quantile(steady, share):.4g}") for share in (0.5, 0.2, 0.8))
-    return Timing(middle, low, high, len(steady), warm_up)
+def behind(samples: list[float], warm_up: int) -> Repetitions:
+    """What is behind the warm-up, to 4 digits; a clock that stood still says 1 ns."""
+    return Repetitions(tuple(float(f"{max(sample, 1e-9):.4g}") for sample in samples[warm_up:]), warm_up)
