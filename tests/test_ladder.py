@@ -230,12 +230,16 @@ class Machine:
     Attributes:
         launched: label of every launch, in their order.
         wrong: labels whose launch fails.
+        interrupts: the label whose launch is interrupted; interrupts_at: the launch, counted.
+        phases: how many times as long as it should the next launches of a label take.
     """
 
     def __init__(self) -> None:
         self.launched: list[str] = []
         self.wrong: set[str] = set()
         self.interrupts = ""
+        self.interrupts_at = 0
+        self.phases: dict[str, list[float]] = {}
 
     def seconds(self, plan: Plan) -> float:
         script, tokens = plan.script, plan.recipe.global_batch
@@ -246,8 +250,10 @@ class Machine:
     def reproduce(self, plan: Plan, *_: object, **__: object) -> Result:
         self.launched.append(plan.script.rung)
         status = Status.CRASHED if plan.script.rung in self.wrong else Status.OK
-        status = Status.INTERRUPTED if plan.script.rung == self.interrupts else status
-        seconds = self.seconds(plan)
+        now = plan.script.rung == self.interrupts or len(self.launched) == self.interrupts_at
+        status = Status.INTERRUPTED if now else status
+        phases = self.phases.get(plan.script.rung)
+        seconds = self.seconds(plan) * (phases.pop(0) if phases else 1.0)
         steps = [
             Step(number, StepKind.TIMED, 3.0 - number / 10, seconds * (1 + number / 1e4), 0.0) for number in range(6)
         ]
@@ -312,7 +318,7 @@ def climbed(
     )
     seen: list[str] = []
     outcome = climb(errand, lambda height: seen.append(height.rung.name), _ignore)
-    assert seen == [height.rung.name for height in outcome.heights]
+    assert list(dict.fromkeys(seen)) == [height.rung.name for height in outcome.heights]
     return outcome
 
 
@@ -409,6 +415,38 @@ def test_launches_of_a_rung_are_summed_up_by_their_median(machine: Machine) -> N
     one = heights(outcome)["speed-baseline"].measured
     assert one is not None
     assert one.launches == 3
+
+
+def test_a_gain_that_failed_in_a_slow_phase_is_measured_again_in_turn_and_kept(machine: Machine) -> None:
+    machine.phases = {"speed/compile": [3.0]}
+    outcome = climbed(["compile"])
+    climbed_once = ["speed/speed-baseline", "speed/no-sync", "speed/compile"]
+    assert machine.launched == [*climbed_once, "speed/no-sync", "speed/compile", "speed/compile", "speed/no-sync"]
+    assert failures(outcome) == []
+    found = [heights(outcome)[name].measured for name in ("no-sync", "compile")]
+    assert [one.launches for one in found if one is not None] == [3, 3]
+
+
+def test_a_gain_that_is_not_there_fails_again_and_is_measured_again_once(machine: Machine) -> None:
+    machine.phases = {"speed/compile": [3.0] * 9}
+    outcome = climbed(["compile"])
+    assert len(machine.launched) == 3 + 4
+    assert [line.split(":")[0] for line in failures(outcome)] == ["compile"]
+
+
+def test_a_gain_that_another_one_s_launches_make_fail_is_measured_again_too(machine: Machine) -> None:
+    machine.phases = {"speed/compile": [3.0], "speed/no-sync": [1.0, 10.0, 10.0]}
+    outcome = climbed(["no-sync", "compile"])
+    assert machine.launched.count("speed/no-sync") == 1 + 2 + 2
+    assert failures(outcome) == []
+
+
+def test_an_interrupt_while_a_gain_is_measured_again_ends_the_climb(machine: Machine) -> None:
+    machine.phases = {"speed/compile": [3.0] * 9}
+    machine.interrupts_at = 4
+    outcome = climbed(["compile"])
+    assert outcome.interrupted
+    assert len(machine.launched) == 4
 
 
 def test_the_picture_and_the_object_have_every_rung(machine: Machine, tmp_path: Path) -> None:
