@@ -14,16 +14,17 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite import pace, store
-from suite.calibration_job import Calibrated, CalibrationJob, Measured
+from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured
 from suite.calibration_plan import DENSITIES, LINE, TABLE, Density, Planned, plan
 from suite.devices import resolved_device, usable_cores
 from suite.job import Event, Status
 from suite.launch import launch
 from suite.machine_profile import Check, Conditions, Fingerprint, Profile, encode, machines_directory
-from suite.measured_seconds import Repetitions, Table, Timing, fitted, over_ranks, over_rounds
+from suite.measured_seconds import Table, fitted
 from suite.miniature_shapes import miniature_shapes
 from suite.pace import Pace
 from suite.record import fingerprint
+from suite.timings import Repetitions, Timing, over_ranks, over_rounds
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
 USUAL_SECONDS = 90.0  # from start to end, as it is told to those who wait
@@ -169,9 +170,13 @@ def _timings(calibration: Calibration, events: list[list[Event]]) -> list[tuple[
         for event in own:
             if isinstance(event, Measured):
                 rounds.setdefault((rank, event.task), []).append(event.points)
+    alike: dict[tuple[int, str], list[int]] = {}  # tasks of a number of ranks and a kind
+    for number, planned in enumerate(calibration.planned):
+        subject = planned.task.subject
+        kind = "message" if subject.operation in COLLECTIVES else pace.kind(subject)  # messages wait for all ranks
+        alike.setdefault((subject.ranks, kind), []).append(number)
     found: dict[int, tuple[Timing, ...]] = {}
-    for ranks in {planned.task.subject.ranks for planned in calibration.planned}:
-        numbers = [number for number, planned in enumerate(calibration.planned) if planned.task.subject.ranks == ranks]
+    for (ranks, _), numbers in alike.items():
         of_ranks = [
             [[over_rounds(point) for point in zip(*rounds[rank, number], strict=True)] for rank in range(ranks)]
             for number in numbers

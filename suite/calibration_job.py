@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from suite.measured_seconds import Repetitions, Subject
+from suite.measured_seconds import Subject
 from suite.pace import Pace
+from suite.timings import Repetitions
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 

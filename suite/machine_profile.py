@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.measured_seconds import Line, Subject, Table, Timing
+from suite.measured_seconds import Line, Subject, Table
 from suite.pace import Pace
+from suite.timings import Timing
 
-# 1: without what the host does for a step; 2: in warm caches; 3: the host's calls not as cold as in a step
+# 1: without what the host does for a step; 2: in warm caches; 3: caches not all overwritten, medians of rounds
 SCHEMA = "4.0"
 # Share of the processors in others' hands above which a machine was busy. On 2 cores one other process, half of them,
 # made calls of 20 us with 2 threads take 10 ms, two slices of the scheduler (AMD EPYC, 2026-11-21)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import statistics
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
-from typing import Annotated, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-MOST_OF_MEDIAN = 2.0  # that a sample counts as, in medians of its point
+from suite.timings import Timing, median
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,93 +33,6 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         words = (self.operation, self.variant, self.dtype, "compiled" if self.compiled else "", f"{self.ranks} ranks")
         return " ".join(word for word in words if word)
-
-
-class Repetitions(msgspec.Struct, frozen=True, array_like=True):
-    """One point, timed by one rank in one round.
-
-    Args:
-        seconds: of every call behind the warm-up.
-        warm_up: calls before.
-    """
-
-    seconds: tuple[Positive, ...]
-    warm_up: int
-
-
-class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """One timed point, over all rounds.
-
-    Args:
-        seconds: `usual` of the repetitions.
-        median, low, high: 50 %, 20 % and 80 % quantiles of the repetitions; over ranks the mean, the lowest and the
-            highest.
-        repetitions: of one rank.
-        warm_up: calls before them, in the first round.
-    """
-
-    seconds: Positive
-    median: Positive
-    low: Positive
-    high: Positive
-    repetitions: int
-    warm_up: int
-
-
-def usual(samples: Sequence[float]) -> float:
-    """The mean of samples, each counted at most as twice their median.
-
-    A mean, because a machine has phases that are longer than a call: on a virtual machine of 2 cores whose host ran
-    others on the same physical cores, element-wise operators took twice as long, and products 1.2 times, in a third of
-    the time, for 0.2 to 2 s at a time (AMD EPYC, 2026-11-21). A step is a sum of thousands of calls, of which the slow
-    phases have their share; a median of few samples has one phase or the other. Bounded, because one competing process
-    made single samples 500 times as long.
-    """
-    most = MOST_OF_MEDIAN * median(samples)
-    return math.fsum(min(sample, most) for sample in samples) / len(samples)
-
-
-def over_rounds(rounds: Sequence[Repetitions]) -> Timing:
-    """One rank's repetitions of one point in all rounds, as one, to 4 digits."""
-    samples = [seconds for repetitions in rounds for seconds in repetitions.seconds]
-    values = usual(samples), *(quantile(samples, share) for share in (0.5, 0.2, 0.8))
-    seconds, middle, low, high = (float(f"{value:.4g}") for value in values)
-    return Timing(seconds, middle, low, high, len(samples), rounds[0].warm_up)
-
-
-def over_ranks(tasks: Sequence[Sequence[Sequence[Timing]]]) -> list[tuple[Timing, ...]]:
-    """The timings of tasks that ranks took at once, each task a sequence of ranks, each rank one of points.
-
-    Of every point the mean over the ranks, times what the slowest rank takes of that mean in the median over all
-    points. The slowest rank of every single point would be too slow for all: what is chance at one point is the other
-    rank's chance at the next, and ranks wait for each other behind many operators.
-    """
-    means = [
-        [statistics.fmean(timing.seconds for timing in point) for point in zip(*task, strict=True)] for task in tasks
-    ]
-    shares = zip(
-        *(
-            [timing.seconds / mean for timing in point]
-            for task, own in zip(tasks, means, strict=True)
-            for point, mean in zip(zip(*task, strict=True), own, strict=True)
-        ),
-        strict=True,
-    )
-    slowest = max(map(median, shares))
-    return [
-        tuple(
-            Timing(
-                float(f"{slowest * mean:.4g}"),
-                float(f"{statistics.fmean(timing.median for timing in point):.4g}"),
-                min(timing.low for timing in point),
-                max(timing.high for timing in point),
-                point[0].repetitions,
-                point[0].warm_up,
-            )
-            for point, mean in zip(zip(*task, strict=True), own, strict=True)
-        )
-        for task, own in zip(tasks, means, strict=True)
-    ]
 
 
 class Axis(msgspec.Struct, frozen=True):
@@ -293,17 +204,3 @@ def fitted(subject: Subject, unit: str, sizes: Sequence[float], timings: Sequenc
         residual=fit.residual,
         worst=fit.worst,
     )
-
-
-def quantile(values: Iterable[float], share: float) -> float:
-    """The value below which `share` of the values lie, linear between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
-def median(values: Iterable[float]) -> float:
-    """The middle value; the mean of both where there are two."""
-    return quantile(values, 0.5)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from suite.measured_seconds import Line, Measured, Positive, Subject, Timing
+from suite.measured_seconds import Line, Measured, Subject
+from suite.timings import Positive, Timing
 
 HOST, PRODUCT, ELEMENTWISE = "host", "product", "elementwise"
 _KIND = {
@@ -64,6 +65,11 @@ def _each(paces: Sequence[Pace], mean: Callable[[list[float]], float]) -> Pace:
     )
 
 
+def kind(subject: Subject) -> str:
+    """The piece of a lap that goes as a subject does."""
+    return _KIND.get(subject.operation, ELEMENTWISE)
+
+
 class AtPace:
     """A machine profile as it would be, had the processors had another pace: all seconds of a kind times its slowdown.
 
@@ -101,4 +107,4 @@ class AtPace:
         )
 
     def _factor(self, subject: Subject) -> float:
-        return self._times[_KIND.get(subject.operation, ELEMENTWISE)]
+        return self._times[kind(subject)]

@@ -6,7 +6,8 @@ from typing import Any
 
 from suite.calibration_plan import Density
 from suite.machine_profile import UNSEEN, Check, Conditions, Fingerprint, Profile
-from suite.measured_seconds import Axis, Subject, Table, Timing, fitted
+from suite.measured_seconds import Axis, Subject, Table, fitted
+from suite.timings import Timing
 
 HERE = Fingerprint(node="0123abcd", device="cpu", hardware={"cpu": "A", "cores": "2"}, software={"torch": "2.13.0"})
 SPARSE = Density(  # a few points of everything, without compilation

@@ -14,11 +14,12 @@ from suite.calibration_job import COLLECTIVES
 from suite.calibration_plan import DENSITIES, DTYPES, LINE, MOST_ROW_ELEMENTS, TABLE, Planned, axis_points, plan
 from suite.calibration_plan import counts_at_once as counts
 from suite.machine_profile import REPEATED, UNSEEN
-from suite.measured_seconds import Axis, Line, Subject, Timing
+from suite.measured_seconds import Axis, Line, Subject
 from suite.miniature import miniature
 from suite.miniature_shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
 from suite.predict.executed_operators import Kernels
 from suite.predict.executed_seconds import step_seconds
+from suite.timings import Timing
 
 SCALES = [("cpu", 1), ("cpu", 2), ("cpu", 4), ("cuda", 1), ("cuda", 8)]
 

@@ -14,8 +14,10 @@ from suite.corpus import Corpus
 from suite.figures import Figure, Quantity
 from suite.job import Event, Finished, Status, Step, StepKind
 from suite.judgement import expected_figures
+from suite.ladder import ascent
 from suite.ladder import climb as climbing
-from suite.ladder.climb import Climb, Errand, Height, climb, failures
+from suite.ladder.ascent import Errand, Height
+from suite.ladder.climb import Climb, climb, failures
 from suite.ladder.judged import Gain, Interaction, Mark, gain_check, loss_check, noise, peak_check
 from suite.ladder.measured import Expected, Measured, measured
 from suite.ladder.planned import Climber, checkpoint_layers, climber, planned, refusal
@@ -230,7 +232,7 @@ class Machine:
     Attributes:
         launched: label of every launch, in their order.
         wrong: labels whose launch fails.
-        interrupts: the label whose launch is interrupted; interrupts_at: the launch, counted.
+        interrupts: the label whose launch is interrupted; interrupts_at, crashes_at: the launch, counted.
         phases: how many times as long as it should the next launches of a label take.
     """
 
@@ -238,7 +240,7 @@ class Machine:
         self.launched: list[str] = []
         self.wrong: set[str] = set()
         self.interrupts = ""
-        self.interrupts_at = 0
+        self.interrupts_at = self.crashes_at = 0
         self.phases: dict[str, list[float]] = {}
 
     def seconds(self, plan: Plan) -> float:
@@ -249,7 +251,8 @@ class Machine:
 
     def reproduce(self, plan: Plan, *_: object, **__: object) -> Result:
         self.launched.append(plan.script.rung)
-        status = Status.CRASHED if plan.script.rung in self.wrong else Status.OK
+        crashes = plan.script.rung in self.wrong or len(self.launched) == self.crashes_at
+        status = Status.CRASHED if crashes else Status.OK
         now = plan.script.rung == self.interrupts or len(self.launched) == self.interrupts_at
         status = Status.INTERRUPTED if now else status
         phases = self.phases.get(plan.script.rung)
@@ -292,13 +295,14 @@ _OPTIONAL = ("term_seconds", "no_terms", "shared", "resident_bytes", "reserved_b
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine whose steps take what is predicted of them, too."""
     made = Machine()
-    monkeypatch.setattr(climbing, "reproduce", made.reproduce)
+    monkeypatch.setattr(ascent, "reproduce", made.reproduce)
 
     def expected(plan: Plan, corpus: Corpus, profile: object, **_: object) -> Expected:
         return Expected(peak_bytes=_peak(plan), phase="backward", step_seconds=made.seconds(plan), terms={})
 
-    monkeypatch.setattr(climbing, "expected", expected)
-    monkeypatch.setattr(climbing, "refusal", lambda rung, _: "not here" if rung.needs else "")
+    monkeypatch.setattr(ascent, "expected", expected)
+    for module in (ascent, climbing):
+        monkeypatch.setattr(module, "refusal", lambda rung, _: "not here" if rung.needs else "")
     return made
 
 
@@ -316,9 +320,9 @@ def climbed(
         repeat=repeat,
         profile_source="made up",
     )
-    seen: list[str] = []
-    outcome = climb(errand, lambda height: seen.append(height.rung.name), _ignore)
-    assert list(dict.fromkeys(seen)) == [height.rung.name for height in outcome.heights]
+    seen: dict[str, Height] = {}
+    outcome = climb(errand, lambda height: seen.update({height.rung.name: height}), _ignore)
+    assert list(seen.items()) == [(height.rung.name, height) for height in outcome.heights]
     return outcome
 
 
@@ -439,6 +443,32 @@ def test_a_gain_that_another_one_s_launches_make_fail_is_measured_again_too(mach
     outcome = climbed(["no-sync", "compile"])
     assert machine.launched.count("speed/no-sync") == 1 + 2 + 2
     assert failures(outcome) == []
+
+
+def test_nothing_is_measured_again_when_the_time_for_it_is_over(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ascent, "CONFIRMING_SECONDS", 0.0)
+    machine.phases = {"speed/compile": [3.0]}
+    assert [line.split(":")[0] for line in failures(climbed(["compile"]))] == ["compile"]
+    assert len(machine.launched) == 3
+
+
+def test_a_launch_that_crashes_while_a_gain_is_measured_again_is_named_and_counts_for_nothing(machine: Machine) -> None:
+    machine.phases = {"speed/compile": [3.0]}
+    machine.crashes_at = 6
+    outcome = climbed(["compile"])
+    assert len(machine.launched) == 6
+    one = heights(outcome)["compile"]
+    assert one.failed == "measured again: crashed: made up; record record"
+    assert one.measured is not None
+    assert one.measured.launches == 1
+
+
+def test_with_repeated_launches_a_gain_is_measured_again_in_turn_all_the_same(machine: Machine) -> None:
+    machine.phases = {"speed/compile": [3.0, 3.0]}
+    climbed(["compile"], repeat=2)
+    assert machine.launched[6:] == ["speed/no-sync", "speed/compile", "speed/compile", "speed/no-sync"]
 
 
 def test_an_interrupt_while_a_gain_is_measured_again_ends_the_climb(machine: Machine) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.kernels.case import Case, Draw, Function
 from suite.execute.measure.stopwatch import MOST_WARM_UP, Stopwatch, Work, is_warm
-from suite.measured_seconds import median
+from suite.timings import median
 
 COPY = "copy"
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}  # read, and as many written: far beyond any cache

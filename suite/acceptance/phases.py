@@ -26,12 +26,13 @@ from suite.figures import EXACT, Quantity, StepTerm
 from suite.job import Event, Status, StepKind
 from suite.launch import launch
 from suite.machine_profile import Profile
-from suite.measured_seconds import Subject, median
+from suite.measured_seconds import Subject
 from suite.miniature import miniature
 from suite.plan import Request, corpus_for, plan
 from suite.probe_job import Exchanged, ProbeJob, Replayed, Soaked
 from suite.profiled_machine import known_accelerator
 from suite.reproduction import reproduce
+from suite.timings import median
 
 AVAILABLE_SHARE = 0.9  # of the memory that the system calls available, for a full soak on a CPU
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
@@ -93,7 +94,7 @@ def _product_rates(planned: Planned, events: list[Measured]) -> list[float]:
 
 
 def _seconds(events: list[Measured], place: int) -> float:
-    """The median of a point's repetitions in all rounds: what the part can do, and not what a step waits for it."""
+    """The median of a point's repetitions in all rounds: what a part can do, without the slow phases of the machine."""
     return median(seconds for event in events for seconds in event.points[place].seconds)
 
 
@@ -104,7 +105,7 @@ def _host_device(profile: Profile) -> dict[str, float]:
             line = profile.line(Subject(operation=operation, ranks=profile.conditions.ranks))
         except InputError:
             continue
-        found[operation.replace("_", " ")] = line.sizes[-1] / line.timings[-1].seconds
+        found[operation.replace("_", " ")] = line.sizes[-1] / line.timings[-1].median
     return found
 
 

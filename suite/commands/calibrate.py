@@ -17,10 +17,10 @@ from suite.commands import exit_codes
 from suite.job import Event, Phase, Status
 from suite.launch import ROOT
 from suite.machine_profile import UNSEEN
-from suite.measured_seconds import median
 from suite.report.machine_tables import print_profile
 from suite.report.progress import progress_line
 from suite.report.tables import console
+from suite.timings import median
 
 LINE_SECONDS = 10.0
 

@@ -20,7 +20,8 @@ from suite.corpus import tokenised_documents
 from suite.devices import resolved_device
 from suite.hosts import check_reachable
 from suite.job import Event
-from suite.ladder.climb import Climb, Errand, Height, climb, failures, trace_of
+from suite.ladder.ascent import Errand, Height, trace_of
+from suite.ladder.climb import Climb, climb, failures
 from suite.ladder.planned import STEPS, climber, planned
 from suite.ladder.rungs import RUNGS, Setting, Walk
 from suite.ladder.tokenising import sample_seconds
@@ -217,7 +218,7 @@ def _quiet(_rank: int, _event: Event) -> None:
 def _line(height: Height) -> str:
     if height.not_run:
         return f"{height.rung.name}: NOT RUN: {height.not_run}"
-    if height.measured is None:
+    if height.measured is None or height.failed:
         return f"{height.rung.name}: {height.failed}"
     found = height.measured
     checks = ", ".join(f"{check.name} {check.mark} ({check.says})" for check in height.checks)

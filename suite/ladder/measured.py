@@ -39,7 +39,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         step_seconds: of the median launch's median step; `spread_seconds` half of what lies between the fastest and the
-            slowest timed step of all launches, without the quarter at either end.
+            slowest timed step of a launch, without the quarter at either end: the median of the launches.
         terms: of a launch, mean over ranks.
         peak_bytes: of the median rank: ranks do the same, and gloo's threads free some of a rank's messages where the
             profiler does not see it; largest_peak_bytes, reserved_bytes, resident_bytes: of the rank with most.
@@ -101,8 +101,6 @@ def measured(plan: Plan, results: Sequence[Result]) -> Measured:
     assert results
     assert all(result.status is Status.OK for result in results)
     medians = [of_job(result.figures, Quantity.STEP_SECONDS) or 0.0 for result in results]
-    steps = sorted(s.seconds for result in results for s in result.steps if s.kind is StepKind.TIMED)
-    quarter = len(steps) // 4
     step = statistics.median(medians)
     nearest = min(range(len(medians)), key=lambda place: abs(medians[place] - step))
     finished = [report for result in results for report in result.finished]
@@ -111,7 +109,7 @@ def measured(plan: Plan, results: Sequence[Result]) -> Measured:
         launches=len(results),
         tokens=plan.recipe.global_batch * plan.architecture.sequence,
         step_seconds=step,
-        spread_seconds=(steps[-1 - quarter] - steps[quarter]) / 2,
+        spread_seconds=statistics.median(map(_spread, results)),
         terms=_terms(results[nearest].figures),
         peak_bytes=statistics.median_low(report.peak_bytes for report in finished),
         largest_peak_bytes=max(report.peak_bytes for report in finished),
@@ -124,6 +122,12 @@ def measured(plan: Plan, results: Sequence[Result]) -> Measured:
         pace=_pace(results),
         repeats_differ=any(result.losses != results[0].losses for result in results),
     )
+
+
+def _spread(result: Result) -> float:
+    steps = sorted(step.seconds for step in result.steps if step.kind is StepKind.TIMED)
+    quarter = len(steps) // 4
+    return (steps[-1 - quarter] - steps[quarter]) / 2
 
 
 def _pace(results: Sequence[Result]) -> float | None:

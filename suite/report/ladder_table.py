@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from suite.figures import StepTerm
-from suite.ladder.climb import Climb, Height, failures
+from suite.ladder.ascent import Height
+from suite.ladder.climb import Climb, failures
 from suite.ladder.judged import Mark
 from suite.ladder.rungs import RUNGS, Walk
 

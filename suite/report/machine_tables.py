@@ -13,8 +13,9 @@ from rich.markup import escape
 from reference_runs.units import printed
 from suite.calibration_job import COLLECTIVES
 from suite.machine_profile import Check, Profile, disturbed
-from suite.measured_seconds import Line, Subject, Table, Timing, median, quantile
+from suite.measured_seconds import Line, Subject, Table
 from suite.report.tables import plain_table
+from suite.timings import Timing, median, quantile
 
 # Least elements that an operator reads and writes for each of its input: of its dtype and of fp32, forward and backward
 _MOVED = {
@@ -85,7 +86,7 @@ def work(subject: Subject, sizes: tuple[float, ...]) -> tuple[str, float]:
 
 
 def _spread(timing: Timing) -> str:
-    return f"{timing.low / timing.seconds - 1:+.0%} {timing.high / timing.seconds - 1:+.0%}"
+    return f"{timing.low / timing.median - 1:+.0%} {timing.high / timing.median - 1:+.0%}"
 
 
 def _by_ranks(subjects: Iterable[Subject]) -> dict[Subject, set[int]]:

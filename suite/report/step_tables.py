@@ -10,8 +10,8 @@ import msgspec
 
 from suite.figures import Quantity
 from suite.launches import Launch
-from suite.measured_seconds import median
 from suite.residuals import Residuals, launch_residuals
+from suite.timings import median
 
 TITLES = (
     "run",

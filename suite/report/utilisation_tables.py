@@ -13,7 +13,7 @@ from suite.figures import Quantity
 from suite.job import Status
 from suite.launches import Launch
 from suite.machine_model import dtype_of
-from suite.measured_seconds import median
+from suite.timings import median
 
 
 class Asked(NamedTuple):

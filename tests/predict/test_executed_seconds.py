@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from reference_runs.catalog import accumulation, miniatures, reference_run
 from reference_runs.layout import Recomputation
 from suite.figures import Quantity, StepTerm
-from suite.measured_seconds import Line, Subject, Timing
+from suite.measured_seconds import Line, Subject
 from suite.miniature import miniature
 from suite.predict.executed_operators import Kernels
 from suite.predict.executed_seconds import StepSeconds, step_seconds
 from suite.predict.executed_time_figures import time_figures
 from suite.predict.executed_traffic import executed_traffic
 from suite.predict.prediction import describes_ranks
+from suite.timings import Timing
 from tests.predict.executed_runs import Place, Run, executed_runs, rank_parameters
 
 CPU = Kernels()

@@ -13,17 +13,18 @@ import torch.distributed as dist
 from kernels.half_matmul import compute_products_through_fp32, has_instructions
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
 from suite.execute.measure import host, operators, products
-from suite.execute.measure.collectives import collective, collective_repetitions, slowest
+from suite.execute.measure.collectives import Collective, collective, collective_repetitions, slowest
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.measure.fingerprint import environment
 from suite.execute.measure.pace import LAPS_AT_A_STEP, Pacer
 from suite.execute.measure.products import DTYPES, Inputs
-from suite.execute.measure.stopwatch import Stopwatch, Work
+from suite.execute.measure.stopwatch import MOST_OVERWRITTEN, Stopwatch, Work, cache_share_bytes
 from suite.job import Event, Phase
-from suite.measured_seconds import Repetitions, Subject
+from suite.measured_seconds import Subject
+from suite.timings import Repetitions
 
 SEED = 20261121
-TASKS_BETWEEN_LAPS = 8
+TASKS_BETWEEN_LAPS = 8  # of 6 ms, four at a time: as many as one behind every second task
 OPERATIONS: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
     "product": products.product,
     "batched_product": products.batched_product,
@@ -69,25 +70,32 @@ class Bench:
         return tuple(self._point(task, sizes, again=again) for sizes in task.sizes)
 
     def _point(self, task: Task, sizes: tuple[int, ...], *, again: bool) -> Repetitions:
-        subject = task.subject
+        subject, seconds = task.subject, task.point_seconds
         agree = self.agree[subject.ranks]
-        if subject.operation in COLLECTIVES:
-            timed = collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
-            return collective_repetitions(timed, self.watch, agree, point_seconds=task.point_seconds, again=again)
-        if subject.operation == "sharded_unit":
-            work = host.sharded_units(subject, sizes, self.inputs, self.alone)
-        elif (subject, sizes) in self._compiled:
-            work = self._compiled[subject, sizes]
+        timed = self._timed(subject, sizes)
+        # what all of them go by is the same; and no rank begins before the last one has got here
+        (longest,) = slowest(agree, self._seconds.get((subject, sizes), 0.0))
+        known = longest if again else None
+        if isinstance(timed, Collective):
+            found = collective_repetitions(timed, self.watch, agree, point_seconds=seconds, known=known)
         else:
-            work = OPERATIONS[subject.operation](subject, sizes, self.inputs)
-        if subject.compiled:
-            self._compiled[subject, sizes] = work  # so that a later round does not compile again
-        sample = self.watch.host_sample if subject.operation in HOST else self.watch.cold_sample
-        known = self._seconds.get((subject, sizes)) if again else None
-        dist.barrier(group=agree)
-        found = self.watch.repetitions(work, point_seconds=task.point_seconds, known=known, sample=sample)
+            sample = self.watch.host_sample if subject.operation in HOST else self.watch.cold_sample
+            found = self.watch.repetitions(timed, point_seconds=seconds, known=known, sample=sample)
         self._seconds[subject, sizes] = min(found.seconds)
         return found
+
+    def _timed(self, subject: Subject, sizes: tuple[int, ...]) -> Work | Collective:
+        """The call, its inputs made; of a compiled one that of the round before."""
+        if subject.operation in COLLECTIVES:
+            return collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
+        if subject.operation == "sharded_unit":
+            return host.sharded_units(subject, sizes, self.inputs, self.alone)
+        if (subject, sizes) in self._compiled:
+            return self._compiled[subject, sizes]
+        work = OPERATIONS[subject.operation](subject, sizes, self.inputs)
+        if subject.compiled:
+            self._compiled[subject, sizes] = work
+        return work
 
 
 def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event], None]) -> Calibrated:
@@ -95,6 +103,8 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     torch.manual_seed(SEED)
     torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on what it was given
     facts = environment(device) | processor_facts() | _arithmetic(device)
+    if device.type == "cpu":
+        facts["overwritten_bytes"] = f"{cache_share_bytes()} by each thread, {MOST_OVERWRITTEN} at most by a rank"
     uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else None
     gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")
     rank, bench = dist.get_rank(), Bench(job, device)

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from suite.execute.measure.products import DTYPES, Inputs
-from suite.execute.measure.stopwatch import FALLING, MOST_REPETITIONS, Stopwatch, Work, behind, is_long
-from suite.measured_seconds import Repetitions, Subject, median
+from suite.execute.measure.stopwatch import FALLING, MOST_REPETITIONS, Stopwatch, Work, is_long, repetitions_behind
+from suite.measured_seconds import Subject
+from suite.timings import Repetitions, median
 
 BLOCK = 4  # samples between which the ranks agree on how to go on
 MOST_WARM_UP_BLOCKS = 8
@@ -65,9 +66,13 @@ def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: 
 
 
 def collective_repetitions(
-    timed: Collective, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float, again: bool
+    timed: Collective, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float, known: float | None
 ) -> Repetitions:
-    """As `Stopwatch.repetitions`, in blocks of 4, after which all of `agree` decide alike from the slowest's times."""
+    """As `Stopwatch.repetitions`, in blocks of 4, after which all of `agree` decide alike from the slowest's times.
+
+    Args:
+        known: seconds that a call took in an earlier round, the same on all ranks.
+    """
 
     def sample() -> float:
         timed.prepare()
@@ -76,13 +81,12 @@ def collective_repetitions(
     samples: list[float] = []
     start = time.perf_counter()
     before, warm_up = float("inf"), 0
-    if again:
-        samples = [sample()]
-        (longest,) = slowest(agree, samples[0])
-        if is_long(longest, point_seconds):
-            return behind(samples, 0)
-        samples = [sample() for _ in range(BLOCK)]
-    for block in range(0 if again else MOST_WARM_UP_BLOCKS):
+    if known is not None and is_long(known, point_seconds):
+        return repetitions_behind([sample()], 0)
+    if known is not None:
+        warm_up = 1
+        samples = [sample() for _ in range(1 + BLOCK)]
+    for block in range(MOST_WARM_UP_BLOCKS if known is None else 0):
         samples += [sample() for _ in range(BLOCK)]
         (now,) = slowest(agree, median(samples[-BLOCK:]))
         warm_up = block * BLOCK
@@ -94,7 +98,7 @@ def collective_repetitions(
         if spent >= point_seconds:
             break
         samples += [sample() for _ in range(BLOCK)]
-    return behind(samples, warm_up)
+    return repetitions_behind(samples, warm_up)
 
 
 def slowest(agree: dist.ProcessGroup, *values: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""Measures the pace of a rank's processors: laps of fixed work between the steps or points that are timed."""
+"""Measures the pace of a rank's processors: laps of fixed work between the steps or tasks that are timed."""
 
 from __future__ import annotations
 

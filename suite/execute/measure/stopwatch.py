@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from suite.measured_seconds import Repetitions, median
+from suite.timings import Repetitions, median
 
 Work = Callable[[], object]
 WINDOW = 3  # samples of a running median
@@ -17,7 +18,9 @@ FALLING = 0.98  # a running median below this share of the one before still fall
 MOST_WARM_UP = 40
 MOST_REPETITIONS = 200
 FLUSHED_CACHES = 2  # bytes overwritten before a sample, in sizes of the L2 cache
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+MOST_OVERWRITTEN = 64 * 2**20  # bytes, by a rank: more than passes between two calls of an operator in a miniature
+UNKNOWN_SHARE = 4 * 2**20  # of the caches, where the system does not tell: two to four times a usual second level
+CACHES = Path("/sys/devices/system/cpu")
 
 
 class Stopwatch:
@@ -27,9 +30,9 @@ class Stopwatch:
         self._cuda = device.type == "cuda"
         self._device = device
         properties = torch.cuda.get_device_properties(device) if self._cuda else None
-        size = last_cache_bytes() if properties is None else FLUSHED_CACHES * properties.L2_cache_size
-        self._share = size // torch.float32.itemsize
-        self._cache = torch.zeros(self._share, device=device)
+        size = cache_share_bytes() if properties is None else FLUSHED_CACHES * properties.L2_cache_size
+        self._elements = size // torch.float32.itemsize  # on a CPU: of each thread
+        self._cache = torch.zeros(self._elements, device=device)
 
     def overwrite(self) -> None:
         """Overwrite the cache: on CUDA the device has begun to, when this returns."""
@@ -59,7 +62,7 @@ class Stopwatch:
         """Seconds of one call of which nothing is in a cache, neither operands nor code, as in most of a step.
 
         Between two calls of an operator, a layer apart, a step's other operators read and write 7 MB (mt-nlg-mini) to
-        61 MB (codegeex-mini). On a CPU each thread overwrites its share of the last cache before. Predicted from
+        61 MB (codegeex-mini). On a CPU each thread overwrites its share of the caches before. Predicted from
         calibrations in a row with 4, 8 and 16 MiB a thread, 28 steps at their pace came out 14, 8 and 6 % off in the
         median, nearly all too short with 4 (2 cores of an AMD EPYC, L3 of 32 MiB for both, 2026-11-23). On CUDA the L2
         cache is overwritten before every sample.
@@ -84,7 +87,7 @@ class Stopwatch:
         return time.perf_counter() - start
 
     def _overwrite_by_each_thread(self) -> None:
-        size = self._share * torch.get_num_threads()
+        size = min(self._elements * torch.get_num_threads(), MOST_OVERWRITTEN // torch.float32.itemsize)
         if self._cache.numel() < size:
             self._cache = torch.zeros(size)
         self._cache[:size].add_(1.0)
@@ -97,15 +100,16 @@ class Stopwatch:
         known: float | None = None,
         sample: Callable[[Work], float] | None = None,
     ) -> Repetitions:
-        """Repeat `work` until it is warm, at least twice more, and for `point_seconds`, warm-up included.
+        """Repeat `work` until it is warm, and for `point_seconds`, warm-up included.
 
-        A call that alone takes `point_seconds` is warm when it takes no less than the one before. The samples that show
-        that it is warm count.
+        The samples that show that it is warm count: 3, or 2 of a call that alone takes `point_seconds`, which is warm
+        when it takes no less than 98 % of the one before.
 
         Args:
             known: seconds that a call took in an earlier round: one call warms it again, and one repetition is the
-                least. A call that alone takes `point_seconds` is not warmed: long products took 1 to 3 % more in the
-                first call of a later round than in the next, short ones 17 %, other short operators 40 % (2026-11-23).
+                least. A call that alone takes `point_seconds` is not warmed: in the first call of a later round long
+                products took 1 to 3 % more than in the next, long attention -4 to +6 %, other long operators 1 to 2 %,
+                short products 17 %, other short operators 40 % (2026-11-23).
         """
         take = sample or self.sample
         samples: list[float] = []
@@ -118,30 +122,37 @@ class Stopwatch:
             window = 0
             while not window and len(samples) < MOST_WARM_UP:
                 samples.append(take(work))
-                window = _steady(samples, point_seconds)
+                window = _steady_count(samples, point_seconds)
             warm_up = len(samples) - (window or WINDOW)
         while len(samples) - warm_up < MOST_REPETITIONS and time.perf_counter() - start < point_seconds:
             samples.append(take(work))
-        return behind(samples, warm_up)
+        return repetitions_behind(samples, warm_up)
 
 
-def last_cache_bytes(caches: Path = CACHES) -> int:
-    """Of the last cache of a processor's core, the share of one of the hardware threads that have it together.
+def cache_share_bytes(caches: Path = CACHES, usable: frozenset[int] | None = None) -> int:
+    """Of the second and later caches of a processor, the share of one of the usable hardware threads that have them.
 
-    1 MiB where the system does not tell.
+    The sum over the levels, because a cache may hold what the one before it has put out (AMD's third level does).
+    `UNKNOWN_SHARE` where the system does not tell.
+
+    Args:
+        usable: numbers of hardware threads; None: those that this process may use.
     """
+    usable = frozenset(os.sched_getaffinity(0)) if usable is None else usable
     shares = {}
-    for cache in caches.glob("index*"):
+    for cache in (caches / f"cpu{min(usable)}" / "cache").glob("index*"):
         with contextlib.suppress(OSError, ValueError):
             level, size, sharing = (
                 (cache / name).read_text(encoding="ascii").strip() for name in ("level", "size", "shared_cpu_map")
             )
-            threads = int(sharing.replace(",", ""), 16).bit_count()
-            shares[int(level)] = int(size.removesuffix("K")) * 1024 // max(1, threads)
-    return shares[max(shares)] if shares else 2**20
+            mask = int(sharing.replace(",", ""), 16)
+            threads = sum(mask >> number & 1 for number in usable)
+            if int(level) > 1:
+                shares[int(level)] = int(size.removesuffix("K")) * 1024 // max(1, threads)
+    return sum(shares.values()) or UNKNOWN_SHARE
 
 
-def _steady(samples: list[float], point_seconds: float) -> int:
+def _steady_count(samples: list[float], point_seconds: float) -> int:
     """How many of the last samples are warm: none, 3 whose median no longer falls, or 2 of long calls."""
     if len(samples) > 1 and is_long(min(samples[-2:]), point_seconds) and samples[-1] >= FALLING * samples[-2]:
         return 2
@@ -163,6 +174,6 @@ def is_warm(samples: list[float]) -> bool:
     return median(samples[-WINDOW:]) >= FALLING * median(samples[-WINDOW - 1 : -1])
 
 
-def behind(samples: list[float], warm_up: int) -> Repetitions:
+def repetitions_behind(samples: list[float], warm_up: int) -> Repetitions:
     """What is behind the warm-up, to 4 digits; a clock that stood still says 1 ns."""
     return Repetitions(tuple(float(f"{max(sample, 1e-9):.4g}") for sample in samples[warm_up:]), warm_up)

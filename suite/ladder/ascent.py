@@ -1,0 +1,228 @@
+"""One rung after the other: launched, predicted, judged, and measured again where its gain failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from suite.corpus import Corpus
+from suite.job import Event, Status
+from suite.ladder.judged import Check, Gain, Mark, cost, gain, gain_check, loss_check, peak_check
+from suite.ladder.measured import Expected, Measured, expected, measured
+from suite.ladder.planned import STEPS, Climber, planned, refusal
+from suite.ladder.rungs import Rung, Setting, Walk, setting_of, stands_on
+from suite.machine_profile import Profile
+from suite.reproduction import Result, reproduce
+from suite.script import Texts
+
+# After which no gain that failed is begun to be measured again: four launches took about 40 s on 2 cores
+CONFIRMING_SECONDS = 180.0
+
+
+class Height(msgspec.Struct, frozen=True, kw_only=True):
+    """One rung, climbed or not.
+
+    Args:
+        not_run: why it does not apply here; failed: how its launch ended where not well.
+        below: name of the rung that it is compared with; empty for a baseline.
+        share: its cost over the baseline's.
+    """
+
+    rung: Rung
+    setting: Setting | None = None
+    not_run: str = ""
+    failed: str = ""
+    below: str = ""
+    expected: Expected | None = None
+    measured: Measured | None = None
+    gain: Gain | None = None
+    share: float | None = None
+    checks: tuple[Check, ...] = ()
+    broken: bool = False
+
+
+class Errand(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be climbed, and where its records go.
+
+    Args:
+        chosen: names of the rungs that are wanted; what they stand on is climbed too.
+        broken: names of rungs whose changes are left out of what is launched, not of what is predicted.
+        twins: whether the top of each walk is launched without each of its rungs.
+        traces: directory for a trace of each rung's first launch; None: no traces.
+    """
+
+    climbing: Climber
+    corpus: Corpus
+    texts: Texts
+    results: Path
+    chosen: frozenset[str]
+    broken: frozenset[str] = frozenset()
+    repeat: int = 1
+    twins: bool = True
+    profile: Profile | None = None
+    profile_source: str = ""
+    sample_seconds: float = 0.0
+    traces: Path | None = None
+
+
+class Ascent:
+    """A climb under way: what was launched of every rung, and what it says."""
+
+    def __init__(self, errand: Errand, applicable: Sequence[Rung], on_event: Callable[[int, Event], None]) -> None:
+        self.heights: dict[str, Height] = {}
+        self._errand = errand
+        self._applicable = applicable
+        self._on_event = on_event
+        self._results: dict[str, list[Result]] = {}
+
+    def climb(self, rung: Rung) -> bool:
+        """Launch a rung and judge it; whether that was interrupted."""
+        errand = self._errand
+        reason = refusal(rung, errand.climbing)
+        if reason:
+            self.heights[rung.name] = Height(rung=rung, not_run=reason)
+            return False
+        chain = self._chain(rung)
+        setting = setting_of(rung.walk, [one for one in chain if one.name not in errand.broken])
+        height = Height(rung=rung, setting=setting, broken=rung.name in errand.broken)
+        results = self._launched(height, trace=trace_of(errand.traces, rung))
+        bad = next((result for result in results if result.status is not Status.OK), None)
+        if bad is None:
+            self._results[rung.name] = results
+            self.heights[rung.name] = self._judged(height)
+        elif bad.status is not Status.INTERRUPTED:
+            words = f"{bad.status.value}: {bad.message}; record {bad.record}"
+            self.heights[rung.name] = msgspec.structs.replace(height, failed=words)
+        return bad is not None and bad.status is Status.INTERRUPTED
+
+    def confirm(self, on_height: Callable[[Height], None]) -> bool:
+        """Measure each time gain that failed again, beside the rung below; whether that was interrupted.
+
+        One sight of a gain has both rungs in phases of the machine of their own. Now they are launched in turn, below,
+        here, here, below, and what all launches say together is what counts. A gain that another one's launches make
+        fail is measured again too; a rung that was broken on purpose is not. `on_height` sees every rung that changes.
+        """
+        start, confirmed = time.monotonic(), set[str]()
+        while time.monotonic() - start < CONFIRMING_SECONDS:
+            failed = [name for name, height in self.heights.items() if _gain_failed(height) and name not in confirmed]
+            if not failed:
+                break
+            confirmed.add(failed[0])
+            here = self.heights[failed[0]]
+            below = self.heights[here.below]
+            found: dict[str, list[Result]] = {here.rung.name: [], below.rung.name: []}
+            for height in (below, here, here, below):
+                (result,) = self._launched(height, launches=1)
+                if result.status is Status.INTERRUPTED:
+                    return True
+                if result.status is not Status.OK:
+                    words = f"measured again: {result.status.value}: {result.message}; record {result.record}"
+                    self.heights[height.rung.name] = msgspec.structs.replace(height, failed=words)
+                    on_height(self.heights[height.rung.name])
+                    break
+                found[height.rung.name].append(result)
+            else:
+                for name, results in found.items():
+                    self._results[name] += results
+                self._judge_again(here.rung.walk, on_height)
+        return False
+
+    def _judge_again(self, walk: Walk, on_height: Callable[[Height], None]) -> None:
+        for name, height in self.heights.items():
+            if height.measured is not None and height.rung.walk is walk:
+                self.heights[name] = self._judged(height)
+                if self.heights[name] != height:
+                    on_height(self.heights[name])
+
+    def _chain(self, rung: Rung) -> list[Rung]:
+        return [*stands_on(rung, self._applicable), rung]
+
+    def _label(self, rung: Rung) -> str:
+        broken = any(one.name in self._errand.broken for one in self._chain(rung))
+        return f"{rung.walk}/{rung.name}" + (", broken" if broken else "")
+
+    def _launched(self, height: Height, *, trace: Path | None = None, launches: int | None = None) -> list[Result]:
+        assert height.setting is not None
+        label = self._label(height.rung)
+        return launched(self._errand, height.setting, label, self._on_event, trace=trace, launches=launches)
+
+    def _judged(self, height: Height) -> Height:
+        """What a rung's launches say, beside those of the rung below."""
+        errand, rung, chain = self._errand, height.rung, self._chain(height.rung)
+        assert height.setting is not None
+        label = self._label(rung)
+        found = measured(planned(errand.climbing, height.setting, label, errand.texts), self._results[rung.name])
+        said = height.expected or _expected(errand, setting_of(rung.walk, chain), label, rung)
+        checks = [peak_check(said, found)]
+        height = msgspec.structs.replace(height, expected=said, measured=found, share=1.0)
+        below = self.heights.get(chain[-2].name) if len(chain) > 1 else None
+        if below is not None and below.measured is not None and below.expected is not None:
+            difference = gain(rung.walk, below=(below.expected, below.measured), here=(said, found))
+            gpu = errand.climbing.device == "cuda"
+            checks.append(loss_check(rung, found, below.measured))
+            unknown = said.seconds_unknown or below.expected.seconds_unknown
+            checks.append(gain_check(difference, gpu=gpu, broken=height.broken, unknown=unknown))
+            height = msgspec.structs.replace(height, below=below.rung.name, gain=difference)
+        base = self.heights.get(chain[0].name)
+        if base is not None and base.measured is not None:
+            share = cost(rung.walk, found) / cost(rung.walk, base.measured)
+            height = msgspec.structs.replace(height, share=share)
+        return msgspec.structs.replace(height, checks=tuple(checks))
+
+
+def _gain_failed(height: Height) -> bool:
+    return (
+        height.rung.walk is Walk.SPEED
+        and not height.broken
+        and any(check.name == "gain" and check.mark is Mark.FAIL for check in height.checks)
+    )
+
+
+def launched(
+    errand: Errand,
+    setting: Setting,
+    label: str,
+    on_event: Callable[[int, Event], None],
+    *,
+    steps: int = STEPS,
+    trace: Path | None = None,
+    launches: int | None = None,
+) -> list[Result]:
+    """Launch a setting as often as the errand says, or `launches` times, up to the first that does not end well."""
+    plan = planned(errand.climbing, setting, label, errand.texts, steps=steps, trace=trace)
+    results: list[Result] = []
+    for _ in range(errand.repeat if launches is None else launches):
+        results.append(
+            reproduce(
+                plan,
+                errand.corpus,
+                errand.results,
+                on_event,
+                profile=errand.profile,
+                profile_source=errand.profile_source,
+                sample_seconds=errand.sample_seconds,
+            )
+        )
+        plan = msgspec.structs.replace(plan, trace=None)
+        if results[-1].status is not Status.OK:
+            break
+    return results
+
+
+def _expected(errand: Errand, setting: Setting, label: str, rung: Rung) -> Expected:
+    """Of the rung as it is declared, whatever of it was broken."""
+    plan = planned(errand.climbing, setting, label, errand.texts)
+    why = rung.seconds_unknown
+    if not why and errand.profile is None:
+        why = errand.profile_source
+    if not why and errand.profile is not None and plan.layout.ranks > errand.profile.conditions.ranks:
+        why = f"this machine is calibrated with {errand.profile.conditions.ranks} ranks at once"
+    return expected(plan, errand.corpus, errand.profile, why_none=why, sample_seconds=errand.sample_seconds)
+
+
+def trace_of(directory: Path | None, rung: Rung) -> Path | None:
+    """The file for the trace of a rung."""
+    return None if directory is None else directory / f"{rung.name}.json"
