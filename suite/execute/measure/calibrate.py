@@ -104,7 +104,9 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on what it was given
     facts = environment(device) | processor_facts() | _arithmetic(device)
     if device.type == "cpu":
-        facts["overwritten_bytes"] = f"{cache_share_bytes()} by each thread, {MOST_OVERWRITTEN} at most by a rank"
+        facts["overwritten_bytes"] = (
+            f"{cache_share_bytes()} by each thread, half before operators, {MOST_OVERWRITTEN} at most by a rank"
+        )
     uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else None
     gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")
     rank, bench = dist.get_rank(), Bench(job, device)

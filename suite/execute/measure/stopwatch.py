@@ -18,6 +18,7 @@ FALLING = 0.98  # a running median below this share of the one before still fall
 MOST_WARM_UP = 40
 MOST_REPETITIONS = 200
 FLUSHED_CACHES = 2  # bytes overwritten before a sample, in sizes of the L2 cache
+OPERATORS_SHARE = 0.5  # of a thread's share of the caches, before operators: see `Stopwatch.cold_sample`
 MOST_OVERWRITTEN = 64 * 2**20  # bytes, by a rank: more than passes between two calls of an operator in a miniature
 UNKNOWN_SHARE = 4 * 2**20  # of the caches, where the system does not tell: two to four times a usual second level
 CACHES = Path("/sys/devices/system/cpu")
@@ -59,35 +60,36 @@ class Stopwatch:
         return float(begin.elapsed_time(end)) / 1000
 
     def cold_sample(self, work: Work) -> float:
-        """Seconds of one call of which nothing is in a cache, neither operands nor code, as in most of a step.
+        """Seconds of one call of an operator as cold as in a step.
 
         Between two calls of an operator, a layer apart, a step's other operators read and write 7 MB (mt-nlg-mini) to
-        61 MB (codegeex-mini). On a CPU each thread overwrites its share of the caches before. Predicted from
-        calibrations in a row with 4, 8 and 16 MiB a thread, 28 steps at their pace came out 14, 8 and 6 % off in the
-        median, nearly all too short with 4 (2 cores of an AMD EPYC, L3 of 32 MiB for both, 2026-11-23). On CUDA the L2
-        cache is overwritten before every sample.
+        61 MB (codegeex-mini); half of what it reads was written just before. On a CPU each thread overwrites half
+        of its share of the caches before. 28 steps predicted from calibrations in a row with 4, 8 and 16 MiB a thread came
+        out 12, 9 and 13 % off in the median, at their pace 14, 8 and 6 %; later ones with 16 MiB 15 to 25 %, nearly all
+        too long (2 cores of an AMD EPYC, L3 of 32 MiB for both, 2026-11-23). On CUDA the L2 cache is overwritten.
         """
         if not self._cuda:
-            self._overwrite_by_each_thread()
+            self._overwrite_by_each_thread(OPERATORS_SHARE)
         return self.sample(work)
 
     def host_sample(self, work: Work) -> float:
         """Seconds until the host has handed over one call, the device idle before.
 
-        On a CPU it is a cold one: in traces of eager steps the host takes 19 to 26 us from one operator to the next in
-        the mean (glm-mini, mt-nlg-mini, bloom-mini, 1 rank). A module's call takes 2 us behind 1 or 8 MiB and 7 to 11
-        behind 32 MiB, a view 3 and 8 to 10, a start of autograd's engine 44 and 104 to 122 (as above).
+        On a CPU each thread overwrites its share of the caches before: in traces of eager steps the host takes 19 to
+        26 us from one operator to the next in the mean (glm-mini, mt-nlg-mini, bloom-mini, 1 rank). A module's call
+        takes 2 us behind 1 or 8 MiB and 7 to 11 behind 32 MiB, a view 3 and 8 to 10, a start of autograd's engine 44
+        and 104 to 122 (as above).
         """
         if self._cuda:
             torch.cuda.synchronize(self._device)
         else:
-            self._overwrite_by_each_thread()
+            self._overwrite_by_each_thread(1.0)
         start = time.perf_counter()
         work()
         return time.perf_counter() - start
 
-    def _overwrite_by_each_thread(self) -> None:
-        size = min(self._elements * torch.get_num_threads(), MOST_OVERWRITTEN // torch.float32.itemsize)
+    def _overwrite_by_each_thread(self, share: float) -> None:
+        size = min(int(share * self._elements) * torch.get_num_threads(), MOST_OVERWRITTEN // torch.float32.itemsize)
         if self._cache.numel() < size:
             self._cache = torch.zeros(size)
         self._cache[:size].add_(1.0)
