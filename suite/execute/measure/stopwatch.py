@@ -63,10 +63,11 @@ class Stopwatch:
         """Seconds of one call of an operator as cold as in a step.
 
         Between two calls of an operator, a layer apart, a step's other operators read and write 7 MB (mt-nlg-mini) to
-        61 MB (codegeex-mini); half of what it reads was written just before. On a CPU each thread overwrites half
-        of its share of the caches before. 28 steps predicted from calibrations in a row with 4, 8 and 16 MiB a thread came
-        out 12, 9 and 13 % off in the median, at their pace 14, 8 and 6 %; later ones with 16 MiB 15 to 25 %, nearly all
-        too long (2 cores of an AMD EPYC, L3 of 32 MiB for both, 2026-11-23). On CUDA the L2 cache is overwritten.
+        61 MB (codegeex-mini); half of what it reads was written just before. On a CPU each thread overwrites half of
+        its share of the caches before. 28 steps predicted from calibrations in a row with 4, 8 and 16 MiB a thread
+        came out 12, 9 and 13 % off in the median, at their pace 14, 8 and 6 %; later ones with 16 MiB 15 to 25 %,
+        nearly all too long (2 cores of an AMD EPYC, L3 of 32 MiB for both, 2026-11-23). On CUDA the L2 cache is
+        overwritten.
         """
         if not self._cuda:
             self._overwrite_by_each_thread(OPERATORS_SHARE)
