@@ -80,7 +80,7 @@ def test_everything_is_measured_by_one_rank_and_by_two_at_once(measured: Profile
 def test_every_timing_is_of_several_calls_and_has_their_spread(measured: Profile) -> None:
     timings = [t for table in measured.tables for t in table.timings] + [t for li in measured.lines for t in li.timings]
     assert len(timings) > 200
-    assert all(t.repetitions >= 2 and t.low <= t.high and t.warm_up >= 0 for t in timings)
+    assert all(t.repetitions >= 3 and t.low <= t.high and t.warm_up >= 0 for t in timings)
     alone = [t for table in measured.tables if table.subject.ranks == 1 for t in table.timings]
     assert all(t.low <= t.median <= t.high and t.seconds <= 2 * t.median for t in alone)
 

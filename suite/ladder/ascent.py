@@ -18,7 +18,7 @@ from suite.machine_profile import Profile
 from suite.reproduction import Result, reproduce
 from suite.script import Texts
 
-# After which no gain that failed is begun to be measured again: four launches took about 40 s on 2 cores
+# After which no gain that failed is begun to be measured again: nine launches took 122 s on 2 cores
 CONFIRMING_SECONDS = 180.0
 
 

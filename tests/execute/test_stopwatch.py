@@ -107,12 +107,12 @@ def test_a_later_round_warms_with_one_call_that_is_not_cold_and_repeats_once_at_
 @pytest.mark.parametrize(
     ("taken", "known", "found"),
     [
-        ([5.0, 4.95], None, Repetitions((5.0, 4.95), 0)),
-        ([9.0, 5.0, 4.95], None, Repetitions((5.0, 4.95), 1)),
+        ([5.0, 4.95, 7.0], None, Repetitions((5.0, 4.95, 7.0), 0)),
+        ([9.0, 5.0, 4.95, 7.0], None, Repetitions((5.0, 4.95, 7.0), 1)),
         ([5.0], 4.9, Repetitions((5.0,), 0)),
     ],
 )
-def test_a_call_that_takes_all_of_a_point_s_time_is_repeated_once_or_not_again(
+def test_a_call_that_takes_all_of_a_point_s_time_is_repeated_three_times_and_later_once(
     taken: list[float], known: float | None, found: Repetitions
 ) -> None:
     calls = iter(taken)

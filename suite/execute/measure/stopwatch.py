@@ -15,6 +15,7 @@ from suite.timings import Repetitions, median
 Work = Callable[[], object]
 WINDOW = 3  # samples of a running median
 FALLING = 0.98  # a running median below this share of the one before still falls
+LEAST_REPETITIONS = 3  # in the first round
 MOST_WARM_UP = 40
 MOST_REPETITIONS = 200
 FLUSHED_CACHES = 2  # bytes overwritten before a sample, in sizes of the L2 cache
@@ -63,7 +64,7 @@ class Stopwatch:
         """Seconds of one call of an operator as cold as in a step.
 
         Between two calls of an operator, a layer apart, a step's other operators read and write 7 MB (mt-nlg-mini) to
-        61 MB (codegeex-mini); half of what it reads was written just before. On a CPU each thread overwrites half of
+        61 MB (codegeex-mini); some of what it reads was written just before. On a CPU each thread overwrites half of
         its share of the caches before. 28 steps predicted from calibrations in a row with 4, 8 and 16 MiB a thread
         came out 12, 9 and 13 % off in the median, at their pace 14, 8 and 6 %; later ones with 16 MiB 15 to 25 %,
         nearly all too long (2 cores of an AMD EPYC, L3 of 32 MiB for both, 2026-11-23). On CUDA the L2 cache is
@@ -103,7 +104,7 @@ class Stopwatch:
         known: float | None = None,
         sample: Callable[[Work], float] | None = None,
     ) -> Repetitions:
-        """Repeat `work` until it is warm, and for `point_seconds`, warm-up included.
+        """Repeat `work` until it is warm, at least three times, and for `point_seconds`, warm-up included.
 
         The samples that show that it is warm count: 3, or 2 of a call that alone takes `point_seconds`, which is warm
         when it takes no less than 98 % of the one before.
@@ -127,7 +128,10 @@ class Stopwatch:
                 samples.append(take(work))
                 window = _steady_count(samples, point_seconds)
             warm_up = len(samples) - (window or WINDOW)
-        while len(samples) - warm_up < MOST_REPETITIONS and time.perf_counter() - start < point_seconds:
+        least = LEAST_REPETITIONS if known is None else 1
+        while (counted := len(samples) - warm_up) < MOST_REPETITIONS and (
+            counted < least or time.perf_counter() - start < point_seconds
+        ):
             samples.append(take(work))
         return repetitions_behind(samples, warm_up)
 
@@ -141,7 +145,7 @@ def cache_share_bytes(caches: Path = CACHES, usable: frozenset[int] | None = Non
     Args:
         usable: numbers of hardware threads; None: those that this process may use.
     """
-    usable = frozenset(os.sched_getaffinity(0)) if usable is None else usable
+    usable = _usable_threads() if usable is None else usable
     shares = {}
     for cache in (caches / f"cpu{min(usable)}" / "cache").glob("index*"):
         with contextlib.suppress(OSError, ValueError):
@@ -153,6 +157,12 @@ def cache_share_bytes(caches: Path = CACHES, usable: frozenset[int] | None = Non
             if int(level) > 1:
                 shares[int(level)] = int(size.removesuffix("K")) * 1024 // max(1, threads)
     return sum(shares.values()) or UNKNOWN_SHARE
+
+
+def _usable_threads() -> frozenset[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 def _steady_count(samples: list[float], point_seconds: float) -> int:
