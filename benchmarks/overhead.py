@@ -7,6 +7,9 @@ Both loops live in one process of one rank and take turns, step by step, in the 
 of the machine that are longer than a step fall on both. Each pair is the same step of the same run, with equal batches,
 losses and masks. The interval is that of the median ratio of one process, from the binomial distribution of its signs.
 
+The suite's laps of fixed work, before and behind each timed step of a processor, are taken as in a run: whatever they
+do to the caches counts. Their own time is no part of a step; it is told apart.
+
 Beside it stands the ratio of processor time, which other processes disturb less. It is meant for `--threads 1`: waiting
 threads of OpenMP take processor time too.
 
@@ -39,6 +42,7 @@ from reference_runs.errors import InputError
 from reference_runs.run import Precision
 from suite.execute.measure import clock
 from suite.execute.measure.memory import AllocatedPeak
+from suite.execute.measure.pace import LAPS_AT_A_STEP, Pacer
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
@@ -73,6 +77,7 @@ class Overhead(NamedTuple):
     bare_peak_bytes: int
     loss_difference: float
     processor: Interval | None = None
+    laps_seconds: float = 0.0
 
     @property
     def memory(self) -> float:
@@ -121,6 +126,11 @@ class SuiteLoop:
         self.device = device
         self._steps = Steps(job, self.training, mesh, device)
         self._report = Reporter(events_path(job.directory, 0))
+        self._pacer = Pacer(device)
+
+    def laps(self) -> None:
+        """What a rank takes before a timed step, and again behind it."""
+        self._pacer.laps(LAPS_AT_A_STEP)
 
     def step(self) -> tuple[float, float]:
         """One step; returns its loss and the gradient's norm without the loss scale."""
@@ -154,13 +164,17 @@ class Turn:
 
     Attributes:
         processor_seconds: of the process in the last step, all its threads together.
+        laps_seconds: of the laps around the last step; 0 in the bare loop.
     """
 
-    def __init__(self, make: Callable[[], SuiteLoop | BareLoop], device: torch.device, seed: int) -> None:
+    def __init__(
+        self, make: Callable[[], SuiteLoop | BareLoop], device: torch.device, seed: int, *, laps: bool = True
+    ) -> None:
         self.device = device
+        self._takes_laps = laps
         self.loop = make()
         torch.manual_seed(seed)
-        self.processor_seconds = 0.0
+        self.processor_seconds = self.laps_seconds = 0.0
         self._numbers = self._state()
 
     def step(self) -> tuple[float, float]:
@@ -168,12 +182,21 @@ class Turn:
         torch.set_rng_state(self._numbers[0])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(self._numbers[1], self.device)
+        laps = self._laps()
         start, processor = clock.now(self.device), time.process_time()
         loss, _ = self.loop.step()
         seconds = clock.now(self.device) - start
         self.processor_seconds = time.process_time() - processor
+        self.laps_seconds = laps + self._laps()
         self._numbers = self._state()
         return seconds, loss
+
+    def _laps(self) -> float:
+        if not (isinstance(self.loop, SuiteLoop) and self._takes_laps):
+            return 0.0
+        start = time.perf_counter()
+        self.loop.laps()
+        return time.perf_counter() - start
 
     def _state(self) -> tuple[Tensor, Tensor]:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.empty(0)
@@ -184,7 +207,7 @@ def peak_bytes(make: Callable[[], SuiteLoop | BareLoop], device: torch.device, s
     """The most that PyTorch's allocator holds in one step of a loop that is alone in the process."""
     gc.collect()
     peak = AllocatedPeak(device)
-    turn = Turn(make, device, seed)
+    turn = Turn(make, device, seed, laps=False)  # a run counts its peak before there are any
     for _ in range(WARM_UP):
         turn.step()
     peak.settle()
@@ -253,17 +276,24 @@ def overhead(job: Job, device: torch.device, *, pairs: int, told: Callable[[str]
     for _ in range(WARM_UP - 1):
         for turn in turns:
             turn.step()
-    ratios, processor, bare_seconds, difference = [], [], [], 0.0
+    ratios, processor, bare_seconds, laps, difference = [], [], [], [], 0.0
     for pair in range(pairs):
         order = (0, 1) if pair % 2 == 0 else (1, 0)
         taken = {which: turns[which].step() for which in order}
         ratios.append(taken[0][0] / taken[1][0])
         processor.append(turns[0].processor_seconds / turns[1].processor_seconds)
         bare_seconds.append(taken[1][0])
+        laps.append(turns[0].laps_seconds)
         difference = max(difference, abs(taken[0][1] - taken[1][1]))
     bare_median = median_interval(bare_seconds).median
     return Overhead(
-        median_interval(ratios), bare_median, our_peak, bare_peak, difference, processor=median_interval(processor)
+        median_interval(ratios),
+        bare_median,
+        our_peak,
+        bare_peak,
+        difference,
+        processor=median_interval(processor),
+        laps_seconds=median_interval(laps).median,
     )
 
 
@@ -323,8 +353,8 @@ def line(name: str, found: Overhead) -> str:
     of_processor = "processor {:.3f} [{:.3f}, {:.3f}]  ".format(*processor) if processor else ""
     return (
         f"{name:<14} time {found.seconds.median:.3f} [{found.seconds.low:.3f}, {found.seconds.high:.3f}]  "
-        f"{of_processor}bare step {1e3 * found.bare_seconds:.1f} ms  memory {found.memory:.3f} "
-        f"({found.peak_bytes / 1e6:.1f} / {found.bare_peak_bytes / 1e6:.1f} MB)  "
+        f"{of_processor}bare step {1e3 * found.bare_seconds:.1f} ms  laps {1e3 * found.laps_seconds:.1f} ms  "
+        f"memory {found.memory:.3f} ({found.peak_bytes / 1e6:.1f} / {found.bare_peak_bytes / 1e6:.1f} MB)  "
         f"largest loss difference {found.loss_difference:.1e}  {verdict}"
     )
 

@@ -27,6 +27,7 @@ from benchmarks.overhead import (
 )
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
+from suite.execute.measure.pace import LAP_SECONDS
 from suite.execute.precision import prepare_arithmetic
 from suite.job import Job
 from suite.plan import corpus_for, job_for
@@ -139,3 +140,14 @@ def test_an_unknown_name_is_refused_in_one_line(capsys: pytest.CaptureFixture[st
     assert captured.out == ""
     assert captured.err.startswith("error: unknown run")
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("_alone")
+def test_laps_are_taken_around_steps_of_the_suite_and_are_no_part_of_them(tmp_path: Path) -> None:
+    ours, bare = turns(job(tmp_path))
+    ours.step()
+    bare.step()
+    assert (ours.laps_seconds >= 4 * LAP_SECONDS, bare.laps_seconds) == (True, 0.0)
+    begin = time.perf_counter()
+    ours_seconds, _ = ours.step()
+    assert ours_seconds <= time.perf_counter() - begin - 4 * LAP_SECONDS
