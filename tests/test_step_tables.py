@@ -117,6 +117,8 @@ def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_byt
     assert told["setups"] == 1
     assert told["largest_error"] == told["median_error"] == pytest.approx(2 / 3)
     assert "Measured 1971-01-02." in text
+    asked = "15% in the median (missed), 30% at most (missed by 1), 10% unexplained at most (met)."
+    assert f"Asked: {asked}" in text
     row = next(line for line in text.splitlines() if line.startswith("| small"))
     cells = [cell.strip() for cell in row.split("|")][5:-1]
     assert cells == ["1", "800 ms", "2,400 ms", "-66.7%", "-", "-", "backward", "+29.2%", "6.3%", "12%"]

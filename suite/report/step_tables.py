@@ -31,6 +31,10 @@ TITLES = (
 )
 
 
+ASKED = {"cpu": (0.15, 0.30), "gpu": (0.08, 0.15)}  # of absolute errors, in the median and at most
+ASKED_UNEXPLAINED = 0.10  # of a step
+
+
 class Setup(NamedTuple):
     """What launches must share to be one row."""
 
@@ -159,6 +163,8 @@ def _summary(rows: Sequence[StepRow]) -> Iterator[str]:
         f"{max(errors):.1%} at most; unexplained share of the step {median(unexplained):.1%} in the median, "
         f"{max(unexplained):.1%} at most."
     )
+    yield ""
+    yield _asked(rows, errors, unexplained)
     at_pace = [error for row in rows if (error := row.middle.pace_error) is not None]
     if at_pace:
         magnitudes = [abs(error) for error in at_pace]
@@ -167,6 +173,17 @@ def _summary(rows: Sequence[StepRow]) -> Iterator[str]:
             f"At the pace that the processors had meanwhile ({len(at_pace)} setups): {median(magnitudes):.1%} in the "
             f"median, {max(magnitudes):.1%} at most."
         )
+
+
+def _asked(rows: Sequence[StepRow], errors: Sequence[float], unexplained: Sequence[float]) -> str:
+    in_median, at_most = ASKED["cpu" if rows[0].setup.machine.endswith(", cpu") else "gpu"]
+    beyond = sum(error > at_most for error in errors)
+    others = sum(share > ASKED_UNEXPLAINED for share in unexplained)
+    return (
+        f"Asked: {in_median:.0%} in the median ({'met' if median(errors) <= in_median else 'missed'}), "
+        f"{at_most:.0%} at most ({f'missed by {beyond}' if beyond else 'met'}), "
+        f"{ASKED_UNEXPLAINED:.0%} unexplained at most ({f'missed by {others}' if others else 'met'})."
+    )
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
