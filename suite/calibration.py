@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from suite import pace, store
+from suite import pace, processor_caches, store
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured
 from suite.calibration_plan import DENSITIES, LINE, TABLE, Density, Planned, plan
 from suite.devices import resolved_device, usable_cores
@@ -71,9 +71,17 @@ def planned_calibration(request: CalibrationRequest, density: Density | None = N
         raise InputError("ranks", got=ranks, allowed=allowed, where="--ranks")
     cores = usable_cores()
     used = miniature_shapes(device, ranks=ranks)
-    density = density or DENSITIES[device]
+    density = density or _density(device)
     planned = plan(used, device=device, cores=cores, ranks=ranks, density=density)
     return Calibration(device=device, ranks=ranks, results=request.results, planned=planned, rounds=density.rounds)
+
+
+def _density(device: str) -> Density:
+    """The usual one, with copies and triads that move twice what all caches of the processors hold, or more."""
+    density = DENSITIES[device]
+    if device != "cpu":
+        return density
+    return density._replace(memory_bytes=max(density.memory_bytes, 2 * processor_caches.all_bytes()))
 
 
 def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) -> CalibrationResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import Layout, parse_layout
+from suite import processor_caches
+from suite.calibration import CalibrationRequest, planned_calibration
 from suite.calibration_job import COLLECTIVES
 from suite.calibration_plan import DENSITIES, DTYPES, LINE, MOST_ROW_ELEMENTS, TABLE, Planned, axis_points, plan
 from suite.calibration_plan import counts_at_once as counts
@@ -234,3 +237,13 @@ def test_all_that_the_prediction_of_a_miniatures_time_asks_for_is_timed(
     assert stage.backward > stage.forward
     assert (stage.communication > 0) == (ranks > 1)
     assert (stage.copy > 0) == (device == "cuda")
+
+
+@pytest.mark.parametrize(("caches", "moved"), [(0, 200_000_000), (34 * 2**20, 200_000_000), (2**30, 2**31)])
+def test_copies_move_more_than_all_caches_hold(
+    caches: int, moved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor_caches, "all_bytes", lambda: caches)
+    asked = planned_calibration(CalibrationRequest(results=tmp_path, ranks=1, device="cpu"))
+    copies = [one.task for one in asked.planned if one.task.subject.operation == "copy"]
+    assert {task.sizes[-1] for task in copies} == {(moved,)}

@@ -16,7 +16,7 @@ from suite import record, store
 from suite.acceptance.evidence import Evidence
 from suite.acceptance.verdicts import Decision, Finding
 
-SCHEMA = "3.0"  # 1: in warm caches, without the pace of launches; 2: predicted from calls too warm
+SCHEMA = "4.0"  # 1: in warm caches, without the pace of launches; 2: predicted from calls too warm; 3: from too cold
 RESERVED_BYTES = 512 * 1024  # a verdict of 8 GPUs with the stacks of a hang takes about 200 KiB
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from suite import processor_caches
 from suite.calibration_job import Task
 from suite.execute.measure.calibrate import OPERATIONS
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
@@ -19,9 +19,7 @@ from suite.execute.measure.products import DTYPES, Inputs
 from suite.execute.measure.stopwatch import (
     MOST_OVERWRITTEN,
     MOST_REPETITIONS,
-    UNKNOWN_SHARE,
     Stopwatch,
-    cache_share_bytes,
     is_warm,
     repetitions_behind,
 )
@@ -73,27 +71,10 @@ def test_before_a_cold_call_each_thread_overwrites_its_share_of_the_caches(threa
             sample(lambda: seen.append(watch._cache.clone()))
     finally:
         torch.set_num_threads(before)
-    share = cache_share_bytes() // 4
+    share = processor_caches.share_bytes() // 4
     most = MOST_OVERWRITTEN // 4
     half, whole = min(threads * (share // 2), most), min(threads * share, most)
     assert [int((cache > 0).sum()) for cache in seen] == [half, whole, whole]
-
-
-def test_a_cache_is_shared_by_the_usable_threads_that_have_it(tmp_path: Path) -> None:
-    for index, level, size, sharing in (
-        ("index0", "1", "32K", "00000000,0000000c"),
-        ("index2", "2", "512K", "00000000,0000000c"),
-        ("index3", "3", "32768K", "0000000f,000000ff"),
-    ):
-        own = tmp_path / "cpu2" / "cache" / index
-        own.mkdir(parents=True)
-        for name, text in (("level", level), ("size", size), ("shared_cpu_map", sharing)):
-            (own / name).write_text(text + "\n", encoding="ascii")
-    assert cache_share_bytes(tmp_path, frozenset({2, 3, 33})) == 256 * 1024 + 32 * 2**20 // 3
-    assert cache_share_bytes(tmp_path, frozenset({2})) == 512 * 1024 + 32 * 2**20
-    (own / "size").write_text("unknown", encoding="ascii")
-    assert cache_share_bytes(tmp_path, frozenset({2, 3})) == 256 * 1024
-    assert cache_share_bytes(tmp_path, frozenset({5})) == UNKNOWN_SHARE
 
 
 def test_a_later_round_warms_with_one_call_that_is_not_cold_and_repeats_once_at_least() -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from kernels.half_matmul import compute_products_through_fp32, has_instructions
+from suite import processor_caches
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
 from suite.execute.measure import host, operators, products
 from suite.execute.measure.collectives import Collective, collective, collective_repetitions, slowest
@@ -18,7 +19,7 @@ from suite.execute.measure.conditions import GpuLog, own_seconds, processor_fact
 from suite.execute.measure.fingerprint import environment
 from suite.execute.measure.pace import LAPS_AT_A_STEP, Pacer
 from suite.execute.measure.products import DTYPES, Inputs
-from suite.execute.measure.stopwatch import MOST_OVERWRITTEN, Stopwatch, Work, cache_share_bytes
+from suite.execute.measure.stopwatch import MOST_OVERWRITTEN, OPERATORS_SHARE, Stopwatch, Work
 from suite.job import Event, Phase
 from suite.measured_seconds import Subject
 from suite.timings import Repetitions
@@ -105,7 +106,8 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     facts = environment(device) | processor_facts() | _arithmetic(device)
     if device.type == "cpu":
         facts["overwritten_bytes"] = (
-            f"{cache_share_bytes()} by each thread, half before operators, {MOST_OVERWRITTEN} at most by a rank"
+            f"{processor_caches.share_bytes()} by each thread, {OPERATORS_SHARE} of that before operators, "
+            f"{MOST_OVERWRITTEN} at most by a rank"
         )
     uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else None
     gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")

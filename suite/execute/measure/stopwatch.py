@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
+from suite import processor_caches
 from suite.timings import Repetitions, median
 
 Work = Callable[[], object]
@@ -21,8 +19,6 @@ MOST_REPETITIONS = 200
 FLUSHED_CACHES = 2  # bytes overwritten before a sample, in sizes of the L2 cache
 OPERATORS_SHARE = 0.5  # of a thread's share of the caches, before operators: see `Stopwatch.cold_sample`
 MOST_OVERWRITTEN = 64 * 2**20  # bytes, by a rank: more than passes between two calls of an operator in a miniature
-UNKNOWN_SHARE = 4 * 2**20  # of the caches, where the system does not tell: two to four times a usual second level
-CACHES = Path("/sys/devices/system/cpu")
 
 
 class Stopwatch:
@@ -32,7 +28,7 @@ class Stopwatch:
         self._cuda = device.type == "cuda"
         self._device = device
         properties = torch.cuda.get_device_properties(device) if self._cuda else None
-        size = cache_share_bytes() if properties is None else FLUSHED_CACHES * properties.L2_cache_size
+        size = processor_caches.share_bytes() if properties is None else FLUSHED_CACHES * properties.L2_cache_size
         self._elements = size // torch.float32.itemsize  # on a CPU: of each thread
         self._cache = torch.zeros(self._elements, device=device)
 
@@ -134,35 +130,6 @@ class Stopwatch:
         ):
             samples.append(take(work))
         return repetitions_behind(samples, warm_up)
-
-
-def cache_share_bytes(caches: Path = CACHES, usable: frozenset[int] | None = None) -> int:
-    """Of the second and later caches of a processor, the share of one of the usable hardware threads that have them.
-
-    The sum over the levels, because a cache may hold what the one before it has put out (AMD's third level does).
-    `UNKNOWN_SHARE` where the system does not tell.
-
-    Args:
-        usable: numbers of hardware threads; None: those that this process may use.
-    """
-    usable = _usable_threads() if usable is None else usable
-    shares = {}
-    for cache in (caches / f"cpu{min(usable)}" / "cache").glob("index*"):
-        with contextlib.suppress(OSError, ValueError):
-            level, size, sharing = (
-                (cache / name).read_text(encoding="ascii").strip() for name in ("level", "size", "shared_cpu_map")
-            )
-            mask = int(sharing.replace(",", ""), 16)
-            threads = sum(mask >> number & 1 for number in usable)
-            if int(level) > 1:
-                shares[int(level)] = int(size.removesuffix("K")) * 1024 // max(1, threads)
-    return sum(shares.values()) or UNKNOWN_SHARE
-
-
-def _usable_threads() -> frozenset[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 def _steady_count(samples: list[float], point_seconds: float) -> int:
