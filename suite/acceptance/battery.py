@@ -207,7 +207,7 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
         finally:
             health = watch.finished()
         first = _judged(battery, health)
-        findings = _confirmed(battery, first, health)
+        findings = [known.dated(finding) for finding in _confirmed(battery, first, health)]
         verdict = decision(findings)
         losses = {
             one.stack: one.losses

@@ -8,18 +8,23 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.acceptance import evidence_record
+from suite.acceptance.checks import HANG_GUARD
 from suite.acceptance.evidence_record import Closed
-from suite.acceptance.verdicts import Decision
+from suite.acceptance.verdicts import Decision, Finding, Past, Verdict
+
+_BAD = (Verdict.FAIL, Verdict.HANG, Verdict.WARN)
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """Values by check and subject.
+    """Values by check and subject, and what this node's own batteries said.
 
     Args:
         past: of accepted batteries of this node with the same hardware and software, oldest first.
         fleet: of other nodes with the same hardware, the newest accepted battery of each.
         fleet_nodes: how many nodes that are.
         past_problems, fleet_problems: records that were left out, and why.
+        judged: every battery of this node with the same hardware and software, accepted or not, oldest first: which one
+            it was, and what it found.
     """
 
     past: dict[str, list[float]] = {}
@@ -28,11 +33,44 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     fleet_nodes: int = 0
     past_problems: list[str] = []
     fleet_problems: list[str] = []
+    judged: list[tuple[Past, list[Finding]]] = []
 
     def of(self, check: int, subject: str) -> tuple[list[float], list[float]]:
         """Past and fleet values of one subject of a check."""
         key = f"{check}:{subject}"
         return self.past.get(key, []), self.fleet.get(key, [])
+
+    def dated(self, finding: Finding) -> Finding:
+        """The finding with the batteries between which it became bad; as it is where it is not bad.
+
+        A failure is as bad as failures and hangs alone, a warning as all three. A battery that could not tell (not run,
+        invalid, inconclusive) is passed over.
+        """
+        if finding.verdict not in _BAD:
+            return finding
+        as_bad = _BAD if finding.verdict is Verdict.WARN else (Verdict.FAIL, Verdict.HANG)
+        good: Past | None = None
+        bad: Past | None = None
+        for battery, findings in self.judged:
+            verdicts = _verdicts(finding, findings)
+            if verdicts & set(as_bad):
+                bad = bad or battery
+            elif verdicts == {Verdict.PASS}:
+                good, bad = battery, None
+        return msgspec.structs.replace(finding, good_until=good, bad_since=bad)
+
+
+def _verdicts(finding: Finding, earlier: list[Finding]) -> set[Verdict]:
+    """What an earlier battery said of the same check and subject.
+
+    Where the subject is none (nothing of the check ended well), or a phase that a passing check does not name: of all
+    subjects of the check.
+    """
+    of_check = [one for one in earlier if one.check == finding.check and one.verdict is not Verdict.NOT_RUN]
+    same = [one for one in of_check if one.subject == finding.subject]
+    if not same and (not finding.subject or finding.check == HANG_GUARD):
+        same = [one for one in of_check if one.subject in ("", "phases") or not finding.subject]
+    return {one.verdict for one in same}
 
 
 def history(results: Path, fleet: Path | None, *, node: str, hardware: str, software: str) -> History:
@@ -48,11 +86,16 @@ def history(results: Path, fleet: Path | None, *, node: str, hardware: str, soft
     losses: dict[str, list[float]] = {}
     problems: list[str] = []
     stale = 0
+    own: list[tuple[Past, list[Finding]]] = []
     for closed in _closed(results / "acceptance", problems):
-        if closed.node != node or closed.decision is not Decision.ACCEPTED:
+        if closed.node != node:
             continue
+        accepted = closed.decision is Decision.ACCEPTED
         if closed.hashes.get("hardware") != hardware or closed.hashes.get("software") != software:
-            stale += 1
+            stale += accepted
+            continue
+        own.append((Past(battery=closed.id, finished=closed.finished), closed.findings))
+        if not accepted:
             continue
         _add(past, closed)
         losses |= closed.losses
@@ -85,6 +128,7 @@ def history(results: Path, fleet: Path | None, *, node: str, hardware: str, soft
         fleet_nodes=len(newest),
         past_problems=problems,
         fleet_problems=fleet_problems,
+        judged=sorted(own, key=lambda one: one[0].finished),
     )
 
 

@@ -31,6 +31,13 @@ class Decision(enum.StrEnum):
     EXECUTION_FAILED = "execution failed"
 
 
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """An earlier battery of this node: its identity and when it ended, in seconds since 1970."""
+
+    battery: str
+    finished: float
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One check's verdict on one part of the node.
 
@@ -47,6 +54,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             reject in 9 of 10 cases; None where the check has no statistics.
         siblings: names the value under which other batteries of this node and of the fleet compare it; empty: not
             compared.
+        good_until: the newest battery of this node in which this check passed on this subject; None: none is known, or
+            nothing is bad now.
+        bad_since: the oldest one behind that in which it was as bad as now, without one that passed between; None: it
+            is bad for the first time.
     """
 
     check: int
@@ -64,6 +75,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = Status.OK
     least_detectable: float | None = None
     siblings: str = ""
+    good_until: Past | None = None
+    bad_since: Past | None = None
 
     @property
     def key(self) -> tuple[int, str]:

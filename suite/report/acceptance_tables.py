@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from reference_runs.units import printed
 from suite.acceptance.battery import Report
 from suite.acceptance.checks import CHECKS
 from suite.acceptance.evidence_record import Closed
-from suite.acceptance.verdicts import Decision, Finding, Verdict, worst_first
+from suite.acceptance.verdicts import Decision, Finding, Past, Verdict, worst_first
 from suite.report.junit import JunitSuite, Outcome
 
 _COLOURS = {
@@ -70,32 +71,52 @@ def number_text(value: float | None, unit: str) -> str:
 
 
 def finding_reason(finding: Finding) -> str:
-    """What a finding rests on: evidence, source of the expected value, limits, least detectable slowdown."""
+    """What a finding rests on: since when, evidence, source of the expected value, limits, least slowdown."""
     limits = ""
     if finding.fail is not None and finding.warn is not None and finding.ratio is not None:
         limits = f"warn {finding.warn:.3f}, fail {finding.fail:.3f}"
     least = "" if finding.least_detectable is None else f"least detectable slowdown {finding.least_detectable:.1%}"
     source = f"expected: {finding.source}" if finding.source else ""
-    return "; ".join(part for part in (finding.evidence, source, limits, least) if part)
+    return "; ".join(part for part in (since(finding), finding.evidence, source, limits, least) if part)
+
+
+def since(finding: Finding) -> str:
+    """Between which batteries of this node a finding became bad; empty where no earlier battery tells."""
+    good = f"good until {_past(finding.good_until)}" if finding.good_until else ""
+    bad = f"bad since {_past(finding.bad_since)}" if finding.bad_since else ""
+    return ", ".join(part for part in (good, bad) if part)
+
+
+def _past(one: Past) -> str:
+    return f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(one.finished))} (battery {one.battery})"
 
 
 def summary(report: Report | Closed) -> str:
-    """One line: the decision, then every part at fault with its check, then the counts of verdicts."""
+    """One line: the decision, then every part at fault with its check, then the counts of verdicts.
+
+    Since when a part is bad stands behind it as far as the line has room: of the worst part first.
+    """
     bad = [finding for finding in worst_first(report.findings) if finding.verdict in _NOT_PASSED]
-    words = []
+    words: dict[str, str] = {}
     for finding in bad:
         ratio = "" if finding.ratio is None else f" {finding.ratio:.3f} of expected"
         part = finding.part or finding.subject or "unknown part"
-        words.append(f"{CHECKS[finding.check].name} {finding.verdict.value}: {part}{ratio}")
+        words.setdefault(f"{CHECKS[finding.check].name} {finding.verdict.value}: {part}{ratio}", since(finding))
     counts = ", ".join(
         f"{number} {verdict.value}"
         for verdict in Verdict
         if (number := sum(finding.verdict is verdict for finding in report.findings))
     )
     line = f"{report.profile}: {report.decision.value}"
-    if words:
-        line += f": {'; '.join(dict.fromkeys(words))}"
     tail = f" ({counts}; {report.seconds:.0f} s)"
+    room = _LINE - len(tail) - len(f"{line}: {'; '.join(words)}")
+    said = []
+    for word, when in words.items():
+        fits = bool(when) and len(f", {when}") <= room
+        room -= len(f", {when}") if fits else 0
+        said.append(f"{word}, {when}" if fits else word)
+    if said:
+        line += f": {'; '.join(said)}"
     return f"{line[: _LINE - len(tail)]}{tail}"
 
 

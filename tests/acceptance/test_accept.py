@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -11,13 +12,14 @@ import pytest
 from suite import store
 from suite.__main__ import main
 from suite.acceptance import battery, evidence_record, phases
-from suite.acceptance.battery import Phase
+from suite.acceptance.battery import Phase, Report
 from suite.acceptance.evidence import Competitor, Launched, Probing, Replay
 from suite.acceptance.evidence_record import Closed, PhaseEvidence
 from suite.acceptance.profiles import EFFORTS, MINIATURES
+from suite.acceptance.verdicts import Decision, Finding, Past, Verdict
 from suite.commands import exit_codes
 from suite.job import Status
-from suite.report.acceptance_tables import _LINE
+from suite.report.acceptance_tables import _LINE, summary
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +167,36 @@ def test_junit_and_summary_say_what_the_report_says(tmp_path, capsys, launches):
     assert suite.get("failures") == "1" == str(len(suite.findall("testcase/failure")))
     assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
     assert len(cases) == int(suite.get("tests", "0"))
+
+
+def test_a_rejected_node_is_told_since_when(tmp_path, capsys, launches):
+    _, answers = launches
+    arguments = ["--only", "0,7", "--results", str(tmp_path)]
+    good = accept(capsys, *arguments)[1]
+    answers["glm-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
+    first = accept(capsys, *arguments)[1]
+    assert re.search(rf"good until \d{{4}}-\d\d-\d\d \d\d:\d\d UTC \(battery {good['id']}\)", first["summary"])
+    assert "bad since" not in first["summary"]
+    second = accept(capsys, *arguments)[1]
+    (bad,) = [f for f in second["findings"] if f["verdict"] == "FAIL"]
+    assert (bad["good_until"]["battery"], bad["bad_since"]["battery"]) == (good["id"], first["id"])
+    assert len(second["summary"]) <= _LINE
+    main(["accept", *arguments])
+    assert f"(battery {first['id']}); 1 differ: messages" in capsys.readouterr().out
+
+
+def test_since_when_gives_way_to_the_parts_where_the_line_is_full():
+    past = Past(battery="B" * 40, finished=0.0)
+    bad = [
+        Finding(check=7, subject="x", verdict=Verdict.FAIL, part=f"part {number} " + "p" * 80, good_until=past)
+        for number in range(3)
+    ]
+    usual = {"id": "i", "profile": "quick", "decision": Decision.REJECTED, "notes": [], "seconds": 1.0, "record": "r"}
+    one, three = (summary(Report(findings=bad[:count], **usual)) for count in (1, 3))
+    assert f"good until 1970-01-01 00:00 UTC (battery {'B' * 40})" in one
+    assert three.count("good until") == 0
+    assert "part 2" in three
+    assert max(len(one), len(three)) <= _LINE
 
 
 def test_the_table_is_printed_for_people(tmp_path, capsys, launches):

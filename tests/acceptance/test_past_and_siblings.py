@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from reference_runs.errors import InputError
-from suite.acceptance.evidence_record import SCHEMA, Closed, encode
+from suite.acceptance.evidence_record import SCHEMA, Closed, decode, encode
 from suite.acceptance.history import history
-from suite.acceptance.verdicts import Decision, Finding, Verdict
+from suite.acceptance.verdicts import Decision, Finding, Past, Verdict
 
 
-def battery(results, number, *, value=1.0, node="here", decision=Decision.ACCEPTED, hardware="h", software="s"):
+def battery(
+    results,
+    number,
+    *,
+    value=1.0,
+    verdict=Verdict.PASS,
+    node="here",
+    decision=Decision.ACCEPTED,
+    hardware="h",
+    software="s",
+):
     """One record with one rate."""
     directory = results / "acceptance"
     directory.mkdir(parents=True, exist_ok=True)
-    rate = Finding(check=3, subject="copy", verdict=Verdict.PASS, measured=value, siblings="copy")
+    rate = Finding(check=3, subject="copy", verdict=verdict, measured=value, siblings="copy")
     closed = Closed(
         kind="battery",
         schema=SCHEMA,
@@ -72,3 +84,58 @@ def test_a_truncated_record_is_named_and_left_out(tmp_path):
 def test_a_fleet_that_is_no_directory_is_refused(tmp_path):
     with pytest.raises(InputError, match="no directory"):
         of_here(tmp_path, tmp_path / "missing")
+
+
+def bad(verdict=Verdict.FAIL, check=3, subject="copy"):
+    return Finding(check=check, subject=subject, verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "good", "since"),
+    [
+        ([Verdict.PASS, Verdict.PASS], 2, None),
+        ([Verdict.PASS, Verdict.FAIL, Verdict.FAIL], 1, 2),
+        ([Verdict.FAIL, Verdict.PASS], 2, None),
+        ([Verdict.PASS, Verdict.INVALID], 1, None),
+        ([Verdict.HANG, Verdict.WARN], None, 1),
+        ([Verdict.NOT_RUN], None, None),
+        ([], None, None),
+    ],
+)
+def test_a_failure_is_dated_by_the_batteries_that_passed_and_failed_before_it(tmp_path, verdicts, good, since):
+    for number, verdict in enumerate(verdicts, start=1):
+        rejected = Decision.ACCEPTED if verdict is Verdict.PASS else Decision.REJECTED
+        battery(tmp_path, number, verdict=verdict, decision=rejected)
+    found = of_here(tmp_path).dated(bad())
+    expected = [None if number is None else Past(battery=str(number), finished=number) for number in (good, since)]
+    assert [found.good_until, found.bad_since] == expected
+
+
+def test_a_warning_dates_from_warnings_and_a_failure_does_not(tmp_path):
+    battery(tmp_path, 1)
+    battery(tmp_path, 2, verdict=Verdict.WARN)
+    known = of_here(tmp_path)
+    assert known.dated(bad(Verdict.WARN)).bad_since.battery == "2"
+    assert known.dated(bad(Verdict.FAIL)).bad_since is None
+    for verdict in (Verdict.PASS, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.NOT_RUN):
+        assert known.dated(bad(verdict)) == bad(verdict)
+
+
+def test_no_other_node_stack_check_or_subject_dates_a_failure(tmp_path):
+    battery(tmp_path, 1, node="there")
+    battery(tmp_path, 2, software="other")
+    battery(tmp_path, 3)
+    known = of_here(tmp_path)
+    assert known.dated(bad()).good_until.battery == "3"
+    assert known.dated(bad(subject="triad")).good_until is None
+    assert known.dated(bad(check=4)).good_until is None
+    assert known.dated(bad(subject="")).good_until.battery == "3"  # nothing of the check ended well
+
+
+def test_a_record_of_before_findings_were_dated_is_still_read(tmp_path):
+    old = json.loads(battery(tmp_path, 1).read_bytes())
+    old["schema"] = "3.0"
+    for finding in old["findings"]:
+        del finding["good_until"], finding["bad_since"]
+    closed = decode(json.dumps(old).encode(), Closed, "old")
+    assert (closed.findings[0].good_until, closed.findings[0].measured) == (None, 1.0)
