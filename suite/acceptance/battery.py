@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,6 @@ from suite.acceptance.checks import (
     LOSS_CURVE,
     MATRIX,
     MEMORY,
-    NOISY,
     PEER,
     REPLAYS,
     SOAK,
@@ -38,8 +38,9 @@ from suite.acceptance.judged import judged
 from suite.acceptance.launch_checks import step_margin, step_ratios
 from suite.acceptance.noninferiority import FEWEST, launches_missing
 from suite.acceptance.profiles import EXACT_STEPS, JITTER_STEPS, MINIATURES, TIMED_STEPS, Effort
+from suite.acceptance.reruns import Due, affordable, launches_that_fit
 from suite.acceptance.surroundings import competitors
-from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision
+from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision, is_noise
 from suite.calibration import USUAL_SECONDS
 from suite.devices import cuda_devices, usable_cores
 from suite.job import Event, Status
@@ -51,9 +52,12 @@ COMPILE_SECONDS = 600.0
 START_SECONDS = 10.0  # from a launch's start to its first step: 6 to 10 s on 2 cores of an AMD EPYC, 2026-11-21
 STEP_SECONDS = 1.5  # of a miniature that nothing predicts: the slowest takes 1.0 s there
 FROM_MICRO = frozenset({MATRIX, SPREAD, MEMORY, HOST_DEVICE})
+OF_MICRO = FROM_MICRO | {STEP_TIME, ATTRIBUTION}  # predictions rest on them
 FROM_TIMES = frozenset({STEP_TIME, ATTRIBUTION, STRAGGLER, LOSS_CURVE})
 UNDER_LOAD = frozenset({THROTTLE, ERRORS})
-FROM_PROBE = frozenset({PEER, ALL_REDUCE, REPLAYS, SOAK})
+EXCHANGES = frozenset({PEER, ALL_REDUCE})
+FROM_PROBE = EXCHANGES | {REPLAYS, SOAK}
+EXCHANGE_SECONDS = 5.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,10 +208,10 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
         watch = HealthWatch()
         try:
             _measure(battery)
+            again = _run_again(battery, _judged(battery, watch.so_far()))
         finally:
             health = watch.finished()
-        first = _judged(battery, health)
-        findings = [known.dated(finding) for finding in _confirmed(battery, first, health)]
+        findings = [known.dated(finding) for finding in _confirmed(battery, health, again)]
         verdict = decision(findings)
         losses = {
             one.stack: one.losses
@@ -236,14 +240,15 @@ def _judged(
     health: Health,
     evidence: list[Evidence] | None = None,
     *,
-    looks: Sequence[int] | None = None,
+    looks_of: Mapping[str, Sequence[int]] | None = None,
 ) -> list[Finding]:
     settings = battery.settings
     return judged(
         [*(battery.evidence() if evidence is None else evidence), health],
         battery.known,
         others=settings.others,
-        looks=looks or settings.effort.looks,
+        looks=settings.effort.looks,
+        looks_of=looks_of or {},
         selected=settings.selected,
     )
 
@@ -251,8 +256,7 @@ def _judged(
 def _measure(battery: _Battery) -> None:
     settings = battery.settings
     battery.kept["environment"] = battery.run(_environment(battery))
-    micro = FROM_MICRO | {STEP_TIME, ATTRIBUTION}
-    if settings.selected & (micro if settings.device == "cuda" else micro - {HOST_DEVICE}):
+    if settings.selected & (OF_MICRO if settings.device == "cuda" else OF_MICRO - {HOST_DEVICE}):
         _micro(battery)
     for phase in _launch_phases(battery):
         battery.kept[phase.name] = battery.run(phase)
@@ -292,8 +296,7 @@ def _micro_phase(battery: _Battery) -> Phase:
         found, battery.profile = phases.micro(settings.device, settings.ranks, settings.effort, where, on_event)
         return [found]
 
-    serves = FROM_MICRO | {STEP_TIME, ATTRIBUTION}
-    return Phase(name="micro-measurements", predicted_seconds=USUAL_SECONDS, serves=serves, run=run)
+    return Phase(name="micro-measurements", predicted_seconds=USUAL_SECONDS, serves=OF_MICRO, run=run)
 
 
 def _micro(battery: _Battery) -> None:
@@ -355,7 +358,11 @@ def _launches_seconds(steps: int, count: int) -> float:
 
 
 def _further_looks(battery: _Battery) -> None:
-    """Launch again what the last look left open, as long as looks and time are left."""
+    """Launch again what the last look left open, as long as looks and time are left.
+
+    The time of the probe is no longer free, nor that of the shortest re-runs: of what failed so far, and of the
+    miniature itself, should the look reject it.
+    """
     settings, effort = battery.settings, battery.settings.effort
     if STEP_TIME not in settings.selected:
         return
@@ -372,14 +379,27 @@ def _further_looks(battery: _Battery) -> None:
                 break
             missing = launches_missing([ratio / bias for ratio in ratios], margin=margin, looks=effort.looks)
             phase = _launches(battery, name, "times", TIMED_STEPS, missing, first=len(ratios) + 1)
-            if not missing or phase.predicted_seconds > battery.seconds_left:
+            if not missing or phase.predicted_seconds + _reserved_seconds(battery, own) > battery.seconds_left:
                 break
             battery.kept[phase.name] = battery.run(phase)
 
 
-def _probe(battery: _Battery) -> Phase | None:
+def _reserved_seconds(battery: _Battery, launches: Sequence[Launched]) -> float:
+    """What must be left behind a further look at these launches: for the probe, and for re-runs at their shortest."""
+    probe = _probe(battery)
+    so_far = _judged(battery, Health(gpus=[], why_none="still being read"))
+    due = [one for _, one in _due(battery, so_far) if one.needed]
+    name = f"{launches[0].run} times"
+    if all(one.name != name for one in due):
+        seconds = math.fsum(one.seconds for one in launches)
+        due.append(Due(name=name, seconds=seconds, launches=len(launches), needed=True))
+    return (0.0 if probe is None else probe.predicted_seconds) + math.fsum(one.shortest_seconds for one in due)
+
+
+def _probe(battery: _Battery, parts: frozenset[int] = FROM_PROBE) -> Phase | None:
+    """All parts of the probe that are asked for, or those of them that measure these checks."""
     settings, effort = battery.settings, battery.settings.effort
-    wanted = settings.selected & FROM_PROBE
+    wanted = settings.selected & parts
     if not wanted and settings.selected & UNDER_LOAD and not any(_is_load(one) for one in battery.evidence()):
         wanted = frozenset({SOAK})  # counters are read under load: idle, a bad GPU shows none
     if not wanted:
@@ -392,56 +412,96 @@ def _probe(battery: _Battery) -> Phase | None:
                 settings.ranks,
                 effort,
                 replays=REPLAYS in wanted,
-                exchanges=bool(wanted & {PEER, ALL_REDUCE}),
+                exchanges=bool(wanted & EXCHANGES),
                 soak=SOAK in wanted,
                 on_event=on_event,
             )
         ]
 
     # a replay's step takes about as long as one of the miniature's samples
-    seconds = START_SECONDS + effort.replays * (1 + effort.replay_steps * 0.5) + 5 + effort.soak_seconds
-    return Phase(name="probe", predicted_seconds=seconds, serves=FROM_PROBE, run=run)
+    seconds = START_SECONDS + (effort.replays * (1 + effort.replay_steps * 0.5) if REPLAYS in wanted else 0.0)
+    seconds += (EXCHANGE_SECONDS if wanted & EXCHANGES else 0.0) + (effort.soak_seconds if SOAK in wanted else 0.0)
+    serves = FROM_PROBE if parts == FROM_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
+    return Phase(name="probe", predicted_seconds=seconds, serves=serves, run=run)
 
 
 def _is_load(one: Evidence) -> bool:
     return isinstance(one, Micro | Launched | Probing)
 
 
-def _confirmed(battery: _Battery, first: list[Finding], health: Health) -> list[Finding]:
-    """The findings, with failures run again: of those only what fails twice is a failure of the node.
+def _run_again(battery: _Battery, first: list[Finding]) -> dict[str, list[Evidence]]:
+    """What was measured once more because of failures, by phase, as far as the limit leaves time for it.
 
-    Where the time left is too short for as many launches as before, fewer are made, three at least, and judged as one
-    look. Failures of what did not end well are not repeated: a hang would hang again for as long.
+    Where that is too short for as many launches as before, fewer are made, three at least. Failures of what did not end
+    well are not repeated: a hang would hang again for as long.
     """
-    failed = {f.check for f in first if f.verdict is Verdict.FAIL and f.status is Status.OK}
-    candidates = [_micro_phase(battery), *_launch_phases(battery)]
-    probe = _probe(battery)
-    candidates += [] if probe is None else [probe]
-    runs = {f.subject.partition(",")[0] for f in first if f.verdict is Verdict.FAIL and f.status is Status.OK}
+    phases_of = {phase.name: (phase, due) for phase, due in _due(battery, first)}
+    chosen = affordable([due for _, due in phases_of.values()], battery.seconds_left)
     again: dict[str, list[Evidence]] = {}
-    looks = battery.settings.effort.looks
-    for phase in candidates:
-        if not phase.serves & failed or phase.name not in battery.kept:
+    for place, due in enumerate(chosen):
+        phase = phases_of[due.name][0]
+        count = launches_that_fit(due, chosen[place + 1 :], battery.seconds_left)
+        if count is None:  # those before took longer than at first
             continue
-        name, _, purpose = phase.name.partition(" ")
-        if name in MINIATURES and name not in runs:
+        if count:
+            phase = _launches(battery, due.name.partition(" ")[0], "times", TIMED_STEPS, count)
+        again[due.name] = battery.run(phase, again=True)
+    return again
+
+
+def _due(battery: _Battery, findings: Sequence[Finding]) -> list[tuple[Phase, Due]]:
+    """The phases whose re-run would confirm or take back a failure, and what each takes: as long as at first."""
+    failed = [f for f in findings if f.verdict is Verdict.FAIL and f.status is Status.OK]
+    numbers = frozenset(f.check for f in failed)
+    due = []
+    probe = _probe(battery, numbers & FROM_PROBE) if numbers & FROM_PROBE else None
+    for phase in (_micro_phase(battery), *_launch_phases(battery), *(() if probe is None else (probe,))):
+        own = [f for f in failed if f.check in phase.serves and _is_about(f, phase)]
+        if not own or phase.name not in battery.kept:
             continue
-        room = max(battery.seconds_left, battery.settings.effort.limit_seconds / 4)
-        if phase.predicted_seconds > room and purpose == "times":
-            count = int(room / _launches_seconds(TIMED_STEPS, 1))
-            if count < FEWEST:
-                continue
-            phase, looks = _launches(battery, name, purpose, TIMED_STEPS, count), (count,)
-        elif phase.predicted_seconds > room:
-            continue
-        again[phase.name] = battery.run(phase, again=True)
+        before = [one for one in battery.kept[phase.name] if isinstance(one, Micro | Launched | Probing)]
+        seconds = math.fsum(one.seconds for one in before)
+        if phase.name == "probe":  # its failed parts alone
+            seconds = min(seconds, phase.predicted_seconds)
+        needed = any(is_noise(f) and f.check in _confirms(phase) for f in own)
+        launches = len(before) if phase.serves >= FROM_TIMES else 0
+        due.append((phase, Due(name=phase.name, seconds=seconds, launches=launches, needed=needed)))
+    return due
+
+
+def _confirms(phase: Phase) -> frozenset[int]:
+    """Checks that a re-run of the phase judges anew: micro-measurements predict step times, but measure none."""
+    return FROM_MICRO if phase.serves == OF_MICRO else phase.serves
+
+
+def _is_about(finding: Finding, phase: Phase) -> bool:
+    """Whether the phase measures what the finding is about: a launch its miniature alone."""
+    run = phase.name.partition(" ")[0]
+    return run not in MINIATURES or finding.subject.partition(",")[0] == run
+
+
+def _confirmed(battery: _Battery, health: Health, again: dict[str, list[Evidence]]) -> list[Finding]:
+    """The findings: of failed clocks only what fails twice is a failure of the node.
+
+    Each miniature's re-run is one look at as many launches as it has.
+    """
+    first = _judged(battery, health)
     if not again:
-        return confirmed(first, [], noisy=NOISY)
+        return confirmed(first, [])
     # a re-run is looked at by itself: what further looks had added to the first one is left out
     added = tuple(f"{name} from launch" for name in again)
     kept = {name: own for name, own in battery.kept.items() if not name.startswith(added)}
     replaced = [one for own in (kept | again).values() for one in own]
-    repeated = _judged(battery, health, replaced, looks=looks)
-    checks = {number for phase in candidates if phase.name in again for number in phase.serves}
-    second = [finding for finding in repeated if finding.check in checks]
-    return confirmed(first, second, noisy=NOISY)
+    looks: dict[str, Sequence[int]] = {}
+    for own in again.values():
+        launches = [one for one in own if isinstance(one, Launched) and one.purpose == "times"]
+        if FEWEST <= len(launches) < battery.settings.effort.looks[0]:
+            looks[launches[0].run] = (len(launches),)
+    repeated = _judged(battery, health, replaced, looks_of=looks)
+    phases_again = [phase for phase, due in _due(battery, first) if due.name in again]
+    second = [
+        finding
+        for finding in repeated
+        if any(finding.check in _confirms(phase) and _is_about(finding, phase) for phase in phases_again)
+    ]
+    return confirmed(first, second)

@@ -200,12 +200,17 @@ class HealthWatch:
             self._xids += self._gpus.xids()
 
     def finished(self) -> Health:
-        """Everything that was read."""
+        """Everything that was read; the last word of this watch."""
         self._over.set()
+        if self._before:
+            self._thread.join(CALL_SECONDS * 10)
+            self._xids += self._gpus.xids()
+        return self.so_far()
+
+    def so_far(self) -> Health:
+        """What was read until now, with another reading of every GPU; the watch goes on."""
         if not self._before:
             return Health(gpus=[], why_none=self._gpus.why_none)
-        self._thread.join(CALL_SECONDS * 10)
-        self._xids += self._gpus.xids()
         return Health(
             gpus=[
                 GpuHealth(

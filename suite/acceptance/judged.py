@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from suite.acceptance.bit_checks import guard_findings, replay_finding, soak_finding
-from suite.acceptance.checks import CHECKS, ENVIRONMENT, HANG_GUARD, NOISY
+from suite.acceptance.checks import CHECKS
 from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Surroundings, Timed
 from suite.acceptance.health_checks import environment_findings, gpu_findings
 from suite.acceptance.history import History
 from suite.acceptance.launch_checks import exact_findings, jitter_findings, loss_findings, time_findings
 from suite.acceptance.noninferiority import LOOKS
 from suite.acceptance.rates import exchange_findings, micro_findings
-from suite.acceptance.verdicts import Finding, Verdict
+from suite.acceptance.verdicts import Finding, Verdict, is_noise
 
 
 def judged(
@@ -23,6 +23,7 @@ def judged(
     *,
     others: float,
     looks: Sequence[int] = LOOKS,
+    looks_of: Mapping[str, Sequence[int]] | None = None,
     selected: Collection[int] = range(len(CHECKS)),
 ) -> list[Finding]:
     """Findings of the selected checks; a selected check without any evidence did not run, and says so.
@@ -33,6 +34,7 @@ def judged(
 
     Args:
         others: largest share of the processors that other processes may use.
+        looks: at step times, in launches; `looks_of` those of single miniatures.
     """
     micro = [one for one in evidence if isinstance(one, Micro)]
     launches = [one for one in evidence if isinstance(one, Launched)]
@@ -54,7 +56,7 @@ def judged(
         if probe.soaks or not (probe.exchanges or probe.replays):
             findings.append(soak_finding(probe))
     if launches:
-        findings += [*exact_findings(launches), *time_findings(launches, history, looks=looks)]
+        findings += [*exact_findings(launches), *time_findings(launches, history, looks=looks, looks_of=looks_of or {})]
         findings += [*jitter_findings(launches), *loss_findings(launches, history)]
     findings += gpu_findings(health)
     findings += guard_findings([one for one in evidence if isinstance(one, Timed)], disturbed=disturbed)
@@ -70,11 +72,7 @@ def judged(
 
 
 def _undecided(finding: Finding) -> Finding:
-    if (
-        finding.check not in NOISY
-        or finding.check in (ENVIRONMENT, HANG_GUARD)
-        or finding.subject.endswith("to the bit")
-    ):
+    if not is_noise(finding):
         return finding
     if finding.verdict not in (Verdict.FAIL, Verdict.WARN, Verdict.INCONCLUSIVE) or finding.status != "ok":
         return finding

@@ -81,15 +81,25 @@ def _exact(run: str, launches: Sequence[Launched]) -> Finding:
     )
 
 
-def time_findings(launches: Sequence[Launched], history: History, *, looks: Sequence[int] = LOOKS) -> list[Finding]:
-    """Checks 8, 9 and 11 of each miniature that was launched for its time."""
+def time_findings(
+    launches: Sequence[Launched],
+    history: History,
+    *,
+    looks: Sequence[int] = LOOKS,
+    looks_of: Mapping[str, Sequence[int]] | None = None,
+) -> list[Finding]:
+    """Checks 8, 9 and 11 of each miniature that was launched for its time.
+
+    Args:
+        looks: declared beforehand, in launches; `looks_of` those of single miniatures.
+    """
     findings = []
     for run, own in _by_run([one for one in launches if one.purpose == "times"]).items():
         good = [one for one in own if one.status is Status.OK]
         if not good:
             findings += [broken(number, own[0]) for number in (STEP_TIME, ATTRIBUTION, STRAGGLER)]
             continue
-        findings += [_step_time(run, good, history, looks), *_pace(run, good, history)]
+        findings += [_step_time(run, good, history, (looks_of or {}).get(run, looks)), *_pace(run, good, history)]
         findings += [_attribution(run, good), *_stragglers(run, good)]
     return findings
 

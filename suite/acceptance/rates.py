@@ -9,7 +9,7 @@ from suite.acceptance.checks import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEM
 from suite.acceptance.evidence import Exchange, Micro, Probing
 from suite.acceptance.expectations import Expected, from_peak, from_values, limited, rated
 from suite.acceptance.history import History
-from suite.acceptance.verdicts import Finding, Verdict
+from suite.acceptance.verdicts import TO_THE_BIT, Finding, Verdict
 from suite.job import Status
 
 PAIRS_FOR_A_MEDIAN = 3
@@ -89,7 +89,7 @@ def _contents(number: int, kind: str, exchanges: Sequence[Exchange]) -> Finding:
     words = "; ".join(f"rank {one.rank}: {one.wrong} wrong, {one.first}" for one in wrong[:4])
     return Finding(
         check=number,
-        subject=f"{kind} to the bit",
+        subject=f"{kind} {TO_THE_BIT}",
         verdict=Verdict.FAIL if wrong else Verdict.PASS,
         measured=float(sum(one.wrong for one in exchanges)),
         expected=0.0,

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from suite.acceptance.checks import NOISY
 from suite.job import Status
+
+TO_THE_BIT = "to the bit"  # how the subjects end whose contents are compared, in checks that clocks feed too
 
 
 class Verdict(enum.StrEnum):
@@ -122,19 +125,23 @@ def decision(findings: Sequence[Finding]) -> Decision:
     return Decision.UNDECIDED
 
 
-def confirmed(first: Sequence[Finding], again: Sequence[Finding], *, noisy: frozenset[int]) -> list[Finding]:
+def is_noise(finding: Finding) -> bool:
+    """Whether clocks feed the finding, so that other work on the machine can change it; contents are exact."""
+    return finding.check in NOISY and not finding.subject.endswith(TO_THE_BIT)
+
+
+def confirmed(first: Sequence[Finding], again: Sequence[Finding]) -> list[Finding]:
     """The first findings, with failures that a re-run did not repeat taken back.
 
-    A failure of a check in `noisy`, which clocks feed, stands where the re-run fails too; otherwise it becomes
-    inconclusive, and both ratios are its evidence. Exact checks are not noise: their failures stand, and the evidence
-    says whether the re-run saw them again. A noisy failure that was not run again is inconclusive too, unless the
-    launch itself ended badly.
+    A failure that clocks feed stands where the re-run fails too; otherwise it becomes inconclusive, and both ratios are
+    its evidence. What is exact is not noise: its failures stand, and the evidence says whether the re-run saw them
+    again. A failure of clocks that was not run again is inconclusive too, unless the launch itself ended badly.
     """
     repeated = {finding.key: finding for finding in again}
     out = []
     for finding in first:
         other = repeated.get(finding.key)
-        once = finding.verdict is Verdict.FAIL and finding.check in noisy and finding.status is Status.OK
+        once = finding.verdict is Verdict.FAIL and is_noise(finding) and finding.status is Status.OK
         if finding.verdict not in (Verdict.FAIL, Verdict.HANG) or (other is None and not once):
             out.append(finding)
             continue
@@ -143,7 +150,7 @@ def confirmed(first: Sequence[Finding], again: Sequence[Finding], *, noisy: froz
             finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE)
         elif other.verdict in (Verdict.FAIL, Verdict.HANG):
             words = f"confirmed by a re-run{_at(other)}"
-        elif finding.check in noisy:
+        elif is_noise(finding):
             words = f"failed once{_at(finding)}, not in the re-run{_at(other)} ({other.verdict.value})"
             finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE, part="")
         else:

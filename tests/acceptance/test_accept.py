@@ -287,7 +287,7 @@ def test_a_re_run_that_does_not_fit_has_fewer_launches(tmp_path, capsys, monkeyp
         )
 
     monkeypatch.setattr(phases, "launched", launched)
-    monkeypatch.setattr(battery._Battery, "seconds_left", property(lambda _self: 10.0))
+    monkeypatch.setattr(battery._Battery, "seconds_left", property(lambda _self: 3.5))
     ended, report = accept(capsys, "--only", "11", "--miniatures", "gpt2-mini", "--results", str(tmp_path))
     assert made == ["times"] * (5 + 3)
     assert (ended, report["findings"][0]["verdict"]) == (code, verdict)

@@ -60,19 +60,37 @@ def test_the_decision_follows_the_most_certain_finding_and_nothing_is_accepted_t
 def test_a_failed_time_that_passes_again_is_inconclusive_and_an_exact_failure_stands():
     first = [finding(Verdict.FAIL, ratio=0.9), finding(Verdict.FAIL, check=checks.REPLAYS)]
     again = [finding(Verdict.PASS, ratio=1.0), finding(Verdict.PASS, check=checks.REPLAYS)]
-    taken_back, stands = confirmed(first, again, noisy=checks.NOISY)
+    taken_back, stands = confirmed(first, again)
     assert taken_back.verdict is Verdict.INCONCLUSIVE
     assert "failed once at 0.900, not in the re-run at 1.000" in taken_back.evidence
     assert stands.verdict is Verdict.FAIL
     assert "intermittent" in stands.evidence
-    (open_,) = confirmed(first[:1], [], noisy=checks.NOISY)
+    (open_,) = confirmed(first[:1], [])
     assert (open_.verdict, open_.part) == (Verdict.INCONCLUSIVE, first[0].part)
     assert "no time was left for a re-run" in open_.evidence
     crashed = finding(Verdict.FAIL, status=Status.CRASHED)
-    assert confirmed([crashed, first[1]], [], noisy=checks.NOISY) == [crashed, first[1]]
-    (both,) = confirmed(first[:1], [finding(Verdict.FAIL, ratio=0.91)], noisy=checks.NOISY)
+    assert confirmed([crashed, first[1]], []) == [crashed, first[1]]
+    (both,) = confirmed(first[:1], [finding(Verdict.FAIL, ratio=0.91)])
     assert both.verdict is Verdict.FAIL
     assert "confirmed by a re-run at 0.910" in both.evidence
+
+
+def test_wrong_bits_of_a_link_stand_without_a_re_run_and_its_rate_does_not():
+    bits, rate = (
+        msgspec.structs.replace(finding(Verdict.FAIL, check=checks.PEER), subject=subject)
+        for subject in ("messages to the bit", "link 0-1")
+    )
+    assert [one.verdict for one in confirmed([bits, rate], [])] == [Verdict.FAIL, Verdict.INCONCLUSIVE]
+    (intermittent,) = confirmed([bits], [msgspec.structs.replace(bits, verdict=Verdict.PASS)])
+    assert intermittent.verdict is Verdict.FAIL
+
+
+def test_the_looks_of_one_miniature_leave_those_of_another_alone():
+    both = [*times(1.6), *(msgspec.structs.replace(one, run="opt-mini") for one in times(1.6, count=3))]
+    found = judged(both, NOTHING, others=0.05, selected={8}, looks_of={"opt-mini": (3,)})
+    assert {f.subject: f.verdict for f in found} == {"bloom-mini": Verdict.FAIL, "opt-mini": Verdict.FAIL}
+    short = judged(both, NOTHING, others=0.05, selected={8})
+    assert {f.subject: f.verdict for f in short} == {"bloom-mini": Verdict.FAIL, "opt-mini": Verdict.INCONCLUSIVE}
 
 
 def test_the_checks_are_numbered_as_in_the_table_and_every_threshold_lies_on_its_side():
