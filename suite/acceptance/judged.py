@@ -15,6 +15,7 @@ from suite.acceptance.launch_checks import exact_findings, jitter_findings, loss
 from suite.acceptance.noninferiority import LOOKS
 from suite.acceptance.rates import exchange_findings, micro_findings
 from suite.acceptance.verdicts import Finding, Verdict, is_noise
+from suite.job import Status
 
 
 def judged(
@@ -28,9 +29,9 @@ def judged(
 ) -> list[Finding]:
     """Findings of the selected checks; a selected check without any evidence did not run, and says so.
 
-    In an invalid environment what clocks measured says nothing of the node: failures and warnings of noisy checks are
-    invalid too, and so is what passes: a node that is good enough in spite of others' work may still be told apart from
-    a good one by nobody. Exact checks keep their verdicts.
+    In an invalid environment what clocks measured says nothing of the node, and is invalid too: failures and warnings,
+    and also what passes, because a ratio of two times of which others' work slowed down one may be good by chance.
+    Exact checks keep their verdicts.
 
     Args:
         others: largest share of the processors that other processes may use.
@@ -72,9 +73,9 @@ def judged(
 
 
 def _undecided(finding: Finding) -> Finding:
-    if not is_noise(finding):
-        return finding
-    if finding.verdict not in (Verdict.FAIL, Verdict.WARN, Verdict.INCONCLUSIVE) or finding.status != "ok":
+    """What clocks said in an invalid environment: nothing, whatever it was; a launch that ended badly did so."""
+    said = finding.verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
+    if not is_noise(finding) or not said or finding.status is not Status.OK:
         return finding
     words = f"{finding.verdict.value} in an invalid environment; {finding.evidence}"
     return msgspec.structs.replace(finding, verdict=Verdict.INVALID, evidence=words)

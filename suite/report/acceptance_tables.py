@@ -97,6 +97,8 @@ def summary(report: Report | Closed) -> str:
     Since when a part is bad stands behind it as far as the line has room: of the worst part first.
     """
     bad = [finding for finding in worst_first(report.findings) if finding.verdict in _NOT_PASSED]
+    # what is invalid without a part is so because the environment is, which is named
+    bad = [finding for finding in bad if finding.part or finding.verdict is not Verdict.INVALID]
     words: dict[str, str] = {}
     for finding in bad:
         ratio = "" if finding.ratio is None else f" {finding.ratio:.3f} of expected"

@@ -96,6 +96,7 @@ def test_a_competing_process_is_named_and_the_verdict_left_open(tmp_path, capsys
     code, report = accept(capsys, "--only", "0", "--results", str(tmp_path))
     assert code == exit_codes.INCONCLUSIVE
     assert "environment INVALID: other processes: other (pid 7) 100% of a core" in report["summary"]
+    assert report["summary"].count("INVALID") == 2  # the part, and the count
     assert accept(capsys, "--only", "0", "--others", "0.6", "--results", str(tmp_path))[0] == exit_codes.PASS
 
 

@@ -425,6 +425,29 @@ def test_in_an_invalid_environment_times_are_invalid_and_exact_figures_keep_thei
     assert {(f.check, f.verdict) for f in calm} >= {(1, Verdict.FAIL), (2, Verdict.FAIL)}
 
 
+def test_what_passes_is_invalid_too_where_the_environment_is_and_bits_are_not():
+    good = [
+        micro(matrix=[9e10, 9e10]),
+        *times(1.0, pace=1.0),
+        probing(exchanges=exchanges(2), replays=replays()),
+    ]
+    past = History(past={"5:link 0-1": [1e9], "6:busbw of 2 ranks": [1e9]})
+    noisy = [1, 2, 3, 5, 6, 8, 9, 11]
+    calm, disturbed = (judged([surroundings(others_share=share), *good], past, others=0.05) for share in (0.01, 0.9))
+    before = {(f.check, f.subject): f.verdict for f in calm}
+    assert Verdict.INVALID not in before.values()
+    for finding in disturbed:
+        earlier = before[finding.check, finding.subject]
+        if earlier is Verdict.PASS and finding.check in noisy and not finding.subject.endswith("to the bit"):
+            assert finding.verdict is Verdict.INVALID, finding
+            assert finding.evidence.startswith("PASS in an invalid environment")
+        elif finding.subject != "other processes":
+            assert finding.verdict is earlier, finding
+    changed = {f.check for f in disturbed if f.verdict is Verdict.INVALID and f.check}
+    assert changed >= {2, 6, 8, 9, 11}
+    assert {f.verdict for f in disturbed if f.check in (7, 14)} == {Verdict.PASS}
+
+
 def test_other_processes_during_a_launch_count_as_much_as_before():
     found = judged([surroundings(), launched(others_share=0.5)], NOTHING, others=0.05)
     (others,) = [f for f in found if f.subject == "other processes"]
