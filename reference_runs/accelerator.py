@@ -29,12 +29,26 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     int8: FlopPerSecond | None = None
 
 
+class Sustained(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What known-good devices keep up, below what their data sheets promise.
+
+    Args:
+        product_flop_per_second: of 16-bit products with random factors, all accelerators of the node at once.
+        ring_bytes_per_second: bus bandwidth of an all-reduce by a ring of all accelerators of a node, 1 GiB or more.
+    """
+
+    product_flop_per_second: FlopPerSecond | None = None
+    ring_bytes_per_second: BytesPerSecond | None = None
+
+
 class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What surrounds the arithmetic.
 
     Args:
         link: what joins the accelerators of a node, such as "NVLink 3".
         link_bytes_per_second_both_ways: of one accelerator over all its links, sending plus receiving, as printed.
+        pair_share: of the link that two accelerators alone can use: 1 through a switch; absent where they share PCIe,
+            or where it depends on the pair.
         host_bytes_per_second_both_ways: between one accelerator and its host, sending plus receiving.
         watts: thermal design power.
         accelerators_per_node: how many the link joins in the usual machine.
@@ -44,6 +58,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     memory_bytes_per_second: BytesPerSecond
     link: str
     link_bytes_per_second_both_ways: BytesPerSecond
+    pair_share: Annotated[float, msgspec.Meta(gt=0, le=1, extra={"unit": "1"})] | None = None
     host_bytes_per_second_both_ways: BytesPerSecond | None = None
     watts: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "W"})] | None = None
     accelerators_per_node: Count
@@ -76,6 +91,7 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...]
     peak_flop_per_second: dict[str, float]
     board: Board
+    sustained: Sustained = Sustained()
     facts: dict[str, Sourced]
     sources: dict[str, str]
 
@@ -132,14 +148,14 @@ def load(path: Path) -> Accelerator:
     """The accelerator that the TOML file at `path` records.
 
     A file has [peak_flop_per_second], or [flop_per_cycle] for the CPU of this machine: then peaks and memory size are
-    read from the machine.
+    read from the machine. [sustained] may be absent.
 
     Raises:
         InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key, wrong unit, or a CPU that
             cannot be read.
     """
     where = shown_path(path)
-    known = {"title", "aliases", "sources", "flop_per_cycle", "peak_flop_per_second", "board"}
+    known = {"title", "aliases", "sources", "flop_per_cycle", "peak_flop_per_second", "board", "sustained"}
     raw = read_toml(path, what="accelerator", known=known)
     of_machine = "flop_per_cycle" in raw
     tables = ("flop_per_cycle" if of_machine else "peak_flop_per_second", "board")
@@ -152,7 +168,8 @@ def load(path: Path) -> Accelerator:
     for table in tables:
         if table not in raw:
             raise InputError(f"missing section [{table}]", where=where)
-        if not isinstance(raw[table], dict):
+    for table in (*tables, "sustained"):
+        if not isinstance(raw.get(table, {}), dict):
             raise InputError(f"{table}: expected a table", got=repr(raw[table]), where=where)
     facts: dict[str, Sourced] = {}
     if of_machine:
@@ -167,6 +184,7 @@ def load(path: Path) -> Accelerator:
         peak_table, board_table = raw["peak_flop_per_second"], raw["board"]
     peaks, peak_facts = section_of(peak_table, Peaks, "peak_flop_per_second", sources, where)
     board, board_facts = section_of(board_table, Board, "board", sources, where)
+    sustained, sustained_facts = section_of(raw.get("sustained", {}), Sustained, "sustained", sources, where)
     by_dtype = {dtype: peak for dtype, peak in msgspec.structs.asdict(peaks).items() if peak is not None}
     if not by_dtype:
         raise InputError("peak_flop_per_second: no dtype has a value", where=where)
@@ -177,6 +195,7 @@ def load(path: Path) -> Accelerator:
         aliases=tuple(aliases),
         peak_flop_per_second=by_dtype,
         board=cast(Board, board),
-        facts=facts | peak_facts | board_facts,
+        sustained=cast(Sustained, sustained),
+        facts=facts | peak_facts | board_facts | sustained_facts,
         sources=sources,
     )

@@ -282,6 +282,7 @@ def _environment(battery: _Battery) -> Phase:
                 competitors=busy,
                 fleet_problems=known.fleet_problems,
                 past_problems=known.past_problems,
+                gpus=battery.opened.opening.hardware["gpus"] if settings.device == "cuda" else "",
             )
         ]
 

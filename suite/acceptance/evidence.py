@@ -20,6 +20,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"
 
     Args:
         devices: GPUs that torch can use, or processor cores.
+        gpus: their models, comma-separated; empty on a CPU.
         devices_expected: that the operator asked for; None: not said.
         others_share: of all processors, what other processes used while nothing of ours ran; None: not told.
         competitors: the busiest of them first.
@@ -34,6 +35,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"
     competitors: list[Competitor]
     fleet_problems: list[str] = []
     past_problems: list[str] = []
+    gpus: str = ""
 
 
 class Micro(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):

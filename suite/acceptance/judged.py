@@ -8,6 +8,7 @@ import msgspec
 
 from suite.acceptance.bit_checks import guard_findings, replay_finding, soak_finding
 from suite.acceptance.checks import CHECKS
+from suite.acceptance.data_sheet import known_gpu
 from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Surroundings, Timed
 from suite.acceptance.health_checks import environment_findings, gpu_findings
 from suite.acceptance.history import History
@@ -47,11 +48,12 @@ def judged(
     environment = environment_findings(around, health, during, others=others, loaded=loaded)
     disturbed = any(finding.verdict is Verdict.INVALID for finding in environment)
     findings = [*environment]
+    gpu = known_gpu(around.gpus) if around and around.gpus else None
     for one in micro:
-        findings += micro_findings(one, history)
+        findings += micro_findings(one, history, gpu)
     for probe in probes:
         if probe.exchanges or not (probe.replays or probe.soaks):
-            findings += exchange_findings(probe, history)
+            findings += exchange_findings(probe, history, gpu, around.devices if around else 0)
         if probe.replays or not (probe.exchanges or probe.soaks):
             findings.append(replay_finding(probe))
         if probe.soaks or not (probe.exchanges or probe.replays):

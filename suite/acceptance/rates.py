@@ -5,7 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from reference_runs.accelerator import Accelerator
 from suite.acceptance.checks import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, Check
+from suite.acceptance.data_sheet import (
+    all_reduce_expected,
+    host_expected,
+    memory_expected,
+    pair_expected,
+    product_expected,
+)
 from suite.acceptance.evidence import Exchange, Micro, Probing
 from suite.acceptance.expectations import Expected, from_peak, from_values, limited, rated
 from suite.acceptance.history import History
@@ -15,13 +23,15 @@ from suite.job import Status
 PAIRS_FOR_A_MEDIAN = 3
 
 
-def micro_findings(micro: Micro, history: History) -> list[Finding]:
-    """Checks 1 to 4, from the micro-measurements."""
+def micro_findings(micro: Micro, history: History, gpu: Accelerator | None = None) -> list[Finding]:
+    """Checks 1 to 4, from the micro-measurements; `gpu` is the model of the node's GPUs, where it is known."""
     if micro.status is not Status.OK:
         return [_broken(number, micro.status, micro.message) for number in (MATRIX, SPREAD, MEMORY)]
     findings = []
     slowest = min(range(len(micro.matrix)), key=lambda rank: micro.matrix[rank])
-    peak = [] if micro.peak is None else [from_peak(micro.peak, micro.peak_source)]
+    peak = product_expected(gpu)
+    if not peak and micro.peak is not None:
+        peak = [from_peak(micro.peak, micro.peak_source)]
     findings.append(
         against(CHECKS[MATRIX], "slowest rank", micro.matrix[slowest], history, f"matrix rate of rank {slowest}", peak)
     )
@@ -42,18 +52,24 @@ def micro_findings(micro: Micro, history: History) -> list[Finding]:
         )
     for name, rates_of in (("copy", micro.copy), ("triad", micro.triad)):
         slow = min(range(len(rates_of)), key=lambda rank: rates_of[rank])
-        findings.append(
-            against(CHECKS[MEMORY], name, rates_of[slow], history, f"memory bandwidth (rank {slow} slowest)", [])
-        )
+        part = f"memory bandwidth (rank {slow} slowest)"
+        findings.append(against(CHECKS[MEMORY], name, rates_of[slow], history, part, memory_expected(gpu, name)))
     if not micro.host_device:
         findings.append(_not_run(HOST_DEVICE, "no GPU"))
     for direction, rate in micro.host_device.items():
-        findings.append(against(CHECKS[HOST_DEVICE], direction, rate, history, f"host link, {direction}", []))
+        expected = host_expected(gpu)
+        findings.append(against(CHECKS[HOST_DEVICE], direction, rate, history, f"host link, {direction}", expected))
     return findings
 
 
-def exchange_findings(probing: Probing, history: History) -> list[Finding]:
-    """Checks 5 and 6: what arrived between two ranks and from all of them, to the bit, and how fast."""
+def exchange_findings(
+    probing: Probing, history: History, gpu: Accelerator | None = None, gpus: int = 0
+) -> list[Finding]:
+    """Checks 5 and 6: what arrived between two ranks and from all of them, to the bit, and how fast.
+
+    Args:
+        gpu: the model of the node's GPUs, where it is known; `gpus` their number.
+    """
     if probing.status is not Status.OK:
         return [_broken(PEER, probing.status, probing.message), _broken(ALL_REDUCE, probing.status, probing.message)]
     if not probing.exchanges:
@@ -67,13 +83,15 @@ def exchange_findings(probing: Probing, history: History) -> list[Finding]:
         cell = [Expected(value=middle, source=f"median of {len(rates)} pairs", warn=0.97, fail=0.93)]
         enough = len(rates) >= PAIRS_FOR_A_MEDIAN
         link = f"link {first}-{second}"
-        findings.append(against(CHECKS[PEER], link, rate, history, link, cell if enough else []))
+        expected = [*(cell if enough else []), *pair_expected(gpu, gpus)]
+        findings.append(against(CHECKS[PEER], link, rate, history, link, expected))
     sums = [one for one in probing.exchanges if one.peer is None]
     if sums:
         n = len(sums)
         slowest = min(one.bytes_per_second for one in sums) * 2 * (n - 1) / n
+        expected = all_reduce_expected(gpu, n)
         part = "link 0-1" if n == 2 else f"links between {n} ranks"
-        findings.append(against(CHECKS[ALL_REDUCE], f"busbw of {n} ranks", slowest, history, part, []))
+        findings.append(against(CHECKS[ALL_REDUCE], f"busbw of {n} ranks", slowest, history, part, expected))
     for kind, number, among in (
         ("messages", PEER, [one for one in probing.exchanges if one.peer is not None]),
         ("sums", ALL_REDUCE, sums),

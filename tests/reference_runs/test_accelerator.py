@@ -229,6 +229,28 @@ def test_conflicting_readings_are_kept(name: str, key: str, readings: set[float]
     assert {reading.value for reading in DEVICES[name].facts[key].readings} == readings
 
 
+def test_what_is_sustained_lies_below_what_is_promised() -> None:
+    known = {name: device.sustained for name, device in DEVICES.items() if device.sustained.product_flop_per_second}
+    assert {name: sustained.product_flop_per_second for name, sustained in known.items()} == {
+        "a100-sxm-40gb": 270e12,
+        "a100-sxm-80gb": 270e12,
+        "h100-sxm": 770e12,
+        "h200-sxm": 770e12,
+    }
+    for name, sustained in known.items():
+        assert 0.7 < sustained.product_flop_per_second / DEVICES[name].peak_flop_per_second["bf16"] < 1
+    ring = DEVICES["h200-sxm"].sustained.ring_bytes_per_second
+    assert 0.7 < ring / DEVICES["h200-sxm"].board.link_bytes_per_second < 1
+
+
+def test_a_pair_of_eight_without_a_switch_has_a_seventh_of_the_links() -> None:
+    board = DEVICES["mi300x"].board
+    assert board.pair_share * board.link_bytes_per_second == pytest.approx(128e9 / 2, rel=1e-5)
+    assert {name for name, device in DEVICES.items() if device.board.pair_share == 1} == {
+        *("a100-sxm-40gb", "a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm"),
+    }
+
+
 def test_no_two_accelerators_share_a_name_or_an_alias() -> None:
     names = accelerator_names()
     for path in FILES:
@@ -320,7 +342,8 @@ def test_a_users_file_is_an_accelerator(tmp_path: Path) -> None:
         (
             "title = ",
             "titel = ",
-            "unknown key 'titel'; allowed: aliases, board, flop_per_cycle, peak_flop_per_second, sources, title",
+            "unknown key 'titel'; allowed: aliases, board, flop_per_cycle, peak_flop_per_second, sources, sustained, "
+            "title",
         ),
         ("title = ", "# ", "missing key 'title'"),
         ('aliases = ["a100-80gb"', 'aliases = [7, "a100-80gb"', "aliases: expected a list of texts"),
@@ -339,6 +362,12 @@ def test_a_users_file_is_an_accelerator(tmp_path: Path) -> None:
         ('source = "datasheet TDP"', 'source = "blog"', "board.watts: source does not begin with a key of [sources]"),
         ("accelerators_per_node = {", "# {", "missing key 'board.accelerators_per_node'"),
         ("[board]", "[board", "not valid TOML"),
+        ("[sustained]", "[[sustained]]", "sustained: expected a table"),
+        (
+            "product_flop_per_second",
+            "gemm",
+            "unknown key 'sustained.gemm'; allowed: product_flop_per_second, ring_bytes",
+        ),
     ],
 )
 def test_a_broken_file_is_refused_with_its_key(tmp_path: Path, old: str, new: str, complaint: str) -> None:
