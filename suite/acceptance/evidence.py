@@ -71,7 +71,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
         exact: exact figures that were compared; `unequal` those that differ, in words.
         step_seconds: median of the timed steps; `predicted_seconds` None without a prediction.
         pace: how many times as long the step should take at the pace that the processors had between its timed steps as
-            at the micro-measurements'; None on a GPU.
+            at the micro-measurements'; None on a GPU. `paces` of fixed products, element-wise work and calls alone.
         measured_terms, predicted_terms: seconds of the step by term.
         compute_seconds: of a timed step, by rank.
         timed: seconds of each timed step, of its slowest rank.
@@ -91,6 +91,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
     step_seconds: float | None = None
     predicted_seconds: float | None = None
     pace: float | None = None
+    paces: dict[str, float] = {}
     measured_terms: dict[str, float] = {}
     predicted_terms: dict[str, float] = {}
     compute_seconds: list[float] = []

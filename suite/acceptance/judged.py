@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from suite.acceptance.bit_checks import guard_findings, replay_finding, soak_finding
-from suite.acceptance.checks import CHECKS
+from suite.acceptance.checks import CHECKS, MATRIX, MEMORY
 from suite.acceptance.data_sheet import known_gpu
 from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Surroundings, Timed
 from suite.acceptance.health_checks import environment_findings, gpu_findings
@@ -59,7 +59,9 @@ def judged(
         if probe.soaks or not (probe.exchanges or probe.replays):
             findings.append(soak_finding(probe))
     if launches:
-        findings += [*exact_findings(launches), *time_findings(launches, history, looks=looks, looks_of=looks_of or {})]
+        rates = [finding for finding in findings if finding.check in (MATRIX, MEMORY)]
+        times = time_findings(launches, history, looks=looks, looks_of=looks_of, rates=rates)
+        findings += [*exact_findings(launches), *times]
         findings += [*jitter_findings(launches), *loss_findings(launches, history)]
     findings += gpu_findings(health)
     findings += guard_findings([one for one in evidence if isinstance(one, Timed)], disturbed=disturbed)

@@ -23,6 +23,7 @@ from suite.acceptance.expectations import UNKNOWN_MODEL, Expected, limited
 from suite.acceptance.history import History
 from suite.acceptance.noninferiority import FEWEST, LOOKS, look
 from suite.acceptance.rates import against
+from suite.acceptance.slow_part import slow_part
 from suite.acceptance.verdicts import Finding, Verdict
 from suite.figures import StepTerm
 from suite.job import Status
@@ -38,18 +39,6 @@ TAIL = 0.99
 TAIL_WARN, TAIL_FAIL = 1.05, 1.15
 LOSS_FALLS_FROM = 20  # steps
 LOSS_MUST_FALL = 0.5  # nats a token, as `reproduce` wants it
-
-PARTS = {
-    StepTerm.DATA_LOADING: "host (data loading)",
-    StepTerm.HOST_DEVICE_COPY: "host-device link",
-    StepTerm.FORWARD: "matrix rate or memory bandwidth (forward)",
-    StepTerm.BACKWARD: "matrix rate or memory bandwidth (backward)",
-    StepTerm.EXPOSED_COMMUNICATION: "links",
-    StepTerm.BUBBLE: "pipeline: a stage waits",
-    StepTerm.OPTIMIZER: "memory bandwidth (optimizer)",
-    StepTerm.OVERHEAD: "host (dispatch)",
-    StepTerm.UNEXPLAINED: "in no term",
-}
 
 
 def exact_findings(launches: Sequence[Launched]) -> list[Finding]:
@@ -87,11 +76,13 @@ def time_findings(
     *,
     looks: Sequence[int] = LOOKS,
     looks_of: Mapping[str, Sequence[int]] | None = None,
+    rates: Sequence[Finding] = (),
 ) -> list[Finding]:
     """Checks 8, 9 and 11 of each miniature that was launched for its time.
 
     Args:
         looks: declared beforehand, in launches; `looks_of` those of single miniatures.
+        rates: findings of checks 1 and 3 of the same battery, which tell late products from late memory.
     """
     findings = []
     for run, own in _by_run([one for one in launches if one.purpose == "times"]).items():
@@ -99,7 +90,10 @@ def time_findings(
         if not good:
             findings += [broken(number, own[0]) for number in (STEP_TIME, ATTRIBUTION, STRAGGLER)]
             continue
-        findings += [_step_time(run, good, history, (looks_of or {}).get(run, looks)), *_pace(run, good, history)]
+        findings += [
+            _step_time(run, good, history, (looks_of or {}).get(run, looks), rates),
+            *_pace(run, good, history),
+        ]
         findings += [_attribution(run, good), *_stragglers(run, good)]
     return findings
 
@@ -127,7 +121,9 @@ def step_margin(run: str, history: History) -> tuple[float, float, str]:
     return 1.0, margin, source
 
 
-def _step_time(run: str, launches: Sequence[Launched], history: History, looks: Sequence[int]) -> Finding:
+def _step_time(
+    run: str, launches: Sequence[Launched], history: History, looks: Sequence[int], rates: Sequence[Finding]
+) -> Finding:
     ratios = step_ratios(launches)
     bias, margin, source = step_margin(run, history)
     measured = statistics.median(one.step_seconds or 0.0 for one in launches)
@@ -149,6 +145,8 @@ def _step_time(run: str, launches: Sequence[Launched], history: History, looks: 
     if verdict is Verdict.PASS and seen.high > 1 + margin / 2:
         verdict = Verdict.WARN if history.of(STEP_TIME, run)[0] else verdict
     undecided = "; more launches are needed" if verdict is Verdict.INCONCLUSIVE else ""
+    part, chosen = ("", "") if verdict is Verdict.PASS else slow_part(term, launches, rates)
+    chosen = f"; {chosen}" if chosen else ""
     return Finding(
         check=STEP_TIME,
         subject=run,
@@ -160,8 +158,8 @@ def _step_time(run: str, launches: Sequence[Launched], history: History, looks: 
         warn=1 + margin / 2,
         fail=1 + margin,
         source=source,
-        part="" if verdict is Verdict.PASS else PARTS[term],
-        evidence=f"{measured:.4g} s; {bounds}; most in {term.value} {1e3 * seconds:+.1f} ms{undecided}",
+        part=part,
+        evidence=f"{measured:.4g} s; {bounds}; most in {term.value} {1e3 * seconds:+.1f} ms{chosen}{undecided}",
         least_detectable=seen.least_detectable,
         siblings=run,
     )

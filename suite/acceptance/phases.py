@@ -178,6 +178,7 @@ def launched(
         step_seconds=None if whole is None else whole.right,
         predicted_seconds=None if whole is None else whole.left,
         pace=at_pace / whole.left if at_pace and whole is not None and whole.left else None,
+        paces={row.term: row.right for row in result.rows if row.quantity == Quantity.PACE and row.term and row.right},
         measured_terms={row.term: row.right for row in terms if row.term and row.right is not None},
         predicted_terms={row.term: row.left for row in terms if row.term and row.left is not None},
         compute_seconds=[

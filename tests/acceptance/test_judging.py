@@ -279,7 +279,7 @@ def times(factor, *, count=5, term="backward", **changes):
     for number in range(count):
         seconds = factor * (0.99, 1.0, 1.01)[number % 3]
         terms = {"forward": 0.5, "backward": 0.5, "unexplained": 0.01}
-        terms[term] = terms[term] + seconds - 1.0
+        terms[term] = terms.get(term, 0.1) + seconds - 1.0
         out.append(launched(**({"step_seconds": seconds, "measured_terms": terms} | changes)))
     return out
 
@@ -336,6 +336,36 @@ def test_the_verdict_names_the_part_of_the_term_that_grew(term, part):
     ]
     spread = [msgspec.structs.replace(one, step_seconds=2.0 + number / 100) for number, one in enumerate(slow)]
     assert by_check(time_findings(spread, NOTHING, looks=(5,)))[8].part == part
+
+
+@pytest.mark.parametrize(
+    ("paces", "rates", "part", "words"),
+    [
+        ({"product": 1.6, "elementwise": 1.0}, {}, "matrix rate (backward)", "products took 1.60 times"),
+        ({"product": 1.0, "elementwise": 1.6}, {}, "caches and memory (backward)", "element-wise work 1.60"),
+        ({"product": 1.61, "elementwise": 1.6}, {}, "processors' speed (backward)", "products took 1.61 times"),
+        ({"product": 1.2, "elementwise": 1.0}, {}, "matrix rate or memory bandwidth (backward)", "took 1.20 times"),
+        ({}, {"matrix": [9e10, 6e10]}, "matrix rate (backward)", "check 1, slowest rank: 0.600 of expected"),
+        ({}, {"copy": [6e9, 6e9]}, "memory bandwidth (backward)", "check 3, copy: 0.600 of expected"),
+        ({}, {"matrix": [6e10] * 2, "triad": [6e9] * 2}, "matrix rate or memory bandwidth (backward)", "backward"),
+        ({"product": 1.0, "elementwise": 1.0}, {"matrix": [6e10] * 2}, "matrix rate (backward)", "took 1.00 times"),
+        ({}, {}, "matrix rate or memory bandwidth (backward)", "most in backward"),
+    ],
+)
+def test_products_or_memory_is_decided_by_pace_or_else_by_checks_1_and_3(paces, rates, part, words):
+    known = History(past={"3:copy": [1e10] * 3, "3:triad": [1e10] * 3})
+    evidence = [surroundings(), micro(**rates), *times(1.6, paces={"host": 1.0, **paces} if paces else {})]
+    (found,) = (
+        f for f in judged(evidence, known, others=0.05, looks=(5,)) if (f.check, f.subject) == (8, "bloom-mini")
+    )
+    assert (found.verdict, found.part) == (Verdict.FAIL, part)
+    assert words in found.evidence
+
+
+def test_what_is_in_another_term_is_not_decided_by_the_pace():
+    slow = times(1.6, term="optimizer", paces={"product": 1.6, "elementwise": 1.0})
+    slow = [msgspec.structs.replace(one, predicted_terms=one.predicted_terms | {"optimizer": 0.1}) for one in slow]
+    assert by_check(time_findings(slow, NOTHING, looks=(5,)))[8].part == "memory bandwidth (optimizer)"
 
 
 def test_two_launches_judge_no_time():

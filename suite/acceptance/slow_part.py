@@ -1,0 +1,72 @@
+"""Which part a late step is late by: its term names one, or this battery's other evidence decides between two."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from suite.acceptance.checks import MATRIX, MEMORY
+from suite.acceptance.evidence import Launched
+from suite.acceptance.verdicts import Finding, Verdict
+from suite.figures import StepTerm
+from suite.pace import ELEMENTWISE, PRODUCT
+
+OF_TERM = {
+    StepTerm.DATA_LOADING: "host (data loading)",
+    StepTerm.HOST_DEVICE_COPY: "host-device link",
+    StepTerm.EXPOSED_COMMUNICATION: "links",
+    StepTerm.BUBBLE: "pipeline: a stage waits",
+    StepTerm.OPTIMIZER: "memory bandwidth (optimizer)",
+    StepTerm.OVERHEAD: "host (dispatch)",
+    StepTerm.UNEXPLAINED: "in no term",
+}
+STANDS_OUT = 1.05  # times as long as before, and as the other: as much as the pace's own warning allows
+EXPLAINS = 0.5  # of the logarithm of the term's lateness, at least
+
+
+def slow_part(term: StepTerm, launches: Sequence[Launched], rates: Sequence[Finding]) -> tuple[str, str]:
+    """The part at fault, and the evidence that chose it, in words; empty where the term alone did.
+
+    Forward and backward passes are products and operators bound by memory. In this order:
+        pace     on a CPU, fixed products and fixed element-wise work between the timed steps, over what both took in
+                 the micro-measurements: the one that became slower, or the processors where both did alike. It counts
+                 where it is at least half of the term's own lateness, in logarithms.
+        rates    verdicts of checks 1 and 3: the one that is bad where the other is not.
+    Where neither stands out, both parts are named.
+    """
+    if term in OF_TERM:
+        return OF_TERM[term], ""
+    where = f"({term.value})"
+    told = [one.paces for one in launches if one.paces]
+    said = []
+    if told:
+        product, elementwise = (statistics.median(paces[kind] for paces in told) for kind in (PRODUCT, ELEMENTWISE))
+        words = (
+            f"in the caches, products took {product:.2f} times as long as before, element-wise work {elementwise:.2f}"
+        )
+        said.append(words)
+        least = math.exp(EXPLAINS * math.log(max(1.0, _lateness(term, launches))))
+        if max(product, elementwise) >= max(STANDS_OUT, least):
+            if product >= STANDS_OUT * elementwise:
+                return f"matrix rate {where}", words
+            if elementwise >= STANDS_OUT * product:
+                return f"caches and memory {where}", words
+            return f"processors' speed {where}", words
+    bad = {finding.check: finding for finding in rates if finding.verdict in (Verdict.WARN, Verdict.FAIL)}
+    if (MATRIX in bad) != (MEMORY in bad):
+        (finding,) = (bad[number] for number in (MATRIX, MEMORY) if number in bad)
+        name = "matrix rate" if finding.check == MATRIX else "memory bandwidth"
+        words = f"check {finding.check}, {finding.subject}: {finding.ratio or 0.0:.3f} of expected"
+        return f"{name} {where}", "; ".join([*said, words])
+    return f"matrix rate or memory bandwidth {where}", "; ".join(said)
+
+
+def _lateness(term: StepTerm, launches: Sequence[Launched]) -> float:
+    """Measured over predicted seconds of the term, the median of the launches."""
+    ratios = [
+        one.measured_terms[term.value] / one.predicted_terms[term.value]
+        for one in launches
+        if one.measured_terms.get(term.value) and one.predicted_terms.get(term.value)
+    ]
+    return statistics.median(ratios) if ratios else 1.0
