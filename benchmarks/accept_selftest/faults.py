@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from suite import network_namespaces
+from suite.acceptance import evidence_record
+from suite.acceptance.evidence import Micro
+from suite.acceptance.evidence_record import SCHEMA, PhaseEvidence
 from suite.commands import exit_codes
+from suite.devices import resolved_device
+from suite.job import Status
+from suite.machine_profile import Conditions, Fingerprint, Profile, encode, machines_directory
+from suite.record import fingerprint
 
 HERE = Path(__file__).parent
+ABSURD_BYTES_PER_SECOND = 1.0
 LINK_BITS_PER_SECOND = 100e6  # a thousandth of what a loopback carries
 BUSY = "import ctypes\nctypes.CDLL(None).prctl(15, b'{name}')\n{work}"
 LOOP = "while True: pass"
@@ -197,6 +205,44 @@ def _stale_resume(setting: Setting) -> Iterator[Prepared]:
     yield Prepared(["--results", str(results), "--resume"], {}, [])
 
 
+@contextmanager
+def _stale_profile(setting: Setting) -> Iterator[Prepared]:
+    """An interrupted battery has its micro-measurements, but the machine profile beside them is another machine's."""
+    results = setting.scratch / "results"
+    here = fingerprint(resolved_device("auto")[0])
+    other = Fingerprint(node="0" * 8, device=here.device, hardware=here.hardware, software=here.software)
+    for path in sorted((setting.results / "acceptance").glob("*.begin.json"))[:1]:
+        began = json.loads(path.read_bytes())
+        began["options"]["checks"] = "3"
+        opened = evidence_record.directory(results)
+        profile = machines_directory(opened) / "other.json"
+        profile.parent.mkdir(parents=True)
+        ranks = int(began["options"]["ranks"])
+        measured = Conditions(
+            ranks=ranks,
+            threads={},
+            seconds=1.0,
+            load_before=None,
+            load_after=None,
+            steal_share=None,
+            others_share=None,
+            facts={},
+            gpus=[],
+        )
+        absurd = Profile(measured=0.0, fingerprint=other, conditions=measured, tables=[], lines=[], checks=[])
+        profile.write_bytes(encode(absurd))
+        (opened / path.name).write_text(json.dumps(began))
+        rates = [ABSURD_BYTES_PER_SECOND] * ranks
+        micro = Micro(
+            status=Status.OK, message="", seconds=1.0, matrix=rates, copy=rates, triad=rates, profile=str(profile)
+        )
+        kept = PhaseEvidence(
+            kind="battery", schema=SCHEMA, id=began["id"], phase="micro-measurements", evidence=[micro]
+        )
+        (opened / f"{began['id']}.micro-measurements.phase.json").write_bytes(evidence_record.encode(kept))
+    yield Prepared(["--results", str(results), "--resume"], {}, [])
+
+
 _REPLAYS = ["--only", "14"]
 _LAUNCHES = ["--only", "7,17", "--miniatures", "gpt2-mini"]
 _GPUS = ["--only", "0,12,13"]
@@ -221,6 +267,10 @@ INJECTIONS = (
         "truncated-fleet-record", ["--only", "0"], 0, 0, "WARN", "", "damaged record of a battery", _truncated_fleet
     ),
     Injection("stale-resume", ["--only", "0"], 0, None, "", "", "stale: hardware changed since", _stale_resume),
+    Injection(
+        "stale-profile",
+        *(["--only", "3"], _OPEN, None, "", "", "a machine profile of another machine", _stale_profile),
+    ),
     Injection(
         "full-disk", ["--only", "0"], _STOPPED, None, "", "", "No space left on device", _full_disk, needs=_no_tmpfs
     ),

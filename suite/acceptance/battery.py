@@ -44,7 +44,8 @@ from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, dec
 from suite.calibration import USUAL_SECONDS
 from suite.devices import cuda_devices, usable_cores
 from suite.job import Event, Status
-from suite.machine_profile import Profile, read
+from suite.machine_profile import Profile, check_holds, read
+from suite.record import fingerprint
 
 BUDGET_FACTOR = 5.0
 LEAST_BUDGET_SECONDS = 120.0  # of a phase: what the launcher itself waits for a rank's first step
@@ -301,14 +302,22 @@ def _micro_phase(battery: _Battery) -> Phase:
 
 
 def _micro(battery: _Battery) -> None:
-    found = battery.run(_micro_phase(battery))
-    battery.kept["micro-measurements"] = found
-    for one in found:
-        if battery.profile is None and isinstance(one, Micro) and one.profile:
-            try:
-                battery.profile = read(Path(one.profile))
-            except InputError as error:  # of an interrupted battery, removed since
-                battery.tell(str(error))
+    """Measure the machine; of an interrupted battery its profile is taken, unless it is gone or of another machine."""
+    phase = _micro_phase(battery)
+    for name in (phase.name, f"{phase.name} anew"):
+        found = battery.run(msgspec.structs.replace(phase, name=name))
+        battery.kept[phase.name] = found
+        path = next((one.profile for one in found if isinstance(one, Micro)), "")
+        if battery.profile is not None or not path:
+            return
+        try:
+            profile = read(Path(path))
+            check_holds(profile, fingerprint(battery.settings.device), path)
+        except InputError as error:
+            battery.tell(f"not used: {error}")
+            continue
+        battery.profile = profile
+        return
 
 
 def _launch_phases(battery: _Battery) -> list[Phase]:

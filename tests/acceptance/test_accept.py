@@ -9,17 +9,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from suite import store
+from suite import machine_profile, store
 from suite.__main__ import main
 from suite.acceptance import battery, evidence_record, phases
 from suite.acceptance.battery import Phase, Report
-from suite.acceptance.evidence import Competitor, Launched, Probing, Replay
+from suite.acceptance.evidence import Competitor, Launched, Micro, Probing, Replay
 from suite.acceptance.evidence_record import Closed, PhaseEvidence
 from suite.acceptance.profiles import EFFORTS, MINIATURES
 from suite.acceptance.verdicts import Decision, Finding, Past, Verdict
 from suite.commands import exit_codes
 from suite.job import Status
+from suite.machine_profile import Fingerprint
+from suite.record import fingerprint
 from suite.report.acceptance_tables import _LINE, summary
+from tests.profiles import profile as machine
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +123,31 @@ def test_an_interrupted_battery_goes_on_where_it_was(tmp_path, capsys, launches,
     assert report["notes"] == [f"resumed {report['id']}"]
     again = accept(capsys, *arguments, "--resume")[1]
     assert again["notes"] == ["nothing to resume: a new battery"]
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_a_resumed_battery_uses_no_machine_profile_of_another_machine(tmp_path, capsys, launches, monkeypatch, stale):
+    _, answers = launches
+    measured = []
+    here = fingerprint("cpu")
+    of_there = Fingerprint(node="other", device="cpu", hardware=here.hardware, software=here.software)
+    path = tmp_path / "profile.json"
+
+    def micro(*_arguments):
+        measured.append(len(measured))
+        path.write_bytes(machine_profile.encode(machine(fingerprint=of_there if stale else here)))
+        own = Micro(status=Status.OK, message="", seconds=1.0, matrix=[1.0], copy=[1.0], triad=[1.0], profile=str(path))
+        return own, machine()
+
+    monkeypatch.setattr(phases, "micro", micro)
+    answers["gpt2-mini"] = {"status": Status.INTERRUPTED}
+    arguments = ["--only", "3,8", "--miniatures", "gpt2-mini", "--results", str(tmp_path)]
+    assert main(["accept", *arguments]) == exit_codes.INTERRUPTED
+    answers.clear()
+    assert main(["accept", *arguments, "--resume"]) == exit_codes.INCONCLUSIVE
+    err = capsys.readouterr().err
+    assert ("not used: " in err and "a machine profile of another machine" in err) == stale
+    assert len(measured) == 1 + stale
 
 
 def test_values_of_accepted_batteries_are_the_past_of_the_next_one(tmp_path, capsys, monkeypatch):
