@@ -31,7 +31,7 @@ class BareLoop:
     def __init__(self, job: Job, device: torch.device) -> None:
         recipe = job.recipe
         self.job, self.device = job, device
-        self.model = Decoder(job.architecture, recipe)
+        self.model = Decoder(job.architecture, recipe, fused_attention=job.layout.fused_attention)
         self.model.recompute(job.layout.recomputation, checkpoint_layers=job.layout.checkpoint_layers)
         initialise(self.model, recipe, seed=job.seed)
         self.model.to(device=device, dtype=DTYPES[recipe.precision])

@@ -127,13 +127,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 _GRAMMAR = (
     "dpN, tpN, ppN, cpN, sp, zero0/1/2/3, reshard/noreshard, offload, interleaveN, " + "/".join(Schedule) + ", "
-    "recompute-" + "/".join(Recomputation) + ", everyN (layers), microN, accumulateN, bucketN (MB), separated by commas"
+    "recompute-" + "/".join(Recomputation) + ", everyN (layers), fused/unfused, microN, accumulateN, bucketN (MB), "
+    "separated by commas"
 )
 _WORDS: dict[str, tuple[str, object]] = {
     "sp": ("sequence_parallel", True),
     "reshard": ("reshard_after_forward", True),
     "noreshard": ("reshard_after_forward", False),
     "offload": ("offload", Offload.STATE),
+    "fused": ("fused_attention", True),
+    "unfused": ("fused_attention", False),
 }
 _COUNTS = {
     "dp": "data_parallel",
@@ -206,6 +209,8 @@ def layout_text(layout: Layout) -> str:
     words.append(f"recompute-{layout.recomputation.value}")
     if layout.checkpoint_layers > 1:
         words.append(f"every{layout.checkpoint_layers}")
+    if layout.fused_attention:
+        words.append("fused")
     words.append(f"micro{layout.micro_batch}")
     if layout.accumulation is not None:
         words.append(f"accumulate{layout.accumulation}")

@@ -111,7 +111,9 @@ def check_executable_layout(architecture: Architecture, recipe: Recipe, layout: 
         # PyTorch's schedules accumulate whole gradients over the micro-batches where stages are fully sharded
         f"zero{layout.zero_stage} with pp{layout.pipeline_stages}": layout.zero_stage > 1
         and layout.pipeline_stages > 1,
-        "fused attention": layout.fused_attention,
+        # PyTorch's kernels that never store the scores know a causal mask and no bias of the scores
+        "fused attention with ALiBi": layout.fused_attention and architecture.position is Position.ALIBI,
+        "fused attention with a prefix mask": layout.fused_attention and architecture.mask is Mask.PREFIX,
         "partitioned checkpoints": layout.partitioned_checkpoints and layout.tensor_parallel > 1,
         "scatter-gather": layout.scatter_gather and layout.tensor_parallel > 1,
         f"{micro_batches} micro-batches, 1f1b, pp{layout.pipeline_stages}": layout.schedule is Schedule.ONE_F_ONE_B
@@ -128,9 +130,24 @@ def check_executable_layout(architecture: Architecture, recipe: Recipe, layout: 
                 got=word,
                 allowed="dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, "
                 "zero0/1, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, "
-                "recompute-none/selective/full, everyN, microN, accumulateN, bucketN",
+                "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN",
                 where=where,
             )
+
+
+def check_fused_attention(recipe: Recipe, layout: Layout, device: str, where: str) -> None:
+    """Refuse a fused attention with dropout on a CPU, whose kernel has none: PyTorch would store the scores.
+
+    Raises:
+        InputError: it is asked for.
+    """
+    if layout.fused_attention and recipe.attention_dropout > 0 and device == "cpu":
+        raise InputError(
+            "fused attention drops nothing on a CPU",
+            got=f"{recipe.attention_dropout} recipe.attention_dropout",
+            allowed="0, unfused, or --device cuda",
+            where=where,
+        )
 
 
 def check_averaging(averaging: Averaging, recipe: Recipe, layout: Layout, device: str) -> None:

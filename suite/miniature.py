@@ -275,7 +275,7 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
         "layout.sequence_parallel": "as recorded where there are several tensor-parallel ranks",
         "layout.partitioned_checkpoints": "PyTorch's checkpoints keep whole inputs",
         "layout.scatter_gather": "PyTorch's pipeline sends whole activations",
-        "layout.fused_attention": "this version keeps the scores",
+        "layout.fused_attention": "scores are stored, so that records stay comparable; `fused` in --layout asks for it",
         "layout.accumulation": f"at most {scale.most_micro_batches} micro-batches a step over all ranks, "
         "up to a multiple of pipeline_stages",
         "layout.bucket_bytes": "several messages a step, as in the record",

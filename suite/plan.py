@@ -16,7 +16,7 @@ from reference_runs.run import (
 )
 from suite.corpus import Corpus, tokenised_corpus
 from suite.devices import resolved_device, usable_cores
-from suite.executable import check_averaging, check_executable, check_executable_layout
+from suite.executable import check_averaging, check_executable, check_executable_layout, check_fused_attention
 from suite.job import COUNTED_STEPS, Averaging, Job, KernelChoice, warm_up_steps
 from suite.miniature import DEFAULT_STEPS, in_batches, miniature
 from suite.network_namespaces import INTERFACE
@@ -132,6 +132,7 @@ def plan(request: Request) -> Plan:
     check_executable(architecture, recipe, run.where)
     check_layout(architecture, recipe, layout, where)
     check_executable_layout(architecture, recipe, layout, where)
+    check_fused_attention(recipe, layout, device, where)
     check_ramp_up(recipe, layout, run.where)
     check_averaging(averaging, recipe, layout, device)
     if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):

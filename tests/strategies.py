@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from hypothesis import strategies as st
 
@@ -13,11 +15,11 @@ BLOOM = reference_run("bloom-176b")
 
 
 @st.composite
-def architectures(draw: st.DrawFn) -> Architecture:
+def architectures(draw: st.DrawFn, *, positions: Sequence[Position] = tuple(Position)) -> Architecture:
     """Shapes that can be executed here."""
     heads, head_dim = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 3, 4, 8]))
     vocabulary = draw(st.integers(2, 40))
-    position = draw(st.sampled_from([p for p in Position if p is not Position.ROTARY or head_dim > 1]))
+    position = draw(st.sampled_from([p for p in positions if p is not Position.ROTARY or head_dim > 1]))
     rotates = position is Position.ROTARY
     return Architecture(
         layers=draw(st.integers(1, 3)),
@@ -106,6 +108,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     return Layout(
         micro_batch=draw(counts),
         checkpoint_layers=draw(counts),
+        fused_attention=draw(st.booleans()),
         data_parallel=draw(counts),
         tensor_parallel=draw(counts),
         pipeline_stages=pipeline_stages,

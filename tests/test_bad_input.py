@@ -16,6 +16,7 @@ from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import RUNS, miniatures, run_names
 from suite.__main__ import main
 from suite.devices import cuda_devices
+from suite.plan import Request, plan
 
 ROOT = Path(__file__).parent.parent
 RECORDED = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
@@ -24,7 +25,7 @@ NOBODY = 65534
 LAYOUT_NOT_EXECUTED = (
     "this version does not execute that layout; got {}, allowed: dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, "
     "zero0/1, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, recompute-none/selective/full, everyN, "
-    "microN, accumulateN, bucketN"
+    "fused with a plain causal mask, microN, accumulateN, bucketN"
 )
 
 
@@ -272,6 +273,26 @@ def test_a_run_whose_layout_is_described_but_not_executed_is_refused(run, word, 
     path = RUNS / f"{run}.toml"
     line = reproduce_refused(str(path))
     assert line.startswith(f"runs/{run}.toml: this version does not execute that {word}")
+
+
+@pytest.mark.parametrize(("run", "word"), {"bloom_176b": "ALiBi", "glm_130b": "a prefix mask"}.items())
+def test_fused_attention_of_scores_with_a_bias_is_refused(run, word, reproduce_refused):
+    line = reproduce_refused(str(RUNS / f"{run}.toml"), "--layout", "dp1,zero0,fused,recompute-none")
+    assert line == f"--layout: {LAYOUT_NOT_EXECUTED.format(f'fused attention with {word}')}"
+
+
+def test_fused_attention_with_dropout_is_refused_on_a_cpu_alone(tmp_path, reproduce_refused, monkeypatch):
+    text = (RUNS / "gpt2_124m.toml").read_text(encoding="utf-8")
+    path = tmp_path / "my_run.toml"
+    path.write_text(text.replace("attention_dropout = { value = 0.0", "attention_dropout = { value = 0.1", 1))
+    line = reproduce_refused(str(path), "--ranks", "1")
+    assert line == (
+        "--ranks: fused attention drops nothing on a CPU; got 0.1 recipe.attention_dropout, "
+        "allowed: 0, unfused, or --device cuda"
+    )
+    monkeypatch.setattr("suite.plan.resolved_device", lambda _: ("cuda", 1))
+    planned = plan(Request(name=str(path), ranks=1, device="cuda", results=tmp_path))
+    assert (planned.layout.fused_attention, planned.recipe.attention_dropout) == (True, 0.1)
 
 
 def test_fp16_without_a_recorded_loss_scale_is_refused(reproduce_refused):

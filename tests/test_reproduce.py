@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from reference_runs.layout import Recomputation
-from reference_runs.run import Precision
+from reference_runs.run import Position, Precision
 from suite.compare import Verdict
 from suite.job import LEAST_STEPS, KernelChoice, Status
+from suite.plan import Plan
 from tests.launches import FP32_WITHOUT_DROPOUT, STEPS, exact_rows, failed_rows, launched, small_plan
 
 ROOT = Path(__file__).parent.parent
@@ -93,6 +94,27 @@ def test_compiled_blocks_equal_the_prediction_exactly(tmp_path: Path) -> None:
     result = launched(small_plan(ranks=2, layout={"bucket_bytes": 50_000}, compiled=True), tmp_path)
     assert result.status is Status.OK, result.message
     assert failed_rows(result) == set()
+
+
+def _fused(*, compiled: bool, attention_dropout: float) -> Plan:
+    """The small plan with learned positions and fused attention."""
+    recipe = {"attention_dropout": attention_dropout}
+    plan = small_plan(ranks=1, recipe=recipe, layout={"fused_attention": True}, compiled=compiled)
+    shape = msgspec.structs.replace(plan.architecture, position=Position.LEARNED)
+    return msgspec.structs.replace(plan, architecture=shape)
+
+
+@pytest.mark.rare
+def test_compiled_blocks_with_fused_attention_equal_the_prediction_exactly(tmp_path: Path) -> None:
+    result = launched(_fused(compiled=True, attention_dropout=0.0), tmp_path)
+    assert result.status is Status.OK, result.message
+    assert failed_rows(result) == set()
+
+
+def test_a_fused_attention_that_no_kernel_computes_fails_rather_than_store_the_scores(tmp_path: Path) -> None:
+    result = launched(_fused(compiled=False, attention_dropout=0.1), tmp_path)
+    assert result.status is Status.CRASHED
+    assert "No available kernel" in result.message
 
 
 def test_triton_kernels_are_their_plain_references_on_a_cpu_and_the_result_says_so(

@@ -102,6 +102,7 @@ def execute(job: Job, report: life.Reporter) -> Finished:
     mesh = device_mesh(job.layout, job.device)
     report(Phase("build the model", time.time()))
     arithmetic = prepare_arithmetic(job.recipe.precision, device)
+    torch.backends.cuda.enable_math_sdp(False)  # of a CPU too: rather fail than store the scores of fused attention
     peak = AllocatedPeak(device)
     if job.kernels is KernelChoice.TRITON:
         from suite.execute.model.triton_operations import how_computed  # needs Triton, which not every machine has

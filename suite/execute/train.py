@@ -179,7 +179,7 @@ def _counted_model_flop(steps: Steps) -> int:
 
     One sample at a time, because a whole micro-batch without recomputation may not fit where training does.
     """
-    flop = flop_counter()
+    flop = flop_counter(recomputes=False)
     layout = steps.job.layout
     for chunk in steps.training.chunks:
         chunk.recompute(Recomputation.NONE)

@@ -164,7 +164,7 @@ class Chunk:
         if self.embedding is not None:
             x = self._embedded(batch.tokens)
         assert x is not None
-        bias = self._score_bias()
+        bias = Value(self.tape.block(0)) if self.layout.fused_attention else self._score_bias()
         turn = self._rotation()
         group = self.layout.checkpoint_layers if self.layout.recomputation is Recomputation.FULL else 0
         for start in range(0, len(self.layers), group or 1):
@@ -371,13 +371,21 @@ class Chunk:
         return self._by_rows(self._context(q, k, v, bias), layer.projection, columns=inner)
 
     def _context(self, q: Value, k: Value, v: Value, bias: Value) -> Value:
+        fused = self.layout.fused_attention
+        weighted = self._fused if fused else self._unfused
         if self.layout.recomputation is Recomputation.SELECTIVE:
-            context = self.tape.checkpoint(self._weighted, [q, k, v, bias])
+            context = self.tape.checkpoint(weighted, [q, k, v, bias])
         else:
-            context = self._weighted(q, k, v, bias)
-        return self.operators.copied(context, elements=self.queries) if self.heads > 1 else context
+            context = weighted(q, k, v, bias)
+        # a fused attention's output lies as its queries do: as the projection wants it, unless they are rotated ones
+        lies = fused and self.architecture.rotary_dim is None
+        return self.operators.copied(context, elements=self.queries) if self.heads > 1 and not lies else context
 
-    def _weighted(self, q: Value, k: Value, v: Value, _bias: Value) -> Value:
+    def _fused(self, q: Value, k: Value, v: Value, _bias: Value) -> Value:
+        sizes = self.samples * self.heads, self.length, self.architecture.head_dim
+        return self.operators.attention(q, k, v, queries=self.queries, sizes=sizes)
+
+    def _unfused(self, q: Value, k: Value, v: Value, _bias: Value) -> Value:
         operators = self.operators
         rotates = self.architecture.rotary_dim is not None
         sizes = self.samples * self.heads, self.length, self.architecture.head_dim

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reference_runs.layout import Layout, Schedule
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture
-from suite.predict.flop import early_stop_flop, head_forward_flop, layer_forward_flop, recomputed_flop
+from suite.predict.flop import head_forward_flop, layer_forward_flop, repeated_flop
 
 
 class Pass(NamedTuple):
@@ -69,10 +69,7 @@ def flop_durations(architecture: Architecture, layout: Layout, *, hidden_dropout
     for dealt in chunk_layers(architecture.layers, layout):
         layers = len(dealt)
         forward.append(layers * layer)
-        again.append(
-            recomputed_flop(architecture, samples=1, recomputation=layout.recomputation, layers=layers)
-            - early_stop_flop(architecture, layout, samples=1, hidden_dropout=hidden_dropout, layers=layers)
-        )
+        again.append(repeated_flop(architecture, layout, samples=1, hidden_dropout=hidden_dropout, layers=layers))
     forward[-1] += head_forward_flop(architecture, samples=1)
     return Durations(forward, [2 * own + more for own, more in zip(forward, again, strict=True)])
 

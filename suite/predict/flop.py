@@ -115,14 +115,28 @@ def early_stop_flop(
     """Flop that PyTorch's recomputation leaves out of what `recomputed_flop` counts, in a chunk of `layers` layers.
 
     full         the last product of each group: 2 T h f (see `groups_stopped_early`)
-    selective    the attention context, whose inputs are the last tensors needed: 2 T s h a layer
+    selective    the attention context, whose inputs are the last tensors needed: 2 T s h a layer; nothing of a fused
+                 attention, whose output is needed
 
     Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
     """
-    if layout.recomputation is Recomputation.SELECTIVE:
+    if layout.recomputation is Recomputation.SELECTIVE and not layout.fused_attention:
         return layers * layer_forward_flop(architecture, samples=samples)["attention context"]
     groups = groups_stopped_early(architecture, layout, hidden_dropout=hidden_dropout, layers=layers)
     return groups * 2 * samples * architecture.sequence * architecture.hidden * architecture.ffn_hidden
+
+
+def fused_attention_flop(architecture: Architecture, layout: Layout, *, samples: int, layers: int) -> int:
+    """Flop that a fused attention adds to a step on `samples` sequences through `layers` layers: 2 T s h a layer.
+
+    Its backward pass computes the scores once more, which it has not stored; 0 where attention is not fused. The full
+    square counts, as everywhere, though a causal kernel skips half of it.
+
+    Source: Dao et al. 2022, arXiv 2205.14135, algorithm 4; torch/utils/flop_counter.py, sdpa_backward_flop_count.
+    """
+    if not layout.fused_attention:
+        return 0 * samples
+    return layers * layer_forward_flop(architecture, samples=samples)["attention scores"]
 
 
 def hardware_flop(architecture: Architecture, layout: Layout, *, samples: int) -> int:
@@ -158,16 +172,30 @@ def recomputed_layers_of_all_stages(architecture: Architecture, layout: Layout) 
 
 
 def executed_flop(architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float) -> int:
-    """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stops.
+    """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stops, and what a
+    fused attention adds.
 
     Groups of recomputed layers end with the chunk of the model that has them.
     """
     flop = hardware_flop(architecture, layout, samples=samples)
+    flop += fused_attention_flop(architecture, layout, samples=samples, layers=architecture.layers)
     for layers in chunk_layers(architecture.layers, layout):
         flop -= early_stop_flop(
             architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=len(layers)
         )
     return flop
+
+
+def repeated_flop(
+    architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float, layers: int
+) -> int:
+    """Flop that PyTorch executes a second time for `samples` sequences in a chunk of `layers` layers.
+
+    `recomputed_flop` less `early_stop_flop`, and `fused_attention_flop`.
+    """
+    flop = recomputed_flop(architecture, samples=samples, recomputation=layout.recomputation, layers=layers)
+    flop -= early_stop_flop(architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=layers)
+    return flop + fused_attention_flop(architecture, layout, samples=samples, layers=layers)
 
 
 def rank_model_flop(architecture: Architecture, layout: Layout, *, stage: int, samples: int) -> int:
@@ -190,13 +218,11 @@ def rank_executed_flop(
 ) -> int:
     """Flop that PyTorch executes on one rank of `stage` for `samples` sequences: `rank_model_flop` and recomputation.
 
-    Each chunk adds `recomputed_flop` less `early_stop_flop`, over t.
+    Each chunk adds `repeated_flop`, over t.
     """
     again = 0
     for layers in chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]:
-        again += recomputed_flop(
-            architecture, samples=samples, recomputation=layout.recomputation, layers=len(layers)
-        ) - early_stop_flop(architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=len(layers))
+        again += repeated_flop(architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=len(layers))
     return rank_model_flop(architecture, layout, stage=stage, samples=samples) + again // layout.tensor_parallel
 
 

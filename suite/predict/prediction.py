@@ -7,7 +7,7 @@ import msgspec
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Offload, Recomputation
 from reference_runs.placement import chunk_layers, coordinates
-from reference_runs.run import Architecture, Norm, Objective, Recipe
+from reference_runs.run import Architecture, Mask, Norm, Objective, Position, Recipe
 from suite.figures import Figure, Quantity, with_maximum_over_ranks
 from suite.job import Averaging
 from suite.predict.executed_averaging import one_bit_state_bytes
@@ -183,15 +183,16 @@ def _traffic(
 def describes_ranks(architecture: Architecture, layout: Layout) -> bool:
     """Whether `rank_figures` knows how this layout is executed.
 
-    Not known: context parallelism, recomputation from a stage's input, fused attention, offloading except of fully
-    sharded state, schedules without flush, sharded gradients in a pipeline, messages and checkpoints in shares of the
-    tensor-parallel ranks; a top-query layer apart from the head's chunk, which has its table.
+    Not known: context parallelism, recomputation from a stage's input, fused attention with ALiBi or a prefix,
+    offloading except of fully sharded state, schedules without flush, sharded gradients in a pipeline, messages and
+    checkpoints in shares of the tensor-parallel ranks; a top-query layer apart from the head's chunk, which has its
+    table.
     """
     several, stages = layout.tensor_parallel > 1, layout.pipeline_stages > 1
     unknown = (
         layout.context_parallel > 1,
         layout.recomputation is Recomputation.FROM_INPUT,
-        layout.fused_attention,
+        layout.fused_attention and (architecture.mask is Mask.PREFIX or architecture.position is Position.ALIBI),
         layout.offload is Offload.OPTIMIZER or (layout.offload is Offload.STATE and layout.zero_stage < 2),
         stages and layout.schedule in NO_FLUSH,
         stages and layout.zero_stage >= 2,

@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounter
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Recomputation
-from reference_runs.run import Precision, Residual
+from reference_runs.run import Position, Precision, Residual
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.parallel.parallelize import compile_blocks
 from suite.execute.precision import store_weights
@@ -29,10 +29,15 @@ def _fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function:DeprecationWarning", "ignore:The .grad attribute")
+@pytest.mark.parametrize("attention", ["unfused", "fused"])
 @pytest.mark.parametrize("recomputation", [Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
-def test_one_graph_serves_all_blocks(recomputation: Recomputation) -> None:
-    plan = small_plan(ranks=1)
-    decoder = Decoder(msgspec.structs.replace(plan.architecture, layers=LAYERS), plan.recipe)
+def test_one_graph_serves_all_blocks(recomputation: Recomputation, attention: str) -> None:
+    fused = attention == "fused"
+    plan = small_plan(ranks=1, recipe={"attention_dropout": 0.0} if fused else {})
+    architecture = msgspec.structs.replace(plan.architecture, layers=LAYERS)
+    if fused:
+        architecture = msgspec.structs.replace(architecture, position=Position.LEARNED)
+    decoder = Decoder(architecture, plan.recipe, fused_attention=fused)
     decoder.recompute(recomputation)
     initialise(decoder, plan.recipe, seed=1)
     store_weights([decoder], plan.recipe, shards=1, device=torch.device("cpu"))

@@ -56,6 +56,11 @@ class Dispatched(TorchDispatchMode):
             self.calls["product", (a_MK.shape[0], b_KN.shape[1], a_MK.shape[1])] += 1
         elif name == "bmm":
             self.calls["batched_product", (shape[0], prod(shape[1:]) * tensors[1].shape[2])] += 1
+        elif name.startswith("_scaled_dot_product_flash_attention"):
+            backward = name.endswith("backward")
+            samples, heads, length, width = tensors[1].shape if backward else shape
+            variant = "backward" if backward else "forward"
+            self.calls[f"attention {variant}", (samples * heads, length, width)] += 1
         elif name in SAME_NAME:
             self.calls[SAME_NAME[name], (prod(shape[:-1]), shape[-1])] += 1
         elif name == "bernoulli_":
@@ -79,7 +84,7 @@ def counted(works: Works) -> Calls:
         name, sizes = work.operation, work.sizes
         if name == "batched_product":
             sizes = (sizes[0], sizes[1] ** 2 * sizes[2])
-        elif name in ("layer_norm", "softmax", "cross_entropy"):
+        elif name in ("layer_norm", "softmax", "cross_entropy", "attention"):
             name = f"{name} {work.variant}"
         elif name in ("gelu", "gelu_tanh", "relu", "geglu"):
             name = f"activation {work.variant}"
@@ -94,10 +99,22 @@ def counted(works: Works) -> Calls:
 @pytest.mark.parametrize("recomputation", [Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
 @pytest.mark.parametrize("name", miniatures())
 def test_products_and_passes_are_the_dispatched_ones(name: str, recomputation: Recomputation) -> None:
+    _agrees(name, recomputation, fused=False)
+
+
+@pytest.mark.parametrize("recomputation", [Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
+@pytest.mark.parametrize("name", ["gpt2-mini", "gpt-neox-mini", "codegeex-mini"])
+def test_of_a_fused_attention_they_are_too(name: str, recomputation: Recomputation) -> None:
+    _agrees(name, recomputation, fused=True)
+
+
+def _agrees(name: str, recomputation: Recomputation, *, fused: bool) -> None:
     small = miniature(reference_run(miniatures()[name]), "cpu", ranks=1)
-    layout = msgspec.structs.replace(small.layout, zero_stage=0, recomputation=recomputation)
+    layout = msgspec.structs.replace(small.layout, zero_stage=0, recomputation=recomputation, fused_attention=fused)
     architecture, recipe = msgspec.structs.replace(small.architecture, layers=2), small.recipe
-    decoder = Decoder(architecture, recipe)
+    if fused:
+        recipe = msgspec.structs.replace(recipe, attention_dropout=0.0)
+    decoder = Decoder(architecture, recipe, fused_attention=fused)
     decoder.recompute(recomputation, checkpoint_layers=layout.checkpoint_layers)
     initialise(decoder, recipe, seed=1)
     store_weights([decoder], recipe, shards=1, device=torch.device("cpu"))

@@ -30,10 +30,14 @@ def _variant(**changes: Any) -> tuple[Architecture, Recipe]:
 
 
 def _decoder(
-    architecture: Architecture, recipe: Recipe, *, recomputation: Recomputation = Recomputation.NONE
+    architecture: Architecture,
+    recipe: Recipe,
+    *,
+    recomputation: Recomputation = Recomputation.NONE,
+    fused_attention: bool = False,
 ) -> Decoder:
     torch.manual_seed(5)
-    decoder = Decoder(architecture, recipe)
+    decoder = Decoder(architecture, recipe, fused_attention=fused_attention)
     decoder.recompute(recomputation)
     initialise(decoder, recipe, seed=5)
     with torch.no_grad():
@@ -180,10 +184,17 @@ GLM: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_logits_equal_an_independent_float64_forward_pass(changes: dict[str, Any]) -> None:
+FUSED = {f"{name}, fused": changes for name, changes in VARIANTS.items() if "position" in changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fused"),
+    [*((changes, False) for changes in VARIANTS.values()), *((changes, True) for changes in FUSED.values())],
+    ids=[*VARIANTS, *FUSED],
+)
+def test_logits_equal_an_independent_float64_forward_pass(changes: dict[str, Any], *, fused: bool) -> None:
     architecture, recipe = _variant(**changes)
-    decoder = _decoder(architecture, recipe).double()
+    decoder = _decoder(architecture, recipe, fused_attention=fused).double()
     tokens = torch.randint(0, 51, (2, 13))
     weights = {name: p.detach().numpy() for name, p in decoder.named_parameters()}
     expected = np.stack([_forward(architecture, weights, row.tolist()) for row in tokens])

@@ -9,6 +9,7 @@ import msgspec
 
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.layout import Layout, Recomputation, parse_layout
+from reference_runs.run import Mask, Position
 from suite.execute.loss_scale import SCALED
 from suite.job import LEAST_STEPS
 from suite.miniature import miniature
@@ -26,6 +27,9 @@ LAYOUTS = (
     "dp1,recompute-selective",
     "dp1,recompute-full",
     "dp1,recompute-full,every3",
+    "dp1,fused",
+    "dp1,fused,recompute-selective",
+    "dp1,fused,recompute-full",
     "dp2",
     "dp2,zero1",
     "dp2,zero2",
@@ -35,8 +39,12 @@ LAYOUTS = (
     "dp2,zero3,offload",
     "dp2,zero2,recompute-selective",
     "dp2,zero3,recompute-full",
+    "dp2,zero1,fused",
+    "dp2,zero3,fused,recompute-selective",
     "tp2",
     "tp2,sp",
+    "tp2,sp,fused",
+    "tp2,fused,recompute-full,every2",
     "tp2,recompute-selective",
     "tp2,recompute-full",
     "tp2,sp,recompute-full,every2",
@@ -45,6 +53,7 @@ LAYOUTS = (
     "pp2,1f1b,recompute-selective",
     "pp2,1f1b,recompute-full,every2",
     "pp2,1f1b,interleave2",
+    "pp2,1f1b,fused,recompute-selective",
     "dp4",
     "dp4,zero1",
     "dp4,zero2",
@@ -97,14 +106,22 @@ class Case(NamedTuple):
 
 
 def table() -> list[Case]:
-    """Every miniature in every layout; layouts of one mesh stand together."""
+    """Every miniature in every layout that it has; layouts of one mesh stand together."""
     return [
         Case(run, arithmetic, layout)
         for layout in LAYOUTS
-        for run in miniatures()
+        for run, recorded in miniatures().items()
         for arithmetic in ("fp32", "16bit", "dropout")
-        if arithmetic != "dropout" or layout in WITH_DROPOUT
+        if (arithmetic != "dropout" or layout in WITH_DROPOUT)
+        and ("fused" not in layout.split(",") or has_plain_mask(recorded))
     ]
+
+
+@functools.cache
+def has_plain_mask(recorded: str) -> bool:
+    """Whether the recorded run's scores are causal and have no bias, as fused attention wants them."""
+    shape = reference_run(recorded).architecture
+    return shape.mask is Mask.CAUSAL and shape.position is not Position.ALIBI
 
 
 @functools.cache

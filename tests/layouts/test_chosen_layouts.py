@@ -20,6 +20,14 @@ RARE = [
     Case("gpt-neox-mini", "fp32", "dp2,tp2,pp2,1f1b"),
     Case("bloom-mini", "16bit", "dp2,tp2,pp2,1f1b,interleave2,sp,zero1,recompute-full"),
 ]
+FUSED = [
+    Case("gpt2-mini", "16bit", "dp1,fused"),
+    Case("codegeex-mini", "fp32", "dp1,fused,recompute-selective"),
+    Case("gpt-neox-mini", "fp32", "dp1,fused,recompute-full"),
+    Case("gpt2-mini", "fp32", "dp2,zero1,fused"),
+    Case("gpt2-mini", "fp32", "tp2,sp,fused"),
+    Case("opt-mini", "16bit", "pp2,1f1b,fused,recompute-selective"),
+]
 CHOSEN = [
     Case("opt-mini", "fp32", "dp1,recompute-full,every3"),
     Case("mt-nlg-mini", "fp32", "dp2"),
@@ -33,6 +41,7 @@ CHOSEN = [
     Case("mt-nlg-mini", "fp32", "pp2,gpipe"),
     Case("codegeex-mini", "fp32", "pp2,1f1b"),
     Case("gpt2-mini", "dropout", "pp2,1f1b,recompute-full,every2"),
+    *FUSED,
     *RARE,
 ]
 

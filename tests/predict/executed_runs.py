@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignment
-from reference_runs.run import Architecture, Norm, Position, Precision, Recipe
+from reference_runs.run import Architecture, Mask, Norm, Position, Precision, Recipe
 from tests.strategies import described_architectures, recipes
 
 MANY = 400  # examples where choices meet, such as fp16 without masters, sequence parallelism and ZeRO-2
@@ -67,6 +67,8 @@ def executed_runs(draw: st.DrawFn) -> Run:
         hidden_dropout=draw(st.sampled_from([0.0, 0.1])),
         global_batch=layout.data_parallel * layout.micro_batch * draw(st.integers(1, 3)),
     )
+    if architecture.mask is Mask.CAUSAL and architecture.position is not Position.ALIBI:
+        layout = msgspec.structs.replace(layout, fused_attention=draw(st.booleans()))
     if not dealt_layers(Run(architecture, recipe, layout))[-1]:
         architecture = msgspec.structs.replace(architecture, top_query_layer=False)
     return Run(architecture, recipe, layout)

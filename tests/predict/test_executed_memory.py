@@ -56,6 +56,20 @@ def test_what_a_block_keeps_is_what_its_operators_are_known_to_keep() -> None:
     assert activations(LAYOUT) == 2 * (attention + feed_forward) + around
 
 
+def test_a_fused_attention_keeps_a_number_a_row_in_place_of_scores_and_copies() -> None:
+    fused = msgspec.structs.replace(LAYOUT, fused_attention=True)
+    states, scores, rows, bias = 4 * 2 * 6 * 8, 4 * 2 * 2 * 6 * 6, 4 * 2 * 2 * 6, 4 * 6 * 6
+    # q, k and v as they lie in the projection's output: three states, of which unfused ones are copied
+    assert activations(LAYOUT) - activations(fused) == 2 * (scores - rows)
+    # computed again, only its output is kept, by the projection
+    selective = msgspec.structs.replace(fused, recomputation=Recomputation.SELECTIVE)
+    assert activations(fused) - activations(selective) == 2 * rows
+    full = msgspec.structs.replace(LAYOUT, recomputation=Recomputation.FULL)
+    fully = msgspec.structs.replace(full, fused_attention=True)
+    assert activations(full) - activations(fully) == bias
+    assert states > rows
+
+
 def test_full_recomputation_keeps_the_input_of_each_group_and_the_masks_bias() -> None:
     layout = msgspec.structs.replace(LAYOUT, recomputation=Recomputation.FULL)
     states, scores, tokens = 4 * 2 * 6 * 8, 4 * 6 * 6, 2 * 6

@@ -114,7 +114,7 @@ def test_keys_are_unique_and_a_measurement_that_agrees_passes(run: Run) -> None:
     [
         {"context_parallel": 2},
         {"recomputation": Recomputation.FROM_INPUT},
-        {"fused_attention": True},
+        {"fused_attention": True},  # with BLOOM's penalties of distance
         {"offload": Offload.OPTIMIZER, "zero_stage": 2},
         {"offload": Offload.STATE, "zero_stage": 1},
         {"pipeline_stages": 2, "schedule": Schedule.PIPEDREAM},

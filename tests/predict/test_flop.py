@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout, Recomputation, StageAssignment
-from reference_runs.run import Architecture, Norm, Recipe
+from reference_runs.run import Architecture, Norm, Position, Recipe
+from suite.execute.measure.counters import flop_counter
 from suite.execute.model.decoder import Decoder
 from suite.predict.flop import (
     executed_flop,
@@ -42,7 +43,19 @@ from tests.predict.executed_runs import (
 )
 from tests.strategies import BLOOM, architectures, described_architectures, dropouts, recipes
 
+PLAIN = [position for position in Position if position is not Position.ALIBI]
 RECOMPUTATIONS = st.sampled_from([Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
+
+
+def fused_flop(
+    architecture: Architecture, recipe: Recipe, *, samples: int, layout: Layout, counter: FlopCounterMode
+) -> int:
+    model = Decoder(architecture, recipe, fused_attention=True)
+    model.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
+    tokens = torch.randint(architecture.vocabulary, (samples, architecture.sequence + 1))
+    with counter:
+        model(tokens[:, :-1], tokens[:, 1:]).backward()
+    return int(counter.get_total_flops())
 
 
 def counted_flop(architecture: Architecture, recipe: Recipe, *, samples: int, layout: Layout) -> int:
@@ -69,6 +82,19 @@ def test_executed_flop_equal_the_flop_counter(
     layout = Layout(recomputation=recomputation, checkpoint_layers=group)
     counted = counted_flop(architecture, recipe, samples=samples, layout=layout)
     assert counted == executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
+
+
+@given(architectures(positions=PLAIN), recipes(), st.integers(1, 3), RECOMPUTATIONS, st.integers(1, 3))
+def test_flop_of_a_fused_attention_equal_the_flop_counter(
+    architecture: Architecture, recipe: Recipe, samples: int, recomputation: Recomputation, group: int
+) -> None:
+    recipe = msgspec.structs.replace(recipe, attention_dropout=0.0)
+    layout = Layout(recomputation=recomputation, checkpoint_layers=group, fused_attention=True)
+    counted = fused_flop(architecture, recipe, samples=samples, layout=layout, counter=flop_counter())
+    assert counted == executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
+    needed = flop_counter(recomputes=False)
+    counted = fused_flop(architecture, recipe, samples=samples, layout=Layout(), counter=needed)
+    assert counted == model_flop(architecture, samples=samples)
 
 
 class Gated(nn.Module):
@@ -256,10 +282,12 @@ def rank_products(run: Run, place: Place, *, again: bool) -> int:
     products = []
     for chunk in own_chunks(run, place):
         if again:
+            if layout.fused_attention:  # by its backward pass
+                products += len(dealt_layers(run)[chunk]) * scores
             for group in groups(run, chunk):
                 for number in range(1, len(group) + 1):
                     if layout.recomputation is Recomputation.SELECTIVE:
-                        products += scores
+                        products += [*scores, *context] if layout.fused_attention else scores
                     elif layout.recomputation is Recomputation.FULL:
                         products += [*scores, *context, *others]
                         products += [] if number == len(group) and stops_early(run) else contraction

@@ -71,7 +71,9 @@ def test_a_word_outside_the_grammar_is_refused(text: str) -> None:
         parse_layout(text, base=Layout())
 
 
-@pytest.mark.parametrize("text", ["dp2,dp2", "dp2,dp4", "sp,sp", "gpipe,1f1b", "recompute-none,recompute-full"])
+@pytest.mark.parametrize(
+    "text", ["dp2,dp2", "dp2,dp4", "sp,sp", "gpipe,1f1b", "recompute-none,recompute-full", "fused,unfused"]
+)
 def test_a_word_given_twice_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="given twice"):
         parse_layout(text, base=Layout())

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from suite.job import Collective
 
@@ -146,12 +146,49 @@ class _LocalFlopMode(_FlopCounterMode):
         return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # as above
 
 
+def _attention_flop(q_BHTK: Any, k_BHSK: Any, v_BHSK: Any, *_: Any, **_out: Any) -> int:
+    """Both products of the forward pass, over the full square."""
+    return int(sdpa_flop_count(q_BHTK, k_BHSK, v_BHSK))
+
+
+def _attention_backward_flop(gradient_BHTK: Any, q_BHTK: Any, k_BHSK: Any, v_BHSK: Any, *_: Any, **_out: Any) -> int:
+    """Five products: the scores once more, and the gradients of both factors of both products."""
+    return int(sdpa_backward_flop_count(gradient_BHTK, q_BHTK, k_BHSK, v_BHSK))
+
+
+def _attention_gradient_flop(_gradient_BHTK: Any, q_BHTK: Any, k_BHSK: Any, v_BHSK: Any, *_: Any, **_out: Any) -> int:
+    """The same without the scores: what is computed again is no model flop."""
+    return 2 * int(sdpa_flop_count(q_BHTK, k_BHSK, v_BHSK))
+
+
+_aten = torch.ops.aten
+# PyTorch's table has all of CUDA's and none of the CPU's
+_ON_CPU = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flop,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flop,
+}
+_WITHOUT_SCORES = dict.fromkeys(
+    (
+        _aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        _aten._scaled_dot_product_flash_attention_backward,
+        _aten._scaled_dot_product_efficient_attention_backward,
+        _aten._scaled_dot_product_cudnn_attention_backward,
+    ),
+    _attention_gradient_flop,
+)
+
+
 class LocalFlopCounter(FlopCounterMode):
     """PyTorch's flop counter, silent, of what this rank computes: 2 M N K a product; element-wise operators are not
-    counted."""
+    counted. Of fused attention the full square counts, as of the unfused one, though a kernel skips what the mask
+    hides.
 
-    def __init__(self) -> None:
-        super().__init__(display=False)
+    Args:
+        recomputes: whether the scores count that a fused backward pass computes again.
+    """
+
+    def __init__(self, *, recomputes: bool = True) -> None:
+        super().__init__(display=False, custom_mapping=_ON_CPU if recomputes else _ON_CPU | _WITHOUT_SCORES)
 
     def __enter__(self) -> LocalFlopCounter:
         self.flop_counts.clear()
@@ -161,9 +198,9 @@ class LocalFlopCounter(FlopCounterMode):
         return self
 
 
-def flop_counter() -> LocalFlopCounter:
+def flop_counter(*, recomputes: bool = True) -> LocalFlopCounter:
     """A fresh counter of this rank's flop."""
-    return LocalFlopCounter()
+    return LocalFlopCounter(recomputes=recomputes)
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -1,13 +1,14 @@
-"""Multi-head self-attention, unfused as in the recorded runs: scores, softmax in fp32, context.
+"""Multi-head self-attention: scores, softmax in fp32 and context one after the other, or fused, without stored scores.
 
-`mask` is what the model's `Operations` make and take: an fp32 score bias [H, T, S] of PyTorch's, less of Triton's.
+`mask` is what the model's `Operations` make and take: an fp32 score bias [H, T, S] of PyTorch's, less of Triton's;
+nothing where attention is fused.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.run import Architecture, Recipe
@@ -17,26 +18,35 @@ from suite.execute.model.operations import Operations
 class Context(nn.Module):
     """Values weighted by the softmax of the scaled scores, [B, T, H * K]: what selective recomputation repeats.
 
+    Args:
+        fused: whether it is one kernel that never stores the scores, under a causal mask. PyTorch chooses which.
+
     Attributes:
         recompute: whether the backward pass computes it again.
     """
 
-    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations) -> None:
+    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
         self.dropout = recipe.attention_dropout
         self.operations = operations
+        self.fused = fused
         self.recompute = False
 
     def forward(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
+        weighted = self._fused if self.fused else self._unfused
         if self.recompute:
-            context_BHTK = checkpoint(self._weighted, q_BHTK, k_BHSK, v_BHSK, mask, use_reentrant=False)
+            context_BHTK = checkpoint(weighted, q_BHTK, k_BHSK, v_BHSK, mask, use_reentrant=False)
         else:
-            context_BHTK = self._weighted(q_BHTK, k_BHSK, v_BHSK, mask)
+            context_BHTK = weighted(q_BHTK, k_BHSK, v_BHSK, mask)
         context: Tensor = context_BHTK.transpose(1, 2).flatten(2)
         return context
 
-    def _weighted(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
+    def _fused(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, _mask: Tensor) -> Tensor:
+        probability = self.dropout if self.training else 0.0
+        return scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, dropout_p=probability, is_causal=True)
+
+    def _unfused(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
         scores_BHTS = torch.matmul(q_BHTK, k_BHSK.transpose(-1, -2))
         weights_BHTS = self.operations.attention_weights(scores_BHTS, self.head_dim, mask)
         weights_BHTS = dropout(weights_BHTS, self.dropout, self.training)
@@ -55,14 +65,14 @@ def _by_head(x: Tensor, parts: int, head_dim: int) -> tuple[Tensor, ...]:
 class Attention(nn.Module):
     """Self-attention with a fused query, key, value projection, head by head: its rows are [H, 3, K]."""
 
-    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations) -> None:
+    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
         self.operations = operations
         hidden, bias = architecture.hidden, architecture.biases
         self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=bias)
         self.projection = nn.Linear(hidden, hidden, bias=bias)
-        self.context = Context(architecture, recipe, operations)
+        self.context = Context(architecture, recipe, operations, fused=fused)
 
     def forward(self, x_BTD: Tensor, mask: Tensor, rotation_2TR: Tensor | None) -> Tensor:
         q_BHTK, k_BHSK, v_BHSK = _by_head(self.query_key_value(x_BTD), 3, self.head_dim)
@@ -78,14 +88,14 @@ class TopQueryAttention(nn.Module):
     Source: Zeng et al. 2021, PanGu-alpha, arXiv 2104.12369, section 2.3 (query layer).
     """
 
-    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations) -> None:
+    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
         hidden, bias = architecture.hidden, architecture.biases
         self.query = nn.Linear(hidden, hidden, bias=bias)
         self.key_value = nn.Linear(hidden, 2 * hidden, bias=bias)
         self.projection = nn.Linear(hidden, hidden, bias=bias)
-        self.context = Context(architecture, recipe, operations)
+        self.context = Context(architecture, recipe, operations, fused=fused)
 
     def forward(self, x_BTD: Tensor, mask: Tensor, query_BTD: Tensor) -> Tensor:
         (q_BHTK,) = _by_head(self.query(query_BTD), 1, self.head_dim)

@@ -44,7 +44,13 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self, architecture: Architecture, recipe: Recipe, operations: Operations, *, top_query: bool = False
+        self,
+        architecture: Architecture,
+        recipe: Recipe,
+        operations: Operations,
+        *,
+        fused_attention: bool = False,
+        top_query: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = recipe.hidden_dropout
@@ -52,7 +58,7 @@ class Block(nn.Module):
         self.operations = operations
         self.attention_norm = layer_norm(architecture)
         attention = TopQueryAttention if top_query else Attention
-        self.attention = attention(architecture, recipe, operations)
+        self.attention = attention(architecture, recipe, operations, fused=fused_attention)
         self.feed_forward_norm = layer_norm(architecture)
         self.feed_forward = FeedForward(architecture, operations)
 
@@ -76,14 +82,20 @@ class DeepNormBlock(nn.Module):
     """
 
     def __init__(
-        self, architecture: Architecture, recipe: Recipe, operations: Operations, *, top_query: bool = False
+        self,
+        architecture: Architecture,
+        recipe: Recipe,
+        operations: Operations,
+        *,
+        fused_attention: bool = False,
+        top_query: bool = False,
     ) -> None:
         super().__init__()
         assert not top_query
         self.dropout = recipe.hidden_dropout
         self.alpha = math.sqrt(2 * architecture.layers)
         self.operations = operations
-        self.attention = Attention(architecture, recipe, operations)
+        self.attention = Attention(architecture, recipe, operations, fused=fused_attention)
         self.attention_norm = layer_norm(architecture)
         self.feed_forward = FeedForward(architecture, operations)
         self.feed_forward_norm = layer_norm(architecture)

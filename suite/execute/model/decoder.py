@@ -13,7 +13,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.layout import Recomputation
-from reference_runs.run import Architecture, Norm, Position, Recipe
+from reference_runs.run import Architecture, Mask, Norm, Position, Recipe
 from suite.execute.model.attention import Attention, TopQueryAttention
 from suite.execute.model.block import BLOCKS, layer_norm
 from suite.execute.model.operations import Operations, TorchOperations
@@ -33,6 +33,7 @@ class Decoder(nn.Module):
 
     Args:
         operations: what computes everything but matrix products; None: PyTorch's own operators.
+        fused_attention: whether attention is one kernel that never stores the scores: causal, without ALiBi.
         layers: numbers of the layers; None: all of them.
         first, last: whether embedding, and final norm with head, belong to it.
 
@@ -48,6 +49,7 @@ class Decoder(nn.Module):
         recipe: Recipe,
         operations: Operations | None = None,
         *,
+        fused_attention: bool = False,
         layers: range | None = None,
         first: bool = True,
         last: bool = True,
@@ -55,6 +57,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.architecture = architecture
         self.operations = TorchOperations(architecture) if operations is None else operations
+        has_plain_mask = architecture.mask is Mask.CAUSAL and architecture.position is not Position.ALIBI
+        assert has_plain_mask or not fused_attention
+        self.fused_attention = fused_attention
         self.heads = slice(0, architecture.heads)
         self.sequence_part = (0, 1)
         self.upstream = 1.0
@@ -71,7 +76,12 @@ class Decoder(nn.Module):
         block = BLOCKS[architecture.norm]
         numbers = range(architecture.layers) if layers is None else layers
         self.blocks = nn.ModuleDict(
-            {str(n): block(architecture, recipe, self.operations, top_query=n == top) for n in numbers}
+            {
+                str(n): block(
+                    architecture, recipe, self.operations, fused_attention=fused_attention, top_query=n == top
+                )
+                for n in numbers
+            }
         )
         self.final_norm = layer_norm(architecture) if last else None
         self.query_position = nn.Embedding(architecture.sequence, hidden) if last and top is not None else None
@@ -103,7 +113,10 @@ class Decoder(nn.Module):
         if self.embedding is not None:
             length = x.shape[1]
             x = self._embedded(x)
-        mask = self.operations.mask(heads=self.heads, length=length, device=x.device, seen_B2S=seen_B2S)
+        if self.fused_attention:
+            mask = torch.empty(0, device=x.device)
+        else:
+            mask = self.operations.mask(heads=self.heads, length=length, device=x.device, seen_B2S=seen_B2S)
         turn = rotation(
             self.architecture, torch.arange(length, device=x.device) if positions_BT is None else positions_BT
         )

@@ -117,6 +117,7 @@ def parallelize(
             architecture,
             recipe,
             operations(architecture, kernels, script),
+            fused_attention=layout.fused_attention,
             layers=layers,
             first=number == 0,
             last=number == last,
