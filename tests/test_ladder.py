@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from suite.__main__ import main
 from suite.compare import compare
 from suite.corpus import Corpus
 from suite.figures import Figure, Quantity
-from suite.job import Event, Finished, Status, Step, StepKind
+from suite.job import LEAST_STEPS, Event, Finished, Status, Step, StepKind
 from suite.judgement import expected_figures
 from suite.ladder import ascent
 from suite.ladder import climb as climbing
@@ -20,7 +21,7 @@ from suite.ladder.ascent import Errand, Height
 from suite.ladder.climb import Climb, climb, failures
 from suite.ladder.judged import Gain, Interaction, Mark, gain_check, loss_check, noise, peak_check
 from suite.ladder.measured import Expected, Measured, measured
-from suite.ladder.planned import Climber, checkpoint_layers, climber, planned, refusal
+from suite.ladder.planned import STEPS, Climber, checkpoint_layers, climber, planned, refusal
 from suite.ladder.rungs import BASE, RUNGS, Need, Promise, Setting, Walk, of_walk, setting_of, stands_on
 from suite.plan import Plan, job_for
 from suite.predict.executed_operators import Kernels
@@ -234,6 +235,7 @@ class Machine:
         wrong: labels whose launch fails.
         interrupts: the label whose launch is interrupted; interrupts_at, crashes_at: the launch, counted.
         phases: how many times as long as it should the next launches of a label take.
+        now: on the clock that `launch_seconds` and nothing else moves, by each launch.
     """
 
     def __init__(self) -> None:
@@ -242,6 +244,7 @@ class Machine:
         self.interrupts = ""
         self.interrupts_at = self.crashes_at = 0
         self.phases: dict[str, list[float]] = {}
+        self.now = self.launch_seconds = 0.0
 
     def seconds(self, plan: Plan) -> float:
         script, tokens = plan.script, plan.recipe.global_batch
@@ -251,6 +254,7 @@ class Machine:
 
     def reproduce(self, plan: Plan, *_: object, **__: object) -> Result:
         self.launched.append(plan.script.rung)
+        self.now += self.launch_seconds
         crashes = plan.script.rung in self.wrong or len(self.launched) == self.crashes_at
         status = Status.CRASHED if crashes else Status.OK
         now = plan.script.rung == self.interrupts or len(self.launched) == self.interrupts_at
@@ -302,12 +306,19 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     monkeypatch.setattr(ascent, "expected", expected)
     for module in (ascent, climbing):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now, time=lambda: made.now))
         monkeypatch.setattr(module, "refusal", lambda rung, _: "not here" if rung.needs else "")
     return made
 
 
 def climbed(
-    rungs: list[str], *, broken: tuple[str, ...] = (), twins: bool = False, repeat: int = 1, run: Climber = CPU
+    rungs: list[str],
+    *,
+    broken: tuple[str, ...] = (),
+    twins: bool = False,
+    repeat: int = 1,
+    run: Climber = CPU,
+    began: float = 0.0,
 ) -> Climb:
     errand = Errand(
         climbing=run,
@@ -319,6 +330,7 @@ def climbed(
         twins=twins,
         repeat=repeat,
         profile_source="made up",
+        began=began,
     )
     seen: dict[str, Height] = {}
     outcome = climb(errand, lambda height: seen.update({height.rung.name: height}), _ignore)
@@ -452,6 +464,39 @@ def test_nothing_is_measured_again_when_the_time_for_it_is_over(
     machine.phases = {"speed/compile": [3.0]}
     assert [line.split(":")[0] for line in failures(climbed(["compile"]))] == ["compile"]
     assert len(machine.launched) == 3
+
+
+def test_a_gain_is_measured_again_where_that_ends_in_15_minutes_behind_all_that_came_before(machine: Machine) -> None:
+    """Three launches of 10 s and the four of a confirmation are 70 s; the limit holds for each launch of a rung."""
+    machine.launch_seconds = 10.0
+    for before, repeat, again in (
+        (ascent.CLIMB_SECONDS - 70.1, 1, True),
+        (ascent.CLIMB_SECONDS - 69.9, 1, False),
+        (2 * ascent.CLIMB_SECONDS - 100.1, 2, True),
+        (2 * ascent.CLIMB_SECONDS - 99.9, 2, False),
+    ):
+        machine.launched.clear()
+        machine.phases = {"speed/compile": [3.0] * repeat}
+        outcome = climbed(["compile"], began=machine.now - before, repeat=repeat)
+        assert len(machine.launched) == (3 * repeat + 4 if again else 3 * repeat)
+        if not again:
+            assert [line.endswith("; no time was left to measure it again") for line in failures(outcome)] == [True]
+
+
+def test_the_twins_have_their_time_before_a_gain_is_measured_again(machine: Machine) -> None:
+    """A twin takes as long as the top of its walk, less the steps that one of memory does not do."""
+    names = [rung.name for rung in RUNGS if not rung.needs]
+    top = heights(climbed(names, twins=True))["fsdp-4"].measured
+    assert top is not None
+    rungs, twins, fewer = (sum(part in label for label in machine.launched) for part in ("/", "without", "memory/top"))
+    assert 0 < fewer < twins < rungs == len(machine.launched)
+    machine.launch_seconds = 10.0
+    needed = 10.0 * rungs - fewer * (STEPS - LEAST_STEPS) * top.step_seconds
+    for spare, again in ((40.1, 4), (39.9, 0)):
+        machine.launched.clear()
+        machine.phases = {"speed/compile": [3.0]}
+        climbed(names, twins=True, began=machine.now - (ascent.CLIMB_SECONDS - needed - spare))
+        assert len(machine.launched) == rungs + again
 
 
 def test_a_launch_that_crashes_while_a_gain_is_measured_again_is_named_and_counts_for_nothing(machine: Machine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -90,6 +91,7 @@ def ladder_command(
 
     Exit codes: 0 all promises kept, 1 one was not, 2 bad input, 3 nothing ran, 4 a launch failed, 130 interrupted.
     """
+    began = time.monotonic()
     if name is None:
         print_rungs(console())
         return
@@ -139,6 +141,7 @@ def ladder_command(
             profile_source=source,
             sample_seconds=seconds,
             traces=traces,
+            began=began,
         )
 
         def say(height: Height) -> None:

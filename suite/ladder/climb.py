@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from suite.job import LEAST_STEPS, Event, Status
-from suite.ladder.ascent import Ascent, Errand, Height, launched
+from suite.ladder.ascent import CLIMB_SECONDS, Ascent, Errand, Height, launched
 from suite.ladder.judged import Interaction, Mark, interaction
-from suite.ladder.measured import measured
+from suite.ladder.measured import Measured, measured
 from suite.ladder.planned import STEPS, planned, refusal
-from suite.ladder.rungs import RUNGS, Rung, Walk, setting_of, stands_on
+from suite.ladder.rungs import RUNGS, Rung, Setting, Walk, setting_of, stands_on
 
 
 class Climb(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,7 @@ def climb(errand: Errand, on_height: Callable[[Height], None], on_event: Callabl
         StoreFullError: a record could not be written.
     """
     started = time.time()
+    began = time.monotonic() if errand.began is None else errand.began
     rungs, applicable = wanted(errand)
     ascent = Ascent(errand, applicable, on_event)
     heights = ascent.heights
@@ -58,12 +60,12 @@ def climb(errand: Errand, on_height: Callable[[Height], None], on_event: Callabl
         if interrupted:
             break
         on_height(heights[rung.name])
-    interrupted = interrupted or ascent.confirm(on_height)
-    for walk in Walk:
-        if interrupted or not errand.twins or not all(r.name in heights for r in applicable if r.walk is walk):
-            continue
-        found, interrupted = _interactions(errand, walk, applicable, heights, on_event)
-        interactions += found
+    if not interrupted:
+        twins_seconds = sum(_seconds(twin, ascent) for twin in _twins(errand, applicable, heights))
+        until = began + errand.repeat * (CLIMB_SECONDS - twins_seconds)
+        interrupted = ascent.confirm(on_height, until=until)
+    if not interrupted:
+        interactions, interrupted = _interactions(errand, _twins(errand, applicable, heights), on_event)
     return Climb(
         run=errand.climbing.name,
         device=errand.climbing.device,
@@ -77,32 +79,61 @@ def climb(errand: Errand, on_height: Callable[[Height], None], on_event: Callabl
     )
 
 
-def _interactions(
-    errand: Errand,
-    walk: Walk,
-    applicable: Sequence[Rung],
-    heights: dict[str, Height],
-    on_event: Callable[[int, Event], None],
-) -> tuple[list[Interaction], bool]:
-    """The top of a walk without each of its rungs; of rungs that a later one replaces nothing is left to remove."""
-    chain = [rung for rung in applicable if rung.walk is walk and not rung.side]
-    top = heights[chain[-1].name]
-    found: list[Interaction] = []
-    for place, rung in enumerate(chain[1:-1], start=1):
-        without = setting_of(walk, [one for one in chain if one.name != rung.name])
-        here, below = heights[rung.name].measured, heights[chain[place - 1].name].measured
-        if without == top.setting or top.measured is None or here is None or below is None:
+class _Twin(NamedTuple):
+    """The top of a walk without one of its rungs, and what that is compared with.
+
+    Args:
+        steps: of memory the peak alone is looked at, which the fewest steps tell.
+        top_name: of the rung at the top.
+    """
+
+    rung: Rung
+    setting: Setting
+    steps: int
+    top_name: str
+    below: Measured
+    here: Measured
+    top: Measured
+
+
+def _twins(errand: Errand, applicable: Sequence[Rung], heights: Mapping[str, Height]) -> list[_Twin]:
+    """Of each walk that was climbed whole; of rungs that a later one replaces nothing is left to remove."""
+    found: list[_Twin] = []
+    for walk in Walk:
+        if not errand.twins or not all(rung.name in heights for rung in applicable if rung.walk is walk):
             continue
-        label = f"{walk}/top without {rung.name}"
-        # of memory the peak alone is looked at, which the fewest steps tell
-        steps = LEAST_STEPS if walk is Walk.MEMORY else STEPS
-        results = launched(errand, without, label, on_event, steps=steps)
+        chain = [rung for rung in applicable if rung.walk is walk and not rung.side]
+        last = heights[chain[-1].name]
+        for place, rung in enumerate(chain[1:-1], start=1):
+            setting = setting_of(walk, [one for one in chain if one.name != rung.name])
+            top, here, below = last.measured, heights[rung.name].measured, heights[chain[place - 1].name].measured
+            if setting == last.setting or top is None or here is None or below is None:
+                continue
+            steps = LEAST_STEPS if walk is Walk.MEMORY else STEPS
+            found.append(_Twin(rung, setting, steps, last.rung.name, below, here, top))
+    return found
+
+
+def _seconds(twin: _Twin, ascent: Ascent) -> float:
+    """What one launch of a twin should take: that of the top, less the steps that it does not do."""
+    return ascent.seconds[twin.top_name] - (STEPS - twin.steps) * twin.top.step_seconds
+
+
+def _interactions(
+    errand: Errand, twins: Sequence[_Twin], on_event: Callable[[int, Event], None]
+) -> tuple[list[Interaction], bool]:
+    """What the tops lose without each of their rungs; and whether that was interrupted."""
+    found: list[Interaction] = []
+    for twin in twins:
+        walk = twin.rung.walk
+        label = f"{walk}/top without {twin.rung.name}"
+        results = launched(errand, twin.setting, label, on_event, steps=twin.steps)
         if any(result.status is Status.INTERRUPTED for result in results):
             return found, True
         if any(result.status is not Status.OK for result in results):
             continue
-        twin = measured(planned(errand.climbing, without, label, errand.texts), results)
-        found.append(interaction(walk, rung, below=below, here=here, top=top.measured, without=twin))
+        without = measured(planned(errand.climbing, twin.setting, label, errand.texts), results)
+        found.append(interaction(walk, twin.rung, below=twin.below, here=twin.here, top=twin.top, without=without))
     return found, False
 
 
