@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from suite.__main__ import main
+from suite.commands import exit_codes
+from suite.commands import ladder as command
 from suite.compare import compare
 from suite.corpus import Corpus
 from suite.figures import Figure, Quantity
@@ -415,6 +417,21 @@ def test_twins_are_the_top_without_a_rung_and_name_the_gains_that_do_not_add_up(
     assert found["workers"].at_top == pytest.approx(0)
     assert found["compile"].adds_up
     assert not found["offline"].adds_up or found["offline"].in_walk == pytest.approx(found["offline"].at_top)
+
+
+def test_a_twin_whose_launch_fails_is_named_with_its_record_and_the_exit_code_says_so(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.wrong = {"speed/top without offline"}
+    outcome = climbed([rung.name for rung in of_walk(Walk.SPEED)], twins=True)
+    line = "speed/top without offline: crashed: made up; record record"
+    assert failures(outcome) == [line]
+    assert "offline" not in {one.rung for one in outcome.interactions}
+    assert "speed/top without no-sync" in machine.launched  # the one behind it
+    assert command._exit_code(outcome) == exit_codes.EXECUTION_FAILED
+    print_climb(console(), outcome)
+    assert line in capsys.readouterr().out
+    assert json.loads(msgspec.json.encode(as_json(outcome)))["failures"] == [line]
 
 
 def test_the_memory_walks_peaks_and_promises_hold_on_a_machine_that_does_what_is_predicted(machine: Machine) -> None:

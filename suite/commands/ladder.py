@@ -251,7 +251,7 @@ def _kept(found: Climb, results: Path) -> str:
 def _exit_code(found: Climb) -> int:
     if found.interrupted:
         return exit_codes.INTERRUPTED
-    if any(height.failed for height in found.heights):
+    if found.twins_failed or any(height.failed for height in found.heights):
         return exit_codes.EXECUTION_FAILED
     if not any(height.measured for height in found.heights):
         return exit_codes.INCONCLUSIVE

@@ -105,8 +105,7 @@ class Ascent:
             self._results[rung.name] = results
             self.heights[rung.name] = self._judged(height)
         elif bad.status is not Status.INTERRUPTED:
-            words = f"{bad.status.value}: {bad.message}; record {bad.record}"
-            self.heights[rung.name] = msgspec.structs.replace(height, failed=words)
+            self.heights[rung.name] = msgspec.structs.replace(height, failed=ending(bad))
         return bad is not None and bad.status is Status.INTERRUPTED
 
     def confirm(self, on_height: Callable[[Height], None], *, until: float) -> bool:
@@ -138,7 +137,7 @@ class Ascent:
                 if result.status is Status.INTERRUPTED:
                     return True
                 if result.status is not Status.OK:
-                    words = f"measured again: {result.status.value}: {result.message}; record {result.record}"
+                    words = f"measured again: {ending(result)}"
                     self.heights[height.rung.name] = msgspec.structs.replace(height, failed=words)
                     on_height(self.heights[height.rung.name])
                     break
@@ -193,6 +192,11 @@ class Ascent:
             share = cost(rung.walk, found) / cost(rung.walk, base.measured)
             height = msgspec.structs.replace(height, share=share)
         return msgspec.structs.replace(height, checks=tuple(checks))
+
+
+def ending(result: Result) -> str:
+    """How a launch ended, in words, and where its record is."""
+    return f"{result.status.value}: {result.message}; record {result.record}"
 
 
 def _gain_failed(height: Height) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from suite.job import LEAST_STEPS, Event, Status
-from suite.ladder.ascent import CLIMB_SECONDS, Ascent, Errand, Height, launched
+from suite.ladder.ascent import CLIMB_SECONDS, Ascent, Errand, Height, ending, launched
 from suite.ladder.judged import Interaction, Mark, interaction
 from suite.ladder.measured import Measured, measured
 from suite.ladder.planned import STEPS, planned, refusal
@@ -17,12 +17,18 @@ from suite.ladder.rungs import RUNGS, Rung, Setting, Walk, setting_of, stands_on
 
 
 class Climb(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was found, in the order of the rungs; `whole`: every rung was wanted, and none broken."""
+    """Everything that was found, in the order of the rungs.
+
+    Args:
+        twins_failed: how the launch of a twin ended that did not end well, by the twin's label.
+        whole: whether every rung was wanted, and none broken.
+    """
 
     run: str
     device: str
     heights: list[Height]
     interactions: list[Interaction]
+    twins_failed: dict[str, str] = {}
     profile: str
     sample_seconds: float
     interrupted: bool = False
@@ -54,6 +60,7 @@ def climb(errand: Errand, on_height: Callable[[Height], None], on_event: Callabl
     ascent = Ascent(errand, applicable, on_event)
     heights = ascent.heights
     interactions: list[Interaction] = []
+    twins_failed: dict[str, str] = {}
     interrupted = False
     for rung in rungs:
         interrupted = ascent.climb(rung)
@@ -65,12 +72,14 @@ def climb(errand: Errand, on_height: Callable[[Height], None], on_event: Callabl
         until = began + errand.repeat * (CLIMB_SECONDS - twins_seconds)
         interrupted = ascent.confirm(on_height, until=until)
     if not interrupted:
-        interactions, interrupted = _interactions(errand, _twins(errand, applicable, heights), on_event)
+        twins = _twins(errand, applicable, heights)
+        interactions, twins_failed, interrupted = _interactions(errand, twins, on_event)
     return Climb(
         run=errand.climbing.name,
         device=errand.climbing.device,
         heights=list(heights.values()),
         interactions=interactions,
+        twins_failed=twins_failed,
         profile=errand.profile_source,
         sample_seconds=errand.sample_seconds,
         interrupted=interrupted,
@@ -121,25 +130,29 @@ def _seconds(twin: _Twin, ascent: Ascent) -> float:
 
 def _interactions(
     errand: Errand, twins: Sequence[_Twin], on_event: Callable[[int, Event], None]
-) -> tuple[list[Interaction], bool]:
-    """What the tops lose without each of their rungs; and whether that was interrupted."""
+) -> tuple[list[Interaction], dict[str, str], bool]:
+    """What the tops lose without each of their rungs, how twins ended that failed, and whether that was interrupted."""
     found: list[Interaction] = []
+    failed: dict[str, str] = {}
     for twin in twins:
         walk = twin.rung.walk
         label = f"{walk}/top without {twin.rung.name}"
         results = launched(errand, twin.setting, label, on_event, steps=twin.steps)
-        if any(result.status is Status.INTERRUPTED for result in results):
-            return found, True
-        if any(result.status is not Status.OK for result in results):
+        last = results[-1]
+        if last.status is Status.INTERRUPTED:
+            return found, failed, True
+        if last.status is not Status.OK:
+            failed[label] = ending(last)
             continue
         without = measured(planned(errand.climbing, twin.setting, label, errand.texts), results)
         found.append(interaction(walk, twin.rung, below=twin.below, here=twin.here, top=twin.top, without=without))
-    return found, False
+    return found, failed, False
 
 
 def failures(found: Climb) -> list[str]:
     """Every promise that was not kept, as RUNG: PROMISE: WORDS; and every launch that did not end well."""
     lines = [f"{height.rung.name}: {height.failed}" for height in found.heights if height.failed]
+    lines += [f"{label}: {words}" for label, words in found.twins_failed.items()]
     for height in found.heights:
         lines += [f"{height.rung.name}: {c.name}: {c.says}" for c in height.checks if c.mark is Mark.FAIL]
     return lines
