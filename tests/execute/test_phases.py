@@ -1,0 +1,56 @@
+"""Phases of a step as NVTX ranges: on CUDA in every step, nested as they are, and none on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from suite.execute.measure.phases import RANGE, Part, Phases
+
+
+class _Event:
+    """In place of a CUDA event, which needs a device."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def record(self) -> None:
+        pass
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What torch is told: names of ranges that begin, and None where one ends."""
+    told: list[Any] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", told.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: told.append(None))
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    return told
+
+
+def test_on_cuda_each_phase_of_every_step_is_an_nvtx_range_of_its_name(calls: list[Any]) -> None:
+    phases = Phases(torch.device("cuda"))
+    for _ in range(2):
+        phases.clear()
+        with phases.phase(Part.PIPELINE), phases.phase(Part.FORWARD):
+            pass
+        with phases.phase(Part.UPDATE):
+            pass
+    step = [RANGE + "pipeline", RANGE + "forward", None, None, RANGE + "update", None]
+    assert calls == step * 2
+
+
+def test_an_nvtx_range_ends_where_its_phase_fails(calls: list[Any]) -> None:
+    with pytest.raises(ZeroDivisionError), Phases(torch.device("cuda")).phase(Part.BACKWARD):
+        raise ZeroDivisionError
+    assert calls == [RANGE + "backward", None]
+
+
+def test_on_a_cpu_no_range_is_asked_for(calls: list[Any]) -> None:
+    phases = Phases(torch.device("cpu"))
+    with phases.phase(Part.FORWARD):
+        pass
+    assert calls == []
+    assert phases.seconds()[Part.FORWARD] > 0
