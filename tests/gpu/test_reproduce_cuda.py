@@ -18,10 +18,15 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: 
 
 @pytest.mark.timeout(960)
 @pytest.mark.parametrize(
-    ("name", "compiled"), [*((name, "--compile") for name in miniatures()), ("bloom-mini", "--no-compile")]
+    ("name", "options"),
+    [
+        *((name, "--compile") for name in miniatures()),
+        ("bloom-mini", "--no-compile"),
+        *(("gpt2-mini", f"{compiled} --layout dp1,fused") for compiled in ("--compile", "--no-compile")),
+    ],
 )
-def test_a_miniature_on_cuda_equals_its_prediction_exactly(name: str, compiled: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "suite", "reproduce", name, "--device", "cuda", "--steps", "6", compiled]
+def test_a_miniature_on_cuda_equals_its_prediction_exactly(name: str, options: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "suite", "reproduce", name, "--device", "cuda", "--steps", "6", *options.split()]
     done = subprocess.run(
         [*command, "--results", str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
