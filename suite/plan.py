@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from reference_runs.catalog import check_layout, miniatures, reference_run
+from reference_runs.catalog import check_layout, miniatures, reference_run, run_names
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, parse_layout
 from reference_runs.run import (
@@ -107,13 +107,16 @@ def plan(request: Request) -> Plan:
         raise InputError("seed out of range", got=request.seed, allowed=f"0 to {MOST_SEED}", where="--seed")
     minis = miniatures()
     is_file = request.name.endswith(".toml")
-    if not is_file and request.name not in minis:
-        raise InputError(
-            "unknown run", got=repr(request.name), allowed=", ".join(minis) + ", or a run file ending in .toml"
-        )
-    run = reference_run(request.name if is_file else minis[request.name])
+    in_own_size = is_file or request.name in run_names()
+    if not in_own_size and request.name not in minis:
+        allowed = ", ".join(minis) + ", on a GPU a recorded run (see `runs`), or a run file ending in .toml"
+        raise InputError("unknown run", got=repr(request.name), allowed=allowed)
+    run = reference_run(request.name if in_own_size else minis[request.name])
     device, default_ranks = resolved_device(request.device)
-    if is_file:
+    if in_own_size and not is_file and device != "cuda":
+        allowed = "--device cuda" if run.miniature is None else f"--device cuda, or {run.miniature}"
+        raise InputError("a recorded run in its own size", got=device, allowed=allowed, where=run.name)
+    if in_own_size:
         name, architecture, recipe, base = run.name, run.architecture, run.recipe, run.layout
         default_ranks = base.ranks
     else:
@@ -126,8 +129,8 @@ def plan(request: Request) -> Plan:
     if averaging is Averaging.POWER_SGD and device == "cpu":
         # PyTorch's hook waits for messages in gloo's threads: two buckets can take both and wait for each other
         layout = msgspec.structs.replace(layout, bucket_bytes=4 * parameter_count(architecture))
-    where = "--layout" if request.layout else run.where if is_file and request.ranks is None else "--ranks"
-    if not is_file:
+    where = "--layout" if request.layout else run.where if in_own_size and request.ranks is None else "--ranks"
+    if not in_own_size:
         recipe = in_batches(recipe, run, device, layout, steps=request.steps)
     check_executable(architecture, recipe, run.where)
     check_layout(architecture, recipe, layout, where)
@@ -149,7 +152,7 @@ def plan(request: Request) -> Plan:
         compiled=device == "cuda" if request.compiled is None else request.compiled,
         steps=request.steps,
         seed=request.seed,
-        learns=not is_file,
+        learns=not in_own_size,
         trace=trace,
         kernels=checked_kernels(request.kernels),
         averaging=averaging,

@@ -10,10 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from reference_runs.accelerator import accelerator_names
-from reference_runs.catalog import RUNS, miniatures, run_names
+from reference_runs.catalog import RUNS, miniatures, reference_run, run_names
 from suite.__main__ import main
 from suite.devices import cuda_devices
 from suite.plan import Request, plan
@@ -99,8 +100,8 @@ def without_section(name):
 
 def test_an_unknown_run_is_refused_with_the_names_that_exist(reproduce_refused):
     line = reproduce_refused("nonsense")
-    minis = ", ".join(miniatures())
-    assert line == f"unknown run; got 'nonsense', allowed: {minis}, or a run file ending in .toml"
+    others = "on a GPU a recorded run (see `runs`), or a run file ending in .toml"
+    assert line == f"unknown run; got 'nonsense', allowed: {', '.join(miniatures())}, {others}"
 
 
 def test_an_unknown_run_is_refused_by_predict(refused):
@@ -273,6 +274,21 @@ def test_a_run_whose_layout_is_described_but_not_executed_is_refused(run, word, 
     path = RUNS / f"{run}.toml"
     line = reproduce_refused(str(path))
     assert line.startswith(f"runs/{run}.toml: this version does not execute that {word}")
+
+
+def test_a_recorded_run_is_executed_in_its_own_size_on_gpus_alone(reproduce_refused, monkeypatch, tmp_path):
+    line = reproduce_refused("gpt2-124m", "--ranks", "1")
+    assert line == "gpt2-124m: a recorded run in its own size; got cpu, allowed: --device cuda, or gpt2-mini"
+    monkeypatch.setattr("suite.plan.resolved_device", lambda _: ("cuda", 1))
+    for name in ("gpt2-124m", "gpt2-1558m"):
+        run = reference_run(name)
+        planned = plan(Request(name=name, ranks=1, device="cuda", results=tmp_path))
+        assert (planned.name, planned.architecture, planned.recipe) == (name, run.architecture, run.recipe)
+        assert planned.layout == msgspec.structs.replace(run.layout, data_parallel=1, accumulation=None)
+        assert planned.layout.fused_attention
+    assert reproduce_refused("gpt2-124m", "--device", "cuda").endswith(
+        "more ranks than GPUs; got 8, allowed: at most 1"
+    )
 
 
 @pytest.mark.parametrize(("run", "word"), {"bloom_176b": "ALiBi", "glm_130b": "a prefix mask"}.items())

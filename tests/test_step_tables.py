@@ -16,7 +16,7 @@ from suite.corpus import Corpus
 from suite.figures import Figure, Quantity, StepTerm
 from suite.job import Job, Status
 from suite.launches import Values, launches
-from suite.plan import job_for
+from suite.plan import Request, job_for, plan
 from suite.record import SCHEMA, End, begin_record
 from suite.report.step_tables import step_rows, step_tables
 from suite.report.utilisation_tables import ASKED, utilisation_table
@@ -154,6 +154,13 @@ def test_a_gpu_s_utilisation_is_unmeasured_until_it_is_recorded(tmp_path: Path) 
     (line,) = [line for line in lines if "gpt2-124m" in line]
     assert "| 1 | 50.0% | 45% | 1970-01-01 |" in line
     assert sum("unmeasured" in line for line in lines) == len(ASKED) - 1
+
+
+def test_what_is_asked_of_a_gpu_can_be_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.plan.resolved_device", lambda _: ("cuda", 1))
+    for asked in ASKED:
+        assert asked.how == f"`reproduce {asked.run} --device cuda --ranks 1`"
+        assert plan(Request(name=asked.run, device="cuda", ranks=1, results=tmp_path)).name == asked.run
 
 
 def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_left_out_and_code_2(

@@ -34,7 +34,9 @@ from suite.store import records_directory
 
 
 def reproduce_command(
-    name: Annotated[str | None, typer.Argument(help="A miniature such as bloom-mini, or a run file.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A miniature such as bloom-mini, on GPUs a recorded run, or a run file.")
+    ] = None,
     ranks: Annotated[
         int | None, typer.Option(help="Processes; default 2 on the CPU, otherwise the most GPUs that divide the batch.")
     ] = None,
