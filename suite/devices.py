@@ -21,13 +21,26 @@ def cuda_devices() -> int:
     """
     if not (Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()):
         return 0
+    return _told("--devices")
+
+
+def cuda_memory_bytes() -> int:
+    """Memory of a CUDA device, in bytes: of several the least.
+
+    Raises:
+        InputError: torch cannot be asked.
+    """
+    return _told("--device-memory")
+
+
+def _told(question: str) -> int:
     answer = subprocess.run(
-        [sys.executable, "-m", "suite.execute", "--devices"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "suite.execute", question], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if answer.returncode != 0:
         lines = answer.stderr.strip().splitlines() or ["no output"]
         raise InputError(
-            f"an NVIDIA driver is here, but torch cannot count its devices: {lines[-1]}",
+            f"an NVIDIA driver is here, but torch cannot tell of its devices: {lines[-1]}",
             allowed="--device cpu",
             where="--device",
         )

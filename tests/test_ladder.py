@@ -9,11 +9,15 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout
+from reference_runs.run import Recipe
 from suite.__main__ import main
 from suite.commands import exit_codes
 from suite.commands import ladder as command
 from suite.compare import compare
 from suite.corpus import Corpus
+from suite.executable import check_executable, check_executable_layout
 from suite.figures import Figure, Quantity
 from suite.job import LEAST_STEPS, Event, Finished, Status, Step, StepKind
 from suite.judgement import expected_figures
@@ -23,8 +27,8 @@ from suite.ladder.ascent import Errand, Height
 from suite.ladder.climb import Climb, climb, failures
 from suite.ladder.judged import Gain, Interaction, Mark, gain_check, loss_check, noise, peak_check
 from suite.ladder.measured import Expected, Measured, measured
-from suite.ladder.planned import STEPS, Climber, checkpoint_layers, climber, planned, refusal
-from suite.ladder.rungs import BASE, RUNGS, Need, Promise, Setting, Walk, of_walk, setting_of, stands_on
+from suite.ladder.planned import STEPS, Climber, checkpoint_layers, climber, excess, fitted, planned, refusal
+from suite.ladder.rungs import BASE, MOST_DIVISOR, RUNGS, Need, Promise, Setting, Walk, of_walk, setting_of, stands_on
 from suite.plan import Plan, job_for
 from suite.predict.executed_operators import Kernels
 from suite.report.ladder_plot import write_plot
@@ -39,6 +43,7 @@ TEXTS = Texts(tokenizer_file="/none/tokenizer", text_file="/none/text", document
 CORPUS = Corpus(source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=1, tokens=10**6, tokens_file="/none")
 NAMES = {rung.name: rung for rung in RUNGS}
 CPU = climber("gpt2-mini", device="cpu", seed=1)
+GIB = 2**30
 
 
 def found(
@@ -539,6 +544,71 @@ def test_an_interrupt_while_a_gain_is_measured_again_ends_the_climb(machine: Mac
     outcome = climbed(["compile"])
     assert outcome.interrupted
     assert len(machine.launched) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "divisor"), [("gpt2-mini", 1), ("gpt2-124m", 1), ("gpt2-350m", 1), ("gpt2-774m", 2), ("gpt2-1558m", 4)]
+)
+def test_on_a_gpu_samples_are_halved_until_the_predicted_peak_of_both_baselines_fits(name: str, divisor: int) -> None:
+    """Of 139 GiB; with twice the samples it would not. What the walks stand on is 4 to 1 and 1 to 4 all the same."""
+    memory = 139 * GIB
+    climbing = fitted(climber(name, device="cuda", seed=1), memory, TEXTS)
+    assert climbing.divisor == divisor
+    larger = setting_of(Walk.MEMORY, [], divisor=divisor)
+    assert _peak(planned(climbing, larger, "", TEXTS)) <= 0.9 * memory
+    if divisor > 1:
+        twice = setting_of(Walk.MEMORY, [], divisor=divisor // 2)
+        assert _peak(planned(climbing, twice, "", TEXTS)) > 0.9 * memory
+    for rung in RUNGS:
+        setting = setting_of(rung.walk, [*stands_on(rung, RUNGS), rung], divisor=divisor)
+        plan = planned(climbing, setting, rung.name, TEXTS)
+        assert excess(plan, memory) == ""
+        check_executable(plan.architecture, plan.recipe, rung.name)
+        check_executable_layout(plan.architecture, plan.recipe, plan.layout, rung.name)
+        assert plan.recipe.global_batch == setting.samples == (8 if rung.name == "speed-baseline" else 32) // divisor
+        assert accumulation(plan.recipe, plan.layout) * plan.layout.micro_batch * plan.layout.ranks == setting.samples
+    assert accumulation(*_accumulating(climbing)) == 4
+
+
+def _accumulating(climbing: Climber) -> tuple[Recipe, Layout]:
+    setting = setting_of(Walk.MEMORY, [NAMES["accumulate"]], divisor=climbing.divisor)
+    plan = planned(climbing, setting, "", TEXTS)
+    return plan.recipe, plan.layout
+
+
+def test_samples_are_an_eighth_at_least_and_every_rung_has_one_for_each_rank() -> None:
+    climbing = fitted(climber("gpt2-1558m", device="cuda", seed=1), GIB, TEXTS)
+    assert climbing.divisor == MOST_DIVISOR
+    for rung in RUNGS:
+        plan = planned(climbing, setting_of(rung.walk, [*stands_on(rung, RUNGS), rung], divisor=8), "", TEXTS)
+        assert plan.layout.micro_batch >= 1
+        assert accumulation(plan.recipe, plan.layout) >= 1
+
+
+def test_a_processor_s_samples_are_those_declared() -> None:
+    assert (CPU.divisor, CPU.memory_bytes) == (1, None)
+    assert excess(planned(CPU, BASE[Walk.MEMORY], "", TEXTS), None) == ""
+    assert setting_of(Walk.SPEED, []) == BASE[Walk.SPEED]
+
+
+def test_what_does_not_fit_is_not_run_and_what_fits_above_it_is(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """gpt2-1558m has 16 P = 23 GiB of state: on 24 GiB it fits from the rung on that shards it."""
+    run = fitted(climber("gpt2-1558m", device="cuda", seed=1), 24 * GIB, TEXTS)
+    names = [rung.name for rung in of_walk(Walk.MEMORY) if not rung.needs]
+    outcome = climbed(names, run=run)
+    ran = [name for name, height in heights(outcome).items() if height.measured is not None]
+    assert ran == ["fsdp-2", "fsdp-4"]
+    assert machine.launched == ["memory/fsdp-2", "memory/fsdp-4"]
+    base, first, last = (heights(outcome)[name] for name in ("memory-baseline", *ran))
+    assert base.not_run == "predicted peak 63.1 GiB with 4 samples a step, more than 90% of the GPU's 24.0"
+    assert (first.gain, first.share) == (None, None)
+    assert last.gain is not None
+    print_climb(console(), outcome)
+    printed = capsys.readouterr().out
+    assert f"memory-baseline: NOT RUN: {base.not_run}" in printed
+    assert "samples: 1/8 of those declared" in printed
 
 
 def test_the_picture_and_the_object_have_every_rung(machine: Machine, tmp_path: Path) -> None:

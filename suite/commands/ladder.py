@@ -18,12 +18,12 @@ from suite.commands import exit_codes
 from suite.commands.calibrate_first import profile_for
 from suite.commands.reproduce import interrupt
 from suite.corpus import tokenised_documents
-from suite.devices import resolved_device
+from suite.devices import cuda_memory_bytes, resolved_device
 from suite.hosts import check_reachable
 from suite.job import Event
 from suite.ladder.ascent import Errand, Height, trace_of
 from suite.ladder.climb import Climb, climb, failures
-from suite.ladder.planned import STEPS, climber, planned
+from suite.ladder.planned import STEPS, climber, fitted, planned
 from suite.ladder.rungs import RUNGS, Setting, Walk
 from suite.ladder.tokenising import sample_seconds
 from suite.launch import ROOT
@@ -121,6 +121,8 @@ def ladder_command(
             vocabulary=climbing.architecture.vocabulary,
             least_tokens=Setting().samples * climbing.architecture.sequence + 1,
         )
+    if climbing.device == "cuda":
+        climbing = fitted(climbing, cuda_memory_bytes(), texts)
     check_reachable(climbing.host_names, Path(tempfile.gettempdir()), Path(tokens.tokens_file), interface)
     try:
         records_directory(results, f"{name}-ladder")

@@ -1,7 +1,7 @@
 """One rank of a launch, started by torchrun: python -m suite.execute JOB.json.
 
 --calibrate JOB.json measures the machine in place of training, --probe JOB.json looks for wrong bits; --devices counts
-CUDA devices.
+CUDA devices, --device-memory tells the least one's bytes.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ def main() -> None:
     """Run the job file named on the command line as the rank that torchrun's environment says."""
     if sys.argv[1:] == ["--devices"]:
         print(torch.cuda.device_count())
+        return
+    if sys.argv[1:] == ["--device-memory"]:
+        devices = range(torch.cuda.device_count())
+        print(min(torch.cuda.get_device_properties(number).total_memory for number in devices))
         return
     job: Job | CalibrationJob | ProbeJob
     if sys.argv[1] == "--calibrate":

@@ -12,7 +12,7 @@ from suite.corpus import Corpus
 from suite.job import Event, Status
 from suite.ladder.judged import Check, Gain, Mark, cost, gain, gain_check, loss_check, peak_check
 from suite.ladder.measured import Expected, Measured, expected, measured
-from suite.ladder.planned import STEPS, Climber, planned, refusal
+from suite.ladder.planned import STEPS, Climber, excess, planned, refusal
 from suite.ladder.rungs import Rung, Setting, Walk, setting_of, stands_on
 from suite.machine_profile import Profile
 from suite.reproduction import Result, reproduce
@@ -97,7 +97,11 @@ class Ascent:
             self.heights[rung.name] = Height(rung=rung, not_run=reason)
             return False
         chain = self._chain(rung)
-        setting = setting_of(rung.walk, [one for one in chain if one.name not in errand.broken])
+        setting = self._setting([one for one in chain if one.name not in errand.broken])
+        reason = excess(planned(errand.climbing, setting, "", errand.texts), errand.climbing.memory_bytes)
+        if reason:
+            self.heights[rung.name] = Height(rung=rung, setting=setting, not_run=reason)
+            return False
         height = Height(rung=rung, setting=setting, broken=rung.name in errand.broken)
         results = self._launched(height, trace=trace_of(errand.traces, rung))
         bad = next((result for result in results if result.status is not Status.OK), None)
@@ -158,6 +162,9 @@ class Ascent:
     def _chain(self, rung: Rung) -> list[Rung]:
         return [*stands_on(rung, self._applicable), rung]
 
+    def _setting(self, chain: Sequence[Rung]) -> Setting:
+        return setting_of(chain[0].walk, chain, divisor=self._errand.climbing.divisor)
+
     def _label(self, rung: Rung) -> str:
         broken = any(one.name in self._errand.broken for one in self._chain(rung))
         return f"{rung.walk}/{rung.name}" + (", broken" if broken else "")
@@ -176,9 +183,9 @@ class Ascent:
         assert height.setting is not None
         label = self._label(rung)
         found = measured(planned(errand.climbing, height.setting, label, errand.texts), self._results[rung.name])
-        said = height.expected or _expected(errand, setting_of(rung.walk, chain), label, rung)
+        said = height.expected or _expected(errand, self._setting(chain), label, rung)
         checks = [peak_check(said, found)]
-        height = msgspec.structs.replace(height, expected=said, measured=found, share=1.0)
+        height = msgspec.structs.replace(height, expected=said, measured=found, share=1.0 if rung.is_base else None)
         below = self.heights.get(chain[-2].name) if len(chain) > 1 else None
         if below is not None and below.measured is not None and below.expected is not None:
             difference = gain(rung.walk, below=(below.expected, below.measured), here=(said, found))

@@ -20,6 +20,7 @@ class Climb(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was found, in the order of the rungs.
 
     Args:
+        divisor: of the declared samples, so that the baseline fits into the device.
         twins_failed: how the launch of a twin ended that did not end well, by the twin's label.
         whole: whether every rung was wanted, and none broken.
     """
@@ -34,6 +35,7 @@ class Climb(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     started: float = 0.0
     whole: bool = False
+    divisor: int = 1
 
 
 def wanted(errand: Errand) -> tuple[list[Rung], list[Rung]]:
@@ -84,6 +86,7 @@ def climb(errand: Errand, on_height: Callable[[Height], None], on_event: Callabl
         sample_seconds=errand.sample_seconds,
         interrupted=interrupted,
         started=started,
+        divisor=errand.climbing.divisor,
         whole=not interrupted and not errand.broken and len(rungs) == len(RUNGS),
     )
 
@@ -114,7 +117,8 @@ def _twins(errand: Errand, applicable: Sequence[Rung], heights: Mapping[str, Hei
         chain = [rung for rung in applicable if rung.walk is walk and not rung.side]
         last = heights[chain[-1].name]
         for place, rung in enumerate(chain[1:-1], start=1):
-            setting = setting_of(walk, [one for one in chain if one.name != rung.name])
+            others = [one for one in chain if one.name != rung.name]
+            setting = setting_of(walk, others, divisor=errand.climbing.divisor)
             top, here, below = last.measured, heights[rung.name].measured, heights[chain[place - 1].name].measured
             if setting == last.setting or top is None or here is None or below is None:
                 continue

@@ -14,10 +14,13 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import Architecture, Precision, Recipe
 from suite import network_namespaces
+from suite.arithmetic import kernels_for
+from suite.figures import Quantity, of_job
 from suite.job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS, KernelChoice
-from suite.ladder.rungs import Need, Rung, Setting
+from suite.ladder.rungs import MOST_DIVISOR, Need, Rung, Setting, Walk, setting_of
 from suite.miniature import miniature
 from suite.plan import Plan
+from suite.predict.executed_memory_figures import memory_figures
 from suite.script import Habits, Script, Texts
 
 TIMED_STEPS = 6
@@ -25,10 +28,19 @@ STEPS = WARM_UP_STEPS + COUNTED_STEPS + TIMED_STEPS + PROFILED_STEPS
 LOSS_SCALE, LOSS_SCALE_WINDOW = 4096.0, 1000  # as a miniature's largest (see `suite.miniature.Scale`); never doubled
 FAMILY = "gpt2"
 WARMUP_SHARE = 0.1
+# Of a GPU's memory: the rest is for its context, libraries' workspaces and what the allocator cannot use. Assumed, for
+# want of a GPU: with more a rung may run out of memory, with less its steps have fewer samples than need be
+USABLE_SHARE = 0.9
+GIB = 2.0**30
 
 
 class Climber(msgspec.Struct, frozen=True, kw_only=True):
-    """What climbs: a run's shape and recipe on one kind of device; hosts beside this one, and their interface."""
+    """What climbs: a run's shape and recipe on one kind of device; hosts beside this one, and their interface.
+
+    Args:
+        memory_bytes: of each GPU; None on a CPU, and where nothing is to be kept to it.
+        divisor: of the declared samples of steps and micro-batches.
+    """
 
     name: str
     architecture: Architecture
@@ -37,6 +49,8 @@ class Climber(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     host_names: tuple[str, ...] = ()
     interface: str | None = None
+    memory_bytes: int | None = None
+    divisor: int = 1
 
 
 def climber(name: str, *, device: str, seed: int) -> Climber:
@@ -56,6 +70,39 @@ def climber(name: str, *, device: str, seed: int) -> Climber:
         raise InputError(f"{name} climbs on a GPU alone", got=device, allowed="cuda, or gpt2-mini", where="--device")
     run = reference_run(name)
     return Climber(name=name, architecture=run.architecture, recipe=run.recipe, device=device, seed=seed)
+
+
+def fitted(climbing: Climber, memory_bytes: int, texts: Texts) -> Climber:
+    """On GPUs of so much memory, with the declared samples halved until the larger baseline fits; to an eighth at most.
+
+    That is the memory walk's, of 32 samples in one micro-batch, which the speed walk has in its second rung.
+    """
+    climbing = msgspec.structs.replace(climbing, memory_bytes=memory_bytes)
+    while climbing.divisor < MOST_DIVISOR:
+        setting = setting_of(Walk.MEMORY, (), divisor=climbing.divisor)
+        if not excess(planned(climbing, setting, "", texts), memory_bytes):
+            break
+        climbing = msgspec.structs.replace(climbing, divisor=2 * climbing.divisor)
+    return climbing
+
+
+def excess(plan: Plan, memory_bytes: int | None) -> str:
+    """Why a plan does not fit, by its predicted peak, in 90 % of a device's memory; empty where it does.
+
+    The peak of PyTorch's operators also for Triton's, which keep no more.
+    """
+    if memory_bytes is None:
+        return ""
+    kernels = kernels_for(plan.recipe.precision, plan.device)
+    figures = memory_figures(plan.architecture, plan.recipe, plan.layout, kernels, plan.script)
+    peak = of_job(figures, Quantity.PEAK_BYTES)
+    if peak is None or peak <= USABLE_SHARE * memory_bytes:
+        return ""
+    samples = plan.recipe.global_batch
+    return (
+        f"predicted peak {peak / GIB:,.1f} GiB with {samples} sample{'s' if samples > 1 else ''} a step, "
+        f"more than {USABLE_SHARE:.0%} of the GPU's {memory_bytes / GIB:,.1f}"
+    )
 
 
 def refusal(rung: Rung, climbing: Climber) -> str:

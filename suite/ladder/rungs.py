@@ -66,6 +66,7 @@ BASE = {
         samples=8, micro_batch=8, tokenises=True, synchronises=True, keeps_gradients=True, update=Update.FOREACH
     ),
 }
+MOST_DIVISOR = 8  # of the samples: the fewest that a rung or a baseline declares are 8
 ROUNDING = 2.0**-8  # relative: bf16 keeps 8 bits, fp16 11; a loss is a mean over 1,000 tokens and more
 REORDERED = (
     1e-3  # relative: what fp32 sums in another order make of a loss after 13 of Adam's steps, see docs/ladder.md
@@ -406,12 +407,13 @@ def applied(setting: Setting, changes: dict[str, Any]) -> Setting:
     return msgspec.structs.replace(changed, micro_batch=min(changed.micro_batch, own))
 
 
-def setting_of(walk: Walk, rungs: Iterable[Rung]) -> Setting:
-    """The walk's baseline with the changes of `rungs`, in their order."""
+def setting_of(walk: Walk, rungs: Iterable[Rung], *, divisor: int = 1) -> Setting:
+    """The walk's baseline with the changes of `rungs`, in their order; samples and micro-batch over `divisor`."""
     setting = BASE[walk]
     for rung in rungs:
         setting = applied(setting, rung.changes)
-    return setting
+    fewer = {"samples": setting.samples // divisor, "micro_batch": setting.micro_batch // divisor}
+    return msgspec.structs.replace(setting, **fewer)
 
 
 def stands_on(rung: Rung, applicable: Iterable[Rung]) -> list[Rung]:

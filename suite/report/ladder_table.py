@@ -50,6 +50,9 @@ def print_climb(out: Console, climb: Climb) -> None:
         reserved = "what CUDA's allocator reserved"
     out.print(f"\n[dim]allocated: PyTorch's allocator, the largest sum in one eager step; reserved: {reserved}.[/]")
     out.print(f"[dim]tokenising: {climb.sample_seconds * 1e3:.2f} ms a sample; profile: {escape(climb.profile)}[/]")
+    if climb.divisor > 1:
+        words = f"samples: 1/{climb.divisor} of those declared, so that the larger baseline fits into the GPU's memory"
+        out.print(f"[dim]{words}, by its predicted peak.[/]")
     failed = failures(climb)
     for line in failed:
         out.print(f"[bold red]{escape(line)}[/]", soft_wrap=True)
