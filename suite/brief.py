@@ -53,6 +53,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         steps: of the whole launch, warm-up included.
         first_loss, last_loss: of rank 0's first step, and the mean of its last 3; None without steps.
         others_share, steal_share, profile: as of `suite.record.End`.
+        rung: of the ladder, as of `suite.script.Script`; empty of others.
     """
 
     id: str
@@ -84,10 +85,15 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     profile: str
     others_share: float | None
     steal_share: float | None
+    rung: str = ""
 
 
 class _Recipe(msgspec.Struct):
     precision: str
+
+
+class _Script(msgspec.Struct):
+    rung: str = ""
 
 
 class _Job(msgspec.Struct):
@@ -97,6 +103,7 @@ class _Job(msgspec.Struct):
     compiled: bool
     seed: int
     steps: int
+    script: _Script = msgspec.field(default_factory=_Script)
 
 
 class _Begin(msgspec.Struct):
@@ -245,4 +252,5 @@ def _launch(begin: _Begin, end: _End | None, path: str) -> Launch:
         profile=end.profile if end else "",
         others_share=end.others_share if end else None,
         steal_share=end.steal_share if end else None,
+        rung=job.script.rung,
     )

@@ -38,6 +38,7 @@ class _Setup(msgspec.Struct, frozen=True, array_like=True):
     steps: int
     seed: int
     profile: str
+    rung: str
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):

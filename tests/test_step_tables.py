@@ -11,16 +11,18 @@ import pytest
 
 from suite import store
 from suite.__main__ import main
+from suite.brief_batch import packed, unpacked
 from suite.compare import compare
 from suite.corpus import Corpus
 from suite.figures import Figure, Quantity, StepTerm
 from suite.job import Job, Status
-from suite.launches import Values, launches
+from suite.launches import Launch, Values, launches
 from suite.plan import Request, job_for, plan
 from suite.record import SCHEMA, End, begin_record
 from suite.report.step_tables import step_rows, step_tables
 from suite.report.utilisation_tables import ASKED, utilisation_table
 from suite.residuals import Residuals, residuals
+from suite.script import Script
 from tests.launches import small_plan
 
 CORPUS = Corpus(
@@ -161,6 +163,46 @@ def test_what_is_asked_of_a_gpu_can_be_asked_of_it(tmp_path: Path, monkeypatch: 
     for asked in ASKED:
         assert asked.how == f"`reproduce {asked.run} --device cuda --ranks 1`"
         assert plan(Request(name=asked.run, device="cuda", ranks=1, results=tmp_path)).name == asked.run
+
+
+def test_a_gpu_s_utilisation_has_the_fastest_rung_of_a_ladder_by_its_name(tmp_path: Path) -> None:
+    """Not the one with the largest share: fp32's peak is the smaller one. Twins and broken rungs are none."""
+    record(tmp_path, measured=MEASURED, started=1000.0)
+    (own,) = launches(tmp_path)[0]
+    key = (Quantity.MODEL_FLOP_PER_SECOND.value, None, None, None)
+
+    def climbed(rung: str, rate: float, precision: str, ranks: int = 1) -> Launch:
+        return msgspec.structs.replace(
+            own,
+            run="gpt2-124m-ladder",
+            rung=rung,
+            hardware=own.hardware | {"gpus": "NVIDIA H200"},
+            device="cuda",
+            ranks=ranks,
+            precision=precision,
+            measured=Values({key: 0}, (rate,)),
+        )
+
+    ladder = [
+        climbed("speed/offline", 60e12, "fp32"),
+        climbed("speed/mixed-precision", 0.4 * 989.4e12, "bf16"),
+        climbed("speed/mixed-precision", 0.5 * 989.4e12, "bf16"),
+        climbed("speed/mixed-precision", 0.6 * 989.4e12, "bf16"),
+        climbed("speed/top without compile", 0.7 * 989.4e12, "bf16"),
+        climbed("speed/compile, broken", 0.7 * 989.4e12, "bf16"),
+        climbed("speed/ddp", 0.7 * 989.4e12, "bf16", ranks=2),
+    ]
+    (line,) = [line for line in utilisation_table([own, *ladder]).splitlines() if "gpt2-124m" in line]
+    assert "| 3 | 50.0% | 45% | 1970-01-01 |" in line
+    assert line.endswith("| `ladder gpt2-124m --device cuda`: its fastest rung on one GPU, `mixed-precision` |")
+
+
+def test_a_record_s_rung_is_read_and_kept_with_the_rest(tmp_path: Path) -> None:
+    record(tmp_path, measured=MEASURED, started=1000.0, job={"script": Script(rung="speed/compile")})
+    (launch,) = launches(tmp_path)[0]
+    assert launch.rung == "speed/compile"
+    (again,) = unpacked(packed([(launch, (1, 1, 1, 1, 1, 1))]), str(Path(launch.path).parent))
+    assert again[0].rung == "speed/compile"
 
 
 def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_left_out_and_code_2(
