@@ -93,7 +93,15 @@ def test_a_rung_stands_on_the_applicable_main_rungs_below_it() -> None:
     assert "optimizer-frugal" not in below
     assert "fp16" not in below
     assert stands_on(NAMES["memory-baseline"], applicable) == []
-    assert [rung.name for rung in stands_on(NAMES["cpp-operator"], RUNGS)][-1] == "no-sync"
+    for side in ("cpp-operator", "fused-attention"):
+        assert [rung.name for rung in stands_on(NAMES[side], RUNGS)][-1] == "no-sync"
+
+
+def test_a_rung_of_fused_attention_changes_the_layout_alone() -> None:
+    below, own = (setting_of(Walk.SPEED, [NAMES[name] for name in names]) for names in ([], ["fused-attention"]))
+    plain, fused = (planned(CPU, setting, "", TEXTS) for setting in (below, own))
+    layout = msgspec.structs.replace(plain.layout, fused_attention=True)
+    assert fused == msgspec.structs.replace(plain, layout=layout)
 
 
 def test_on_a_processor_what_needs_cuda_is_refused_with_a_reason_and_nothing_else_is() -> None:

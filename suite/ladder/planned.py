@@ -160,6 +160,7 @@ def planned(
         recomputation=setting.recomputation,
         checkpoint_layers=setting.layers_per_checkpoint or checkpoint_layers(architecture),
         offload=Offload.STATE if setting.offloads_state else Offload.NONE,
+        fused_attention=setting.fused_attention,
     )
     habits = {field: getattr(setting, field) for field in Habits.__struct_fields__}
     script = Script(rung=label, texts=texts if setting.tokenises else None, **habits)

@@ -55,6 +55,7 @@ class Setting(Habits, frozen=True, kw_only=True):
     data_parallel: int = 1
     fully_sharded: bool = False
     offloads_state: bool = False
+    fused_attention: bool = False
     compiled: bool = False
     triton: bool = False
     hosts: int = 1
@@ -336,6 +337,17 @@ RUNGS: tuple[Rung, ...] = (
         loss=REDUCED,
         predicts="two passes less over the scores, forward, and one backward",
         needs=(Need.COMPILER,),
+        side=True,
+    ),
+    Rung(
+        name="fused-attention",
+        walk=Walk.SPEED,
+        title="attention as one kernel that stores no scores (scaled_dot_product_attention)",
+        changes={"fused_attention": True},
+        promise=Promise.WITHIN,
+        bound=REORDERED,
+        loss=REDUCED,
+        predicts="the kernel, as calibrated, for two products and the passes over the scores, which are not kept",
         side=True,
     ),
     Rung(
