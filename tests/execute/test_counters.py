@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from suite.execute.measure.counters import KeptForBackward, storage_bytes
+from suite.execute.measure.counters import CollectiveCounter, KeptForBackward, storage_bytes
+from suite.execute.measure.synchronisations import SynchronisationCounter
 
 
 def test_a_storage_counts_once_however_many_tensors_look_into_it() -> None:
@@ -31,3 +34,25 @@ def test_recomputation_keeps_the_input_alone() -> None:
     with kept.hooks():
         checkpoint(layers, checkpoint(layers, x, use_reentrant=False), use_reentrant=False)
     assert kept.bytes() == 2 * 4 * 7 * 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_region_that_computes_attention_again_runs_under_the_counters() -> None:
+    def attention(x: Tensor) -> Tensor:
+        return scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def core(x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(attention, x.sin(), use_reentrant=False)
+        return out.cos()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(core)
+    gradients = []
+    for function in (core, compiled):
+        x = torch.linspace(-1, 1, 2 * 3 * 8 * 4).view(2, 3, 8, 4).requires_grad_()
+        with CollectiveCounter({}) as collectives, SynchronisationCounter() as waits:
+            function(x).sum().backward()
+        assert x.grad is not None
+        gradients.append(x.grad)
+        assert (collectives.collectives(), waits.count) == ([], 0)
+    torch.testing.assert_close(*gradients)

@@ -56,6 +56,9 @@ class CollectiveCounter(TorchDispatchMode):
         axis_of_group: process group name -> mesh axis.
     """
 
+    # what a compiled region runs of operators with a random generator, such as fused attention that is computed again
+    supports_higher_order_operators = True
+
     def __init__(self, axis_of_group: dict[str, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._axis_of_group = axis_of_group

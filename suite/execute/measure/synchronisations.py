@@ -15,6 +15,9 @@ class SynchronisationCounter(TorchDispatchMode):
         count: since it was entered last.
     """
 
+    # what a compiled region runs of operators with a random generator, such as fused attention that is computed again
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.count = 0
