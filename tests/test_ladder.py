@@ -113,6 +113,24 @@ def test_on_a_processor_what_needs_cuda_is_refused_with_a_reason_and_nothing_els
     assert not refusal(NAMES["pinned"], on_gpu)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "refused"), [(1, {"fsdp-2", "fsdp-4", "ddp"}), (2, {"fsdp-4"}), (4, set()), (None, set())]
+)
+def test_what_needs_more_gpus_than_there_are_is_refused(gpus: int | None, refused: set[str]) -> None:
+    here = msgspec.structs.replace(CPU, device="cuda", gpus=gpus, host_names=("a", "b"))
+    assert {rung.name for rung in RUNGS if "GPUs needed" in refusal(rung, here)} == refused
+    alone = msgspec.structs.replace(here, host_names=())
+    if gpus == 1:
+        assert refusal(NAMES["ddp"], here) == "2 GPUs needed, 1 here"
+        assert refusal(NAMES["ddp-hosts"], alone)
+
+
+def test_two_hosts_have_a_rank_each_whatever_stands_below() -> None:
+    for below in (["offline"], ["offline", "ddp"]):
+        setting = setting_of(Walk.SPEED, [NAMES[name] for name in [*below, "ddp-hosts"]])
+        assert (setting.hosts, setting.data_parallel, setting.micro_batch) == (2, 2, setting.samples // 2)
+
+
 def test_without_a_compiler_the_operator_in_cpp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     assert "compiler" in refusal(NAMES["cpp-operator"], CPU)

@@ -104,8 +104,10 @@ def ladder_command(
         raise InputError("a baseline has nothing to break", got=", ".join(bases), where="--break")
     if repeat < 1:
         raise InputError("launches", got=repeat, allowed="1 or more", where="--repeat")
+    resolved, devices = resolved_device(device)
     climbing = msgspec.structs.replace(
-        climber(name, device=resolved_device(device)[0], seed=seed),
+        climber(name, device=resolved, seed=seed),
+        gpus=devices if resolved == "cuda" else None,
         host_names=checked_hosts(hosts, interface),
         interface=interface,
     )
@@ -126,7 +128,8 @@ def ladder_command(
     check_reachable(climbing.host_names, Path(tempfile.gettempdir()), Path(tokens.tokens_file), interface)
     try:
         records_directory(results, f"{name}-ladder")
-        two = planned(climbing, Setting(data_parallel=2, micro_batch=16), "", texts)
+        ranks = min(2, climbing.gpus or 2)
+        two = planned(climbing, Setting(data_parallel=ranks, micro_batch=16), "", texts)
         profile, source = profile_for(two, results, may_calibrate=may_calibrate, messages=messages)
         with messages.status("tokenising samples"):
             seconds = sample_seconds(texts, tokens=tokens.tokens, sequence=climbing.architecture.sequence, seed=seed)

@@ -39,6 +39,7 @@ class Climber(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         memory_bytes: of each GPU; None on a CPU, and where nothing is to be kept to it.
+        gpus: of this machine; None on a CPU, whose cores ranks share.
         divisor: of the declared samples of steps and micro-batches.
     """
 
@@ -50,6 +51,7 @@ class Climber(msgspec.Struct, frozen=True, kw_only=True):
     host_names: tuple[str, ...] = ()
     interface: str | None = None
     memory_bytes: int | None = None
+    gpus: int | None = None
     divisor: int = 1
 
 
@@ -110,6 +112,9 @@ def refusal(rung: Rung, climbing: Climber) -> str:
     for need in rung.needs:
         if not _met(need, climbing):
             return need.value
+    ranks: int = rung.changes.get("data_parallel", 1)
+    if climbing.gpus is not None and ranks > climbing.gpus and not (climbing.host_names and "hosts" in rung.changes):
+        return f"{ranks} GPUs needed, {climbing.gpus} here"
     return ""
 
 
