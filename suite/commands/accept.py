@@ -13,7 +13,8 @@ import typer
 from rich.markup import escape
 
 from reference_runs.errors import InputError
-from suite.acceptance.battery import Report, Settings, run_battery
+from suite.acceptance.battery import Report, run_battery
+from suite.acceptance.battery_state import Settings
 from suite.acceptance.profiles import effort, selected_checks, selected_miniatures
 from suite.acceptance.verdicts import Decision
 from suite.commands import exit_codes

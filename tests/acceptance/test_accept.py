@@ -11,8 +11,9 @@ import pytest
 
 from suite import machine_profile, store
 from suite.__main__ import main
-from suite.acceptance import battery, evidence_record, phases
-from suite.acceptance.battery import Phase, Report
+from suite.acceptance import battery_state, evidence_record, phases, planned_phases
+from suite.acceptance.battery import Report
+from suite.acceptance.battery_state import Phase
 from suite.acceptance.evidence import Competitor, Launched, Micro, Probing, Replay
 from suite.acceptance.evidence_record import Closed, PhaseEvidence
 from suite.acceptance.profiles import EFFORTS, MINIATURES
@@ -28,7 +29,7 @@ from tests.profiles import profile as machine
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """A machine on which nobody else computes."""
-    monkeypatch.setattr(battery, "competitors", lambda: ([], 0.0))
+    monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(tmp_path, ca
 
 
 def test_a_competing_process_is_named_and_the_verdict_left_open(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(battery, "competitors", lambda: ([Competitor(pid=7, name="other", cores=1.0)], 0.5))
+    monkeypatch.setattr(planned_phases, "competitors", lambda: ([Competitor(pid=7, name="other", cores=1.0)], 0.5))
     code, report = accept(capsys, "--only", "0", "--results", str(tmp_path))
     assert code == exit_codes.INCONCLUSIVE
     assert "environment INVALID: other processes: other (pid 7) 100% of a core" in report["summary"]
@@ -280,9 +281,9 @@ def test_a_disk_that_fills_up_is_one_line_and_exit_code_4(tmp_path, capsys, laun
 
 
 def test_a_phase_over_its_budget_is_slow_and_not_hung(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(battery, "LEAST_BUDGET_SECONDS", 0.0)
-    monkeypatch.setattr(battery, "START_SECONDS", 0.0)
-    monkeypatch.setattr(battery, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(battery_state, "LEAST_BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(planned_phases, "START_SECONDS", 0.0)
+    monkeypatch.setattr(planned_phases, "STEP_SECONDS", 0.0)
 
     def launched(name, purpose, *, on_event, **_options):
         on_event(0, None)
@@ -316,7 +317,7 @@ def test_a_re_run_that_does_not_fit_has_fewer_launches(tmp_path, capsys, monkeyp
         )
 
     monkeypatch.setattr(phases, "launched", launched)
-    monkeypatch.setattr(battery._Battery, "seconds_left", property(lambda _self: 3.5))
+    monkeypatch.setattr(battery_state.Battery, "seconds_left", property(lambda _self: 3.5))
     ended, report = accept(capsys, "--only", "11", "--miniatures", "gpt2-mini", "--results", str(tmp_path))
     assert made == ["times"] * (5 + 3)
     assert (ended, report["findings"][0]["verdict"]) == (code, verdict)
@@ -340,11 +341,15 @@ def test_the_quick_profile_is_predicted_to_end_in_5_minutes_on_2_cores(tmp_path)
         fleet=None,
         results=tmp_path,
     )
-    run = battery._Battery(settings, None, History(), print)
-    planned: list[Phase] = [battery._environment(run), *battery._launch_phases(run), battery._probe(run)]
+    run = battery_state.Battery(settings, None, History(), print)
+    planned: list[Phase] = [
+        planned_phases.environment_phase(run),
+        *planned_phases.launch_phases(run),
+        planned_phases.probe_phase(run),
+    ]
     total = sum(phase.predicted_seconds for phase in planned)
     assert len(planned) == 9
-    assert total < EFFORTS["quick"].limit_seconds + battery.USUAL_SECONDS
+    assert total < EFFORTS["quick"].limit_seconds + planned_phases.USUAL_SECONDS
 
 
 def test_replays_reach_the_vote_as_the_ranks_reported_them(tmp_path, capsys, monkeypatch):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from suite.__main__ import main
-from suite.acceptance import battery, phases
+from suite.acceptance import phases, planned_phases
 from suite.acceptance.data_sheet import known_gpu
 from suite.acceptance.evidence import Exchange, Micro, Probing, Surroundings
 from suite.acceptance.history import History
@@ -121,7 +121,7 @@ def test_the_battery_says_which_gpus_the_node_has_and_a_cpu_has_none(tmp_path, c
     assert [f.verdict for f in on_gpu] == [Verdict.FAIL, Verdict.PASS]
     on_cpu = judged([msgspec.structs.replace(around, gpus="")], NOTHING, others=0.05, selected={3})
     assert [f.verdict for f in on_cpu] == [Verdict.NOT_RUN]
-    monkeypatch.setattr(battery, "competitors", lambda: ([], 0.0))
+    monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
     monkeypatch.setattr(phases, "micro", lambda *_arguments: (slow, None))
     main(["accept", "--only", "3", "--device", "cpu", "--results", str(tmp_path), "--json"])
     found = json.loads(capsys.readouterr().out)["findings"]

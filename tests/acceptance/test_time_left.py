@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from suite.__main__ import main
-from suite.acceptance import battery, phases
+from suite.acceptance import battery, battery_state, phases, planned_phases
 from suite.acceptance.evidence import Health, Launched, Micro, Probing, Replay, Soaking
 from suite.acceptance.profiles import EFFORTS
 from suite.acceptance.reruns import Due, affordable, launches_that_fit
@@ -85,10 +85,11 @@ class Node:
 def node(monkeypatch):
     """A node whose clock is that of the battery."""
     own = Node()
-    monkeypatch.setattr(battery, "competitors", lambda: ([], 0.0))
+    monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
     for name in ("launched", "micro", "probed"):
         monkeypatch.setattr(phases, name, getattr(own, name))
-    monkeypatch.setattr(battery, "time", SimpleNamespace(monotonic=lambda: own.now))
+    for module in (battery, battery_state):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: own.now))
     return own
 
 
@@ -113,7 +114,7 @@ def test_looks_and_re_runs_leave_the_probe_its_time(tmp_path, capsys, node, prof
 
 def test_behind_the_limit_nothing_is_run_again_and_the_finding_stays_open(tmp_path, capsys, node, monkeypatch):
     node.stragglers = {"gpt2-mini"}
-    monkeypatch.setattr(battery._Battery, "seconds_left", property(lambda _self: 74.0))  # 3 launches take 75 s
+    monkeypatch.setattr(battery_state.Battery, "seconds_left", property(lambda _self: 74.0))  # 3 launches take 75 s
     found = accept(capsys, tmp_path, "--only", "11", "--miniatures", "gpt2-mini")
     assert node.asked == ["gpt2-mini"] * 5
     assert found[11, "gpt2-mini"]["verdict"] == "INCONCLUSIVE"
@@ -123,7 +124,7 @@ def test_behind_the_limit_nothing_is_run_again_and_the_finding_stays_open(tmp_pa
 def test_a_short_re_run_of_one_miniature_leaves_the_full_one_of_another_its_looks(tmp_path, capsys, node, monkeypatch):
     node.slow = {"bloom-mini": [1.6], "opt-mini": [1.6]}
     first, again = MICRO_SECONDS + 10 * LAUNCH_SECONDS, 8 * LAUNCH_SECONDS
-    monkeypatch.setattr(battery._Battery, "seconds_left", property(lambda _self: first + again - node.now))
+    monkeypatch.setattr(battery_state.Battery, "seconds_left", property(lambda _self: first + again - node.now))
     found = accept(capsys, tmp_path, "--only", "8", "--miniatures", "bloom-mini,opt-mini")
     assert [node.asked.count(name) for name in ("micro", "bloom-mini", "opt-mini")] == [1, 10, 8]
     verdicts = {subject: finding["verdict"] for (_, subject), finding in found.items()}
@@ -132,7 +133,7 @@ def test_a_short_re_run_of_one_miniature_leaves_the_full_one_of_another_its_look
 
 def test_a_failure_that_was_not_run_again_is_not_confirmed_by_its_own_launches(tmp_path, capsys, node, monkeypatch):
     node.stragglers = {"bloom-mini", "opt-mini"}
-    monkeypatch.setattr(battery._Battery, "seconds_left", property(lambda _self: 100.0))  # for one of the two
+    monkeypatch.setattr(battery_state.Battery, "seconds_left", property(lambda _self: 100.0))  # for one of the two
     found = accept(capsys, tmp_path, "--only", "11", "--miniatures", "bloom-mini,opt-mini")
     assert [node.asked.count(name) for name in ("bloom-mini", "opt-mini")] == [9, 5]
     verdicts = {subject: finding["verdict"] for (_, subject), finding in found.items()}
@@ -142,7 +143,7 @@ def test_a_failure_that_was_not_run_again_is_not_confirmed_by_its_own_launches(t
 def test_micro_measurements_alone_confirm_no_step_time(tmp_path, capsys, node, monkeypatch):
     node.slow = {"bloom-mini": [1.6]}
     node.peak = 10.0  # of which the products reach a tenth
-    monkeypatch.setattr(battery._Battery, "seconds_left", property(lambda _self: 74.0))
+    monkeypatch.setattr(battery_state.Battery, "seconds_left", property(lambda _self: 74.0))
     monkeypatch.setattr(sys.modules[__name__], "MICRO_SECONDS", 20.0)
     found = accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini")
     assert [node.asked.count(name) for name in ("micro", "bloom-mini")] == [2, 5]

@@ -1,0 +1,161 @@
+"""The phases of a battery: what each runs, what it should take, and the checks that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from suite.acceptance import evidence_record, phases
+from suite.acceptance.battery_state import Battery, Phase
+from suite.acceptance.checks import (
+    ALL_REDUCE,
+    ATTRIBUTION,
+    ENVIRONMENT,
+    ERRORS,
+    EXACT_FIGURES,
+    HOST_DEVICE,
+    JITTER,
+    LOSS_CURVE,
+    MATRIX,
+    MEMORY,
+    PEER,
+    REPLAYS,
+    SOAK,
+    SPREAD,
+    STEP_TIME,
+    STRAGGLER,
+    THROTTLE,
+)
+from suite.acceptance.evidence import Evidence, Launched, Micro, Probing, Surroundings
+from suite.acceptance.profiles import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
+from suite.acceptance.surroundings import competitors
+from suite.calibration import USUAL_SECONDS
+from suite.devices import cuda_devices, usable_cores
+from suite.job import Event, Status
+
+START_SECONDS = 10.0  # from a launch's start to its first step: 6 to 10 s on 2 cores of an AMD EPYC, 2026-11-21
+STEP_SECONDS = 1.5  # of a miniature that nothing predicts: the slowest takes 1.0 s there
+FROM_MICRO = frozenset({MATRIX, SPREAD, MEMORY, HOST_DEVICE})
+OF_MICRO = FROM_MICRO | {STEP_TIME, ATTRIBUTION}  # predictions rest on them
+FROM_TIMES = frozenset({STEP_TIME, ATTRIBUTION, STRAGGLER, LOSS_CURVE})
+UNDER_LOAD = frozenset({THROTTLE, ERRORS})
+EXCHANGES = frozenset({PEER, ALL_REDUCE})
+FROM_PROBE = EXCHANGES | {REPLAYS, SOAK}
+EXCHANGE_SECONDS = 5.0
+
+
+def environment_phase(battery: Battery) -> Phase:
+    """What else the node does, and whether it is the node that was meant."""
+    settings, known = battery.settings, battery.known
+
+    def run(_on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        busy, share = competitors()
+        devices = cuda_devices() if settings.device == "cuda" else usable_cores()
+        return [
+            Surroundings(
+                device=settings.device,
+                ranks=settings.ranks,
+                devices=devices,
+                devices_expected=settings.devices,
+                others_share=share,
+                competitors=busy,
+                fleet_problems=known.fleet_problems,
+                past_problems=known.past_problems,
+                gpus=battery.opened.opening.hardware["gpus"] if settings.device == "cuda" else "",
+            )
+        ]
+
+    return Phase(name="environment", predicted_seconds=3.0, serves=frozenset({ENVIRONMENT}), run=run)
+
+
+def micro_phase(battery: Battery) -> Phase:
+    """A calibration, whose profile the battery keeps."""
+    settings = battery.settings
+
+    def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        where = evidence_record.directory(settings.results)
+        found, battery.profile = phases.micro(settings.device, settings.ranks, settings.effort, where, on_event)
+        return [found]
+
+    return Phase(name="micro-measurements", predicted_seconds=USUAL_SECONDS, serves=OF_MICRO, run=run)
+
+
+def launch_phases(battery: Battery) -> list[Phase]:
+    """One for each miniature; those whose time is judged are launched as often as the first look needs."""
+    settings, effort = battery.settings, battery.settings.effort
+    planned = []
+    times = settings.selected & FROM_TIMES
+    for name in settings.miniatures:
+        timed = bool(times) and name in settings.timed
+        if timed:
+            planned.append(launches_phase(battery, name, "times", TIMED_STEPS, effort.looks[0]))
+        elif EXACT_FIGURES in settings.selected:
+            planned.append(launches_phase(battery, name, "exact", EXACT_STEPS, 1))
+    if effort.jitter is not None and JITTER in settings.selected:
+        planned.append(launches_phase(battery, effort.jitter, "jitter", JITTER_STEPS, 1))
+    return planned
+
+
+def launches_phase(battery: Battery, name: str, purpose: str, steps: int, count: int, first: int = 1) -> Phase:
+    """`count` launches of a miniature, of which `first` is the number of the first one."""
+    settings = battery.settings
+
+    def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        found: list[Evidence] = []
+        for _ in range(count):
+            one = phases.launched(
+                name,
+                purpose,
+                device=settings.device,
+                ranks=settings.ranks,
+                steps=steps,
+                results=settings.results,
+                profile=battery.profile,
+                on_event=on_event,
+            )
+            found.append(one)
+            if one.status is not Status.OK:
+                break
+        return found
+
+    serves = {"times": FROM_TIMES | {EXACT_FIGURES}, "jitter": {JITTER, LOSS_CURVE}, "exact": {EXACT_FIGURES}}[purpose]
+    title = f"{name} {purpose}" + (f" from launch {first}" if first > 1 else "")
+    seconds = _launches_seconds(steps, count)
+    return Phase(name=title, predicted_seconds=seconds, serves=frozenset(serves), run=run)
+
+
+def _launches_seconds(steps: int, count: int) -> float:
+    return count * (START_SECONDS + steps * STEP_SECONDS)
+
+
+def probe_phase(battery: Battery, parts: frozenset[int] = FROM_PROBE) -> Phase | None:
+    """All parts of the probe that are asked for, or those of them that measure these checks."""
+    settings, effort = battery.settings, battery.settings.effort
+    wanted = settings.selected & parts
+    if not wanted and settings.selected & UNDER_LOAD and not any(is_load(one) for one in battery.evidence()):
+        wanted = frozenset({SOAK})  # counters are read under load: idle, a bad GPU shows none
+    if not wanted:
+        return None
+
+    def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        return [
+            phases.probed(
+                settings.device,
+                settings.ranks,
+                effort,
+                replays=REPLAYS in wanted,
+                exchanges=bool(wanted & EXCHANGES),
+                soak=SOAK in wanted,
+                on_event=on_event,
+            )
+        ]
+
+    # a replay's step takes about as long as one of the miniature's samples
+    seconds = START_SECONDS + (effort.replays * (1 + effort.replay_steps * 0.5) if REPLAYS in wanted else 0.0)
+    seconds += (EXCHANGE_SECONDS if wanted & EXCHANGES else 0.0) + (effort.soak_seconds if SOAK in wanted else 0.0)
+    serves = FROM_PROBE if parts == FROM_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
+    return Phase(name="probe", predicted_seconds=seconds, serves=serves, run=run)
+
+
+def is_load(one: Evidence) -> bool:
+    """Whether it kept the node busy."""
+    return isinstance(one, Micro | Launched | Probing)
