@@ -113,7 +113,7 @@ def accept(session: nox.Session) -> None:
 
 @nox.session
 def accept_selftest(session: nox.Session) -> None:
-    """Inject faults into the battery, one at a time, and see each caught: nox -s accept_selftest -- --only nan"""
+    """See faults caught that are put into the battery (some need root): nox -s accept_selftest -- --only nan"""
     install(session, "execute")
     python(session, "benchmarks.accept_selftest", *session.posargs)
 

@@ -36,7 +36,8 @@ class Density(NamedTuple):
         unseen: sizes between the points that are timed to know the interpolation's error, for each table of products.
         point_seconds: that a point is repeated for in a round.
         rounds: how often everything is timed, so that no point has all its repetitions in one phase of the machine.
-        memory_bytes: moved by the largest copy and triad: beyond every cache.
+        memory_bytes: moved by the largest copy and triad, unless the caches hold more: beyond every cache.
+        caches: bytes that all second and later caches of the processors hold together.
         compiled: dtypes in which compiled operators are timed; each costs seconds of compilation for each of two sizes.
         step: that sizes of products and rows are multiples of: of vectors on a CPU, of tiles on a GPU.
     """
@@ -48,6 +49,7 @@ class Density(NamedTuple):
     point_seconds: float = 0.002
     rounds: int = 3
     memory_bytes: int = 200_000_000
+    caches: int = 0
     dtypes: tuple[str, ...] = DTYPES
     compiled: tuple[str, ...] = ("bf16",)
     step: int = 8
@@ -125,7 +127,12 @@ def plan(used: Shapes, *, device: str, cores: int, ranks: int, density: Density)
     """
     planned: list[Planned] = []
     for count in counts_at_once(ranks):
-        grids = [*_products(used, density), *_attentions(used, density), *_rows(used, density), *_memory(density)]
+        grids = [
+            *_products(used, density),
+            *_attentions(used, density),
+            *_rows(used, density),
+            *_memory(density, count),
+        ]
         checks = _checks(grids, density)
         for grid in grids:
             planned.append(Planned(TABLE, _task(grid.subject, grid.sizes, count, device, cores, density), grid.axes))
@@ -208,8 +215,10 @@ def _rows(used: Shapes, density: Density) -> list[Grid]:
     return grids
 
 
-def _memory(density: Density) -> list[Grid]:
-    points = tuple(float(density.memory_bytes // share) for share in (256, 16, 1))
+def _memory(density: Density, ranks: int) -> list[Grid]:
+    """Copies and triads; the largest moves twice a rank's part of the caches, or more."""
+    largest = max(density.memory_bytes, 2 * density.caches // ranks)
+    points = (*(float(density.memory_bytes // share) for share in (256, 16)), float(largest))
     axes = (Axis("byte", points),)
     return [Grid(Subject(operation=operation), axes, frozenset(), 1) for operation in ("copy", "triad")]
 

@@ -12,9 +12,20 @@ from hypothesis import strategies as st
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import Layout, parse_layout
 from suite import processor_caches
+from suite.acceptance.profiles import EFFORTS
 from suite.calibration import CalibrationRequest, planned_calibration
 from suite.calibration_job import COLLECTIVES
-from suite.calibration_plan import DENSITIES, DTYPES, LINE, MOST_ROW_ELEMENTS, TABLE, Planned, axis_points, plan
+from suite.calibration_plan import (
+    DENSITIES,
+    DTYPES,
+    LINE,
+    MOST_ROW_ELEMENTS,
+    TABLE,
+    Density,
+    Planned,
+    axis_points,
+    plan,
+)
 from suite.calibration_plan import counts_at_once as counts
 from suite.machine_profile import REPEATED, UNSEEN
 from suite.measured_seconds import Axis, Line, Subject
@@ -239,11 +250,17 @@ def test_all_that_the_prediction_of_a_miniatures_time_asks_for_is_timed(
     assert (stage.copy > 0) == (device == "cuda")
 
 
-@pytest.mark.parametrize(("caches", "moved"), [(0, 200_000_000), (34 * 2**20, 200_000_000), (2**30, 2**31)])
-def test_copies_move_more_than_all_caches_hold(
-    caches: int, moved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("density", [None, EFFORTS["quick"].densities["cpu"]])
+@pytest.mark.parametrize(
+    ("caches", "moved"), [(0, (200, 200)), (34_000_000, (200, 200)), (150_000_000, (300, 200)), (10**9, (2000, 1000))]
+)
+def test_copies_of_all_ranks_at_once_move_twice_what_all_caches_hold(
+    density: Density | None, caches: int, moved: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processor_caches, "all_bytes", lambda: caches)
-    asked = planned_calibration(CalibrationRequest(results=tmp_path, ranks=1, device="cpu"))
-    copies = [one.task for one in asked.planned if one.task.subject.operation == "copy"]
-    assert {task.sizes[-1] for task in copies} == {(moved,)}
+    asked = planned_calibration(CalibrationRequest(results=tmp_path, ranks=2, device="cpu"), density)
+    copies = {t.subject.ranks: t.sizes for one in asked.planned if (t := one.task).subject.operation == "copy"}
+    least = density.memory_bytes if density else 200_000_000
+    if least == 200_000_000:
+        assert tuple(copies[ranks][2][0] // 10**6 for ranks in (1, 2)) == moved
+    assert all(sizes[:2] == ((least // 256,), (least // 16,)) for sizes in copies.values())

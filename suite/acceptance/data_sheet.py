@@ -9,10 +9,11 @@ from suite.acceptance.checks import ALL_REDUCE, CHECKS, MATRIX
 from suite.acceptance.expectations import Expected
 
 # Warn and fail, of the data sheet's rate: judgement, of what known-good nodes leave below it. Not yet compared with a
-# GPU node of ours; a node's own past is held to the narrower thresholds of the check itself.
+# GPU node of ours; a node's own past is held to the narrower thresholds of the check itself. Links only warn: GPUs that
+# copy all at once may share one uplink to the host, and what messages reach of a link has not been seen.
 COPY, TRIAD = (0.74, 0.70), (0.85, 0.80)
-HOST_LINK = (0.80, 0.76)
-PAIR = (0.78, 0.74)
+HOST_LINK = (0.80, None)
+PAIR = (0.78, None)
 
 
 def known_gpu(models: str) -> Accelerator | None:
@@ -25,12 +26,13 @@ def known_gpu(models: str) -> Accelerator | None:
 
 
 def product_expected(gpu: Accelerator | None) -> list[Expected]:
-    """Of 16-bit products: what known-good GPUs of the model keep up."""
+    """Of 16-bit products: what known-good GPUs of the model keep up in large ones. Below it warns, and never rejects:
+    it is assumed, and the products that are timed are those of miniatures."""
     rate = gpu.sustained.product_flop_per_second if gpu else None
-    warn, fail = CHECKS[MATRIX].warn, CHECKS[MATRIX].fail
+    warn = CHECKS[MATRIX].warn
     if gpu is None or rate is None or warn is None:
         return []
-    return [Expected(value=rate, source=_source(gpu, "sustained.product_flop_per_second"), warn=warn, fail=fail)]
+    return [Expected(value=rate, source=_source(gpu, "sustained.product_flop_per_second"), warn=warn, fail=None)]
 
 
 def memory_expected(gpu: Accelerator | None, operation: str) -> list[Expected]:
@@ -56,15 +58,15 @@ def pair_expected(gpu: Accelerator | None, gpus: int) -> list[Expected]:
 
 
 def all_reduce_expected(gpu: Accelerator | None, ranks: int) -> list[Expected]:
-    """Of the bus bandwidth of an all-reduce of a whole node, at least that of a ring."""
+    """Of the bus bandwidth of an all-reduce of a whole node, at least that of a ring; assumed: it only warns."""
     rate = gpu.sustained.ring_bytes_per_second if gpu else None
-    warn, fail = CHECKS[ALL_REDUCE].warn, CHECKS[ALL_REDUCE].fail
+    warn = CHECKS[ALL_REDUCE].warn
     if gpu is None or rate is None or warn is None or ranks != gpu.board.accelerators_per_node:
         return []
-    return [Expected(value=rate, source=_source(gpu, "sustained.ring_bytes_per_second"), warn=warn, fail=fail)]
+    return [Expected(value=rate, source=_source(gpu, "sustained.ring_bytes_per_second"), warn=warn, fail=None)]
 
 
-def _share(gpu: Accelerator, rate: float, key: str, thresholds: tuple[float, float]) -> Expected:
+def _share(gpu: Accelerator, rate: float, key: str, thresholds: tuple[float, float | None]) -> Expected:
     return Expected(value=rate, source=_source(gpu, f"board.{key}"), warn=thresholds[0], fail=thresholds[1])
 
 

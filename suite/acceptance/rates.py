@@ -30,8 +30,8 @@ def micro_findings(micro: Micro, history: History, gpu: Accelerator | None = Non
     findings = []
     slowest = min(range(len(micro.matrix)), key=lambda rank: micro.matrix[rank])
     peak = product_expected(gpu)
-    if not peak and micro.peak is not None:
-        peak = [from_peak(micro.peak, micro.peak_source)]
+    if micro.peak is not None:
+        peak.append(from_peak(micro.peak, micro.peak_source))
     findings.append(
         against(CHECKS[MATRIX], "slowest rank", micro.matrix[slowest], history, f"matrix rate of rank {slowest}", peak)
     )

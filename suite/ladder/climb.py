@@ -12,7 +12,7 @@ from suite.job import LEAST_STEPS, Event, Status
 from suite.ladder.ascent import CLIMB_SECONDS, Ascent, Errand, Height, ending, launched
 from suite.ladder.judged import Interaction, Mark, interaction
 from suite.ladder.measured import Measured, measured
-from suite.ladder.planned import STEPS, planned, refusal
+from suite.ladder.planned import STEPS, excess, planned, refusal
 from suite.ladder.rungs import RUNGS, Rung, Setting, Walk, setting_of, stands_on
 
 
@@ -109,7 +109,8 @@ class _Twin(NamedTuple):
 
 
 def _twins(errand: Errand, applicable: Sequence[Rung], heights: Mapping[str, Height]) -> list[_Twin]:
-    """Of each walk that was climbed whole; of rungs that a later one replaces nothing is left to remove."""
+    """Of each walk that was climbed whole; of rungs that a later one replaces nothing is left to remove, and what would
+    not fit into the device is no twin."""
     found: list[_Twin] = []
     for walk in Walk:
         if not errand.twins or not all(rung.name in heights for rung in applicable if rung.walk is walk):
@@ -121,6 +122,8 @@ def _twins(errand: Errand, applicable: Sequence[Rung], heights: Mapping[str, Hei
             setting = setting_of(walk, others, divisor=errand.climbing.divisor)
             top, here, below = last.measured, heights[rung.name].measured, heights[chain[place - 1].name].measured
             if setting == last.setting or top is None or here is None or below is None:
+                continue
+            if excess(planned(errand.climbing, setting, "", errand.texts), errand.climbing.memory_bytes):
                 continue
             steps = LEAST_STEPS if walk is Walk.MEMORY else STEPS
             found.append(_Twin(rung, setting, steps, last.rung.name, below, here, top))
