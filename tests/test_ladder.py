@@ -268,7 +268,7 @@ class Machine:
         wrong: labels whose launch fails.
         interrupts: the label whose launch is interrupted; interrupts_at, crashes_at: the launch, counted.
         phases: how many times as long as it should the next launches of a label take.
-        now: on the clock that `launch_seconds` and nothing else moves, by each launch.
+        now: on the clock that `launch_seconds` and nothing else moves, by each launch; those of a label `longer` more.
     """
 
     def __init__(self) -> None:
@@ -278,6 +278,7 @@ class Machine:
         self.interrupts_at = self.crashes_at = 0
         self.phases: dict[str, list[float]] = {}
         self.now = self.launch_seconds = 0.0
+        self.longer: dict[str, float] = {}
 
     def seconds(self, plan: Plan) -> float:
         script, tokens = plan.script, plan.recipe.global_batch
@@ -287,7 +288,7 @@ class Machine:
 
     def reproduce(self, plan: Plan, *_: object, **__: object) -> Result:
         self.launched.append(plan.script.rung)
-        self.now += self.launch_seconds
+        self.now += self.launch_seconds + self.longer.get(plan.script.rung, 0.0)
         crashes = plan.script.rung in self.wrong or len(self.launched) == self.crashes_at
         status = Status.CRASHED if crashes else Status.OK
         now = plan.script.rung == self.interrupts or len(self.launched) == self.interrupts_at
@@ -529,6 +530,20 @@ def test_a_gain_is_measured_again_where_that_ends_in_15_minutes_behind_all_that_
         assert len(machine.launched) == (3 * repeat + 4 if again else 3 * repeat)
         if not again:
             assert [line.endswith("; no time was left to measure it again") for line in failures(outcome)] == [True]
+
+
+def test_a_gain_that_takes_too_long_to_measure_again_leaves_a_shorter_one_its_turn(machine: Machine) -> None:
+    machine.launch_seconds, machine.longer = 10.0, {"speed/speed-baseline": 90.0}
+    begun = machine.now
+    climbed(["batch", "compile"])
+    rungs, first = len(machine.launched), machine.now - begun
+    machine.launched.clear()
+    machine.phases = {"speed/batch": [30.0], "speed/compile": [3.0]}
+    outcome = climbed(["batch", "compile"], began=machine.now - (ascent.CLIMB_SECONDS - first - 100.0))
+    assert machine.launched[rungs:].count("speed/compile") == 2
+    assert "speed/batch" not in machine.launched[rungs:]
+    (line,) = failures(outcome)
+    assert (line.split(":")[0], line.endswith("; no time was left to measure it again")) == ("batch", True)
 
 
 def test_the_twins_have_their_time_before_a_gain_is_measured_again(machine: Machine) -> None:

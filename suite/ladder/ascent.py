@@ -123,18 +123,16 @@ class Ascent:
             until: when it has to end, on the clock of `time.monotonic`: what would take longer, by the seconds that the
                 rungs' launches took, is not begun, and its check says so.
         """
-        start, confirmed = time.monotonic(), set[str]()
-        while failed := [name for name, one in self.heights.items() if _gain_failed(one) and name not in confirmed]:
+        start, seen, late = time.monotonic(), set[str](), []
+        while failed := [name for name, one in self.heights.items() if _gain_failed(one) and name not in seen]:
             here = self.heights[failed[0]]
+            seen.add(failed[0])
             below = self.heights[here.below]
             turns = (below, here, here, below)
             now = time.monotonic()
             if now - start >= CONFIRMING_SECONDS or now + sum(self.seconds[one.rung.name] for one in turns) > until:
-                for name in failed:
-                    self.heights[name] = _unconfirmed(self.heights[name])
-                    on_height(self.heights[name])
-                break
-            confirmed.add(failed[0])
+                late.append(failed[0])
+                continue
             found: dict[str, list[Result]] = {here.rung.name: [], below.rung.name: []}
             for height in turns:
                 (result,) = self._launched(height, launches=1)
@@ -150,6 +148,10 @@ class Ascent:
                 for name, results in found.items():
                     self._results[name] += results
                 self._judge_again(here.rung.walk, on_height)
+        for name in late:
+            if _gain_failed(self.heights[name]):
+                self.heights[name] = _unconfirmed(self.heights[name])
+                on_height(self.heights[name])
         return False
 
     def _judge_again(self, walk: Walk, on_height: Callable[[Height], None]) -> None:
