@@ -87,6 +87,7 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
     # calls and 0.08 s of operators a step of bloom-mini (2 ranks, AMD EPYC, torch 2.13, 2026-11-21). Nothing here reads
     # what it has not written: losses are the same with the fills (tests/execute/test_fills.py).
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of the module's class
+    torch.backends.cuda.enable_math_sdp(False)  # of a CPU too: rather fail than store the scores of fused attention
     dist.init_process_group(
         "nccl" if job.device == "cuda" else "gloo",
         timeout=timedelta(seconds=job.collective_timeout_seconds),
@@ -106,7 +107,6 @@ def execute(job: Job, report: life.Reporter) -> Finished:
     mesh = device_mesh(job.layout, job.device)
     report(Phase("build the model", time.time()))
     arithmetic = prepare_arithmetic(job.recipe.precision, device)
-    torch.backends.cuda.enable_math_sdp(False)  # of a CPU too: rather fail than store the scores of fused attention
     peak = AllocatedPeak(device)
     if job.kernels is KernelChoice.TRITON:
         from suite.execute.model.triton_operations import how_computed  # needs Triton, which not every machine has

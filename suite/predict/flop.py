@@ -135,7 +135,7 @@ def fused_attention_flop(architecture: Architecture, layout: Layout, *, samples:
     Source: Dao et al. 2022, arXiv 2205.14135, algorithm 4; torch/utils/flop_counter.py, sdpa_backward_flop_count.
     """
     if not layout.fused_attention:
-        return 0 * samples
+        return 0
     return layers * layer_forward_flop(architecture, samples=samples)["attention scores"]
 
 
