@@ -19,23 +19,36 @@ MACHINE_SOURCES = {
     "cpuinfo": f"{CPUINFO} and cpufreq of the machine that the command ran on",
     "meminfo": f"{MEMINFO} of the machine that the command ran on",
 }
+_HALVES = "_halves"  # behind a flag: its instructions pass through units of half their width
+# Vendor and family, and the flags: of this family Zen 4 alone has them
+_IN_HALVES = {("AuthenticAMD", "25"): ("avx512f", "avx512_bf16")}
 _Amount = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "flop"})]
 
 
 class FlopPerCycle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Flop of one CPU core and cycle, as DTYPE_FLAG with the flag in /proc/cpuinfo, the widest of a dtype first."""
+    """Flop of one CPU core and cycle, as DTYPE_FLAG with the flag in /proc/cpuinfo, the widest of a dtype first.
 
+    DTYPE_FLAG_halves is of cores that execute the instructions in two halves.
+    """
+
+    fp32_avx512f_halves: _Amount | None = None
     fp32_avx512f: _Amount | None = None
     fp32_avx2: _Amount | None = None
     fp32_sse2: _Amount | None = None
     fp32_asimd: _Amount | None = None
     bf16_amx_bf16: _Amount | None = None
+    bf16_avx512_bf16_halves: _Amount | None = None
     bf16_avx512_bf16: _Amount | None = None
     fp16_avx512_fp16: _Amount | None = None
 
 
 class Cpu(msgspec.Struct, frozen=True):
-    """The part of this machine's CPU that the process may use; `hertz` is the highest clock that the system tells."""
+    """The part of this machine's CPU that the process may use.
+
+    Args:
+        hertz: the highest clock that the system tells.
+        flags: of /proc/cpuinfo; FLAG_halves too where the core is known to execute those instructions in two halves.
+    """
 
     model: str
     cores: int
@@ -93,12 +106,15 @@ def cpu_of(cpuinfo: str, usable: Collection[int], highest_hertz: float | None) -
         for thread in threads
     }
     first = threads[0]
+    flags = set(first.get("flags", first.get("Features", "")).split())
+    halved = _IN_HALVES.get((first.get("vendor_id", ""), first.get("cpu family", "")), ())
+    flags |= {flag + _HALVES for flag in halved if flag in flags}
     return Cpu(
         model=first.get("model name", "model not told"),
         cores=len(cores),
         hertz=highest_hertz,
         clock_source=clock_source,
-        flags=frozenset(first.get("flags", first.get("Features", "")).split()),
+        flags=frozenset(flags),
     )
 
 
