@@ -18,7 +18,7 @@ from suite.acceptance.evidence_record import OpenedBattery, unfinished
 from suite.acceptance.gpu_health import HealthWatch
 from suite.acceptance.history import history
 from suite.acceptance.judged import judged
-from suite.acceptance.launch_checks import step_margin, step_ratios
+from suite.acceptance.launch_checks import step_ratios, step_reference
 from suite.acceptance.noninferiority import FEWEST, launches_missing
 from suite.acceptance.planned_phases import (
     FROM_MICRO,
@@ -182,10 +182,11 @@ def _further_looks(battery: Battery) -> None:
                 if isinstance(one, Launched) and (one.run, one.purpose) == (name, "times")
             ]
             ratios = step_ratios(own)
-            bias, margin, _ = step_margin(name, battery.known)
+            held_to = step_reference(name, battery.known)
             if len(ratios) < len(own) or len(ratios) < effort.looks[0]:
                 break
-            missing = launches_missing([ratio / bias for ratio in ratios], margin=margin, looks=effort.looks)
+            of_bias = [ratio / held_to.bias for ratio in ratios]
+            missing = launches_missing(of_bias, margin=held_to.margin, looks=effort.looks)
             phase = launches_phase(battery, name, "times", TIMED_STEPS, missing, first=len(ratios) + 1)
             if not missing or phase.predicted_seconds + _reserved_seconds(battery, own) > battery.seconds_left:
                 break

@@ -21,6 +21,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         past: of accepted batteries of this node with the same hardware and software, oldest first.
         fleet: of other nodes with the same hardware, the newest accepted battery of each.
+        past_spreads, fleet_spreads: of the launches behind such a value, where it has any.
         fleet_nodes: how many nodes that are.
         past_problems, fleet_problems: records that were left out, and why.
         judged: every battery of this node with the same hardware and software, accepted or not, oldest first: which one
@@ -29,6 +30,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
     past: dict[str, list[float]] = {}
     fleet: dict[str, list[float]] = {}
+    past_spreads: dict[str, list[float]] = {}
+    fleet_spreads: dict[str, list[float]] = {}
     losses: dict[str, list[float]] = {}
     fleet_nodes: int = 0
     past_problems: list[str] = []
@@ -39,6 +42,11 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         """Past and fleet values of one subject of a check."""
         key = f"{check}:{subject}"
         return self.past.get(key, []), self.fleet.get(key, [])
+
+    def spreads_of(self, check: int, subject: str) -> tuple[list[float], list[float]]:
+        """Spreads of the launches behind past and fleet values of one subject of a check, of those that have one."""
+        key = f"{check}:{subject}"
+        return self.past_spreads.get(key, []), self.fleet_spreads.get(key, [])
 
     def dated(self, finding: Finding) -> Finding:
         """The finding with the batteries between which it became bad; as it is where it is not bad.
@@ -83,6 +91,7 @@ def history(results: Path, fleet: Path | None, *, node: str, hardware: str, soft
         InputError: `fleet` is no directory.
     """
     past: dict[str, list[float]] = {}
+    past_spreads: dict[str, list[float]] = {}
     losses: dict[str, list[float]] = {}
     problems: list[str] = []
     stale = 0
@@ -97,11 +106,12 @@ def history(results: Path, fleet: Path | None, *, node: str, hardware: str, soft
         own.append((Past(battery=closed.id, finished=closed.finished), closed.findings))
         if not accepted:
             continue
-        _add(past, closed)
+        _add(past, past_spreads, closed)
         losses |= closed.losses
     if stale:
         problems.append(f"{stale} accepted batteries of this node had other hardware or software: not its past")
     theirs: dict[str, list[float]] = {}
+    their_spreads: dict[str, list[float]] = {}
     fleet_problems: list[str] = []
     newest: dict[str, Closed] = {}
     if fleet is not None:
@@ -117,13 +127,15 @@ def history(results: Path, fleet: Path | None, *, node: str, hardware: str, soft
             ):
                 newest[closed.node] = closed
         for closed in newest.values():
-            _add(theirs, closed)
+            _add(theirs, their_spreads, closed)
             losses = {
                 key: values for key, values in closed.losses.items() if closed.hashes.get("software") == software
             } | losses
     return History(
         past=past,
         fleet=theirs,
+        past_spreads=past_spreads,
+        fleet_spreads=their_spreads,
         losses=losses,
         fleet_nodes=len(newest),
         past_problems=problems,
@@ -145,7 +157,10 @@ def _closed(directory: Path, problems: list[str]) -> list[Closed]:
     return found
 
 
-def _add(values: dict[str, list[float]], closed: Closed) -> None:
+def _add(values: dict[str, list[float]], spreads: dict[str, list[float]], closed: Closed) -> None:
     for finding in closed.findings:
         if finding.siblings and finding.measured is not None:
-            values.setdefault(f"{finding.check}:{finding.siblings}", []).append(finding.measured)
+            key = f"{finding.check}:{finding.siblings}"
+            values.setdefault(key, []).append(finding.measured)
+            if finding.spread is not None:
+                spreads.setdefault(key, []).append(finding.spread)

@@ -24,16 +24,11 @@ from suite.acceptance.history import History
 from suite.acceptance.noninferiority import FEWEST, LOOKS, look
 from suite.acceptance.rates import against
 from suite.acceptance.slow_part import slow_part
+from suite.acceptance.step_margin import MARGIN, WIDEST, WITHOUT_HISTORY, Reference, reference
 from suite.acceptance.verdicts import Finding, Verdict
 from suite.figures import StepTerm
 from suite.job import Status
 
-MARGIN = 0.05  # with the prediction's bias known from accepted batteries; an operator's choice: what slowness matters
-# Without one, twice that, and the prediction's own error on known-good machines beside it: at most 17 % with one thread
-# a rank (14 setups, 2 cores of an AMD EPYC, 2026-11-21; up to 25 % longer than predicted on 2026-11-22, not taken over:
-# a margin is not widened by what failed it).
-MARGIN_WITHOUT_HISTORY = 0.10
-PREDICTION_ERROR = 0.17
 JITTER_STEPS = 200
 TAIL = 0.99
 TAIL_WARN, TAIL_FAIL = 1.05, 1.15
@@ -107,25 +102,21 @@ def step_ratios(launches: Sequence[Launched]) -> list[float]:
     ]
 
 
-def step_margin(run: str, history: History) -> tuple[float, float, str]:
-    """The bias of the prediction, the margin beyond it, and where both come from."""
+def step_reference(run: str, history: History) -> Reference:
+    """What a miniature's step time is held to: this node's accepted batteries, or else its siblings'."""
     past, fleet = history.of(STEP_TIME, run)
-    if past or fleet:
-        values, whose = (past, "accepted batteries of this node") if past else (fleet, "siblings in the fleet")
-        bias = statistics.median(values)
-        return bias, MARGIN, f"prediction x {bias:.3f}, the median of {len(values)} {whose}; margin {MARGIN:.0%}"
-    margin = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
-    source = (
-        f"prediction from checks 1, 3, 6; margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error"
-    )
-    return 1.0, margin, source
+    spreads, fleet_spreads = history.spreads_of(STEP_TIME, run)
+    if past:
+        return reference(past, spreads, "accepted batteries of this node")
+    return reference(fleet, fleet_spreads, "siblings in the fleet")
 
 
 def _step_time(
     run: str, launches: Sequence[Launched], history: History, looks: Sequence[int], rates: Sequence[Finding]
 ) -> Finding:
     ratios = step_ratios(launches)
-    bias, margin, source = step_margin(run, history)
+    held_to = step_reference(run, history)
+    margin, source = held_to.margin, held_to.source
     measured = statistics.median(one.step_seconds or 0.0 for one in launches)
     if len(ratios) < FEWEST:
         why = f"{len(ratios)} launches with a prediction, {looks[0]} needed"
@@ -137,13 +128,14 @@ def _step_time(
             evidence="; ".join(part for part in (f"{measured:.4g} s", why, missing) if part),
             source=source,
         )
-    seen = look([ratio / bias for ratio in ratios], margin=margin, looks=looks)
+    seen = look([ratio / held_to.bias for ratio in ratios], margin=margin, looks=looks)
     term, seconds = _largest_deviation(launches)
     bounds = f"{seen.launches} launches, spread {seen.spread:.1%}, 1-sided bounds {seen.low:.3f} to {seen.high:.3f}"
     verdict = seen.verdict
-    # the notes' warning: not excluded that half of the margin is used up
-    if verdict is Verdict.PASS and seen.high > 1 + margin / 2:
-        verdict = Verdict.WARN if history.of(STEP_TIME, run)[0] else verdict
+    if verdict is Verdict.PASS and held_to is not WITHOUT_HISTORY:
+        # half of the margin may be used up, or accepted batteries have crept away from the prediction
+        crept = seen.high * held_to.bias > 1 + WIDEST
+        verdict = Verdict.WARN if crept or seen.high > 1 + margin / 2 else verdict
     undecided = "; more launches are needed" if verdict is Verdict.INCONCLUSIVE else ""
     part, chosen = ("", "") if verdict is Verdict.PASS else slow_part(term, launches, rates)
     chosen = f"; {chosen}" if chosen else ""
@@ -152,7 +144,7 @@ def _step_time(
         subject=run,
         verdict=verdict,
         measured=math.exp(statistics.fmean(math.log(ratio) for ratio in ratios)),
-        expected=bias,
+        expected=held_to.bias,
         unit="of the prediction",
         ratio=seen.ratio,
         warn=1 + margin / 2,
@@ -161,6 +153,7 @@ def _step_time(
         part=part,
         evidence=f"{measured:.4g} s; {bounds}; most in {term.value} {1e3 * seconds:+.1f} ms{chosen}{undecided}",
         least_detectable=seen.least_detectable,
+        spread=seen.spread,
         siblings=run,
     )
 

@@ -55,6 +55,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         status: how the execution behind it ended, apart from the verdict.
         least_detectable: smallest relative slowdown that this check, with as many launches and their spread, would
             reject in 9 of 10 cases; None where the check has no statistics.
+        spread: standard deviation of the logarithms of the launches behind `measured`; None likewise.
         siblings: names the value under which other batteries of this node and of the fleet compare it; empty: not
             compared.
         good_until: the newest battery of this node in which this check passed on this subject; None: none is known, or
@@ -77,6 +78,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str = ""
     status: Status = Status.OK
     least_detectable: float | None = None
+    spread: float | None = None
     siblings: str = ""
     good_until: Past | None = None
     bad_since: Past | None = None
