@@ -23,6 +23,8 @@ WIDE = ("add", "scale", "to_fp32", "from_fp32", "zeros", "vector_norm")  # up to
 FORWARD_ONLY = ("add", "permuted", "zeros", "vector_norm")  # add's backward pass computes nothing: it hands on
 FUSED = ("chain", "dropout")  # timed compiled
 MOST_ROW_ELEMENTS = 2**30  # of one tensor, about: 4 GB in fp32; longer ones are extrapolated by their rows
+SQUARES = (4096, 8192)  # sides: as wide as products of large models, far beyond what miniatures multiply
+SQUARE_SECONDS = 0.3  # of each in a round: what a GPU keeps up under its power limit, not what it does at first
 SEED = 6
 
 
@@ -139,8 +141,16 @@ def plan(used: Shapes, *, device: str, cores: int, ranks: int, density: Density)
         for subject, unit, sizes in _lines(used, density, device):
             each = tuple((size,) for size in sizes)
             planned.append(Planned(LINE, _task(subject, each, count, device, cores, density), unit=unit))
+        if device == "cuda" and count == ranks:
+            planned.append(_squares(count, device, cores, density))
         for kind, subject, points in checks:
             planned.append(Planned(kind, _task(subject, points, count, device, cores, density)))
+    return planned + messages(used, device=device, cores=cores, ranks=ranks, density=density)
+
+
+def messages(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:
+    """The collectives alone, in groups of 2, 4, ... and all ranks."""
+    planned = []
     for subject, unit, sizes in _collectives(used, ranks, density):
         each = tuple((size,) for size in sizes)
         task = _task(subject, each, subject.ranks, device, cores * subject.ranks // ranks, density)
@@ -157,6 +167,14 @@ def _task(
         sizes=sizes,
         point_seconds=density.point_seconds,
     )
+
+
+def _squares(ranks: int, device: str, cores: int, density: Density) -> Planned:
+    """Large square products in bf16 on all devices at once: what data sheets and known-good GPUs are compared by."""
+    subject = Subject(operation="square_product", variant="NT", dtype="bf16")
+    sizes = tuple((2 * side**3,) for side in SQUARES)
+    task = _task(subject, sizes, ranks, device, cores, density._replace(point_seconds=SQUARE_SECONDS))
+    return Planned(LINE, task, unit="flop")
 
 
 def _products(used: Shapes, density: Density) -> list[Grid]:

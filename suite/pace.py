@@ -12,7 +12,7 @@ from suite.timings import Positive, Timing
 
 HOST, PRODUCT, ELEMENTWISE = "host", "product", "elementwise"
 _KIND = {
-    **dict.fromkeys(("product", "batched_product", "attention"), PRODUCT),
+    **dict.fromkeys(("product", "square_product", "batched_product", "attention"), PRODUCT),
     **dict.fromkeys(
         ("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit", "adam_tensors"), HOST
     ),

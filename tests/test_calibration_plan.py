@@ -264,3 +264,13 @@ def test_copies_of_all_ranks_at_once_move_twice_what_all_caches_hold(
     if least == 200_000_000:
         assert tuple(copies[ranks][2][0] // 10**6 for ranks in (1, 2)) == moved
     assert all(sizes[:2] == ((least // 256,), (least // 16,)) for sizes in copies.values())
+
+
+@pytest.mark.parametrize(("device", "ranks"), SCALES)
+def test_large_products_are_timed_on_all_gpus_at_once_and_on_no_cpu(device: str, ranks: int) -> None:
+    _, entries = planned(device, ranks)
+    squares = [entry for entry in entries if entry.task.subject.operation == "square_product"]
+    assert [entry.task.subject.ranks for entry in squares] == ([ranks] if device == "cuda" else [])
+    for entry in squares:
+        assert (entry.kind, entry.unit, entry.task.subject.dtype) == (LINE, "flop", "bf16")
+        assert entry.task.sizes == ((2 * 4096**3,), (2 * 8192**3,))

@@ -27,7 +27,7 @@ def known_gpu(models: str) -> Accelerator | None:
 
 def product_expected(gpu: Accelerator | None) -> list[Expected]:
     """Of 16-bit products: what known-good GPUs of the model keep up in large ones. Below it warns, and never rejects:
-    it is assumed, and the products that are timed are those of miniatures."""
+    it is assumed."""
     rate = gpu.sustained.product_flop_per_second if gpu else None
     warn = CHECKS[MATRIX].warn
     if gpu is None or rate is None or warn is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,7 @@ from suite.acceptance.evidence_record import digest
 from suite.acceptance.profiles import Effort
 from suite.calibration import CalibrationRequest, calibrate, planned_calibration
 from suite.calibration_job import Measured
-from suite.calibration_plan import Planned
+from suite.calibration_plan import TABLE, Planned
 from suite.compare import Verdict as RowVerdict
 from suite.devices import usable_cores
 from suite.figures import EXACT, Quantity, StepTerm
@@ -59,17 +59,7 @@ def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEv
     if result.profile is None:
         return Micro(status=result.status, message=result.message, seconds=seconds), None
     profile = result.profile
-    matrix, copy, triad = ([0.0] * ranks for _ in range(3))
-    for (rank, number), events in points.items():
-        task = planned.planned[number]
-        if task.kind != "table" or task.task.subject.ranks != ranks:
-            continue
-        subject = task.task.subject
-        if subject.operation == "product" and subject.dtype == "bf16":
-            matrix[rank] = max(matrix[rank], *_product_rates(task, events))
-        if subject.operation in ("copy", "triad"):
-            rates = copy if subject.operation == "copy" else triad
-            rates[rank] = task.task.sizes[-1][0] / _seconds(events, -1)
+    matrix, copy, triad = part_rates(planned.planned, points, ranks)
     peak, source = _peak(profile, ranks)
     evidence = Micro(
         status=Status.OK,
@@ -86,6 +76,35 @@ def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEv
         steal_share=profile.conditions.steal_share,
     )
     return evidence, profile
+
+
+def part_rates(
+    planned: Sequence[Planned], points: Mapping[tuple[int, int], list[Measured]], ranks: int
+) -> tuple[list[float], list[float], list[float]]:
+    """What each rank reached while all measured: flop a second of 16-bit products, bytes a second of copies and triads.
+
+    Of products the large square ones where they were timed, on a GPU; otherwise the best of the miniatures' shapes.
+
+    Args:
+        points: by rank and number of the task, its rounds.
+    """
+    matrix, squares, copy, triad = ([0.0] * ranks for _ in range(4))
+    for (rank, number), events in points.items():
+        task = planned[number]
+        subject = task.task.subject
+        if subject.ranks != ranks:
+            continue
+        if subject.operation == "square_product":
+            flop = (size for (size,) in task.task.sizes)
+            squares[rank] = max(size / _seconds(events, place) for place, size in enumerate(flop))
+        if task.kind != TABLE:
+            continue
+        if subject.operation == "product" and subject.dtype == "bf16":
+            matrix[rank] = max(matrix[rank], *_product_rates(task, events))
+        if subject.operation in ("copy", "triad"):
+            rates = copy if subject.operation == "copy" else triad
+            rates[rank] = task.task.sizes[-1][0] / _seconds(events, -1)
+    return squares if all(squares) else matrix, copy, triad
 
 
 def _product_rates(planned: Planned, events: list[Measured]) -> list[float]:

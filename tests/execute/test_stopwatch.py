@@ -131,6 +131,14 @@ def test_a_product_has_the_shape_that_its_sizes_name(variant: str, dtype: str) -
     assert len({tuple(row) for row in result.float().tolist()}) == 8
 
 
+def test_a_square_product_takes_the_flop_that_it_is_asked_for() -> None:
+    result = OPERATIONS["square_product"](
+        Subject(operation="square_product", variant="NT"), (2 * 24**3,), Inputs(CPU)
+    )()
+    assert isinstance(result, torch.Tensor)
+    assert result.shape == (24, 24)
+
+
 @pytest.mark.parametrize("variant", ["NN", "NT", "TN"])
 def test_a_batched_product_has_the_shape_of_scores_or_of_heads(variant: str) -> None:
     subject = Subject(operation="batched_product", variant=variant)
@@ -144,7 +152,9 @@ SIZES = {"attention": (2, 16, 8), **ROWS}
 
 
 @pytest.mark.parametrize("variant", ["forward", "backward"])
-@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - {"product", "batched_product", "region"}))
+@pytest.mark.parametrize(
+    "operation", sorted(OPERATIONS.keys() - {"product", "square_product", "batched_product", "region"})
+)
 def test_every_operation_can_be_called_again_and_again(operation: str, variant: str) -> None:
     if operation in ("host_to_device", "device_to_host") or (operation, variant) == ("add", "backward"):
         return

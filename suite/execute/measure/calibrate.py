@@ -28,6 +28,7 @@ SEED = 20261121
 TASKS_BETWEEN_LAPS = 8  # of 6 ms, four at a time: as many as one behind every second task
 OPERATIONS: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
     "product": products.product,
+    "square_product": products.square_product,
     "batched_product": products.batched_product,
     "attention": products.attention,
     **dict.fromkeys((*operators.ONE_TENSOR, "add", "from_fp32"), operators.elementwise),

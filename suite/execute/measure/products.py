@@ -46,6 +46,12 @@ def product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
     return lambda: torch.mm(a_MK, b_KN)
 
 
+def square_product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+    """The product of two N x N matrices that takes `sizes[0]` flop, 2 N^3: what a device reaches at its best."""
+    side = round((sizes[0] / 2) ** (1 / 3))
+    return product(subject, (side, side, side), inputs)
+
+
 def batched_product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
     """The products of unfused attention, sizes batch times heads, sequence T, head size K.
 
