@@ -19,13 +19,13 @@ AXE_CORE = "4.14.1"  # accessibility rules, from npm
 RUNS = ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2")
 # Tests that start ranks, which take all cores, or that measure time
 ALONE = (
-    *(f"tests/{name}" for name in ("gpu", "layouts", "one_bit", "parity", "peers")),
+    *(f"tests/{name}" for name in ("acceptance/test_unprivileged.py", "gpu", "layouts", "one_bit", "parity", "peers")),
     *(
         f"tests/test_{name}.py"
         for name in (
-            *("averaging", "bubble", "calibrate", "calibrate_first", "contracts", "faults", "kernel_benchmark"),
-            *("measured_terms", "netlab", "planted_code", "predict", "prediction_seconds", "reproduce", "sent_bytes"),
-            *("traces", "validate"),
+            *("averaging", "bubble", "calibrate", "calibrate_first", "contracts", "faults"),
+            *("kernel_benchmark", "measured_terms", "netlab", "planted_code", "predict", "prediction_seconds"),
+            *("reproduce", "sent_bytes", "traces", "validate"),
         )
     ),
 )
