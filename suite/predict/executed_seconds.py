@@ -95,8 +95,8 @@ class Prices:
     def _subject(self, operation: str, variant: str = "", dtype: str = "fp32", *, compiled: bool = False) -> Subject:
         return Subject(operation=operation, variant=variant, dtype=dtype, ranks=self._ranks, compiled=compiled)
 
-    def _slope(self, operation: str, variant: str = "", *, compiled: bool = False) -> float:
-        return self._measured.line(self._subject(operation, variant, compiled=compiled)).seconds_per_unit
+    def _slope(self, operation: str, variant: str = "", dtype: str = "fp32", *, compiled: bool = False) -> float:
+        return self._measured.line(self._subject(operation, variant, dtype, compiled=compiled)).seconds_per_unit
 
     def _each(self, operation: str, variant: str = "", *, compiled: bool = False) -> float:
         """Of the fewest calls in a row that were timed: in a step there are few between two operators."""
@@ -116,12 +116,13 @@ class Prices:
         if work.operation == "adam_tensor":
             return self._slope("adam_tensors")
         if work.compiled and work.operation in (*ACTIVATIONS, "dropout"):
+            # what a call costs, whatever its size, is the region's: it is called once
             fused = "dropout" if work.operation == "dropout" else "chain"
-            return self._call(fused, work.variant, FUSED_DTYPE, *work.sizes, compiled=True)
+            return work.sizes[0] * self._slope(fused, work.variant, FUSED_DTYPE, compiled=True)
         return self._call(work.operation, work.variant, work.dtype, *work.sizes)
 
-    def _call(self, operation: str, variant: str, dtype: str, *sizes: int, compiled: bool = False) -> float:
-        seconds = self._measured.seconds(self._subject(operation, variant, dtype, compiled=compiled), *sizes)
+    def _call(self, operation: str, variant: str, dtype: str, *sizes: int) -> float:
+        seconds = self._measured.seconds(self._subject(operation, variant, dtype), *sizes)
         if variant != "backward":
             return seconds
         return max(0.0, seconds - self._start - self._node)

@@ -50,14 +50,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return self.fixed + self.per_unit * units
 
     def line(self, subject: Subject) -> Line:
-        assert subject.operation in HOST_LINES
+        fused = subject.operation in ("chain", "dropout")
+        assert (subject.compiled and fused) or subject.operation in HOST_LINES
+        fixed, slope = (self.fixed, self.per_unit) if fused else (0.0, self.host)
         return Line(
             subject=subject,
             unit="call",
             sizes=(1.0,),
-            timings=(Timing(self.host + 1e-300, 1.0, 1.0, 1.0, 1, 0),),
-            fixed_seconds=0.0,
-            seconds_per_unit=self.host,
+            timings=(Timing(fixed + slope + 1e-300, 1.0, 1.0, 1.0, 1, 0),),
+            fixed_seconds=fixed,
+            seconds_per_unit=slope,
             residual=0.0,
             worst=0.0,
         )
@@ -119,6 +121,21 @@ def test_host_time_alone_is_overhead_alone_and_compilation_lowers_it(name: str) 
     assert eager.optimizer == pytest.approx(tensors * machine.host)
     assert eager.overhead + eager.data_loading + eager.optimizer == pytest.approx(eager.step)
     assert compiled.overhead < eager.overhead
+
+
+def test_a_compiled_region_is_called_once_whatever_is_in_it() -> None:
+    run = mini("bloom-mini")  # with activations and dropout in a block
+
+    class Fused(Machine, frozen=True):
+        def seconds(self, subject: Subject, *sizes: float) -> float:
+            return super().seconds(subject, *sizes) if subject.compiled else 0.0
+
+    calls, elements = Fused(fixed=1.0), Fused(per_unit=1.0)
+    assert steps(calls, run, compiled=True)[0].step == pytest.approx(0.0, abs=1e-290)
+    (stage,) = steps(elements, run, compiled=True)
+    assert stage.forward > 0
+    assert stage.backward >= stage.forward
+    assert stage.step == pytest.approx(stage.forward + stage.backward)
 
 
 @pytest.mark.parametrize("name", MINIS)
