@@ -245,11 +245,18 @@ def _field(path: str, name: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
 
 
+def cpu_named(path: str = "/proc/cpuinfo") -> str:
+    """The processor's name, and its generation: a virtual machine may call one of 2021 and one of 2023 "AMD EPYC"."""
+    name = _field(path, "model name")
+    family, model = _field(path, "cpu family"), _field(path, "model\t")
+    return name if "unknown" in (family, model) else f"{name} (family {family}, model {model})"
+
+
 def hardware() -> dict[str, str]:
     """Processor, cores that this process may use, and memory, as texts."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "cpu": _field("/proc/cpuinfo", "model name"),
+        "cpu": cpu_named(),
         "cpu_flags": _digest(_field("/proc/cpuinfo", "flags")),
         "cores": str(cores),
         "memory": _field("/proc/meminfo", "MemTotal"),
