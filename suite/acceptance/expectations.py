@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
 import msgspec
 
 from suite.acceptance.checks import Check, Sense
+from suite.acceptance.noninferiority import FALSE_REJECTION, t_quantile
 from suite.acceptance.verdicts import Finding, Verdict
 
-SPREAD_FROM = 3  # values from which a standard deviation is taken at its word
+SPREAD_FROM = 3  # values from which there is a standard deviation worth the name
+DEVIATIONS = 3.0  # of a spread that many values tell
 MODIFIED_Z_FROM = 10  # nodes
 MODIFIED_Z_LIMIT = 3.5  # Iglewicz and Hoaglin, How to detect and handle outliers, 1993
 MODIFIED_Z_FACTOR = 0.6745  # the 0.75 quantile of the normal distribution: MAD to standard deviation
@@ -38,10 +41,15 @@ def from_peak(peak: float, what: str) -> Expected:
 def from_values(check: Check, values: Sequence[float], whose: str) -> Expected | None:
     """The median of other batteries' values; None where there are none.
 
-    With three or more, the thresholds make room for their spread s:
-        warn   1 -+ max(the check's, 2 s / median)
-        fail   1 -+ max(the check's, 3 s / median)
-    With fewer the spread is unknown, and only what a good node never shows (70 %) is a failure.
+    With k of them, three or more, the thresholds make room for their spread s: one more good value differs from their
+    middle by the standard deviation d = s sqrt(1 + 1 / k) / median.
+        warn   1 -+ max(the check's, 2 d)
+        fail   1 -+ max(the check's, t d)        t = t(0.99, k - 1) or 3, the larger one: 7.0, 4.5, 3.7 for 3, 4, 5
+    That is 1 good value in 100, for any k: three deviations of three values are passed by 1 good one in 17. It never is
+    more room than fewer values have, unless 3 d is. With fewer the spread is unknown, and only what a good node never
+    shows (70 %) is a failure.
+
+    Source: a prediction interval from Student's t distribution.
     """
     if not values or check.warn is None or check.fail is None:
         return None
@@ -50,15 +58,18 @@ def from_values(check: Check, values: Sequence[float], whose: str) -> Expected |
         return None
     source = f"median of {len(values)} {whose}"
     sign = -1.0 if check.sense is Sense.HIGHER_IS_BETTER else 1.0
+    worst = UNKNOWN_MODEL if sign < 0 else 1 / UNKNOWN_MODEL
     if len(values) < SPREAD_FROM:
-        worst = UNKNOWN_MODEL if sign < 0 else 1 / UNKNOWN_MODEL
         return Expected(value=middle, source=f"{source}, spread unknown", warn=check.warn, fail=worst)
     spread = statistics.stdev(values) / middle
+    another = spread * math.sqrt(1 + 1 / len(values))
+    rare = max(DEVIATIONS, t_quantile(1 - FALSE_REJECTION, len(values) - 1))
+    room = min(rare * another, max(abs(1 - worst), DEVIATIONS * another))
     return Expected(
         value=middle,
         source=f"{source}, spread {spread:.1%}",
-        warn=1 + sign * max(abs(1 - check.warn), 2 * spread),
-        fail=1 + sign * max(abs(1 - check.fail), 3 * spread),
+        warn=1 + sign * max(abs(1 - check.warn), 2 * another),
+        fail=1 + sign * max(abs(1 - check.fail), room),
     )
 
 

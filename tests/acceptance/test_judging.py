@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
+import statistics
+
 import msgspec
 import pytest
 
@@ -117,11 +121,34 @@ def test_a_rate_that_nobody_expects_did_not_run_but_is_kept_for_later():
 
 def test_the_spread_of_the_past_widens_the_thresholds_and_two_values_have_none():
     tight = from_values(CHECKS[MATRIX], [100.0, 100.5, 99.5], "b")
-    loose = from_values(CHECKS[MATRIX], [100.0, 110.0, 90.0], "b")
+    loose = from_values(CHECKS[MATRIX], [100.0, 103.0, 97.0], "b")
+    wild = from_values(CHECKS[MATRIX], [100.0, 110.0, 90.0], "b")
     few = from_values(CHECKS[MATRIX], [100.0, 110.0], "b")
     assert (tight.warn, tight.fail) == (0.965, 0.93)
-    assert (loose.warn, loose.fail) == pytest.approx((0.8, 0.7))
+    another = 0.03 * math.sqrt(4 / 3)
+    assert (loose.warn, loose.fail) == pytest.approx((1 - 2 * another, 1 - 6.965 * another), abs=1e-4)
+    # three deviations of many values are more than what few have room for
+    assert (wild.warn, wild.fail) == pytest.approx((1 - 0.2 * math.sqrt(4 / 3), 1 - 0.3 * math.sqrt(4 / 3)))
     assert few.fail == 0.70
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 10, 30])
+@pytest.mark.parametrize("spread", [0.01, 0.03, 0.05])
+def test_one_more_good_value_fails_in_at_most_1_of_100_batteries_however_few_there_are(count, spread):
+    chance, trials, failed = random.Random(5), 4000, 0
+    for _ in range(trials):
+        values = [chance.gauss(100.0, 100.0 * spread) for _ in range(count + 1)]
+        last = values.pop()
+        failed += last < statistics.median(values) * from_values(CHECKS[MATRIX], values, "").fail
+    # four standard errors of a share of 1 in 100
+    assert failed / trials <= 0.01 + 4 * math.sqrt(0.01 / trials)
+
+
+def test_many_values_that_spread_by_1_percent_leave_no_room_for_a_tenth():
+    for count in (3, 10):
+        values = [100.0 + (place % 3 - 1) for place in range(count)]
+        expected = from_values(CHECKS[MATRIX], values, "")
+        assert rated(CHECKS[MATRIX], "x", 90.0, [expected], part="p").verdict is Verdict.FAIL
 
 
 def test_a_modified_z_needs_ten_nodes_and_flags_beyond_3_5():
