@@ -23,7 +23,7 @@ ALONE = (
     *(
         f"tests/test_{name}.py"
         for name in (
-            *("averaging", "bubble", "calibrate", "calibrate_first", "contracts", "faults"),
+            *("averaging", "between_hosts", "bubble", "calibrate", "calibrate_first", "contracts", "faults"),
             *("kernel_benchmark", "measured_terms", "netlab", "planted_code", "predict", "prediction_seconds"),
             *("reproduce", "sent_bytes", "traces", "validate"),
         )

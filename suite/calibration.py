@@ -15,12 +15,13 @@ import msgspec
 from reference_runs.errors import InputError
 from suite import pace, processor_caches, store
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured
-from suite.calibration_plan import DENSITIES, LINE, TABLE, Density, Planned, plan
+from suite.calibration_plan import DENSITIES, LINE, TABLE, Density, Planned, messages, plan
 from suite.devices import resolved_device, usable_cores
+from suite.hosts import Hosts
 from suite.job import Event, Status
-from suite.launch import launch
+from suite.launch import HERE, Outcome, launch
 from suite.machine_profile import Check, Conditions, Fingerprint, Profile, encode, machines_directory
-from suite.measured_seconds import Table, fitted
+from suite.measured_seconds import Line, Table, fitted
 from suite.miniature_shapes import miniature_shapes
 from suite.pace import Pace
 from suite.record import fingerprint
@@ -85,25 +86,64 @@ def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) 
     """
     directory = store.writable(machines_directory(calibration.results), calibration.results)
     before, load = fingerprint(calibration.device), _load()
+    outcome = _measured(calibration, on_event, cores=usable_cores())
+    if outcome.status is not Status.OK:
+        return CalibrationResult(status=outcome.status, message=outcome.message)
+    profile = assembled(calibration, outcome.events, before, load)
+    path = directory / f"{profile.fingerprint.node}__{profile.fingerprint.hash}.json"
+    return CalibrationResult(status=Status.OK, message="", profile=profile, path=str(stored(profile, path)))
+
+
+def between_hosts(
+    profile: Profile,
+    hosts: Hosts,
+    *,
+    interface: str | None,
+    on_event: Callable[[int, Event], None],
+) -> CalibrationResult:
+    """`profile` with messages as they are between hosts that have a rank each: measured now, and stored nowhere.
+
+    Everything else a rank does there is what it does on this machine.
+
+    Args:
+        interface: of the hosts; None: whichever the library chooses.
+    """
+    ranks, device = len(hosts.names), profile.fingerprint.device
+    density, cores = DENSITIES[device], usable_cores() * (ranks if hosts.elsewhere else 1)
+    used = miniature_shapes(device, ranks=ranks)
+    planned = messages(used, device=device, cores=cores, ranks=ranks, density=density)
+    calibration = Calibration(device=device, ranks=ranks, results=Path(), planned=planned, rounds=density.rounds)
+    outcome = _measured(calibration, on_event, cores=cores, hosts=hosts, interface=interface)
+    if outcome.status is not Status.OK:
+        return CalibrationResult(status=outcome.status, message=outcome.message)
+    between = {line.subject: line for line in _lines(planned, _timings(planned, outcome.events))}
+    lines = [between.get(line.subject, line) for line in profile.lines]
+    return CalibrationResult(status=Status.OK, message="", profile=msgspec.structs.replace(profile, lines=lines))
+
+
+def _measured(
+    calibration: Calibration,
+    on_event: Callable[[int, Event], None],
+    *,
+    cores: int,
+    hosts: Hosts = HERE,
+    interface: str | None = None,
+) -> Outcome:
     identity = store.new_identity()
     with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
         job = CalibrationJob(
             directory=scratch,
             device=calibration.device,
             ranks=calibration.ranks,
-            threads=max(1, usable_cores() // calibration.ranks),
+            threads=max(1, cores // calibration.ranks),
             tasks=tuple(planned.task for planned in calibration.planned),
             rounds=calibration.rounds,
             budget_seconds=BUDGET_SECONDS,
             collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
+            interface=interface,
         )
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
-        outcome = launch(job, identity, on_event)
-    if outcome.status is not Status.OK:
-        return CalibrationResult(status=outcome.status, message=outcome.message)
-    profile = assembled(calibration, outcome.events, before, load)
-    path = directory / f"{profile.fingerprint.node}__{profile.fingerprint.hash}.json"
-    return CalibrationResult(status=Status.OK, message="", profile=profile, path=str(stored(profile, path)))
+        return launch(job, identity, on_event, hosts=hosts)
 
 
 def stored(profile: Profile, path: Path) -> Path:
@@ -129,23 +169,19 @@ def assembled(
     calibration: Calibration, events: list[list[Event]], found: Fingerprint, load_before: float | None
 ) -> Profile:
     """The profile in the ranks' reports: lines fitted, checks beside their tables."""
-    timed = list(zip(calibration.planned, _timings(calibration, events), strict=True))
+    timings = _timings(calibration.planned, events)
+    timed = list(zip(calibration.planned, timings, strict=True))
     tables = [
-        Table(subject=planned.task.subject, axes=planned.axes, timings=timings)
-        for planned, timings in timed
+        Table(subject=planned.task.subject, axes=planned.axes, timings=points)
+        for planned, points in timed
         if planned.kind == TABLE
-    ]
-    lines = [
-        fitted(planned.task.subject, planned.unit, [float(size) for (size,) in planned.task.sizes], timings)
-        for planned, timings in timed
-        if planned.kind == LINE
     ]
     without_checks = Profile(
         measured=time.time(),
         fingerprint=found,
         conditions=_conditions(calibration, events, load_before),
         tables=tables,
-        lines=lines,
+        lines=_lines(calibration.planned, timings),
         checks=[],
     )
     checks = [
@@ -156,14 +192,22 @@ def assembled(
             predicted_seconds=without_checks.seconds(planned.task.subject, *sizes),
             timing=timing,
         )
-        for planned, timings in timed
+        for planned, points in timed
         if planned.kind not in (TABLE, LINE)
-        for sizes, timing in zip(planned.task.sizes, timings, strict=True)
+        for sizes, timing in zip(planned.task.sizes, points, strict=True)
     ]
     return msgspec.structs.replace(without_checks, checks=checks)
 
 
-def _timings(calibration: Calibration, events: list[list[Event]]) -> list[tuple[Timing, ...]]:
+def _lines(planned: Sequence[Planned], timings: Sequence[tuple[Timing, ...]]) -> list[Line]:
+    return [
+        fitted(one.task.subject, one.unit, [float(size) for (size,) in one.task.sizes], points)
+        for one, points in zip(planned, timings, strict=True)
+        if one.kind == LINE
+    ]
+
+
+def _timings(planned: Sequence[Planned], events: list[list[Event]]) -> list[tuple[Timing, ...]]:
     """Of every task its points, over all rounds and over the ranks that took part."""
     rounds: dict[tuple[int, int], list[tuple[Repetitions, ...]]] = {}  # of a rank and a task
     for rank, own in enumerate(events):
@@ -171,8 +215,8 @@ def _timings(calibration: Calibration, events: list[list[Event]]) -> list[tuple[
             if isinstance(event, Measured):
                 rounds.setdefault((rank, event.task), []).append(event.points)
     alike: dict[tuple[int, str], list[int]] = {}  # tasks of a number of ranks and a kind
-    for number, planned in enumerate(calibration.planned):
-        subject = planned.task.subject
+    for number, one in enumerate(planned):
+        subject = one.task.subject
         kind = "message" if subject.operation in COLLECTIVES else pace.kind(subject)  # messages wait for all ranks
         alike.setdefault((subject.ranks, kind), []).append(number)
     found: dict[int, tuple[Timing, ...]] = {}
@@ -182,7 +226,7 @@ def _timings(calibration: Calibration, events: list[list[Event]]) -> list[tuple[
             for number in numbers
         ]
         found |= dict(zip(numbers, over_ranks(of_ranks), strict=True))
-    return [found[number] for number in range(len(calibration.planned))]
+    return [found[number] for number in range(len(planned))]
 
 
 def _conditions(calibration: Calibration, events: list[list[Event]], load_before: float | None) -> Conditions:

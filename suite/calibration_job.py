@@ -35,6 +35,7 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
         rounds: how often all tasks are gone through at most.
         budget_seconds: rounds behind the first one end by then, in the middle where it is over.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
+        interface: network interface of hosts that have a rank each; None: whichever the library chooses.
     """
 
     directory: str
@@ -45,6 +46,7 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     budget_seconds: float
     collective_timeout_seconds: float
+    interface: str | None = None
 
 
 class Measured(msgspec.Struct, frozen=True, tag="measured"):

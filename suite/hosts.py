@@ -1,6 +1,7 @@
 """One launch with a rank on each of several hosts: network namespaces of this machine, or others by ssh.
 
 python -m suite.hosts netns JOB.json NAMESPACE NAMESPACE; python -m suite.hosts ssh JOB.json HOST HOST
+With --calibrate before JOB.json its ranks measure in place of training.
 """
 
 from __future__ import annotations
@@ -58,14 +59,16 @@ def main() -> int:
 
     torchrun needs the static rendezvous there: the dynamic one does not know its host by a namespace's address.
     """
-    way, job, names = Way(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    way, arguments = Way(sys.argv[1]), sys.argv[2:]
+    kind = [arguments.pop(0)] if arguments[0].startswith("--") else []
+    job, names = arguments[0], arguments[1:]
     variables = dict(os.environ)
     if interface := msgspec.json.decode(Path(job).read_bytes())["interface"]:
         variables |= dict.fromkeys(OWN_INTERFACE, interface)
     master = names[0].rpartition("@")[2] if way is Way.SSH else address(0)
     processes = []
     for number, name in enumerate(names):
-        command = torchrun(["suite.execute", job], number=number, hosts=len(names), master=master)
+        command = torchrun(["suite.execute", *kind, job], number=number, hosts=len(names), master=master)
         processes.append(
             subprocess.Popen(
                 entered(way, name, command, variables),

@@ -158,8 +158,10 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *
 
 
 def _command(job: AnyJob, hosts: Hosts) -> list[str]:
+    kind = ["--calibrate"] if isinstance(job, CalibrationJob) else ["--probe"] if isinstance(job, ProbeJob) else []
+    path = f"{job.directory}/job.json"
     if hosts.names:
-        return [sys.executable, "-m", "suite.hosts", hosts.way.value, f"{job.directory}/job.json", *hosts.names]
+        return [sys.executable, "-m", "suite.hosts", hosts.way.value, *kind, path, *hosts.names]
     return [
         sys.executable,
         "-m",
@@ -171,8 +173,8 @@ def _command(job: AnyJob, hosts: Hosts) -> list[str]:
         f"--log-dir={job.directory}/torchrun",
         "-m",
         "suite.execute",
-        *(["--calibrate"] if isinstance(job, CalibrationJob) else ["--probe"] if isinstance(job, ProbeJob) else []),
-        f"{job.directory}/job.json",
+        *kind,
+        path,
     ]
 
 

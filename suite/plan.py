@@ -83,6 +83,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     host_names: tuple[str, ...] = ()
     interface: str | None = None
 
+    @property
+    def joined_by(self) -> str | None:
+        """The interface by which messages leave: of namespaces the one that they are made with."""
+        return INTERFACE if self.hosts > 1 and not self.host_names else self.interface
+
 
 def plan(request: Request) -> Plan:
     """The checked plan for a request.
@@ -274,5 +279,5 @@ def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
         exact_steps=plan.exact_steps,
         renewal=plan.renewal,
         script=plan.script,
-        interface=INTERFACE if plan.hosts > 1 and not plan.host_names else plan.interface,
+        interface=plan.joined_by,
     )

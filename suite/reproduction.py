@@ -99,7 +99,7 @@ def reproduce(
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
         opened = store.Opened(directory, begin_record(job, corpus, identity))
         try:
-            with _hosts(plan) as where:
+            with hosts_of(plan) as where:
                 outcome = launch(job, identity, on_event, hosts=where)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
@@ -162,7 +162,7 @@ def reproduce(
 
 
 @contextmanager
-def _hosts(plan: Plan) -> Iterator[Hosts]:
+def hosts_of(plan: Plan) -> Iterator[Hosts]:
     """The plan's hosts: those that it names, or namespaces that live as long as the launch."""
     if plan.host_names:
         yield Hosts(Way.SSH, plan.host_names)

@@ -22,6 +22,7 @@ from suite.devices import cuda_memory_bytes, resolved_device
 from suite.hosts import check_reachable
 from suite.job import Event
 from suite.ladder.ascent import Errand, Height, trace_of
+from suite.ladder.between_hosts import with_messages
 from suite.ladder.climb import Climb, climb, failures
 from suite.ladder.planned import STEPS, climber, fitted, planned
 from suite.ladder.rungs import RUNGS, Setting, Walk
@@ -148,6 +149,9 @@ def ladder_command(
             traces=traces,
             began=began,
         )
+
+        with messages.status("timing messages between hosts"):
+            errand = with_messages(errand, _quiet)
 
         def say(height: Height) -> None:
             messages.print(f"[dim]{escape(_line(height))}[/]", soft_wrap=True)

@@ -54,6 +54,8 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
         chosen: names of the rungs that are wanted; what they stand on is climbed too.
         broken: names of rungs whose changes are left out of what is launched, not of what is predicted.
         twins: whether the top of each walk is launched without each of its rungs.
+        between_hosts: the profile with messages as they are between hosts; None: not measured.
+        between_hosts_source: what it is, or why there is none.
         traces: directory for a trace of each rung's first launch; None: no traces.
         began: when the command did, calibration and all, on the clock of `time.monotonic`; None: when the climb does.
     """
@@ -68,9 +70,17 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
     twins: bool = True
     profile: Profile | None = None
     profile_source: str = ""
+    between_hosts: Profile | None = None
+    between_hosts_source: str = ""
     sample_seconds: float = 0.0
     traces: Path | None = None
     began: float | None = None
+
+    def profile_for(self, setting: Setting) -> tuple[Profile | None, str]:
+        """The profile that predicts a setting, and what it is or why there is none."""
+        if setting.hosts > 1 and self.profile is not None:
+            return self.between_hosts, self.between_hosts_source
+        return self.profile, self.profile_source
 
 
 class Ascent:
@@ -239,6 +249,7 @@ def launched(
 ) -> list[Result]:
     """Launch a setting as often as the errand says, or `launches` times, up to the first that does not end well."""
     plan = planned(errand.climbing, setting, label, errand.texts, steps=steps, trace=trace)
+    profile, source = errand.profile_for(setting)
     results: list[Result] = []
     for _ in range(errand.repeat if launches is None else launches):
         results.append(
@@ -247,8 +258,8 @@ def launched(
                 errand.corpus,
                 errand.results,
                 on_event,
-                profile=errand.profile,
-                profile_source=errand.profile_source,
+                profile=profile,
+                profile_source=source,
                 sample_seconds=errand.sample_seconds,
             )
         )
@@ -261,12 +272,13 @@ def launched(
 def _expected(errand: Errand, setting: Setting, label: str, rung: Rung) -> Expected:
     """Of the rung as it is declared, whatever of it was broken."""
     plan = planned(errand.climbing, setting, label, errand.texts)
+    profile, source = errand.profile_for(setting)
     why = rung.seconds_unknown
-    if not why and errand.profile is None:
-        why = errand.profile_source
-    if not why and errand.profile is not None and plan.layout.ranks > errand.profile.conditions.ranks:
-        why = f"this machine is calibrated with {errand.profile.conditions.ranks} ranks at once"
-    return expected(plan, errand.corpus, errand.profile, why_none=why, sample_seconds=errand.sample_seconds)
+    if not why and profile is None:
+        why = source
+    if not why and profile is not None and plan.layout.ranks > profile.conditions.ranks:
+        why = f"this machine is calibrated with {profile.conditions.ranks} ranks at once"
+    return expected(plan, errand.corpus, profile, why_none=why, sample_seconds=errand.sample_seconds)
 
 
 def trace_of(directory: Path | None, rung: Rung) -> Path | None:

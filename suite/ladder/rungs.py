@@ -400,8 +400,7 @@ RUNGS: tuple[Rung, ...] = (
         promise=Promise.WITHIN,
         bound=REORDERED,
         loss=REDUCED,
-        predicts="not predicted",
-        seconds_unknown="a calibration times messages within a machine alone",
+        predicts="the same with messages as timed between these hosts, in a calibration of their own beforehand",
         needs=(Need.NAMESPACES,),
     ),
 )
