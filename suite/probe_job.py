@@ -15,7 +15,9 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
         threads: of a rank, for "cpu".
         replays: how often each rank alone repeats the same training of `replay_steps` steps.
         samples: of a step.
-        exchanges: how often each pair of ranks, and all of them together, exchange `exchange_bytes`.
+        exchanges: how often each pair of ranks, and all of them together, exchange `exchange_bytes` at least.
+        exchange_seconds: that all pairs one after the other, and all ranks together, go on exchanging and comparing what
+            came: processors change their speed several times a second.
         soak_seconds: that products and copies of `soak_bytes` are verified for, on every rank; 0 bytes on "cuda": 95 %
             of what is free.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
@@ -32,6 +34,7 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
     replay_steps: int
     samples: int
     exchanges: int
+    exchange_seconds: float
     exchange_bytes: int
     soak_seconds: float
     soak_bytes: int

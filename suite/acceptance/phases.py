@@ -252,6 +252,7 @@ def probed(
             replay_steps=effort.replay_steps,
             samples=1,
             exchanges=effort.exchanges if exchanges else 0,
+            exchange_seconds=effort.exchange_seconds,
             exchange_bytes=effort.exchange_bytes[device],
             soak_seconds=seconds,
             soak_bytes=_soak_bytes(device, ranks, effort),

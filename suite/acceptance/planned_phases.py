@@ -151,7 +151,9 @@ def probe_phase(battery: Battery, parts: frozenset[int] = FROM_PROBE) -> Phase |
 
     # a replay's step takes about as long as one of the miniature's samples
     seconds = START_SECONDS + (effort.replays * (1 + effort.replay_steps * 0.5) if REPLAYS in wanted else 0.0)
-    seconds += (EXCHANGE_SECONDS if wanted & EXCHANGES else 0.0) + (effort.soak_seconds if SOAK in wanted else 0.0)
+    seconds += (EXCHANGE_SECONDS + 2 * effort.exchange_seconds if wanted & EXCHANGES else 0.0) + (
+        effort.soak_seconds if SOAK in wanted else 0.0
+    )
     serves = FROM_PROBE if parts == FROM_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
     return Phase(name="probe", predicted_seconds=seconds, serves=serves, run=run)
 

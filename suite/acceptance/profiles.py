@@ -23,6 +23,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
         limit_seconds: after which nothing optional is begun: no further look, no re-run.
         timed: miniatures whose step time is judged; `looks` after how many launches.
         jitter: the miniature with 200 timed steps; None: none.
+        exchanges: of each pair of ranks, and of all, at least; `exchange_seconds` that all pairs, and all, go on.
         soak_bytes: of a rank on a CPU; None: 90 % of what is available, divided over the ranks.
     """
 
@@ -34,6 +35,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     replays: int
     replay_steps: int
     exchanges: int
+    exchange_seconds: float
     exchange_bytes: dict[str, int]
     soak_seconds: float
     soak_bytes: int | None
@@ -52,6 +54,7 @@ EFFORTS = {
         replays=3,
         replay_steps=3,
         exchanges=5,
+        exchange_seconds=2.0,
         exchange_bytes={"cpu": 16 * MIB, "cuda": 1024 * MIB},
         soak_seconds=4.0,
         soak_bytes=256 * MIB,
@@ -65,6 +68,7 @@ EFFORTS = {
         replays=3,
         replay_steps=20,
         exchanges=10,
+        exchange_seconds=4.0,
         exchange_bytes={"cpu": 64 * MIB, "cuda": 1024 * MIB},
         soak_seconds=180.0,
         soak_bytes=None,
@@ -78,6 +82,7 @@ EFFORTS = {
         replays=30,
         replay_steps=20,
         exchanges=50,
+        exchange_seconds=20.0,
         exchange_bytes={"cpu": 64 * MIB, "cuda": 1024 * MIB},
         soak_seconds=6600.0,
         soak_bytes=None,

@@ -38,14 +38,16 @@ def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) 
         run_replay(job, replay, device, report)
     dist.barrier(group=control)
     if job.exchanges and dist.get_world_size() > 1:
-        for first, second in itertools.combinations(range(dist.get_world_size()), 2):
+        pairs = list(itertools.combinations(range(dist.get_world_size()), 2))
+        for first, second in pairs:
             report(Phase(f"exchange {first}-{second}", time.time()))
             if dist.get_rank() in (first, second):
                 peer = second if dist.get_rank() == first else first
-                report(exchanged(job, peer, device, begins=dist.get_rank() == first))
+                seconds = job.exchange_seconds / len(pairs)
+                report(exchanged(job, peer, device, control, begins=dist.get_rank() == first, seconds=seconds))
             dist.barrier(group=control)
         report(Phase("all-reduce", time.time()))
-        report(reduced(job, device))
+        report(reduced(job, device, control))
     if job.soak_seconds:
         report(soaked(job, device, report))
     return Probed(environment=environment(device), time=time.time())
@@ -102,14 +104,27 @@ def pattern(first: int, elements: int, salt: int, device: torch.device) -> Tenso
     return (torch.arange(elements, device=device, dtype=torch.int32) * FACTOR + start) % RANGE
 
 
-def exchanged(job: ProbeJob, peer: int, device: torch.device, *, begins: bool) -> Exchanged:
-    """Messages to a peer and back, each verified by whom it reaches."""
+def exchanged(
+    job: ProbeJob, peer: int, device: torch.device, control: dist.ProcessGroup, *, begins: bool, seconds: float
+) -> Exchanged:
+    """Messages to a peer and back, each verified by whom it reaches; none is sent before the peer waits for it.
+
+    Args:
+        control: of gloo, by which the two agree.
+        seconds: that it goes on at least.
+    """
     elements = job.exchange_bytes // 4
     fastest, wrong, first = float("inf"), 0, ""
     received = torch.empty(elements, dtype=torch.int32, device=device)
-    for number in range(job.exchanges):
+    word = torch.zeros(1)
+    number, count_all, began = 0, job.exchanges, time.perf_counter()
+    while number < count_all:
         ours = pattern(0, elements, 2 * number + begins, device)
         theirs = pattern(0, elements, 2 * number + (not begins), device)
+        if begins:
+            dist.recv(word, peer, group=control)
+        else:
+            dist.send(word, peer, group=control)
         start = _now(device)
         if begins:
             dist.send(ours, peer)
@@ -120,22 +135,45 @@ def exchanged(job: ProbeJob, peer: int, device: torch.device, *, begins: bool) -
         fastest = min(fastest, (_now(device) - start) / 2)
         count, words = differences(received, theirs)
         wrong, first = wrong + count, first or words
+        number += 1
+        if number == job.exchanges:
+            word[0] = _further(number, time.perf_counter() - began, seconds)
+            if begins:
+                dist.send(word, peer, group=control)
+            else:
+                dist.recv(word, peer, group=control)
+            count_all += int(word[0])
     return Exchanged(peer=peer, bytes=4 * elements, seconds=fastest, wrong=wrong, first=first, time=time.time())
 
 
-def reduced(job: ProbeJob, device: torch.device) -> Exchanged:
-    """Sums over all ranks of whole numbers, whose result is known: place modulo 1021, plus the rank."""
+def _further(done: int, took: float, seconds: float) -> int:
+    """How many more exchanges fill the seconds, where so many took so long."""
+    return max(0, int(done * (seconds - took) / took))
+
+
+def reduced(job: ProbeJob, device: torch.device, control: dist.ProcessGroup) -> Exchanged:
+    """Sums over all ranks of whole numbers, whose result is known: place modulo 1021, plus the rank.
+
+    All ranks begin each together; `control`, of gloo, is what they agree by.
+    """
     ranks, elements = dist.get_world_size(), job.exchange_bytes // 4
     base = torch.arange(elements, device=device, dtype=torch.int64) % MODULUS
     expected = (base * ranks + ranks * (ranks - 1) // 2).to(torch.float32)
     fastest, wrong, first = float("inf"), 0, ""
-    for _ in range(job.exchanges):
+    number, count_all, began = 0, job.exchanges, time.perf_counter()
+    while number < count_all:
         buffer = (base + dist.get_rank()).to(torch.float32)
+        dist.barrier(group=control)
         start = _now(device)
         dist.all_reduce(buffer)
         fastest = min(fastest, _now(device) - start)
         count, words = differences(buffer, expected)
         wrong, first = wrong + count, first or words
+        number += 1
+        if number == job.exchanges:
+            word = torch.tensor([float(_further(number, time.perf_counter() - began, job.exchange_seconds))])
+            dist.broadcast(word, 0, group=control)
+            count_all += int(word[0])
     return Exchanged(peer=None, bytes=4 * elements, seconds=fastest, wrong=wrong, first=first, time=time.time())
 
 

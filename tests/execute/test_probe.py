@@ -27,6 +27,7 @@ def job(tmp_path):
         replay_steps=2,
         samples=2,
         exchanges=2,
+        exchange_seconds=0.0,
         exchange_bytes=4096,
         soak_seconds=0.0,
         soak_bytes=1 << 16,
