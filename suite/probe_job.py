@@ -16,8 +16,8 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
         replays: how often each rank alone repeats the same training of `replay_steps` steps.
         samples: of a step.
         exchanges: how often each pair of ranks, and all of them together, exchange `exchange_bytes` at least.
-        exchange_seconds: that all pairs one after the other, and all ranks together, go on exchanging and comparing what
-            came: processors change their speed several times a second.
+        exchange_seconds: that all pairs in turn, and all ranks together, go on exchanging and comparing what came:
+            processors change their speed several times a second.
         soak_seconds: that products and copies of `soak_bytes` are verified for, on every rank; 0 bytes on "cuda": 95 %
             of what is free.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
