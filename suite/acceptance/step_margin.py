@@ -66,7 +66,7 @@ def reference(ratios: Sequence[float], spreads: Sequence[float], whose: str) -> 
         bias = their geometric mean        margin = 5 %, or 3 s sqrt(1 + 1 / k) where that is more, 27 % at most
     s sqrt(1 + 1 / k) is the standard deviation of the difference of one more good battery from the mean of k: the bias
     is itself measured. A node of steady launches is held to 5 % from its first battery on; one whose batteries differ
-    by 6 % is not called bad by chance. Never is a node with a past given more room than one without.
+    by 6 % is not called bad by chance. The margin is never wider than that of a node without a past.
 
     Source: a prediction interval; a margin that grows with the reference's spread up to a cap is how bioequivalence of
     highly variable drugs is judged (Haidar et al., Bioequivalence approaches for highly variable drugs, 2008).
