@@ -13,7 +13,7 @@ from suite.acceptance.noninferiority import FALSE_REJECTION, t_quantile
 from suite.acceptance.verdicts import Finding, Verdict
 
 SPREAD_FROM = 3  # values from which there is a standard deviation worth the name
-DEVIATIONS = 3.0  # of a spread that many values tell
+DEVIATIONS = 3.0  # of a spread that many values tell: Shewhart, Economic control of quality, 1931
 MODIFIED_Z_FROM = 10  # nodes
 MODIFIED_Z_LIMIT = 3.5  # Iglewicz and Hoaglin, How to detect and handle outliers, 1993
 MODIFIED_Z_FACTOR = 0.6745  # the 0.75 quantile of the normal distribution: MAD to standard deviation

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from suite.acceptance.expectations import DEVIATIONS
+
 MARGIN = 0.05  # beyond what accepted batteries measured; an operator's choice: what slowness matters
 # Without one, twice that, and the prediction's own error on known-good machines beside it: at most 17 % with one thread
 # a rank (14 setups, 2 cores of an AMD EPYC, 2026-11-21; up to 25 % longer than predicted on 2026-11-22, not taken over:
@@ -15,7 +17,6 @@ MARGIN = 0.05  # beyond what accepted batteries measured; an operator's choice: 
 MARGIN_WITHOUT_HISTORY = 0.10
 PREDICTION_ERROR = 0.17
 WIDEST = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
-DEVIATIONS = 3.0  # as every other rate has room for; Shewhart, Economic control of quality, 1931
 OF_LAUNCHES = 2  # degrees of freedom with which the launches' own spread counts: as much as three batteries
 
 
