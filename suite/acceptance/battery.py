@@ -18,7 +18,6 @@ from suite.acceptance.evidence_record import OpenedBattery, unfinished
 from suite.acceptance.gpu_health import HealthWatch
 from suite.acceptance.history import history
 from suite.acceptance.judged import judged
-from suite.acceptance.launch_checks import step_ratios, step_reference
 from suite.acceptance.noninferiority import FEWEST, launches_missing
 from suite.acceptance.planned_phases import (
     FROM_MICRO,
@@ -33,6 +32,7 @@ from suite.acceptance.planned_phases import (
 )
 from suite.acceptance.profiles import MINIATURES, TIMED_STEPS
 from suite.acceptance.reruns import Due, affordable, launches_that_fit
+from suite.acceptance.step_time import step_ratios, step_reference
 from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision, is_noise
 from suite.job import Status
 from suite.machine_profile import check_holds, read

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from suite.acceptance.broken import broken
 from suite.acceptance.checks import HANG_GUARD, REPLAYS, SOAK
 from suite.acceptance.evidence import Probing, Replay, Timed
 from suite.acceptance.verdicts import Finding, Verdict
@@ -21,7 +22,7 @@ def replay_finding(probing: Probing) -> Finding:
     with the most others is at fault. Two halves that each agree leave the rank open.
     """
     if probing.status is not Status.OK:
-        return _broken(REPLAYS, probing)
+        return broken(REPLAYS, probing)
     if not probing.replays:
         return Finding(check=REPLAYS, subject="", verdict=Verdict.NOT_RUN, evidence="no replay")
     votes: dict[tuple[int, str], Counter[str]] = {}
@@ -89,7 +90,7 @@ def _outvoted(replays: Sequence[Replay], votes: dict[tuple[int, str], Counter[st
 def soak_finding(probing: Probing) -> Finding:
     """Check 15: every byte of every pass was what it should be."""
     if probing.status is not Status.OK:
-        return _broken(SOAK, probing)
+        return broken(SOAK, probing)
     if not probing.soaks:
         return Finding(check=SOAK, subject="", verdict=Verdict.NOT_RUN, evidence="no memory was verified")
     wrong = [one for one in probing.soaks if one.wrong]
@@ -145,11 +146,3 @@ def _at_fault(message: str) -> str:
     """The ranks that the hang's message begins with."""
     head = message.partition(" behind ")[0].partition(" stopped ")[0]
     return head if head != message else "no rank is behind the others"
-
-
-def _broken(number: int, probing: Probing) -> Finding:
-    verdict = Verdict.HANG if probing.status is Status.HANG else Verdict.FAIL
-    part = ", ".join(f"rank {rank}" for rank in probing.ranks_at_fault)
-    return Finding(
-        check=number, subject="", verdict=verdict, status=probing.status, part=part, evidence=probing.message
-    )

@@ -12,7 +12,8 @@ from suite.acceptance.data_sheet import known_gpu
 from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Surroundings, Timed
 from suite.acceptance.health_checks import environment_findings, gpu_findings
 from suite.acceptance.history import History
-from suite.acceptance.launch_checks import exact_findings, jitter_findings, loss_findings, time_findings
+from suite.acceptance.launch_checks import exact_findings, jitter_findings, time_findings
+from suite.acceptance.losses import loss_findings
 from suite.acceptance.noninferiority import LOOKS
 from suite.acceptance.rates import exchange_findings, micro_findings
 from suite.acceptance.verdicts import Finding, Verdict, is_noise

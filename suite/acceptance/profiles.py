@@ -9,7 +9,7 @@ from suite.acceptance.checks import CHECKS
 from suite.acceptance.noninferiority import LOOKS
 from suite.calibration_plan import DENSITIES, Density
 
-MINIATURES = (*("bloom-mini", "opt-mini", "glm-mini", "codegeex-mini", "gpt-neox-mini", "mt-nlg-mini", "gpt2-mini"),)
+MINIATURES = ("bloom-mini", "opt-mini", "glm-mini", "codegeex-mini", "gpt-neox-mini", "mt-nlg-mini", "gpt2-mini")
 EXACT_STEPS = 6  # the fewest that count everything
 TIMED_STEPS = 10  # 5 before the timed ones, 3 timed, 2 profiled
 JITTER_STEPS = 207  # 200 of them timed

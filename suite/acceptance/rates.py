@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from reference_runs.accelerator import Accelerator
+from suite.acceptance.broken import broken
 from suite.acceptance.checks import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, Check
 from suite.acceptance.data_sheet import (
     all_reduce_expected,
@@ -26,7 +27,7 @@ PAIRS_FOR_A_MEDIAN = 3
 def micro_findings(micro: Micro, history: History, gpu: Accelerator | None = None) -> list[Finding]:
     """Checks 1 to 4, from the micro-measurements; `gpu` is the model of the node's GPUs, where it is known."""
     if micro.status is not Status.OK:
-        return [_broken(number, micro.status, micro.message) for number in (MATRIX, SPREAD, MEMORY)]
+        return [broken(number, micro) for number in (MATRIX, SPREAD, MEMORY)]
     findings = []
     slowest = min(range(len(micro.matrix)), key=lambda rank: micro.matrix[rank])
     peak = product_expected(gpu)
@@ -71,7 +72,7 @@ def exchange_findings(
         gpu: the model of the node's GPUs, where it is known; `gpus` their number.
     """
     if probing.status is not Status.OK:
-        return [_broken(PEER, probing.status, probing.message), _broken(ALL_REDUCE, probing.status, probing.message)]
+        return [broken(PEER, probing), broken(ALL_REDUCE, probing)]
     if not probing.exchanges:
         return [_not_run(number, "one rank has nobody to exchange with") for number in (PEER, ALL_REDUCE)]
     findings = []
@@ -138,8 +139,3 @@ def against(
 
 def _not_run(number: int, why: str) -> Finding:
     return Finding(check=number, subject="", verdict=Verdict.NOT_RUN, evidence=why)
-
-
-def _broken(number: int, status: Status, message: str) -> Finding:
-    verdict = Verdict.HANG if status is Status.HANG else Verdict.FAIL
-    return Finding(check=number, subject="", verdict=verdict, status=status, evidence=message, part="")

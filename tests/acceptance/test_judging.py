@@ -28,9 +28,9 @@ from suite.acceptance.judged import judged
 from suite.acceptance.launch_checks import (
     exact_findings,
     jitter_findings,
-    loss_findings,
     time_findings,
 )
+from suite.acceptance.losses import loss_findings
 from suite.acceptance.rates import exchange_findings, micro_findings
 from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision
 from suite.job import Status
@@ -449,6 +449,15 @@ def test_a_launch_that_did_not_end_well_fails_its_checks_with_its_status_and_ran
     (found,) = exact_findings([bad])
     assert (found.verdict, found.status, found.part) == (verdict, status, "rank 1")
     assert decision([found]) is Decision.EXECUTION_FAILED
+
+
+def test_a_probe_that_did_not_end_well_names_its_ranks_in_every_check_that_it_serves():
+    crashed = probing(status=Status.CRASHED, ranks_at_fault=[1], message="m")
+    found = [*exchange_findings(crashed, NOTHING), replay_finding(crashed), soak_finding(crashed)]
+    assert {f.check for f in found} == {5, 6, 14, 15}
+    assert {(f.verdict, f.status, f.part, f.evidence) for f in found} == {
+        (Verdict.FAIL, Status.CRASHED, "rank 1", "crashed: m")
+    }
 
 
 def phase(outcome, message=""):

@@ -1,0 +1,65 @@
+"""Check 16: losses repeat to the bit, are finite, and fall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from suite.acceptance.broken import broken
+from suite.acceptance.checks import LOSS_CURVE
+from suite.acceptance.evidence import Launched
+from suite.acceptance.history import History
+from suite.acceptance.verdicts import Finding, Verdict
+from suite.job import Status
+from suite.reproduction import LOSS_MUST_FALL, last_loss, loss_fell
+
+
+def loss_findings(launches: Sequence[Launched], history: History) -> list[Finding]:
+    """Check 16: launches of one stack repeat each other's losses to the bit; losses are finite and fall."""
+    findings = []
+    for (run, _), own in _by_stack(launches).items():
+        nan = [one for one in own if one.status is Status.NAN]
+        if nan:
+            findings.append(broken(LOSS_CURVE, nan[0]))
+            continue
+        good = [one for one in own if one.status is Status.OK and one.losses]
+        if good:
+            findings.append(_losses(run, good, history))
+    return findings
+
+
+def _losses(run: str, launches: Sequence[Launched], history: History) -> Finding:
+    reference = history.losses.get(launches[0].stack)
+    first = reference or launches[0].losses
+    compared = launches if reference else launches[1:]
+    source = "accepted batteries with the same stack" if reference else "the first launch"
+    for one in compared:
+        if one.losses != first:
+            step = next((n for n, pair in enumerate(zip(first, one.losses, strict=False)) if pair[0] != pair[1]), 0)
+            return Finding(
+                check=LOSS_CURVE,
+                subject=run,
+                verdict=Verdict.FAIL,
+                source=source,
+                part="arithmetic or links: another loss from the same bits",
+                evidence=f"step {step}: {one.losses[step]!r}, not {first[step]!r} ({one.record})",
+            )
+    last = launches[-1]
+    if last.learns and not loss_fell(last.losses):
+        words = f"from {last.losses[0]:.3f} to {last_loss(last.losses):.3f}, {LOSS_MUST_FALL} less expected"
+        return Finding(
+            check=LOSS_CURVE, subject=run, verdict=Verdict.FAIL, source="training", part="training", evidence=words
+        )
+    if not compared:
+        why = "one launch, and no accepted battery with the same stack to compare its bits with"
+        return Finding(check=LOSS_CURVE, subject=run, verdict=Verdict.NOT_RUN, evidence=why)
+    words = f"{len(launches)} launches, {len(first)} steps equal to the bit"
+    return Finding(check=LOSS_CURVE, subject=run, verdict=Verdict.PASS, source=source, evidence=words)
+
+
+def _by_stack(launches: Sequence[Launched]) -> dict[tuple[str, str], list[Launched]]:
+    """Launches that must repeat each other; those that did not end well with the first stack of their run."""
+    stacks: dict[tuple[str, str], list[Launched]] = {}
+    for one in launches:
+        known = one.stack or next((other.stack for other in launches if other.run == one.run and other.stack), "")
+        stacks.setdefault((one.run, known), []).append(one)
+    return stacks
