@@ -83,6 +83,8 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
             node=opened.opening.node,
             hardware=opened.opening.hashes["hardware"],
             software=opened.opening.hashes["software"],
+            device=settings.device,
+            ranks=settings.ranks,
         )
         battery = Battery(settings, opened, known, tell)
         watch = HealthWatch()
@@ -182,7 +184,7 @@ def _further_looks(battery: Battery) -> None:
                 if isinstance(one, Launched) and (one.run, one.purpose) == (name, "times")
             ]
             ratios = step_ratios(own)
-            held_to = step_reference(name, battery.known)
+            held_to = step_reference(own, battery.known)
             if len(ratios) < len(own) or len(ratios) < effort.looks[0]:
                 break
             of_bias = [ratio / held_to.bias for ratio in ratios]

@@ -46,7 +46,7 @@ class Micro(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
         copy, triad: byte/s of each rank, beyond every cache.
         host_device: byte/s by direction; empty without a GPU.
         peak: dense peak of one rank's processor or GPU, flop/s; `peak_source` where it is from; None: not known.
-        profile: file of the machine profile.
+        profile: file of the machine profile; `points` of its tables of 16-bit products on all ranks at once.
     """
 
     status: Status
@@ -59,6 +59,7 @@ class Micro(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
     peak: float | None = None
     peak_source: str = ""
     profile: str = ""
+    points: int = 0
     others_share: float | None = None
     steal_share: float | None = None
 
@@ -72,6 +73,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
         step_seconds: median of the timed steps; `predicted_seconds` None without a prediction.
         pace: how many times as long the step should take at the pace that the processors had between its timed steps as
             at the micro-measurements'; None on a GPU. `paces` of fixed products, element-wise work and calls alone.
+        points: see `Micro`, of the profile that the prediction rests on; 0: none.
         measured_terms, predicted_terms: seconds of the step by term.
         compute_seconds: of a timed step, by rank.
         timed: seconds of each timed step, of its slowest rank.
@@ -90,6 +92,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
     unequal: list[str] = []
     step_seconds: float | None = None
     predicted_seconds: float | None = None
+    points: int = 0
     pace: float | None = None
     paces: dict[str, float] = {}
     measured_terms: dict[str, float] = {}
@@ -116,13 +119,14 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank received from a peer, or (peer None) in all-reduces of all ranks."""
+    """What one rank received from a peer, or (peer None) in all-reduces of all ranks; `bytes` of one message."""
 
     rank: int
     peer: int | None
     bytes_per_second: float
     wrong: int
     first: str
+    bytes: int = 0
 
 
 class Soaking(msgspec.Struct, frozen=True, kw_only=True):

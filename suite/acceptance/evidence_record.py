@@ -17,8 +17,8 @@ from suite.acceptance.evidence import Evidence
 from suite.acceptance.verdicts import Decision, Finding
 
 # 1: in warm caches, without the pace of launches; 2: predicted from calls too warm; 3: from operators too cold;
-# 4.1: findings say since when; 4.2: and how much the launches behind them spread
-SCHEMA = "4.2"
+# 4.1: findings say since when; 4.2: and how much the launches behind them spread; 4.3: verdicts have the options
+SCHEMA = "4.3"
 RESERVED_BYTES = 512 * 1024  # a verdict of 8 GPUs with the stacks of a hang takes about 200 KiB
 
 
@@ -48,7 +48,11 @@ class PhaseEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict, with what other batteries compare."""
+    """The verdict, with what other batteries compare.
+
+    Args:
+        options: see `Opening`; batteries of other ranks or of another device are not compared.
+    """
 
     kind: str
     schema: str
@@ -61,6 +65,7 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     hashes: dict[str, str]
     losses: dict[str, list[float]] = {}
+    options: dict[str, str] = {}
 
 
 Part = TypeVar("Part", Opening, PhaseEvidence, Closed)
@@ -164,6 +169,7 @@ class OpenedBattery:
             findings=findings,
             hashes=self.opening.hashes,
             losses=losses,
+            options=self.opening.options,
         )
         try:
             with open(os.open(self._reserve, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:  # not truncated yet

@@ -94,12 +94,17 @@ def rated(
     part: str,
     fleet: Sequence[float] = (),
     evidence: str = "",
+    siblings: str = "",
 ) -> Finding:
     """The verdict on a rate beside every expected value: the one that it looks worst against is reported.
 
     Without any, the check did not run: a number that nobody expects says nothing. A modified z beyond 3.5 on the bad
     side of ten or more siblings is a warning at least.
+
+    Args:
+        siblings: see `Finding`; the subject unless it is given.
     """
+    siblings = siblings or subject
     if not expected:
         return Finding(
             check=check.number,
@@ -108,7 +113,7 @@ def rated(
             measured=value,
             unit=check.unit,
             evidence=_joined(evidence, "measured, but nothing to expect: no data sheet, no accepted battery, no fleet"),
-            siblings=subject,
+            siblings=siblings,
         )
     against = [(_verdict(check, value / one.value, one), one) for one in expected]
     order = (Verdict.FAIL, Verdict.WARN, Verdict.PASS)
@@ -132,7 +137,7 @@ def rated(
         source=worst.source,
         part="" if verdict is Verdict.PASS else part,
         evidence=_joined(evidence, *others),
-        siblings=subject,
+        siblings=siblings,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,13 +20,13 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     """Values by check and subject, and what this node's own batteries said.
 
     Args:
-        past: of accepted batteries of this node with the same hardware and software, oldest first.
-        fleet: of other nodes with the same hardware, the newest accepted battery of each.
+        past: of accepted batteries of this node with the same hardware, software, device and ranks, oldest first.
+        fleet: of other nodes with the same hardware, device and ranks, the newest accepted value of each.
         past_spreads, fleet_spreads: of the launches behind such a value, where it has any.
         fleet_nodes: how many nodes that are.
         past_problems, fleet_problems: records that were left out, and why.
-        judged: every battery of this node with the same hardware and software, accepted or not, oldest first: which one
-            it was, and what it found.
+        judged: every battery of this node that ran as those of `past`, accepted or not, oldest first: which one it was,
+            and what it found.
     """
 
     past: dict[str, list[float]] = {}
@@ -81,11 +82,14 @@ def _verdicts(finding: Finding, earlier: list[Finding]) -> set[Verdict]:
     return {one.verdict for one in same}
 
 
-def history(results: Path, fleet: Path | None, *, node: str, hardware: str, software: str) -> History:
-    """What can be compared with a battery of `node` with these hashes of hardware and software.
+def history(
+    results: Path, fleet: Path | None, *, node: str, hardware: str, software: str, device: str, ranks: int
+) -> History:
+    """What can be compared with a battery of `node` with these hashes of hardware and software, device and ranks.
 
-    Another software is another stack: its rates are no past. It is counted as a problem, in words, so that an operator
-    sees why a new driver starts without one. Records that cannot be read are left out, and named.
+    Another software is another stack: its rates are no past. Another number of ranks shares the node's memory and, on a
+    CPU, its cores in another way. Both are counted as problems, in words, so that an operator sees why a new driver
+    starts without a past. Records that cannot be read are left out, and named.
 
     Raises:
         InputError: `fleet` is no directory.
@@ -94,7 +98,7 @@ def history(results: Path, fleet: Path | None, *, node: str, hardware: str, soft
     past_spreads: dict[str, list[float]] = {}
     losses: dict[str, list[float]] = {}
     problems: list[str] = []
-    stale = 0
+    stale = others = 0
     own: list[tuple[Past, list[Finding]]] = []
     for closed in _closed(results / "acceptance", problems):
         if closed.node != node:
@@ -103,17 +107,23 @@ def history(results: Path, fleet: Path | None, *, node: str, hardware: str, soft
         if closed.hashes.get("hardware") != hardware or closed.hashes.get("software") != software:
             stale += accepted
             continue
+        if not _ran_alike(closed, device, ranks):
+            others += accepted
+            continue
         own.append((Past(battery=closed.id, finished=closed.finished), closed.findings))
         if not accepted:
             continue
-        _add(past, past_spreads, closed)
+        _add(past, past_spreads, _values(closed))
         losses |= closed.losses
     if stale:
         problems.append(f"{stale} accepted batteries of this node had other hardware or software: not its past")
+    if others:
+        problems.append(f"{others} accepted batteries of this node had another device or other ranks: not its past")
     theirs: dict[str, list[float]] = {}
     their_spreads: dict[str, list[float]] = {}
     fleet_problems: list[str] = []
-    newest: dict[str, Closed] = {}
+    fleet_losses: dict[str, list[float]] = {}
+    newest: dict[str, dict[str, Finding]] = {}
     if fleet is not None:
         if not fleet.is_dir():
             raise InputError(
@@ -124,24 +134,29 @@ def history(results: Path, fleet: Path | None, *, node: str, hardware: str, soft
                 closed.node != node
                 and closed.decision is Decision.ACCEPTED
                 and closed.hashes.get("hardware") == hardware
+                and _ran_alike(closed, device, ranks)
             ):
-                newest[closed.node] = closed
-        for closed in newest.values():
-            _add(theirs, their_spreads, closed)
-            losses = {
-                key: values for key, values in closed.losses.items() if closed.hashes.get("software") == software
-            } | losses
+                newest[closed.node] = newest.get(closed.node, {}) | _values(closed)
+                if closed.hashes.get("software") == software:
+                    fleet_losses |= closed.losses
+        for values in newest.values():
+            _add(theirs, their_spreads, values)
     return History(
         past=past,
         fleet=theirs,
         past_spreads=past_spreads,
         fleet_spreads=their_spreads,
-        losses=losses,
+        losses=fleet_losses | losses,
         fleet_nodes=len(newest),
         past_problems=problems,
         fleet_problems=fleet_problems,
         judged=sorted(own, key=lambda one: one[0].finished),
     )
+
+
+def _ran_alike(closed: Closed, device: str, ranks: int) -> bool:
+    """Whether it ran on this device with as many ranks; unknown of records of before 4.3, which had no options."""
+    return closed.options.get("device") == device and closed.options.get("ranks") == str(ranks)
 
 
 def _closed(directory: Path, problems: list[str]) -> list[Closed]:
@@ -157,10 +172,15 @@ def _closed(directory: Path, problems: list[str]) -> list[Closed]:
     return found
 
 
-def _add(values: dict[str, list[float]], spreads: dict[str, list[float]], closed: Closed) -> None:
-    for finding in closed.findings:
-        if finding.siblings and finding.measured is not None:
-            key = f"{finding.check}:{finding.siblings}"
+def _values(closed: Closed) -> dict[str, Finding]:
+    """The findings whose values other batteries compare, by check and name of the value."""
+    compared = [finding for finding in closed.findings if finding.siblings and finding.measured is not None]
+    return {f"{finding.check}:{finding.siblings}": finding for finding in compared}
+
+
+def _add(values: dict[str, list[float]], spreads: dict[str, list[float]], findings: Mapping[str, Finding]) -> None:
+    for key, finding in findings.items():
+        if finding.measured is not None:
             values.setdefault(key, []).append(finding.measured)
-            if finding.spread is not None:
-                spreads.setdefault(key, []).append(finding.spread)
+        if finding.spread is not None:
+            spreads.setdefault(key, []).append(finding.spread)

@@ -72,6 +72,7 @@ def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEv
         peak=peak,
         peak_source=source,
         profile=result.path,
+        points=product_points(profile),
         others_share=profile.conditions.others_share,
         steal_share=profile.conditions.steal_share,
     )
@@ -115,6 +116,16 @@ def _product_rates(planned: Planned, events: list[Measured]) -> list[float]:
 def _seconds(events: list[Measured], place: int) -> float:
     """The median of a point's repetitions in all rounds: what a part can do, without the slow phases of the machine."""
     return median(seconds for event in events for seconds in event.points[place].seconds)
+
+
+def product_points(profile: Profile) -> int:
+    """Shapes in which 16-bit products were timed on all ranks at once: more find a faster one, and predict closer."""
+    return sum(
+        len(table.timings)
+        for table in profile.tables
+        if (table.subject.operation, table.subject.dtype) == ("product", "bf16")
+        and table.subject.ranks == profile.conditions.ranks
+    )
 
 
 def _host_device(profile: Profile) -> dict[str, float]:
@@ -196,6 +207,7 @@ def launched(
         ],
         step_seconds=None if whole is None else whole.right,
         predicted_seconds=None if whole is None else whole.left,
+        points=0 if profile is None else product_points(profile),
         pace=at_pace / whole.left if at_pace and whole is not None and whole.left else None,
         paces={row.term: row.right for row in result.rows if row.quantity == Quantity.PACE and row.term and row.right},
         measured_terms={row.term: row.right for row in terms if row.term and row.right is not None},
@@ -287,7 +299,12 @@ def probed(
         ],
         exchanges=[
             Exchange(
-                rank=rank, peer=one.peer, bytes_per_second=one.bytes / one.seconds, wrong=one.wrong, first=one.first
+                rank=rank,
+                peer=one.peer,
+                bytes_per_second=one.bytes / one.seconds,
+                wrong=one.wrong,
+                first=one.first,
+                bytes=one.bytes,
             )
             for rank, one in told
             if isinstance(one, Exchanged)

@@ -33,9 +33,9 @@ def micro_findings(micro: Micro, history: History, gpu: Accelerator | None = Non
     peak = product_expected(gpu)
     if micro.peak is not None:
         peak.append(from_peak(micro.peak, micro.peak_source))
-    findings.append(
-        against(CHECKS[MATRIX], "slowest rank", micro.matrix[slowest], history, f"matrix rate of rank {slowest}", peak)
-    )
+    part = f"matrix rate of rank {slowest}"
+    same = f"slowest rank, {micro.points} shapes timed"
+    findings.append(against(CHECKS[MATRIX], "slowest rank", micro.matrix[slowest], history, part, peak, siblings=same))
     if len(micro.matrix) < 2:
         findings.append(_not_run(SPREAD, "one rank has nothing to be compared with"))
     else:
@@ -78,6 +78,7 @@ def exchange_findings(
     findings = []
     pairs = [one for one in probing.exchanges if one.peer is not None and one.rank < one.peer]
     rates = {(one.rank, one.peer): one.bytes_per_second for one in pairs}
+    size = f"messages of {probing.exchanges[0].bytes} byte"
     middle = statistics.median(rates.values())
     for (first, second), rate in rates.items():
         assert second is not None
@@ -85,14 +86,16 @@ def exchange_findings(
         enough = len(rates) >= PAIRS_FOR_A_MEDIAN
         link = f"link {first}-{second}"
         expected = [*(cell if enough else []), *pair_expected(gpu, gpus)]
-        findings.append(against(CHECKS[PEER], link, rate, history, link, expected))
+        findings.append(against(CHECKS[PEER], link, rate, history, link, expected, siblings=f"{link}, {size}"))
     sums = [one for one in probing.exchanges if one.peer is None]
     if sums:
         n = len(sums)
         slowest = min(one.bytes_per_second for one in sums) * 2 * (n - 1) / n
         expected = all_reduce_expected(gpu, n)
         part = "link 0-1" if n == 2 else f"links between {n} ranks"
-        findings.append(against(CHECKS[ALL_REDUCE], f"busbw of {n} ranks", slowest, history, part, expected))
+        name = f"busbw of {n} ranks"
+        same = f"{name}, {size}"
+        findings.append(against(CHECKS[ALL_REDUCE], name, slowest, history, part, expected, siblings=same))
     for kind, number, among in (
         ("messages", PEER, [one for one in probing.exchanges if one.peer is not None]),
         ("sums", ALL_REDUCE, sums),
@@ -126,15 +129,20 @@ def against(
     part: str,
     others: Sequence[Expected],
     evidence: str = "",
+    siblings: str = "",
 ) -> Finding:
-    """The verdict on a rate beside `others`, this node's past, and its siblings."""
-    past, fleet = history.of(check.number, subject)
+    """The verdict on a rate beside `others`, this node's past, and its siblings.
+
+    Args:
+        siblings: names what other batteries measured in the same way, where the subject alone does not.
+    """
+    past, fleet = history.of(check.number, siblings or subject)
     expected = [
         *others,
         *(one for one in (from_values(check, past, "accepted batteries of this node"),) if one),
         *(one for one in (from_values(check, fleet, "siblings in the fleet"),) if one),
     ]
-    return rated(check, subject, value, expected, part=part, fleet=fleet, evidence=evidence)
+    return rated(check, subject, value, expected, part=part, fleet=fleet, evidence=evidence, siblings=siblings)
 
 
 def _not_run(number: int, why: str) -> Finding:

@@ -28,13 +28,21 @@ def step_ratios(launches: Sequence[Launched]) -> list[float]:
     ]
 
 
-def step_reference(run: str, history: History) -> Reference:
+def step_reference(launches: Sequence[Launched], history: History) -> Reference:
     """What a miniature's step time is held to: this node's accepted batteries, or else its siblings'."""
-    past, fleet = history.of(STEP_TIME, run)
-    spreads, fleet_spreads = history.spreads_of(STEP_TIME, run)
+    name = _compared(launches)
+    past, fleet = history.of(STEP_TIME, name)
+    spreads, fleet_spreads = history.spreads_of(STEP_TIME, name)
     if past:
         return reference(past, spreads, "accepted batteries of this node")
     return reference(fleet, fleet_spreads, "siblings in the fleet")
+
+
+def _compared(launches: Sequence[Launched]) -> str:
+    """Names the ratio among batteries: predictions from as many points, whose interpolation errs alike."""
+    points = max((one.points for one in launches), default=0)
+    run = launches[0].run if launches else ""
+    return f"{run}, predicted from {points} points" if points else run
 
 
 def step_time_finding(
@@ -42,7 +50,7 @@ def step_time_finding(
 ) -> Finding:
     """Check 8 of one miniature: not run with fewer than 3 launches that have a prediction."""
     ratios = step_ratios(launches)
-    held_to = step_reference(run, history)
+    held_to = step_reference(launches, history)
     margin, source = held_to.margin, held_to.source
     measured = statistics.median(one.step_seconds or 0.0 for one in launches)
     if len(ratios) < FEWEST:
@@ -81,7 +89,7 @@ def step_time_finding(
         evidence=f"{measured:.4g} s; {bounds}; most in {term.value} {1e3 * seconds:+.1f} ms{chosen}{undecided}",
         least_detectable=seen.least_detectable,
         spread=seen.spread,
-        siblings=run,
+        siblings=_compared(launches),
     )
 
 

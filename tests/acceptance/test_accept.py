@@ -180,6 +180,9 @@ def test_values_of_accepted_batteries_are_the_past_of_the_next_one(tmp_path, cap
     assert seen[0] == ("NOT RUN", "")
     assert seen[1] == ("PASS", "median of 1 accepted batteries of this node, spread unknown")
     assert seen[3] == ("FAIL", "median of 3 accepted batteries of this node, spread 1.0%")
+    code, report = accept(capsys, *arguments, "--ranks", "1")
+    (link,) = [f for f in report["findings"] if f["subject"] == "link 0-1"]
+    assert (code, link["verdict"]) == (exit_codes.PASS, "NOT RUN")  # of other ranks
 
 
 def test_junit_and_summary_say_what_the_report_says(tmp_path, capsys, launches):

@@ -212,6 +212,26 @@ def test_a_wrong_sum_names_the_rank_that_got_it():
     assert (bad.check, bad.subject, bad.part) == (6, "sums to the bit", "rank 1")
 
 
+def test_rates_of_messages_are_compared_with_those_of_as_many_bytes():
+    def found(bytes):
+        own = [msgspec.structs.replace(one, bytes=bytes) for one in exchanges(2)]
+        return [f for f in exchange_findings(probing(exchanges=own), past) if not f.subject.endswith("to the bit")]
+
+    past = History()
+    before = found(16)
+    past = History(past={f"{f.check}:{f.siblings}": [2 * f.measured] for f in before})
+    assert {(f.check, f.verdict) for f in found(16)} == {(5, Verdict.FAIL), (6, Verdict.FAIL)}
+    assert {(f.check, f.verdict) for f in found(64)} == {(5, Verdict.NOT_RUN), (6, Verdict.NOT_RUN)}
+
+
+def test_products_are_compared_with_the_best_of_as_many_shapes():
+    def found(points, known=NOTHING):
+        return micro_findings(micro(peak=None, points=points), known)[0]
+
+    past = History(past={f"1:{found(27).siblings}": [2e11]})
+    assert [found(points, past).verdict for points in (27, 64)] == [Verdict.FAIL, Verdict.NOT_RUN]
+
+
 def replays(ranks=2, times=3, steps=3, wrong=lambda _rank, _replay, _step: False):
     return [
         Replay(
@@ -326,6 +346,14 @@ def test_step_time_with_history_is_held_to_the_bias_of_the_past():
     assert slower.verdict is Verdict.FAIL
     assert slower.least_detectable is not None
     assert slower.least_detectable > 0.05
+
+
+def test_a_prediction_from_more_points_has_another_bias():
+    def found(points, known=NOTHING):
+        return by_check(time_findings(times(1.2, points=points), known, looks=(5,)))[8]
+
+    past = History(past={f"8:{found(27).siblings}": [1.0, 1.01, 0.99]})
+    assert [found(points, past).verdict for points in (27, 64)] == [Verdict.FAIL, Verdict.PASS]
 
 
 def paces(launches, history=NOTHING):
@@ -497,7 +525,7 @@ def test_what_passes_is_invalid_too_where_the_environment_is_and_bits_are_not():
         *times(1.0, pace=1.0),
         probing(exchanges=exchanges(2), replays=replays()),
     ]
-    past = History(past={"5:link 0-1": [1e9], "6:busbw of 2 ranks": [1e9]})
+    past = History(past={f"{name}, messages of 0 byte": [1e9] for name in ("5:link 0-1", "6:busbw of 2 ranks")})
     noisy = [1, 2, 3, 5, 6, 8, 9, 11]
     calm, disturbed = (judged([surroundings(others_share=share), *good], past, others=0.05) for share in (0.01, 0.9))
     before = {(f.check, f.subject): f.verdict for f in calm}

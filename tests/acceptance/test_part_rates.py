@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from suite.acceptance.phases import part_rates
+from suite.acceptance.phases import part_rates, product_points
+from suite.acceptance.profiles import EFFORTS
 from suite.calibration_job import Measured, Task
 from suite.calibration_plan import DENSITIES, LINE, TABLE, Planned, plan
 from suite.measured_seconds import Subject
 from suite.miniature_shapes import miniature_shapes
 from suite.timings import Repetitions
+from tests.profiles import profile as machine
 
 
 def entry(operation, sizes, *, ranks=2, kind=TABLE, dtype="bf16"):
@@ -32,6 +35,23 @@ def test_the_best_shape_of_all_ranks_at_once_counts_and_the_largest_copy():
     ]
     points = {(rank, task): [round_of(task, *([1.0 + rank] * 2))] for rank in (0, 1) for task in range(5)}
     assert part_rates(planned, points, 2) == ([16000.0, 8000.0], [800.0, 400.0], [900.0, 450.0])
+
+
+def test_a_finer_grid_has_more_points_of_products_on_all_ranks():
+    """What tells quick calibrations from those of `accept`: 3 transpositions of 2 * 2 * 2 points, or of 1."""
+    tables = [
+        msgspec.structs.replace(table, subject=msgspec.structs.replace(table.subject, dtype="bf16"))
+        for table in machine().tables
+    ]
+    found = msgspec.structs.replace(machine(), tables=tables)
+    assert product_points(found) == 24
+    coarse = [msgspec.structs.replace(table, timings=table.timings[:1]) for table in tables]
+    assert product_points(msgspec.structs.replace(found, tables=coarse)) == 3
+
+
+def test_copies_and_triads_move_as_many_bytes_in_every_profile():
+    for device in ("cpu", "cuda"):
+        assert len({one.densities[device].memory_bytes for one in EFFORTS.values()}) == 1
 
 
 def test_large_square_products_count_where_every_rank_timed_them():

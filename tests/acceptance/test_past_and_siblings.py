@@ -11,6 +11,8 @@ from suite.acceptance.evidence_record import SCHEMA, Closed, decode, encode
 from suite.acceptance.history import history
 from suite.acceptance.verdicts import Decision, Finding, Past, Verdict
 
+ALIKE = {"device": "cpu", "ranks": "2"}
+
 
 def battery(
     results,
@@ -22,11 +24,13 @@ def battery(
     decision=Decision.ACCEPTED,
     hardware="h",
     software="s",
+    options=ALIKE,
+    siblings="copy",
 ):
     """One record with one rate."""
     directory = results / "acceptance"
     directory.mkdir(parents=True, exist_ok=True)
-    rate = Finding(check=3, subject="copy", verdict=verdict, measured=value, siblings="copy")
+    rate = Finding(check=3, subject="copy", verdict=verdict, measured=value, siblings=siblings)
     closed = Closed(
         kind="battery",
         schema=SCHEMA,
@@ -38,6 +42,7 @@ def battery(
         decision=decision,
         findings=[rate],
         hashes={"hardware": hardware, "software": software},
+        options=options,
     )
     path = directory / f"{number}.end.json"
     path.write_bytes(encode(closed))
@@ -45,7 +50,7 @@ def battery(
 
 
 def of_here(results, fleet=None):
-    return history(results, fleet, node="here", hardware="h", software="s")
+    return history(results, fleet, node="here", hardware="h", software="s", device="cpu", ranks=2)
 
 
 def test_rejected_batteries_and_those_of_another_machine_or_stack_are_no_past(tmp_path):
@@ -58,6 +63,25 @@ def test_rejected_batteries_and_those_of_another_machine_or_stack_are_no_past(tm
     known = of_here(tmp_path)
     assert known.of(3, "copy") == ([1.0, 6.0], [])
     assert known.past_problems == ["2 accepted batteries of this node had other hardware or software: not its past"]
+
+
+@pytest.mark.parametrize("options", [{"device": "cpu", "ranks": "1"}, {"device": "cuda", "ranks": "2"}, {}])
+def test_a_battery_of_other_ranks_or_of_another_device_is_no_past_and_no_sibling(tmp_path, options):
+    battery(tmp_path, 1, value=1.0, options=options)
+    battery(tmp_path, 2, value=2.0, node="there", options=options)
+    battery(tmp_path, 3, value=3.0)
+    known = of_here(tmp_path, tmp_path)
+    assert known.of(3, "copy") == ([3.0], [])
+    assert known.dated(bad()).good_until.battery == "3"
+    assert known.past_problems == ["1 accepted batteries of this node had another device or other ranks: not its past"]
+
+
+def test_a_newer_battery_of_a_sibling_that_measured_in_another_way_hides_no_older_value(tmp_path):
+    battery(tmp_path, 1, value=1.0, node="there", siblings="small")
+    battery(tmp_path, 2, value=2.0, node="there", siblings="large")
+    battery(tmp_path, 3, value=3.0, node="there", siblings="large")
+    known = of_here(tmp_path / "none", tmp_path)
+    assert (known.of(3, "small")[1], known.of(3, "large")[1]) == ([1.0], [3.0])
 
 
 def test_of_each_other_node_the_newest_battery_counts(tmp_path):
