@@ -169,8 +169,9 @@ CHECKS: tuple[Check, ...] = (
     Check(
         number=STRAGGLER,
         name="straggler",
-        formula="compute seconds (forward, backward, optimizer) of the best rank / of each rank, median over launches",
-        expects="the best rank",
+        formula="compute seconds (forward, backward, optimizer) of the best rank / of each rank, median over launches; "
+        "of each pipeline stage apart: stages do different work",
+        expects="the best rank of the stage",
         phases=("launches",),
         sense=_HIGHER,
         warn=0.97,

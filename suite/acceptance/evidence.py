@@ -75,7 +75,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
             at the micro-measurements'; None on a GPU. `paces` of fixed products, element-wise work and calls alone.
         points: see `Micro`, of the profile that the prediction rests on; 0: none.
         measured_terms, predicted_terms: seconds of the step by term.
-        compute_seconds: of a timed step, by rank.
+        compute_seconds: of a timed step, by rank; `stages` the pipeline stage of each, empty where there is one alone.
         timed: seconds of each timed step, of its slowest rank.
         stack: hash of software and policy: what decides losses to the bit on one kind of processor.
         stacks: Python stacks and log of a launch that did not end well.
@@ -98,6 +98,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
     measured_terms: dict[str, float] = {}
     predicted_terms: dict[str, float] = {}
     compute_seconds: list[float] = []
+    stages: list[int] = []
     timed: list[float] = []
     losses: list[float] = []
     learns: bool = True

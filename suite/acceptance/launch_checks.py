@@ -106,23 +106,44 @@ def _attribution(run: str, launches: Sequence[Launched]) -> Finding:
 
 
 def _stragglers(run: str, launches: Sequence[Launched]) -> list[Finding]:
-    check = CHECKS[STRAGGLER]
+    """Check 11: each rank beside the best one of its pipeline stage.
+
+    Ranks of one stage do the same work: data-parallel ones have as many samples each, tensor-parallel ones equal parts
+    of every layer (`scaled_layout` splits no other way), and ZeRO's parts differ by the rounding of their sizes. Stages
+    do not: one has the embedding, one the head, or a layer more.
+    """
     known = [one.compute_seconds for one in launches if len(one.compute_seconds) > 1 and all(one.compute_seconds)]
     if not known:
         return [
             Finding(check=STRAGGLER, subject=run, verdict=Verdict.NOT_RUN, evidence="one rank, or no profiled step")
         ]
     ranks = range(len(known[0]))
-    shares = [statistics.median(min(seconds) / seconds[rank] for seconds in known) for rank in ranks]
-    worst = min(ranks, key=lambda rank: shares[rank])
-    words = ", ".join(f"rank {rank} {statistics.median(seconds[rank] for seconds in known):.4g} s" for rank in ranks)
+    stages = launches[0].stages or [0] * len(ranks)
+    medians = [statistics.median(seconds[rank] for seconds in known) for rank in ranks]
+    same = {stage: [rank for rank in ranks if stages[rank] == stage] for stage in sorted(set(stages))}
+    words = ", ".join(f"rank {rank} {medians[rank]:.4g} s" for rank in ranks)
+    if len(same) > 1:
+        words = "; ".join(
+            f"stage {stage}: " + ", ".join(f"rank {rank} {medians[rank]:.4g} s" for rank in own)
+            for stage, own in same.items()
+        )
+    beside = {rank: own for own in same.values() if len(own) > 1 for rank in own}
+    if not beside:
+        why = f"each pipeline stage has one rank: no other does the same work; {words}"
+        return [Finding(check=STRAGGLER, subject=run, verdict=Verdict.NOT_RUN, evidence=why)]
+    shares = {
+        rank: statistics.median(min(seconds[other] for other in own) / seconds[rank] for seconds in known)
+        for rank, own in beside.items()
+    }
+    worst = min(shares, key=lambda rank: shares[rank])
+    best = "best rank" if len(same) == 1 else "best rank of its stage"
     return [
         limited(
-            check,
+            CHECKS[STRAGGLER],
             run,
             shares[worst],
             part=f"rank {worst}: compute",
-            source=f"best rank, median of {len(known)} launches",
+            source=f"{best}, median of {len(known)} launches",
             evidence=words,
         )
     ]

@@ -13,6 +13,8 @@ import msgspec
 from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
+from reference_runs.layout import Layout
+from reference_runs.placement import coordinates
 from suite import store
 from suite.acceptance.evidence import Exchange, Launched, Micro, Probing, Replay, Soaking
 from suite.acceptance.evidence_record import digest
@@ -220,6 +222,7 @@ def launched(
             )
             for rank in range(planned.layout.ranks)
         ],
+        stages=stages_of(planned.layout),
         timed=[
             max(step.seconds for step in of_ranks)
             for of_ranks in zip(*(rank.steps for rank in end.end.ranks), strict=True)
@@ -231,6 +234,13 @@ def launched(
         others_share=result.others_share,
         steal_share=result.steal_share,
     )
+
+
+def stages_of(layout: Layout) -> list[int]:
+    """The pipeline stage of each rank; empty where there is one alone."""
+    if layout.pipeline_stages == 1:
+        return []
+    return [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
 
 
 def _is_step(quantity: str, rank: int | None) -> bool:

@@ -9,6 +9,8 @@ import statistics
 import msgspec
 import pytest
 
+from reference_runs.catalog import reference_run
+from reference_runs.layout import Layout
 from suite.acceptance import checks
 from suite.acceptance.bit_checks import guard_findings, replay_finding, soak_finding
 from suite.acceptance.checks import CHECKS, MATRIX
@@ -31,9 +33,11 @@ from suite.acceptance.launch_checks import (
     time_findings,
 )
 from suite.acceptance.losses import loss_findings
+from suite.acceptance.phases import stages_of
 from suite.acceptance.rates import exchange_findings, micro_findings
 from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision
 from suite.job import Status
+from suite.miniature import miniature
 
 NOTHING = History()
 
@@ -438,6 +442,39 @@ def test_a_slow_rank_is_named_by_its_compute_alone(seconds, verdict):
     found = by_check(time_findings(times(1.0, compute_seconds=[1.0, seconds]), NOTHING))[11]
     assert found.verdict is verdict
     assert ("rank 1" in found.part) == (verdict is not Verdict.PASS)
+
+
+STAGES = [0, 0, 1, 1]  # of dp2, pp2: the last stage has the head too
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict", "part"),
+    [
+        ([1.0, 1.01, 1.3, 1.31], Verdict.PASS, ""),
+        ([1.0, 1.01, 1.31, 1.5], Verdict.FAIL, "rank 3: compute"),
+        ([1.2, 1.0, 1.3, 1.31], Verdict.FAIL, "rank 0: compute"),
+    ],
+)
+def test_only_ranks_of_one_pipeline_stage_are_held_to_each_other(seconds, verdict, part):
+    found = by_check(time_findings(times(1.0, compute_seconds=seconds, stages=STAGES), NOTHING))[11]
+    assert (found.verdict, found.part) == (verdict, part)
+    assert found.evidence.startswith("stage 0: rank 0")
+
+
+def test_a_rank_alone_on_its_stage_has_nothing_to_be_compared_with():
+    found = by_check(time_findings(times(1.0, compute_seconds=[1.0, 1.5], stages=[0, 1]), NOTHING))[11]
+    assert found.verdict is Verdict.NOT_RUN
+    assert "each pipeline stage has one rank" in found.evidence
+    uneven = by_check(time_findings(times(1.0, compute_seconds=[1.0, 1.0, 1.5], stages=[0, 0, 1]), NOTHING))[11]
+    assert uneven.verdict is Verdict.PASS
+
+
+def test_launches_tell_the_stages_of_their_ranks():
+    assert stages_of(miniature(reference_run("bloom-176b"), "cpu", ranks=4).layout) == STAGES
+    assert stages_of(miniature(reference_run("bloom-176b"), "cpu", ranks=2).layout) == []
+    assert stages_of(
+        msgspec.structs.replace(Layout(), data_parallel=2, pipeline_stages=2, rank_order="pp-dp-tp-cp")
+    ) == [0, 1, 0, 1]
 
 
 def test_jitter_needs_200_steps_and_sees_both_spread_and_tail():
