@@ -18,8 +18,8 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
         exchanges: how often each pair of ranks, and all of them together, exchange `exchange_bytes` at least.
         exchange_seconds: that all pairs in turn, and all ranks together, go on exchanging and comparing what came:
             processors change their speed several times a second.
-        soak_seconds: that products and copies of `soak_bytes` are verified for, on every rank; 0 bytes on "cuda": 95 %
-            of what is free.
+        soak_seconds: that products and copies of `soak_bytes` are verified for, on every rank; 0 bytes: of what is free
+            when the soak begins, 95 % on "cuda", otherwise 90 % divided over the ranks.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
     """
 

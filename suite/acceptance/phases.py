@@ -36,7 +36,6 @@ from suite.profiled_machine import known_accelerator
 from suite.reproduction import reproduce
 from suite.timings import median
 
-AVAILABLE_SHARE = 0.9  # of the memory that the system calls available, for a full soak on a CPU
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
 SEED = 20261122
 PROBED = "bloom-176b"  # the run whose miniature the replays train
@@ -277,7 +276,7 @@ def probed(
             exchange_seconds=effort.exchange_seconds,
             exchange_bytes=effort.exchange_bytes[device],
             soak_seconds=seconds,
-            soak_bytes=_soak_bytes(device, ranks, effort),
+            soak_bytes=effort.soak_bytes if device == "cpu" and effort.soak_bytes else 0,
             collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
         )
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
@@ -325,23 +324,3 @@ def probed(
             if isinstance(one, Soaked)
         ],
     )
-
-
-def _soak_bytes(device: str, ranks: int, effort: Effort) -> int:
-    """Of one rank; 0 on a GPU, which takes what it has free."""
-    if device == "cuda":
-        return 0
-    available = available_bytes()
-    share = int(AVAILABLE_SHARE * available / ranks) if available else 2**28
-    return share if effort.soak_bytes is None else min(effort.soak_bytes, share)
-
-
-def available_bytes() -> int | None:
-    """Memory that the system calls available; None where it does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    except (OSError, ValueError):
-        return None
-    return None

@@ -24,7 +24,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
         timed: miniatures whose step time is judged; `looks` after how many launches.
         jitter: the miniature with 200 timed steps; None: none.
         exchanges: of each pair of ranks, and of all, at least; `exchange_seconds` that all pairs, and all, go on.
-        soak_bytes: of a rank on a CPU; None: 90 % of what is available, divided over the ranks.
+        soak_bytes: of a rank on a CPU at most; None: 90 % of what is free when the soak begins, divided over the ranks.
     """
 
     limit_seconds: float

@@ -1,4 +1,4 @@
-"""What a rank does to find wrong bits: replays of a training, exchanges of known contents, patterns in memory."""
+"""What a rank does to find wrong bits: replays of a training, exchanges of known contents, and a soak."""
 
 from __future__ import annotations
 
@@ -15,17 +15,12 @@ from torch import Tensor
 from suite.execute.measure.fingerprint import environment
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.precision import DTYPES, prepare_arithmetic
+from suite.execute.soak import differences, pattern, soaked
 from suite.job import Event, Phase
-from suite.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
+from suite.probe_job import Exchanged, Probed, ProbeJob, Replayed
 
 LEARNING_RATE = 0.01
 MODULUS = 1021  # prime, and small enough that sums over 8,192 ranks are exact in fp32
-PRODUCT = (
-    512  # size of the verified products: entries of 0 to 3, so that sums are exact in fp32 and in bf16's fp32 sums
-)
-FACTOR, RANGE = 2654435, 1 << 30  # of patterns: neighbours differ in many bits
-FREE_SHARE = 0.95  # of a GPU's free memory, for a soak of all of it
-CHUNK = 1 << 22  # elements whose pattern is made at a time
 
 
 def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) -> Probed:
@@ -49,7 +44,7 @@ def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) 
         report(Phase("all-reduce", time.time()))
         report(reduced(job, device, control))
     if job.soak_seconds:
-        report(soaked(job, device, report))
+        report(soaked(job, device, control, report))
     return Probed(environment=environment(device), time=time.time())
 
 
@@ -96,12 +91,6 @@ def digest(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
-
-
-def pattern(first: int, elements: int, salt: int, device: torch.device) -> Tensor:
-    """Known numbers in int32: each depends on its place and on `salt`."""
-    start = (first * FACTOR + salt) % RANGE  # in Python, whose integers do not overflow
-    return (torch.arange(elements, device=device, dtype=torch.int32) * FACTOR + start) % RANGE
 
 
 def exchanged(
@@ -175,46 +164,6 @@ def reduced(job: ProbeJob, device: torch.device, control: dist.ProcessGroup) -> 
             dist.broadcast(word, 0, group=control)
             count_all += int(word[0])
     return Exchanged(peer=None, bytes=4 * elements, seconds=fastest, wrong=wrong, first=first, time=time.time())
-
-
-def soaked(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) -> Soaked:
-    """Products with a known result, and copies from one half of the memory to the other, until the time is over."""
-    whole = job.soak_bytes
-    if device.type == "cuda" and not whole:
-        whole = int(FREE_SHARE * torch.cuda.mem_get_info(device)[0])
-    half = max(1, whole // 8)
-    source, target = (torch.empty(half, dtype=torch.int32, device=device) for _ in range(2))
-    left = (torch.arange(PRODUCT * PRODUCT) % 4).view(PRODUCT, PRODUCT)
-    right = (torch.arange(PRODUCT * PRODUCT) // 3 % 4).view(PRODUCT, PRODUCT)
-    expected = (left @ right).to(torch.float32).to(device)
-    a, b = (factor.to(torch.float32).to(device) for factor in (left, right))
-    end, passes, wrong, first, told = time.monotonic() + job.soak_seconds, 0, 0, "", 0.0
-    while passes == 0 or time.monotonic() < end:
-        for place in range(0, half, CHUNK):
-            size = min(CHUNK, half - place)
-            source[place : place + size] = pattern(place, size, passes, device)
-        target.copy_(source)
-        for place in range(0, half, CHUNK):
-            size = min(CHUNK, half - place)
-            count, words = differences(target[place : place + size], pattern(place, size, passes, device))
-            wrong, first = wrong + count, first or (words and f"memory from element {place}, pass {passes}: {words}")
-            count, words = differences(a @ b, expected)
-            wrong, first = wrong + count, first or (words and f"product, pass {passes}: {words}")
-            if time.monotonic() - told > 1:
-                told = time.monotonic()
-                report(Phase(f"soak pass {passes}", time.time()))
-        passes += 1
-    return Soaked(bytes=8 * half, passes=passes, wrong=wrong, first=first, time=time.time())
-
-
-def differences(found: Tensor, expected: Tensor) -> tuple[int, str]:
-    """How many elements differ, and the first one in words; empty where none does."""
-    if torch.equal(found, expected):
-        return 0, ""
-    places = (found != expected).reshape(-1).nonzero().reshape(-1)
-    place = int(places[0])
-    got, wanted = found.reshape(-1)[place].item(), expected.reshape(-1)[place].item()
-    return len(places), f"element {place} is {got}, not {wanted}"
 
 
 def _now(device: torch.device) -> float:

@@ -67,36 +67,3 @@ def test_the_hash_is_of_every_byte():
     before = probe.digest([tensor])
     tensor.view(torch.uint8)[1999] ^= 1
     assert probe.digest([tensor]) != before
-
-
-def test_patterns_are_the_same_whole_or_in_parts_and_differ_by_salt():
-    whole = probe.pattern(0, 10_000, 3, CPU)
-    assert torch.equal(whole[4_000:], probe.pattern(4_000, 6_000, 3, CPU))
-    assert not torch.equal(whole, probe.pattern(0, 10_000, 4, CPU))
-    assert len(whole.unique()) > 9_990
-    far = probe.pattern(1 << 40, 8, 0, CPU)  # beyond what 32 bits count
-    assert (far >= 0).all()
-
-
-def test_differences_count_wrong_elements_and_describe_the_first():
-    right = torch.zeros(5)
-    wrong = torch.tensor([0.0, 0.0, float("nan"), 1.0, 0.0])
-    assert probe.differences(right, right) == (0, "")
-    assert probe.differences(wrong, right) == (2, "element 2 is nan, not 0.0")
-
-
-def test_a_soak_verifies_all_of_its_memory_and_sees_one_wrong_element(job, monkeypatch):
-    good = probe.soaked(job, CPU, lambda _event: None)
-    assert (good.bytes, good.passes, good.wrong) == (1 << 16, 1, 0)
-    copy = torch.Tensor.copy_
-
-    def flipping(self, *arguments, **options):
-        done = copy(self, *arguments, **options)
-        if self.dtype is torch.int32 and self.numel() == 1 << 13:
-            self.view(-1)[-1] ^= 1
-        return done
-
-    monkeypatch.setattr(torch.Tensor, "copy_", flipping)
-    bad = probe.soaked(job, CPU, lambda _event: None)
-    assert bad.wrong == 1
-    assert bad.first.startswith("memory from element 0, pass 0: element 8191 is ")
