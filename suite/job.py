@@ -13,6 +13,7 @@ from suite.calibration_job import Calibrated, Measured
 from suite.pace import Pace
 from suite.probe_job import Exchanged, Probed, Replayed, Soaked
 from suite.script import SUITE, Script
+from suite.shared_processors import Shared
 
 
 class Status(enum.StrEnum):
@@ -161,20 +162,6 @@ class Collective(msgspec.Struct, frozen=True):
     operation: str
     payload_bytes: int
     messages: int
-
-
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """Processor time while a rank's steps were timed, in seconds.
-
-    Args:
-        own: of this rank's process.
-        busy, steal, whole: of all processors: computing, taken by other guests of the host, and all there is.
-    """
-
-    own: float
-    busy: float
-    steal: float
-    whole: float
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):

@@ -88,18 +88,6 @@ def _term_figures(step_seconds: float, finished: list[Finished]) -> list[Figure]
     ]
 
 
-def others_shares(finished: list[Finished]) -> tuple[float, float] | None:
-    """What other processes, and other guests of the host, took of the processors while rank 0 timed its steps.
-
-    None where the system does not tell.
-    """
-    told = [report.shared for report in finished if report.shared is not None]
-    if len(told) < len(finished) or not told or not told[0].whole:
-        return None
-    first = told[0]
-    return max(0.0, first.busy - sum(one.own for one in told)) / first.whole, first.steal / first.whole
-
-
 def _idle_fraction(finished: list[Finished]) -> float:
     """Share of the pipelines' time in which their ranks did not compute, median over the timed steps."""
 

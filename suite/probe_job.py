@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from reference_runs.run import Architecture, Recipe
+from suite.shared_processors import Shared
 
 
 class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,8 @@ class Soaked(msgspec.Struct, frozen=True, kw_only=True, tag="soaked"):
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
-    """A rank has done everything."""
+    """A rank has done everything; with whom it shared the processors meanwhile, None where the system does not tell."""
 
     environment: dict[str, str]
     time: float
+    shared: Shared | None = None

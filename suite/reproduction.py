@@ -22,7 +22,7 @@ from suite.job import Averaging, Event, Failed, Finished, KernelChoice, Phase, S
 from suite.judgement import countable, expected_figures, judged
 from suite.launch import Outcome, launch
 from suite.machine_profile import Profile
-from suite.measured import counted_figures, others_shares
+from suite.measured import counted_figures
 from suite.measured_seconds import Measured
 from suite.network_namespaces import hosts as namespaces
 from suite.pace import AtPace, Pace, over_ranks, slowdown
@@ -30,6 +30,7 @@ from suite.plan import Plan, job_for
 from suite.predict.executed_time_figures import time_figures
 from suite.record import SCHEMA, End, RankOutcome, begin_record
 from suite.residuals import Residuals, residuals
+from suite.shared_processors import others_shares
 from suite.utilisation import peaks, utilisation
 
 LOSS_MUST_FALL_STEPS = 20
@@ -120,8 +121,8 @@ def reproduce(
             except InputError as error:  # the run's own shapes or precision, which no calibration covers
                 profile_source = f"{profile_source}: step time is not predicted: {error}"
         end = _end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome)
-        others = others_shares(outcome.finished) if outcome.status is Status.OK else None
-        others_share, steal_share = others or (None, None)
+        ended_well = outcome.finished if outcome.status is Status.OK else []
+        others_share, steal_share = others_shares([report.shared for report in ended_well])
         opened.close(
             msgspec.structs.replace(
                 end, predicted=times, profile=profile_source, others_share=others_share, steal_share=steal_share

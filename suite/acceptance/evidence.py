@@ -141,7 +141,7 @@ class Soaking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probing(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
-    """One probe of all ranks."""
+    """One probe of all ranks; what others took of the processors meanwhile is None where the system does not tell."""
 
     status: Status
     message: str
@@ -152,6 +152,8 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
     soaks: list[Soaking] = []
     soak_seconds: float = 0.0
     stacks: str = ""
+    others_share: float | None = None
+    steal_share: float | None = None
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,9 +31,10 @@ from suite.machine_profile import Profile
 from suite.measured_seconds import Subject
 from suite.miniature import miniature
 from suite.plan import Request, corpus_for, plan
-from suite.probe_job import Exchanged, ProbeJob, Replayed, Soaked
+from suite.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
 from suite.profiled_machine import known_accelerator
 from suite.reproduction import reproduce
+from suite.shared_processors import others_shares
 from suite.timings import median
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
@@ -292,8 +293,11 @@ def probed(
     if outcome.status is not Status.OK:
         return evidence
     told = [(rank, event) for rank, events in enumerate(outcome.events) for event in events]
+    others_share, steal_share = others_shares([one.shared for _, one in told if isinstance(one, Probed)])
     return msgspec.structs.replace(
         evidence,
+        others_share=others_share,
+        steal_share=steal_share,
         replays=[
             Replay(
                 rank=rank,

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from suite.execute.measure.conditions import SharedProcessors
 from suite.execute.measure.fingerprint import environment
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.precision import DTYPES, prepare_arithmetic
@@ -28,6 +29,8 @@ def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
     torch.use_deterministic_algorithms(True)
     control = dist.new_group(backend="gloo")
+    shared = SharedProcessors()
+    shared.start()
     for replay in range(job.replays):
         report(Phase(f"replay {replay}", time.time()))
         run_replay(job, replay, device, report)
@@ -45,7 +48,8 @@ def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) 
         report(reduced(job, device, control))
     if job.soak_seconds:
         report(soaked(job, device, control, report))
-    return Probed(environment=environment(device), time=time.time())
+    shared.lap()
+    return Probed(environment=environment(device), time=time.time(), shared=shared.since_start)
 
 
 def run_replay(job: ProbeJob, replay: int, device: torch.device, report: Callable[[Event], None]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from suite.job import Shared
+from suite.shared_processors import Shared
 
 CALL_SECONDS = 2.0  # a call to the driver's library that takes longer is given up: a lost GPU can block it for ever
 _BUSY = ("user", "nice", "system", "irq", "softirq")

@@ -1,0 +1,50 @@
+"""What ranks reported becomes evidence, whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from suite.acceptance import phases
+from suite.acceptance.profiles import EFFORTS
+from suite.job import Status
+from suite.launch import Outcome
+from suite.probe_job import Probed, Soaked
+from suite.shared_processors import Shared
+
+
+def probed(monkeypatch, events, device="cpu", profile="quick"):
+    """The evidence of a probe whose ranks report these events, and its job."""
+    jobs = []
+
+    def launch(job, _identity, _on_event):
+        jobs.append(job)
+        return Outcome(status=Status.OK, message="", ranks_at_fault=[], events=events, log_tail="")
+
+    monkeypatch.setattr(phases, "launch", launch)
+    options = {"replays": False, "exchanges": False, "soak": True, "on_event": lambda *_: None}
+    return phases.probed(device, len(events), EFFORTS[profile], **options), jobs[0]
+
+
+def test_a_probe_says_who_shared_the_processors(monkeypatch):
+    shared = Shared(own=3.0, busy=8.0, steal=1.0, whole=20.0)
+    events = [
+        [
+            Soaked(bytes=8, passes=2, wrong=0, first="", time=0.0),
+            Probed(environment={}, time=1.0, shared=shared),
+        ]
+        for _rank in range(2)
+    ]
+    evidence, _ = probed(monkeypatch, events)
+    assert evidence.others_share == pytest.approx(0.1)
+    assert evidence.steal_share == pytest.approx(0.05)
+    assert [one.passes for one in evidence.soaks] == [2, 2]
+    untold, _ = probed(monkeypatch, [[Probed(environment={}, time=1.0)]])
+    assert (untold.others_share, untold.steal_share) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("device", "profile", "asked"), [("cpu", "quick", 256 * 2**20), ("cpu", "accept", 0), ("cuda", "quick", 0)]
+)
+def test_how_much_a_full_soak_fills_is_left_to_the_ranks(monkeypatch, device, profile, asked):
+    _, job = probed(monkeypatch, [[Probed(environment={}, time=1.0)]], device, profile)
+    assert job.soak_bytes == asked
