@@ -51,12 +51,18 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a calibration ended; no profile and no path where it did not end well."""
+    """How a calibration ended; no profile and no path where it did not end well.
+
+    Args:
+        ranks_at_fault, log_tail: see `suite.launch.Outcome`.
+    """
 
     status: Status
     message: str
     profile: Profile | None = None
     path: str = ""
+    ranks_at_fault: list[int] = []
+    log_tail: str = ""
 
 
 def planned_calibration(request: CalibrationRequest, density: Density | None = None) -> Calibration:
@@ -88,7 +94,7 @@ def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) 
     before, load = fingerprint(calibration.device), _load()
     outcome = _measured(calibration, on_event, cores=usable_cores())
     if outcome.status is not Status.OK:
-        return CalibrationResult(status=outcome.status, message=outcome.message)
+        return _failed(outcome)
     profile = assembled(calibration, outcome.events, before, load)
     path = directory / f"{profile.fingerprint.node}__{profile.fingerprint.hash}.json"
     return CalibrationResult(status=Status.OK, message="", profile=profile, path=str(stored(profile, path)))
@@ -115,10 +121,19 @@ def between_hosts(
     calibration = Calibration(device=device, ranks=ranks, results=Path(), planned=planned, rounds=density.rounds)
     outcome = _measured(calibration, on_event, cores=cores, hosts=hosts, interface=interface)
     if outcome.status is not Status.OK:
-        return CalibrationResult(status=outcome.status, message=outcome.message)
+        return _failed(outcome)
     between = {line.subject: line for line in _lines(planned, _timings(planned, outcome.events))}
     lines = [between.get(line.subject, line) for line in profile.lines]
     return CalibrationResult(status=Status.OK, message="", profile=msgspec.structs.replace(profile, lines=lines))
+
+
+def _failed(outcome: Outcome) -> CalibrationResult:
+    return CalibrationResult(
+        status=outcome.status,
+        message=outcome.message,
+        ranks_at_fault=outcome.ranks_at_fault,
+        log_tail=outcome.log_tail,
+    )
 
 
 def _measured(

@@ -93,7 +93,7 @@ class Battery:
                 raise OverBudgetError
 
         found: list[Evidence] = []
-        outcome, message, stacks = "ok", "", ""
+        outcome, message, stacks, at_fault = "ok", "", "", list[int]()
         try:
             found = phase.run(within_budget)
         except OverBudgetError:
@@ -101,7 +101,7 @@ class Battery:
         for one in found:
             if isinstance(one, Micro | Launched | Probing) and one.status is not Status.OK:
                 outcome = "hang" if one.status is Status.HANG else "failed"
-                message, stacks = one.message, "" if isinstance(one, Micro) else one.stacks
+                message, stacks, at_fault = one.message, one.stacks, one.ranks_at_fault
                 if one.status is Status.INTERRUPTED:
                     raise KeyboardInterrupt
         found.append(
@@ -113,6 +113,7 @@ class Battery:
                 outcome=outcome,
                 message=message,
                 stacks=stacks,
+                ranks_at_fault=at_fault,
             )
         )
         self.opened.keep(name, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from suite.acceptance.evidence import Probing, Replay, Timed
 from suite.acceptance.verdicts import Finding, Verdict
 from suite.job import Status
 
+_RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
 KINDS = ("loss", "gradients", "parameters")  # in the order in which a step makes them
 
 
@@ -117,15 +119,14 @@ def guard_findings(phases: Sequence[Timed], *, disturbed: bool) -> list[Finding]
     findings = []
     for phase in phases:
         if phase.outcome == "hang":
-            words = f"{phase.message}; stacks of all ranks in the record"
             findings.append(
                 Finding(
                     check=HANG_GUARD,
                     subject=phase.phase,
                     verdict=Verdict.HANG,
                     status=Status.HANG,
-                    part=_at_fault(phase.message),
-                    evidence=words,
+                    part=_named(phase.ranks_at_fault) or "unknown rank: none is behind the others",
+                    evidence=f"{phase.message}; {_stacks(phase.stacks)}",
                 )
             )
         elif phase.outcome == "slow":
@@ -142,7 +143,11 @@ def guard_findings(phases: Sequence[Timed], *, disturbed: bool) -> list[Finding]
     return findings
 
 
-def _at_fault(message: str) -> str:
-    """The ranks that the hang's message begins with."""
-    head = message.partition(" behind ")[0].partition(" stopped ")[0]
-    return head if head != message else "no rank is behind the others"
+def _stacks(text: str) -> str:
+    """Whose stacks the record has: each below a line of its own; a rank that was stopped gave none."""
+    ranks = [int(rank) for rank in _RANK_WITH_STACKS.findall(text)]
+    return f"stacks of {_named(ranks)} in the record" if ranks else "no rank told its stacks"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return ", ".join(f"rank {rank}" for rank in ranks)

@@ -47,6 +47,7 @@ class Micro(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
         host_device: byte/s by direction; empty without a GPU.
         peak: dense peak of one rank's processor or GPU, flop/s; `peak_source` where it is from; None: not known.
         profile: file of the machine profile; `points` of its tables of 16-bit products on all ranks at once.
+        stacks: Python stacks and log of a calibration that did not end well.
     """
 
     status: Status
@@ -62,6 +63,8 @@ class Micro(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
     points: int = 0
     others_share: float | None = None
     steal_share: float | None = None
+    ranks_at_fault: list[int] = []
+    stacks: str = ""
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
@@ -223,6 +226,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     outcome: str
     message: str = ""
     stacks: str = ""
+    ranks_at_fault: list[int] = []
 
 
 Evidence = Surroundings | Micro | Launched | Probing | Health | Timed

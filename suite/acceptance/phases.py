@@ -59,7 +59,14 @@ def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEv
     result = calibrate(planned, collect)
     seconds = time.monotonic() - start
     if result.profile is None:
-        return Micro(status=result.status, message=result.message, seconds=seconds), None
+        failed = Micro(
+            status=result.status,
+            message=result.message,
+            seconds=seconds,
+            ranks_at_fault=result.ranks_at_fault,
+            stacks=result.log_tail,
+        )
+        return failed, None
     profile = result.profile
     matrix, copy, triad = part_rates(planned.planned, points, ranks)
     peak, source = _peak(profile, ranks)

@@ -95,6 +95,15 @@ def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(tmp_path, ca
     assert "File train.py" in kept.evidence[0].stacks
 
 
+def test_a_hang_in_the_micro_measurements_names_its_rank_and_keeps_its_stacks(tmp_path, capsys, monkeypatch):
+    hung = Micro(status=Status.HANG, message="rank 1 behind", seconds=1.0, ranks_at_fault=[1], stacks="rank 0:\nFile x")
+    monkeypatch.setattr(phases, "micro", lambda *_arguments: (hung, None))
+    code, report = accept(capsys, "--only", "1,17", "--results", str(tmp_path))
+    assert code == exit_codes.EXECUTION_FAILED
+    (found,) = [f for f in report["findings"] if f["check"] == 17 and f["verdict"] == "HANG"]
+    assert (found["part"], found["evidence"]) == ("rank 1", "rank 1 behind; stacks of rank 0 in the record")
+
+
 def test_a_competing_process_is_named_and_the_verdict_left_open(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([Competitor(pid=7, name="other", cores=1.0)], 0.5))
     code, report = accept(capsys, "--only", "0", "--results", str(tmp_path))

@@ -525,14 +525,44 @@ def test_a_probe_that_did_not_end_well_names_its_ranks_in_every_check_that_it_se
     }
 
 
-def phase(outcome, message=""):
-    return Timed(phase="p", predicted_seconds=10.0, budget_seconds=50.0, seconds=51.0, outcome=outcome, message=message)
+def phase(outcome, message="", **more):
+    usual = {"phase": "p", "predicted_seconds": 10.0, "budget_seconds": 50.0, "seconds": 51.0}
+    return Timed(outcome=outcome, message=message, **(usual | more))
+
+
+STACKS = "rank 1: an error of the log\ncollectives:\nrank 0: in none\nrank 0:\nThread 1:\n  File train.py\nrank 1:\n"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message", "stacks", "part", "words"),
+    [
+        ([1], "rank 1 behind the others", f"{STACKS}no answer", "rank 1", "; stacks of rank 0 in the record"),
+        (
+            [1],
+            "default_pg: rank 1 did not come to number 7; no rank made progress and none is behind the others",
+            f"{STACKS}Thread 2:",
+            "rank 1",
+            "; stacks of rank 0, rank 1 in the record",
+        ),
+        (
+            [],
+            "no rank made progress and none is behind the others",
+            "",
+            "unknown rank: none is behind the others",
+            "; no rank told its stacks",
+        ),
+    ],
+)
+def test_a_hang_names_the_rank_at_fault_and_the_stacks_that_there_are(ranks, message, stacks, part, words):
+    hung = phase("hang", message, ranks_at_fault=ranks, stacks=stacks)
+    (found, *_) = guard_findings([hung], disturbed=False)
+    assert (found.part, found.evidence) == (part, message + words)
 
 
 def test_slow_is_not_hung():
+    message = "rank 1 stopped (process state T); rank 0: step 3 done"
     hung, slow = (
-        guard_findings([phase(kind, "rank 1 stopped (process state T); rank 0: step 3 done")], disturbed=False)[0]
-        for kind in ("hang", "slow")
+        guard_findings([phase(kind, message, ranks_at_fault=[1])], disturbed=False)[0] for kind in ("hang", "slow")
     )
     assert (hung.verdict, hung.part) == (Verdict.HANG, "rank 1")
     assert (slow.verdict, slow.part) == (Verdict.FAIL, "slow, not hung")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from suite import calibration
 from suite.acceptance import phases
 from suite.acceptance.profiles import EFFORTS
 from suite.job import Status
@@ -48,3 +49,13 @@ def test_a_probe_says_who_shared_the_processors(monkeypatch):
 def test_how_much_a_full_soak_fills_is_left_to_the_ranks(monkeypatch, device, profile, asked):
     _, job = probed(monkeypatch, [[Probed(environment={}, time=1.0)]], device, profile)
     assert job.soak_bytes == asked
+
+
+def test_a_calibration_that_hangs_says_which_rank_and_where(monkeypatch, tmp_path):
+    hung = Outcome(
+        status=Status.HANG, message="rank 1 behind", ranks_at_fault=[1], events=[[], []], log_tail="rank 0:\nThread 1"
+    )
+    monkeypatch.setattr(calibration, "launch", lambda *_arguments, **_options: hung)
+    evidence, profile = phases.micro("cpu", 2, EFFORTS["quick"], tmp_path, lambda *_: None)
+    assert profile is None
+    assert (evidence.status, evidence.ranks_at_fault, evidence.stacks) == (Status.HANG, [1], "rank 0:\nThread 1")
