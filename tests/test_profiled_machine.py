@@ -181,6 +181,7 @@ def test_the_peak_is_that_of_the_data_sheet_where_the_catalog_knows_the_gpu() ->
 
 
 def stored(tmp_path: Path, profile: Profile) -> str:
+    tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "profile.json"
     path.write_bytes(encode(profile))
     return str(path)
@@ -255,3 +256,33 @@ def test_a_profile_goes_neither_with_another_accelerator_nor_with_a_miniature(
     assert "excludes --on" in capsys.readouterr().err
     assert main(["predict", "bloom-mini", "--machine", path]) == 2
     assert "--machine with the miniature bloom-mini" in capsys.readouterr().err
+
+
+H200 = Fingerprint(node="89ef", device="cuda", hardware={"gpus": "NVIDIA H200", "memory": "2000 GiB"}, software={})
+
+
+@pytest.mark.parametrize("fingerprint", [CPU, H200], ids=["cpu", "cuda"])
+def test_one_rank_has_no_link_and_says_so_instead_of_what_a_link_limits(
+    fingerprint: Fingerprint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone, paired = (stored(tmp_path / str(ranks), measured(ranks=ranks, fingerprint=fingerprint)) for ranks in (1, 2))
+    runs = [name for name in run_names() if reference_run(name).recorded_layout]
+    asked = (*runs, "--network", "10", "--choices")
+    for one, two in zip(
+        objects(capsys, *asked, "--machine", alone), objects(capsys, *asked, "--machine", paired), strict=True
+    ):
+        values, others = (
+            {(row["topic"], row["name"]): row["value"] for row in entry["choices"]} for entry in (one, two)
+        )
+        assert not any(value in (0, None) for value in values.values())
+        told = {key for key, value in values.items() if isinstance(value, str) and "no link" in value}
+        assert told == {
+            ("tensor parallelism", "largest useful size"),
+            ("communication", "a rank's gradients over its link, one way"),
+        }
+        gone = {("tensor parallelism", "usable inside a node"), ("tensor parallelism", "machine's flop per byte")}
+        in_node = ("pipeline", "fastest layouts that fit")  # named or chosen by the accelerators of a node
+        expected = {key for key in others if key[0] not in in_node} - gone
+        assert {key for key in values if key[0] not in in_node} == expected
+    assert main(["predict", "gpt2-124m", "--layout", "dp1", "--machine", alone, "--choices"]) == 0
+    assert "this machine has no link between accelerators" in " ".join(capsys.readouterr().out.split())

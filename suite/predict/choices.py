@@ -63,6 +63,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 WARMUP_SHARE = 0.15  # of 1-bit Adam's steps, as in the recipe of Tang et al. 2021, arXiv 2102.02888, section 7
 STRAGGLER, LATE_EVERY = 2.0, 10  # a late step takes twice as long, and is one of ten
 STALENESS_BOUND = 3
+NO_LINK = "not known: this machine has no link between accelerators"
 SIMULATED_WORKERS, SIMULATED_STEPS = 8, 40
 
 
@@ -90,6 +91,8 @@ def choices(
 ) -> list[Choice]:
     """Limits of, and alternatives to, a run's layout on a machine.
 
+    On a machine without a link between its accelerators, a single one, nothing is said of what a link limits.
+
     Args:
         memories: bytes of one accelerator, by name.
         host_bytes_per_second: one way, between an accelerator and its host.
@@ -112,16 +115,21 @@ def choices(
 
 def _tensor_parallel(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> Iterator[Choice]:
     element = BYTES_PER_PARAMETER[recipe.precision].weights
-    peak, link = machine.peak_flop_per_second, machine.link_bytes_per_second
-    bound = largest_useful_tensor_parallel(
-        hidden=architecture.hidden, bytes_per_parameter=element, peak_flop_per_second=peak, link_bytes_per_second=link
-    )
-    topic = "tensor parallelism"
-    yield Choice(topic, "largest useful size", bound, "1", "arithmetic takes as long as communication")
-    usable = usable_tensor_parallel(min(bound, machine.accelerators_per_node), heads=architecture.heads)
-    yield Choice(topic, "usable inside a node", usable, "1", "a power of two that divides the heads")
-    ratio = machine_flop_per_byte(peak_flop_per_second=peak, link_bytes_per_second=link)
-    yield Choice(topic, "machine's flop per byte", ratio, "flop/byte", "peak over the link, one way")
+    topic, peak, link = "tensor parallelism", machine.peak_flop_per_second, machine.link_bytes_per_second
+    if math.isinf(link):
+        yield Choice(topic, "largest useful size", NO_LINK, "1")
+    else:
+        bound = largest_useful_tensor_parallel(
+            hidden=architecture.hidden,
+            bytes_per_parameter=element,
+            peak_flop_per_second=peak,
+            link_bytes_per_second=link,
+        )
+        yield Choice(topic, "largest useful size", bound, "1", "arithmetic takes as long as communication")
+        usable = usable_tensor_parallel(min(bound, machine.accelerators_per_node), heads=architecture.heads)
+        yield Choice(topic, "usable inside a node", usable, "1", "a power of two that divides the heads")
+        ratio = machine_flop_per_byte(peak_flop_per_second=peak, link_bytes_per_second=link)
+        yield Choice(topic, "machine's flop per byte", ratio, "flop/byte", "peak over the link, one way")
     intensity = head_flop_per_byte(hidden=architecture.hidden, heads=architecture.heads, bytes_per_parameter=element)
     yield Choice(topic, "flop per byte with a head on each", intensity, "flop/byte")
     _, rows, columns, depth = layer_products(architecture, layout)["expansion"]
@@ -288,10 +296,14 @@ def _communication(
 ) -> Iterator[Choice]:
     topic, rank = "communication", rank_parameters(architecture, layout, stage=0).all
     element = reduced_gradient_element_bytes(recipe.precision)
-    seconds = gradient_transfer_seconds(
-        parameters=rank, link_bytes_per_second=machine.link_bytes_per_second, gradient_bytes=element
-    )
-    yield Choice(topic, "a rank's gradients over its link, one way", seconds, "s", "twice that with the way back")
+    crossing = "a rank's gradients over its link, one way"
+    if math.isinf(machine.link_bytes_per_second):
+        yield Choice(topic, crossing, NO_LINK, "s")
+    else:
+        seconds = gradient_transfer_seconds(
+            parameters=rank, link_bytes_per_second=machine.link_bytes_per_second, gradient_bytes=element
+        )
+        yield Choice(topic, crossing, seconds, "s", "twice that with the way back")
     fused = fused_messages(element * rank, bucket_bytes=layout.bucket_bytes, copies=2)
     note = f"of {layout.bucket_bytes / 2**20:g} MiB exactly, {fused.copied_bytes / 1e9:,.1f} GB copied in and out"
     yield Choice(topic, "messages of fused gradients", fused.messages, "1", note)

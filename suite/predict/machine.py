@@ -39,7 +39,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes_per_second: peak of one accelerator's memory, reading plus writing.
         matrix_efficiency: share of the peak that matrix products reach, by shape.
         fused_attention_efficiency: share of the peak that a kernel reaches which never stores the scores.
-        link_bytes_per_second: peak that one accelerator sends to others of its node, one way.
+        link_bytes_per_second: peak that one accelerator sends to others of its node, one way; infinite: it is alone.
         link_latency_seconds: of one step of a collective inside a node.
         network_bytes_per_second: peak that a node sends over all its network interfaces, one way.
         network_latency_seconds: of one step of a collective that leaves the node.
