@@ -286,3 +286,16 @@ def test_one_rank_has_no_link_and_says_so_instead_of_what_a_link_limits(
         assert {key for key in values if key[0] not in in_node} == expected
     assert main(["predict", "gpt2-124m", "--layout", "dp1", "--machine", alone, "--choices"]) == 0
     assert "this machine has no link between accelerators" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_disturbed_profile_predicts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    busy = measured()
+    conditions = msgspec.structs.replace(busy.conditions, others_share=0.4, steal_share=0.02)
+    path = stored(tmp_path, msgspec.structs.replace(busy, conditions=conditions))
+    assert main(["predict", "bloom-176b", "--machine", path]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert f"{path}: a disturbed machine profile" in captured.err
+    assert "other processes took 40% and other guests 2%" in captured.err
+    assert "allowed: at most 10% together" in captured.err

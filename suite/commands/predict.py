@@ -18,7 +18,7 @@ from reference_runs.layout import AXES, Layout, Offload, layout_text, parse_layo
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Kind
 from suite.compare import Row, compare, overall
-from suite.machine_profile import Profile, read
+from suite.machine_profile import DISTURBED_SHARE, Profile, disturbed, read
 from suite.machines import RunMachine, run_machine
 from suite.miniature import miniature
 from suite.predict.choices import Choice, choices
@@ -104,7 +104,7 @@ def predict(
             raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
     if machine is not None and on is not None:
         raise InputError("excludes --on: the profile is of a machine of its own", got=f"--on {on}", where="--machine")
-    profile = None if machine is None else read(machine)
+    profile = None if machine is None else _undisturbed(machine)
     bandwidth = None if network is None else network * 1e9 / 8
     asked = Asked(on, profile, layout, bandwidth, Prices(price, energy_price, pue), stack)
     for name, predicted in [(name, _predicted(name, asked)) for name in runs]:
@@ -125,6 +125,19 @@ def predict(
         if show_choices:
             entry["choices"] = chosen
         print(msgspec.json.encode(entry).decode())
+
+
+def _undisturbed(path: Path) -> Profile:
+    """The profile in a file.
+
+    Raises:
+        InputError: it cannot be read, or others had the processors while it was measured.
+    """
+    profile = read(path)
+    if why := disturbed(profile):
+        allowed = f"at most {DISTURBED_SHARE:.0%} together, calibrate again while nothing else runs"
+        raise InputError("a disturbed machine profile", got=f"one {why}", allowed=allowed, where=str(path))
+    return profile
 
 
 def _predicted(name: str, asked: Asked) -> Predicted:
