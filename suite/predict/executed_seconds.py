@@ -149,8 +149,9 @@ def step_seconds(
         overhead            what the host does for them
         communication       the rank's messages, each at its size; none hidden where ranks compute on processors,
                             which also carry the messages
-        bubble              the time in which the schedule leaves the rank idle
-        optimizer           the update's works
+        bubble              the time in which the schedule leaves the rank idle, with the mean micro-batch of each
+                            chunk: from the first pass of all stages to the last one, less the rank's own passes
+        optimizer           the update's works; what the host does for them belongs to the overhead
 
     Args:
         sample_seconds: to read and tokenise a sample's documents, where the script does so.
@@ -168,6 +169,7 @@ def step_seconds(
         sent = Subject(operation="host_to_device", ranks=layout.ranks)
         copy = micro_batches * sum(measured.seconds(sent, b) for b in batch_tensor_bytes(architecture, recipe, layout))
     found: list[StepSeconds] = []
+    passes: list[float] = []
     forward: dict[int, float] = {}
     backward: dict[int, float] = {}
     for stage in range(layout.pipeline_stages):
@@ -177,12 +179,15 @@ def step_seconds(
         ahead = back = overhead = 0.0
         for chunk in works:
             hosts = (micro_batches - 1) * prices.overhead(chunk.works) + prices.overhead(chunk.last)
-            forward[chunk.number] = prices.arithmetic(chunk.works, backward=False)
-            backward[chunk.number] = prices.arithmetic(chunk.works, backward=True) + hosts / micro_batches
-            ahead += micro_batches * forward[chunk.number]
-            back += (micro_batches - 1) * prices.arithmetic(chunk.works, backward=True)
-            back += prices.arithmetic(chunk.last, backward=True)
+            ahead_here = micro_batches * prices.arithmetic(chunk.works, backward=False)
+            back_here = (micro_batches - 1) * prices.arithmetic(chunk.works, backward=True)
+            back_here += prices.arithmetic(chunk.last, backward=True)
+            forward[chunk.number] = ahead_here / micro_batches
+            backward[chunk.number] = (back_here + hosts) / micro_batches
+            ahead += ahead_here
+            back += back_here
             overhead += hosts
+        passes.append(ahead + back + overhead)
         update = update_works(architecture, recipe, layout, stage=stage, replica=0, script=script)
         found.append(
             StepSeconds(
@@ -201,10 +206,10 @@ def step_seconds(
             [forward[number] for number in sorted(forward)], [backward[number] for number in sorted(backward)]
         )
         idle = idle_fraction(layout, durations, micro_batches=micro_batches)
-        busy = micro_batches * (sum(durations.forward) + sum(durations.backward)) / layout.pipeline_stages
+        whole = sum(passes) / layout.pipeline_stages / (1 - idle)
         found = [
-            one._replace(bubble=max(0.0, busy / (1 - idle) - one.forward - one.backward - one.overhead))
-            for one in found
+            one._replace(bubble=max(0.0, whole - own))  # less than 0 by rounding alone
+            for one, own in zip(found, passes, strict=True)
         ]
     if script.tokenises or script.workers:
         making = loading + micro_batches * layout.micro_batch * sample_seconds * script.tokenises

@@ -12,11 +12,15 @@ from reference_runs.layout import Recomputation
 from suite.figures import Quantity, StepTerm
 from suite.measured_seconds import Line, Subject
 from suite.miniature import miniature
-from suite.predict.executed_operators import Kernels
-from suite.predict.executed_seconds import StepSeconds, step_seconds
+from suite.predict import executed_seconds
+from suite.predict.executed_operators import WORK_DTYPES, Kernels
+from suite.predict.executed_seconds import Prices, StepSeconds, step_seconds
 from suite.predict.executed_time_figures import time_figures
 from suite.predict.executed_traffic import executed_traffic
+from suite.predict.executed_works import update_works
+from suite.predict.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.prediction import describes_ranks
+from suite.predict.tape import Works
 from suite.timings import Timing
 from tests.predict.executed_runs import Place, Run, executed_runs, rank_parameters
 
@@ -170,6 +174,28 @@ def test_only_a_pipeline_has_a_bubble(run: Run, machine: Machine) -> None:
         assert stages[0].bubble == 0
         return
     assert any(one.bubble > 0 for one in stages)
+
+
+@settings(max_examples=30)
+@given(run=executed_runs(), machine=machines)
+def test_a_step_is_all_stages_passes_and_the_longest_update(run: Run, machine: Machine) -> None:
+    """Without messages: what the host does for the update is no part of the schedule, and so of no bubble."""
+    machine = msgspec.structs.replace(machine, latency=0.0, per_byte=0.0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(executed_seconds, "update_works", lambda *_, **__: Works())
+        passes = steps(machine, run)[0].step
+    prices = Prices(
+        machine,
+        ranks=run.layout.ranks,
+        dtype=WORK_DTYPES[run.recipe.precision],
+        element=WEIGHT_ELEMENT_BYTES[run.recipe.precision],
+    )
+    updates = [
+        prices.arithmetic(works, backward=False) + prices.overhead(works)
+        for works in (update_works(*run, stage=stage, replica=0) for stage in range(run.layout.pipeline_stages))
+    ]
+    for stage in steps(machine, run):
+        assert stage.step == pytest.approx(passes + max(updates))
 
 
 @settings(max_examples=30)
