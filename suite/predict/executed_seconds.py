@@ -11,11 +11,10 @@ from reference_runs.run import Architecture, Recipe
 from suite.measured_seconds import Measured, Subject
 from suite.predict.executed_operators import WORK_DTYPES, Kernels
 from suite.predict.executed_schedule import Durations, idle_fraction
-from suite.predict.executed_traffic import executed_traffic
+from suite.predict.executed_traffic import executed_traffic_of_dtypes
 from suite.predict.executed_works import batch_tensor_bytes, loading_works, micro_batch_works, update_works
 from suite.predict.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.tape import Work, Works
-from suite.predict.traffic import reduced_gradient_element_bytes
 from suite.script import SUITE, Script
 
 HOST = frozenset({"view", "node", "module", "weight_read", "region", "sharded_unit", "call", "backward", "checkpoint"})
@@ -147,8 +146,8 @@ def step_seconds(
         copy                their tensors to the device, on CUDA
         forward, backward   sums of w over its operators, each at its own sizes; backward with recomputation
         overhead            what the host does for them
-        communication       the rank's messages, each at its size; none hidden where ranks compute on processors,
-                            which also carry the messages
+        communication       the rank's messages, each as long as the mean of its kind (axis, operation, element type);
+                            none hidden where ranks compute on processors, which also carry the messages
         bubble              the time in which the schedule leaves the rank idle, with the mean micro-batch of each
                             chunk: from the first pass of all stages to the last one, less the rank's own passes
         optimizer           the update's works; what the host does for them belongs to the overhead
@@ -248,14 +247,20 @@ def loading_seconds(making: float, *, training: float, workers: int, cores: int,
 def _communication(
     measured: Measured, architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, compiled: bool
 ) -> float:
-    """Seconds of all messages of one rank of `stage`, each as long as if it were the mean of its kind."""
-    sizes = {"dp": layout.data_parallel, "tp": layout.tensor_parallel, "pp": 2, "embedding": 2, "all": layout.ranks}
+    """Seconds of all messages of one rank of `stage`.
+
+    Each takes as long as if it were the mean of its axis, operation and element type. All-reduce and reduce-scatter add
+    in that type; what only moves bytes takes as long in every type, and is measured in fp32.
+    """
+    sizes = {"dp": layout.data_parallel, "tp": layout.tensor_parallel, "pp": layout.pipeline_stages, "embedding": 2}
     seconds = 0.0
-    traffic = executed_traffic(architecture, recipe, layout, stage=stage, replica=0, compiled=compiled)
-    for axis, operation, payload, messages in traffic:
-        adds = operation in ("all_reduce", "reduce_scatter")
-        half = axis == "dp" and reduced_gradient_element_bytes(recipe.precision) == 2
-        subject = Subject(operation=operation, dtype="fp16" if adds and half else "fp32", ranks=sizes[axis])
-        share = 0.5 if operation == "send" else 1.0  # a call of send is a message and its answer
-        seconds += share * messages * measured.seconds(subject, payload / messages)
+    typed = executed_traffic_of_dtypes(architecture, recipe, layout, stage=stage, replica=0, compiled=compiled)
+    for element_type, traffic in typed.items():
+        for axis, operation, payload, messages in traffic:
+            dtype = element_type if operation in ("all_reduce", "reduce_scatter") else "fp32"
+            ranks, share = sizes[axis], 1.0
+            if operation == "send":
+                ranks, share = 2, 0.5  # a call is a message and its answer
+            subject = Subject(operation=operation, dtype=dtype, ranks=ranks)
+            seconds += share * messages * measured.seconds(subject, payload / messages)
     return seconds

@@ -9,6 +9,7 @@ from reference_runs.run import Architecture, Recipe
 from suite.job import Averaging
 from suite.predict.buckets import chunk_gradient_buckets
 from suite.predict.executed_averaging import averaging_traffic
+from suite.predict.executed_operators import WORK_DTYPES
 from suite.predict.executed_state import (
     optimizer_groups,
     own_shard_elements,
@@ -42,23 +43,60 @@ def executed_traffic(
     """What one rank of `stage`, at place `replica` of the data-parallel axis, hands to collectives in a step.
 
     One entry for each axis and operation that has messages:
-        dp          `executed_gradient_traffic`
-        tp          `executed_tensor_traffic`
-        pp          `pipeline_traffic`
-        embedding   `tied_embedding_traffic`
-        all         `scalar_traffic`
+        dp           `executed_gradient_traffic`
+        tp           `executed_tensor_traffic`
+        pp           `pipeline_traffic`
+        embedding    `tied_embedding_traffic`
+        tp, pp, dp   `scalar_traffic`
     """
-    tensor = executed_tensor_traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled)
-    micro_batches = accumulation(recipe, layout)
     return _summed(
         [
-            *executed_gradient_traffic(architecture, recipe, layout, stage=stage, averaging=averaging),
-            *tensor,
-            pipeline_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches),
-            tied_embedding_traffic(architecture, recipe, layout, stage=stage),
-            *scalar_traffic(layout, averaging),
+            entry
+            for _, entry in _typed_traffic(
+                architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled, averaging=averaging
+            )
         ]
     )
+
+
+def executed_traffic_of_dtypes(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, compiled: bool = False
+) -> dict[str, list[Traffic]]:
+    """`executed_traffic` by the element type that a collective is given: fp32, bf16 or fp16.
+
+    hidden states and weights    that of the arithmetic
+    gradients                    fp32 where they accumulate in it, else as the weights; of norms and learned positions
+                                 that of the shard, with ZeRO-2 and 3
+    loss, scalars                fp32
+    """
+    typed = _typed_traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled)
+    return {
+        dtype: _summed([entry for of, entry in typed if of == dtype]) for dtype in sorted({dtype for dtype, _ in typed})
+    }
+
+
+def _typed_traffic(
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    replica: int,
+    compiled: bool,
+    averaging: Averaging = Averaging.EXACT,
+) -> list[tuple[str, Traffic]]:
+    """Every entry with its element type; of gradients that are not averaged exactly, the type before compression."""
+    weights = WORK_DTYPES[recipe.precision]
+    gradients = "fp32" if reduced_gradient_element_bytes(recipe.precision) == FP32 else weights
+    of_gradients = executed_gradient_traffic(architecture, recipe, layout, stage=stage, averaging=averaging)
+    micro_batches = accumulation(recipe, layout)
+    return [
+        *((weights if entry.operation == "all_gather" else gradients, entry) for entry in of_gradients),
+        *executed_tensor_traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled),
+        (weights, pipeline_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)),
+        (gradients, tied_embedding_traffic(architecture, recipe, layout, stage=stage)),
+        *(("fp32", entry) for entry in scalar_traffic(layout, averaging)),
+    ]
 
 
 def _summed(entries: list[Traffic]) -> list[Traffic]:
@@ -163,8 +201,8 @@ def _stage_buckets(architecture: Architecture, layout: Layout, *, stage: int, el
 
 def executed_tensor_traffic(
     architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, compiled: bool = False
-) -> list[Traffic]:
-    """What one rank hands to collectives over its tensor-parallel group in a step, scalars left out.
+) -> list[tuple[str, Traffic]]:
+    """What one rank hands to collectives over its tensor-parallel group in a step by element type, scalars left out.
 
     With a = b s h e bytes of hidden states, l layers in the rank's chunks, [first] and [last] where it has embedding
     and head, for each micro-batch:
@@ -206,22 +244,22 @@ def executed_tensor_traffic(
     queries = micro_batches * (last and architecture.top_query_layer)
     losses = micro_batches * CROSS_ENTROPY_REDUCTIONS * last
     loss_bytes = losses * FP32 * layout.micro_batch * architecture.sequence
+    hidden, loss = WORK_DTYPES[recipe.precision], ("fp32", Traffic("tp", "all_reduce", loss_bytes, losses))
     if not layout.sequence_parallel:
-        return [Traffic("tp", "all_reduce", (summed + queries) * a + loss_bytes, summed + queries + losses)]
+        return [(hidden, Traffic("tp", "all_reduce", (summed + queries) * a, summed + queries)), loss]
     gathered = both + micro_batches * again
-    partial = _partial_gradients(architecture, recipe, layout, stage=stage, replica=replica)
     return [
-        Traffic(
-            "tp", "all_reduce", queries * a + loss_bytes + partial.payload_bytes, queries + losses + partial.messages
-        ),
-        Traffic("tp", "all_gather", gathered * a, gathered),
-        Traffic("tp", "reduce_scatter", summed * a, summed),
+        (hidden, Traffic("tp", "all_reduce", queries * a, queries)),
+        loss,
+        _partial_gradients(architecture, recipe, layout, stage=stage, replica=replica),
+        (hidden, Traffic("tp", "all_gather", gathered * a, gathered)),
+        (hidden, Traffic("tp", "reduce_scatter", summed * a, summed)),
     ]
 
 
 def _partial_gradients(
     architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int
-) -> Traffic:
+) -> tuple[str, Traffic]:
     """The gradients of norms and learned positions on a rank, of its shards with ZeRO-2 and 3; one message, if any."""
     tensors = [
         tensor for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage) if _by_positions(tensor)
@@ -232,7 +270,8 @@ def _partial_gradients(
     else:
         element = stored_element_bytes(recipe.precision)
         elements = sum(own_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
-    return Traffic("tp", "all_reduce", element * elements, 1 if tensors else 0)
+    dtype = "fp32" if element == FP32 else WORK_DTYPES[recipe.precision]
+    return dtype, Traffic("tp", "all_reduce", element * elements, 1 if tensors else 0)
 
 
 def _by_positions(tensor: ParameterTensor) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_runs.catalog import accumulation, miniatures, reference_run
-from reference_runs.layout import Recomputation
+from reference_runs.layout import Recomputation, parse_layout
+from reference_runs.run import Precision
 from suite.figures import Quantity, StepTerm
 from suite.measured_seconds import Line, Subject
 from suite.miniature import miniature
@@ -113,6 +116,29 @@ def test_a_latency_alone_is_paid_once_a_message(name: str) -> None:
     (stage,) = steps(Machine(latency=1.0), run)
     assert messages > 0
     assert stage.communication == stage.step == messages
+
+
+def test_messages_are_priced_in_the_type_that_they_are_added_in() -> None:
+    """Hidden states of tensor parallelism in bf16, the loss and gradients in fp32; a gather only moves bytes."""
+    run = mini("bloom-mini")
+    run = run._replace(layout=parse_layout("dp2,tp2,sp", base=run.layout))
+    assert run.recipe.precision is Precision.BF16
+    asked: Counter[tuple[str, str]] = Counter()
+
+    class Adding(Machine, frozen=True):
+        def seconds(self, subject: Subject, *sizes: float) -> float:
+            asked[subject.operation, subject.dtype] += len(sizes)
+            return float(subject.operation == "reduce_scatter" and subject.dtype == "bf16")
+
+    (stage,) = steps(Adding(), run)
+    (scattered,) = (
+        entry.messages
+        for entry in executed_traffic(*run, stage=0, replica=0)
+        if (entry.axis, entry.operation) == ("tp", "reduce_scatter")
+    )
+    assert stage.communication == stage.step == scattered > 0
+    messages = {key for key in asked if key[0] in ("all_reduce", "all_gather", "reduce_scatter")}
+    assert messages == {("all_reduce", "fp32"), ("all_gather", "fp32"), ("reduce_scatter", "bf16")}
 
 
 @pytest.mark.parametrize("name", MINIS)

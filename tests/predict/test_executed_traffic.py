@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Norm, Precision, Residual
-from suite.predict.executed_traffic import executed_traffic, scalar_traffic
+from suite.predict.executed_traffic import executed_traffic, executed_traffic_of_dtypes, scalar_traffic
 from suite.predict.rings import Traffic
 from suite.predict.textbook_traffic import TEXTBOOK_TERM, textbook_differences
 from suite.predict.traffic import step_traffic
@@ -32,7 +32,7 @@ from tests.predict.executed_runs import (
 )
 from tests.strategies import BLOOM
 
-Message = tuple[str, str, int]  # axis, operation, payload bytes
+Message = tuple[str, str, str, int]  # element type, axis, operation, payload bytes
 
 
 def weight_element(run: Run) -> int:
@@ -43,6 +43,15 @@ def gradient_element(run: Run) -> int:
     return 4 if run.recipe.precision in (Precision.FP32, Precision.BF16) else 2
 
 
+def weight_dtype(run: Run) -> str:
+    """Of hidden states too."""
+    return {Precision.FP32: "fp32", Precision.BF16: "bf16"}.get(run.recipe.precision, "fp16")
+
+
+def gradient_dtype(run: Run) -> str:
+    return "fp32" if run.recipe.precision is Precision.BF16 else weight_dtype(run)
+
+
 def hidden_states(run: Run) -> int:
     shape = run.architecture
     return weight_element(run) * run.layout.micro_batch * shape.sequence * shape.hidden
@@ -50,7 +59,7 @@ def hidden_states(run: Run) -> int:
 
 def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
     """Every message on the tensor-parallel axis but the norm's, in the order of a step."""
-    layout, a = run.layout, hidden_states(run)
+    layout, a, dtype = run.layout, hidden_states(run), weight_dtype(run)
     if layout.tensor_parallel == 1:
         return
     sequence, recomputed = layout.sequence_parallel, layout.recomputation is Recomputation.FULL
@@ -59,18 +68,18 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
     def split(_: str) -> Iterator[Message]:
         """Forward in front of a product that is split by columns."""
         if sequence:
-            yield "tp", "all_gather", a
+            yield dtype, "tp", "all_gather", a
 
     def summed(_: str) -> Iterator[Message]:
         """Forward behind a product that is split by rows, or behind the table's lookup."""
-        yield "tp", "reduce_scatter" if sequence else "all_reduce", a
+        yield dtype, "tp", "reduce_scatter" if sequence else "all_reduce", a
 
     def split_backward(_: str) -> Iterator[Message]:
-        yield "tp", "reduce_scatter" if sequence else "all_reduce", a
+        yield dtype, "tp", "reduce_scatter" if sequence else "all_reduce", a
 
     def summed_backward(_: str) -> Iterator[Message]:
         if sequence:
-            yield "tp", "all_gather", a
+            yield dtype, "tp", "all_gather", a
 
     def layer_forward(*, whole: bool) -> Iterator[Message]:
         yield from split("query, key, value")
@@ -88,7 +97,7 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
             if chunk == len(chunks) - 1:
                 yield from split("head")
                 for _ in ("maximum", "target's logit", "sum of exponentials"):
-                    yield "tp", "all_reduce", 4 * layout.micro_batch * run.architecture.sequence
+                    yield "fp32", "tp", "all_reduce", 4 * layout.micro_batch * run.architecture.sequence
                 yield from split_backward("head")
             for group in reversed(list(groups(run, chunk))):
                 for place_in_group, _ in enumerate(group) if recomputed else ():
@@ -96,7 +105,8 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
                     yield from layer_forward(whole=not (last and stops_early(run)))
                 for layer in group:
                     if run.architecture.top_query_layer and layer == run.architecture.layers - 1:
-                        yield "tp", "all_reduce", a  # the gradient of the queries, of which every rank has them all
+                        # the gradient of the queries, of which every rank has them all
+                        yield dtype, "tp", "all_reduce", a
                     for inner, outer in (("contraction", "expansion"), ("projection", "query, key, value")):
                         yield from summed_backward(inner)
                         yield from split_backward(outer)
@@ -109,13 +119,15 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
             if tensor.name.split(".")[0] == "position" or "norm." in tensor.name
         ]
         if layout.zero_stage <= 1:
+            dtype = gradient_dtype(run)
             payload = gradient_element(run) * sum(math.prod(shape) for shape in of_own_positions)
         else:
             shards = [torch.empty(shape, device="meta").chunk(layout.data_parallel) for shape in of_own_positions]
             own = sum(chunks[place.dp].numel() for chunks in shards if place.dp < len(chunks))
-            payload = (2 if run.recipe.precision is Precision.FP16_NO_MASTER else 4) * own
+            stored = run.recipe.precision is Precision.FP16_NO_MASTER
+            dtype, payload = ("fp16", 2 * own) if stored else ("fp32", 4 * own)
         if of_own_positions:  # also where this rank's shards of them are empty
-            yield "tp", "all_reduce", payload
+            yield dtype, "tp", "all_reduce", payload
 
 
 def pipeline_messages(run: Run, place: Place) -> Iterator[Message]:
@@ -128,12 +140,12 @@ def pipeline_messages(run: Run, place: Place) -> Iterator[Message]:
     for chunk in own_chunks(run, place):
         for _ in range(micro_batches(run)):
             if chunk + 1 < len(chunks):
-                yield "pp", "send", size  # an activation
+                yield weight_dtype(run), "pp", "send", size  # an activation
             if chunk > 0:
-                yield "pp", "send", size  # a gradient
+                yield weight_dtype(run), "pp", "send", size  # a gradient
     if run.architecture.tied_embeddings and place.pp in (0, layout.pipeline_stages - 1):
         table = run.architecture.padded_vocabulary // layout.tensor_parallel * run.architecture.hidden
-        yield "embedding", "all_reduce", gradient_element(run) * table
+        yield gradient_dtype(run), "embedding", "all_reduce", gradient_element(run) * table
 
 
 def gradient_messages(run: Run, place: Place) -> Iterator[Message]:
@@ -149,14 +161,14 @@ def gradient_messages(run: Run, place: Place) -> Iterator[Message]:
             ]
             buckets, _ = dist._compute_bucket_assignment_by_size(gradients, [layout.bucket_bytes])
             for bucket in buckets:
-                yield "dp", "all_reduce", sum(gradients[number].nbytes for number in bucket)
+                yield gradient_dtype(run), "dp", "all_reduce", sum(gradients[number].nbytes for number in bucket)
         if layout.zero_stage == 1:
             decaying = [len(t.shape) > 1 or run.recipe.decay_of_vectors for t in rank_parameters(run, place)]
             sizes = [math.prod(tensor.shape) for tensor in rank_parameters(run, place)]
             for kind in (True, False):
                 elements = sum(size for size, decays in zip(sizes, decaying, strict=True) if decays is kind)
                 if elements:
-                    yield "dp", "all_gather", weight_element(run) * (elements + -elements % n)
+                    yield weight_dtype(run), "dp", "all_gather", weight_element(run) * (elements + -elements % n)
         return
     yield from _sharded_messages(run, place)
 
@@ -173,7 +185,7 @@ def _sharded_messages(run: Run, place: Place) -> Iterator[Message]:
     def needed(unit: int) -> Iterator[Message]:
         if unit not in gathered:
             gathered.add(unit)
-            yield "dp", "all_gather", weight_element(run) * elements[unit]
+            yield weight_dtype(run), "dp", "all_gather", weight_element(run) * elements[unit]
 
     for micro_batch in range(micro_batches(run)):
         for unit in [-1, *layers]:
@@ -182,7 +194,7 @@ def _sharded_messages(run: Run, place: Place) -> Iterator[Message]:
                 gathered.remove(unit)
         for unit in [*reversed(layers), -1]:
             yield from needed(unit)
-            yield "dp", "reduce_scatter", gradient_element(run) * elements[unit]
+            yield gradient_dtype(run), "dp", "reduce_scatter", gradient_element(run) * elements[unit]
             if layout.zero_stage == 3 or micro_batch == micro_batches(run) - 1:
                 gathered.remove(unit)
     assert not gathered
@@ -192,26 +204,27 @@ def scalars(run: Run) -> Iterator[Message]:
     layout = run.layout
     norm, loss = 4, 4
     if layout.tensor_parallel > 1:
-        yield "tp", "all_reduce", norm
+        yield "fp32", "tp", "all_reduce", norm
     if layout.pipeline_stages > 1:
-        yield "pp", "all_reduce", loss + norm
+        yield "fp32", "pp", "all_reduce", loss + norm
     if layout.data_parallel > 1:
-        yield "dp", "all_reduce", loss + norm if layout.zero_stage >= 2 else loss
+        yield "fp32", "dp", "all_reduce", loss + norm if layout.zero_stage >= 2 else loss
+
+
+def messages(run: Run, place: Place) -> Iterator[Message]:
+    yield from tensor_parallel_messages(run, place)
+    yield from pipeline_messages(run, place)
+    yield from gradient_messages(run, place)
+    yield from scalars(run)
 
 
 def listed(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
     payload: Counter[tuple[str, str]] = Counter()
-    messages: Counter[tuple[str, str]] = Counter()
-    for parts in (
-        tensor_parallel_messages(run, place),
-        pipeline_messages(run, place),
-        gradient_messages(run, place),
-        scalars(run),
-    ):
-        for axis, operation, size in parts:
-            payload[axis, operation] += size
-            messages[axis, operation] += 1
-    return {key: (payload[key], messages[key]) for key in messages}
+    count: Counter[tuple[str, str]] = Counter()
+    for _, axis, operation, size in messages(run, place):
+        payload[axis, operation] += size
+        count[axis, operation] += 1
+    return {key: (payload[key], count[key]) for key in count}
 
 
 def predicted(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
@@ -225,6 +238,21 @@ def predicted(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
 def test_the_traffic_of_every_rank_equals_the_list_of_its_messages(run: Run) -> None:
     for place in set(places(run.layout)):
         assert predicted(run, place) == listed(run, place)
+
+
+@settings(max_examples=MANY)
+@given(executed_runs())
+def test_messages_have_the_element_type_of_what_they_carry(run: Run) -> None:
+    for place in set(places(run.layout)):
+        payload: Counter[tuple[str, str, str]] = Counter()
+        for dtype, axis, operation, size in messages(run, place):
+            payload[dtype, axis, operation] += size
+        found = executed_traffic_of_dtypes(*run, stage=place.pp, replica=place.dp)
+        assert payload == {
+            (dtype, entry.axis, entry.operation): entry.payload_bytes
+            for dtype, entries in found.items()
+            for entry in entries
+        }
 
 
 @given(executed_runs())
