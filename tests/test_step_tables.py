@@ -48,6 +48,9 @@ def record(results: Path, *, measured: dict[StepTerm, float], started: float, **
     job = msgspec.structs.replace(job_for(small_plan(ranks=2), CORPUS, "/none"), **changes.pop("job", {}))
     assert isinstance(job, Job)
     begin = msgspec.structs.replace(begin_record(job, CORPUS, store.new_identity()), started=started)
+    if hardware := changes.pop("hardware", None):
+        facts = begin.hardware | hardware
+        begin = msgspec.structs.replace(begin, hardware=facts, hashes=begin.hashes | {"hardware": repr(facts)})
     end = End(
         schema=SCHEMA,
         id=begin.id,
@@ -107,6 +110,27 @@ def test_of_a_setup_under_two_policies_the_latest_counts(tmp_path: Path) -> None
     record(tmp_path, measured=scaled(4.0), started=2000.0)
     (row,) = step_rows(launches(tmp_path)[0])
     assert [one.time.measured_seconds for one in row.launches] == [pytest.approx(1.6)]
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [
+        [{"cpu": "AMD EPYC (family 25, model 1)"}, {"cpu": "AMD EPYC (family 25, model 17)"}],
+        [{"cpu": "AMD EPYC", "cpu_flags": "0a" * 8}, {"cpu": "AMD EPYC", "cpu_flags": "1b" * 8}],  # older records
+    ],
+    ids=["generation", "flags"],
+)
+def test_processors_of_one_name_have_a_table_each(processors: list[dict[str, str]], tmp_path: Path) -> None:
+    for place, (processor, factor) in enumerate(zip(processors, (1.0, 3.0), strict=True)):
+        record(tmp_path, measured=scaled(factor), started=1000.0 + place, hardware=processor)
+    record(tmp_path, measured=scaled(2.0), started=2000.0, hardware=processors[0] | {"memory": "1 kB"})  # another boot
+    text = step_tables(step_rows(launches(tmp_path)[0]))
+    headings = [line for line in text.splitlines() if line.startswith("### ")]
+    assert len(set(headings)) == 2
+    for heading, processor, milliseconds in zip(headings, processors, ("1,600", "2,400"), strict=True):
+        assert all(fact in heading for fact in processor.values())
+        assert f"| {milliseconds} ms |" in text.partition(heading)[2].partition("### ")[0]
+    assert text.count("1 setups: absolute error") == 2
 
 
 def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_bytes(

@@ -36,9 +36,15 @@ ASKED_UNEXPLAINED = 0.10  # of a step
 
 
 class Setup(NamedTuple):
-    """What launches must share to be one row."""
+    """What launches must share to be one row.
+
+    Args:
+        machine: hardware and device in words, the processor's generation among them.
+        processor: a hash of its flags: older records have no generation, and two processors may have one name.
+    """
 
     machine: str
+    processor: str
     run: str
     ranks: int
     layout: str
@@ -82,10 +88,10 @@ class StepRow(NamedTuple):
 def step_rows(recorded: Iterable[Launch]) -> list[StepRow]:
     """A row for each setup of the launches that ended well and were predicted, in the order of machine, run and ranks.
 
-    Of a setup that was recorded under several versions of software or policy, the latest. Launches of the ladder are
-    left out: its own tables tell their rungs apart.
+    Of a setup that was recorded under several versions of software or policy, or with other memory, the latest on each
+    processor. Launches of the ladder are left out: its own tables tell their rungs apart.
     """
-    latest: dict[tuple[str, str, int, str, bool], tuple[float, Setup]] = {}
+    latest: dict[tuple[str, str, str, int, str, bool], tuple[float, Setup]] = {}
     found: dict[Setup, list[Timed]] = {}
     for launch in recorded:
         split = launch_residuals(launch)
@@ -94,7 +100,7 @@ def step_rows(recorded: Iterable[Launch]) -> list[StepRow]:
         setup = _setup(launch)
         at_pace = launch.predicted.of(Quantity.STEP_SECONDS_AT_PACE)
         found.setdefault(setup, []).append(Timed(launch.started, split, launch.others_share, at_pace))
-        key = setup[:5]
+        key = setup[:6]
         if key not in latest or launch.started > latest[key][0]:
             latest[key] = launch.started, setup
     return [StepRow(setup, found[setup]) for _, setup in sorted(latest.values(), key=lambda entry: entry[1])]
@@ -104,6 +110,7 @@ def _setup(launch: Launch) -> Setup:
     hashes = launch.hashes
     return Setup(
         machine=launch.machine,
+        processor=launch.hardware.get("cpu_flags", ""),
         run=launch.run,
         ranks=launch.ranks,
         layout=launch.layout,
@@ -115,12 +122,18 @@ def _setup(launch: Launch) -> Setup:
 
 
 def step_tables(rows: Sequence[StepRow]) -> str:
-    """Markdown: for each machine its launches' step times, their errors, and what these come from; "" without any."""
+    """Markdown: for each machine its launches' step times, their errors, and what these come from; "" without any.
+
+    Where machines differ by their processors' flags alone, these are in the heading.
+    """
     parts: list[str] = []
-    for machine in dict.fromkeys(row.setup.machine for row in rows):
-        own = [row for row in rows if row.setup.machine == machine]
+    places = list(dict.fromkeys((row.setup.machine, row.setup.processor) for row in rows))
+    for machine, processor in places:
+        own = [row for row in rows if row.setup[:2] == (machine, processor)]
         dates = [launch.started for row in own for launch in row.launches]
-        parts += [f"### {machine}", "", _when(min(dates), max(dates)), ""]
+        alike = sum(name == machine for name, _ in places) > 1
+        heading = f"{machine} (processor flags {processor})" if alike else machine
+        parts += [f"### {heading}", "", _when(min(dates), max(dates)), ""]
         parts += [*_table(own), "", *_summary(own), ""]
     return "\n".join(parts)
 
