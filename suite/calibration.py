@@ -183,7 +183,7 @@ def stored(profile: Profile, path: Path) -> Path:
 def assembled(
     calibration: Calibration, events: list[list[Event]], found: Fingerprint, load_before: float | None
 ) -> Profile:
-    """The profile in the ranks' reports: lines fitted, checks beside their tables."""
+    """The profile in the ranks' reports: lines fitted, each check beside the table that it was planned for."""
     timings = _timings(calibration.planned, events)
     timed = list(zip(calibration.planned, timings, strict=True))
     tables = [
@@ -191,27 +191,27 @@ def assembled(
         for planned, points in timed
         if planned.kind == TABLE
     ]
-    without_checks = Profile(
-        measured=time.time(),
-        fingerprint=found,
-        conditions=_conditions(calibration, events, load_before),
-        tables=tables,
-        lines=_lines(calibration.planned, timings),
-        checks=[],
-    )
+    own_table = {(table.subject, table.axes): table for table in tables}
     checks = [
         Check(
             kind=planned.kind,
             subject=planned.task.subject,
             sizes=sizes,
-            predicted_seconds=without_checks.seconds(planned.task.subject, *sizes),
+            predicted_seconds=own_table[planned.task.subject, planned.axes].seconds(sizes),
             timing=timing,
         )
         for planned, points in timed
         if planned.kind not in (TABLE, LINE)
         for sizes, timing in zip(planned.task.sizes, points, strict=True)
     ]
-    return msgspec.structs.replace(without_checks, checks=checks)
+    return Profile(
+        measured=time.time(),
+        fingerprint=found,
+        conditions=_conditions(calibration, events, load_before),
+        tables=tables,
+        lines=_lines(calibration.planned, timings),
+        checks=checks,
+    )
 
 
 def _lines(planned: Sequence[Planned], timings: Sequence[tuple[Timing, ...]]) -> list[Line]:

@@ -88,7 +88,10 @@ class Sizes(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A task, what its points are for (table, line, unseen, repeated), and its axes or unit."""
+    """A task, what its points are for (table, line, unseen, repeated), and its unit, or the axes of its table.
+
+    Two tables may have the same subject, blocks' and heads' products: a check is of the one with its axes.
+    """
 
     kind: str
     task: Task
@@ -143,8 +146,8 @@ def plan(used: Shapes, *, device: str, cores: int, ranks: int, density: Density)
             planned.append(Planned(LINE, _task(subject, each, count, device, cores, density), unit=unit))
         if device == "cuda" and count == ranks:
             planned.append(_squares(count, device, cores, density))
-        for kind, subject, points in checks:
-            planned.append(Planned(kind, _task(subject, points, count, device, cores, density)))
+        for kind, grid, points in checks:
+            planned.append(Planned(kind, _task(grid.subject, points, count, device, cores, density), grid.axes))
     return planned + messages(used, device=device, cores=cores, ranks=ranks, density=density)
 
 
@@ -299,7 +302,7 @@ def _collectives(used: Shapes, ranks: int, density: Density) -> list[Sizes]:
     return planned
 
 
-def _checks(grids: list[Grid], density: Density) -> list[tuple[str, Subject, tuple[tuple[int, ...], ...]]]:
+def _checks(grids: list[Grid], density: Density) -> list[tuple[str, Grid, tuple[tuple[int, ...], ...]]]:
     """For each table: sizes between the points, none that a miniature has, and some of the points once more."""
     chosen = random.Random(SEED)
     checks = []
@@ -313,8 +316,8 @@ def _checks(grids: list[Grid], density: Density) -> list[tuple[str, Subject, tup
             sizes = tuple(_between(axis, grid.step, chosen) for axis in grid.axes)
             if sizes not in seen:
                 unseen.append(sizes)
-        checks.append((UNSEEN, grid.subject, tuple(unseen)))
-        checks.append((REPEATED, grid.subject, tuple(chosen.sample(grid.sizes, max(1, count // 3)))))
+        checks.append((UNSEEN, grid, tuple(unseen)))
+        checks.append((REPEATED, grid, tuple(chosen.sample(grid.sizes, max(1, count // 3)))))
     return checks
 
 

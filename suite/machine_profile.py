@@ -39,7 +39,11 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One point that no table contains, beside what the table says of it; `kind` is unseen or repeated."""
+    """One point timed for itself, beside what the table that it was planned for says of it.
+
+    Args:
+        kind: unseen, between the table's points, or repeated, one of them.
+    """
 
     kind: str
     subject: Subject

@@ -8,9 +8,10 @@ import pytest
 
 from suite.calibration import Calibration, assembled
 from suite.calibration_job import Calibrated, Measured, Task
-from suite.calibration_plan import LINE, Planned
+from suite.calibration_plan import LINE, TABLE, Planned
 from suite.job import Event
-from suite.measured_seconds import Subject
+from suite.machine_profile import REPEATED
+from suite.measured_seconds import Axis, Subject
 from suite.timings import Repetitions
 from tests.profiles import HERE
 
@@ -52,3 +53,31 @@ def test_a_rank_is_waited_for_in_the_kind_of_work_that_it_is_slow_in() -> None:
     assert seconds["scale"] == pytest.approx([1.0, 2.0, 4.0])
     assert seconds["all_reduce"] == pytest.approx([1.0, 1.0, 1.0])
     assert [line.timings[0].repetitions for line in profile.lines] == [2, 1, 1]
+
+
+def test_a_repeated_point_stands_beside_its_own_timing_where_another_table_contains_it_too() -> None:
+    subject = Subject(operation="product", ranks=1)
+
+    def products(kind: str, axis: tuple[int, ...], sizes: tuple[int, ...]) -> Planned:
+        task = Task(subject=subject, threads=1, sizes=tuple((size,) for size in sizes), point_seconds=0.002)
+        return Planned(kind, task, (Axis("M", tuple(map(float, axis))),))
+
+    blocks, heads = (8, 100), (16, 64)
+    plan = [
+        products(TABLE, blocks, blocks),
+        products(TABLE, heads, heads),
+        products(REPEATED, blocks, (8,)),
+        products(REPEATED, heads, heads),
+    ]
+    calibration = Calibration(device="cpu", ranks=1, results=Path("/none"), planned=plan, rounds=1)
+    taken = (1.0, 9.0), (5.0, 7.0), (1.25,), (4.0, 8.0)
+    events: list[Event] = [
+        Measured(number, 0, tuple(Repetitions((seconds,), 0) for seconds in points), 0.0)
+        for number, points in enumerate(taken)
+    ]
+    checks = assembled(calibration, [[*events, END]], HERE, None).checks
+    assert [(check.sizes[0], check.predicted_seconds, check.timing.seconds) for check in checks] == [
+        (8, 1.0, 1.25),
+        (16, 5.0, 4.0),
+        (64, 7.0, 8.0),
+    ]

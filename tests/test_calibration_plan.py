@@ -126,7 +126,10 @@ def test_unseen_sizes_lie_inside_a_table_and_are_none_of_its_points_and_repeated
         for sizes in entry.task.sizes:
             kinds[entry.kind] += 1
             assert ((entry.task.subject, sizes) in points) == (entry.kind == REPEATED)
-            assert any(subject == entry.task.subject and inside(axes, sizes) for subject, axes in ranges)
+            assert (entry.task.subject, entry.axes) in ranges
+            assert inside(entry.axes, sizes)
+            in_own = all(size in axis.points for size, axis in zip(sizes, entry.axes, strict=True))
+            assert in_own == (entry.kind == REPEATED)
     assert kinds[UNSEEN] > kinds[REPEATED] > 40
 
 
