@@ -33,7 +33,8 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
         directory: where every rank writes its events.
         threads: of a rank when all measure at once, for "cpu".
         rounds: how often all tasks are gone through at most.
-        budget_seconds: rounds behind the first one end by then, in the middle where it is over.
+        budget_seconds: rounds behind the first one end by then, in the middle where it is over; the first one hurries
+            where it falls behind, but times everything.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
         interface: network interface of hosts that have a rank each; None: whichever the library chooses.
     """

@@ -21,7 +21,7 @@ from profiles import SPARSE, profile
 from reference_runs.errors import InputError
 from suite import calibration, launch
 from suite.__main__ import main
-from suite.calibration import CalibrationRequest, calibrate, planned_calibration
+from suite.calibration import USUAL_SECONDS, CalibrationRequest, calibrate, planned_calibration
 from suite.calibration_job import COLLECTIVES, Measured
 from suite.commands.calibrate import CalibrationProgress
 from suite.job import LAUNCH_VARIABLE, Event, Phase, Started, Status
@@ -136,6 +136,41 @@ def test_the_conditions_say_how_much_others_disturbed(measured: Profile) -> None
     for share in (conditions.others_share, conditions.steal_share):
         assert share is None or 0 <= share <= 1
     assert conditions.facts.keys() >= {"torch", "governor", "bf16_products", "rounds"}
+
+
+def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(
+    measured: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibration, "BUDGET_SECONDS", 0.01)
+    planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2), SPARSE)
+    hurried = calibrate(planned, lambda _rank, _event: None).profile
+    assert hurried is not None
+    assert [table.subject for table in hurried.tables] == [table.subject for table in measured.tables]
+    assert [line.subject for line in hurried.lines] == [line.subject for line in measured.lines]
+    assert len(hurried.checks) == len(measured.checks)
+    count = f"{len(planned.planned)} of {len(planned.planned)} operations of the first round were timed briefly"
+    assert hurried.conditions.facts["hurried"].startswith(count)
+    assert hurried.conditions.facts["over_budget"].startswith("the first round took ")
+    assert hurried.conditions.facts["rounds"] == "1.0"
+    assert {timing.warm_up for table in hurried.tables for timing in table.timings} == {1}
+    print_profile(console(), hurried)
+    text = capsys.readouterr().out
+    assert count in text
+    assert "s where 0 s were planned" in text
+    assert not {"hurried", "over_budget"} & measured.conditions.facts.keys()
+
+
+@pytest.mark.rare
+def test_all_that_is_usually_timed_fits_into_the_time_that_is_told(tmp_path: Path) -> None:
+    start = time.monotonic()
+    planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2))
+    profile = calibrate(planned, lambda _rank, _event: None).profile
+    taken = time.monotonic() - start
+    assert profile is not None
+    if why := disturbed(profile):
+        pytest.skip(f"NOT RUN: {why}")
+    assert taken <= USUAL_SECONDS
+    assert not {"hurried", "over_budget"} & profile.conditions.facts.keys()
 
 
 def test_the_tables_show_every_operation_its_spread_and_every_residual(

@@ -172,6 +172,9 @@ def print_profile(out: Console, profile: Profile) -> None:
     titles = ["kind", "ranks", "points", "median", "90 %", "largest", "signed"]
     out.print(plain_table(["interpolation error", *titles], check_rows(profile.checks)))
     out.print(f"[dim]{escape(disturbance(profile))}[/]", soft_wrap=True)
+    for fact in ("hurried", "over_budget"):
+        if fact in conditions.facts:
+            out.print(f"[yellow]{escape(conditions.facts[fact])}[/]", soft_wrap=True)
     if why := disturbed(profile):
         out.print(f"[yellow]{why}: no step is predicted from it; calibrate again when they are done[/]", soft_wrap=True)
 
