@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_ladder import CORPUS, CPU, TEXTS
 
 from suite import network_namespaces
 from suite.calibration import CalibrationResult, between_hosts
@@ -18,6 +17,7 @@ from suite.ladder import between_hosts as timing
 from suite.ladder.ascent import Errand
 from suite.ladder.rungs import RUNGS, Setting
 from suite.measured_seconds import Subject
+from tests.ladder.made_up import CORPUS, CPU, TEXTS
 from tests.profiles import profile
 
 ALL_REDUCE = Subject(operation="all_reduce", ranks=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,20 +15,16 @@ from suite.__main__ import main
 from suite.commands import exit_codes
 from suite.commands import ladder as command
 from suite.compare import compare
-from suite.corpus import Corpus
 from suite.executable import check_executable, check_executable_layout
 from suite.figures import Figure, Quantity
-from suite.job import LEAST_STEPS, Event, Finished, Status, Step, StepKind
-from suite.judgement import expected_figures
+from suite.job import LEAST_STEPS
 from suite.ladder import ascent
-from suite.ladder import climb as climbing
-from suite.ladder.ascent import Errand, Height
-from suite.ladder.climb import Climb, climb, failures
+from suite.ladder.climb import Climb, failures
 from suite.ladder.judged import Gain, Interaction, Mark, gain_check, loss_check, noise, peak_check
-from suite.ladder.measured import Expected, Measured, measured
+from suite.ladder.measured import measured
 from suite.ladder.planned import STEPS, Climber, checkpoint_layers, climber, excess, fitted, planned, refusal
 from suite.ladder.rungs import BASE, MOST_DIVISOR, RUNGS, Need, Promise, Setting, Walk, of_walk, setting_of, stands_on
-from suite.plan import Plan, job_for
+from suite.plan import job_for
 from suite.predict.executed_operators import Kernels
 from suite.report.ladder_plot import write_plot
 from suite.report.ladder_table import as_json, print_climb
@@ -37,41 +32,22 @@ from suite.report.page.ladder import DIRECTORY, ladders
 from suite.report.page.verdicts import remembered
 from suite.report.tables import console
 from suite.reproduction import Result
-from suite.script import Texts, Update
+from suite.script import Update
+from tests.ladder.made_up import (
+    CORPUS,
+    CPU,
+    NAMES,
+    TEXTS,
+    Machine,
+    climbed,
+    exact_of,
+    found,
+    heights,
+    peak_of,
+    said,
+)
 
-TEXTS = Texts(tokenizer_file="/none/tokenizer", text_file="/none/text", documents_file="/none/documents")
-CORPUS = Corpus(source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=1, tokens=10**6, tokens_file="/none")
-NAMES = {rung.name: rung for rung in RUNGS}
-CPU = climber("gpt2-mini", device="cpu", seed=1)
 GIB = 2**30
-
-
-def found(
-    seconds: float = 1.0,
-    *,
-    peak: int = 1000,
-    spread: float = 0.01,
-    losses: list[float] | None = None,
-) -> Measured:
-    return Measured(
-        launches=1,
-        tokens=100,
-        step_seconds=seconds,
-        spread_seconds=spread,
-        terms={"forward": seconds},
-        peak_bytes=peak,
-        largest_peak_bytes=peak,
-        reserved_bytes=None,
-        resident_bytes=None,
-        model_flop_per_second=1.0,
-        synchronisations=0,
-        losses=losses or [2.0, 1.0],
-        records=[],
-    )
-
-
-def said(seconds: float | None = 1.0, *, peak: float = 1000.0) -> Expected:
-    return Expected(peak_bytes=peak, phase="backward", step_seconds=seconds, terms={})
 
 
 def test_every_rung_changes_fields_of_the_setting_and_its_walk_begins_with_a_baseline() -> None:
@@ -221,20 +197,20 @@ def test_the_naive_script_keeps_gradients_through_the_forward_pass() -> None:
         planned(CPU, msgspec.structs.replace(BASE[Walk.MEMORY], keeps_gradients=keeps), "", TEXTS)
         for keeps in (True, False)
     )
-    peaks = [_peak(plan) for plan in (base, freed)]
-    gradients = 4 * _exact(base, Quantity.PARAMETERS)
+    peaks = [peak_of(plan) for plan in (base, freed)]
+    gradients = 4 * exact_of(base, Quantity.PARAMETERS)
     assert peaks[0] - peaks[1] == gradients
     several = [
         msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, micro_batch=8))
         for plan in (base, freed)
     ]
-    assert _peak(several[0]) == _peak(several[1])
+    assert peak_of(several[0]) == peak_of(several[1])
 
 
 def test_chunks_take_the_logits_off_the_peak() -> None:
     whole, parts = (planned(CPU, Setting(loss_chunks=chunks), "", TEXTS) for chunks in (1, 32))
     logits = 4 * 32 * CPU.architecture.sequence * CPU.architecture.padded_vocabulary
-    assert _peak(whole) - _peak(parts) > 1.5 * logits
+    assert peak_of(whole) - peak_of(parts) > 1.5 * logits
 
 
 def test_adafactor_keeps_rows_and_columns_in_place_of_moments() -> None:
@@ -244,140 +220,8 @@ def test_adafactor_keeps_rows_and_columns_in_place_of_moments() -> None:
     matrices = (v + d) + (t + d) + shape.layers * ((3 * d + d) + (d + d) + (f + d) + (d + f))
     vectors = 2 * d + shape.layers * (2 * d + 2 * d + 3 * d + d + f + d)
     tensors = 4 + shape.layers * 12
-    assert _exact(frugal, Quantity.OPTIMIZER_BYTES) == 4 * (matrices + vectors + tensors)
-    assert _exact(adam, Quantity.OPTIMIZER_BYTES) == 8 * _exact(adam, Quantity.PARAMETERS) + 4 * tensors
-
-
-def _figures(plan: Plan) -> list[Figure]:
-    return expected_figures(job_for(plan, CORPUS, ""), kernels=Kernels(cuda=plan.device == "cuda"), cores=2)
-
-
-def _peak(plan: Plan) -> float:
-    return _exact(plan, Quantity.PEAK_BYTES)
-
-
-def _exact(plan: Plan, quantity: Quantity) -> float:
-    return next(f.value for f in _figures(plan) if f.quantity is quantity and f.rank is None)
-
-
-class Machine:
-    """Launches that take as long as their setting says, and allocate what is predicted.
-
-    Attributes:
-        launched: label of every launch, in their order.
-        wrong: labels whose launch fails.
-        interrupts: the label whose launch is interrupted; interrupts_at, crashes_at: the launch, counted.
-        phases: how many times as long as it should the next launches of a label take.
-        now: on the clock that `launch_seconds` and nothing else moves, by each launch; those of a label `longer` more.
-    """
-
-    def __init__(self) -> None:
-        self.launched: list[str] = []
-        self.wrong: set[str] = set()
-        self.interrupts = ""
-        self.interrupts_at = self.crashes_at = 0
-        self.phases: dict[str, list[float]] = {}
-        self.now = self.launch_seconds = 0.0
-        self.longer: dict[str, float] = {}
-
-    def seconds(self, plan: Plan) -> float:
-        script, tokens = plan.script, plan.recipe.global_batch
-        made = 0.02 * tokens * script.tokenises / (2 if script.workers else 1)
-        trained = 0.1 + 0.01 * tokens * (0.5 if plan.compiled else 1.0)
-        return made + trained + (0.3 if script.synchronises else 0.0)
-
-    def reproduce(self, plan: Plan, *_: object, **__: object) -> Result:
-        self.launched.append(plan.script.rung)
-        self.now += self.launch_seconds + self.longer.get(plan.script.rung, 0.0)
-        crashes = plan.script.rung in self.wrong or len(self.launched) == self.crashes_at
-        status = Status.CRASHED if crashes else Status.OK
-        now = plan.script.rung == self.interrupts or len(self.launched) == self.interrupts_at
-        status = Status.INTERRUPTED if now else status
-        phases = self.phases.get(plan.script.rung)
-        seconds = self.seconds(plan) * (phases.pop(0) if phases else 1.0)
-        steps = [
-            Step(number, StepKind.TIMED, 3.0 - number / 10, seconds * (1 + number / 1e4), 0.0) for number in range(6)
-        ]
-        figures = [
-            Figure(quantity=Quantity.STEP_SECONDS, value=seconds),
-            Figure(quantity=Quantity.STEP_SECONDS, value=seconds, term="forward"),
-            Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=1e9),
-        ]
-        report = msgspec.convert(
-            {name: 0 for name in Finished.__struct_fields__ if name not in _OPTIONAL}
-            | {"type": "finished", "coordinates": {}, "collectives": [], "worked_seconds": [], "pipeline_seconds": []}
-            | {"interface_sent_bytes": None, "arithmetic": "", "environment": {}, "peak_bytes": round(_peak(plan))},
-            Finished,
-        )
-        return Result(
-            run=plan.name,
-            status=status,
-            verdict="pass",  # type: ignore[arg-type]  # not looked at
-            message="made up",
-            record="record",
-            rows=[],
-            losses=[step.loss for step in steps],
-            loss_scales=[],
-            skipped=[],
-            arithmetic="",
-            finished=[report],
-            steps=steps,
-            figures=figures,
-        )
-
-
-_OPTIONAL = ("term_seconds", "no_terms", "shared", "resident_bytes", "reserved_bytes", "synchronisations", "pace")
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine whose steps take what is predicted of them, too."""
-    made = Machine()
-    monkeypatch.setattr(ascent, "reproduce", made.reproduce)
-
-    def expected(plan: Plan, corpus: Corpus, profile: object, **_: object) -> Expected:
-        return Expected(peak_bytes=_peak(plan), phase="backward", step_seconds=made.seconds(plan), terms={})
-
-    monkeypatch.setattr(ascent, "expected", expected)
-    for module in (ascent, climbing):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now, time=lambda: made.now))
-        monkeypatch.setattr(module, "refusal", lambda rung, _: "not here" if rung.needs else "")
-    return made
-
-
-def climbed(
-    rungs: list[str],
-    *,
-    broken: tuple[str, ...] = (),
-    twins: bool = False,
-    repeat: int = 1,
-    run: Climber = CPU,
-    began: float = 0.0,
-) -> Climb:
-    errand = Errand(
-        climbing=run,
-        corpus=CORPUS,
-        texts=TEXTS,
-        results=Path("/none"),
-        chosen=frozenset(rungs),
-        broken=frozenset(broken),
-        twins=twins,
-        repeat=repeat,
-        profile_source="made up",
-        began=began,
-    )
-    seen: dict[str, Height] = {}
-    outcome = climb(errand, lambda height: seen.update({height.rung.name: height}), _ignore)
-    assert list(seen.items()) == [(height.rung.name, height) for height in outcome.heights]
-    return outcome
-
-
-def _ignore(_rank: int, _event: Event) -> None:
-    pass
-
-
-def heights(outcome: Climb) -> dict[str, Height]:
-    return {height.rung.name: height for height in outcome.heights}
+    assert exact_of(frugal, Quantity.OPTIMIZER_BYTES) == 4 * (matrices + vectors + tensors)
+    assert exact_of(adam, Quantity.OPTIMIZER_BYTES) == 8 * exact_of(adam, Quantity.PARAMETERS) + 4 * tensors
 
 
 def test_a_rung_is_climbed_with_what_it_is_compared_with_and_the_baseline(machine: Machine) -> None:
@@ -596,10 +440,10 @@ def test_on_a_gpu_samples_are_halved_until_the_predicted_peak_of_both_baselines_
     climbing = fitted(climber(name, device="cuda", seed=1), memory, TEXTS)
     assert climbing.divisor == divisor
     larger = setting_of(Walk.MEMORY, [], divisor=divisor)
-    assert _peak(planned(climbing, larger, "", TEXTS)) <= 0.9 * memory
+    assert peak_of(planned(climbing, larger, "", TEXTS)) <= 0.9 * memory
     if divisor > 1:
         twice = setting_of(Walk.MEMORY, [], divisor=divisor // 2)
-        assert _peak(planned(climbing, twice, "", TEXTS)) > 0.9 * memory
+        assert peak_of(planned(climbing, twice, "", TEXTS)) > 0.9 * memory
     for rung in RUNGS:
         setting = setting_of(rung.walk, [*stands_on(rung, RUNGS), rung], divisor=divisor)
         plan = planned(climbing, setting, rung.name, TEXTS)

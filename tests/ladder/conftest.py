@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from suite.corpus import Corpus
+from suite.ladder import ascent
+from suite.ladder import climb as climbing
+from suite.ladder.measured import Expected
+from suite.plan import Plan
+from tests.ladder.made_up import Machine, peak_of
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine whose steps take what is predicted of them, too."""
+    made = Machine()
+    monkeypatch.setattr(ascent, "reproduce", made.reproduce)
+
+    def expected(plan: Plan, corpus: Corpus, profile: object, **_: object) -> Expected:
+        return Expected(peak_bytes=peak_of(plan), phase="backward", step_seconds=made.seconds(plan), terms={})
+
+    monkeypatch.setattr(ascent, "expected", expected)
+    for module in (ascent, climbing):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now, time=lambda: made.now))
+        monkeypatch.setattr(module, "refusal", lambda rung, _: "not here" if rung.needs else "")
+    return made
