@@ -13,7 +13,7 @@ from suite.job import Event, Status
 from suite.ladder.judged import Check, Gain, Mark, cost, gain, gain_check, loss_check, peak_check
 from suite.ladder.measured import Expected, Measured, expected, measured
 from suite.ladder.planned import STEPS, Climber, excess, planned, refusal
-from suite.ladder.rungs import Rung, Setting, Walk, setting_of, stands_on
+from suite.ladder.rungs import Rung, Setting, Walk, seconds_unknown, setting_of, stands_on
 from suite.machine_profile import Profile
 from suite.reproduction import Result, reproduce
 from suite.script import Texts
@@ -195,7 +195,7 @@ class Ascent:
         assert height.setting is not None
         label = self._label(rung)
         found = measured(planned(errand.climbing, height.setting, label, errand.texts), self._results[rung.name])
-        said = height.expected or _expected(errand, self._setting(chain), label, rung)
+        said = height.expected or _expected(errand, self._setting(chain), label)
         checks = [peak_check(said, found)]
         height = msgspec.structs.replace(height, expected=said, measured=found, share=1.0 if rung.is_base else None)
         below = self.heights.get(chain[-2].name) if len(chain) > 1 else None
@@ -269,11 +269,11 @@ def launched(
     return results
 
 
-def _expected(errand: Errand, setting: Setting, label: str, rung: Rung) -> Expected:
-    """Of the rung as it is declared, whatever of it was broken."""
+def _expected(errand: Errand, setting: Setting, label: str) -> Expected:
+    """Of a setting, by the profile that holds for it."""
     plan = planned(errand.climbing, setting, label, errand.texts)
     profile, source = errand.profile_for(setting)
-    why = rung.seconds_unknown
+    why = seconds_unknown(setting)
     if not why and profile is None:
         why = source
     if not why and profile is not None and plan.layout.ranks > profile.conditions.ranks:

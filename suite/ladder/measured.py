@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from reference_runs.errors import InputError
 from suite.arithmetic import kernels_for
 from suite.corpus import Corpus
 from suite.devices import usable_cores
@@ -71,14 +72,17 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expected(plan: Plan, corpus: Corpus, profile: Profile | None, *, why_none: str, sample_seconds: float) -> Expected:
-    """What is predicted of a plan; its time where a machine profile holds, and `why_none` is empty."""
+    """What is predicted of a plan; its time where a machine profile holds and covers it, and `why_none` is empty."""
     job = job_for(plan, corpus, "")
     kernels = kernels_for(plan.recipe.precision, plan.device)
     peak = of_job(expected_figures(job, kernels=kernels, cores=usable_cores()), Quantity.PEAK_BYTES)
     phase = "" if peak is None else _phase(plan)
     if why_none:
         return Expected(peak_bytes=peak, phase=phase, step_seconds=None, terms={}, seconds_unknown=why_none)
-    times, _ = with_time(plan, profile, [], sample_seconds=sample_seconds)
+    try:
+        times, _ = with_time(plan, profile, [], sample_seconds=sample_seconds)
+    except InputError as error:  # the run's own shapes, precision or kernels, which no calibration covers
+        return Expected(peak_bytes=peak, phase=phase, step_seconds=None, terms={}, seconds_unknown=str(error))
     seconds = of_job(times, Quantity.STEP_SECONDS)
     return Expected(peak_bytes=peak, phase=phase, step_seconds=seconds, terms=_terms(times))
 

@@ -85,7 +85,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
         bound: relative, where the promise is WITHIN.
         loss: why the losses are equal, within the bound, or other ones.
         predicts: the formula, or where the prediction comes from.
-        seconds_unknown: why the time is not predicted; empty where it is.
+        seconds_unknown: why no time is predicted of a setting that has these changes; empty where it is.
         needs: without which it does not apply.
         side: a rung that nothing stands on: the next one's rung below is this one's.
     """
@@ -404,6 +404,19 @@ RUNGS: tuple[Rung, ...] = (
         needs=(Need.NAMESPACES,),
     ),
 )
+
+
+def seconds_unknown(setting: Setting) -> str:
+    """Why the time of a setting is not predicted: the reason of a rung whose changes are all in it; empty where it is.
+
+    A rung passes on what it changes to those that stand on it, and so the reason too.
+    """
+    reasons = (rung.seconds_unknown for rung in RUNGS if rung.seconds_unknown and _has(setting, rung.changes))
+    return next(reasons, "")
+
+
+def _has(setting: Setting, changes: dict[str, Any]) -> bool:
+    return all(getattr(setting, field) == value for field, value in changes.items())
 
 
 def of_walk(walk: Walk) -> tuple[Rung, ...]:
