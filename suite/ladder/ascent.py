@@ -12,7 +12,7 @@ from suite.corpus import Corpus
 from suite.job import Event, Status
 from suite.ladder.judged import Check, Gain, Mark, cost, gain, gain_check, loss_check, peak_check
 from suite.ladder.measured import Expected, Measured, expected, measured
-from suite.ladder.planned import STEPS, Climber, excess, planned, refusal
+from suite.ladder.planned import STEPS, Climber, excess, not_executed, planned, refusals
 from suite.ladder.rungs import Rung, Setting, Walk, seconds_unknown, setting_of, stands_on
 from suite.machine_profile import Profile
 from suite.reproduction import Result, reproduce
@@ -98,17 +98,18 @@ class Ascent:
         self._applicable = applicable
         self._on_event = on_event
         self._results: dict[str, list[Result]] = {}
+        self._refused = refusals(errand.climbing)
 
     def climb(self, rung: Rung) -> bool:
         """Launch a rung and judge it; whether that was interrupted."""
         errand = self._errand
-        reason = refusal(rung, errand.climbing)
-        if reason:
-            self.heights[rung.name] = Height(rung=rung, not_run=reason)
+        if rung.name in self._refused:
+            self.heights[rung.name] = Height(rung=rung, not_run=self._refused[rung.name])
             return False
         chain = self._chain(rung)
         setting = self._setting([one for one in chain if one.name not in errand.broken])
-        reason = excess(planned(errand.climbing, setting, "", errand.texts), errand.climbing.memory_bytes)
+        plan = planned(errand.climbing, setting, "", errand.texts)
+        reason = not_executed(plan) or excess(plan, errand.climbing.memory_bytes)
         if reason:
             self.heights[rung.name] = Height(rung=rung, setting=setting, not_run=reason)
             return False

@@ -10,7 +10,7 @@ from suite.calibration import between_hosts
 from suite.job import Event, Status
 from suite.ladder.ascent import Errand
 from suite.ladder.climb import wanted
-from suite.ladder.planned import planned, refusal
+from suite.ladder.planned import planned
 from suite.ladder.rungs import setting_of, stands_on
 from suite.reproduction import hosts_of
 
@@ -25,7 +25,7 @@ def with_messages(errand: Errand, on_event: Callable[[int, Event], None]) -> Err
         KeyboardInterrupt: by the user.
     """
     rungs, applicable = wanted(errand)
-    over = next((rung for rung in rungs if "hosts" in rung.changes and not refusal(rung, errand.climbing)), None)
+    over = next((rung for rung in rungs if "hosts" in rung.changes and rung in applicable), None)
     if errand.profile is None or over is None:
         return errand
     setting = setting_of(over.walk, [*stands_on(over, applicable), over], divisor=errand.climbing.divisor)

@@ -12,7 +12,7 @@ from suite.job import LEAST_STEPS, Event, Status
 from suite.ladder.ascent import CLIMB_SECONDS, Ascent, Errand, Height, ending, launched
 from suite.ladder.judged import Interaction, Mark, interaction
 from suite.ladder.measured import Measured, measured
-from suite.ladder.planned import STEPS, excess, planned, refusal
+from suite.ladder.planned import STEPS, excess, planned, refusals
 from suite.ladder.rungs import RUNGS, Rung, Setting, Walk, setting_of, stands_on
 
 
@@ -40,7 +40,8 @@ class Climb(msgspec.Struct, frozen=True, kw_only=True):
 
 def wanted(errand: Errand) -> tuple[list[Rung], list[Rung]]:
     """The rungs to launch: those that are chosen, and the one that each is compared with; and all that apply here."""
-    applicable = [rung for rung in RUNGS if not refusal(rung, errand.climbing)]
+    refused = refusals(errand.climbing)
+    applicable = [rung for rung in RUNGS if rung.name not in refused]
     names = set(errand.chosen)
     for rung in applicable:
         if rung.name in errand.chosen:

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from reference_runs.catalog import miniatures, reference_run
+from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import Architecture, Precision, Recipe
 from suite import network_namespaces
 from suite.arithmetic import kernels_for
+from suite.executable import check_executable, check_executable_layout, check_fused_attention
 from suite.figures import Quantity, of_job
 from suite.job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS, KernelChoice
-from suite.ladder.rungs import MOST_DIVISOR, Need, Rung, Setting, Walk, setting_of
+from suite.ladder.rungs import MOST_DIVISOR, RUNGS, Need, Rung, Setting, Walk, setting_of, stands_on
 from suite.miniature import miniature
 from suite.plan import Plan
 from suite.predict.executed_memory_figures import memory_figures
@@ -107,8 +108,37 @@ def excess(plan: Plan, memory_bytes: int | None) -> str:
     )
 
 
+def refusals(climbing: Climber) -> dict[str, str]:
+    """Why rungs do not apply here, by their names: for what they need, or for a setting that is not executed.
+
+    The setting is that on the rung's place, above those that do apply.
+    """
+    refused: dict[str, str] = {}
+    applicable: list[Rung] = []
+    for rung in RUNGS:
+        setting = setting_of(rung.walk, [*stands_on(rung, applicable), rung], divisor=climbing.divisor)
+        reason = refusal(rung, climbing) or not_executed(planned(climbing, setting, "", None))
+        if reason:
+            refused[rung.name] = reason
+        else:
+            applicable.append(rung)
+    return refused
+
+
+def not_executed(plan: Plan) -> str:
+    """Why the suite does not execute a plan; empty where it does."""
+    try:
+        check_executable(plan.architecture, plan.recipe, "")
+        check_layout(plan.architecture, plan.recipe, plan.layout, "")
+        check_executable_layout(plan.architecture, plan.recipe, plan.layout, "")
+        check_fused_attention(plan.recipe, plan.layout, plan.device, "")
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 def refusal(rung: Rung, climbing: Climber) -> str:
-    """Why a rung does not apply here; empty where it does."""
+    """What a rung needs that is not here; empty where nothing is."""
     for need in rung.needs:
         if not _met(need, climbing):
             return need.value
@@ -140,9 +170,15 @@ def checkpoint_layers(architecture: Architecture) -> int:
 
 
 def planned(
-    climbing: Climber, setting: Setting, label: str, texts: Texts, *, steps: int = STEPS, trace: Path | None = None
+    climbing: Climber,
+    setting: Setting,
+    label: str,
+    texts: Texts | None,
+    *,
+    steps: int = STEPS,
+    trace: Path | None = None,
 ) -> Plan:
-    """The plan of a setting; `label` is the script's rung in the record."""
+    """The plan of a setting; `label` is the script's rung in the record; without texts it cannot be launched."""
     architecture = climbing.architecture
     samples = setting.samples
     recipe = msgspec.structs.replace(

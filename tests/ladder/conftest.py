@@ -8,6 +8,7 @@ from suite.corpus import Corpus
 from suite.ladder import ascent
 from suite.ladder import climb as climbing
 from suite.ladder.measured import Expected
+from suite.ladder.rungs import RUNGS
 from suite.plan import Plan
 from tests.ladder.made_up import Machine, peak_of
 
@@ -24,5 +25,5 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(ascent, "expected", expected)
     for module in (ascent, climbing):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now, time=lambda: made.now))
-        monkeypatch.setattr(module, "refusal", lambda rung, _: "not here" if rung.needs else "")
+        monkeypatch.setattr(module, "refusals", lambda _: {rung.name: "not here" for rung in RUNGS if rung.needs})
     return made

@@ -21,10 +21,10 @@ KERNELS = "a calibration does not time Triton's kernels"
 
 
 class Complete(Profile, frozen=True, kw_only=True):
-    """A profile that has every operation: a nanosecond for each unit of its size."""
+    """A profile that has every operation: a nanosecond for each unit of its size and each rank."""
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
-        return 1e-9 * sum(sizes)
+        return 1e-9 * subject.ranks * sum(sizes)
 
     def line(self, subject: Subject) -> Line:
         return Line(
@@ -39,7 +39,7 @@ class Complete(Profile, frozen=True, kw_only=True):
         )
 
     def achievable_flop_per_second(self, dtype: str, *, ranks: int = 1) -> float:
-        return 1e12
+        return (5e11 if dtype == "fp32" else 1e12) / ranks
 
 
 COMPLETE = Complete(**{field: getattr(profile(ranks=4), field) for field in Profile.__struct_fields__})
@@ -66,7 +66,7 @@ def test_on_gpus_the_time_of_each_rung_is_predicted_or_has_the_reason_of_what_it
     reasons = {rung.name: _expected(errand_with(COMPLETE), on_its_place(rung), "").seconds_unknown for rung in RUNGS}
     names = [rung.name for rung in RUNGS]
     first, last = names.index("offload-activations"), names.index("fsdp-offload")
-    unknown = dict.fromkeys(names[first:last + 1], COPIES)
+    unknown = dict.fromkeys(names[first : last + 1], COPIES)
     unknown |= dict.fromkeys(("fused-kernels", "ddp", "ddp-hosts"), KERNELS)
     assert reasons == {name: unknown.get(name, "") for name in names}
 
