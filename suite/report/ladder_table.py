@@ -16,7 +16,7 @@ from suite.ladder.judged import Mark
 from suite.ladder.rungs import RUNGS, Walk
 
 MIB = 2.0**20
-COLOURS = {Mark.PASS: "green", Mark.FAIL: "bold red", Mark.SHOWN: "dim"}
+COLOURS = {Mark.PASS: "green", Mark.FAIL: "bold red", Mark.SHOWN: "dim", Mark.INCONCLUSIVE: "magenta"}
 NOT_RUN = "NOT RUN"
 _SHORT = {
     StepTerm.DATA_LOADING: "data",
