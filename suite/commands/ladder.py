@@ -23,7 +23,7 @@ from suite.hosts import check_reachable
 from suite.job import Event
 from suite.ladder.ascent import Errand, Height, trace_of
 from suite.ladder.between_hosts import with_messages
-from suite.ladder.climb import Climb, climb, failures
+from suite.ladder.climb import Climb, Verdict, climb, unclimbed, verdict
 from suite.ladder.planned import STEPS, climber, fitted, planned
 from suite.ladder.rungs import RUNGS, Setting, Walk
 from suite.ladder.tokenising import sample_seconds
@@ -36,6 +36,13 @@ from suite.traces import checked_trace
 
 PLOT_NEEDS = "matplotlib"
 HOSTS = 2  # of the rung ddp-hosts
+EXIT_CODES = {
+    Verdict.PASS: exit_codes.PASS,
+    Verdict.FAIL: exit_codes.FAIL,
+    Verdict.INCONCLUSIVE: exit_codes.INCONCLUSIVE,
+    Verdict.EXECUTION_FAILED: exit_codes.EXECUTION_FAILED,
+    Verdict.INTERRUPTED: exit_codes.INTERRUPTED,
+}
 
 
 def ladder_command(
@@ -90,7 +97,8 @@ def ladder_command(
 
     Examples: python -m suite ladder gpt2-mini; python -m suite ladder gpt2-mini --rungs workers --break workers
 
-    Exit codes: 0 all promises kept, 1 one was not, 2 bad input, 3 nothing ran, 4 a launch failed, 130 interrupted.
+    Exit codes: 0 all promises kept, 1 one was not, 2 bad input, 3 nothing ran or one cannot be judged, 4 a launch
+    failed, 130 interrupted.
     """
     began = time.monotonic()
     if name is None:
@@ -112,6 +120,8 @@ def ladder_command(
         host_names=checked_hosts(hosts, interface),
         interface=interface,
     )
+    if (nothing := unclimbed(climbing, chosen)) is not None:
+        raise typer.Exit(_told(nothing, "none: nothing ran", json=json))
     for rung in RUNGS if traces is not None else ():
         if rung.name in chosen and (path := trace_of(traces, rung)) is not None:
             checked_trace(path, ranks=1, device=climbing.device, steps=STEPS)
@@ -161,12 +171,7 @@ def ladder_command(
     except OSError as error:  # no room or no access for records or scratch files
         messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
-    if json:
-        sys.stdout.write(msgspec.json.encode(as_json(found) | {"plot": plot}).decode() + "\n")
-    else:
-        print_climb(console(), found)
-        console().print(f"plot {escape(plot)}", soft_wrap=True)
-    raise typer.Exit(_exit_code(found))
+    raise typer.Exit(_told(found, plot, json=json))
 
 
 def named_rungs(names: str, where: str) -> frozenset[str]:
@@ -227,6 +232,16 @@ def _quiet(_rank: int, _event: Event) -> None:
     """Nothing: a rung takes seconds."""
 
 
+def _told(found: Climb, plot: str, *, json: bool) -> int:
+    """Print a climb and where its picture is; the exit code."""
+    if json:
+        sys.stdout.write(msgspec.json.encode(as_json(found) | {"plot": plot}).decode() + "\n")
+    else:
+        print_climb(console(), found)
+        console().print(f"plot {escape(plot)}", soft_wrap=True)
+    return _exit_code(found)
+
+
 def _line(height: Height) -> str:
     if height.not_run:
         return f"{height.rung.name}: NOT RUN: {height.not_run}"
@@ -258,10 +273,4 @@ def _kept(found: Climb, results: Path) -> str:
 
 
 def _exit_code(found: Climb) -> int:
-    if found.interrupted:
-        return exit_codes.INTERRUPTED
-    if found.twins_failed or any(height.failed for height in found.heights):
-        return exit_codes.EXECUTION_FAILED
-    if not any(height.measured for height in found.heights):
-        return exit_codes.INCONCLUSIVE
-    return exit_codes.FAIL if failures(found) else exit_codes.PASS
+    return EXIT_CODES[verdict(found)]

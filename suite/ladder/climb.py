@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -12,8 +13,18 @@ from suite.job import LEAST_STEPS, Event, Status
 from suite.ladder.ascent import CLIMB_SECONDS, Ascent, Errand, Height, ending, launched
 from suite.ladder.judged import Interaction, Mark, interaction
 from suite.ladder.measured import Measured, measured
-from suite.ladder.planned import STEPS, excess, planned, refusals
+from suite.ladder.planned import STEPS, Climber, excess, planned, refusals
 from suite.ladder.rungs import RUNGS, Rung, Setting, Walk, setting_of, stands_on
+
+
+class Verdict(enum.StrEnum):
+    """Of a whole climb."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    EXECUTION_FAILED = "execution failed"
+    INTERRUPTED = "interrupted"
 
 
 class Climb(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +166,36 @@ def _interactions(
         without = measured(planned(errand.climbing, twin.setting, label, errand.texts), results)
         found.append(interaction(walk, twin.rung, below=twin.below, here=twin.here, top=twin.top, without=without))
     return found, failed, False
+
+
+def unclimbed(climbing: Climber, chosen: frozenset[str]) -> Climb | None:
+    """A climb of rungs none of which applies here, with the reasons; None where one does."""
+    refused = refusals(climbing)
+    if not chosen <= set(refused):
+        return None
+    return Climb(
+        run=climbing.name,
+        device=climbing.device,
+        heights=[Height(rung=rung, not_run=refused[rung.name]) for rung in RUNGS if rung.name in chosen],
+        interactions=[],
+        profile="not looked for: nothing runs",
+        sample_seconds=0.0,
+        started=time.time(),
+    )
+
+
+def verdict(found: Climb) -> Verdict:
+    """Of a climb: the gravest that something in it has; inconclusive too where nothing was climbed."""
+    if found.interrupted:
+        return Verdict.INTERRUPTED
+    if found.twins_failed or any(height.failed for height in found.heights):
+        return Verdict.EXECUTION_FAILED
+    marks = {check.mark for height in found.heights for check in height.checks}
+    if Mark.FAIL in marks:
+        return Verdict.FAIL
+    if Mark.INCONCLUSIVE in marks or not any(height.measured for height in found.heights):
+        return Verdict.INCONCLUSIVE
+    return Verdict.PASS
 
 
 def failures(found: Climb) -> list[str]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from suite.figures import StepTerm
 from suite.ladder.ascent import Height
-from suite.ladder.climb import Climb, failures
+from suite.ladder.climb import Climb, failures, verdict
 from suite.ladder.judged import Mark
 from suite.ladder.rungs import RUNGS, Walk
 
@@ -39,9 +39,8 @@ def print_climb(out: Console, climb: Climb) -> None:
             out.print(_gains(walk, heights))
             out.print(_terms(heights))
             for height in heights:
-                if height.not_run or height.failed:
-                    words = f"{NOT_RUN}: {height.not_run}" if height.not_run else height.failed
-                    out.print(f"{escape(height.rung.name)}: {escape(words)}", soft_wrap=True)
+                if height.not_run:
+                    out.print(f"{escape(height.rung.name)}: {NOT_RUN}: {escape(height.not_run)}", soft_wrap=True)
     if climb.interactions:
         out.print("\n[bold]interactions[/]: a rung's gain in its place, and what the top of its walk loses without it")
         out.print(_interactions(climb))
@@ -53,11 +52,9 @@ def print_climb(out: Console, climb: Climb) -> None:
     if climb.divisor > 1:
         words = f"samples: 1/{climb.divisor} of those declared, so that the larger baseline fits into the GPU's memory"
         out.print(f"[dim]{words}, by its predicted peak.[/]")
-    failed = failures(climb)
-    for line in failed:
+    for line in failures(climb):
         out.print(f"[bold red]{escape(line)}[/]", soft_wrap=True)
-    if not climb.interrupted:
-        out.print(f"{climb.run}: {'fail' if failed else 'pass'}, {_count(climb)}")
+    out.print(f"{climb.run}: {verdict(climb)}, {_count(climb)}")
 
 
 def _count(climb: Climb) -> str:
@@ -157,11 +154,11 @@ def print_rungs(out: Console) -> None:
 
 
 def as_json(climb: Climb) -> dict[str, Any]:
-    """The climb with what failed, for machines."""
+    """The climb with what failed and the verdict, for machines."""
     built: dict[str, Any] = msgspec.to_builtins(climb)
     for entry, height in zip(built["heights"], climb.heights, strict=True):
         if height.measured is not None:
             entry["measured"]["token_seconds"] = height.measured.token_seconds
     for entry, one in zip(built["interactions"], climb.interactions, strict=True):
         entry["adds_up"] = one.adds_up
-    return built | {"failures": failures(climb)}
+    return built | {"failures": failures(climb), "verdict": verdict(climb)}

@@ -74,6 +74,7 @@ class Machine:
         wrong: labels whose launch fails.
         interrupts: the label whose launch is interrupted; interrupts_at, crashes_at: the launch, counted.
         phases: how many times as long as it should the next launches of a label take.
+        spread: relative, of one step to the next.
         now: on the clock that `launch_seconds` and nothing else moves, by each launch; those of a label `longer` more.
     """
 
@@ -83,6 +84,7 @@ class Machine:
         self.interrupts = ""
         self.interrupts_at = self.crashes_at = 0
         self.phases: dict[str, list[float]] = {}
+        self.spread = 1e-4
         self.now = self.launch_seconds = 0.0
         self.longer: dict[str, float] = {}
 
@@ -102,7 +104,8 @@ class Machine:
         phases = self.phases.get(plan.script.rung)
         seconds = self.seconds(plan) * (phases.pop(0) if phases else 1.0)
         steps = [
-            Step(number, StepKind.TIMED, 3.0 - number / 10, seconds * (1 + number / 1e4), 0.0) for number in range(6)
+            Step(number, StepKind.TIMED, 3.0 - number / 10, seconds * (1 + number * self.spread), 0.0)
+            for number in range(6)
         ]
         figures = [
             Figure(quantity=Quantity.STEP_SECONDS, value=seconds),
