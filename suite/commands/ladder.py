@@ -56,7 +56,8 @@ def ladder_command(
     broken: Annotated[
         str | None,
         typer.Option(
-            "--break", help="Leave the optimisation of these rungs out, and see that it is noticed: --break workers."
+            "--break",
+            help="Leave the optimisation of these rungs out, and see that it is noticed; no twins: --break workers.",
         ),
     ] = None,
     twins: Annotated[

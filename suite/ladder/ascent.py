@@ -31,6 +31,7 @@ class Height(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         not_run: why it does not apply here; failed: how its launch ended where not well.
         below: name of the rung that it is compared with; empty for a baseline.
+        expected: of the setting as launched; of a broken rung, with the changes that are left out.
         share: its cost over the baseline's.
     """
 
@@ -52,8 +53,9 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         chosen: names of the rungs that are wanted; what they stand on is climbed too.
-        broken: names of rungs whose changes are left out of what is launched, not of what is predicted.
-        twins: whether the top of each walk is launched without each of its rungs.
+        broken: names of rungs whose changes are left out of what is launched, of them and of those above; what is
+            predicted of a broken rung, and of it alone, has its changes.
+        twins: whether the top of each walk is launched without each of its rungs; not where one is broken.
         between_hosts: the profile with messages as they are between hosts; None: not measured.
         between_hosts_source: what it is, or why there is none.
         traces: directory for a trace of each rung's first launch; None: no traces.
@@ -106,8 +108,7 @@ class Ascent:
         if rung.name in self._refused:
             self.heights[rung.name] = Height(rung=rung, not_run=self._refused[rung.name])
             return False
-        chain = self._chain(rung)
-        setting = self._setting([one for one in chain if one.name not in errand.broken])
+        setting = self._launched_setting(rung)
         plan = planned(errand.climbing, setting, "", errand.texts)
         reason = not_executed(plan) or excess(plan, errand.climbing.memory_bytes)
         if reason:
@@ -178,6 +179,15 @@ class Ascent:
     def _setting(self, chain: Sequence[Rung]) -> Setting:
         return setting_of(chain[0].walk, chain, divisor=self._errand.climbing.divisor)
 
+    def _launched_setting(self, rung: Rung) -> Setting:
+        """Without the changes of all rungs that are broken, its own and those below."""
+        return self._setting([one for one in self._chain(rung) if one.name not in self._errand.broken])
+
+    def _promised_setting(self, rung: Rung) -> Setting:
+        """As launched, with the rung's own changes, be it broken or not."""
+        broken = self._errand.broken
+        return self._setting([one for one in self._chain(rung) if one.name not in broken or one.name == rung.name])
+
     def _label(self, rung: Rung) -> str:
         broken = any(one.name in self._errand.broken for one in self._chain(rung))
         return f"{rung.walk}/{rung.name}" + (", broken" if broken else "")
@@ -196,15 +206,18 @@ class Ascent:
         assert height.setting is not None
         label = self._label(rung)
         found = measured(planned(errand.climbing, height.setting, label, errand.texts), self._results[rung.name])
-        said = height.expected or _expected(errand, self._setting(chain), label)
+        said = height.expected or _expected(errand, self._promised_setting(rung), label)
         checks = [peak_check(said, found)]
         height = msgspec.structs.replace(height, expected=said, measured=found, share=1.0 if rung.is_base else None)
         below = self.heights.get(chain[-2].name) if len(chain) > 1 else None
         if below is not None and below.measured is not None and below.expected is not None:
-            difference = gain(rung.walk, below=(below.expected, below.measured), here=(said, found))
+            under = below.expected
+            if below.broken and below.setting is not None:
+                under = _expected(errand, below.setting, self._label(below.rung))
+            difference = gain(rung.walk, below=(under, below.measured), here=(said, found))
             gpu = errand.climbing.device == "cuda"
             checks.append(loss_check(rung, found, below.measured))
-            unknown = said.seconds_unknown or below.expected.seconds_unknown
+            unknown = said.seconds_unknown or under.seconds_unknown
             checks.append(gain_check(difference, gpu=gpu, broken=height.broken, unknown=unknown))
             height = msgspec.structs.replace(height, below=below.rung.name, gain=difference)
         base = self.heights.get(chain[0].name)

@@ -122,10 +122,12 @@ class _Twin(NamedTuple):
 
 def _twins(errand: Errand, applicable: Sequence[Rung], heights: Mapping[str, Height]) -> list[_Twin]:
     """Of each walk that was climbed whole; of rungs that a later one replaces nothing is left to remove, and what would
-    not fit into the device is no twin."""
+    not fit into the device is no twin. Nor is there one where a rung is broken: no top has all of its rungs."""
     found: list[_Twin] = []
+    if not errand.twins or errand.broken:
+        return found
     for walk in Walk:
-        if not errand.twins or not all(rung.name in heights for rung in applicable if rung.walk is walk):
+        if not all(rung.name in heights for rung in applicable if rung.walk is walk):
             continue
         chain = [rung for rung in applicable if rung.walk is walk and not rung.side]
         last = heights[chain[-1].name]

@@ -44,6 +44,8 @@ def print_climb(out: Console, climb: Climb) -> None:
     if climb.interactions:
         out.print("\n[bold]interactions[/]: a rung's gain in its place, and what the top of its walk loses without it")
         out.print(_interactions(climb))
+    if any(height.broken for height in climb.heights):
+        out.print("[dim]interactions: with --break no top is launched without its rungs: it lacks one already.[/]")
     reserved = "the largest resident set (a CPU's allocator reserves nothing)"
     if climb.device == "cuda":
         reserved = "what CUDA's allocator reserved"

@@ -12,9 +12,10 @@ from suite.__main__ import main
 from suite.commands import exit_codes
 from suite.commands import ladder as command
 from suite.ladder.climb import Climb, Verdict, failures, verdict
+from suite.ladder.rungs import Walk, of_walk
 from suite.report.ladder_table import as_json, print_climb
 from suite.report.tables import console
-from tests.ladder.made_up import Machine, climbed
+from tests.ladder.made_up import CPU, Machine, climbed
 
 
 def told(outcome: Climb, capsys: pytest.CaptureFixture[str]) -> tuple[str, int, str]:
@@ -59,6 +60,36 @@ def test_what_does_not_apply_is_inconclusive_and_nothing_is_read_or_calibrated_f
     assert (built["verdict"], built["failures"], built["plot"]) == ("inconclusive", [], "none: nothing ran")
     assert [height["rung"]["name"] for height in built["heights"]] == ["pinned", "fused-kernels"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_stands_above_a_broken_rung_is_predicted_as_it_is_launched(machine: Machine) -> None:
+    """Without workers, tokens made offline take off all of the tokenising: as launched, and as predicted."""
+    outcome = climbed(["workers", "offline"], broken=("workers",))
+    workers, offline = (height for height in outcome.heights if height.rung.name in ("workers", "offline"))
+    assert workers.setting is not None
+    assert (workers.setting.workers, offline.setting) == (0, msgspec.structs.replace(workers.setting, tokenises=False))
+    assert workers.expected is not None
+    assert offline.expected is not None
+    assert workers.expected.step_seconds == pytest.approx(0.1 + 0.32 + 0.32 + 0.3)  # two workers, as promised
+    assert offline.expected.step_seconds == pytest.approx(0.1 + 0.32 + 0.3)
+    assert offline.gain is not None
+    assert offline.gain.predicted == pytest.approx(offline.gain.measured, rel=1e-3)
+    tokens = 32 * CPU.architecture.sequence
+    assert offline.gain.predicted == pytest.approx(0.64 / tokens)
+    assert failures(outcome) == ["workers: gain: gain lost: broken on purpose"]
+
+
+def test_with_a_broken_rung_no_twin_is_launched_and_the_table_says_so(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rungs = [rung.name for rung in of_walk(Walk.SPEED)]
+    outcome = climbed(rungs, broken=("offline",), twins=True)
+    assert not any("without" in label for label in machine.launched)
+    assert outcome.interactions == []
+    print_climb(console(), outcome)
+    assert "with --break no top is launched without its rungs" in capsys.readouterr().out
+    print_climb(console(), climbed(rungs))
+    assert "--break" not in capsys.readouterr().out
 
 
 def test_a_broken_rung_whose_gain_noise_hides_is_inconclusive(
