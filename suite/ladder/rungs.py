@@ -296,7 +296,7 @@ RUNGS: tuple[Rung, ...] = (
         changes={"workers": 2},
         promise=Promise.EQUAL,
         loss="the same samples in the same order",
-        predicts="tokenising M becomes max(M / c, M / 2 - T) on a CPU of c cores, max(0, M / 2 - T) beside a GPU",
+        predicts="tokenising M stays M (up to M = T) where threads use every core; is max(0, M / 2 - T) beside a GPU",
     ),
     Rung(
         name="offline",

@@ -220,6 +220,7 @@ def step_seconds(
                     workers=script.workers,
                     cores=cores,
                     ranks=layout.ranks,
+                    threads=max(1, cores // layout.ranks),
                     cuda=kernels.cuda,
                 )
             )
@@ -229,19 +230,31 @@ def step_seconds(
     return [one._replace(communication=one.communication + longest - one.step) for one in found]
 
 
-def loading_seconds(making: float, *, training: float, workers: int, cores: int, ranks: int, cuda: bool) -> float:
+def loading_seconds(
+    making: float, *, training: float, workers: int, cores: int, ranks: int, threads: int, cuda: bool
+) -> float:
     """Seconds that a step is longer for its batches.
 
-    With M seconds to make a rank's batches on one core, T seconds of training, w workers of each of n ranks, c cores:
-        M                        without workers: nothing else happens meanwhile
-        max(n M / c, M / w - T)  with them: on a CPU the training has the same cores and gives up what they take; and
-                                 it waits where they are too slow
-        max(0, M / w - T)        on a GPU, which they leave alone
+    With M seconds to make a rank's batches on one core, T seconds of training, w workers of each of n ranks of t
+    threads each, c cores, f = (c - n t) / n cores of each rank beside its threads, at most w, and x = M - f T:
+        M                               without workers: nothing else happens meanwhile
+        max(min(x / (f + 1), T), x / w) with them, where x > 0; else 0
+    x is what is left to make when the workers on those f cores made what they can while the rank trains. One more
+    shares a core with a thread of the rank, half each, and the other threads wait for that one at the next barrier: in
+    2 y seconds the worker does y of its work, the rank y of its own, and the f others f y more than x counts. So
+    x = (f + 1) y, and y is lost. With every core in use, f = 0, nothing is gained up to M = T: a step is M + T. More
+    workers then share the cores of threads that wait anyway: no more than T is lost, until the rank waits for batches,
+    x / w. Beside a GPU every worker has a core of its own, f = w: max(0, M / w - T).
+
+    Assumed: a queue that is full until the rank waits, so that each batch that is taken asks for one more, and one
+    worker of a rank works at a time as long as M < T; cores shared fairly; w <= f + t; ranks that wait for each other
+    at every step, so that f is rounded down: a core for one of them alone gains nothing.
     """
     if not workers:
         return making
-    shared = 0.0 if cuda else ranks * making / cores
-    return max(shared, making / workers - training)
+    own = workers if cuda else min(workers, max(0, cores - ranks * threads) // ranks)
+    left = max(0.0, making - own * training)
+    return max(min(left / (own + 1), training), left / workers)
 
 
 def _communication(
