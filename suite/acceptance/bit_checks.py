@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from suite.acceptance.broken import broken
+from suite.acceptance.broken import broken, ranks_in_words
 from suite.acceptance.checks import HANG_GUARD, REPLAYS, SOAK
 from suite.acceptance.evidence import Probing, Replay, Timed
 from suite.acceptance.verdicts import Finding, Verdict
@@ -125,7 +125,7 @@ def guard_findings(phases: Sequence[Timed], *, disturbed: bool) -> list[Finding]
                     subject=phase.phase,
                     verdict=Verdict.HANG,
                     status=Status.HANG,
-                    part=_named(phase.ranks_at_fault) or "unknown rank: none is behind the others",
+                    part=ranks_in_words(phase.ranks_at_fault) or "unknown rank: none is behind the others",
                     evidence=f"{phase.message}; {_stacks(phase.stacks)}",
                 )
             )
@@ -146,8 +146,4 @@ def guard_findings(phases: Sequence[Timed], *, disturbed: bool) -> list[Finding]
 def _stacks(text: str) -> str:
     """Whose stacks the record has: each below a line of its own; a rank that was stopped gave none."""
     ranks = [int(rank) for rank in _RANK_WITH_STACKS.findall(text)]
-    return f"stacks of {_named(ranks)} in the record" if ranks else "no rank told its stacks"
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return ", ".join(f"rank {rank}" for rank in ranks)
+    return f"stacks of {ranks_in_words(ranks)} in the record" if ranks else "no rank told its stacks"
