@@ -18,7 +18,7 @@ from suite.acceptance.evidence_record import OpenedBattery, unfinished
 from suite.acceptance.gpu_health import HealthWatch
 from suite.acceptance.history import history
 from suite.acceptance.judged import judged
-from suite.acceptance.noninferiority import FEWEST, launches_missing
+from suite.acceptance.noninferiority import FEWEST
 from suite.acceptance.planned_phases import (
     FROM_MICRO,
     FROM_PROBE,
@@ -32,7 +32,7 @@ from suite.acceptance.planned_phases import (
 )
 from suite.acceptance.profiles import MINIATURES, TIMED_STEPS
 from suite.acceptance.reruns import Due, affordable, launches_that_fit
-from suite.acceptance.step_time import step_ratios, step_reference
+from suite.acceptance.step_time import step_launches_missing, step_ratios, step_references
 from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision, is_noise
 from suite.job import Status
 from suite.machine_profile import check_holds, read
@@ -86,6 +86,9 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
             device=settings.device,
             ranks=settings.ranks,
         )
+        if known.fleet_words:
+            tell(known.fleet_words)
+            notes.append(known.fleet_words)
         battery = Battery(settings, opened, known, tell)
         watch = HealthWatch()
         try:
@@ -184,11 +187,9 @@ def _further_looks(battery: Battery) -> None:
                 if isinstance(one, Launched) and (one.run, one.purpose) == (name, "times")
             ]
             ratios = step_ratios(own)
-            held_to = step_reference(own, battery.known)
             if len(ratios) < len(own) or len(ratios) < effort.looks[0]:
                 break
-            of_bias = [ratio / held_to.bias for ratio in ratios]
-            missing = launches_missing(of_bias, margin=held_to.margin, looks=effort.looks)
+            missing = step_launches_missing(ratios, step_references(own, battery.known), effort.looks)
             phase = launches_phase(battery, name, "times", TIMED_STEPS, missing, first=len(ratios) + 1)
             if not missing or phase.predicted_seconds + _reserved_seconds(battery, own) > battery.seconds_left:
                 break

@@ -85,6 +85,14 @@ def modified_z(value: float, others: Sequence[float]) -> float | None:
     return MODIFIED_Z_FACTOR * (value - middle) / deviation if deviation else None
 
 
+def outlier_words(check: Check, value: float, others: Sequence[float]) -> str:
+    """A modified z beyond 3.5 on the bad side of ten nodes or more, in words; empty where it is none."""
+    z = modified_z(value, others)
+    if z is None or not (z < -MODIFIED_Z_LIMIT if check.sense is Sense.HIGHER_IS_BETTER else z > MODIFIED_Z_LIMIT):
+        return ""
+    return f"modified z {z:+.1f} among {len(others)} nodes"
+
+
 def rated(
     check: Check,
     subject: str,
@@ -120,10 +128,8 @@ def rated(
     # least room left to the threshold first, among equal verdicts
     verdict, worst = min(against, key=lambda pair: (order.index(pair[0]), _room(check, value, pair[1])))
     others = [f"{value / one.value:.3f} of {one.source}" for _, one in against if one is not worst]
-    z = modified_z(value, fleet)
-    if z is not None and (z < -MODIFIED_Z_LIMIT if check.sense is Sense.HIGHER_IS_BETTER else z > MODIFIED_Z_LIMIT):
-        others.append(f"modified z {z:+.1f} among {len(fleet)} nodes")
-        verdict = Verdict.WARN if verdict is Verdict.PASS else verdict
+    outlier = outlier_words(check, value, fleet)
+    verdict = Verdict.WARN if outlier and verdict is Verdict.PASS else verdict
     return Finding(
         check=check.number,
         subject=subject,
@@ -136,7 +142,7 @@ def rated(
         fail=worst.fail,
         source=worst.source,
         part="" if verdict is Verdict.PASS else part,
-        evidence=_joined(evidence, *others),
+        evidence=_joined(evidence, *others, outlier),
         siblings=siblings,
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +25,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         past: of accepted batteries of this node with the same hardware, software, device and ranks, oldest first.
         fleet: of other nodes with the same hardware, device and ranks, the newest accepted value of each.
         past_spreads, fleet_spreads: of the launches behind such a value, where it has any.
-        fleet_nodes: how many nodes that are.
+        fleet_nodes: how many nodes that are; `fleet_words` says so, and why others do not count; empty without a fleet.
         past_problems, fleet_problems: records that were left out, and why.
         judged: every battery of this node that ran as those of `past`, accepted or not, oldest first: which one it was,
             and what it found.
@@ -35,6 +37,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     fleet_spreads: dict[str, list[float]] = {}
     losses: dict[str, list[float]] = {}
     fleet_nodes: int = 0
+    fleet_words: str = ""
     past_problems: list[str] = []
     fleet_problems: list[str] = []
     judged: list[tuple[Past, list[Finding]]] = []
@@ -119,39 +122,80 @@ def history(
         problems.append(f"{stale} accepted batteries of this node had other hardware or software: not its past")
     if others:
         problems.append(f"{others} accepted batteries of this node had another device or other ranks: not its past")
-    theirs: dict[str, list[float]] = {}
-    their_spreads: dict[str, list[float]] = {}
-    fleet_problems: list[str] = []
-    fleet_losses: dict[str, list[float]] = {}
-    newest: dict[str, dict[str, Finding]] = {}
-    if fleet is not None:
-        if not fleet.is_dir():
-            raise InputError(
-                "the fleet is no directory", got=str(fleet), allowed="a directory of records", where="--fleet"
-            )
-        for closed in sorted(_closed(fleet, fleet_problems), key=lambda one: one.finished):
-            if (
-                closed.node != node
-                and closed.decision is Decision.ACCEPTED
-                and closed.hashes.get("hardware") == hardware
-                and _ran_alike(closed, device, ranks)
-            ):
-                newest[closed.node] = newest.get(closed.node, {}) | _values(closed)
-                if closed.hashes.get("software") == software:
-                    fleet_losses |= closed.losses
-        for values in newest.values():
-            _add(theirs, their_spreads, values)
+    siblings = _siblings(fleet, node=node, hardware=hardware, software=software, device=device, ranks=ranks)
     return History(
         past=past,
-        fleet=theirs,
+        fleet=siblings.values,
         past_spreads=past_spreads,
-        fleet_spreads=their_spreads,
-        losses=fleet_losses | losses,
-        fleet_nodes=len(newest),
+        fleet_spreads=siblings.spreads,
+        losses=siblings.losses | losses,
+        fleet_nodes=siblings.nodes,
+        fleet_words=siblings.words,
         past_problems=problems,
-        fleet_problems=fleet_problems,
+        fleet_problems=siblings.problems,
         judged=sorted(own, key=lambda one: one[0].finished),
     )
+
+
+class _Siblings(NamedTuple):
+    """What `History` says of a fleet, under shorter names."""
+
+    values: dict[str, list[float]]
+    spreads: dict[str, list[float]]
+    losses: dict[str, list[float]]
+    nodes: int
+    words: str
+    problems: list[str]
+
+
+def _siblings(fleet: Path | None, *, node: str, hardware: str, software: str, device: str, ranks: int) -> _Siblings:
+    """The newest accepted values of each other node of a fleet; none without one.
+
+    Raises:
+        InputError: `fleet` is no directory.
+    """
+    if fleet is None:
+        return _Siblings({}, {}, {}, 0, "", [])
+    if not fleet.is_dir():
+        raise InputError("the fleet is no directory", got=str(fleet), allowed="a directory of records", where="--fleet")
+    problems: list[str] = []
+    losses: dict[str, list[float]] = {}
+    newest: dict[str, dict[str, Finding]] = {}
+    same_software: dict[str, bool] = {}
+    left_out: dict[str, str] = {}
+    for closed in sorted(_closed(fleet, problems), key=lambda one: one.finished):
+        if closed.node == node:
+            continue
+        if closed.hashes.get("hardware") != hardware:
+            left_out[closed.node] = "with other hardware"
+        elif not _ran_alike(closed, device, ranks):
+            left_out[closed.node] = "with another device or other ranks"
+        elif closed.decision is not Decision.ACCEPTED:
+            left_out[closed.node] = "not accepted"
+        else:
+            newest[closed.node] = newest.get(closed.node, {}) | _values(closed)
+            same_software[closed.node] = closed.hashes.get("software") == software
+            losses |= closed.losses if same_software[closed.node] else {}
+    values: dict[str, list[float]] = {}
+    spreads: dict[str, list[float]] = {}
+    for found in newest.values():
+        _add(values, spreads, found)
+    words = _fleet_words(same_software, left_out)
+    return _Siblings(values, spreads, losses, len(newest), words, problems if newest else [*problems, words])
+
+
+def _fleet_words(counting: Mapping[str, bool], left_out: Mapping[str, str]) -> str:
+    """How many siblings count, and how many other nodes do not, and why.
+
+    Args:
+        counting: whether its newest battery had this software, of each node that counts; `left_out` why, of others too.
+    """
+    words = f"fleet: {len(counting)} siblings count"
+    other = sum(not same for same in counting.values())
+    words += f" ({other} with other software)" if other else ""
+    reasons = Counter(why for node, why in left_out.items() if node not in counting)
+    why = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    return f"{words}; left out: {why}" if why else words
 
 
 def _ran_alike(closed: Closed, device: str, ranks: int) -> bool:

@@ -6,17 +6,19 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from suite.acceptance.checks import PACE, STEP_TIME
+from suite.acceptance.checks import CHECKS, PACE, STEP_TIME
 from suite.acceptance.evidence import Launched
-from suite.acceptance.expectations import UNKNOWN_MODEL, Expected
+from suite.acceptance.expectations import UNKNOWN_MODEL, Expected, outlier_words
 from suite.acceptance.history import History
-from suite.acceptance.noninferiority import FEWEST, look
+from suite.acceptance.noninferiority import FEWEST, Look, launches_missing, look
 from suite.acceptance.rates import against
 from suite.acceptance.slow_part import slow_part
 from suite.acceptance.step_margin import MARGIN, WIDEST, WITHOUT_HISTORY, Reference, reference
 from suite.acceptance.verdicts import Finding, Verdict
 from suite.figures import StepTerm
 from suite.job import Status
+
+_WORST_FIRST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS)
 
 
 def step_ratios(launches: Sequence[Launched]) -> list[float]:
@@ -28,14 +30,28 @@ def step_ratios(launches: Sequence[Launched]) -> list[float]:
     ]
 
 
-def step_reference(launches: Sequence[Launched], history: History) -> Reference:
-    """What a miniature's step time is held to: this node's accepted batteries, or else its siblings'."""
+def step_references(launches: Sequence[Launched], history: History) -> list[Reference]:
+    """What a miniature's step time is held to: this node's accepted batteries and its siblings', each by itself."""
     name = _compared(launches)
-    past, fleet = history.of(STEP_TIME, name)
-    spreads, fleet_spreads = history.spreads_of(STEP_TIME, name)
-    if past:
-        return reference(past, spreads, "accepted batteries of this node")
-    return reference(fleet, fleet_spreads, "siblings in the fleet")
+    found = [
+        reference(values, spreads, whose)
+        for values, spreads, whose in zip(
+            history.of(STEP_TIME, name),
+            history.spreads_of(STEP_TIME, name),
+            ("accepted batteries of this node", "siblings in the fleet"),
+            strict=True,
+        )
+        if values
+    ]
+    return found or [WITHOUT_HISTORY]
+
+
+def step_launches_missing(ratios: Sequence[float], references: Sequence[Reference], looks: Sequence[int]) -> int:
+    """Launches up to the next look that some reference still needs; 0 where one of them rejects already."""
+    of_bias = [([ratio / held_to.bias for ratio in ratios], held_to.margin) for held_to in references]
+    if any(look(values, margin=margin, looks=looks).verdict is Verdict.FAIL for values, margin in of_bias):
+        return 0
+    return max(launches_missing(values, margin=margin, looks=looks) for values, margin in of_bias)
 
 
 def _compared(launches: Sequence[Launched]) -> str:
@@ -48,10 +64,12 @@ def _compared(launches: Sequence[Launched]) -> str:
 def step_time_finding(
     run: str, launches: Sequence[Launched], history: History, looks: Sequence[int], rates: Sequence[Finding]
 ) -> Finding:
-    """Check 8 of one miniature: not run with fewer than 3 launches that have a prediction."""
+    """Check 8 of one miniature, beside this node's past and its siblings: the worse verdict is reported.
+
+    Not run with fewer than 3 launches that have a prediction. As an outlier among ten siblings or more it warns.
+    """
     ratios = step_ratios(launches)
-    held_to = step_reference(launches, history)
-    margin, source = held_to.margin, held_to.source
+    references = step_references(launches, history)
     measured = statistics.median(one.step_seconds or 0.0 for one in launches)
     if len(ratios) < FEWEST:
         why = f"{len(ratios)} launches with a prediction, {looks[0]} needed"
@@ -61,36 +79,60 @@ def step_time_finding(
             subject=run,
             verdict=Verdict.NOT_RUN,
             evidence="; ".join(part for part in (f"{measured:.4g} s", why, missing) if part),
-            source=source,
+            source=references[0].source,
         )
-    seen = look([ratio / held_to.bias for ratio in ratios], margin=margin, looks=looks)
+    against_each = [(*_seen(ratios, held_to, looks), held_to) for held_to in references]
+    verdict, seen, held_to = min(against_each, key=lambda one: (_WORST_FIRST.index(one[0]), _room(one[1], one[2])))
+    others = [f"{beside.ratio:.3f} of {other.source}" for _, beside, other in against_each if other is not held_to]
+    ratio = math.exp(statistics.fmean(math.log(one) for one in ratios))
+    outlier = outlier_words(CHECKS[STEP_TIME], ratio, history.of(STEP_TIME, _compared(launches))[1])
+    verdict = Verdict.WARN if outlier and verdict is Verdict.PASS else verdict
     term, seconds = largest_deviation(launches)
-    bounds = f"{seen.launches} launches, spread {seen.spread:.1%}, 1-sided bounds {seen.low:.3f} to {seen.high:.3f}"
-    verdict = seen.verdict
-    if verdict is Verdict.PASS and held_to is not WITHOUT_HISTORY:
-        # half of the margin may be used up, or accepted batteries have crept away from the prediction
-        crept = seen.high * held_to.bias > 1 + WIDEST
-        verdict = Verdict.WARN if crept or seen.high > 1 + margin / 2 else verdict
-    undecided = "; more launches are needed" if verdict is Verdict.INCONCLUSIVE else ""
     part, chosen = ("", "") if verdict is Verdict.PASS else slow_part(term, launches, rates)
-    chosen = f"; {chosen}" if chosen else ""
+    words = [
+        f"{measured:.4g} s",
+        f"{seen.launches} launches, spread {seen.spread:.1%}, 1-sided bounds {seen.low:.3f} to {seen.high:.3f}",
+        f"most in {term.value} {1e3 * seconds:+.1f} ms",
+        chosen,
+        *others,
+        outlier,
+        "more launches are needed" if verdict is Verdict.INCONCLUSIVE else "",
+    ]
     return Finding(
         check=STEP_TIME,
         subject=run,
         verdict=verdict,
-        measured=math.exp(statistics.fmean(math.log(ratio) for ratio in ratios)),
+        measured=ratio,
         expected=held_to.bias,
         unit="of the prediction",
         ratio=seen.ratio,
-        warn=1 + margin / 2,
-        fail=1 + margin,
-        source=source,
+        warn=1 + held_to.margin / 2,
+        fail=1 + held_to.margin,
+        source=held_to.source,
         part=part,
-        evidence=f"{measured:.4g} s; {bounds}; most in {term.value} {1e3 * seconds:+.1f} ms{chosen}{undecided}",
+        evidence="; ".join(word for word in words if word),
         least_detectable=seen.least_detectable,
         spread=seen.spread,
         siblings=_compared(launches),
     )
+
+
+def _seen(ratios: Sequence[float], held_to: Reference, looks: Sequence[int]) -> tuple[Verdict, Look]:
+    """The verdict beside one reference, and what it rests on.
+
+    A step that passes warns where half of the margin may be used up, or the reference itself has crept away from the
+    prediction.
+    """
+    seen = look([ratio / held_to.bias for ratio in ratios], margin=held_to.margin, looks=looks)
+    if seen.verdict is Verdict.PASS and held_to is not WITHOUT_HISTORY:
+        crept = seen.high * held_to.bias > 1 + WIDEST
+        return Verdict.WARN if crept or seen.high > 1 + held_to.margin / 2 else seen.verdict, seen
+    return seen.verdict, seen
+
+
+def _room(seen: Look, held_to: Reference) -> float:
+    """Logarithm of what is left to the margin."""
+    return math.log((1 + held_to.margin) / seen.ratio)
 
 
 def pace_findings(run: str, launches: Sequence[Launched], history: History) -> list[Finding]:

@@ -35,6 +35,8 @@ from suite.acceptance.launch_checks import (
 from suite.acceptance.losses import loss_findings
 from suite.acceptance.phases import stages_of
 from suite.acceptance.rates import exchange_findings, micro_findings
+from suite.acceptance.step_margin import Reference
+from suite.acceptance.step_time import step_launches_missing
 from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision
 from suite.job import Status
 from suite.miniature import miniature
@@ -358,6 +360,44 @@ def test_a_prediction_from_more_points_has_another_bias():
 
     past = History(past={f"8:{found(27).siblings}": [1.0, 1.01, 0.99]})
     assert [found(points, past).verdict for points in (27, 64)] == [Verdict.FAIL, Verdict.PASS]
+
+
+def test_a_nodes_own_past_does_not_hide_that_its_siblings_are_faster():
+    slow, steady = [1.2, 1.21, 1.19], [1.0, 1.01, 0.99]
+    known = History(past={"8:bloom-mini": slow}, fleet={"8:bloom-mini": steady})
+    found = by_check(time_findings(times(1.2), known, looks=(5,)))[8]
+    assert (found.verdict, found.ratio) == (Verdict.FAIL, pytest.approx(1.2, abs=0.01))
+    assert "siblings in the fleet" in found.source
+    assert "of prediction x 1.200 of 3 accepted batteries of this node" in found.evidence
+    swapped = History(past={"8:bloom-mini": steady}, fleet={"8:bloom-mini": slow})
+    worse = by_check(time_findings(times(1.2), swapped, looks=(5,)))[8]
+    assert (worse.verdict, worse.ratio) == (found.verdict, found.ratio)
+    assert "accepted batteries of this node" in worse.source
+    alike = History(past={"8:bloom-mini": slow}, fleet={"8:bloom-mini": slow})
+    assert by_check(time_findings(times(1.2), alike, looks=(5,)))[8].verdict is Verdict.PASS
+
+
+def test_a_step_that_is_an_outlier_among_ten_siblings_warns():
+    fleet = [1.0 + step / 2000 for step in range(-5, 6)]  # MAD 0.0015
+    found = {
+        count: by_check(time_findings(times(1.01), History(fleet={"8:bloom-mini": fleet[:count]}), looks=(5,)))[8]
+        for count in (9, 11)
+    }
+    assert [one.verdict for one in found.values()] == [Verdict.PASS, Verdict.WARN]
+    assert "modified z" not in found[9].evidence
+    assert "modified z +3.6 among 11 nodes" in found[11].evidence
+    assert found[11].part
+
+
+def test_launches_go_on_until_every_reference_has_decided_or_one_rejects():
+    past, fleet = (Reference(bias=bias, margin=0.05, source="") for bias in (1.0, 0.9))
+    good = [0.999, 1.0, 1.001, 1.0, 0.999]
+    unsteady = [0.97, 1.0, 1.03, 0.99, 1.01]
+    assert step_launches_missing(good, [past], (5, 10)) == 0
+    assert step_launches_missing(good, [past, fleet], (5, 10)) == 0  # rejected beside its siblings
+    near = msgspec.structs.replace(past, bias=0.96)
+    assert step_launches_missing(unsteady, [msgspec.structs.replace(past, margin=0.2)], (5, 10)) == 0
+    assert step_launches_missing(unsteady, [msgspec.structs.replace(past, margin=0.2), near], (5, 10)) == 5
 
 
 def paces(launches, history=NOTHING):

@@ -95,6 +95,31 @@ def test_of_each_other_node_the_newest_battery_counts(tmp_path):
     assert known.fleet_nodes == 2
 
 
+def test_a_fleet_says_how_many_siblings_count_and_why_others_do_not(tmp_path):
+    battery(tmp_path, 1, node="a")
+    battery(tmp_path, 2, node="b", software="other")
+    battery(tmp_path, 3, node="c", hardware="other")
+    battery(tmp_path, 4, node="d", hardware="other")
+    battery(tmp_path, 5, node="e", options={"device": "cpu", "ranks": "1"})
+    battery(tmp_path, 6, node="f", decision=Decision.REJECTED)
+    battery(tmp_path, 7, node="a", decision=Decision.REJECTED)
+    known = of_here(tmp_path / "none", tmp_path)
+    assert known.fleet_words == (
+        "fleet: 2 siblings count (1 with other software); left out: 1 not accepted, "
+        "1 with another device or other ranks, 2 with other hardware"
+    )
+    assert known.fleet_problems == []
+    assert of_here(tmp_path).fleet_words == ""
+
+
+def test_a_fleet_without_any_sibling_that_counts_is_not_silent(tmp_path):
+    battery(tmp_path, 1, node="there", hardware="other")
+    battery(tmp_path, 2)
+    known = of_here(tmp_path / "none", tmp_path)
+    assert known.fleet_problems == ["fleet: 0 siblings count; left out: 1 with other hardware"]
+    assert known.fleet_problems == [known.fleet_words]
+
+
 def test_a_truncated_record_is_named_and_left_out(tmp_path):
     battery(tmp_path, 1, node="there")
     damaged = battery(tmp_path, 2, node="elsewhere")
