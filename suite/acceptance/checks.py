@@ -214,7 +214,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         number=LOSS_CURVE,
         name="loss curve",
-        formula="same software, seed and layout: losses equal to the bit; finite; falling from 20 steps on",
+        formula="same software, seed and layout: losses equal to the bit where training is deterministic (on a CPU); "
+        "finite; falling from 20 steps on",
         expects="the first launch, and accepted batteries with the same software",
         phases=("launches", "jitter"),
         sense=_EXACT,

@@ -81,6 +81,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
         compute_seconds: of a timed step, by rank; `stages` the pipeline stage of each, empty where there is one alone.
         timed: seconds of each timed step, of its slowest rank.
         stack: hash of software and policy: what decides losses to the bit on one kind of processor.
+        deterministic: whether that policy has deterministic algorithms alone; without, another loss says nothing.
         stacks: Python stacks and log of a launch that did not end well.
     """
 
@@ -106,6 +107,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
     losses: list[float] = []
     learns: bool = True
     stack: str = ""
+    deterministic: bool = False
     others_share: float | None = None
     steal_share: float | None = None
     stacks: str = ""

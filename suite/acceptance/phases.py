@@ -238,6 +238,7 @@ def launched(
         losses=result.losses,
         learns=planned.learns,
         stack=digest([stack, begin.job.steps, begin.job.seed, begin.corpus]),
+        deterministic=begin.policy["deterministic"] == "True",
         others_share=result.others_share,
         steal_share=result.steal_share,
     )

@@ -309,6 +309,7 @@ def launched(**changes):
         "timed": [1.0] * 5,
         "losses": [8.9, 8.8, 8.7],
         "stack": "s",
+        "deterministic": True,
     }
     return Launched(**(usual | changes))
 
@@ -539,10 +540,29 @@ def test_another_loss_from_the_same_stack_fails_and_another_stack_is_not_compare
     assert past.verdict is Verdict.FAIL
 
 
-def test_a_loss_that_does_not_fall_fails():
-    flat = launched(losses=[8.9] * 30)
+def test_another_loss_where_training_is_not_deterministic_is_no_failure():
+    free, other = (launched(losses=[8.9, 8.8, last], deterministic=False) for last in (8.7, 8.70001))
+    (found,) = loss_findings([free, other], NOTHING)
+    assert (found.verdict, found.part) == (Verdict.NOT_RUN, "")
+    assert "not deterministic" in found.evidence
+    assert "step 2: 8.70001, not 8.7" in found.evidence
+    (past,) = loss_findings([free], History(losses={"s": [8.9, 8.8, 8.6]}))
+    assert past.verdict is Verdict.NOT_RUN
+    assert loss_findings([free, free], NOTHING)[0].verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_loss_that_does_not_fall_fails(deterministic):
+    flat, falling = (
+        launched(losses=[8.9 - step * n / 10 for n in range(30)], deterministic=deterministic) for step in (0, 1)
+    )
     (found,) = loss_findings([flat, flat], NOTHING)
+    assert (found.verdict, found.part) == (Verdict.FAIL, "training")
+    (found,) = loss_findings([flat, falling], NOTHING)
     assert found.verdict is Verdict.FAIL
+    assert found.part.startswith("arithmetic or links" if deterministic else "training")
+    broken = launched(status=Status.NAN, deterministic=deterministic)
+    assert loss_findings([falling, broken], NOTHING)[0].verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
