@@ -25,6 +25,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         past: of accepted batteries of this node with the same hardware, software, device and ranks, oldest first.
         fleet: of other nodes with the same hardware, device and ranks, the newest accepted value of each.
         past_spreads, fleet_spreads: of the launches behind such a value, where it has any.
+        past_terms, fleet_terms: of the steps behind such a value, where it has any: see `Finding`.
         fleet_nodes: how many nodes that are; `fleet_words` says so, and why others do not count; empty without a fleet.
         past_problems, fleet_problems: records that were left out, and why.
         judged: every battery of this node that ran as those of `past`, accepted or not, oldest first: which one it was,
@@ -35,6 +36,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     fleet: dict[str, list[float]] = {}
     past_spreads: dict[str, list[float]] = {}
     fleet_spreads: dict[str, list[float]] = {}
+    past_terms: dict[str, list[dict[str, float]]] = {}
+    fleet_terms: dict[str, list[dict[str, float]]] = {}
     losses: dict[str, list[float]] = {}
     fleet_nodes: int = 0
     fleet_words: str = ""
@@ -51,6 +54,11 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         """Spreads of the launches behind past and fleet values of one subject of a check, of those that have one."""
         key = f"{check}:{subject}"
         return self.past_spreads.get(key, []), self.fleet_spreads.get(key, [])
+
+    def terms_of(self, check: int, subject: str) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+        """Terms behind past and fleet values of one subject of a check, of those that have them."""
+        key = f"{check}:{subject}"
+        return self.past_terms.get(key, []), self.fleet_terms.get(key, [])
 
     def dated(self, finding: Finding) -> Finding:
         """The finding with the batteries between which it became bad; as it is where it is not bad.
@@ -97,8 +105,7 @@ def history(
     Raises:
         InputError: `fleet` is no directory.
     """
-    past: dict[str, list[float]] = {}
-    past_spreads: dict[str, list[float]] = {}
+    past = _Values({}, {}, {})
     losses: dict[str, list[float]] = {}
     problems: list[str] = []
     stale = others = 0
@@ -116,7 +123,7 @@ def history(
         own.append((Past(battery=closed.id, finished=closed.finished), closed.findings))
         if not accepted:
             continue
-        _add(past, past_spreads, _values(closed))
+        past.add(_values(closed))
         losses |= closed.losses
     if stale:
         problems.append(f"{stale} accepted batteries of this node had other hardware or software: not its past")
@@ -124,10 +131,12 @@ def history(
         problems.append(f"{others} accepted batteries of this node had another device or other ranks: not its past")
     siblings = _siblings(fleet, node=node, hardware=hardware, software=software, device=device, ranks=ranks)
     return History(
-        past=past,
-        fleet=siblings.values,
-        past_spreads=past_spreads,
-        fleet_spreads=siblings.spreads,
+        past=past.values,
+        fleet=siblings.of.values,
+        past_spreads=past.spreads,
+        fleet_spreads=siblings.of.spreads,
+        past_terms=past.terms,
+        fleet_terms=siblings.of.terms,
         losses=siblings.losses | losses,
         fleet_nodes=siblings.nodes,
         fleet_words=siblings.words,
@@ -137,11 +146,28 @@ def history(
     )
 
 
-class _Siblings(NamedTuple):
-    """What `History` says of a fleet, under shorter names."""
+class _Values(NamedTuple):
+    """Values of batteries by check and name, with what stands behind them."""
 
     values: dict[str, list[float]]
     spreads: dict[str, list[float]]
+    terms: dict[str, list[dict[str, float]]]
+
+    def add(self, findings: Mapping[str, Finding]) -> None:
+        """Those of one battery, or of one node, behind the others."""
+        for key, finding in findings.items():
+            if finding.measured is not None:
+                self.values.setdefault(key, []).append(finding.measured)
+            if finding.spread is not None:
+                self.spreads.setdefault(key, []).append(finding.spread)
+            if finding.terms:
+                self.terms.setdefault(key, []).append(finding.terms)
+
+
+class _Siblings(NamedTuple):
+    """What `History` says of a fleet, under shorter names."""
+
+    of: _Values
     losses: dict[str, list[float]]
     nodes: int
     words: str
@@ -155,7 +181,7 @@ def _siblings(fleet: Path | None, *, node: str, hardware: str, software: str, de
         InputError: `fleet` is no directory.
     """
     if fleet is None:
-        return _Siblings({}, {}, {}, 0, "", [])
+        return _Siblings(_Values({}, {}, {}), {}, 0, "", [])
     if not fleet.is_dir():
         raise InputError("the fleet is no directory", got=str(fleet), allowed="a directory of records", where="--fleet")
     problems: list[str] = []
@@ -176,12 +202,11 @@ def _siblings(fleet: Path | None, *, node: str, hardware: str, software: str, de
             newest[closed.node] = newest.get(closed.node, {}) | _values(closed)
             same_software[closed.node] = closed.hashes.get("software") == software
             losses |= closed.losses if same_software[closed.node] else {}
-    values: dict[str, list[float]] = {}
-    spreads: dict[str, list[float]] = {}
+    theirs = _Values({}, {}, {})
     for found in newest.values():
-        _add(values, spreads, found)
+        theirs.add(found)
     words = _fleet_words(same_software, left_out)
-    return _Siblings(values, spreads, losses, len(newest), words, problems if newest else [*problems, words])
+    return _Siblings(theirs, losses, len(newest), words, problems if newest else [*problems, words])
 
 
 def _fleet_words(counting: Mapping[str, bool], left_out: Mapping[str, str]) -> str:
@@ -220,11 +245,3 @@ def _values(closed: Closed) -> dict[str, Finding]:
     """The findings whose values other batteries compare, by check and name of the value."""
     compared = [finding for finding in closed.findings if finding.siblings and finding.measured is not None]
     return {f"{finding.check}:{finding.siblings}": finding for finding in compared}
-
-
-def _add(values: dict[str, list[float]], spreads: dict[str, list[float]], findings: Mapping[str, Finding]) -> None:
-    for key, finding in findings.items():
-        if finding.measured is not None:
-            values.setdefault(key, []).append(finding.measured)
-        if finding.spread is not None:
-            spreads.setdefault(key, []).append(finding.spread)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from suite.acceptance.checks import MATRIX, MEMORY
 from suite.acceptance.evidence import Launched
@@ -25,7 +25,9 @@ STANDS_OUT = 1.05  # times as long as before, and as the other: as much as the p
 EXPLAINS = 0.5  # of the logarithm of the term's lateness, at least
 
 
-def slow_part(term: StepTerm, launches: Sequence[Launched], rates: Sequence[Finding]) -> tuple[str, str]:
+def slow_part(
+    term: StepTerm, launches: Sequence[Launched], rates: Sequence[Finding], usual: Mapping[str, float]
+) -> tuple[str, str]:
     """The part at fault, and the evidence that chose it, in words; empty where the term alone did.
 
     Forward and backward passes are products and operators bound by memory. In this order:
@@ -34,6 +36,9 @@ def slow_part(term: StepTerm, launches: Sequence[Launched], rates: Sequence[Find
                  where it is at least half of the term's own lateness, in logarithms.
         rates    verdicts of checks 1 and 3: the one that is bad where the other is not.
     Where neither stands out, both parts are named.
+
+    Args:
+        usual: what each term usually takes beyond its prediction, as share of the predicted step.
     """
     if term in OF_TERM:
         return OF_TERM[term], ""
@@ -46,7 +51,7 @@ def slow_part(term: StepTerm, launches: Sequence[Launched], rates: Sequence[Find
             f"in the caches, products took {product:.2f} times as long as before, element-wise work {elementwise:.2f}"
         )
         said.append(words)
-        least = math.exp(EXPLAINS * math.log(max(1.0, _lateness(term, launches))))
+        least = math.exp(EXPLAINS * math.log(max(1.0, _lateness(term, launches, usual))))
         if max(product, elementwise) >= max(STANDS_OUT, least):
             if product >= STANDS_OUT * elementwise:
                 return f"matrix rate {where}", words
@@ -62,11 +67,12 @@ def slow_part(term: StepTerm, launches: Sequence[Launched], rates: Sequence[Find
     return f"matrix rate or memory bandwidth {where}", "; ".join(said)
 
 
-def _lateness(term: StepTerm, launches: Sequence[Launched]) -> float:
-    """Measured over predicted seconds of the term, the median of the launches."""
-    ratios = [
-        one.measured_terms[term.value] / one.predicted_terms[term.value]
-        for one in launches
-        if one.measured_terms.get(term.value) and one.predicted_terms.get(term.value)
-    ]
+def _lateness(term: StepTerm, launches: Sequence[Launched], usual: Mapping[str, float]) -> float:
+    """Measured over usual seconds of the term, the median of the launches: predicted, and what is usual beyond that."""
+    ratios = []
+    for one in launches:
+        measured, predicted = (terms.get(term.value, 0.0) for terms in (one.measured_terms, one.predicted_terms))
+        seconds = predicted + usual.get(term.value, 0.0) * (one.predicted_seconds or 0.0)
+        if measured > 0 and predicted > 0 and seconds > 0:
+            ratios.append(measured / seconds)
     return statistics.median(ratios) if ratios else 1.0

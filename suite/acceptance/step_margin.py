@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -27,11 +27,13 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         bias: measured / predicted seconds of a good battery.
         margin: share beyond it from which a node is bad.
         source: where both come from, in words.
+        usual: what each term of the step usually takes beyond its prediction, as share of the predicted step.
     """
 
     bias: float
     margin: float
     source: str
+    usual: dict[str, float] = {}
 
 
 WITHOUT_HISTORY = Reference(
@@ -61,7 +63,9 @@ def spread_of_batteries(ratios: Sequence[float], spreads: Sequence[float]) -> fl
     return math.sqrt((of_launches * within + of_batteries * between) / (of_launches + of_batteries))
 
 
-def reference(ratios: Sequence[float], spreads: Sequence[float], whose: str) -> Reference:
+def reference(
+    ratios: Sequence[float], spreads: Sequence[float], whose: str, terms: Sequence[Mapping[str, float]] = ()
+) -> Reference:
     """What a step time is held to behind k good batteries that measured these ratios to the prediction.
 
         bias = their geometric mean        margin = 5 %, or 3 s sqrt(1 + 1 / k) where that is more, 27 % at most
@@ -71,6 +75,9 @@ def reference(ratios: Sequence[float], spreads: Sequence[float], whose: str) -> 
 
     Source: a prediction interval; a margin that grows with the reference's spread up to a cap is how bioequivalence of
     highly variable drugs is judged (Haidar et al., Bioequivalence approaches for highly variable drugs, 2008).
+
+    Args:
+        terms: of those batteries that tell, what each term took beyond its prediction; the median is the usual one.
     """
     if not ratios:
         return WITHOUT_HISTORY
@@ -82,4 +89,11 @@ def reference(ratios: Sequence[float], spreads: Sequence[float], whose: str) -> 
     else:
         room = math.expm1(DEVIATIONS * spread * math.sqrt(1 + 1 / len(ratios)))
         margin, why = min(WIDEST, max(MARGIN, room)), f"they spread by {spread:.1%}"
-    return Reference(bias=bias, margin=margin, source=f"prediction x {bias:.3f} of {count}; margin {margin:.0%}: {why}")
+    names = sorted({name for one in terms for name in one})
+    usual = {name: statistics.median(one[name] for one in terms if name in one) for name in names}
+    return Reference(
+        bias=bias,
+        margin=margin,
+        source=f"prediction x {bias:.3f} of {count}; margin {margin:.0%}: {why}",
+        usual=usual,
+    )

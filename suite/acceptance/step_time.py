@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from suite.acceptance.checks import CHECKS, PACE, STEP_TIME
 from suite.acceptance.evidence import Launched
@@ -34,10 +34,11 @@ def step_references(launches: Sequence[Launched], history: History) -> list[Refe
     """What a miniature's step time is held to: this node's accepted batteries and its siblings', each by itself."""
     name = _compared(launches)
     found = [
-        reference(values, spreads, whose)
-        for values, spreads, whose in zip(
+        reference(values, spreads, whose, terms)
+        for values, spreads, terms, whose in zip(
             history.of(STEP_TIME, name),
             history.spreads_of(STEP_TIME, name),
+            history.terms_of(STEP_TIME, name),
             ("accepted batteries of this node", "siblings in the fleet"),
             strict=True,
         )
@@ -87,12 +88,12 @@ def step_time_finding(
     ratio = math.exp(statistics.fmean(math.log(one) for one in ratios))
     outlier = outlier_words(CHECKS[STEP_TIME], ratio, history.of(STEP_TIME, _compared(launches))[1])
     verdict = Verdict.WARN if outlier and verdict is Verdict.PASS else verdict
-    term, seconds = largest_deviation(launches)
-    part, chosen = ("", "") if verdict is Verdict.PASS else slow_part(term, launches, rates)
+    term, seconds = largest_deviation(launches, held_to.usual)
+    part, chosen = ("", "") if verdict is Verdict.PASS else slow_part(term, launches, rates, held_to.usual)
     words = [
         f"{measured:.4g} s",
         f"{seen.launches} launches, spread {seen.spread:.1%}, 1-sided bounds {seen.low:.3f} to {seen.high:.3f}",
-        f"most in {term.value} {1e3 * seconds:+.1f} ms",
+        f"most in {term.value} {1e3 * seconds:+.1f} ms" + (" beyond the usual" if held_to.usual else ""),
         chosen,
         *others,
         outlier,
@@ -113,6 +114,7 @@ def step_time_finding(
         evidence="; ".join(word for word in words if word),
         least_detectable=seen.least_detectable,
         spread=seen.spread,
+        terms=shares_beyond(launches),
         siblings=_compared(launches),
     )
 
@@ -168,6 +170,26 @@ def median_deviations(launches: Sequence[Launched]) -> dict[StepTerm, float]:
     return {term: statistics.median(values) for term, values in of_term.items()}
 
 
-def largest_deviation(launches: Sequence[Launched]) -> tuple[StepTerm, float]:
-    """The term with the largest median excess over its prediction."""
-    return max(median_deviations(launches).items(), key=lambda item: item[1], default=(StepTerm.UNEXPLAINED, 0.0))
+def shares_beyond(launches: Sequence[Launched]) -> dict[str, float]:
+    """What each term measured beyond its prediction, as share of the predicted step; the median of the launches.
+
+    A share of the step and not of the term, so that a term of which nothing was predicted has one too.
+    """
+    of_term: dict[str, list[float]] = {}
+    for launch in launches:
+        if launch.predicted_seconds:
+            for term, seconds in deviations(launch).items():
+                of_term.setdefault(term.value, []).append(seconds / launch.predicted_seconds)
+    return {term: statistics.median(values) for term, values in of_term.items()}
+
+
+def largest_deviation(launches: Sequence[Launched], usual: Mapping[str, float]) -> tuple[StepTerm, float]:
+    """The term with the largest median excess over its prediction and what is usual beyond it; the excess in seconds.
+
+    Args:
+        usual: see `Reference`.
+    """
+    predicted = [one.predicted_seconds for one in launches if one.predicted_seconds]
+    step = statistics.median(predicted) if predicted else 0.0
+    late = {StepTerm(term): step * (share - usual.get(term, 0.0)) for term, share in shares_beyond(launches).items()}
+    return max(late.items(), key=lambda item: item[1], default=(StepTerm.UNEXPLAINED, 0.0))

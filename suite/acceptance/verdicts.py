@@ -56,6 +56,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         least_detectable: smallest relative slowdown that this check, with as many launches and their spread, would
             reject in 9 of 10 cases; None where the check has no statistics.
         spread: standard deviation of the logarithms of the launches behind `measured`; None likewise.
+        terms: of a step, what each term measured beyond its prediction, as share of the predicted step; empty likewise.
         siblings: names the value under which other batteries of this node and of the fleet compare it; empty: not
             compared.
         good_until: the newest battery of this node in which this check passed on this subject; None: none is known, or
@@ -79,6 +80,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = Status.OK
     least_detectable: float | None = None
     spread: float | None = None
+    terms: dict[str, float] = {}
     siblings: str = ""
     good_until: Past | None = None
     bad_since: Past | None = None

@@ -35,13 +35,16 @@ from suite.acceptance.launch_checks import (
 from suite.acceptance.losses import loss_findings
 from suite.acceptance.phases import stages_of
 from suite.acceptance.rates import exchange_findings, micro_findings
+from suite.acceptance.slow_part import slow_part
 from suite.acceptance.step_margin import Reference
 from suite.acceptance.step_time import step_launches_missing
 from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision
+from suite.figures import StepTerm
 from suite.job import Status
 from suite.miniature import miniature
 
 NOTHING = History()
+PACES = {"host": 1.0, "product": 1.15, "elementwise": 1.0}
 
 
 def finding(verdict, check=MATRIX, status=Status.OK, **rest):
@@ -436,6 +439,46 @@ def test_the_verdict_names_the_part_of_the_term_that_grew(term, part):
     ]
     spread = [msgspec.structs.replace(one, step_seconds=2.0 + number / 100) for number, one in enumerate(slow)]
     assert by_check(time_findings(spread, NOTHING, looks=(5,)))[8].part == part
+
+
+def late(links, *, backward=0.1):
+    """Five launches whose backward pass takes 100 ms more than predicted, and links so many seconds more."""
+    terms = {"forward": 0.4, "backward": 0.4 + backward, "exposed communication": 0.2 + links}
+    return [
+        launched(
+            step_seconds=1.0 + backward + links + number / 1000,
+            measured_terms=terms,
+            predicted_terms={"forward": 0.4, "backward": 0.4, "exposed communication": 0.2},
+        )
+        for number in range(5)
+    ]
+
+
+@pytest.mark.parametrize("whose", ["past", "fleet"])
+def test_the_part_is_late_beyond_what_its_term_usually_is(whose):
+    usual = by_check(time_findings(late(0.0), NOTHING, looks=(5,)))[8]
+    assert usual.terms == pytest.approx({"forward": 0.0, "backward": 0.1, "exposed communication": 0.0})
+    key = f"8:{usual.siblings}"
+    known = History(
+        **{whose: {key: [usual.measured]}, f"{whose}_spreads": {key: [0.01]}, f"{whose}_terms": {key: [usual.terms]}}
+    )
+    found = by_check(time_findings(late(0.06), known, looks=(5,)))[8]
+    assert (found.verdict, found.part) == (Verdict.FAIL, "links")
+    assert "most in exposed communication +60.0 ms beyond the usual" in found.evidence
+    unknown = History(past={key: [usual.measured]}, past_spreads={key: [0.01]})
+    before = by_check(time_findings(late(0.06), unknown, looks=(5,)))[8]
+    assert "(backward)" in before.part
+    assert "most in backward +100.0 ms" in before.evidence
+
+
+def test_what_a_pass_is_usually_late_by_needs_no_slower_pace_to_explain_it():
+    found = [
+        slow_part(StepTerm.BACKWARD, [one], [], usual)[0]
+        for one in [launched(measured_terms={"backward": 0.7}, predicted_terms={"backward": 0.4}, paces=PACES)]
+        for usual in ({}, {"backward": 0.2})
+    ]
+    # 1.75 times the predicted seconds, and 1.17 times the usual ones, of which 1.15 is half at least
+    assert found == ["matrix rate or memory bandwidth (backward)", "matrix rate (backward)"]
 
 
 @pytest.mark.parametrize(

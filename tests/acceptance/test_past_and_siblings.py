@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from reference_runs.errors import InputError
@@ -118,6 +119,15 @@ def test_a_fleet_without_any_sibling_that_counts_is_not_silent(tmp_path):
     known = of_here(tmp_path / "none", tmp_path)
     assert known.fleet_problems == ["fleet: 0 siblings count; left out: 1 with other hardware"]
     assert known.fleet_problems == [known.fleet_words]
+
+
+def test_what_terms_took_is_kept_with_the_past(tmp_path):
+    for number, terms in enumerate([{"backward": 0.1}, {}], start=1):
+        path = battery(tmp_path, number)
+        closed = decode(path.read_bytes(), Closed, str(path))
+        found = msgspec.structs.replace(closed.findings[0], terms=terms)
+        path.write_bytes(encode(msgspec.structs.replace(closed, findings=[found])))
+    assert of_here(tmp_path).terms_of(3, "copy") == ([{"backward": 0.1}], [])
 
 
 def test_a_truncated_record_is_named_and_left_out(tmp_path):
