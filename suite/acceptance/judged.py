@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from suite.acceptance.bit_checks import guard_findings, replay_finding, soak_finding
-from suite.acceptance.checks import CHECKS, MATRIX, MEMORY
+from suite.acceptance.checks import CHECKS, ENVIRONMENT, MATRIX, MEMORY
 from suite.acceptance.data_sheet import known_gpu
 from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Surroundings, Timed
 from suite.acceptance.health_checks import environment_findings, gpu_findings
@@ -33,7 +33,8 @@ def judged(
 
     In an invalid environment what clocks measured says nothing of the node, and is invalid too: failures and warnings,
     and also what passes, because a ratio of two times of which others' work slowed down one may be good by chance.
-    Exact checks keep their verdicts.
+    Exact checks keep their verdicts. What made the environment invalid is among the findings wherever it made any other
+    invalid, whether check 0 is selected or not.
 
     Args:
         others: largest share of the processors that other processes may use.
@@ -44,9 +45,8 @@ def judged(
     probes = [one for one in evidence if isinstance(one, Probing)]
     around = next((one for one in evidence if isinstance(one, Surroundings)), None)
     health = next((one for one in evidence if isinstance(one, Health)), None)
-    during: list[Micro | Launched] = [*micro, *launches]
-    loaded = bool(during or probes)
-    environment = environment_findings(around, health, during, others=others, loaded=loaded)
+    during: list[Micro | Launched | Probing] = [*micro, *launches, *probes]
+    environment = environment_findings(around, health, during, others=others, loaded=bool(during))
     disturbed = any(finding.verdict is Verdict.INVALID for finding in environment)
     findings = [*environment]
     gpu = known_gpu(around.gpus) if around and around.gpus else None
@@ -69,6 +69,8 @@ def judged(
     if disturbed:
         findings = [_undecided(finding) for finding in findings]
     kept = [finding for finding in findings if finding.check in selected]
+    if ENVIRONMENT not in selected and any(is_noise(f) and f.verdict is Verdict.INVALID for f in kept):
+        kept += [finding for finding in environment if finding.verdict is Verdict.INVALID]
     silent = [check for check in CHECKS if check.number in selected and all(f.check != check.number for f in kept)]
     kept += [
         Finding(check=check.number, subject="", verdict=Verdict.NOT_RUN, evidence="nothing in this battery measures it")

@@ -15,6 +15,7 @@ from suite.acceptance import checks
 from suite.acceptance.bit_checks import guard_findings, replay_finding, soak_finding
 from suite.acceptance.checks import CHECKS, MATRIX
 from suite.acceptance.evidence import (
+    Competitor,
     Exchange,
     Launched,
     Micro,
@@ -723,6 +724,32 @@ def test_other_processes_beside_exact_figures_alone_invalidate_nothing():
     found = judged([surroundings(), launched(others_share=0.01), exact], NOTHING, others=0.05)
     (others,) = [f for f in found if f.subject == "other processes"]
     assert (others.verdict, others.measured) == (Verdict.PASS, 0.01)
+
+
+@pytest.mark.parametrize("shares", [{"others_share": 0.5}, {"steal_share": 0.5}])
+def test_other_processes_during_exchanges_count_as_much_as_before(shares):
+    busy = probing(exchanges=exchanges(2), replays=replays(), **shares)
+    found = judged([surroundings(), busy], NOTHING, others=0.05)
+    (others,) = [f for f in found if f.subject == "other processes"]
+    assert (others.verdict, others.measured) == (Verdict.INVALID, 0.5)
+    assert "in the probe" in others.evidence
+    unclocked = probing(replays=replays(), **shares)
+    calm = judged([surroundings(), unclocked], NOTHING, others=0.05)
+    assert Verdict.INVALID not in {f.verdict for f in calm}
+
+
+def test_what_made_times_invalid_is_said_without_check_0():
+    busy = surroundings(others_share=0.9, competitors=[Competitor(pid=7, name="busyloop", cores=1.8)])
+    (of_time, why) = sorted(
+        judged([busy, *times(1.0)], NOTHING, others=0.05, looks=(5,), selected={8}), key=lambda f: -f.check
+    )
+    assert (of_time.check, of_time.verdict) == (8, Verdict.INVALID)
+    assert (why.check, why.verdict) == (0, Verdict.INVALID)
+    assert "busyloop (pid 7)" in why.part
+    exact = judged([busy, *times(1.0)], NOTHING, others=0.05, selected={7})
+    assert [(f.check, f.verdict) for f in exact] == [(7, Verdict.PASS)]
+    quiet = judged([surroundings(), *times(1.0)], NOTHING, others=0.05, looks=(5,), selected={8})
+    assert {f.check for f in quiet} == {8}
 
 
 def test_every_selected_check_without_evidence_is_not_run():
