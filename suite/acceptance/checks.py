@@ -139,7 +139,8 @@ CHECKS: tuple[Check, ...] = (
         name="step time",
         formula="r = measured / predicted seconds of a launch's median step, over launches: non-inferior; on a CPU "
         "1 / pace too",
-        expects="prediction from this node's own checks 1, 3 and 6; its bias from accepted batteries",
+        expects="prediction from this node's own micro-measurements (of checks 1 and 3, and collectives); its bias "
+        "from accepted batteries and from siblings",
         phases=("micro", "launches"),
         sense=_LOWER,
         noisy=True,

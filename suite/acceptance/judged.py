@@ -53,7 +53,8 @@ def judged(
     for one in micro:
         findings += micro_findings(one, history, gpu)
     for probe in probes:
-        if probe.exchanges or not (probe.replays or probe.soaks):
+        alone = around is not None and around.ranks == 1
+        if probe.exchanges or alone or not (probe.replays or probe.soaks):
             findings += exchange_findings(probe, history, gpu, around.devices if around else 0)
         if probe.replays or not (probe.exchanges or probe.soaks):
             findings.append(replay_finding(probe))

@@ -39,7 +39,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 WITHOUT_HISTORY = Reference(
     bias=1.0,
     margin=WIDEST,
-    source=f"prediction from checks 1, 3, 6; margin {MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error",
+    source="prediction from the micro-measurements; margin "
+    f"{MARGIN_WITHOUT_HISTORY:.0%} + {PREDICTION_ERROR:.0%} of its error",
 )
 
 

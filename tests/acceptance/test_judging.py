@@ -760,6 +760,14 @@ def test_every_selected_check_without_evidence_is_not_run():
     assert {f.check for f in judged([], NOTHING, others=0.05, selected={7, 14})} == {7, 14}
 
 
+def test_one_rank_has_nobody_to_exchange_with_whatever_else_the_probe_did():
+    alone = [surroundings(ranks=1), probing(replays=replays(ranks=1))]
+    found = [f for f in judged(alone, NOTHING, others=0.05) if f.check in (5, 6)]
+    assert [(f.verdict, f.evidence) for f in found] == [
+        (Verdict.NOT_RUN, "one rank has nobody to exchange with") for _ in (5, 6)
+    ]
+
+
 def test_a_wrong_number_of_devices_is_invalid():
     found = judged([surroundings(devices_expected=8)], NOTHING, others=0.05)
     (devices,) = [f for f in found if f.subject == "devices"]
