@@ -12,8 +12,8 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.acceptance import evidence_record
 from suite.acceptance.battery_state import Battery, Phase, Settings
-from suite.acceptance.checks import HOST_DEVICE, STEP_TIME
-from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing
+from suite.acceptance.checks import HANG_GUARD, HOST_DEVICE, STEP_TIME
+from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Timed
 from suite.acceptance.evidence_record import OpenedBattery, unfinished
 from suite.acceptance.gpu_health import HealthWatch
 from suite.acceptance.history import history
@@ -191,7 +191,9 @@ def _further_looks(battery: Battery) -> None:
                 break
             missing = step_launches_missing(ratios, step_references(own, battery.known), effort.looks)
             phase = launches_phase(battery, name, "times", TIMED_STEPS, missing, first=len(ratios) + 1)
-            if not missing or phase.predicted_seconds + _reserved_seconds(battery, own) > battery.seconds_left:
+            as_before = missing * math.fsum(one.seconds for one in own) / len(own)
+            seconds = max(phase.predicted_seconds, as_before) + _reserved_seconds(battery, own)
+            if not missing or seconds > battery.seconds_left:
                 break
             battery.kept[phase.name] = battery.run(phase)
 
@@ -233,19 +235,34 @@ def _due(battery: Battery, findings: Sequence[Finding]) -> list[tuple[Phase, Due
     failed = [f for f in findings if f.verdict is Verdict.FAIL and f.status is Status.OK]
     numbers = frozenset(f.check for f in failed)
     due = []
-    probe = probe_phase(battery, numbers & FROM_PROBE) if numbers & FROM_PROBE else None
+    slow = {one.phase: one for one in battery.evidence() if isinstance(one, Timed) and one.outcome == "slow"}
+    parts = FROM_PROBE if "probe" in slow else numbers & FROM_PROBE
+    probe = probe_phase(battery, parts) if parts else None
     for phase in (micro_phase(battery), *launch_phases(battery), *(() if probe is None else (probe,))):
         own = [f for f in failed if f.check in phase.serves and _is_about(f, phase)]
+        own += [f for f in failed if _is_slow(f, phase)]
         if not own or phase.name not in battery.kept:
             continue
         before = [one for one in battery.kept[phase.name] if isinstance(one, Micro | Launched | Probing)]
         seconds = math.fsum(one.seconds for one in before)
+        launches = len(before) if phase.serves >= FROM_TIMES else 0
         if phase.name == "probe":  # its failed parts alone
             seconds = min(seconds, phase.predicted_seconds)
-        needed = any(is_noise(f) and f.check in _confirms(phase) for f in own)
-        launches = len(before) if phase.serves >= FROM_TIMES else 0
+        if phase.name in slow:  # all of it, until it ends or is too slow again
+            seconds, launches = slow[phase.name].seconds, 0
+        needed = any(_judges_anew(phase, f) and is_noise(f) for f in own)
         due.append((phase, Due(name=phase.name, seconds=seconds, launches=launches, needed=needed)))
     return due
+
+
+def _is_slow(finding: Finding, phase: Phase) -> bool:
+    """Whether the finding is that the phase took too long."""
+    return finding.check == HANG_GUARD and finding.subject == phase.name
+
+
+def _judges_anew(phase: Phase, finding: Finding) -> bool:
+    """Whether a re-run of the phase says anew what the finding says."""
+    return _is_slow(finding, phase) or (finding.check in _confirms(phase) and _is_about(finding, phase))
 
 
 def _confirms(phase: Phase) -> frozenset[int]:
@@ -278,9 +295,11 @@ def _confirmed(battery: Battery, health: Health, again: dict[str, list[Evidence]
             looks[launches[0].run] = (len(launches),)
     repeated = _judged(battery, health, replaced, looks_of=looks)
     phases_again = [phase for phase, due in _due(battery, first) if due.name in again]
-    second = [
-        finding
-        for finding in repeated
-        if any(finding.check in _confirms(phase) and _is_about(finding, phase) for phase in phases_again)
+    second = [finding for finding in repeated if any(_judges_anew(phase, finding) for phase in phases_again)]
+    second += [
+        Finding(check=HANG_GUARD, subject=one.phase, verdict=Verdict.PASS)
+        for own in again.values()
+        for one in own
+        if isinstance(one, Timed) and one.outcome == "ok"
     ]
     return confirmed(first, second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -45,12 +45,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to run, what it should take, and the checks that it serves."""
+    """One thing to run, what it should take, and the checks that it serves.
+
+    Args:
+        run: gives evidence one by one as it comes, so that what ended well is kept where the rest does not end.
+    """
 
     name: str
     predicted_seconds: float
     serves: frozenset[int]
-    run: Callable[[Callable[[int, Event], None]], list[Evidence]]
+    run: Callable[[Callable[[int, Event], None]], Iterable[Evidence]]
 
 
 class OverBudgetError(Exception):
@@ -95,7 +99,8 @@ class Battery:
         found: list[Evidence] = []
         outcome, message, stacks, at_fault = "ok", "", "", list[int]()
         try:
-            found = phase.run(within_budget)
+            for one in phase.run(within_budget):
+                found.append(one)
         except OverBudgetError:
             outcome, message = "slow", "over budget"
         for one in found:
@@ -106,7 +111,7 @@ class Battery:
                     raise KeyboardInterrupt
         found.append(
             Timed(
-                phase=name,
+                phase=phase.name,
                 predicted_seconds=phase.predicted_seconds,
                 budget_seconds=budget,
                 seconds=time.monotonic() - begun,

@@ -24,7 +24,7 @@ from suite.calibration_job import Measured
 from suite.calibration_plan import TABLE, Planned
 from suite.compare import Verdict as RowVerdict
 from suite.devices import usable_cores
-from suite.figures import EXACT, Quantity, StepTerm
+from suite.figures import EXACT, Quantity, StepTerm, of_job
 from suite.job import Event, Status, StepKind
 from suite.launch import launch
 from suite.machine_profile import Profile
@@ -33,7 +33,7 @@ from suite.miniature import miniature
 from suite.plan import Request, corpus_for, plan
 from suite.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
 from suite.profiled_machine import known_accelerator
-from suite.reproduction import reproduce
+from suite.reproduction import reproduce, with_time
 from suite.shared_processors import others_shares
 from suite.timings import median
 
@@ -249,6 +249,16 @@ def stages_of(layout: Layout) -> list[int]:
     if layout.pipeline_stages == 1:
         return []
     return [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
+
+
+def predicted_step_seconds(name: str, device: str, ranks: int, results: Path, profile: Profile | None) -> float | None:
+    """Seconds of a miniature's step by the machine profile; None where it has no such operations, or there is none."""
+    planned = plan(Request(name=name, ranks=ranks, device=device, results=results))
+    try:
+        times, _ = with_time(planned, profile, [])
+    except InputError:
+        return None
+    return of_job(times, Quantity.STEP_SECONDS)
 
 
 def _is_step(quantity: str, rank: int | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from suite.acceptance import evidence_record, phases
 from suite.acceptance.battery_state import Battery, Phase
@@ -28,12 +28,14 @@ from suite.acceptance.checks import (
 from suite.acceptance.evidence import Evidence, Launched, Micro, Probing, Surroundings
 from suite.acceptance.profiles import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
 from suite.acceptance.surroundings import competitors
-from suite.calibration import USUAL_SECONDS
 from suite.devices import cuda_devices, usable_cores
 from suite.job import Event, Status
 
-START_SECONDS = 10.0  # from a launch's start to its first step: 6 to 10 s on 2 cores of an AMD EPYC, 2026-11-21
-STEP_SECONDS = 1.5  # of a miniature that nothing predicts: the slowest takes 1.0 s there
+# Of seven miniatures with 6 steps each on 2 cores of a Zen 4 (2026-11-23): the launch took 6.0 to 7.7 s more than its
+# steps, these as long as 7 to 10 timed ones, and a timed one 0.9 s at most
+START_SECONDS = 8.0
+COUNTING_STEPS = 4.0
+STEP_SECONDS = 0.9  # of a miniature that nothing predicts
 FROM_MICRO = frozenset({MATRIX, SPREAD, MEMORY, HOST_DEVICE})
 OF_MICRO = FROM_MICRO | {STEP_TIME, ATTRIBUTION}  # predictions rest on them
 FROM_TIMES = frozenset({STEP_TIME, ATTRIBUTION, STRAGGLER, LOSS_CURVE})
@@ -76,7 +78,7 @@ def micro_phase(battery: Battery) -> Phase:
         found, battery.profile = phases.micro(settings.device, settings.ranks, settings.effort, where, on_event)
         return [found]
 
-    return Phase(name="micro-measurements", predicted_seconds=USUAL_SECONDS, serves=OF_MICRO, run=run)
+    return Phase(name="micro-measurements", predicted_seconds=settings.effort.micro_seconds, serves=OF_MICRO, run=run)
 
 
 def launch_phases(battery: Battery) -> list[Phase]:
@@ -99,8 +101,7 @@ def launches_phase(battery: Battery, name: str, purpose: str, steps: int, count:
     """`count` launches of a miniature, of which `first` is the number of the first one."""
     settings = battery.settings
 
-    def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:
-        found: list[Evidence] = []
+    def run(on_event: Callable[[int, Event], None]) -> Iterator[Evidence]:
         for _ in range(count):
             one = phases.launched(
                 name,
@@ -112,19 +113,15 @@ def launches_phase(battery: Battery, name: str, purpose: str, steps: int, count:
                 profile=battery.profile,
                 on_event=on_event,
             )
-            found.append(one)
+            yield one
             if one.status is not Status.OK:
                 break
-        return found
 
     serves = {"times": FROM_TIMES | {EXACT_FIGURES}, "jitter": {JITTER, LOSS_CURVE}, "exact": {EXACT_FIGURES}}[purpose]
     title = f"{name} {purpose}" + (f" from launch {first}" if first > 1 else "")
-    seconds = _launches_seconds(steps, count)
+    predicted = phases.predicted_step_seconds(name, settings.device, settings.ranks, settings.results, battery.profile)
+    seconds = count * (START_SECONDS + (steps + COUNTING_STEPS) * (predicted or STEP_SECONDS))
     return Phase(name=title, predicted_seconds=seconds, serves=frozenset(serves), run=run)
-
-
-def _launches_seconds(steps: int, count: int) -> float:
-    return count * (START_SECONDS + steps * STEP_SECONDS)
 
 
 def probe_phase(battery: Battery, parts: frozenset[int] = FROM_PROBE) -> Phase | None:

@@ -7,6 +7,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.acceptance.checks import CHECKS
 from suite.acceptance.noninferiority import LOOKS
+from suite.calibration import USUAL_SECONDS
 from suite.calibration_plan import DENSITIES, Density
 
 MINIATURES = ("bloom-mini", "opt-mini", "glm-mini", "codegeex-mini", "gpt-neox-mini", "mt-nlg-mini", "gpt2-mini")
@@ -20,6 +21,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """What a profile runs.
 
     Args:
+        micro_seconds: that the micro-measurements are told to take.
         limit_seconds: after which nothing optional is begun: no further look, no re-run.
         timed: miniatures whose step time is judged; `looks` after how many launches.
         jitter: the miniature with 200 timed steps; None: none.
@@ -29,6 +31,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
     limit_seconds: float
     densities: dict[str, Density]
+    micro_seconds: float
     timed: tuple[str, ...]
     looks: tuple[int, ...]
     jitter: str | None
@@ -48,6 +51,7 @@ EFFORTS = {
     "quick": Effort(
         limit_seconds=300.0,
         densities=DENSITIES | {"cpu": QUICK_DENSITY},
+        micro_seconds=40.0,  # 31 s on 2 cores of a Zen 4 (2026-11-23)
         timed=("bloom-mini",),
         looks=LOOKS[:1],
         jitter=None,
@@ -62,6 +66,7 @@ EFFORTS = {
     "accept": Effort(
         limit_seconds=1800.0,
         densities=DENSITIES,
+        micro_seconds=USUAL_SECONDS,
         timed=("bloom-mini", "gpt2-mini", "mt-nlg-mini"),
         looks=LOOKS,
         jitter="gpt2-mini",
@@ -76,6 +81,7 @@ EFFORTS = {
     "soak": Effort(
         limit_seconds=9000.0,
         densities=DENSITIES,
+        micro_seconds=USUAL_SECONDS,
         timed=MINIATURES,
         looks=LOOKS,
         jitter="bloom-mini",

@@ -6,11 +6,16 @@ import pytest
 
 from suite import calibration
 from suite.acceptance import phases
-from suite.acceptance.profiles import EFFORTS
+from suite.acceptance.battery_state import Battery, Settings
+from suite.acceptance.history import History
+from suite.acceptance.planned_phases import COUNTING_STEPS, START_SECONDS, STEP_SECONDS, launch_phases
+from suite.acceptance.profiles import EFFORTS, EXACT_STEPS
+from suite.figures import Figure, Quantity
 from suite.job import Status
 from suite.launch import Outcome
 from suite.probe_job import Probed, Soaked
 from suite.shared_processors import Shared
+from tests.profiles import profile
 
 
 def probed(monkeypatch, events, device="cpu", profile="quick"):
@@ -59,3 +64,36 @@ def test_a_calibration_that_hangs_says_which_rank_and_where(monkeypatch, tmp_pat
     evidence, profile = phases.micro("cpu", 2, EFFORTS["quick"], tmp_path, lambda *_: None)
     assert profile is None
     assert (evidence.status, evidence.ranks_at_fault, evidence.stacks) == (Status.HANG, [1], "rank 0:\nThread 1")
+
+
+def test_a_launch_is_predicted_from_the_machine_profile_where_it_has_the_step(tmp_path, monkeypatch):
+    settings = Settings(
+        profile="quick",
+        effort=EFFORTS["quick"],
+        device="cpu",
+        ranks=2,
+        results=tmp_path,
+        fleet=None,
+        selected=frozenset({7}),
+        miniatures=("gpt2-mini",),
+        timed=(),
+        devices=None,
+        others=0.05,
+        resume=False,
+    )
+    run = Battery(settings, None, History(), print)
+    (unknown,) = launch_phases(run)
+    assert unknown.predicted_seconds == START_SECONDS + (EXACT_STEPS + COUNTING_STEPS) * STEP_SECONDS
+    monkeypatch.setattr(phases, "with_time", lambda _plan, profile, _measured: ([step(profile)], []))
+    for run.profile in (0.25, 4.0):
+        (known,) = launch_phases(run)
+        assert known.predicted_seconds == START_SECONDS + (EXACT_STEPS + COUNTING_STEPS) * run.profile
+
+
+def step(seconds):
+    return Figure(quantity=Quantity.STEP_SECONDS, value=seconds, why="")
+
+
+def test_a_profile_without_the_operations_predicts_no_step(tmp_path):
+    assert phases.predicted_step_seconds("gpt2-mini", "cpu", 2, tmp_path, profile()) is None
+    assert phases.predicted_step_seconds("gpt2-mini", "cpu", 2, tmp_path, None) is None
