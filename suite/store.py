@@ -109,8 +109,7 @@ class Opened:
         job = begin.job
         try:
             size = _RESERVED_BYTES + _RESERVED_BYTES_PER_STEP * job.steps * job.layout.ranks
-            with open(self._reserve, "xb") as file:
-                _fill(file, os.urandom(size))  # written, not only allocated: no file system can give it away
+            keep_room(self._reserve, size)
             write_new(self.path, encode(begin))
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -124,17 +123,32 @@ class Opened:
             StoreFullError: even that failed.
         """
         try:
-            with open(os.open(self._reserve, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:  # not truncated yet
-                _fill(file, encode(end))
-            _name(self._reserve, self._end_path)
+            write_over(self._reserve, self._end_path, encode(end))
         except OSError as error:
             raise StoreFullError(
                 error.errno, f"cannot write the end of a record: {error.strerror}", str(self._end_path)
             ) from error
-        finally:
-            with contextlib.suppress(OSError):
-                self._reserve.unlink(missing_ok=True)
         return self._end_path
+
+
+def keep_room(reserve: Path, size: int) -> None:
+    """Fill so many bytes of a new file, for what must be written even on a file system that is full by then."""
+    with open(reserve, "xb") as file:
+        _fill(file, os.urandom(size))  # written, not only allocated: no file system can give it away
+
+
+def write_over(reserve: Path, path: Path, data: bytes) -> None:
+    """Write `path` over the bytes that kept its room, whole or not at all; an existing file is an error, not replaced.
+
+    The room is given back in any case.
+    """
+    try:
+        with open(os.open(reserve, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:  # not truncated yet
+            _fill(file, data)
+        _name(reserve, path)
+    finally:
+        with contextlib.suppress(OSError):
+            reserve.unlink(missing_ok=True)
 
 
 def write_new(path: Path, data: bytes) -> None:

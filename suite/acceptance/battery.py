@@ -12,7 +12,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.acceptance import evidence_record
 from suite.acceptance.battery_state import Battery, Phase, Settings
-from suite.acceptance.checks import HANG_GUARD, HOST_DEVICE, STEP_TIME
+from suite.acceptance.checks import ENVIRONMENT, HANG_GUARD, HOST_DEVICE, STEP_TIME
 from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Timed
 from suite.acceptance.evidence_record import OpenedBattery, unfinished
 from suite.acceptance.gpu_health import HealthWatch
@@ -91,20 +91,29 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
             notes.append(known.fleet_words)
         battery = Battery(settings, opened, known, tell)
         watch = HealthWatch()
+        again: dict[str, list[Evidence]] = {}
+        stopped: OSError | None = None
         try:
             _measure(battery)
             again = _run_again(battery, _judged(battery, watch.so_far()))
+        except OSError as error:
+            stopped = error
         finally:
             health = watch.finished()
+        try:
+            if opened.kept("health") is None:  # of a battery whose verdict found no room
+                opened.keep("health", [health])
+        except OSError as error:
+            stopped = stopped or error
         findings = [known.dated(finding) for finding in _confirmed(battery, health, again)]
+        if stopped is not None:
+            findings.insert(0, _no_room(stopped))
         verdict = decision(findings)
         losses = {
             one.stack: one.losses
             for one in battery.evidence()
             if isinstance(one, Launched) and one.stack and one.losses
         }
-        if opened.kept("health") is None:  # of a battery whose verdict found no room
-            opened.keep("health", [health])
         path = opened.close(verdict, findings, losses)
     except BaseException:
         opened.abandon()
@@ -117,6 +126,19 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
         notes=notes,
         seconds=time.monotonic() - battery.start,
         record=str(path),
+    )
+
+
+def _no_room(error: OSError) -> Finding:
+    """That the battery could not go on: most often a full disk. What it had measured is judged all the same."""
+    words = f"{error.strerror}: {error.filename}"
+    return Finding(
+        check=ENVIRONMENT,
+        subject="records",
+        verdict=Verdict.INVALID,
+        status=Status.CRASHED,
+        part="disk",
+        evidence=words,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,10 +113,8 @@ class OpenedBattery:
         self._started = time.time()
         self.opening = opening(self.id, profile, options, self._started)
         try:
-            with self._reserve.open("wb") as file:
-                file.write(os.urandom(RESERVED_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
+            self._reserve.unlink(missing_ok=True)  # of the same battery, which was killed before it is resumed
+            store.keep_room(self._reserve, RESERVED_BYTES)
             if identity is None:
                 store.write_new(self._directory / f"{self.id}.begin.json", encode(self.opening))
         except OSError as error:
@@ -173,18 +170,11 @@ class OpenedBattery:
             options=self.opening.options,
         )
         try:
-            with open(os.open(self._reserve, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:  # not truncated yet
-                file.write(encode(closed))
-                file.truncate()
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(self._reserve, self.end_path)
+            store.write_over(self._reserve, self.end_path, encode(closed))
         except OSError as error:
             raise store.StoreFullError(
                 error.errno, f"cannot write the verdict: {error.strerror}", str(self.end_path)
             ) from error
-        finally:
-            self.abandon()
         return self.end_path
 
     def abandon(self) -> None:

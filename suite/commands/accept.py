@@ -96,15 +96,13 @@ def accept_command(
         fleet=fleet,
         results=results,
     )
-    if junit_file is not None and not junit_file.resolve().parent.is_dir():
-        raise InputError("no directory for the file", got=str(junit_file), where="--junit")
+    if junit_file is not None:
+        _check_writable(junit_file)
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, _interrupt)
     messages = console(stderr=True)
     try:
         report = run_battery(settings, lambda line: messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
-        if junit_file is not None:
-            junit_file.write_text(junit(report), encoding="utf-8")
     except OSError as error:  # no room or no access for records or scratch files
         messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
@@ -117,7 +115,26 @@ def accept_command(
         sys.stdout.write(summary(report) + "\n")
     else:
         print_report(console(), report)
+    if junit_file is not None:
+        try:
+            junit_file.write_text(junit(report), encoding="utf-8")
+        except OSError as error:  # the verdict has been told, and stands
+            messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
     raise typer.Exit(CODES[report.decision])
+
+
+def _check_writable(junit_file: Path) -> None:
+    """Raises InputError where the file could not be written behind a battery."""
+    if not junit_file.resolve().parent.is_dir():
+        raise InputError("no directory for the file", got=str(junit_file), where="--junit")
+    existed = junit_file.exists()
+    try:
+        with junit_file.open("ab"):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write the file: {error.strerror}", got=str(junit_file), where="--junit") from error
+    if not existed:
+        junit_file.unlink()
 
 
 def _settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 from xml.etree import ElementTree
 
@@ -18,6 +19,7 @@ from suite.acceptance.evidence import Competitor, Launched, Micro, Probing, Repl
 from suite.acceptance.evidence_record import Closed, PhaseEvidence
 from suite.acceptance.profiles import EFFORTS, MINIATURES
 from suite.acceptance.verdicts import Decision, Finding, Past, Verdict
+from suite.commands import accept as accept_module
 from suite.commands import exit_codes
 from suite.job import Status
 from suite.machine_profile import Fingerprint
@@ -261,6 +263,8 @@ def test_the_table_is_printed_for_people(tmp_path, capsys, launches):
         (["--ranks", "999"], "ranks; got 999"),
         (["--fleet", "/nonexistent"], "the fleet is no directory"),
         (["--junit", "/nonexistent/a.xml"], "no directory for the file"),
+        (["--junit", "/proc"], "cannot write the file: Is a directory"),
+        (["--junit", "/proc/a.xml"], "cannot write the file"),
         (["--device", "cuda"], "no CUDA device here"),
         (["--results", "/proc/nowhere"], "cannot write to the results directory"),
     ],
@@ -276,7 +280,7 @@ def test_a_bad_argument_is_one_line_and_exit_code_2(arguments, words, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fills_up_is_one_line_and_exit_code_4(tmp_path, capsys, launches, monkeypatch):
+def test_on_a_disk_that_fills_up_the_verdict_says_so_and_the_exit_code_is_4(tmp_path, capsys, launches, monkeypatch):
     write = store.write_new
 
     def full(path, data):
@@ -285,11 +289,29 @@ def test_a_disk_that_fills_up_is_one_line_and_exit_code_4(tmp_path, capsys, laun
         write(path, data)
 
     monkeypatch.setattr(store, "write_new", full)
-    assert main(["accept", "--only", "0,7", "--results", str(tmp_path)]) == exit_codes.EXECUTION_FAILED
-    err = capsys.readouterr().err
-    assert "cannot write a phase: No space left on device" in err
-    assert "Traceback" not in err
-    assert [path.suffixes for path in (tmp_path / "acceptance").iterdir()] == [[".begin", ".json"]]
+    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
+    assert code == exit_codes.EXECUTION_FAILED
+    assert "cannot write a phase: No space left on device" in report["findings"][0]["evidence"]
+    assert sorted(path.suffixes[0] for path in (tmp_path / "acceptance").iterdir()) == [".begin", ".end"]
+    (path,) = (tmp_path / "acceptance").glob("*.end.json")
+    assert evidence_record.decode(path.read_bytes(), Closed, str(path)).decision is Decision.EXECUTION_FAILED
+
+
+def test_a_verdict_is_written_where_a_file_system_has_no_links(tmp_path, capsys, launches, monkeypatch):
+    def no_links(*_arguments):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert accept(capsys, "--only", "0,7", "--results", str(tmp_path))[0] == exit_codes.PASS
+    assert len(list((tmp_path / "acceptance").glob("*.end.json"))) == 1
+    assert list((tmp_path / "acceptance").glob(".*")) == []
+
+
+def test_a_report_is_printed_where_its_junit_file_cannot_be_written_any_more(tmp_path, capsys, launches, monkeypatch):
+    file = tmp_path / "a.xml"
+    monkeypatch.setattr(accept_module, "junit", lambda _report: file.mkdir() or "")
+    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path), "--junit", str(file))
+    assert (code, report["decision"]) == (exit_codes.PASS, "accepted")
 
 
 @pytest.fixture
