@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         others: largest share of the processors that other processes may use.
         miniatures: that are launched; `timed` those whose step time is judged.
         resume: go on with the newest battery that did not end.
+        device_named: by the operator; otherwise it is what was found.
     """
 
     profile: str
@@ -42,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     devices: int | None
     others: float
     resume: bool
+    device_named: bool = False
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):

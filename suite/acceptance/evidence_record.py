@@ -19,6 +19,7 @@ from suite.acceptance.verdicts import Decision, Finding
 # 4.1: findings say since when; 4.2: and how much the launches behind them spread; 4.3: verdicts have the options,
 # and steps what each term took beyond its prediction
 SCHEMA = "4.3"
+NO_GPUS = "none"  # as a record's hardware says it
 RESERVED_BYTES = 512 * 1024  # a verdict of 8 GPUs with the stacks of a hang takes about 200 KiB
 
 
@@ -203,6 +204,17 @@ def opening(identity: str, profile: str, options: dict[str, str], started: float
 def digest(facts: Any) -> str:
     """16 hex digits of the facts."""
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
+
+
+def gpus_before(results: Path, node: str) -> str:
+    """GPUs of this node's newest battery that had some, ended or not; empty where none had."""
+    for path in sorted(directory(results).glob("*.begin.json"), reverse=True):
+        with contextlib.suppress(OSError, InputError):
+            first = decode(path.read_bytes(), Opening, str(path))
+            gpus = first.hardware.get("gpus", NO_GPUS)
+            if first.node == node and gpus != NO_GPUS:
+                return gpus
+    return ""
 
 
 def unfinished(results: Path, *, profile: str, options: dict[str, str], node: str) -> tuple[str | None, list[str]]:

@@ -50,6 +50,17 @@ def _devices(around: Surroundings) -> Finding:
     kind = "GPUs" if around.device == "cuda" else "cores"
     expected = around.devices_expected
     wrong = expected is not None and around.devices != expected
+    if around.gpus_before:
+        return Finding(
+            check=ENVIRONMENT,
+            subject="devices",
+            verdict=Verdict.INVALID,
+            measured=0.0,
+            source="an earlier battery of this node",
+            part=f"GPUs: none in place of {around.gpus_before}",
+            evidence="an earlier battery of this node had GPUs, and now no driver tells of one; --device cpu judges "
+            "the rest of the node",
+        )
     return Finding(
         check=ENVIRONMENT,
         subject="devices",

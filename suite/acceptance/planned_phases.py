@@ -26,6 +26,7 @@ from suite.acceptance.checks import (
     THROTTLE,
 )
 from suite.acceptance.evidence import Evidence, Launched, Micro, Probing, Surroundings
+from suite.acceptance.evidence_record import NO_GPUS
 from suite.acceptance.profiles import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
 from suite.acceptance.surroundings import competitors
 from suite.devices import cuda_devices, usable_cores
@@ -52,6 +53,8 @@ def environment_phase(battery: Battery) -> Phase:
     def run(_on_event: Callable[[int, Event], None]) -> list[Evidence]:
         busy, share = competitors()
         devices = cuda_devices() if settings.device == "cuda" else usable_cores()
+        here = battery.opened.opening
+        lost = settings.device == "cpu" and not settings.device_named and here.hardware["gpus"] == NO_GPUS
         return [
             Surroundings(
                 device=settings.device,
@@ -62,7 +65,8 @@ def environment_phase(battery: Battery) -> Phase:
                 competitors=busy,
                 fleet_problems=known.fleet_problems,
                 past_problems=known.past_problems,
-                gpus=battery.opened.opening.hardware["gpus"] if settings.device == "cuda" else "",
+                gpus=here.hardware["gpus"] if settings.device == "cuda" else "",
+                gpus_before=evidence_record.gpus_before(settings.results, here.node) if lost else "",
             )
         ]
 

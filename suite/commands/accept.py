@@ -179,6 +179,7 @@ def _settings(
         devices=devices,
         others=others,
         resume=resume,
+        device_named=device != "auto",
     )
 
 

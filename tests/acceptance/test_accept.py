@@ -8,6 +8,7 @@ import os
 import re
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from suite import machine_profile, store
@@ -104,6 +105,24 @@ def test_a_hang_in_the_micro_measurements_names_its_rank_and_keeps_its_stacks(tm
     assert code == exit_codes.EXECUTION_FAILED
     (found,) = [f for f in report["findings"] if f["check"] == 17 and f["verdict"] == "HANG"]
     assert (found["part"], found["evidence"]) == ("rank 1", "rank 1 behind; stacks of rank 0 in the record")
+
+
+@pytest.mark.parametrize(
+    ("before", "device", "code"),
+    [("NVIDIA H200, NVIDIA H200", [], 3), ("NVIDIA H200, NVIDIA H200", ["--device", "cpu"], 0), ("none", [], 0)],
+)
+def test_a_node_that_lost_its_gpus_is_not_accepted(tmp_path, capsys, launches, monkeypatch, before, device, code):
+    own = evidence_record.opening("", "quick", {}, 0.0)
+    if own.hardware["gpus"] != "none":
+        pytest.skip("NOT RUN: this machine has GPUs")
+    with monkeypatch.context() as then:
+        earlier = msgspec.structs.replace(own, id="20000101T000000Z", hardware=own.hardware | {"gpus": before})
+        then.setattr(evidence_record, "opening", lambda *_arguments: earlier)
+        evidence_record.OpenedBattery(tmp_path, profile="quick", options={}).close(Decision.ACCEPTED, [], {})
+    ended, report = accept(capsys, "--only", "0,7", *device, "--results", str(tmp_path))
+    (found,) = [f for f in report["findings"] if f["subject"] == "devices"]
+    assert (ended, found["verdict"]) == (code, "INVALID" if code else "PASS")
+    assert found["part"] == (f"GPUs: none in place of {before}" if code else "")
 
 
 def test_a_competing_process_is_named_and_the_verdict_left_open(tmp_path, capsys, monkeypatch):
