@@ -75,7 +75,7 @@ def _in_ranks(fault: str) -> Callable[[Setting], AbstractContextManager[Prepared
 
 def _fake_gpus(**faults: Any) -> Callable[[Setting], AbstractContextManager[Prepared]]:
     """Two GPUs of which the second has the faults, behind the management library's names."""
-    scene = json.dumps({"gpus": 2, "faults": {"1": faults}})
+    scene = json.dumps({"gpus": 2, "with_ranks": True, "faults": {"1": faults}})
     environment = {"FAKE_NVML": scene, "PYTHONPATH": str(HERE / "nvml")}
     return lambda _setting: nullcontext(Prepared([], environment, []))
 

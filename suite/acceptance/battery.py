@@ -67,6 +67,7 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
         "device": settings.device,
         "ranks": str(settings.ranks),
         "miniatures": ",".join(settings.miniatures),
+        "devices": "" if settings.devices is None else str(settings.devices),
     }
     notes: list[str] = []
     earlier = None
@@ -90,16 +91,16 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
             tell(known.fleet_words)
             notes.append(known.fleet_words)
         battery = Battery(settings, opened, known, tell)
-        watch = HealthWatch()
+        watch = battery.watch = HealthWatch()
         again: dict[str, list[Evidence]] = {}
         stopped: OSError | None = None
         try:
             _measure(battery)
-            again = _run_again(battery, _judged(battery, watch.so_far()))
+            again = _run_again(battery, _judged(battery, battery.health(watch.so_far())))
         except OSError as error:
             stopped = error
         finally:
-            health = watch.finished()
+            health = battery.health(watch.finished())
         try:
             if opened.kept("health") is None:  # of a battery whose verdict found no room
                 opened.keep("health", [health])

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from suite.acceptance.evidence import Evidence, Launched, Micro, Probing, Timed
+from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Timed
 from suite.acceptance.evidence_record import OpenedBattery
+from suite.acceptance.gpu_health import HealthWatch, joined
 from suite.acceptance.history import History
 from suite.acceptance.profiles import Effort
 from suite.job import Event, Status
@@ -74,10 +75,16 @@ class Battery:
         self.start = time.monotonic()
         self.profile: Profile | None = None
         self.kept: dict[str, list[Evidence]] = {}
+        self.watch: HealthWatch | None = None
+        self.earlier_health: list[Health] = []  # of the interrupted battery, phase by phase
 
     @property
     def seconds_left(self) -> float:
         return self.settings.effort.limit_seconds - (time.monotonic() - self.start)
+
+    def health(self, now: Health) -> Health:
+        """What was read of GPUs until now, before an interruption too."""
+        return joined([*self.earlier_health, now])
 
     def evidence(self) -> list[Evidence]:
         return [one for part in self.kept.values() for one in part]
@@ -88,7 +95,8 @@ class Battery:
         earlier = self.opened.kept(name)
         if earlier is not None:
             self.tell(f"{name}: from the interrupted battery")
-            return earlier
+            self.earlier_health += [one for one in earlier if isinstance(one, Health)]
+            return [one for one in earlier if not isinstance(one, Health)]
         self.tell(f"{name}: about {phase.predicted_seconds:.0f} s")
         compiled = COMPILE_SECONDS if self.settings.device == "cuda" else 0.0
         budget = max(LEAST_BUDGET_SECONDS, BUDGET_FACTOR * phase.predicted_seconds) + compiled
@@ -123,5 +131,6 @@ class Battery:
                 ranks_at_fault=at_fault,
             )
         )
-        self.opened.keep(name, found)
+        health = None if self.watch is None else self.watch.lap()
+        self.opened.keep(name, [*found, health] if health and health.gpus else found)
         return found

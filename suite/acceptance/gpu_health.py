@@ -1,12 +1,15 @@
-"""GPUs as NVIDIA's management library tells of them: before, once a second under load, and after."""
+"""GPUs as NVIDIA's management library tells of them: before, twice a second under load, and after."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from suite.acceptance.evidence import GpuHealth, GpuSample, GpuState, Health
 
@@ -40,6 +43,7 @@ class Gpus:
         self.why_none = ""
         self._handles: list[Any] = []
         self._unanswered: dict[int, set[str]] = {}
+        self._given_up: dict[tuple[int, str], threading.Thread] = {}
         try:
             self._library: Any = importlib.import_module("pynvml")
         except ImportError:
@@ -148,18 +152,30 @@ class Gpus:
         return found
 
     def unanswered(self, number: int) -> list[str]:
-        """Calls about this GPU that failed or were given up."""
-        return sorted(self._unanswered.get(number, set()))
+        """Calls about this GPU that failed or were given up; those about events are about all GPUs."""
+        names = set(self._unanswered.get(number, set()))
+        if self._events is LOST:
+            names.add("nvmlEventSetCreate")
+        if (-1, "nvmlEventSetWait_v2") in self._given_up:  # otherwise nothing waits
+            names.add("nvmlEventSetWait_v2")
+        return sorted(names)
 
     def _constant(self, name: str) -> int:
         return int(getattr(self._library, name))
 
     def _call(self, number: int, name: str, *arguments: Any) -> Any:
-        """The answer, or `LOST` after an error or the timeout; a thread that never returns is left behind."""
+        """The answer, or `LOST` after an error or the timeout.
+
+        A thread that never returns is left behind, one for each call about a GPU: as long as it waits, that call is not
+        made again.
+        """
         return self._asked(number, name, lambda: getattr(self._library, name)(*arguments))
 
     def _asked(self, number: int, name: str, question: Callable[[], Any]) -> Any:
         answers: list[Any] = []
+        before = self._given_up.get((number, name))
+        if before is not None and before.is_alive():
+            return LOST
 
         def ask() -> None:
             try:
@@ -170,6 +186,8 @@ class Gpus:
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(CALL_SECONDS)
+        if not answers:
+            self._given_up[number, name] = thread
         if not answers or answers[0] is LOST:
             self._unanswered.setdefault(number, set()).add(name)
         return answers[0] if answers else LOST
@@ -177,6 +195,40 @@ class Gpus:
 
 def _text(answer: Any) -> str:
     return answer.decode() if isinstance(answer, bytes) else str(answer)
+
+
+def gpus_with_ranks(device: str, ranks: int) -> list[int]:
+    """Numbers of the GPUs on which ranks run, as the library counts them: those that are visible, in their order.
+
+    Empty where they are named otherwise than by number, which is not known here.
+    """
+    if device != "cuda":
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return list(range(ranks))
+    words = [word.strip() for word in visible.split(",")]
+    return [int(word) for word in words[:ranks]] if all(word.isdecimal() for word in words) else []
+
+
+def joined(parts: Sequence[Health]) -> Health:
+    """What was read one after the other, as if at once: the first reading before, the last one after."""
+    told = [part for part in parts if part.gpus]
+    if not told:
+        return parts[-1]
+    gpus = []
+    for last in told[-1].gpus:
+        own = [gpu for part in told for gpu in part.gpus if gpu.index == last.index]
+        gpus.append(
+            msgspec.structs.replace(
+                last,
+                before=own[0].before,
+                samples=[sample for one in own for sample in one.samples],
+                xids=[xid for one in own for xid in one.xids],
+                unanswered=sorted({name for one in own for name in one.unanswered}),
+            )
+        )
+    return Health(gpus=gpus)
 
 
 class HealthWatch:
@@ -188,6 +240,7 @@ class HealthWatch:
         self._before = [self._gpus.state(number) for number in range(self._gpus.count)]
         self._samples: list[list[GpuSample]] = [[] for _ in self._before]
         self._xids: list[tuple[int, int]] = []
+        self._lapped = self._before, [0] * len(self._before), 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         if self._before:
@@ -212,18 +265,36 @@ class HealthWatch:
         if not self._before:
             return Health(gpus=[], why_none=self._gpus.why_none)
         return Health(
-            gpus=[
-                GpuHealth(
-                    index=number,
-                    model=model,
-                    driver=driver,
-                    firmware=firmware,
-                    before=self._before[number],
-                    after=self._gpus.state(number),
-                    samples=list(self._samples[number]),
-                    xids=[xid for gpu, xid in self._xids if gpu in (number, -1)],
-                    unanswered=self._gpus.unanswered(number),
-                )
-                for number, (model, driver, firmware) in enumerate(self._gpus.names())
-            ]
+            gpus=self._read(
+                self._before, [0] * len(self._before), 0, [len(own) for own in self._samples], len(self._xids)
+            )
         )
+
+    def lap(self) -> Health:
+        """What was read since the last lap, or since the start; the watch goes on."""
+        if not self._before:
+            return Health(gpus=[], why_none=self._gpus.why_none)
+        before, first, first_xid = self._lapped
+        last, last_xid = [len(own) for own in self._samples], len(self._xids)
+        gpus = self._read(before, first, first_xid, last, last_xid)
+        self._lapped = [gpu.after for gpu in gpus], last, last_xid
+        return Health(gpus=gpus)
+
+    def _read(
+        self, before: list[GpuState], first: list[int], first_xid: int, last: list[int], last_xid: int
+    ) -> list[GpuHealth]:
+        """Every GPU now, with the samples from its first to its last one, and XIDs likewise."""
+        return [
+            GpuHealth(
+                index=number,
+                model=model,
+                driver=driver,
+                firmware=firmware,
+                before=before[number],
+                after=self._gpus.state(number),
+                samples=self._samples[number][first[number] : last[number]],
+                xids=[xid for gpu, xid in self._xids[first_xid:last_xid] if gpu in (number, -1)],
+                unanswered=self._gpus.unanswered(number),
+            )
+            for number, (model, driver, firmware) in enumerate(self._gpus.names())
+        ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+import msgspec
 
 from suite.acceptance.checks import ENVIRONMENT, ERRORS, THROTTLE
 from suite.acceptance.evidence import GpuHealth, Health, Launched, Micro, Probing, Surroundings
@@ -12,6 +14,8 @@ from suite.acceptance.verdicts import Finding, Verdict
 RUNNING = 3  # samples in a row
 MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes
 BAD_REASONS = ("hardware slowdown", "hardware thermal slowdown", "software thermal slowdown", "power brake")
+# without an answer to one of these nobody is told of an XID
+OF_EVENTS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"})
 # XIDs that a program of the user can cause by itself (NVIDIA, XID Errors: 13 graphics engine exception, 31 MMU fault,
 # 43 reset channel, 45 preemptive removal, 68 video processor exception); every other one is the board's, the link's or
 # the driver's
@@ -24,9 +28,13 @@ def environment_findings(
     during: Sequence[Micro | Launched | Probing],
     *,
     others: float,
-    loaded: bool,
+    loaded: Collection[int],
 ) -> list[Finding]:
-    """Check 0: each subject that is wrong makes the battery invalid; otherwise each passes."""
+    """Check 0: each subject that is wrong makes the battery invalid; otherwise each passes.
+
+    Args:
+        loaded: numbers of the GPUs on which ranks ran.
+    """
     findings = []
     if around is not None:
         findings.append(_devices(around))
@@ -116,7 +124,7 @@ def _when(one: Micro | Launched | Probing) -> str:
     return "in the micro-measurements" if isinstance(one, Micro) else f"in {one.run}"
 
 
-def _gpus(gpus: Sequence[GpuHealth], *, loaded: bool) -> Finding:
+def _gpus(gpus: Sequence[GpuHealth], *, loaded: Collection[int]) -> Finding:
     """The state of the GPUs; of the PCIe link only under load: an idle one saves power at a lower generation."""
     wrong = []
     for what in ("model", "driver", "firmware"):
@@ -133,7 +141,7 @@ def _gpus(gpus: Sequence[GpuHealth], *, loaded: bool) -> Finding:
             wrong.append((name, f"other processes: {state.processes}"))
         if state.watts_limit and state.watts_default and state.watts_limit < state.watts_default:
             wrong.append((name, f"power limit {state.watts_limit:.0f} W, default {state.watts_default:.0f} W"))
-        under_load = gpu.samples if loaded else []
+        under_load = gpu.samples if gpu.index in loaded else []
         generations = [sample.pcie_generation for sample in under_load if sample.pcie_generation]
         widths = [sample.pcie_width for sample in under_load if sample.pcie_width]
         if generations and state.pcie_most_generation and max(generations) < state.pcie_most_generation:
@@ -149,14 +157,21 @@ def _gpus(gpus: Sequence[GpuHealth], *, loaded: bool) -> Finding:
     )
 
 
-def gpu_findings(health: Health | None) -> list[Finding]:
-    """Checks 12 and 13 of every GPU."""
+def gpu_findings(health: Health | None, *, loaded: Collection[int]) -> list[Finding]:
+    """Checks 12 and 13 of every GPU; one without ranks (see `environment_findings`) passes neither."""
     if health is None or not health.gpus:
         why = "not read" if health is None else health.why_none
         return [
             Finding(check=number, subject="", verdict=Verdict.NOT_RUN, evidence=why) for number in (THROTTLE, ERRORS)
         ]
-    return [finding for gpu in health.gpus for finding in (_throttling(gpu), _errors(gpu))]
+    findings = [finding for gpu in health.gpus for finding in (_throttling(gpu), _errors(gpu))]
+    idle = {f"GPU {gpu.index}" for gpu in health.gpus if gpu.index not in loaded}
+    return [
+        msgspec.structs.replace(one, verdict=Verdict.NOT_RUN, evidence=f"no rank ran on it; {one.evidence}")
+        if one.verdict is Verdict.PASS and one.subject in idle
+        else one
+        for one in findings
+    ]
 
 
 def _throttling(gpu: GpuHealth) -> Finding:
@@ -194,7 +209,7 @@ def _errors(gpu: GpuHealth) -> Finding:
     name, before, after = f"GPU {gpu.index}", gpu.before, gpu.after
     bad: list[str] = []
     noted: list[str] = []
-    told = 0
+    silent: list[str] = []
     for what, one, other, uncorrectable in (
         ("uncorrectable ECC errors", before.uncorrected, after.uncorrected, True),
         ("corrected ECC errors", before.corrected, after.corrected, False),
@@ -202,22 +217,20 @@ def _errors(gpu: GpuHealth) -> Finding:
         ("rows remapped for corrected errors", before.remapped_corrected, after.remapped_corrected, False),
     ):
         if one is None or other is None:
-            continue
-        told += 1
-        if other > one:
+            silent.append(what)
+        elif other > one:
             (bad if uncorrectable else noted).append(f"{other - one} {what} under load")
     bad += ["a row waits to be remapped"] if after.remap_pending else []
     bad += ["remapping a row failed"] if after.remap_failed else []
     bad += [f"XID {xid}" for xid in gpu.xids if xid not in OF_PROGRAMS]
     noted += [f"XID {xid} (a program's)" for xid in gpu.xids if xid in OF_PROGRAMS]
-    if not told and not bad and not noted:
-        why = f"the driver tells no counters ({', '.join(gpu.unanswered) or 'no answer'})"
-        return Finding(check=ERRORS, subject=name, verdict=Verdict.NOT_RUN, evidence=why)
-    verdict = Verdict.FAIL if bad else Verdict.WARN if noted else Verdict.PASS
+    silent += ["XIDs"] if set(gpu.unanswered) & OF_EVENTS else []
+    untold = f"not told: {', '.join(silent)} ({', '.join(gpu.unanswered) or 'no answer'})" if silent else ""
+    verdict = Verdict.FAIL if bad else Verdict.WARN if noted else Verdict.NOT_RUN if silent else Verdict.PASS
     return Finding(
         check=ERRORS,
         subject=name,
         verdict=verdict,
-        part="" if verdict is Verdict.PASS else f"memory or board of {name}",
-        evidence="; ".join([*bad, *noted]) or "no counter moved",
+        part=f"memory or board of {name}" if bad or noted else "",
+        evidence="; ".join(words for words in (*bad, *noted, untold) if words) or "no counter moved",
     )

@@ -46,7 +46,8 @@ def judged(
     around = next((one for one in evidence if isinstance(one, Surroundings)), None)
     health = next((one for one in evidence if isinstance(one, Health)), None)
     during: list[Micro | Launched | Probing] = [*micro, *launches, *probes]
-    environment = environment_findings(around, health, during, others=others, loaded=bool(during))
+    loaded = around.gpus_with_ranks if around is not None and during else []
+    environment = environment_findings(around, health, during, others=others, loaded=loaded)
     disturbed = any(finding.verdict is Verdict.INVALID for finding in environment)
     findings = [*environment]
     gpu = known_gpu(around.gpus) if around and around.gpus else None
@@ -65,7 +66,7 @@ def judged(
         times = time_findings(launches, history, looks=looks, looks_of=looks_of, rates=rates)
         findings += [*exact_findings(launches), *times]
         findings += [*jitter_findings(launches), *loss_findings(launches, history)]
-    findings += gpu_findings(health)
+    findings += gpu_findings(health, loaded=loaded)
     findings += guard_findings([one for one in evidence if isinstance(one, Timed)], disturbed=disturbed)
     if disturbed:
         findings = [_undecided(finding) for finding in findings]

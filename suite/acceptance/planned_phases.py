@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from suite.acceptance import evidence_record, phases
+from suite.acceptance import evidence_record, gpu_health, phases
 from suite.acceptance.battery_state import Battery, Phase
 from suite.acceptance.checks import (
     ALL_REDUCE,
@@ -66,6 +66,7 @@ def environment_phase(battery: Battery) -> Phase:
                 fleet_problems=known.fleet_problems,
                 past_problems=known.past_problems,
                 gpus=here.hardware["gpus"] if settings.device == "cuda" else "",
+                gpus_with_ranks=gpu_health.gpus_with_ranks(settings.device, settings.ranks),
                 gpus_before=evidence_record.gpus_before(settings.results, here.node) if lost else "",
             )
         ]

@@ -7,16 +7,21 @@ import inspect
 import json
 import re
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
+import msgspec
 import pynvml
 import pytest
 
 from benchmarks.accept_selftest import faults
 from suite.acceptance import gpu_health
-from suite.acceptance.evidence import Surroundings
-from suite.acceptance.gpu_health import REASONS, Gpus, HealthWatch
+from suite.acceptance.battery_state import Battery, Phase
+from suite.acceptance.evidence import Health, Surroundings
+from suite.acceptance.gpu_health import REASONS, Gpus, HealthWatch, joined
 from suite.acceptance.health_checks import environment_findings, gpu_findings, longest_run
+from suite.acceptance.history import History
 from suite.acceptance.verdicts import Verdict
 
 FAKE = faults.HERE / "nvml" / "pynvml.py"
@@ -69,7 +74,7 @@ def test_every_name_that_is_asked_for_exists_in_the_real_library():
 
 
 def test_healthy_gpus_pass(health):
-    found = gpu_findings(health())
+    found = gpu_findings(health(), loaded=(0, 1))
     assert [finding.verdict for finding in found] == [Verdict.PASS] * 4
 
 
@@ -89,7 +94,7 @@ def test_healthy_gpus_pass(health):
     ],
 )
 def test_a_fault_of_one_gpu_is_found_on_that_gpu_alone(fault, check, verdict, words, health):
-    found = [finding for finding in gpu_findings(health(**fault)) if finding.check == check]
+    found = [finding for finding in gpu_findings(health(**fault), loaded=(0, 1)) if finding.check == check]
     assert [(finding.subject, finding.verdict) for finding in found] == [("GPU 0", Verdict.PASS), ("GPU 1", verdict)]
     assert words in found[1].evidence
     assert ("GPU 1" in found[1].part) == (verdict is not Verdict.PASS)
@@ -109,13 +114,13 @@ def test_a_fault_of_one_gpu_is_found_on_that_gpu_alone(fault, check, verdict, wo
     ],
 )
 def test_an_unusual_gpu_makes_the_environment_invalid(fault, words, health):
-    (finding,) = environment_findings(None, health(**fault), [], others=0.05, loaded=True)
+    (finding,) = environment_findings(None, health(**fault), [], others=0.05, loaded=(0, 1))
     assert finding.verdict is Verdict.INVALID
     assert words in finding.evidence
 
 
 def test_the_link_of_an_idle_gpu_is_not_judged(health):
-    (finding,) = environment_findings(None, health(pcie_generation=1), [], others=0.05, loaded=False)
+    (finding,) = environment_findings(None, health(pcie_generation=1), [], others=0.05, loaded=())
     assert finding.verdict is Verdict.PASS
 
 
@@ -131,6 +136,110 @@ def test_a_lost_gpu_is_given_up_and_is_not_run_in_place_of_passed(monkeypatch):
     assert sample.mhz is not None
 
 
+def test_a_call_that_was_given_up_is_not_made_again_while_it_blocks(monkeypatch):
+    monkeypatch.setattr(gpu_health, "CALL_SECONDS", 0.05)
+    fake = fake_library(monkeypatch)
+    free, asked = threading.Event(), []
+
+    def blocked(handle):
+        asked.append(handle)
+        free.wait(10)
+        return 0
+
+    monkeypatch.setattr(fake, "nvmlDeviceGetCurrentClocksThrottleReasons", blocked)
+    gpus = Gpus()
+    before = threading.active_count()
+    assert [gpus.sample(1, 0.0).reasons for _ in range(5)] == [None] * 5
+    assert (asked, threading.active_count()) == ([1], before + 1)
+    free.set()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gpus.sample(1, 0.0).reasons == []  # it answers again
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "words"),
+    [
+        (
+            {"no_rows": True},
+            Verdict.NOT_RUN,
+            "not told: rows remapped for uncorrectable errors, rows remapped for corr",
+        ),
+        ({"no_rows": True}, Verdict.NOT_RUN, "nvmlDeviceGetRemappedRows"),
+        ({"no_events": True}, Verdict.NOT_RUN, "not told: XIDs (nvmlDeviceRegisterEvents)"),
+        ({"no_events": True, "uncorrected": 1}, Verdict.FAIL, "1 uncorrectable ECC errors under load; not told: XIDs"),
+        ({"no_rows": True, "corrected": 1}, Verdict.WARN, "not told: rows"),
+    ],
+)
+def test_a_counter_without_an_answer_never_passes(fault, verdict, words, health):
+    found = [finding for finding in gpu_findings(health(**fault), loaded=(0, 1)) if finding.check == 13]
+    assert [finding.verdict for finding in found] == [Verdict.PASS, verdict]
+    assert words in found[1].evidence
+
+
+def test_a_gpu_without_ranks_passes_nothing_and_still_fails(health):
+    good, bad = (
+        {finding.check: finding for finding in gpu_findings(health(**fault), loaded=(0,)) if finding.subject == "GPU 1"}
+        for fault in ({}, {"throttle": 0x40})
+    )
+    assert {finding.verdict for finding in good.values()} == {Verdict.NOT_RUN}
+    assert good[13].evidence == "no rank ran on it; no counter moved"
+    assert bad[12].verdict is Verdict.FAIL
+    (around,) = environment_findings(None, health(pcie_generation=1), [], others=0.05, loaded=(0,))
+    assert around.verdict is Verdict.PASS  # its link may sleep
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "numbers"),
+    [
+        ("cpu", None, []),
+        ("cuda", None, [0, 1]),
+        ("cuda", "4,2, 7", [4, 2]),
+        ("cuda", "GPU-1a,GPU-2b", []),
+    ],
+)
+def test_ranks_run_on_the_gpus_that_are_visible(device, visible, numbers, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_health.gpus_with_ranks(device, 2) == numbers
+
+
+def test_laps_together_are_the_whole(monkeypatch):
+    fake_library(monkeypatch, uncorrected=3, xids=[79])
+    monkeypatch.setattr(gpu_health, "SAMPLE_SECONDS", 0.01)
+    watch = HealthWatch()
+    laps = []
+    for _ in range(3):
+        deadline = time.monotonic() + 10
+        count = len(watch._samples[1])
+        while len(watch._samples[1]) < count + 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        laps.append(watch.lap())
+    whole = joined(laps).gpus[1]
+    now = watch.finished().gpus[1]
+    assert whole.before == now.before
+    assert [lap.gpus[1].after.uncorrected for lap in laps] == [3, 3, 3]
+    assert [lap.gpus[1].before.uncorrected for lap in laps] == [0, 3, 3]
+    assert whole.samples == now.samples[: len(whole.samples)]
+    assert len(whole.samples) >= 6
+    assert whole.xids == [79]
+
+
+def test_a_resumed_battery_compares_its_counters_with_those_before_the_interruption(health, tmp_path):
+    then, now = health(), health()
+    then = Health(gpus=[msgspec.structs.replace(gpu, xids=[79]) for gpu in then.gpus])
+    lower = msgspec.structs.replace(then.gpus[1].before, uncorrected=-2)
+    then.gpus[1] = msgspec.structs.replace(then.gpus[1], before=lower)
+    opened = SimpleNamespace(kept=lambda _name: [then])
+    battery = Battery(None, opened, History(), lambda _line: None)
+    assert battery.run(Phase(name="p", predicted_seconds=1.0, serves=frozenset(), run=lambda _event: [])) == []
+    found = [finding for finding in gpu_findings(battery.health(now), loaded=(0, 1)) if finding.check == 13]
+    assert "2 uncorrectable ECC errors under load; XID 79" in found[1].evidence
+    assert found[0].evidence == "XID 79"
+
+
 def test_without_a_driver_health_is_not_run_and_says_why(monkeypatch):
     module = fake_library(monkeypatch)
 
@@ -139,7 +248,7 @@ def test_without_a_driver_health_is_not_run_and_says_why(monkeypatch):
 
     module.nvmlInit = no_driver
     found = HealthWatch().finished()
-    assert [f.verdict for f in gpu_findings(found)] == [Verdict.NOT_RUN, Verdict.NOT_RUN]
+    assert [f.verdict for f in gpu_findings(found, loaded=())] == [Verdict.NOT_RUN, Verdict.NOT_RUN]
     assert found.why_none == "no NVIDIA driver answers"
 
 
@@ -153,6 +262,6 @@ def test_other_processes_beyond_the_limit_make_the_environment_invalid():
 
     verdicts = []
     for share in (0.04, 0.06):
-        findings = environment_findings(around(share), None, [], others=0.05, loaded=False)
+        findings = environment_findings(around(share), None, [], others=0.05, loaded=())
         verdicts += [finding.verdict for finding in findings if finding.subject == "other processes"]
     assert verdicts == [Verdict.PASS, Verdict.INVALID]

@@ -164,6 +164,9 @@ def test_gpus_are_watched_until_the_last_re_run(tmp_path, capsys, node, monkeypa
     read: list[tuple[str, int]] = []
 
     class Watch:
+        def lap(self):
+            return Health(gpus=[])
+
         def so_far(self):
             read.append(("so far", len(node.asked)))
             return Health(gpus=[])

@@ -1,7 +1,8 @@
 """A GPU that exists in a JSON object alone, behind the names and signatures of nvidia-ml-py.
 
-FAKE_NVML holds the object: {"gpus": 2, "faults": {"1": {"throttle": 64, "ecc": 3, ...}}}. Counters move with the number
-of readings, as under load. tests/test_gpu_health.py holds every function's signature and every constant to the real
+FAKE_NVML holds the object: {"gpus": 2, "with_ranks": true, "faults": {"1": {"throttle": 64, "uncorrected": 3, ...}}}.
+With ranks, the battery takes its ranks to run on these GPUs, wherever they do. Counters move with the number of readings,
+as under load. tests/acceptance/test_gpu_health.py holds every function's signature and every constant to the real
 library's.
 """
 
@@ -51,6 +52,15 @@ class _Event:
 _SCENE: dict[str, Any] = json.loads(os.environ.get("FAKE_NVML", '{"gpus": 2}'))
 _READINGS: dict[tuple[int, str], int] = {}
 _PENDING = [_Event(int(gpu), xid) for gpu, faults in _SCENE.get("faults", {}).items() for xid in faults.get("xids", ())]
+
+
+if _SCENE.get("with_ranks"):
+    from suite.acceptance import gpu_health
+
+    def _all(device: str, ranks: int) -> list[int]:  # noqa: ARG001  # the patched one's
+        return list(range(_SCENE["gpus"]))
+
+    gpu_health.gpus_with_ranks = _all
 
 
 def _fault(handle: int, name: str, usual: Any) -> Any:
@@ -146,7 +156,13 @@ def nvmlDeviceGetTotalEccErrors(handle: int, errorType: int, counterType: int) -
 
 
 def nvmlDeviceGetRemappedRows(device: int) -> tuple[int, int, int, int]:  # noqa: N802
-    """Corrected, uncorrected, pending, failed."""
+    """Corrected, uncorrected, pending, failed.
+
+    Raises:
+        NVMLError: the scene says that it is not supported.
+    """
+    if _fault(device, "no_rows", False):
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
     return 0, _grown(device, "remapped"), int(_fault(device, "remap_pending", 0)), 0
 
 
@@ -180,8 +196,14 @@ def nvmlEventSetCreate() -> object:  # noqa: N802
     return object()
 
 
-def nvmlDeviceRegisterEvents(handle: int, eventTypes: int, eventSet: object) -> None:  # noqa: N802
-    """From now on."""
+def nvmlDeviceRegisterEvents(handle: int, eventTypes: int, eventSet: object) -> None:  # noqa: N802, ARG001
+    """From now on.
+
+    Raises:
+        NVMLError: the scene says that it is not supported.
+    """
+    if _fault(handle, "no_events", False):
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
 
 
 def nvmlEventSetWait_v2(eventSet: object, timeoutms: int) -> _Event:  # noqa: N802, ARG001
