@@ -11,24 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.accept_selftest.faults import INJECTIONS, Injection, Setting
+from benchmarks.accept_selftest.faults import INJECTIONS, Injection, Past, Setting
 from suite.acceptance import evidence_record
-from suite.acceptance.evidence_record import Closed
-from suite.acceptance.verdicts import Decision
+from suite.acceptance.evidence import Timed
+from suite.acceptance.evidence_record import Closed, PhaseEvidence
+from suite.acceptance.verdicts import Decision, Verdict
 from suite.commands import exit_codes
 from suite.launch import ROOT
 
 LIMIT_SECONDS = 1800.0
-BASELINE = ["--only", "0,3,5,6"]  # of rates that faults are measured against
-WITHOUT_MEMORY = ["--only", "0,5,6"]
+FRAMES = re.compile(r"^rank (\d+):\n(.*?)(?=^rank \d+:\n|\Z)", re.MULTILINE | re.DOTALL)  # of one rank
 
 
 class Answer(NamedTuple):
@@ -65,7 +67,7 @@ def main() -> int:
         for injection in chosen:
             why_not = injection.needs()
             if why_not is None:
-                why_not = _baseline(results, memory=injection.name == "memory-bandwidth")
+                why_not = _baseline(results, injection.past or Past.LINKS)
             if why_not is not None:
                 not_run[why_not] += 1
                 _tell(injection.name, {"outcome": "NOT RUN", "why": why_not}, as_json=arguments.json)
@@ -121,15 +123,12 @@ def _tell(name: str, outcome: dict[str, Any], *, as_json: bool) -> None:
     print(line, flush=True)
 
 
-def _baseline(results: Path, *, memory: bool) -> str | None:
-    """Make sure that an accepted battery lies in `results`; why there can be none.
-
-    The past that slow links and slow memory are measured against; a second one where memory's is asked for.
-    """
-    mark = results / ("memory" if memory else "links")
+def _baseline(results: Path, past: Past) -> str | None:
+    """Make sure that an accepted battery of these checks lies in `results`; why there can be none."""
+    mark = results / past.name
     if mark.exists():
         return None
-    answer = _accept([*(BASELINE if memory else WITHOUT_MEMORY), "--others", "1", "--results", str(results)], {}, [])
+    answer = _accept(["--only", past.value, "--others", "1", "--results", str(results)], {}, [])
     if answer.code != exit_codes.PASS:
         lines = [*answer.err.splitlines(), *answer.out.splitlines()]
         return f"no accepted battery without a fault: {lines[-1] if lines else answer.code}"
@@ -159,8 +158,7 @@ def _injected(injection: Injection, setting: Setting) -> tuple[list[str], Answer
         if "--others" not in arguments:
             arguments += ["--others", "1"]  # the machine may be shared; the fault must show all the same
         if "--results" not in prepared.arguments:
-            past = "slow-link", "memory-bandwidth"
-            arguments += ["--results", str(setting.results if injection.name in past else own)]
+            arguments += ["--results", str(own if injection.past is None else setting.results)]
         arguments += [*prepared.arguments, "--json"]
         answer = _accept(arguments, prepared.environment, prepared.prefix)
         problems = _problems(injection, answer)
@@ -186,11 +184,30 @@ def _problems(injection: Injection, answer: Answer) -> list[str]:
     if not any(injection.words in finding["evidence"] for finding in named):
         seen = "; ".join(f"{f['verdict']} {f['part']!r} {f['evidence']}" for f in found)
         problems.append(f"no {injection.verdict} on {injection.part!r} with {injection.words!r}: {seen[:600]}")
+    for check in injection.passes:
+        verdicts = [finding["verdict"] for finding in report["findings"] if finding["check"] == check]
+        if verdicts != [Verdict.PASS]:
+            problems.append(f"check {check} did not pass beside it: {verdicts}")
     path = Path(report["record"])
+    if injection.stacks_of:
+        problems += _missing_stacks(path, injection.stacks_of)
     closed = evidence_record.decode(path.read_bytes(), Closed, str(path))
     if closed.decision != report["decision"] or len(closed.findings) != len(report["findings"]):
         problems.append("the record says something else")
     return problems
+
+
+def _missing_stacks(record: Path, ranks: Sequence[int]) -> list[str]:
+    """Of which ranks the phase that hangs has no frames of Python code in its record, which the verdict lies beside."""
+    hung = [
+        one
+        for path in record.parent.glob(f"{record.name.removesuffix('.end.json')}.*.phase.json")
+        for one in evidence_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
+        if isinstance(one, Timed) and one.outcome == "hang"
+    ]
+    told = "".join(one.stacks for one in hung)
+    found = {int(rank) for rank, text in FRAMES.findall(told) if 'File "' in text}
+    return [f"no stacks of rank {rank} in the record" for rank in ranks if rank not in found]
 
 
 if __name__ == "__main__":

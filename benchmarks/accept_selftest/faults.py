@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from suite.acceptance import evidence_record
 from suite.acceptance.evidence import Micro
 from suite.acceptance.evidence_record import SCHEMA, PhaseEvidence
 from suite.commands import exit_codes
-from suite.devices import resolved_device
+from suite.devices import cuda_devices, resolved_device, usable_cores
 from suite.job import Status
 from suite.machine_profile import Conditions, Fingerprint, Profile, encode, machines_directory
 from suite.record import fingerprint
@@ -44,6 +45,14 @@ class Prepared(NamedTuple):
     prefix: list[str]
 
 
+class Past(enum.Enum):
+    """Checks of a battery that must be accepted before a fault; memory has a battery of its own, because it is not
+    needed for links and takes a minute more."""
+
+    LINKS = "0,5,6"
+    MEMORY = "0,3,5,6"
+
+
 class Injection(NamedTuple):
     """One fault.
 
@@ -53,6 +62,10 @@ class Injection(NamedTuple):
         check, verdict: of the finding that must name it, and words in its part and evidence; a check of None: no
             report, and `words` in what the command prints.
         prepare: makes the fault; a context.
+        past: what must have passed before, in the same results directory; its values are what the fault is measured
+            against. None: the fault starts without a past.
+        stacks_of: ranks whose stacks the record of the phase that hangs must have.
+        passes: checks that must pass all the same: the rest of the battery goes on.
         needs: why it cannot be made here; None where it can.
     """
 
@@ -65,6 +78,9 @@ class Injection(NamedTuple):
     words: str
     prepare: Callable[[Setting], AbstractContextManager[Prepared]]
     needs: Callable[[], str | None] = lambda: None
+    past: Past | None = None
+    stacks_of: tuple[int, ...] = ()
+    passes: tuple[int, ...] = ()
 
 
 def _in_ranks(fault: str) -> Callable[[Setting], AbstractContextManager[Prepared]]:
@@ -246,21 +262,24 @@ def _stale_profile(setting: Setting) -> Iterator[Prepared]:
 _REPLAYS = ["--only", "14"]
 _LAUNCHES = ["--only", "7,17", "--miniatures", "gpt2-mini"]
 _GPUS = ["--only", "0,12,13"]
+_TOO_MANY = str(1 + (usable_cores() if resolved_device("auto")[0] == "cpu" else cuda_devices()))
 _FAIL, _STOPPED, _OPEN = exit_codes.FAIL, exit_codes.EXECUTION_FAILED, exit_codes.INCONCLUSIVE
 
 INJECTIONS = (
     Injection(
-        "wrong-devices", ["--only", "0"], _OPEN, 0, "INVALID", "2 in place of 8", "", _arguments("--devices", "8")
+        "wrong-devices",
+        ["--only", "0"],
+        *(_OPEN, 0, "INVALID", f"in place of {_TOO_MANY}", "", _arguments("--devices", _TOO_MANY)),
     ),
     Injection(
         "competing-process",
         ["--only", "0", "--others", "0.05"],
-        *(_OPEN, 0, "INVALID", "other processes", "busyloop", _beside("busyloop", LOOP, 2)),
+        *(_OPEN, 0, "INVALID", "other processes", "busyloop", _beside("busyloop", LOOP, usable_cores())),
     ),
     Injection(
         "competing-copier",
         ["--only", "0", "--others", "0.05"],
-        *(_OPEN, 0, "INVALID", "other processes", "copier", _beside("copier", COPY, 2)),
+        *(_OPEN, 0, "INVALID", "other processes", "copier", _beside("copier", COPY, usable_cores())),
     ),
     Injection("stale-past", ["--only", "0"], 0, 0, "WARN", "", "other hardware or software", _stale_past),
     Injection(
@@ -306,16 +325,21 @@ INJECTIONS = (
     Injection(
         "slow-link",
         *(["--only", "0,5,6"], _FAIL, 6, "FAIL", "link 0-1", "confirmed", _slow_loopback, network_namespaces.why_not),
+        past=Past.LINKS,
     ),
     Injection("nan", _LAUNCHES, _STOPPED, 7, "FAIL", "rank 1", "nan", _in_ranks("nan")),
     Injection("out-of-memory", _LAUNCHES, _STOPPED, 7, "FAIL", "rank 1", "oom", _in_ranks("oom")),
     Injection("crash", _LAUNCHES, _STOPPED, 7, "FAIL", "rank 1", "illegal memory", _in_ranks("crash")),
     Injection("killed-rank", _LAUNCHES, _STOPPED, 7, "FAIL", "rank 1", "SIGKILL", _in_ranks("killed")),
-    Injection("stopped-rank", _LAUNCHES, _STOPPED, 17, "HANG", "rank 1", "stacks", _in_ranks("stopped")),
+    Injection(
+        "stopped-rank", _LAUNCHES, _STOPPED, 17, "HANG", "rank 1", "stacks", _in_ranks("stopped"), stacks_of=(0,)
+    ),
     Injection(
         "hang-in-a-collective",
         [*("--only", "7,14,17", "--miniatures", "gpt2-mini")],
-        *(_STOPPED, 17, "HANG", "rank", "stacks", _in_ranks("hang")),
+        *(_STOPPED, 17, "HANG", "rank 1", "stacks of rank 0, rank 1", _in_ranks("hang")),
+        stacks_of=(0, 1),
+        passes=(14,),
     ),
     Injection(
         "extra-message",
@@ -332,5 +356,6 @@ INJECTIONS = (
         "memory-bandwidth",
         ["--only", "0,3"],
         *(_FAIL, 3, "FAIL", "memory bandwidth (rank 1", "confirmed", _in_ranks("memory-bandwidth")),
+        past=Past.MEMORY,
     ),
 )

@@ -147,6 +147,8 @@ def test_an_interrupted_battery_goes_on_where_it_was(tmp_path, capsys, launches,
     assert "accept --resume goes on" in capsys.readouterr().err
     assert asked == ["bloom-mini", "opt-mini"]
     answers.clear()
+    other = accept(capsys, *arguments, "--devices", "2", "--resume")[1]
+    assert other["notes"] == ["nothing to resume: a new battery"]
     asked.clear()
     code, report = accept(capsys, *arguments, "--resume")
     assert code == exit_codes.PASS

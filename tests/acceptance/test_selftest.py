@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import sys
 
+import msgspec
 import pytest
 
 from benchmarks.accept_selftest import __main__ as selftest
 from benchmarks.accept_selftest.__main__ import Answer
 from benchmarks.accept_selftest.faults import INJECTIONS
+from suite.acceptance.evidence import Timed
+from suite.acceptance.evidence_record import OpenedBattery
+from suite.acceptance.verdicts import Decision, Finding, Verdict
 from suite.commands import exit_codes
+from suite.devices import cuda_devices, usable_cores
 
 
 @pytest.fixture
@@ -74,3 +79,36 @@ def test_a_bad_argument_is_refused(run):
 
 def test_no_two_injections_share_a_name():
     assert len({injection.name for injection in INJECTIONS}) == len(INJECTIONS) > 40
+
+
+def test_a_hang_is_caught_where_the_record_has_every_ranks_stacks_and_the_rest_ran(tmp_path):
+    (hang,) = [injection for injection in INJECTIONS if injection.name == "hang-in-a-collective"]
+    frames = 'rank 0:\nThread 1:\n  File "a.py", line 1\nrank 1:\n'
+    both = frames + 'Thread 1:\n  File "b.py", line 2\n'
+
+    def problems(stacks, verdict):
+        opened = OpenedBattery(tmp_path, profile="quick", options={})
+        timed = Timed(
+            phase="p", predicted_seconds=1.0, budget_seconds=1.0, seconds=1.0, outcome="hang", stacks=f"log\n{stacks}"
+        )
+        opened.keep("p", [timed])
+        findings = [
+            Finding(check=14, subject="", verdict=verdict),
+            Finding(check=17, subject="p", verdict=Verdict.HANG, part="rank 1", evidence="stacks of rank 0, rank 1"),
+        ]
+        path = opened.close(Decision.EXECUTION_FAILED, findings, {})
+        told = {"decision": "execution failed", "record": str(path)}
+        report = told | {"findings": msgspec.to_builtins(findings)}
+        return selftest._problems(hang, Answer(4, json.dumps(report), "", 1.0))
+
+    assert problems(both, Verdict.PASS) == []
+    assert problems(frames + "no answer", Verdict.PASS) == ["no stacks of rank 1 in the record"]
+    assert problems(both, Verdict.NOT_RUN) == ["check 14 did not pass beside it: ['NOT RUN']"]
+
+
+def test_no_injection_asks_for_a_number_of_cores_that_this_machine_has():
+    (wrong,) = [injection for injection in INJECTIONS if injection.name == "wrong-devices"]
+    with wrong.prepare(None) as prepared:
+        flag, count = prepared.arguments
+    devices = cuda_devices() or usable_cores()
+    assert (flag, int(count), wrong.part) == ("--devices", devices + 1, f"in place of {devices + 1}")
