@@ -148,6 +148,23 @@ class Measured(Protocol):
         """Latency and bandwidth."""
 
 
+class EngineSeconds(NamedTuple):
+    """What the host does in a backward pass beside its operators: a start of autograd's engine, and each node."""
+
+    start: float
+    node: float
+
+
+def engine_seconds(measured: Measured, *, ranks: int) -> EngineSeconds:
+    """Seconds of a start of autograd's engine and of a node; the timing of a backward operator has one of each in it.
+
+    Raises:
+        InputError: the backward pass of views was not measured as a line.
+    """
+    line = measured.line(Subject(operation="view", variant="backward", ranks=ranks))
+    return EngineSeconds(line.fixed_seconds, line.seconds_per_unit)
+
+
 class StraightLine(NamedTuple):
     """A fit: seconds = fixed + per_unit * size, and how far off it is."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from suite.measured_seconds import Line, Measured, Subject
+from suite.measured_seconds import Line, Measured, Subject, engine_seconds
 from suite.timings import Positive, Timing
 
 HOST, PRODUCT, ELEMENTWISE = "host", "product", "elementwise"
@@ -73,8 +73,9 @@ def kind(subject: Subject) -> str:
 class AtPace:
     """A machine profile as it would be, had the processors had another pace: all seconds of a kind times its slowdown.
 
-    Messages between processors are sent, and added, by the host's own code: they count as host. Operators bound by
-    memory count as element-wise ones, although memory does not slow down with the processors.
+    Messages between processors are sent, and added, by the host's own code: they count as host, and so does what the
+    timing of a backward operator has of it (`engine_seconds`). Operators bound by memory count as element-wise ones,
+    although memory does not slow down with the processors.
     """
 
     def __init__(self, measured: Measured, slower: Pace) -> None:
@@ -83,7 +84,11 @@ class AtPace:
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
         """Seconds of one call."""
-        return self._factor(subject) * self._measured.seconds(subject, *sizes)
+        seconds = self._measured.seconds(subject, *sizes)
+        of_host = 0.0
+        if subject.variant == "backward":
+            of_host = min(seconds, sum(engine_seconds(self._measured, ranks=subject.ranks)))
+        return self._times[HOST] * of_host + self._factor(subject) * (seconds - of_host)
 
     def line(self, subject: Subject) -> Line:
         """Latency and bandwidth."""

@@ -25,7 +25,7 @@ from tests.predict.test_executed_seconds import MINIS, Machine
 from tests.profiles import profile
 
 EVEN = Pace(host=1e-6, product=1e-4, elementwise=1e-5)
-MACHINE = Machine(fixed=1e-6, per_unit=1e-12, host=1e-7, latency=1e-5, per_byte=1e-10)
+MACHINE = Machine(fixed=1e-6, per_unit=1e-12, host=1e-7, start=1e-5, latency=1e-5, per_byte=1e-10)
 
 
 def step(machine: Measured, name: str = "bloom-mini") -> StepSeconds:
@@ -49,6 +49,14 @@ def test_a_step_has_work_of_each_kind_and_the_three_are_all_of_it(kind: str) -> 
     }
     assert longer[kind] > 0
     assert sum(longer.values()) == pytest.approx(usual)
+
+
+def test_what_a_backward_operator_has_of_the_host_follows_the_hosts_pace() -> None:
+    """Its timing has a start of autograd's engine and a node in it, which the operator's own pace leaves alone."""
+    scaled = {"host": 3.0, "start": 3.0, "latency": 3.0, "per_byte": 3.0, "fixed": 0.5, "per_unit": 0.5}
+    values = msgspec.structs.asdict(MACHINE)
+    other = Machine(**{name: factor * values[name] for name, factor in scaled.items()})
+    assert step(AtPace(MACHINE, Pace(host=3.0, product=0.5, elementwise=0.5))) == pytest.approx(step(other))
 
 
 def test_products_alone_follow_the_products_pace() -> None:

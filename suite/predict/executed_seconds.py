@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
-from suite.measured_seconds import Measured, Subject
+from suite.measured_seconds import Measured, Subject, engine_seconds
 from suite.predict.executed_operators import WORK_DTYPES, Kernels
 from suite.predict.executed_schedule import Durations, idle_fraction
 from suite.predict.executed_traffic import executed_traffic_of_dtypes
@@ -56,15 +56,13 @@ class Prices:
         self._dtype = dtype
         self._element = element
         self._known: dict[Work, float] = {}
-        views = measured.line(self._subject("view", "backward"))
-        self._node = views.seconds_per_unit
-        self._start = views.fixed_seconds
+        self._engine = engine_seconds(measured, ranks=ranks)
         self._host: dict[tuple[str, str], Callable[[], float]] = {
             ("view", ""): lambda: self._each("view", "forward"),
-            ("node", ""): lambda: self._node,
+            ("node", ""): lambda: self._engine.node,
             ("module", ""): lambda: self._each("module", "forward"),
             ("call", ""): lambda: self._slope("calls"),
-            ("backward", ""): lambda: self._start,
+            ("backward", ""): lambda: self._engine.start,
             ("weight_read", "forward"): lambda: self._each("weight_read", "forward"),
             ("weight_read", "backward"): lambda: self._slope("weight_read", "backward"),
             ("region", "forward"): lambda: self._each("region", "forward", compiled=True),
@@ -122,9 +120,7 @@ class Prices:
 
     def _call(self, operation: str, variant: str, dtype: str, *sizes: int) -> float:
         seconds = self._measured.seconds(self._subject(operation, variant, dtype), *sizes)
-        if variant != "backward":
-            return seconds
-        return max(0.0, seconds - self._start - self._node)
+        return max(0.0, seconds - sum(self._engine)) if variant == "backward" else seconds
 
 
 def step_seconds(

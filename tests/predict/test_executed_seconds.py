@@ -39,12 +39,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         host: seconds of each of what the host does.
+        start: of autograd's engine.
         latency, per_byte: of messages.
     """
 
     fixed: float = 0.0
     per_unit: float = 0.0
     host: float = 0.0
+    start: float = 0.0
     latency: float = 0.0
     per_byte: float = 0.0
 
@@ -54,12 +56,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         units = 1.0
         for size in sizes:
             units *= size
-        return self.fixed + self.per_unit * units
+        engine = self.start + self.host if subject.variant == "backward" else 0.0
+        return engine + self.fixed + self.per_unit * units
 
     def line(self, subject: Subject) -> Line:
         fused = subject.operation in ("chain", "dropout")
         assert (subject.compiled and fused) or subject.operation in HOST_LINES
         fixed, slope = (self.fixed, self.per_unit) if fused else (0.0, self.host)
+        if (subject.operation, subject.variant) == ("view", "backward"):
+            fixed = self.start
         return Line(
             subject=subject,
             unit="call",
@@ -86,6 +91,7 @@ machines = st.builds(
     fixed=st.floats(0, 1e-4),
     per_unit=st.floats(1e-13, 1e-9),
     host=st.floats(0, 1e-4),
+    start=st.floats(0, 1e-4),
     latency=st.floats(0, 1e-3),
     per_byte=st.floats(0, 1e-8),
 )
