@@ -84,6 +84,8 @@ def reproduce(
 ) -> Result:
     """Launch the plan once, keep its record below `results`, and compare it with the prediction.
 
+    Step time is predicted before anything is launched; only at the pace that the processors had, behind it.
+
     Args:
         profile: what this machine was measured to do; None where nothing valid is known.
         profile_source: its path, or why there is none.
@@ -95,39 +97,49 @@ def reproduce(
     """
     directory = store.records_directory(results, plan.name)
     identity = store.new_identity()
+    times: list[Figure] = []
+    unpredicted = ""
+    try:
+        times, _ = with_time(plan, profile, [], sample_seconds=sample_seconds)
+    except InputError as error:  # the run's own shapes or precision, which no calibration covers
+        unpredicted = f": step time is not predicted: {error}"
     with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
         job = job_for(plan, corpus, scratch)
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
         opened = store.Opened(directory, begin_record(job, corpus, identity))
+        outcome: Outcome | None = None
         try:
             with hosts_of(plan) as where:
                 outcome = launch(job, identity, on_event, hosts=where)
+            figures: list[Figure] = []
+            if outcome.status is Status.OK:
+                steps = [[e for e in events if isinstance(e, Step)] for events in outcome.events]
+                figures = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
+                if profile is not None and not unpredicted:
+                    figures += utilisation(figures, peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks))
+                    pace = over_ranks([report.pace for report in outcome.finished if report.pace is not None])
+                    if pace is not None:
+                        at_pace = with_pace(plan, profile, pace, figures, sample_seconds=sample_seconds)
+                        times, figures = times + at_pace[0], figures + at_pace[1]
+                profile_source += unpredicted
+            else:
+                times = []
+            ended_well = outcome.finished if outcome.status is Status.OK else []
+            others_share, steal_share = others_shares([report.shared for report in ended_well])
+            end = msgspec.structs.replace(
+                _end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome),
+                predicted=times,
+                profile=profile_source,
+                others_share=others_share,
+                steal_share=steal_share,
+            )
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             status = Status.INTERRUPTED if interrupted else Status.CRASHED
-            opened.close(_end(identity, status, f"the launcher ended: {type(error).__name__}", [], []))
+            message = f"the launcher ended: {type(error).__name__}"
+            opened.close(_end(identity, status, message, [], [], outcome=outcome))
             raise
-        figures: list[Figure] = []
-        times: list[Figure] = []
-        if outcome.status is Status.OK:
-            steps = [[e for e in events if isinstance(e, Step)] for events in outcome.events]
-            figures = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
-            try:
-                times, figures = with_time(plan, profile, figures, sample_seconds=sample_seconds)
-                pace = over_ranks([report.pace for report in outcome.finished if report.pace is not None])
-                if profile is not None and pace is not None:
-                    at_pace = with_pace(plan, profile, pace, figures, sample_seconds=sample_seconds)
-                    times, figures = times + at_pace[0], figures + at_pace[1]
-            except InputError as error:  # the run's own shapes or precision, which no calibration covers
-                profile_source = f"{profile_source}: step time is not predicted: {error}"
-        end = _end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome)
-        ended_well = outcome.finished if outcome.status is Status.OK else []
-        others_share, steal_share = others_shares([report.shared for report in ended_well])
-        opened.close(
-            msgspec.structs.replace(
-                end, predicted=times, profile=profile_source, others_share=others_share, steal_share=steal_share
-            )
-        )
+        opened.close(end)
     rows: list[Row] = []
     if outcome.status is Status.OK:
         kernels = kernels_for(plan.recipe.precision, plan.device)
