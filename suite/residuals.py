@@ -80,7 +80,7 @@ def _terms(places: dict[Key, int]) -> list[tuple[str | None, int]]:
 
 def _residuals(left: Mapping[str | None, float], right: Mapping[str | None, float]) -> Residuals | None:
     whole = right.get(None)
-    shared = [term for term in EXPLAINED if term in left and right.get(term)]
+    shared = [term for term in EXPLAINED if term in left and term in right]
     if None not in left or not whole or not shared:
         return None
     term = max(shared, key=lambda term: abs(right[term] - left[term]))

@@ -85,6 +85,12 @@ def test_what_is_unexplained_is_no_residual_of_a_term_and_has_no_sign() -> None:
     assert told.unexplained_share == pytest.approx(1.0)
 
 
+def test_a_term_that_took_nothing_has_a_residual_too() -> None:
+    told = split({**PREDICTED, StepTerm.BUBBLE: 0.3}, {**MEASURED, StepTerm.BUBBLE: 0.0})
+    assert told is not None
+    assert (told.term, told.residual) == (StepTerm.BUBBLE, pytest.approx(-0.3))
+
+
 def test_a_step_that_is_not_predicted_or_not_split_has_no_residuals() -> None:
     of_step = figures(PREDICTED)[:1]
     for left, right in (([], figures(MEASURED)), (figures(PREDICTED), of_step)):
