@@ -124,11 +124,22 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         raise InputError("the profile has a table of it, not a line", where=str(subject))
 
     def achievable_flop_per_second(self, dtype: str, *, ranks: int = 1) -> float:
-        """The most flop a second that one rank's products in `dtype` reached, of all shapes and transpositions.
+        """The most flop a second that one rank's products in `dtype` reached.
+
+        Of the large square products where they were timed, on CUDA in bf16; otherwise of all shapes and transpositions
+        of the miniatures.
 
         Raises:
             InputError: no product was measured so.
         """
+        large = [
+            line
+            for line in self.lines
+            if (line.subject.operation, line.subject.dtype) == ("square_product", dtype) and line.subject.ranks >= ranks
+        ]
+        if large:
+            line = min(large, key=lambda line: line.subject.ranks)
+            return max(flop / timing.seconds for flop, timing in zip(line.sizes, line.timings, strict=True))
         rates: list[float] = []
         for variant in ("NN", "NT", "TN"):
             best = self._nearest(Subject(operation="product", variant=variant, dtype=dtype, ranks=ranks))

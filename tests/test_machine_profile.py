@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from profiles import HERE, profile
+from profiles import HERE, profile, timing
 
 from reference_runs.errors import InputError
 from suite.machine_profile import Fingerprint, Profile, check_holds, current_profile, decode, encode, machines_directory
-from suite.measured_seconds import Subject
+from suite.measured_seconds import Subject, fitted
 from suite.record import fingerprint
 
 
@@ -154,6 +154,15 @@ def test_a_subject_is_answered_by_its_own_table_at_that_many_ranks() -> None:
     all_reduce = Subject(operation="all_reduce", ranks=2)
     assert measured.seconds(all_reduce, 1e6) == pytest.approx(2e-3)
     assert measured.line(all_reduce).fitted_seconds(5e5) == pytest.approx(1.5e-3)
+
+
+def test_large_square_products_tell_the_achievable_rate_where_they_were_timed() -> None:
+    square = Subject(operation="square_product", variant="NT", ranks=2)
+    timed = fitted(square, "flop", [1e9, 1e10], [timing(1e9 / 4e11), timing(1e10 / 5e11)])
+    own = profile()
+    known = msgspec.structs.replace(own, lines=[*own.lines, timed])
+    assert known.achievable_flop_per_second("fp32", ranks=2) == pytest.approx(5e11)
+    assert known.achievable_flop_per_second("fp32") == pytest.approx(5e11)  # of the next larger number of ranks
 
 
 def test_the_achievable_rates_are_the_best_product_and_the_memory_beyond_the_caches() -> None:
