@@ -20,6 +20,7 @@ from suite.execute.measure.stopwatch import (
     MOST_OVERWRITTEN,
     MOST_REPETITIONS,
     Stopwatch,
+    Work,
     is_warm,
     repetitions_behind,
 )
@@ -75,6 +76,44 @@ def test_before_a_cold_call_each_thread_overwrites_its_share_of_the_caches(threa
     most = MOST_OVERWRITTEN // 4
     half, whole = min(threads * (share // 2), most), min(threads * share, most)
     assert [int((cache > 0).sum()) for cache in seen] == [half, whole, whole]
+
+
+def nothing() -> None: ...
+
+
+class OnDevice(Stopwatch):
+    """A device that overwrites its cache in 30 us, with a host that hands a call over in 100, at first in 10,000."""
+
+    def __init__(self) -> None:
+        self._cuda = True
+        self.host_seconds = iter([1e-2, 1.2e-4, 1e-4])
+        self.overwritten: list[int] = []
+
+    def overwrite(self) -> None:
+        raise AssertionError("no device here")
+
+    def host_sample(self, work: Work) -> float:
+        assert work is nothing
+        return next(self.host_seconds)
+
+    def sample(self, work: Work, *, overwrites: int = 1) -> float:
+        assert work in (nothing, self.overwrite)
+        self.overwritten.append(overwrites)
+        return 3e-5
+
+
+def test_a_device_is_kept_busy_for_as_long_as_the_host_hands_a_call_over() -> None:
+    watch = OnDevice()
+    overwrites = watch.overwrites_for(nothing)
+    assert overwrites == 4
+    watch.cold_sample(nothing, overwrites=overwrites)
+    assert watch.overwritten == [1, 1, 1, 4]
+
+
+def test_on_a_cpu_nothing_is_called_to_know_how_often_to_overwrite() -> None:
+    called: list[int] = []
+    assert Stopwatch(CPU).overwrites_for(lambda: called.append(1)) == 1
+    assert called == []
 
 
 def test_a_later_round_warms_with_one_call_that_is_not_cold_and_repeats_once_at_least() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate, product
 
 import torch
@@ -85,7 +86,9 @@ class Bench:
         if isinstance(timed, Collective):
             found = collective_repetitions(timed, self.watch, agree, point_seconds=seconds, known=known)
         else:
-            sample = self.watch.host_sample if subject.operation in HOST else self.watch.cold_sample
+            sample: Callable[[Work], float] = self.watch.host_sample
+            if subject.operation not in HOST:
+                sample = partial(self.watch.cold_sample, overwrites=self.watch.overwrites_for(timed))
             found = self.watch.repetitions(timed, point_seconds=seconds, known=known, sample=sample)
         self._seconds[subject, sizes] = min(found.seconds)
         return found

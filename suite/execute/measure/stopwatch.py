@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -41,7 +42,7 @@ class Stopwatch:
 
         On CUDA the overwriting keeps the device busy while the host hands over the call, so that the events have the
         device's time between them and not the host's. A call that the host needs longer for than for one overwriting
-        needs several.
+        needs several: see `overwrites_for`.
         """
         if not self._cuda:
             start = time.perf_counter()
@@ -56,7 +57,18 @@ class Stopwatch:
         torch.cuda.synchronize(self._device)
         return float(begin.elapsed_time(end)) / 1000
 
-    def cold_sample(self, work: Work) -> float:
+    def overwrites_for(self, work: Work) -> int:
+        """How often the cache is overwritten before a sample of `work`, so that the device is busy for as long as the
+        host needs to hand it over: its least time of three, the first of which makes what a first call makes.
+
+        1 on a CPU, where the call is not made.
+        """
+        if not self._cuda:
+            return 1
+        host = min(self.host_sample(work) for _ in range(WINDOW))
+        return max(1, math.ceil(host / min(self.sample(self.overwrite) for _ in range(WINDOW))))
+
+    def cold_sample(self, work: Work, *, overwrites: int = 1) -> float:
         """Seconds of one call of an operator as cold as in a step.
 
         Between two calls of an operator, a layer apart, a step's other operators read and write 7 MB (mt-nlg-mini) to
@@ -64,11 +76,11 @@ class Stopwatch:
         its share of the caches before. 28 steps predicted from calibrations in a row with 4, 8 and 16 MiB a thread
         came out 12, 9 and 13 % off in the median, at their pace 14, 8 and 6 %; later ones with 16 MiB 15 to 25 %,
         nearly all too long (2 cores of an AMD EPYC, L3 of 32 MiB for both, 2026-11-23). On CUDA the L2 cache is
-        overwritten.
+        overwritten, `overwrites` times.
         """
         if not self._cuda:
             self._overwrite_by_each_thread(OPERATORS_SHARE)
-        return self.sample(work)
+        return self.sample(work, overwrites=overwrites)
 
     def host_sample(self, work: Work) -> float:
         """Seconds until the host has handed over one call, the device idle before.
