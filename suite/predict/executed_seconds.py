@@ -48,13 +48,16 @@ class Prices:
     Args:
         ranks: that work at once, sharing cores, caches and memory.
         dtype: of hidden states.
+        cuda: whether operators compute on a GPU, which the host runs ahead of; their timings then have nothing of the
+            host in them.
     """
 
-    def __init__(self, measured: Measured, *, ranks: int, dtype: str, element: int) -> None:
+    def __init__(self, measured: Measured, *, ranks: int, dtype: str, element: int, cuda: bool = False) -> None:
         self._measured = measured
         self._ranks = ranks
         self._dtype = dtype
         self._element = element
+        self._cuda = cuda
         self._known: dict[Work, float] = {}
         self._engine = engine_seconds(measured, ranks=ranks)
         self._host: dict[tuple[str, str], Callable[[], float]] = {
@@ -80,6 +83,20 @@ class Prices:
     def overhead(self, works: Works) -> float:
         """Seconds that the host spends on dispatching, views, autograd's graph and reading weights."""
         return sum(times * self.of(work) for (_, work), times in works.items() if work.operation in HOST)
+
+    def exposed_overhead(self, works: Works) -> float:
+        """Seconds by which the host makes a micro-batch or an update longer.
+
+        With h seconds of `overhead`, n operators whose call takes c, and d seconds of their arithmetic:
+            h                    on a CPU, which computes itself; an operator's timing has its call in it
+            max(0, h + n c - d)  on CUDA, where the host runs ahead and waits for nothing but the end
+        """
+        host = self.overhead(works)
+        if not self._cuda:
+            return host
+        calls = sum(times for (_, work), times in works.items() if work.operation not in HOST and _is_called(work))
+        device = self.arithmetic(works, backward=False) + self.arithmetic(works, backward=True)
+        return max(0.0, host + calls * self._slope("calls") - device)
 
     def arithmetic(self, works: Works, *, backward: bool) -> float:
         """Seconds of the operators of one pass."""
@@ -120,7 +137,14 @@ class Prices:
 
     def _call(self, operation: str, variant: str, dtype: str, *sizes: int) -> float:
         seconds = self._measured.seconds(self._subject(operation, variant, dtype), *sizes)
-        return max(0.0, seconds - sum(self._engine)) if variant == "backward" else seconds
+        of_host = sum(self._engine) if variant == "backward" and not self._cuda else 0.0
+        return max(0.0, seconds - of_host)
+
+
+def _is_called(work: Work) -> bool:
+    """Whether an operator is called by itself: not within a compiled region, nor as one of a fused update's tensors."""
+    fused = work.compiled and work.operation in (*FUSED, *ACTIVATIONS, "dropout")
+    return not fused and work.operation != "adam_tensor"
 
 
 def step_seconds(
@@ -141,7 +165,8 @@ def step_seconds(
         data loading        m batches made on the host, see `loading_seconds`
         copy                their tensors to the device, on CUDA
         forward, backward   sums of w over its operators, each at its own sizes; backward with recomputation
-        overhead            what the host does for them
+        overhead            what the host does for them: all of it on a CPU, on CUDA what it takes longer than the
+                            device, by micro-batch and for the update (`Prices.exposed_overhead`)
         communication       the rank's messages, each as long as the mean of its kind (axis, operation, element type);
                             none hidden where ranks compute on processors, which also carry the messages
         bubble              the time in which the schedule leaves the rank idle, with the mean micro-batch of each
@@ -156,7 +181,7 @@ def step_seconds(
         InputError: the profile lacks one of the operations.
     """
     dtype, element = WORK_DTYPES[recipe.precision], WEIGHT_ELEMENT_BYTES[recipe.precision]
-    prices = Prices(measured, ranks=layout.ranks, dtype=dtype, element=element)
+    prices = Prices(measured, ranks=layout.ranks, dtype=dtype, element=element, cuda=kernels.cuda)
     micro_batches = accumulation(recipe, layout)
     loading = micro_batches * prices.overhead(loading_works(architecture, recipe, layout))
     copy = 0.0
@@ -173,7 +198,8 @@ def step_seconds(
         )
         ahead = back = overhead = 0.0
         for chunk in works:
-            hosts = (micro_batches - 1) * prices.overhead(chunk.works) + prices.overhead(chunk.last)
+            hosts = (micro_batches - 1) * prices.exposed_overhead(chunk.works)
+            hosts += prices.exposed_overhead(chunk.last)
             ahead_here = micro_batches * prices.arithmetic(chunk.works, backward=False)
             back_here = (micro_batches - 1) * prices.arithmetic(chunk.works, backward=True)
             back_here += prices.arithmetic(chunk.last, backward=True)
@@ -193,7 +219,7 @@ def step_seconds(
                 communication=_communication(measured, architecture, recipe, layout, stage=stage, compiled=compiled),
                 bubble=0.0,
                 optimizer=prices.arithmetic(update, backward=False),
-                overhead=overhead + prices.overhead(update),
+                overhead=overhead + prices.exposed_overhead(update),
             )
         )
     if layout.pipeline_stages > 1:

@@ -198,6 +198,35 @@ def test_products_alone_take_as_long_as_their_flop(name: str) -> None:
     assert (again.backward - stage.backward > 0.5 * 2 * tokens * a.layers * a_layer) == full
 
 
+def on_cuda(machine: Machine, name: str) -> StepSeconds:
+    run = mini(name)
+    (stage,) = step_seconds(machine, *run, kernels=Kernels(cuda=True), compiled=False)
+    return stage
+
+
+@pytest.mark.parametrize("name", ["bloom-mini", "gpt2-mini"])
+def test_a_host_that_runs_ahead_of_a_gpu_costs_nothing_and_a_slow_one_costs_what_it_takes_longer(name: str) -> None:
+    class Gpu(Machine, frozen=True):
+        """Every operator takes `fixed`: its timing has nothing of the host in it; messages take nothing."""
+
+        def seconds(self, subject: Subject, *sizes: float) -> float:
+            return self.fixed * bool(sizes) if subject.operation not in ("all_reduce", "host_to_device") else 0.0
+
+        def line(self, subject: Subject) -> Line:
+            return (Machine() if subject.operation == "adam_tensors" else super()).line(subject)
+
+    device, ahead, behind, far_behind = (on_cuda(Gpu(fixed=1e-3, host=host), name) for host in (0.0, 1e-9, 1.0, 2.0))
+    computed = device.forward + device.backward + device.optimizer
+    assert device.overhead == ahead.overhead == 0
+    for stage in (ahead, behind, far_behind):
+        assert stage.forward + stage.backward + stage.optimizer == computed > 0
+    host = far_behind.overhead - behind.overhead
+    assert behind.overhead == pytest.approx(host - computed)
+    # on a CPU all the host's work is added, without the calls, which the operators' timings have in them
+    (added,) = steps(Machine(host=1.0), mini(name))
+    assert 0 < added.overhead < host
+
+
 @settings(max_examples=30)
 @given(run=executed_runs(), machine=machines)
 def test_only_a_pipeline_has_a_bubble(run: Run, machine: Machine) -> None:
