@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,11 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import Recomputation
 from reference_runs.run import Mask
+from suite.execute.corpus import TokenStream
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.precision import store_weights
 from suite.miniature import miniature
 from suite.predict.executed_operators import Kernels
-from suite.predict.executed_works import micro_batch_works
+from suite.predict.executed_works import loading_works, micro_batch_works
 from suite.predict.tape import Works
 
 Calls = Counter[tuple[str, tuple[int, ...]]]
@@ -129,3 +131,26 @@ def _agrees(name: str, recomputation: Recomputation, *, fused: bool) -> None:
         decoder(both[:, :-1], both[:, 1:], **more).backward()
     (chunk,) = micro_batch_works(architecture, recipe, layout, stage=0, kernels=Kernels(), compiled=False)
     assert counted(chunk.works) == dispatched.calls
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_making_a_micro_batch_dispatches_as_many_operators_as_its_price_is_assumed_from(
+    samples: int, tmp_path: Path
+) -> None:
+    class Counted(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += 1
+            return operator(*args, **(kwargs or {}))
+
+    path = tmp_path / "tokens"
+    path.write_bytes(bytes(4 * 1000))
+    stream = TokenStream(str(path), tokens=1000, sequence=8, seed=1)
+    stream.micro_batch(0, samples)  # shuffles
+    with Counted() as counted:
+        stream.micro_batch(samples, samples)
+    assert counted.calls == 4 + 3 * samples
+    mini = miniature(reference_run("bloom-176b"), "cpu", ranks=1)
+    layout = msgspec.structs.replace(mini.layout, micro_batch=samples)
+    assert sum(loading_works(mini.architecture, mini.recipe, layout).values()) >= counted.calls
