@@ -57,8 +57,13 @@ class BareLoop:
         self._scale = loss_scale(recipe)
         self._seen = self._trained = 0
 
-    def step(self) -> tuple[float, float]:
-        """One step; returns its loss and the gradient's norm without the loss scale."""
+    def step(self, norm_in_place: float | None = None) -> tuple[float, float]:
+        """One step; returns its loss and the gradient's norm without the loss scale.
+
+        Args:
+            norm_in_place: of the same gradient without the loss scale, added up in another order: it clips in place of
+                the loop's own.
+        """
         samples = self.job.layout.micro_batch
         batch = global_batch_at(self.job.recipe, self._seen)
         micro_batches = batch // samples
@@ -78,7 +83,8 @@ class BareLoop:
             self._scale.adapt(finite=math.isfinite(norm))
         if math.isfinite(norm):
             self._trained += batch
-            self._update(gradients, gradient_factor(self.job.recipe, norm, loss_scale=scale))
+            clipping = norm if norm_in_place is None else norm_in_place * scale
+            self._update(gradients, gradient_factor(self.job.recipe, clipping, loss_scale=scale))
         if self.job.recipe.precision is not Precision.FP16_GRADIENT_COPY:
             self.optimizer.zero_grad()
         self.model.zero_grad()

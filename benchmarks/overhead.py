@@ -8,12 +8,16 @@ of the machine that are longer than a step fall on both. Each pair is the same s
 losses and masks. The interval is that of the median ratio of one process, from the binomial distribution of its signs.
 
 The suite's laps of fixed work, before and behind each timed step of a processor, are taken as in a run: whatever they
-do to the caches counts. Their own time is no part of a step; it is told apart.
+do to the caches counts. Their own time is no part of a step and of the verdict; what a step takes together with them is
+shown beside it.
 
 Beside it stands the ratio of processor time, which other processes disturb less. It is meant for `--threads 1`: waiting
 threads of OpenMP take processor time too.
 
-Exit codes: 0 within the limits, 1 beyond one, 3 where the interval holds the limit, 2 bad usage, 4 unequal work.
+Both loops train the same, to the bit where they are deterministic: `check_equal_work` says how it is known.
+
+Exit codes: 0 within the limits, 1 beyond one, 3 where the interval holds the limit, 2 bad usage, 4 unequal work or an
+execution that failed: with several miniatures that of the worst.
 """
 
 from __future__ import annotations
@@ -22,10 +26,11 @@ import argparse
 import gc
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -33,35 +38,29 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from benchmarks.bare_loop import BareLoop
+from benchmarks.equal_work import EQUAL_STEPS, UnequalWorkError, check_equal_work, check_losses, is_exact, untied
+from benchmarks.turns import SuiteLoop, Turn
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
-from reference_runs.run import Precision
-from suite.execute.measure import clock
 from suite.execute.measure.memory import AllocatedPeak
-from suite.execute.measure.pace import LAPS_AT_A_STEP, Pacer
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
-from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
-from suite.execute.rank import Reporter
-from suite.execute.step import Steps
-from suite.job import WARM_UP_STEPS, Job, StepKind, events_path
-from suite.job import Step as StepEvent
+from suite.job import WARM_UP_STEPS, Job
 from suite.plan import Request, corpus_for, job_for, plan
+from suite.statistics import median_interval
 
 TIME_LIMIT = 1.03
 MEMORY_LIMIT = 1.02
-CONFIDENCE = 0.95
+FAILED = 4
 WARM_UP = (
     WARM_UP_STEPS + 2
 )  # Adam's state and PyTorch's caches are there after the first; the ramp-up ends in the second
 
 
 class Interval(NamedTuple):
-    """A median, and the interval that holds the true one with `CONFIDENCE` or more."""
+    """A median, and the interval that holds the true one with 95 % or more; unbounded for too few values."""
 
     median: float
     low: float
@@ -69,7 +68,12 @@ class Interval(NamedTuple):
 
 
 class Overhead(NamedTuple):
-    """Ratios of suite over bare, and what stands behind them."""
+    """Ratios of suite over bare, and what stands behind them.
+
+    Args:
+        loss_difference: the largest one of a pair.
+        with_laps: of the suite's steps together with the laps around them; None where there are none.
+    """
 
     seconds: Interval
     bare_seconds: float
@@ -78,6 +82,7 @@ class Overhead(NamedTuple):
     loss_difference: float
     processor: Interval | None = None
     laps_seconds: float = 0.0
+    with_laps: Interval | None = None
 
     @property
     def memory(self) -> float:
@@ -85,27 +90,10 @@ class Overhead(NamedTuple):
         return self.peak_bytes / self.bare_peak_bytes
 
 
-class UnequalWorkError(Exception):
-    """The two loops did not train the same."""
-
-
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The median and the order statistics around it, whatever the distribution.
-
-    With n values, the number below the true median is binomial (n, 1/2); k is the largest rank with
-        2 P(X < k) <= 1 - confidence
-    and the interval is from the k-th smallest to the k-th largest value. Without such a k it is unbounded.
-    Source: Conover 1999, Practical Nonparametric Statistics, section 3.2.
-    """
-    ordered, n = sorted(values), len(values)
-    median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    rank, below = 0, 0.0
-    while 2 * (below + math.comb(n, rank) / 2**n) <= 1 - confidence:
-        below += math.comb(n, rank) / 2**n
-        rank += 1
-    if rank == 0:
-        return Interval(median, -math.inf, math.inf)
-    return Interval(median, ordered[rank - 1], ordered[n - rank])
+def interval(values: Sequence[float]) -> Interval:
+    """The median and the order statistics around it, whatever the distribution."""
+    bounds, _, _ = median_interval(values)
+    return Interval(statistics.median(values), *(bounds or (-math.inf, math.inf)))
 
 
 def exit_code(overhead: Overhead) -> int:
@@ -113,94 +101,6 @@ def exit_code(overhead: Overhead) -> int:
     if overhead.seconds.low > TIME_LIMIT or overhead.memory > MEMORY_LIMIT:
         return 1
     return 0 if overhead.seconds.high <= TIME_LIMIT else 3
-
-
-class SuiteLoop:
-    """The suite's training step as `suite.execute.train` runs it on timed steps, its report included."""
-
-    def __init__(self, job: Job, device: torch.device) -> None:
-        mesh = device_mesh(job.layout, device.type)
-        self.training = parallelize(
-            job.architecture, job.recipe, job.layout, mesh=mesh, device=device, compiled=False, seed=job.seed
-        )
-        self.device = device
-        self._steps = Steps(job, self.training, mesh, device)
-        self._report = Reporter(events_path(job.directory, 0))
-        self._pacer = Pacer(device)
-
-    def laps(self) -> None:
-        """What a rank takes before a timed step, and again behind it."""
-        self._pacer.laps(LAPS_AT_A_STEP)
-
-    def step(self) -> tuple[float, float]:
-        """One step; returns its loss and the gradient's norm without the loss scale."""
-        start = clock.now(self.device)
-        loss = self._steps.forward_and_backward()
-        outcome = self._steps.update(loss)
-        seconds = clock.now(self.device) - start
-        norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
-        number, kind = self._steps.step - 1, StepKind.TIMED
-        self._report(
-            StepEvent(number, kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped)
-        )
-        return outcome.loss, outcome.gradient_norm
-
-    def weights(self) -> dict[str, Tensor]:
-        """Stored weights by their names in the whole model, read as its modules read them."""
-        (chunk,) = self.training.chunks
-        with torch.no_grad():
-            return {leaf.name: _read(chunk, leaf.name) for leaf in self.training.leaves}
-
-
-def _read(chunk: nn.Module, name: str) -> Tensor:
-    module, _, own = name.rpartition(".")
-    weight = getattr(chunk.get_submodule(module), own).detach()
-    whole: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
-    return whole
-
-
-class Turn:
-    """A loop with random numbers of its own, so that both loops draw the same masks.
-
-    Attributes:
-        processor_seconds: of the process in the last step, all its threads together.
-        laps_seconds: of the laps around the last step; 0 in the bare loop.
-    """
-
-    def __init__(
-        self, make: Callable[[], SuiteLoop | BareLoop], device: torch.device, seed: int, *, laps: bool = True
-    ) -> None:
-        self.device = device
-        self._takes_laps = laps
-        self.loop = make()
-        torch.manual_seed(seed)
-        self.processor_seconds = self.laps_seconds = 0.0
-        self._numbers = self._state()
-
-    def step(self) -> tuple[float, float]:
-        """One step: its seconds, with the device's work, and its loss."""
-        torch.set_rng_state(self._numbers[0])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(self._numbers[1], self.device)
-        laps = self._laps()
-        start, processor = clock.now(self.device), time.process_time()
-        loss, _ = self.loop.step()
-        seconds = clock.now(self.device) - start
-        self.processor_seconds = time.process_time() - processor
-        self.laps_seconds = laps + self._laps()
-        self._numbers = self._state()
-        return seconds, loss
-
-    def _laps(self) -> float:
-        if not (isinstance(self.loop, SuiteLoop) and self._takes_laps):
-            return 0.0
-        start = time.perf_counter()
-        self.loop.laps()
-        return time.perf_counter() - start
-
-    def _state(self) -> tuple[Tensor, Tensor]:
-        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.empty(0)
-        return torch.get_rng_state(), cuda
 
 
 def peak_bytes(make: Callable[[], SuiteLoop | BareLoop], device: torch.device, seed: int) -> int:
@@ -215,42 +115,6 @@ def peak_bytes(make: Callable[[], SuiteLoop | BareLoop], device: torch.device, s
         turn.step()
     peak.finish()
     return peak.bytes
-
-
-def check_equal_work(ours: Turn, bare: Turn) -> None:
-    """Take the first step of both loops and compare losses and updated weights.
-
-    The losses are means of the same numbers, added up in another order: m micro-batches, m 2^-24 relative.
-
-    The gradients are the same, and their norms fp32 sums of up to n elements in another order: n 2^-24 relative, by
-    which the clipped gradients may differ. Adam's first update is at most the learning rate l, and changes in
-    proportion by no more than that, and by 16 roundings of its own. So masters differ by at most
-        l (n + 16) 2^-24
-    and what is stored of them by a unit in the last place more: eps times the larger, or the least normal number. A
-    tied bf16 table is the exception: the suite adds up the gradients of its two uses in fp32, PyTorch in bf16. So its
-    own updates differ by at most 2 l, and the clipped gradients of all others by 2^-8 relative.
-
-    Raises:
-        UnequalWorkError: either differs by more.
-    """
-    assert isinstance(ours.loop, SuiteLoop)
-    assert isinstance(bare.loop, BareLoop)
-    job = bare.loop.job
-    (_, our_loss), (_, bare_loss) = ours.step(), bare.step()
-    micro_batches = job.recipe.global_batch // job.layout.micro_batch
-    if not abs(our_loss - bare_loss) <= micro_batches * 2**-24 * abs(bare_loss):
-        raise UnequalWorkError(f"first losses: {our_loss} under the suite, {bare_loss} in the bare loop")
-    rate = bare.loop.optimizer.param_groups[0]["lr"]
-    rounded = (max(parameter.numel() for parameter in bare.loop.parameters) + 16) * 2**-24
-    tied = job.recipe.precision is Precision.BF16 and job.architecture.tied_embeddings
-    for name, weight in ours.loop.weights().items():
-        other = bare.loop.model.get_parameter(name).detach()
-        info = torch.finfo(other.dtype)
-        ours_wide, other_wide = weight.float(), other.float()
-        unit = info.eps * torch.maximum(ours_wide.abs(), other_wide.abs()).clamp(min=info.tiny)
-        update = rounded + (2.0 if name == "embedding.weight" else 2**-8) * tied
-        if not bool(((ours_wide - other_wide).abs() <= unit + rate * update).all()):
-            raise UnequalWorkError(f"weights of {name} differ by more than rounding after the first update")
 
 
 def overhead(job: Job, device: torch.device, *, pairs: int, told: Callable[[str], None]) -> Overhead:
@@ -270,31 +134,46 @@ def overhead(job: Job, device: torch.device, *, pairs: int, told: Callable[[str]
     told("peak memory of each alone")
     our_peak = peak_bytes(ours, device, seed)
     bare_peak = peak_bytes(bare, device, seed)
-    told("time, taking turns")
+    told("the same work")
+    if not is_exact(job, device) and is_exact(untied(job), device):
+        twin = untied(job)
+        check_equal_work(
+            Turn(lambda: SuiteLoop(twin, device), device, seed), Turn(lambda: BareLoop(twin, device), device, seed)
+        )
     turns = Turn(ours, device, seed), Turn(bare, device, seed)
     check_equal_work(*turns)
-    for _ in range(WARM_UP - 1):
-        for turn in turns:
-            turn.step()
-    ratios, processor, bare_seconds, laps, difference = [], [], [], [], 0.0
-    for pair in range(pairs):
+    told("time, taking turns")
+    rates, ratios, with_laps, processor, bare_seconds, laps, difference = [_rate(turns[1])], [], [], [], [], [], 0.0
+    for pair in range(1 - WARM_UP, pairs):
         order = (0, 1) if pair % 2 == 0 else (1, 0)
         taken = {which: turns[which].step() for which in order}
-        ratios.append(taken[0][0] / taken[1][0])
+        (our_seconds, our_loss), (seconds, bare_loss) = taken[0], taken[1]
+        check_losses(our_loss, bare_loss, turns[1], rates)
+        rates.append(_rate(turns[1]))
+        difference = max(difference, abs(our_loss - bare_loss))
+        if pair < 0:
+            continue
+        ratios.append(our_seconds / seconds)
+        with_laps.append((our_seconds + turns[0].laps_seconds) / seconds)
         processor.append(turns[0].processor_seconds / turns[1].processor_seconds)
-        bare_seconds.append(taken[1][0])
+        bare_seconds.append(seconds)
         laps.append(turns[0].laps_seconds)
-        difference = max(difference, abs(taken[0][1] - taken[1][1]))
-    bare_median = median_interval(bare_seconds).median
     return Overhead(
-        median_interval(ratios),
-        bare_median,
+        interval(ratios),
+        statistics.median(bare_seconds),
         our_peak,
         bare_peak,
         difference,
-        processor=median_interval(processor),
-        laps_seconds=median_interval(laps).median,
+        processor=interval(processor),
+        laps_seconds=statistics.median(laps),
+        with_laps=interval(with_laps),
     )
+
+
+def _rate(bare: Turn) -> float:
+    """Learning rate of its last update."""
+    assert isinstance(bare.loop, BareLoop)
+    return float(bare.loop.optimizer.param_groups[0]["lr"])
 
 
 def measured(
@@ -316,7 +195,7 @@ def measured(
         UnequalWorkError: the loops do not train the same.
     """
     with tempfile.TemporaryDirectory(prefix="overhead-") as scratch:
-        steps = WARM_UP + pairs + 1
+        steps = EQUAL_STEPS + WARM_UP + pairs
         request = Request(
             name=name,
             ranks=1,
@@ -351,12 +230,19 @@ def line(name: str, found: Overhead) -> str:
     verdict = {0: "pass", 1: "FAIL", 3: "undecided"}[exit_code(found)]
     processor = found.processor
     of_processor = "processor {:.3f} [{:.3f}, {:.3f}]  ".format(*processor) if processor else ""
+    of_laps = ", with them {:.3f} [{:.3f}, {:.3f}]".format(*found.with_laps) if found.with_laps else ""
     return (
         f"{name:<14} time {found.seconds.median:.3f} [{found.seconds.low:.3f}, {found.seconds.high:.3f}]  "
-        f"{of_processor}bare step {1e3 * found.bare_seconds:.1f} ms  laps {1e3 * found.laps_seconds:.1f} ms  "
+        f"{of_processor}bare step {1e3 * found.bare_seconds:.1f} ms  laps {1e3 * found.laps_seconds:.1f} ms{of_laps}  "
         f"memory {found.memory:.3f} ({found.peak_bytes / 1e6:.1f} / {found.bare_peak_bytes / 1e6:.1f} MB)  "
         f"largest loss difference {found.loss_difference:.1e}  {verdict}"
     )
+
+
+def worst(codes: Sequence[int]) -> int:
+    """The exit code of several miniatures; one that was killed, or ended by any other code, has failed."""
+    known = [code if code in (0, 1, 2, 3) else FAILED for code in codes]
+    return next(code for code in (FAILED, 2, 1, 3, 0) if code in known)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -381,7 +267,7 @@ def main(arguments: Sequence[str]) -> int:
         codes = [
             subprocess.run([sys.executable, "-m", "benchmarks.overhead", name, *same]).returncode for name in names
         ]
-        return next((code for code in (4, 2, 1, 3) if code in codes), max(codes))
+        return worst(codes)
     (name,) = names
 
     def told(phase: str) -> None:
@@ -401,7 +287,10 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     except UnequalWorkError as error:
         sys.stderr.write(f"error: unequal work: {error}\n")
-        return 4
+        return FAILED
+    except Exception:  # whatever it is, no ratio is beyond its limit: 1 would say so
+        traceback.print_exc()
+        return FAILED
     print(line(name, found), flush=True)
     return exit_code(found)
 

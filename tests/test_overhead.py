@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -13,18 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks import overhead
 from benchmarks.bare_loop import BareLoop
-from benchmarks.overhead import (
-    Interval,
-    Overhead,
-    SuiteLoop,
-    Turn,
-    UnequalWorkError,
-    check_equal_work,
-    exit_code,
-    main,
-    median_interval,
-)
+from benchmarks.equal_work import EQUAL_STEPS, UnequalWorkError, check_equal_work, check_losses, is_exact, untied
+from benchmarks.overhead import Interval, Overhead, exit_code, interval, line, main, worst
+from benchmarks.turns import SuiteLoop, Turn
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
 from suite.execute.measure.pace import LAP_SECONDS
@@ -64,31 +58,54 @@ def turns(asked: Job, bare: Job | None = None) -> tuple[Turn, Turn]:
 
 @pytest.mark.usefixtures("_alone")
 @pytest.mark.parametrize("precision", Precision)
-def test_both_loops_train_the_same(precision: Precision, tmp_path: Path) -> None:
-    ours, bare = turns(job(tmp_path, **RECIPES[precision]))
+@pytest.mark.parametrize("clip", [1.0, 1e-3])
+def test_both_loops_train_the_same(precision: Precision, clip: float, tmp_path: Path) -> None:
+    asked = job(tmp_path, **RECIPES[precision], gradient_clip=clip)
+    ours, bare = turns(asked)
     check_equal_work(ours, bare)
     assert isinstance(bare.loop, BareLoop)
     assert bare.loop.optimizer.state  # the first update was not skipped
-    for _ in range(2):
+    rates = [0.0]
+    for _ in range(3):
         (_, our_loss), (_, bare_loss) = ours.step(), bare.step()
-        # the weights that it depends on have been rounded twice: an eps of the dtype each
-        assert our_loss == pytest.approx(bare_loss, rel=2 * torch.finfo(torch.bfloat16).eps)
+        check_losses(our_loss, bare_loss, bare, rates)
+        rates.append(bare.loop.optimizer.param_groups[0]["lr"])
+    if not is_exact(asked, CPU):
+        assert is_exact(untied(asked), CPU)
+        check_equal_work(*turns(untied(asked)))
 
 
 @pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 @pytest.mark.parametrize(
     "changes",
-    [{"learning_rate": 7e-4}, {"weight_decay": 50.0}, {"hidden_dropout": 0.0}, {"beta1": 0.5, "beta2": 0.5}],
+    [
+        {"learning_rate": 6.0001e-4},
+        {"weight_decay": 0.11},
+        {"hidden_dropout": 0.0},
+        {"beta1": 0.89},
+        {"beta2": 0.96},
+        {"epsilon": 1e-7},
+        {"gradient_clip": 0.5},
+    ],
     ids=str,
 )
-def test_other_work_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
-    usual = {"learning_rate": 6e-4, "warmup": 0, "weight_decay": 0.1, "hidden_dropout": 0.1}
-    other = job(tmp_path, **(usual | changes))
-    if "beta1" in changes:  # the first update does not depend on them: what the check cannot see
-        check_equal_work(*turns(job(tmp_path, **usual), other))
-        return
+def test_other_work_is_refused(changes: dict[str, Any], precision: Precision, tmp_path: Path) -> None:
+    usual = {"learning_rate": 6e-4, "warmup": 0, "weight_decay": 0.1, "hidden_dropout": 0.1, "precision": precision}
     with pytest.raises(UnequalWorkError):
-        check_equal_work(*turns(job(tmp_path, **usual), other))
+        check_equal_work(*turns(untied(job(tmp_path, **usual)), untied(job(tmp_path, **(usual | changes)))))
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_loop_that_has_gone_on_to_other_samples_is_refused_by_its_loss(tmp_path: Path) -> None:
+    ours, bare = turns(job(tmp_path))
+    check_equal_work(ours, bare)
+    rates = [6e-8] * EQUAL_STEPS
+    (_, our_loss), (_, bare_loss) = ours.step(), bare.step()
+    check_losses(our_loss, bare_loss, bare, rates)
+    _, next_loss = bare.step()
+    with pytest.raises(UnequalWorkError, match="losses behind 3 updates"):
+        check_losses(our_loss, next_loss, bare, rates)
 
 
 @pytest.mark.parametrize("values", [6, 9, 12])
@@ -96,17 +113,17 @@ def test_the_interval_misses_the_median_as_rarely_as_it_says(values: int) -> Non
     # every pattern of signs around a true median of 0 is as likely as any other
     missed = 0
     for signs in product((-1.0, 1.0), repeat=values):
-        interval = median_interval([sign * (place + 1) for place, sign in enumerate(signs)])
-        missed += not interval.low <= 0 <= interval.high
+        found = interval([sign * (place + 1) for place, sign in enumerate(signs)])
+        missed += not found.low <= 0 <= found.high
     assert missed / 2**values <= 0.05
     # and no narrower interval would do: the next ranks inward miss too often
-    rank = sorted(range(values)).index(round(median_interval([float(value) for value in range(values)]).low))
+    rank = sorted(range(values)).index(round(interval([float(value) for value in range(values)]).low))
     assert 2 * sum(math.comb(values, below) for below in range(rank + 2)) / 2**values > 0.05
 
 
 def test_too_few_pairs_leave_everything_open() -> None:
-    assert median_interval([1.0] * 5) == Interval(1.0, -math.inf, math.inf)
-    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == Interval(3.5, 1.0, 6.0)
+    assert interval([1.0] * 5) == Interval(1.0, -math.inf, math.inf)
+    assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == Interval(3.5, 1.0, 6.0)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +132,35 @@ def test_too_few_pairs_leave_everything_open() -> None:
 )
 def test_the_verdict_leaves_open_what_the_interval_leaves_open(low: float, high: float, peak: int, code: int) -> None:
     assert exit_code(Overhead(Interval((low + high) / 2, low, high), 0.1, peak, 100, 0.0)) == code
+
+
+def test_a_step_together_with_its_laps_is_told_and_not_judged() -> None:
+    found = Overhead(
+        Interval(1.0, 0.99, 1.01), 0.05, 100, 100, 0.0, laps_seconds=0.025, with_laps=Interval(1.5, 1.4, 1.6)
+    )
+    assert exit_code(found) == 0
+    assert "laps 25.0 ms, with them 1.500 [1.400, 1.600]" in line("gpt2-mini", found)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [([0, -9], 4), ([0, 137], 4), ([1, 255], 4), ([2, 4], 4), ([1, 2], 2), ([3, 1], 1), ([0, 3], 3), ([0, 0], 0)],
+)
+def test_a_miniature_that_was_killed_has_failed(codes: list[int], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter(codes)
+    monkeypatch.setattr(subprocess, "run", lambda *_: subprocess.CompletedProcess([], next(left)))
+    assert main(["gpt2-mini", "opt-mini"]) == worst(codes) == code
+
+
+def test_an_error_of_the_program_is_no_ratio_beyond_its_limit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> Overhead:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(overhead, "measured", broken)
+    assert main(["gpt2-mini"]) == 4
+    assert "RuntimeError: out of memory" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_alone")

@@ -1,0 +1,114 @@
+"""The suite's training step and the bare loop's, each as a loop that takes its turn in one process."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from benchmarks.bare_loop import BareLoop
+from suite.execute.measure import clock
+from suite.execute.measure.pace import LAPS_AT_A_STEP, Pacer
+from suite.execute.parallel.mesh import device_mesh
+from suite.execute.parallel.parallelize import parallelize
+from suite.execute.rank import Reporter
+from suite.execute.step import Steps
+from suite.job import Job, StepKind, events_path
+from suite.job import Step as StepEvent
+
+
+class SuiteLoop:
+    """The suite's training step as `suite.execute.train` runs it on timed steps, its report included."""
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        mesh = device_mesh(job.layout, device.type)
+        self.training = parallelize(
+            job.architecture, job.recipe, job.layout, mesh=mesh, device=device, compiled=False, seed=job.seed
+        )
+        self.device = device
+        self._steps = Steps(job, self.training, mesh, device)
+        self._report = Reporter(events_path(job.directory, 0))
+        self._pacer = Pacer(device)
+
+    def laps(self) -> None:
+        """What a rank takes before a timed step, and again behind it."""
+        self._pacer.laps(LAPS_AT_A_STEP)
+
+    def step(self) -> tuple[float, float]:
+        """One step; returns its loss and the gradient's norm without the loss scale."""
+        start = clock.now(self.device)
+        loss = self._steps.forward_and_backward()
+        outcome = self._steps.update(loss)
+        seconds = clock.now(self.device) - start
+        norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
+        number, kind = self._steps.step - 1, StepKind.TIMED
+        self._report(
+            StepEvent(number, kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped)
+        )
+        return outcome.loss, outcome.gradient_norm
+
+    def weights(self) -> dict[str, Tensor]:
+        """Stored weights by their names in the whole model, read as its modules read them."""
+        (chunk,) = self.training.chunks
+        with torch.no_grad():
+            return {leaf.name: _read(chunk, leaf.name) for leaf in self.training.leaves}
+
+
+def _read(chunk: nn.Module, name: str) -> Tensor:
+    module, _, own = name.rpartition(".")
+    weight = getattr(chunk.get_submodule(module), own).detach()
+    whole: Tensor = weight.to_local() if isinstance(weight, DTensor) else weight
+    return whole
+
+
+class Turn:
+    """A loop with random numbers of its own, so that both loops draw the same masks.
+
+    Attributes:
+        norm: of the last step's gradient, without the loss scale.
+        processor_seconds: of the process in the last step, all its threads together.
+        laps_seconds: of the laps around the last step; 0 in the bare loop.
+    """
+
+    def __init__(
+        self, make: Callable[[], SuiteLoop | BareLoop], device: torch.device, seed: int, *, laps: bool = True
+    ) -> None:
+        self.device = device
+        self._takes_laps = laps
+        self.loop = make()
+        torch.manual_seed(seed)
+        self.norm = self.processor_seconds = self.laps_seconds = 0.0
+        self._numbers = self._state()
+
+    def step(self, *norm_in_place: float) -> tuple[float, float]:
+        """One step: its seconds, with the device's work, and its loss.
+
+        Args:
+            norm_in_place: as of `BareLoop.step`, for that loop alone.
+        """
+        torch.set_rng_state(self._numbers[0])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(self._numbers[1], self.device)
+        laps = self._laps()
+        start, processor = clock.now(self.device), time.process_time()
+        loss, self.norm = self.loop.step(*norm_in_place)
+        seconds = clock.now(self.device) - start
+        self.processor_seconds = time.process_time() - processor
+        self.laps_seconds = laps + self._laps()
+        self._numbers = self._state()
+        return seconds, loss
+
+    def _laps(self) -> float:
+        if not (isinstance(self.loop, SuiteLoop) and self._takes_laps):
+            return 0.0
+        start = time.perf_counter()
+        self.loop.laps()
+        return time.perf_counter() - start
+
+    def _state(self) -> tuple[Tensor, Tensor]:
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.empty(0)
+        return torch.get_rng_state(), cuda
