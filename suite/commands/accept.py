@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import msgspec
@@ -18,6 +16,7 @@ from suite.acceptance.battery_state import Settings
 from suite.acceptance.profiles import effort, selected_checks, selected_miniatures
 from suite.acceptance.verdicts import Decision
 from suite.commands import exit_codes
+from suite.commands.interruption import end_as_interrupted
 from suite.devices import resolved_device, usable_cores
 from suite.launch import ROOT
 from suite.report.acceptance_tables import checks_table, junit, print_report, rows, summary
@@ -98,8 +97,7 @@ def accept_command(
     )
     if junit_file is not None:
         _check_writable(junit_file)
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, _interrupt)
+    end_as_interrupted()
     messages = console(stderr=True)
     try:
         report = run_battery(settings, lambda line: messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
@@ -196,10 +194,3 @@ def _json(report: Report) -> str:
         "findings": list(rows(report.findings)),
     }
     return msgspec.json.encode(entry).decode()
-
-
-def _interrupt(_signum: int, _frame: FrameType | None) -> None:
-    """A polite end is an end by the user: children are killed, and what has ended can be resumed."""
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, signal.SIG_IGN)
-    raise KeyboardInterrupt

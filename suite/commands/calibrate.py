@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import msgspec
@@ -14,6 +12,7 @@ from rich.markup import escape
 
 from suite.calibration import Calibration, CalibrationRequest, CalibrationResult, calibrate, planned_calibration
 from suite.commands import exit_codes
+from suite.commands.interruption import end_as_interrupted
 from suite.job import Event, Phase, Status
 from suite.launch import ROOT
 from suite.machine_profile import UNSEEN
@@ -43,8 +42,7 @@ def calibrate_command(
 
     Exit codes: 0 measured and stored, 2 bad input, 4 the execution failed (nothing is stored), 130 interrupted.
     """
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, _interrupt)
+    end_as_interrupted()
     messages = console(stderr=True)
     planned = planned_calibration(CalibrationRequest(results=results, ranks=ranks, device=device))
     try:
@@ -60,13 +58,6 @@ def calibrate_command(
     if result.status is Status.INTERRUPTED:
         raise typer.Exit(exit_codes.INTERRUPTED)
     raise typer.Exit(exit_codes.PASS if result.status is Status.OK else exit_codes.EXECUTION_FAILED)
-
-
-def _interrupt(_signum: int, _frame: FrameType | None) -> None:
-    """A polite end is an end by the user: the ranks are killed, and nothing is stored."""
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _json(result: CalibrationResult) -> str:

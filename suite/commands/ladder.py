@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
 import time
@@ -16,7 +15,7 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.calibrate_first import profile_for
-from suite.commands.reproduce import interrupt
+from suite.commands.interruption import end_as_interrupted
 from suite.corpus import tokenised_documents
 from suite.devices import cuda_memory_bytes, resolved_device
 from suite.hosts import check_reachable
@@ -126,8 +125,7 @@ def ladder_command(
     for rung in RUNGS if traces is not None else ():
         if rung.name in chosen and (path := trace_of(traces, rung)) is not None:
             checked_trace(path, ranks=1, device=climbing.device, steps=STEPS)
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, interrupt)
+    end_as_interrupted()
     messages = console(stderr=True)
     with messages.status("reading the corpus"):
         tokens, texts = tokenised_documents(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.baselines import Baseline, accept, accepted, baseline, resolved
 from suite.commands import exit_codes
-from suite.commands.reproduce import Live, interrupt
+from suite.commands.interruption import end_as_interrupted
+from suite.commands.reproduce import Live
 from suite.in_turn import OldCodeError
 from suite.job import Status
 from suite.kernel_runs import changed_software, compared_sides, kernel_findings, stored_runs
@@ -104,8 +104,7 @@ def regress_command(
             raise InputError("kernels are compared alone, and need no --accept", got=" ".join(names), where="NAME")
         stored = _kernels(results / KERNELS, reference, messages)
         raise typer.Exit(_told(stored, "", [], _exit_code(stored), json, junit_file, markdown_file))
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, interrupt)
+    end_as_interrupted()
     options = {"--ranks": ranks, "--layout": layout, "--device": device, "--kernels": kernels, "--steps": steps}
     arguments = [text for name, value in options.items() if value is not None for text in (name, str(value))]
     if compiled is not None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import msgspec
@@ -16,6 +14,7 @@ from rich.progress import TaskID
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.calibrate_first import profile_for
+from suite.commands.interruption import end_as_interrupted
 from suite.commands.runs import runs
 from suite.compare import Row, Verdict
 from suite.figures import Quantity
@@ -117,8 +116,7 @@ def reproduce_command(
         raise InputError("launches", got=launches, allowed="1 or more", where="--launches")
     if trace is not None and launches > 1:
         raise InputError("a trace is of one launch", got=f"--launches {launches}", allowed="1", where="--trace")
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, interrupt)
+    end_as_interrupted()
     messages = console(stderr=True)
     request = Request(
         name=name,
@@ -169,13 +167,6 @@ def reproduce_command(
     if launches > 1 and done:
         _summarise(planned.name, done, json=json)
     raise typer.Exit(code)
-
-
-def interrupt(_signum: int, _frame: FrameType | None) -> None:
-    """A polite end is an end by the user: children are killed and the record says so, undisturbed by a second one."""
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _exit_code(result: Result) -> int:
