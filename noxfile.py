@@ -136,10 +136,13 @@ def results(session: nox.Session) -> None:
 def accuracy(session: nox.Session) -> None:
     """Reproduce miniatures on 1 and 2 ranks, eager and compiled, and write the table: nox -s accuracy -- gpt2-mini"""
     install(session, "execute", "report", "regress")
+    told = session.run("python", "-c", "import torch; print(torch.cuda.device_count())", silent=True)
+    gpus = int(str(told).split()[-1])  # what torch warns of is before it
+    places = [("cpu", "2"), ("cpu", "1"), *([("cuda", "1")] if gpus else [])]
     for name in session.posargs or [f"{run}-mini" for run in RUNS]:
-        for ranks in ("2", "1"):
+        for device, ranks in places:
             for execution in ("--no-compile", "--compile"):
-                reproduction = ("reproduce", name, "--ranks", ranks, execution)
+                reproduction = ("reproduce", name, "--device", device, "--ranks", ranks, execution)
                 session.run("python", "-m", "suite", *reproduction, success_codes=[0, 1])
     suite(session, "report")
 
