@@ -133,7 +133,7 @@ class Ascent:
 
         Args:
             until: when it has to end, on the clock of `time.monotonic`: what would take longer, by the seconds that the
-                rungs' launches took, is not begun, and its check says so.
+                rungs' launches took, is not begun, and its check says so; of single launches it is inconclusive.
         """
         start, seen, late = time.monotonic(), set[str](), []
         while failed := [name for name, one in self.heights.items() if _gain_failed(one) and name not in seen]:
@@ -162,7 +162,7 @@ class Ascent:
                 self._judge_again(here.rung.walk, on_height)
         for name in late:
             if _gain_failed(self.heights[name]):
-                self.heights[name] = _unconfirmed(self.heights[name])
+                self.heights[name] = self._unconfirmed(self.heights[name])
                 on_height(self.heights[name])
         return False
 
@@ -172,6 +172,18 @@ class Ascent:
                 self.heights[name] = self._judged(height)
                 if self.heights[name] != height:
                     on_height(self.heights[name])
+
+    def _unconfirmed(self, height: Height) -> Height:
+        """With the words that a gain that failed was not seen again; of single launches it is not judged then."""
+        once = any(len(self._results[name]) == 1 for name in (height.rung.name, height.below))
+        mark = Mark.INCONCLUSIVE if once else Mark.FAIL
+        checks = tuple(
+            msgspec.structs.replace(check, mark=mark, says=f"{check.says}; no time was left to measure it again")
+            if check.name == "gain"
+            else check
+            for check in height.checks
+        )
+        return msgspec.structs.replace(height, checks=checks)
 
     def _chain(self, rung: Rung) -> list[Rung]:
         return [*stands_on(rung, self._applicable), rung]
@@ -238,17 +250,6 @@ def _gain_failed(height: Height) -> bool:
         and not height.broken
         and any(check.name == "gain" and check.mark is Mark.FAIL for check in height.checks)
     )
-
-
-def _unconfirmed(height: Height) -> Height:
-    """With the words that a gain that failed was seen once."""
-    checks = tuple(
-        msgspec.structs.replace(check, says=f"{check.says}; no time was left to measure it again")
-        if check.name == "gain"
-        else check
-        for check in height.checks
-    )
-    return msgspec.structs.replace(height, checks=checks)
 
 
 def launched(
