@@ -226,8 +226,8 @@ class Ascent:
             under = below.expected
             if below.broken and below.setting is not None:
                 under = _expected(errand, below.setting, self._label(below.rung))
-            difference = gain(rung.walk, below=(under, below.measured), here=(said, found))
             gpu = errand.climbing.device == "cuda"
+            difference = gain(rung.walk, below=(under, below.measured), here=(said, found), gpu=gpu)
             checks.append(loss_check(rung, found, below.measured))
             unknown = said.seconds_unknown or under.seconds_unknown
             checks.append(gain_check(difference, gpu=gpu, broken=height.broken, unknown=unknown))

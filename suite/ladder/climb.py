@@ -166,7 +166,8 @@ def _interactions(
             failed[label] = ending(last)
             continue
         without = measured(planned(errand.climbing, twin.setting, label, errand.texts), results)
-        found.append(interaction(walk, twin.rung, below=twin.below, here=twin.here, top=twin.top, without=without))
+        sides = {"below": twin.below, "here": twin.here, "top": twin.top, "without": without}
+        found.append(interaction(walk, twin.rung, **sides, gpu=errand.climbing.device == "cuda"))
     return found, failed, False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import statistics
 from collections.abc import Sequence
 
 import msgspec
@@ -14,9 +15,13 @@ from suite.ladder.rungs import Promise, Rung, Walk
 PEAK_TOLERANCE = 0.05
 GPU_GAIN_TOLERANCE = 0.15
 ORDER_OF_SIZE = math.sqrt(10)  # factor up to which a gain has the predicted order: the same power of ten, rounded
-# Standard deviation over mean of the median step between launches of one rung: 7 rungs launched twice, an hour apart
-# (2 cores of an AMD EPYC, shared; 2026-11-22)
+# Standard deviation over mean of the median step between launches of one rung, before any were seen: 7 rungs launched
+# twice, an hour apart (2 cores of an AMD EPYC, shared; 2026-11-22)
 LAUNCH_VARIATION = 0.05
+# Assumed, for want of a GPU to measure on: kernels on a device that nobody shares, whose clock follows its temperature.
+# With more, single launches show fewer gains; with less, they judge more. Launches that are repeated tell it themselves
+GPU_LAUNCH_VARIATION = 0.01
+ASSUMED_LAUNCHES = 2  # degrees of freedom with which that counts beside what launches show: as much as three launches
 NONE_PREDICTED = "predicted none, measured more than noise"
 LEAST_MEMORY_GAIN = 0.01  # of the peak: predictions of single peaks are that good (see suite.predict), and no better
 
@@ -70,29 +75,45 @@ def expected_cost(walk: Walk, said: Expected, *, tokens: int) -> float | None:
     return None if said.step_seconds is None else said.step_seconds / tokens
 
 
-def noise(walk: Walk, found: Sequence[Measured]) -> float:
+def noise(walk: Walk, found: Sequence[Measured], *, gpu: bool) -> float:
     """What measurements differ by without a reason.
 
-    Bytes: 1 % of the larger peak. Seconds a token, of n launches with s half the spread of their steps and t the median
-    one: the root of the sum of squares of s and of t LAUNCH_VARIATION / sqrt(n), of every measurement.
+    Bytes: 1 % of the larger peak. Seconds a token, of n launches with s half the spread of their steps, t the median
+    one, and v the variation between launches: the root of the sum of squares of s and of t v / sqrt(n), of every
+    measurement.
     """
     if walk is Walk.MEMORY:
         return LEAST_MEMORY_GAIN * max(one.peak_bytes for one in found)
-    parts = [part for one in found for part in (one.spread_seconds / one.tokens, _between_launches(one))]
+    assumed = GPU_LAUNCH_VARIATION if gpu else LAUNCH_VARIATION
+    parts: list[float] = []
+    for one in found:
+        between = launch_variation(one.launch_seconds, assumed=assumed) * one.token_seconds
+        parts += [one.spread_seconds / one.tokens, between / math.sqrt(one.launches)]
     return math.hypot(*parts)
 
 
-def _between_launches(found: Measured) -> float:
-    return LAUNCH_VARIATION * found.token_seconds / math.sqrt(found.launches)
+def launch_variation(seconds: Sequence[float], *, assumed: float) -> float:
+    """Standard deviation of the logarithm of what launches of one rung take.
+
+    Of n launches whose logarithms have the variance b^2, with v0 assumed before any were seen:
+        v^2 = (2 v0^2 + (n - 1) b^2) / (2 + n - 1)
+    One launch has the assumed one; nine have four fifths of their own variance.
+
+    Source: the moderated variance of Smyth, Linear models and empirical Bayes methods, 2004, section 3, as for
+    batteries (`suite.acceptance.step_margin`); that the prior has 2 degrees of freedom is our choice.
+    """
+    seen = max(0, len(seconds) - 1)
+    own = statistics.variance([math.log(one) for one in seconds]) if seen else 0.0
+    return math.sqrt((ASSUMED_LAUNCHES * assumed**2 + seen * own) / (ASSUMED_LAUNCHES + seen))
 
 
-def gain(walk: Walk, *, below: tuple[Expected, Measured], here: tuple[Expected, Measured]) -> Gain:
+def gain(walk: Walk, *, below: tuple[Expected, Measured], here: tuple[Expected, Measured], gpu: bool = False) -> Gain:
     """Of a rung beside the one below it."""
     before, after = (expected_cost(walk, said, tokens=found.tokens) for said, found in (below, here))
     return Gain(
         predicted=None if before is None or after is None else before - after,
         measured=cost(walk, below[1]) - cost(walk, here[1]),
-        noise=noise(walk, [below[1], here[1]]),
+        noise=noise(walk, [below[1], here[1]], gpu=gpu),
     )
 
 
@@ -185,7 +206,7 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def interaction(
-    walk: Walk, rung: Rung, *, below: Measured, here: Measured, top: Measured, without: Measured
+    walk: Walk, rung: Rung, *, below: Measured, here: Measured, top: Measured, without: Measured, gpu: bool = False
 ) -> Interaction:
     """Of a rung whose top was measured with it and without it."""
     everything = [below, here, top, without]
@@ -193,5 +214,5 @@ def interaction(
         rung=rung.name,
         in_walk=cost(walk, below) - cost(walk, here),
         at_top=cost(walk, without) - cost(walk, top),
-        noise=noise(walk, everything),
+        noise=noise(walk, everything, gpu=gpu),
     )

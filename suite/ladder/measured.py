@@ -44,6 +44,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         terms: of a launch, mean over ranks.
         peak_bytes: of the median rank: ranks do the same, and gloo's threads free some of a rank's messages where the
             profiler does not see it; largest_peak_bytes, reserved_bytes, resident_bytes: of the rank with most.
+        launch_seconds: the median step of each launch.
         pace: how many times as long the step should take at the processors' pace as at the calibration's: the median
             over launches; None where it is not known.
         losses: of every step; all launches of a seed have the same ones, or `repeats_differ`.
@@ -64,6 +65,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     records: list[str]
     repeats_differ: bool = False
     pace: float | None = None
+    launch_seconds: list[float] = []
 
     @property
     def token_seconds(self) -> float:
@@ -124,6 +126,7 @@ def measured(plan: Plan, results: Sequence[Result]) -> Measured:
         losses=results[0].losses,
         records=[result.record for result in results],
         pace=_pace(results),
+        launch_seconds=medians,
         repeats_differ=any(result.losses != results[0].losses for result in results),
     )
 

@@ -85,7 +85,7 @@ def _gains(walk: Walk, heights: list[Height]) -> Table:
         "waits",
         "gain predicted",
     ]
-    table = _table([*titles, "measured", "of base", "promises"], left=("rung", "peak in", "promises"))
+    table = _table([*titles, "measured", "noise", "of base", "promises"], left=("rung", "peak in", "promises"))
     for height in heights:
         found, said, gain = height.measured, height.expected, height.gain
         if found is None or said is None:
@@ -105,6 +105,7 @@ def _gains(walk: Walk, heights: list[Height]) -> Table:
             "-" if found.synchronisations is None else str(found.synchronisations),
             "" if gain is None else "-" if gain.predicted is None else f"{gain.predicted * scale:+,.1f}",
             "" if gain is None else f"{gain.measured * scale:+,.1f}",
+            "" if gain is None else f"{gain.noise * scale:,.1f}",
             "" if height.share is None else f"{height.share:.2f}",
             ", ".join(f"[{COLOURS[c.mark]}]{c.name} {escape(c.says)}[/]" for c in height.checks),
         )
