@@ -200,9 +200,23 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
     noise: float
 
     @property
+    def within_noise(self) -> bool:
+        """Whether neither is more than noise, so that nothing can be said of them."""
+        return max(abs(self.in_walk), abs(self.at_top)) <= self.noise
+
+    @property
     def adds_up(self) -> bool:
-        """Whether both are the same beyond noise."""
-        return abs(self.in_walk - self.at_top) <= self.noise
+        """Whether one is more than noise, and both are the same but for noise."""
+        return not self.within_noise and abs(self.in_walk - self.at_top) <= self.noise
+
+    @property
+    def says(self) -> str:
+        """What both say together, in words."""
+        if self.within_noise:
+            return "within noise"
+        if self.adds_up:
+            return "adds up"
+        return f"interacts: worth {'more' if self.at_top > self.in_walk else 'less'} at the top"
 
 
 def interaction(

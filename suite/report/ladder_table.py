@@ -130,11 +130,9 @@ def _interactions(climb: Climb) -> Table:
     table = _table(["rung", "walk", "in its place", "at the top", "noise", "says"], left=("rung", "walk", "says"))
     for one in climb.interactions:
         scale = _scale(walks[one.rung])
-        says = "adds up" if one.adds_up else "[yellow]interacts: worth less at the top[/]"
-        if not one.adds_up and one.at_top > one.in_walk:
-            says = "[yellow]interacts: worth more at the top[/]"
+        colour = "dim" if one.within_noise else "default" if one.adds_up else "yellow"
         values = (f"{value * scale:+,.1f}" for value in (one.in_walk, one.at_top, one.noise))
-        table.add_row(one.rung, walks[one.rung].value, *values, says)
+        table.add_row(one.rung, walks[one.rung].value, *values, f"[{colour}]{one.says}[/]")
     return table
 
 
@@ -163,5 +161,5 @@ def as_json(climb: Climb) -> dict[str, Any]:
         if height.measured is not None:
             entry["measured"]["token_seconds"] = height.measured.token_seconds
     for entry, one in zip(built["interactions"], climb.interactions, strict=True):
-        entry["adds_up"] = one.adds_up
+        entry |= {"adds_up": one.adds_up, "says": one.says}
     return built | {"failures": failures(climb), "verdict": verdict(climb)}

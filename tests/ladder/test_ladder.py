@@ -194,9 +194,24 @@ def test_a_rung_s_pace_is_the_median_over_its_launches_and_changes_no_noise() ->
     assert noise(Walk.SPEED, [paced, unknown], gpu=False) == noise(Walk.SPEED, [unknown, unknown], gpu=False)
 
 
-def test_gains_that_do_not_add_up_beyond_noise_interact() -> None:
-    assert Interaction(rung="a", in_walk=10, at_top=11, noise=1).adds_up
-    assert not Interaction(rung="a", in_walk=10, at_top=12, noise=1).adds_up
+@pytest.mark.parametrize(
+    ("in_walk", "at_top", "noise", "says"),
+    [
+        (10, 11, 1, "adds up"),
+        (10, 12, 1, "interacts: worth more at the top"),
+        (10, 8, 1, "interacts: worth less at the top"),
+        (6, -18, 85, "within noise"),
+        (-18, 6, 18, "within noise"),
+        (-18, 6, 17, "interacts: worth more at the top"),
+        (152, 80, 100, "adds up"),
+    ],
+)
+def test_gains_within_noise_say_nothing_and_others_interact_or_add_up(
+    in_walk: float, at_top: float, noise: float, says: str
+) -> None:
+    found = Interaction(rung="a", in_walk=in_walk, at_top=at_top, noise=noise)
+    assert found.says == says
+    assert (found.adds_up, found.within_noise) == (says == "adds up", says == "within noise")
 
 
 def test_the_naive_script_keeps_gradients_through_the_forward_pass() -> None:
@@ -297,10 +312,14 @@ def test_twins_are_the_top_without_a_rung_and_name_the_gains_that_do_not_add_up(
     assert "speed/top without compile" in twins
     assert "speed/top without ddp" not in twins  # the rung below has that one
     found = {one.rung: one for one in outcome.interactions}
-    assert not found["workers"].adds_up
-    assert found["workers"].at_top == pytest.approx(0)
-    assert found["compile"].adds_up
-    assert not found["offline"].adds_up or found["offline"].in_walk == pytest.approx(found["offline"].at_top)
+    tokens = 32 * CPU.architecture.sequence
+    assert found["workers"].says == "interacts: worth less at the top"
+    assert (found["workers"].in_walk, found["workers"].at_top) == pytest.approx((0.32 / tokens, 0), rel=1e-3)
+    for name, seconds in (("offline", 0.32), ("no-sync", 0.3), ("compile", 0.16)):
+        assert found[name].says == "adds up"
+        assert (found[name].in_walk, found[name].at_top) == pytest.approx((seconds / tokens,) * 2, rel=1e-3)
+    printed = {entry["rung"]: entry["says"] for entry in as_json(outcome)["interactions"]}
+    assert printed["compile"] == "adds up"
 
 
 def test_a_twin_whose_launch_fails_is_named_with_its_record_and_the_exit_code_says_so(
