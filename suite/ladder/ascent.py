@@ -10,7 +10,7 @@ import msgspec
 
 from suite.corpus import Corpus
 from suite.job import Event, Status
-from suite.ladder.judged import Check, Gain, Mark, cost, gain, gain_check, loss_check, peak_check
+from suite.ladder.judged import Check, Gain, Mark, cost, gain, gain_check, loss_check, peak_check, repeats_check
 from suite.ladder.measured import Expected, Measured, expected, measured
 from suite.ladder.planned import STEPS, Climber, excess, not_executed, planned, refusals
 from suite.ladder.rungs import Rung, Setting, Walk, seconds_unknown, setting_of, stands_on
@@ -219,7 +219,7 @@ class Ascent:
         label = self._label(rung)
         found = measured(planned(errand.climbing, height.setting, label, errand.texts), self._results[rung.name])
         said = height.expected or _expected(errand, self._promised_setting(rung), label)
-        checks = [peak_check(said, found)]
+        checks = [check for check in (peak_check(said, found), repeats_check(found)) if check is not None]
         height = msgspec.structs.replace(height, expected=said, measured=found, share=1.0 if rung.is_base else None)
         below = self.heights.get(chain[-2].name) if len(chain) > 1 else None
         if below is not None and below.measured is not None and below.expected is not None:

@@ -74,6 +74,8 @@ class Machine:
         wrong: labels whose launch fails.
         interrupts: the label whose launch is interrupted; interrupts_at, crashes_at: the launch, counted.
         phases: how many times as long as it should the next launches of a label take.
+        rank_peaks: of a label, the peak of each rank over what is predicted.
+        drifting: labels each of whose launches has losses of its own.
         spread: relative, of one step to the next.
         now: on the clock that `launch_seconds` and nothing else moves, by each launch; those of a label `longer` more.
     """
@@ -85,6 +87,8 @@ class Machine:
         self.interrupts_at = self.crashes_at = 0
         self.phases: dict[str, list[float]] = {}
         self.spread = 1e-4
+        self.rank_peaks: dict[str, list[float]] = {}
+        self.drifting: set[str] = set()
         self.now = self.launch_seconds = 0.0
         self.longer: dict[str, float] = {}
 
@@ -103,8 +107,9 @@ class Machine:
         status = Status.INTERRUPTED if now else status
         phases = self.phases.get(plan.script.rung)
         seconds = self.seconds(plan) * (phases.pop(0) if phases else 1.0)
+        first = 3.0 + (len(self.launched) / 100 if plan.script.rung in self.drifting else 0.0)
         steps = [
-            Step(number, StepKind.TIMED, 3.0 - number / 10, seconds * (1 + number * self.spread), 0.0)
+            Step(number, StepKind.TIMED, first - number / 10, seconds * (1 + number * self.spread), 0.0)
             for number in range(6)
         ]
         figures = [
@@ -129,7 +134,10 @@ class Machine:
             loss_scales=[],
             skipped=[],
             arithmetic="",
-            finished=[report],
+            finished=[
+                msgspec.structs.replace(report, peak_bytes=round(share * report.peak_bytes))
+                for share in self.rank_peaks.get(plan.script.rung, [1.0])
+            ],
             steps=steps,
             figures=figures,
         )

@@ -174,8 +174,6 @@ def test_losses_that_promise_equality_may_not_differ_in_a_bit() -> None:
     assert loss_check(within, near, below).mark is Mark.PASS
     assert loss_check(within, far, below).mark is Mark.FAIL
     assert loss_check(changed, far, below).mark is Mark.SHOWN
-    unlike = msgspec.structs.replace(below, repeats_differ=True)
-    assert loss_check(changed, unlike, below).mark is Mark.FAIL
 
 
 def test_a_rung_s_pace_is_the_median_over_its_launches_and_changes_no_noise() -> None:
