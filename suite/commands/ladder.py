@@ -23,8 +23,8 @@ from suite.job import Event
 from suite.ladder.ascent import Errand, Height, trace_of
 from suite.ladder.between_hosts import with_messages
 from suite.ladder.climb import Climb, Verdict, climb, unclimbed, verdict
-from suite.ladder.planned import STEPS, climber, fitted, planned
-from suite.ladder.rungs import RUNGS, Setting, Walk
+from suite.ladder.planned import climber, fitted, planned
+from suite.ladder.rungs import RUNGS, STEPS, Setting, Walk
 from suite.ladder.tokenising import sample_seconds
 from suite.launch import ROOT
 from suite.report.ladder_table import as_json, print_climb, print_rungs

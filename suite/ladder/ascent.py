@@ -12,8 +12,8 @@ from suite.corpus import Corpus
 from suite.job import Event, Status
 from suite.ladder.judged import Check, Gain, Mark, cost, gain, gain_check, loss_check, peak_check, repeats_check
 from suite.ladder.measured import Expected, Measured, expected, measured
-from suite.ladder.planned import STEPS, Climber, excess, not_executed, planned, refusals
-from suite.ladder.rungs import Rung, Setting, Walk, seconds_unknown, setting_of, stands_on
+from suite.ladder.planned import Climber, excess, not_executed, planned, refusals
+from suite.ladder.rungs import STEPS, Rung, Setting, Walk, seconds_unknown, setting_of, stands_on
 from suite.machine_profile import Profile
 from suite.reproduction import Result, reproduce
 from suite.script import Texts

@@ -13,8 +13,8 @@ from suite.job import LEAST_STEPS, Event, Status
 from suite.ladder.ascent import CLIMB_SECONDS, Ascent, Errand, Height, ending, launched
 from suite.ladder.judged import Interaction, Mark, interaction
 from suite.ladder.measured import Measured, measured
-from suite.ladder.planned import STEPS, Climber, excess, planned, refusals
-from suite.ladder.rungs import RUNGS, Rung, Setting, Walk, setting_of, stands_on
+from suite.ladder.planned import Climber, excess, planned, refusals
+from suite.ladder.rungs import RUNGS, STEPS, Rung, Setting, Walk, setting_of, stands_on
 
 
 class Verdict(enum.StrEnum):

@@ -17,15 +17,13 @@ from suite import network_namespaces
 from suite.arithmetic import kernels_for
 from suite.executable import check_executable, check_executable_layout, check_fused_attention
 from suite.figures import Quantity, of_job
-from suite.job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS, KernelChoice
-from suite.ladder.rungs import MOST_DIVISOR, RUNGS, Need, Rung, Setting, Walk, setting_of, stands_on
+from suite.job import KernelChoice
+from suite.ladder.rungs import MOST_DIVISOR, RUNGS, STEPS, Need, Rung, Setting, Walk, setting_of, stands_on
 from suite.miniature import miniature
 from suite.plan import Plan
 from suite.predict.executed_memory_figures import memory_figures
 from suite.script import Habits, Script, Texts
 
-TIMED_STEPS = 6
-STEPS = WARM_UP_STEPS + COUNTED_STEPS + TIMED_STEPS + PROFILED_STEPS
 LOSS_SCALE, LOSS_SCALE_WINDOW = 4096.0, 1000  # as a miniature's largest (see `suite.miniature.Scale`); never doubled
 FAMILY = "gpt2"
 WARMUP_SHARE = 0.1

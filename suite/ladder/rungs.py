@@ -10,6 +10,8 @@ import msgspec
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
+from suite.job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS
+from suite.ladder.rounding import FP16_ROUNDING, ROUNDING, reordered_bound
 from suite.script import Habits, Update
 
 
@@ -68,10 +70,10 @@ BASE = {
     ),
 }
 MOST_DIVISOR = 8  # of the samples: the fewest that a rung or a baseline declares are 8
-ROUNDING = 2.0**-8  # relative: bf16 keeps 8 bits, fp16 11; a loss is a mean over 1,000 tokens and more
-REORDERED = (
-    1e-3  # relative: what fp32 sums in another order make of a loss after 13 of Adam's steps, see docs/ladder.md
-)
+TIMED_STEPS = 6
+STEPS = WARM_UP_STEPS + COUNTED_STEPS + TIMED_STEPS + PROFILED_STEPS
+MOST_TOKENS = 32 * 1024  # of a step: the samples that rungs declare, of the longest sequence that GPT-2's runs have
+REORDERED = reordered_bound(addends=MOST_TOKENS, steps=STEPS)
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +216,7 @@ RUNGS: tuple[Rung, ...] = (
         title="fp16 with fp32 masters and loss scaling",
         changes={"precision": Precision.FP16},
         promise=Promise.WITHIN,
-        bound=ROUNDING,
+        bound=FP16_ROUNDING,
         loss="fp16 rounds to 11 bits",
         predicts="16 P of state (2 + 2 + 4 + 8) and 4 P of widened gradients in the update; activations / 2",
         side=True,
@@ -398,7 +400,7 @@ RUNGS: tuple[Rung, ...] = (
         title="DistributedDataParallel over two hosts: network namespaces joined by veth, or --hosts",
         changes={"data_parallel": 2, "hosts": 2},
         promise=Promise.WITHIN,
-        bound=REORDERED,
+        bound=ROUNDING,
         loss=REDUCED,
         predicts="the same with messages as timed between these hosts, in a calibration of their own beforehand",
         needs=(Need.NAMESPACES,),
