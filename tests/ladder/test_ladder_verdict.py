@@ -15,7 +15,7 @@ from suite.ladder.climb import Climb, Verdict, failures, verdict
 from suite.ladder.rungs import Walk, of_walk
 from suite.report.ladder_table import as_json, print_climb
 from suite.report.tables import console
-from tests.ladder.made_up import CPU, Machine, climbed
+from tests.ladder.made_up import CPU, Machine, climbed, heights
 
 
 def told(outcome: Climb, capsys: pytest.CaptureFixture[str]) -> tuple[str, int, str]:
@@ -77,6 +77,9 @@ def test_what_stands_above_a_broken_rung_is_predicted_as_it_is_launched(machine:
     tokens = 32 * CPU.architecture.sequence
     assert offline.gain.predicted == pytest.approx(0.64 / tokens)
     assert failures(outcome) == ["workers: gain: gain lost: broken on purpose"]
+    lacking = heights(climbed(["offline", "no-sync"], broken=("offline",)))["no-sync"].expected
+    assert lacking is not None
+    assert lacking.step_seconds == pytest.approx(0.1 + 0.32 + 0.32)  # as launched: two workers tokenise
 
 
 def test_with_a_broken_rung_no_twin_is_launched_and_the_table_says_so(
