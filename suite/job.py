@@ -183,7 +183,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         resident_bytes: the largest resident set of its process; None where the system does not tell.
         reserved_bytes: the most that CUDA's allocator reserved in the step of `peak_bytes`; None on the CPU.
         pace: of its processors, in laps before and behind each timed step; None on a GPU.
-        synchronisations: how often the counted step waited for a number of the device.
+        synchronisations: how often the counted step read numbers of the device, as `SynchronisationCounter` counts.
         no_terms: why it is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions, and by what kernels
             the rest where they are not PyTorch's.

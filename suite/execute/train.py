@@ -62,7 +62,7 @@ def train(
         NotFiniteError: the loss became NaN or infinite, or no loss scale kept the gradients finite.
     """
     steps = Steps(job, training, mesh, device)
-    waits = SynchronisationCounter()
+    waits = SynchronisationCounter(device, steps.phases)
     counter = CollectiveCounter(axis_of_group(mesh, training.embedding_group))
     flop = flop_counter()
     sent_before = clock.interface_sent_bytes(job.interface)

@@ -33,10 +33,12 @@ class Phases:
     Attributes:
         in_profile: whether each phase is also a range in the profile that is being recorded.
         has_nvtx: whether each phase is also an NVTX range.
+        now: the phase that was entered last and not left; None behind any.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.in_profile = False
+        self.now: Part | None = None
         self.has_nvtx = device.type == "cuda"
         self._device = device
         self._marks: list[tuple[Part, Any, Any]] = []
@@ -83,6 +85,7 @@ class _Phase:
 
     def __enter__(self) -> None:
         self._start = self._phases.mark()
+        self._phases.now = self._part
         if self._phases.has_nvtx:
             torch.cuda.nvtx.range_push(RANGE + self._part)
         if self._phases.in_profile:
@@ -94,4 +97,5 @@ class _Phase:
             self._range.__exit__(*error)
         if self._phases.has_nvtx:
             torch.cuda.nvtx.range_pop()
+        self._phases.now = None
         self._phases.add(self._part, self._start, self._phases.mark())
