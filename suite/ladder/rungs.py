@@ -206,9 +206,10 @@ RUNGS: tuple[Rung, ...] = (
         changes={"offloads_activations": True},
         promise=Promise.EQUAL,
         loss=SAME,
-        predicts="what is kept for the backward pass is not on the device",
-        seconds_unknown="copies to and from the host are not in the step-time model",
+        predicts="not predicted, neither peak nor time: see docs/ladder.md",
+        seconds_unknown="what comes back to the device, and the copies, are in no model",
         needs=(Need.CUDA,),
+        side=True,
     ),
     Rung(
         name="fp16",

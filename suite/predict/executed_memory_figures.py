@@ -22,6 +22,8 @@ def memory_figures(
 ) -> list[Figure]:
     """Activation bytes and peak bytes of each rank, behind the largest over ranks; for layouts that `describes_ranks`.
 
+    No peak where activations are offloaded: what comes back to the device in the backward pass, weights among it, is
+    not described.
     Each is a simulation of a step, 0.01 to 0.5 s, so that they do not belong to `prediction`.
     """
     if not describes_ranks(architecture, layout):
@@ -40,8 +42,7 @@ def memory_figures(
             )
         of_stage = stage if layout.pipeline_stages > 1 else None
         activations, peak = known[alike]
-        unproven = unproven_peak(layout, kernels)
-        figures += [
+        figures.append(
             Figure(
                 quantity=Quantity.ACTIVATION_BYTES,
                 value=activations,
@@ -50,7 +51,12 @@ def memory_figures(
                 convention=ACTIVATIONS,
                 tolerance=None if kernels.cuda else TOLERANCE,
                 why=UNPROVEN.format("a GPU") if kernels.cuda else ACTIVATION_REASON,
-            ),
+            )
+        )
+        if script.offloads_activations:
+            continue
+        unproven = unproven_peak(layout, kernels)
+        figures.append(
             Figure(
                 quantity=Quantity.PEAK_BYTES,
                 value=peak,
@@ -59,8 +65,8 @@ def memory_figures(
                 convention=ALLOCATED,
                 tolerance=None if unproven else TOLERANCE,
                 why=UNPROVEN.format(unproven) if unproven else PEAK_REASON,
-            ),
-        ]
+            )
+        )
     return with_maximum_over_ranks(figures)
 
 

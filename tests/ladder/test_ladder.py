@@ -92,6 +92,20 @@ def test_a_rung_of_fused_attention_changes_the_layout_alone() -> None:
     assert fused == msgspec.structs.replace(plain, layout=layout)
 
 
+def test_offloaded_activations_are_not_predicted_and_nothing_stands_on_them() -> None:
+    """Nothing is said of their peak, rather than the peak that there would be without them."""
+    rung = NAMES["offload-activations"]
+    assert rung.seconds_unknown
+    for above in of_walk(Walk.MEMORY):
+        setting = setting_of(above.walk, [*stands_on(above, RUNGS), above])
+        plan = planned(msgspec.structs.replace(CPU, device="cuda"), setting, "", TEXTS)
+        assert setting.offloads_activations == (above is rung)
+        expected = expected_figures(job_for(plan, CORPUS, ""), kernels=Kernels(cuda=True), cores=2)
+        quantities = {figure.quantity for figure in expected}
+        assert Quantity.ACTIVATION_BYTES in quantities
+        assert (Quantity.PEAK_BYTES in quantities) == (above is not rung)
+
+
 def test_on_a_processor_what_needs_cuda_is_refused_with_a_reason_and_nothing_else_is() -> None:
     needing = {rung.name for rung in RUNGS if {Need.CUDA, Need.TRITON} & set(rung.needs)}
     refused = {rung.name for rung in RUNGS if refusal(rung, CPU)}
