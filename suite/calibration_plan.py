@@ -284,8 +284,9 @@ def _lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
     lines.append(Sizes(Subject(operation="adam"), "element", wide))
     lines.append(Sizes(Subject(operation="adam_tensors"), "tensor", (1, 8, 64)))
     if device == "cuda":
-        for operation in ("host_to_device", "device_to_host"):
-            lines.append(Sizes(Subject(operation=operation), "byte", _geometric(4096, 2**29, density.sparse)))
+        for operation, variant in (("host_to_device", ""), ("host_to_device", "pageable"), ("device_to_host", "")):
+            sizes = _geometric(4096, 2**29, density.sparse)
+            lines.append(Sizes(Subject(operation=operation, variant=variant), "byte", sizes))
     return lines
 
 

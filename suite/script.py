@@ -43,7 +43,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         tokenises: whether each sample's documents are read and tokenised anew.
         workers: processes that make batches ahead; 0: they are made when they are needed.
-        pinned: whether batches lie in page-locked memory and are copied on a stream of their own. CUDA only.
+        pinned: whether batches lie in page-locked memory and are copied one ahead, on a stream of their own. CUDA only.
         synchronises: whether every step waits for a number of every micro-batch and of every parameter, and logs the
             weights' norm with autograd recording.
         keeps_gradients: whether gradients are zeroed where they lie, and so stay allocated.

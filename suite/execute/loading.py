@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from suite.execute.corpus import Batch, TokenStream, token_stream
+from suite.execute.measure.phases import Part, Phases
 from suite.job import Job
 
 PREFETCHED = 2  # batches of each worker: torch.utils.data's own default
@@ -53,7 +54,7 @@ class WorkedAhead:
             sampler=list(firsts),
             num_workers=workers,
             prefetch_factor=PREFETCHED if workers else None,
-            collate_fn=_unchanged,
+            collate_fn=_contiguous if pinned else _unchanged,
             pin_memory=pinned,
         )
         self._batches: Iterator[Batch] | None = iter(loader)
@@ -74,6 +75,14 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
+def _contiguous(batch: Any) -> Any:
+    """A batch in memory without gaps: the copy of any other to a device goes through pageable memory, pinned or not.
+
+    Source: aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries.
+    """
+    return Batch(batch.tokens_BT.contiguous(), {name: one.contiguous() for name, one in batch.arguments.items()})
+
+
 def batches(job: Job, *, replica: int) -> Batches:
     """The micro-batches of a job at place `replica` of the data-parallel axis."""
     stream = token_stream(job)
@@ -89,19 +98,39 @@ def batches(job: Job, *, replica: int) -> Batches:
     return WorkedAhead(stream, firsts, samples=layout.micro_batch, workers=script.workers, pinned=script.pinned)
 
 
-class SideStream:
-    """Copies batches to a CUDA device on a stream of their own, which the computing stream waits for."""
+class CopiedAhead:
+    """Micro-batches on a CUDA device, copied there on a stream of their own while the device computes on another one.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        batches: on the host, in page-locked memory: else the host waits for each copy.
+        phases: of the step, whose time making and copying is.
+    """
+
+    def __init__(self, batches: Batches, device: torch.device, phases: Phases) -> None:
+        self._batches = batches
         self._device = device
+        self._phases = phases
         self._stream = torch.cuda.Stream(device)
+        self._begun: tuple[int, int] | None = None
+        self._moved: Batch | None = None
 
-    def to_device(self, batch: Batch) -> Batch:
-        """The batch on the device; the host waits for nothing where it lies in page-locked memory."""
-        with torch.cuda.stream(self._stream):
-            moved = batch.to(self._device)
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_stream(self._stream)
-        for tensor in (moved.tokens_BT, *moved.arguments.values()):
-            tensor.record_stream(computing)
+    def begin(self, first: int, samples: int) -> None:
+        """Make the samples numbered from `first` and begin to copy them; nothing waits for that."""
+        with self._phases.phase(Part.DATA_LOADING):
+            batch = self._batches.micro_batch(first, samples)
+        with self._phases.phase(Part.HOST_DEVICE_COPY), torch.cuda.stream(self._stream):
+            self._moved = batch.to(self._device)
+        self._begun = (first, samples)
+
+    def micro_batch(self, first: int, samples: int) -> Batch:
+        """The samples numbered from `first`, begun before or now; the computing stream waits until they are there."""
+        if self._begun != (first, samples):
+            self.begin(first, samples)
+        moved, self._moved, self._begun = self._moved, None, None
+        assert moved is not None
+        with self._phases.phase(Part.HOST_DEVICE_COPY):
+            computing = torch.cuda.current_stream(self._device)
+            computing.wait_stream(self._stream)
+            for tensor in (moved.tokens_BT, *moved.arguments.values()):
+                tensor.record_stream(computing)
         return moved

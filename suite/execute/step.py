@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from suite.execute.corpus import Batch
 from suite.execute.habits import gradient_norm_by_parameter, logged_weight_norm
-from suite.execute.loading import SideStream, batches
+from suite.execute.loading import CopiedAhead, batches
 from suite.execute.loss_scale import LossScaleError, loss_scale
 from suite.execute.measure.phases import Part, Phases
 from suite.execute.optimizer import gradient_factor, learning_rate, squared_norm
@@ -69,7 +69,7 @@ class Steps:
         self._batch = 0
         self._trained = 0
         self._stream = batches(job, replica=mesh.get_local_rank(DATA))
-        self._side = SideStream(device) if job.script.pinned else None
+        self._ahead = CopiedAhead(self._stream, device, self.phases) if job.script.pinned else None
         self._scale = loss_scale(job.recipe)
         self.compressed = job.averaging is not Averaging.ONE_BIT
 
@@ -81,10 +81,9 @@ class Steps:
         """
         self.phases.clear()
         samples = self.job.layout.micro_batch
-        self._batch = batch = global_batch_at(self.job.recipe, self._seen)
-        self.micro_batches = batch // (self.job.layout.data_parallel * samples)
-        first = self._seen + self._mesh.get_local_rank(DATA) * self.micro_batches * samples
-        self._seen += batch
+        self._batch = global_batch_at(self.job.recipe, self._seen)
+        first, self.micro_batches = self._coming()
+        self._seen += self._batch
         factor = self._scale.scale if self._scale else 1.0
         for chunk in self.training.chunks:
             chunk.upstream = factor / self.micro_batches
@@ -107,16 +106,35 @@ class Steps:
                     loss: Tensor = module(micro_batch.tokens_BT, **micro_batch.arguments) / self.micro_batches
                 with self.phases.phase(Part.BACKWARD):
                     (loss * factor).backward()
+            if self._ahead is not None:
+                self._begin_behind(first + number * samples, last=number == self.micro_batches - 1)
             losses.append(loss.detach())
             if self.job.script.synchronises:
                 losses[-1].item()
         return torch.stack(losses).sum()
 
+    def _coming(self) -> tuple[int, int]:
+        """The first sample of this rank in the step that begins with what was seen, and its micro-batches there."""
+        samples = self.job.layout.micro_batch
+        micro_batches = global_batch_at(self.job.recipe, self._seen) // (self.job.layout.data_parallel * samples)
+        return self._seen + self._mesh.get_local_rank(DATA) * micro_batches * samples, micro_batches
+
+    def _begin_behind(self, first: int, *, last: bool) -> None:
+        """Begin to copy the micro-batch behind the one from `first`, the step's `last` or not, if there is one."""
+        assert self._ahead is not None
+        samples = self.job.layout.micro_batch
+        if not last:
+            self._ahead.begin(first + samples, samples)
+        elif self.step < self.job.steps - 1:
+            self._ahead.begin(self._coming()[0], samples)
+
     def _micro_batch(self, first: int, samples: int) -> Batch:
+        if self._ahead is not None:
+            return self._ahead.micro_batch(first, samples)
         with self.phases.phase(Part.DATA_LOADING):
             batch = self._stream.micro_batch(first, samples)
         with self.phases.phase(Part.HOST_DEVICE_COPY):
-            return batch.to(self.device) if self._side is None else self._side.to_device(batch)
+            return batch.to(self.device)
 
     def chunk_outputs(self, *, samples: int) -> Iterator[Tensor]:
         """What each of this rank's chunks gives for `samples` samples, one after the other: nothing is sent on."""

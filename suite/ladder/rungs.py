@@ -313,11 +313,11 @@ RUNGS: tuple[Rung, ...] = (
     Rung(
         name="pinned",
         walk=Walk.SPEED,
-        title="page-locked batches, copied on a stream of their own",
+        title="page-locked batches, copied one ahead on a stream of their own",
         changes={"pinned": True},
         promise=Promise.EQUAL,
         loss="the same samples in the same order",
-        predicts="the copy is hidden behind computing",
+        predicts="the pageable copy, as calibrated, is hidden behind computing",
         needs=(Need.CUDA,),
     ),
     Rung(

@@ -163,7 +163,8 @@ def step_seconds(
 
     With m micro-batches, and works w of a micro-batch through the rank's chunks:
         data loading        m batches made on the host, see `loading_seconds`
-        copy                their tensors to the device, on CUDA
+        copy                their tensors to the device, on CUDA, from pageable memory; 0 where they are pinned: each is
+                            copied while the device computes on the one before it
         forward, backward   sums of w over its operators, each at its own sizes; backward with recomputation
         overhead            what the host does for them: all of it on a CPU, on CUDA what it takes longer than the
                             device, by micro-batch and for the update (`Prices.exposed_overhead`)
@@ -185,8 +186,8 @@ def step_seconds(
     micro_batches = accumulation(recipe, layout)
     loading = micro_batches * prices.overhead(loading_works(architecture, recipe, layout))
     copy = 0.0
-    if kernels.cuda:
-        sent = Subject(operation="host_to_device", ranks=layout.ranks)
+    if kernels.cuda and not script.pinned:
+        sent = Subject(operation="host_to_device", variant="pageable", ranks=layout.ranks)
         copy = micro_batches * sum(measured.seconds(sent, b) for b in batch_tensor_bytes(architecture, recipe, layout))
     found: list[StepSeconds] = []
     passes: list[float] = []

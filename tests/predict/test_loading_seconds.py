@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from reference_runs.catalog import accumulation
 from suite.ladder.planned import climber, planned
 from suite.ladder.rungs import BASE, Walk
+from suite.measured_seconds import Subject
 from suite.predict.executed_operators import Kernels
 from suite.predict.executed_seconds import loading_seconds, step_seconds
 from suite.script import Texts
@@ -116,3 +118,20 @@ def test_seconds_to_tokenise_a_sample_are_those_of_every_sample_of_the_step() ->
     assert seconds(0.005, tokenises=False) == seconds(0.0, tokenises=False)
     training = least - slices
     assert seconds(training / samples / 2, workers=2)[1] == pytest.approx(1.5 * training + slices)
+
+
+def test_pageable_batches_are_copied_as_calibrated_and_pinned_ones_behind_computing() -> None:
+    class Copies(Machine, frozen=True):
+        def seconds(self, subject: Subject, *sizes: float) -> float:
+            if subject.operation == "host_to_device":
+                assert subject.variant == "pageable"
+                return sizes[0]
+            return super().seconds(subject, *sizes)
+
+    for pinned in (False, True):
+        setting = msgspec.structs.replace(BASE[Walk.SPEED], pinned=pinned, tokenises=False, micro_batch=4)
+        plan = planned(climber("gpt2-mini", device="cpu", seed=1), setting, "", TEXTS)
+        given = plan.architecture, plan.recipe, plan.layout
+        (found,) = step_seconds(Copies(), *given, kernels=Kernels(cuda=True), compiled=False, script=plan.script)
+        tokens = accumulation(plan.recipe, plan.layout) * 4 * plan.architecture.sequence
+        assert found.copy == (0 if pinned else 2 * 8 * tokens)  # int64 tokens and targets

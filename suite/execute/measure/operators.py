@@ -126,8 +126,10 @@ def memory(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
 
 
 def transfer(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """A copy of `sizes[0]` bytes between pinned host memory and the device."""
-    host = torch.randn(sizes[0] // 4).pin_memory()
+    """A copy of `sizes[0]` bytes between host memory, pinned or (variant) pageable, and the device."""
+    host = torch.randn(sizes[0] // 4)
+    if subject.variant != "pageable":
+        host = host.pin_memory()
     device = torch.empty(sizes[0] // 4, device=inputs.device)
     if subject.operation == "host_to_device":
         return lambda: device.copy_(host, non_blocking=True)
