@@ -162,7 +162,8 @@ def checkpoint_layers(architecture: Architecture) -> int:
 
     With L layers in groups of d, each of whose inputs takes one unit and whose layers take A units while they are
     computed again, L / d + d A are held: least at d = sqrt(L / A), with A = 1 at sqrt(L) (Chen et al. 2016,
-    arXiv 1604.06174, section 3).
+    arXiv 1604.06174, section 3). A layer of a transformer has A = 18 and more, and its least near d = 1 (see
+    `suite.predict.activations.best_checkpoint_layers`); the rung shows the textbook's choice.
     """
     return round(math.sqrt(architecture.layers))
 

@@ -45,7 +45,7 @@ class Setting(Habits, frozen=True, kw_only=True):
 
     Args:
         samples: of a step; micro_batch: of one pass of one rank.
-        layers_per_checkpoint: of full recomputation; 0: the integer nearest to sqrt(layers).
+        layers_per_checkpoint: of full recomputation; 0: the integer nearest to sqrt(layers), the textbook's.
         hosts: that the ranks are on, one each where there is more than one.
     """
 
@@ -120,7 +120,7 @@ RUNGS: tuple[Rung, ...] = (
         changes={},
         promise=Promise.EQUAL,
         loss="what the others are compared with",
-        predicts="20 P at the update (weights, gradients, two moments, a temporary); with activations and 3 N V logits",
+        predicts="20 P at the update (weights, gradients, two moments, a temporary); activations, 12 N V of logits",
     ),
     Rung(
         name="in-place",
@@ -157,7 +157,7 @@ RUNGS: tuple[Rung, ...] = (
         changes={"recomputation": Recomputation.FULL},
         promise=Promise.EQUAL,
         loss=SAME,
-        predicts="L inputs and one layer's activations: N h (L + A)",
+        predicts="L inputs and one layer's activations: 4 N h (L + A)",
     ),
     Rung(
         name="recompute-sqrt",
@@ -166,7 +166,7 @@ RUNGS: tuple[Rung, ...] = (
         changes={"layers_per_checkpoint": 0},
         promise=Promise.EQUAL,
         loss=SAME,
-        predicts="N h (L / d + d A), least at d = sqrt(L / A)",
+        predicts="4 N h (L / d + d A) of layers, least at d = sqrt(L / A), about 1; at the loss 4 N h L / d",
         needs=(Need.LAYERS,),
     ),
     Rung(

@@ -18,6 +18,7 @@ from suite.compare import compare
 from suite.executable import check_executable, check_executable_layout
 from suite.figures import Figure, Quantity
 from suite.job import LEAST_STEPS
+from suite.judgement import expected_figures
 from suite.ladder import ascent
 from suite.ladder.climb import Climb, failures
 from suite.ladder.judged import Gain, Interaction, Mark, gain_check, loss_check, noise, peak_check
@@ -37,6 +38,8 @@ from suite.ladder.rungs import (
     stands_on,
 )
 from suite.plan import job_for
+from suite.predict.activations import best_checkpoint_layers
+from suite.predict.executed_memory import executed_peak_bytes
 from suite.predict.executed_operators import Kernels
 from suite.report.ladder_plot import write_plot
 from suite.report.ladder_table import as_json, print_climb
@@ -113,6 +116,25 @@ def test_on_a_processor_what_needs_cuda_is_refused_with_a_reason_and_nothing_els
     assert "no CUDA device" in refusal(NAMES["pinned"], CPU)
     on_gpu = msgspec.structs.replace(CPU, device="cuda")
     assert not refusal(NAMES["pinned"], on_gpu)
+
+
+def test_the_square_root_of_layers_lowers_the_peak_at_the_loss_and_not_that_of_the_layers() -> None:
+    """The numbers of docs/ladder.md; the layers' own optimum is a layer a group in both runs."""
+    for name, device, peaks in (
+        ("gpt2-mini", "cpu", {1: 102.1, 2: 101.7, 4: 101.5}),
+        ("gpt2-124m", "cuda", {1: 6955.5, 3: 6763.5, 12: 11796.2}),
+    ):
+        climbing = climber(name, device=device, seed=1)
+        rung = NAMES["recompute-sqrt"]
+        plan = planned(climbing, setting_of(rung.walk, [*stands_on(rung, RUNGS), rung]), "", TEXTS)
+        assert plan.layout.checkpoint_layers == checkpoint_layers(climbing.architecture) in peaks
+        given = plan.architecture, plan.recipe
+        assert best_checkpoint_layers(*given, plan.layout, stage=0, micro_batches=1) == 1
+        for layers, peak in peaks.items():
+            layout = msgspec.structs.replace(plan.layout, checkpoint_layers=layers)
+            kernels = Kernels(cuda=device == "cuda")
+            found = executed_peak_bytes(*given, layout, stage=0, replica=0, kernels=kernels, script=plan.script)
+            assert found / 2**20 == pytest.approx(peak, abs=0.05)
 
 
 @pytest.mark.parametrize(
