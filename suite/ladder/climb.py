@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +16,8 @@ from suite.ladder.judged import Interaction, Mark, interaction
 from suite.ladder.measured import Measured, measured
 from suite.ladder.planned import Climber, excess, planned, refusals
 from suite.ladder.rungs import RUNGS, STEPS, Rung, Setting, Walk, setting_of, stands_on
+from suite.machine_profile import Fingerprint
+from suite.record import fingerprint, suite_version
 
 
 class Verdict(enum.StrEnum):
@@ -34,6 +37,8 @@ class Climb(msgspec.Struct, frozen=True, kw_only=True):
         divisor: of the declared samples, so that the baseline fits into the device.
         twins_failed: how the launch of a twin ended that did not end well, by the twin's label.
         whole: whether every rung was wanted, and none broken.
+        fingerprint: of the machine that it was climbed on, and its software; None of earlier climbs.
+        suite: its version and commit.
     """
 
     run: str
@@ -47,6 +52,20 @@ class Climb(msgspec.Struct, frozen=True, kw_only=True):
     started: float = 0.0
     whole: bool = False
     divisor: int = 1
+    fingerprint: Fingerprint | None = None
+    suite: str = ""
+
+    @property
+    def where_and_when(self) -> str:
+        """Hardware, node, the software that decides most, and the day, in words."""
+        day = datetime.fromtimestamp(self.started, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        if self.fingerprint is None:
+            return f"{self.device} of a machine that was not recorded, {day}"
+        facts, versions = self.fingerprint.hardware, self.fingerprint.software
+        host = f"{facts.get('cpu', 'unknown CPU')}, {facts.get('cores', 'unknown')} cores"
+        words = f"{facts.get('gpus', 'unknown')} ({host})" if self.device == "cuda" else host
+        torch = versions.get("torch", "unknown")
+        return f"{words}, node {self.fingerprint.node}, torch {torch}, suite {self.suite or 'unknown'}, {day}"
 
 
 def wanted(errand: Errand) -> tuple[list[Rung], list[Rung]]:
@@ -99,6 +118,8 @@ def climb(errand: Errand, on_height: Callable[[Height], None], on_event: Callabl
         interrupted=interrupted,
         started=started,
         divisor=errand.climbing.divisor,
+        fingerprint=fingerprint(errand.climbing.device),
+        suite=suite_version(),
         whole=not interrupted and not errand.broken and len(rungs) == len(RUNGS),
     )
 

@@ -14,7 +14,7 @@ COLOURS = ("#e69f00", "#f0e442", "#0072b2", "#56b4e9", "#d55e00", "#009e73", "#9
 
 
 def write_plot(climb: Climb, path: Path) -> None:
-    """Write a PNG with a panel for each walk that has a rung.
+    """Write a PNG with a panel for each walk that has a rung, and whose climb it is above them.
 
     Bars: microseconds a token, measured, by term. Lines: allocated peak, measured (solid) and predicted (dashed).
     """
@@ -54,4 +54,5 @@ def write_plot(climb: Climb, path: Path) -> None:
         handles, labels = panel.get_legend_handles_labels()
         more, words = memory.get_legend_handles_labels()
         panel.legend([*handles, *more], [*labels, *words], fontsize=8, loc="upper left", bbox_to_anchor=(1.14, 1))
+    figure.suptitle(climb.where_and_when, fontsize=9)
     figure.savefig(path, dpi=110, format="png")

@@ -1,7 +1,8 @@
-"""The newest whole climb of each run as pictures: seconds a token by term as bars, and peak memory as a line."""
+"""The newest whole climb of each run on each machine as pictures: seconds a token by term as bars, peaks as a line."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,13 @@ from suite.report.page.plot import Cell, Plot, Trace, bars, significant
 
 MIB = 2.0**20
 DIRECTORY = "ladder"
+Key = tuple[str, str, str, str]
 
 
 def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
-    """Pictures of each run's newest whole climb, else of its newest, a walk each; why damaged ones are left out."""
-    newest: dict[str, Climb] = {}
+    """Pictures of the newest whole climb, else of the newest, of each run on each device of each machine, a walk each;
+    why damaged ones are left out."""
+    newest: dict[Key, Climb] = {}
     bad: list[InputError] = []
     for path in sorted((results / DIRECTORY).glob("*.json")):
         try:
@@ -26,10 +29,20 @@ def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             bad.append(InputError(f"damaged climb: {error}", where=str(path)))
             continue
-        if climb.run not in newest or _order(climb) > _order(newest[climb.run]):
-            newest[climb.run] = climb
-    plots = [plot for climb in newest.values() for walk in Walk if (plot := _walk(climb, walk)) is not None]
+        key = _key(climb)
+        if key not in newest or _order(climb) > _order(newest[key]):
+            newest[key] = climb
+    plots = [plot for key in sorted(newest) for walk in Walk if (plot := _walk(newest[key], walk)) is not None]
     return plots, bad
+
+
+def _key(climb: Climb) -> Key:
+    """Run, device, node and hardware; software and date do not keep climbs apart: the newest counts."""
+    found = climb.fingerprint
+    if found is None:
+        return climb.run, climb.device, "", ""
+    hardware = hashlib.sha256(repr(sorted(found.hardware.items())).encode()).hexdigest()[:8]
+    return climb.run, climb.device, found.node, hardware
 
 
 def _order(climb: Climb) -> tuple[bool, float]:
@@ -51,27 +64,36 @@ def _walk(climb: Climb, walk: Walk) -> Plot | None:
     line = {"type": "scatter", "mode": "lines+markers", "name": "peak MiB, upper scale", "xaxis": "x2"}
     marker = {"color": "--ink", "symbol": "circle", "size": 7}
     traces.append(line | {"x": peaks, "y": names, "marker": marker, "line": {"color": "--ink", "width": 1.5}})
+    at_top = {one.rung: one for one in climb.interactions}
     rows: list[list[Cell]] = []
-    for name, (height, found) in zip(names, heights, strict=True):
-        said, gain = height.expected, height.gain
-        scale = 1 / MIB if walk is Walk.MEMORY else 1e6
+    scale = 1 / MIB if walk is Walk.MEMORY else 1e6
+    for height, found in pairs:
+        name = height.rung.name + (" (broken)" if height.broken else "")
+        said, gain, twin = height.expected, height.gain, at_top.get(height.rung.name)
+        if found is None:
+            words = f"NOT RUN: {height.not_run}" if height.not_run else height.failed
+            rows.append([name, *[None] * 9, words])
+            continue
         rows.append(
             [
                 name,
                 f"{1e3 * found.step_seconds:,.1f}",
                 f"{1e6 * found.token_seconds:,.0f}",
+                f"{found.model_flop_per_second / 1e9:,.1f}",
                 f"{found.peak_bytes / MIB:,.1f}",
                 None if said is None or said.peak_bytes is None else f"{said.peak_bytes / MIB:,.1f}",
                 None if gain is None or gain.predicted is None else f"{gain.predicted * scale:+,.1f}",
                 None if gain is None else f"{gain.measured * scale:+,.1f}",
+                None if height.share is None else f"{height.share:.2f}",
+                None if twin is None else f"{twin.at_top * scale:+,.1f} (noise {twin.noise * scale:,.1f})",
                 "; ".join(f"{check.name} {check.mark}: {check.says}" for check in height.checks),
             ]
         )
     first, last = heights[0][1], heights[-1][1]
     unit = "MiB" if walk is Walk.MEMORY else "us a token"
     return Plot(
-        id=f"ladder-{climb.run}-{walk}",
-        title=f"{climb.run}: the {walk} walk",
+        id="-".join(["ladder", *filter(None, _key(climb)), walk]),
+        title=f"{climb.run}: the {walk} walk; {climb.where_and_when}",
         says=(
             f"From the first rung to the last: {1e6 * first.token_seconds:,.0f} to {1e6 * last.token_seconds:,.0f} "
             f"microseconds a token, {first.peak_bytes / MIB:,.0f} to {last.peak_bytes / MIB:,.0f} MiB at the peak."
@@ -91,8 +113,9 @@ def _walk(climb: Climb, walk: Walk) -> Plot | None:
             "margin": {"t": 60},
         },
         columns=[
-            *("rung", "step ms", "us a token", "peak MiB", "predicted MiB"),
-            *(f"gain predicted, {unit}", f"gain measured, {unit}", "promises"),
+            *("rung", "step ms", "us a token", "Gflop/s", "peak MiB", "predicted MiB"),
+            *(f"gain predicted, {unit}", f"gain measured, {unit}", "of the baseline", f"top without it loses, {unit}"),
+            "promises",
         ],
         rows=rows,
         height=150 + 30 * len(names),
