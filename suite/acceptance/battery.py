@@ -132,14 +132,13 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
 
 def _no_room(error: OSError) -> Finding:
     """That the battery could not go on: most often a full disk. What it had measured is judged all the same."""
-    words = f"{error.strerror}: {error.filename}"
     return Finding(
         check=ENVIRONMENT,
         subject="records",
         verdict=Verdict.INVALID,
         status=Status.CRASHED,
-        part="disk",
-        evidence=words,
+        part="results or scratch files",
+        evidence=str(error),
     )
 
 
