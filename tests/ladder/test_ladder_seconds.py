@@ -17,6 +17,7 @@ from tests.profiles import profile
 
 GPU = climber("gpt2-mini", device="cuda", seed=1)
 COPIES = "copies to and from the host are not in the step-time model"
+OFFLOADED = "what comes back to the device, and the copies, are in no model"
 KERNELS = "a calibration does not time Triton's kernels"
 
 
@@ -62,22 +63,22 @@ def on_its_place(rung: Rung) -> Setting:
 
 
 def test_on_gpus_the_time_of_each_rung_is_predicted_or_has_the_reason_of_what_it_stands_on() -> None:
-    """Every rung behind an offloaded one has its copies, and every one behind Triton's kernels has those."""
+    """Offloading rungs have their copies and pass them on to none; every one behind Triton's kernels has those."""
     reasons = {rung.name: _expected(errand_with(COMPLETE), on_its_place(rung), "").seconds_unknown for rung in RUNGS}
     names = [rung.name for rung in RUNGS]
-    first, last = names.index("offload-activations"), names.index("fsdp-offload")
-    unknown = dict.fromkeys(names[first : last + 1], COPIES)
+    unknown = {"offload-activations": OFFLOADED, "fsdp-offload": COPIES}
     unknown |= dict.fromkeys(("fused-kernels", "ddp", "ddp-hosts"), KERNELS)
     assert reasons == {name: unknown.get(name, "") for name in names}
 
 
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 def test_a_profile_that_lacks_what_a_rung_does_leaves_its_time_alone_unknown(rung: Rung) -> None:
-    """Peaks are predicted of PyTorch's operators, which Triton's are not."""
+    """Peaks are predicted of PyTorch's operators, which Triton's are not, and of tensors that stay on the device."""
     found = _expected(errand_with(profile(ranks=4)), on_its_place(rung), "")
     assert found.step_seconds is None
     assert found.seconds_unknown
-    assert (found.peak_bytes is None) == on_its_place(rung).triton
+    setting = on_its_place(rung)
+    assert (found.peak_bytes is None) == (setting.triton or setting.offloads_activations)
 
 
 def test_a_setting_that_a_profile_does_not_cover_has_its_error_as_the_reason() -> None:
