@@ -13,7 +13,7 @@ from suite.job import Event, Status
 from suite.ladder.judged import Check, Gain, Mark, cost, gain, gain_check, loss_check, peak_check, repeats_check
 from suite.ladder.measured import Expected, Measured, expected, measured
 from suite.ladder.planned import Climber, excess, not_executed, planned, refusals
-from suite.ladder.rungs import STEPS, Rung, Setting, Walk, seconds_unknown, setting_of, stands_on
+from suite.ladder.rungs import STEPS, Rung, Setting, Walk, rounding_of, seconds_unknown, setting_of, stands_on
 from suite.machine_profile import Profile
 from suite.reproduction import Result, reproduce
 from suite.script import Texts
@@ -219,16 +219,17 @@ class Ascent:
         label = self._label(rung)
         found = measured(planned(errand.climbing, height.setting, label, errand.texts), self._results[rung.name])
         said = height.expected or _expected(errand, self._promised_setting(rung), label)
-        checks = [check for check in (peak_check(said, found), repeats_check(found)) if check is not None]
+        gpu = errand.climbing.device == "cuda"
+        rounding = rounding_of(height.setting.precision) if gpu else 0.0
+        checks = [check for check in (peak_check(said, found), repeats_check(found, gpu=gpu)) if check is not None]
         height = msgspec.structs.replace(height, expected=said, measured=found, share=1.0 if rung.is_base else None)
         below = self.heights.get(chain[-2].name) if len(chain) > 1 else None
         if below is not None and below.measured is not None and below.expected is not None:
             under = below.expected
             if below.broken and below.setting is not None:
                 under = _expected(errand, below.setting, self._label(below.rung))
-            gpu = errand.climbing.device == "cuda"
             difference = gain(rung.walk, below=(under, below.measured), here=(said, found), gpu=gpu)
-            checks.append(loss_check(rung, found, below.measured))
+            checks.append(loss_check(rung, found, below.measured, rounding=rounding))
             unknown = said.seconds_unknown or under.seconds_unknown
             checks.append(gain_check(difference, gpu=gpu, broken=height.broken, unknown=unknown))
             height = msgspec.structs.replace(height, below=below.rung.name, gain=difference)

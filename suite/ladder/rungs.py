@@ -409,6 +409,11 @@ RUNGS: tuple[Rung, ...] = (
 )
 
 
+def rounding_of(precision: Precision) -> float:
+    """By what part of itself a loss may differ where sums come in any order: fp32's, or one rounding to 16 bits."""
+    return {Precision.FP32: REORDERED, Precision.FP16: FP16_ROUNDING}.get(precision, ROUNDING)
+
+
 def seconds_unknown(setting: Setting) -> str:
     """Why the time of a setting is not predicted: the reason of a rung whose changes are all in it; empty where it is.
 

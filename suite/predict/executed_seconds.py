@@ -84,19 +84,22 @@ class Prices:
         """Seconds that the host spends on dispatching, views, autograd's graph and reading weights."""
         return sum(times * self.of(work) for (_, work), times in works.items() if work.operation in HOST)
 
-    def exposed_overhead(self, works: Works) -> float:
+    def exposed_overhead(self, works: Works, *, waits: bool = False) -> float:
         """Seconds by which the host makes a micro-batch or an update longer.
 
         With h seconds of `overhead`, n operators whose call takes c, and d seconds of their arithmetic:
             h                    on a CPU, which computes itself; an operator's timing has its call in it
             max(0, h + n c - d)  on CUDA, where the host runs ahead and waits for nothing but the end
+            h + n c              there, where it `waits` for a number behind every operator or two: one after the other
+        Assumed: an update that reads the gradients' norm once, in its middle, runs ahead as if it did not.
         """
         host = self.overhead(works)
         if not self._cuda:
             return host
         calls = sum(times for (_, work), times in works.items() if work.operation not in HOST and _is_called(work))
         device = self.arithmetic(works, backward=False) + self.arithmetic(works, backward=True)
-        return max(0.0, host + calls * self._slope("calls") - device)
+        host += calls * self._slope("calls")
+        return host if waits else max(0.0, host - device)
 
     def arithmetic(self, works: Works, *, backward: bool) -> float:
         """Seconds of the operators of one pass."""
@@ -220,7 +223,7 @@ def step_seconds(
                 communication=_communication(measured, architecture, recipe, layout, stage=stage, compiled=compiled),
                 bubble=0.0,
                 optimizer=prices.arithmetic(update, backward=False),
-                overhead=overhead + prices.exposed_overhead(update),
+                overhead=overhead + prices.exposed_overhead(update, waits=script.synchronises),
             )
         )
     if layout.pipeline_stages > 1:

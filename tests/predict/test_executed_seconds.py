@@ -24,6 +24,7 @@ from suite.predict.executed_works import update_works
 from suite.predict.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.prediction import describes_ranks
 from suite.predict.tape import Works
+from suite.script import SUITE, Script
 from suite.timings import Timing
 from tests.predict.executed_runs import Place, Run, executed_runs, rank_parameters
 
@@ -198,9 +199,9 @@ def test_products_alone_take_as_long_as_their_flop(name: str) -> None:
     assert (again.backward - stage.backward > 0.5 * 2 * tokens * a.layers * a_layer) == full
 
 
-def on_cuda(machine: Machine, name: str) -> StepSeconds:
+def on_cuda(machine: Machine, name: str, script: Script = SUITE) -> StepSeconds:
     run = mini(name)
-    (stage,) = step_seconds(machine, *run, kernels=Kernels(cuda=True), compiled=False)
+    (stage,) = step_seconds(machine, *run, kernels=Kernels(cuda=True), compiled=False, script=script)
     return stage
 
 
@@ -222,6 +223,11 @@ def test_a_host_that_runs_ahead_of_a_gpu_costs_nothing_and_a_slow_one_costs_what
         assert stage.forward + stage.backward + stage.optimizer == computed > 0
     host = far_behind.overhead - behind.overhead
     assert behind.overhead == pytest.approx(host - computed)
+    # an update that waits behind every operator is as much longer as its host takes, whatever the device does
+    waiting = Script(rung="naive", synchronises=True)
+    fast, slow = (on_cuda(Gpu(fixed=1e-3, host=host), name, waiting).overhead for host in (1e-9, 2e-9))
+    assert slow == pytest.approx(2 * fast)
+    assert 0 < slow < computed
     # on a CPU all the host's work is added, without the calls, which the operators' timings have in them
     (added,) = steps(Machine(host=1.0), mini(name))
     assert 0 < added.overhead < host
