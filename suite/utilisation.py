@@ -32,7 +32,7 @@ class Peak(NamedTuple):
 def peaks(profile: Profile, precision: Precision, *, ranks: int) -> list[Peak]:
     """The data sheet's dense peak where the catalog knows the GPU, and the highest rate that products reached.
 
-    The latter of any shape and transposition, with as many ranks at once.
+    The latter with as many ranks at once: see `Profile.achievable_flop_per_second`.
 
     Raises:
         InputError: no product in that precision was measured.
