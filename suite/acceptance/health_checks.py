@@ -33,7 +33,7 @@ def environment_findings(
     """Check 0: each subject that is wrong makes the battery invalid; otherwise each passes.
 
     Args:
-        loaded: numbers of the GPUs on which ranks ran.
+        loaded: numbers of the GPUs on which ranks ran to a good end.
     """
     findings = []
     if around is not None:
@@ -157,8 +157,10 @@ def _gpus(gpus: Sequence[GpuHealth], *, loaded: Collection[int]) -> Finding:
     )
 
 
-def gpu_findings(health: Health | None, *, loaded: Collection[int]) -> list[Finding]:
-    """Checks 12 and 13 of every GPU; one without ranks (see `environment_findings`) passes neither."""
+def gpu_findings(
+    health: Health | None, *, loaded: Collection[int], why_idle: str = "no rank ran on it"
+) -> list[Finding]:
+    """Checks 12 and 13 of every GPU; one without ranks (see `environment_findings`) passes neither: `why_idle`."""
     if health is None or not health.gpus:
         why = "not read" if health is None else health.why_none
         return [
@@ -167,7 +169,7 @@ def gpu_findings(health: Health | None, *, loaded: Collection[int]) -> list[Find
     findings = [finding for gpu in health.gpus for finding in (_throttling(gpu), _errors(gpu))]
     idle = {f"GPU {gpu.index}" for gpu in health.gpus if gpu.index not in loaded}
     return [
-        msgspec.structs.replace(one, verdict=Verdict.NOT_RUN, evidence=f"no rank ran on it; {one.evidence}")
+        msgspec.structs.replace(one, verdict=Verdict.NOT_RUN, evidence=f"{why_idle}; {one.evidence}")
         if one.verdict is Verdict.PASS and one.subject in idle
         else one
         for one in findings

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from suite.acceptance.bit_checks import guard_findings, replay_finding, soak_finding
-from suite.acceptance.checks import CHECKS, ENVIRONMENT, MATRIX, MEMORY
+from suite.acceptance.checks import CHECKS, ENVIRONMENT, HANG_GUARD, MATRIX, MEMORY, SOAK
 from suite.acceptance.data_sheet import known_gpu
 from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Surroundings, Timed
 from suite.acceptance.health_checks import environment_findings, gpu_findings
@@ -34,7 +34,8 @@ def judged(
     In an invalid environment what clocks measured says nothing of the node, and is invalid too: failures and warnings,
     and also what passes, because a ratio of two times of which others' work slowed down one may be good by chance.
     Exact checks keep their verdicts. What made the environment invalid is among the findings wherever it made any other
-    invalid, whether check 0 is selected or not.
+    invalid, whether check 0 is selected or not. So are measurements that did not end well, and wrong bits of a soak,
+    which also runs for the counters of GPUs alone.
 
     Args:
         others: largest share of the processors that other processes may use.
@@ -46,7 +47,8 @@ def judged(
     around = next((one for one in evidence if isinstance(one, Surroundings)), None)
     health = next((one for one in evidence if isinstance(one, Health)), None)
     during: list[Micro | Launched | Probing] = [*micro, *launches, *probes]
-    loaded = around.gpus_with_ranks if around is not None and during else []
+    ended = any(one.status is Status.OK for one in during)
+    loaded = around.gpus_with_ranks if around is not None and ended else []
     environment = environment_findings(around, health, during, others=others, loaded=loaded)
     disturbed = any(finding.verdict is Verdict.INVALID for finding in environment)
     findings = [*environment]
@@ -66,19 +68,45 @@ def judged(
         times = time_findings(launches, history, looks=looks, looks_of=looks_of, rates=rates)
         findings += [*exact_findings(launches), *times]
         findings += [*jitter_findings(launches), *loss_findings(launches, history)]
-    findings += gpu_findings(health, loaded=loaded)
+    findings += gpu_findings(health, loaded=loaded, why_idle=_why_idle(during))
     findings += guard_findings([one for one in evidence if isinstance(one, Timed)], disturbed=disturbed)
     if disturbed:
         findings = [_undecided(finding) for finding in findings]
     kept = [finding for finding in findings if finding.check in selected]
     if ENVIRONMENT not in selected and any(is_noise(f) and f.verdict is Verdict.INVALID for f in kept):
         kept += [finding for finding in environment if finding.verdict is Verdict.INVALID]
+    kept += _unasked(findings, selected)
     silent = [check for check in CHECKS if check.number in selected and all(f.check != check.number for f in kept)]
     kept += [
         Finding(check=check.number, subject="", verdict=Verdict.NOT_RUN, evidence="nothing in this battery measures it")
         for check in silent
     ]
     return sorted(kept, key=lambda finding: finding.check)
+
+
+def _why_idle(during: Sequence[Micro | Launched | Probing]) -> str:
+    """Why a GPU without any load that ended well had none."""
+    if during and all(one.status is not Status.OK for one in during):
+        return "no load ended well"
+    return "no rank ran on it"
+
+
+def _unasked(findings: Sequence[Finding], selected: Collection[int]) -> list[Finding]:
+    """What must be said though nobody asked: wrong bits of a soak, and once each measurement that did not end well.
+
+    A probe that did not is said of the soak: where no check of its own is selected, nothing else ran.
+    """
+    told = {f.evidence for f in findings if f.status is not Status.OK and f.check in selected}
+    unasked = []
+    for one in sorted(findings, key=lambda finding: finding.check != SOAK):
+        if one.check in selected or one.check == HANG_GUARD:  # hangs are those of measurements
+            continue
+        if one.status is Status.OK:
+            unasked += [one] if one.check == SOAK and one.verdict is Verdict.FAIL else []
+        elif one.evidence not in told:
+            told.add(one.evidence)
+            unasked.append(one)
+    return unasked
 
 
 def _undecided(finding: Finding) -> Finding:

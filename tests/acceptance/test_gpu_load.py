@@ -1,0 +1,91 @@
+"""GPUs' counters are judged under a load that ended well; what that load itself finds is never lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from suite.acceptance.evidence import (
+    Evidence,
+    GpuHealth,
+    GpuSample,
+    GpuState,
+    Health,
+    Launched,
+    Probing,
+    Soaking,
+    Surroundings,
+)
+from suite.acceptance.history import History
+from suite.acceptance.judged import judged
+from suite.acceptance.verdicts import Decision, Finding, Verdict, decision
+from suite.job import Status
+
+COUNTERS = frozenset({0, 12, 13})  # a soak is made for them
+
+
+def health() -> Health:
+    """One GPU without any fault."""
+    state = GpuState(corrected=0, uncorrected=0, remapped_corrected=0, remapped_uncorrected=0)
+    sample = GpuSample(
+        second=0.0, mhz=1980.0, watts=650.0, celsius=61.0, reasons=[], pcie_generation=5, pcie_width=16
+    )
+    gpu = GpuHealth(
+        index=0, model="m", driver="d", firmware="f", before=state, after=state, samples=[sample] * 4, xids=[]
+    )
+    return Health(gpus=[gpu])
+
+
+def soak(status: Status = Status.OK, wrong: int = 0) -> Probing:
+    soaks = [Soaking(rank=0, bytes=1, passes=2, wrong=wrong, first="x")] if status is Status.OK else []
+    return Probing(status=status, message="m", ranks_at_fault=[0], seconds=4.0, soaks=soaks)
+
+
+def found(*load: Evidence, selected: frozenset[int] = COUNTERS, gpus_with_ranks: tuple[int, ...] = (0,)) -> list[Finding]:
+    """All findings of a node with one GPU."""
+    around = Surroundings(
+        device="cuda",
+        ranks=1,
+        devices=1,
+        devices_expected=None,
+        others_share=0.0,
+        competitors=[],
+        gpus_with_ranks=list(gpus_with_ranks),
+    )
+    return judged([around, *load, health()], History(), others=0.05, selected=selected)
+
+
+def of_counters(findings: list[Finding]) -> list[tuple[int, Verdict]]:
+    return [(one.check, one.verdict) for one in findings if one.check in (12, 13)]
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"), [(Status.CRASHED, Verdict.FAIL), (Status.HANG, Verdict.HANG), (Status.OUT_OF_MEMORY, Verdict.FAIL)]
+)
+def test_a_load_that_did_not_end_well_passes_no_counter_and_is_said_itself(status, verdict):
+    findings = found(soak(status))
+    assert of_counters(findings) == [(12, Verdict.NOT_RUN), (13, Verdict.NOT_RUN)]
+    assert "no load ended well" in next(one.evidence for one in findings if one.check == 13)
+    (broken,) = [one for one in findings if one.status is not Status.OK]
+    assert (broken.check, broken.verdict, broken.status, broken.part) == (15, verdict, status, "rank 0")
+    assert decision(findings) is Decision.EXECUTION_FAILED
+
+
+def test_wrong_bits_of_a_soak_that_nobody_asked_for_reject_the_node():
+    good, bad = found(soak()), found(soak(wrong=1))
+    assert of_counters(good) == of_counters(bad) == [(12, Verdict.PASS), (13, Verdict.PASS)]
+    assert decision(good) is Decision.ACCEPTED
+    assert [one.part for one in bad if one.check == 15] == ["rank 0: memory or arithmetic"]
+    assert decision(bad) is Decision.REJECTED
+    assert {one.check for one in good} == COUNTERS
+
+
+def test_one_load_that_ended_well_suffices_and_the_other_is_said_once():
+    usual = {"run": "gpt2-mini", "purpose": "times", "message": "m", "ranks_at_fault": [], "seconds": 1.0}
+    launches = [
+        Launched(**usual, record=status.value, status=status, exact=40) for status in (Status.OK, Status.CRASHED)
+    ]
+    findings = found(*launches, selected=frozenset({8, 12, 13}))
+    assert of_counters(findings) == [(12, Verdict.PASS), (13, Verdict.PASS)]
+    assert [(one.check, one.subject) for one in findings if one.status is not Status.OK] == [(7, "gpt2-mini")]
+    asked = found(*launches, selected=frozenset({7, 8}))
+    assert [one.check for one in asked if one.status is not Status.OK] == [7]
