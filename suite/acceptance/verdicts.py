@@ -144,8 +144,11 @@ def confirmed(first: Sequence[Finding], again: Sequence[Finding]) -> list[Findin
     A failure that clocks feed stands where the re-run fails too; otherwise it becomes inconclusive, and both ratios are
     its evidence. What is exact is not noise: its failures stand, and the evidence says whether the re-run saw them
     again. A failure of clocks that was not run again is inconclusive too, unless the launch itself ended badly.
+    A re-run that did not end well confirms nothing; what it ended with is among the findings.
     """
-    repeated = {finding.key: finding for finding in again}
+    repeated = {finding.key: finding for finding in again if finding.status is Status.OK}
+    broken = [finding for finding in again if finding.status is not Status.OK and finding not in first]
+    why_open = "no re-run of it ended well" if broken else "no time was left for a re-run"
     out = []
     for finding in first:
         other = repeated.get(finding.key)
@@ -154,9 +157,9 @@ def confirmed(first: Sequence[Finding], again: Sequence[Finding]) -> list[Findin
             out.append(finding)
             continue
         if other is None:
-            words = f"failed once{_at(finding)}; no time was left for a re-run"
+            words = f"failed once{_at(finding)}; {why_open}"
             finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE)
-        elif other.verdict in (Verdict.FAIL, Verdict.HANG):
+        elif other.verdict is Verdict.FAIL:
             words = f"confirmed by a re-run{_at(other)}"
         elif is_noise(finding):
             words = f"failed once{_at(finding)}, not in the re-run{_at(other)} ({other.verdict.value})"
@@ -166,7 +169,7 @@ def confirmed(first: Sequence[Finding], again: Sequence[Finding]) -> list[Findin
         out.append(
             msgspec.structs.replace(finding, evidence="; ".join(part for part in (finding.evidence, words) if part))
         )
-    return out
+    return sorted([*out, *broken], key=lambda finding: finding.check)
 
 
 def _at(finding: Finding) -> str:

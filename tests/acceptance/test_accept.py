@@ -379,6 +379,23 @@ def test_a_phase_over_its_budget_is_slow_where_it_is_so_twice(
     assert words in found["evidence"]
 
 
+def test_a_slow_phase_whose_re_run_hangs_is_a_hang_and_not_confirmed(tmp_path, capsys, monkeypatch, slow_launches):
+    slow, made = slow_launches
+    slow |= {1}
+    first = phases.launched
+
+    def hangs_again(name, purpose, **options):
+        one = first(name, purpose, **options)
+        return msgspec.structs.replace(one, status=Status.HANG, ranks_at_fault=[1], message="rank 1 behind")
+
+    monkeypatch.setattr(phases, "launched", hangs_again)
+    code, report = accept(capsys, "--only", "7,17", "--miniatures", "opt-mini", "--results", str(tmp_path))
+    assert made == ["opt-mini"] * 2
+    assert (code, report["decision"]) == (exit_codes.EXECUTION_FAILED, "execution failed")
+    found = [(f["check"], f["verdict"]) for f in report["findings"] if f["subject"].startswith("opt-mini")]
+    assert found == [(7, "HANG"), (17, "INCONCLUSIVE"), (17, "HANG")]
+
+
 def test_what_ended_well_in_a_slow_phase_is_kept_and_says_who_else_computed(tmp_path, capsys, slow_launches):
     slow, made = slow_launches
     slow |= {3, 6}

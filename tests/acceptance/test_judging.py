@@ -89,6 +89,23 @@ def test_a_failed_time_that_passes_again_is_inconclusive_and_an_exact_failure_st
     assert "confirmed by a re-run at 0.910" in both.evidence
 
 
+def test_a_re_run_that_did_not_end_well_confirms_nothing_and_is_said_itself():
+    link = msgspec.structs.replace(finding(Verdict.FAIL, check=checks.PEER), subject="link 0-1")
+    step = finding(Verdict.FAIL, check=checks.STEP_TIME)
+    hung = msgspec.structs.replace(finding(Verdict.HANG, check=checks.PEER, status=Status.HANG), subject="")
+    crashed = finding(Verdict.FAIL, check=checks.STEP_TIME, status=Status.CRASHED)
+    found = confirmed([link, step], [hung, crashed])
+    assert [(one.check, one.verdict) for one in found] == [
+        (checks.PEER, Verdict.INCONCLUSIVE),
+        (checks.PEER, Verdict.HANG),
+        (checks.STEP_TIME, Verdict.INCONCLUSIVE),
+        (checks.STEP_TIME, Verdict.FAIL),
+    ]
+    assert {one.evidence for one in found if one.status is Status.OK} == {"failed once; no re-run of it ended well"}
+    assert decision(found) is Decision.EXECUTION_FAILED
+    assert confirmed([crashed], [crashed]) == [crashed]
+
+
 def test_wrong_bits_of_a_link_stand_without_a_re_run_and_its_rate_does_not():
     bits, rate = (
         msgspec.structs.replace(finding(Verdict.FAIL, check=checks.PEER), subject=subject)
