@@ -81,7 +81,12 @@ class Soaked(msgspec.Struct, frozen=True, kw_only=True, tag="soaked"):
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
-    """A rank has done everything; with whom it shared the processors meanwhile, None where the system does not tell."""
+    """A rank has done everything.
+
+    Args:
+        shared: with whom it shared the processors during the exchanges; None without any, and where the system does not
+            tell.
+    """
 
     environment: dict[str, str]
     time: float

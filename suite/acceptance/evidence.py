@@ -150,7 +150,12 @@ class Soaking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probing(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
-    """One probe of all ranks; what others took of the processors meanwhile is None where the system does not tell."""
+    """One probe of all ranks.
+
+    Args:
+        others_share: of the processors, during the exchanges; None without any, and where the system does not tell;
+            `steal_share` likewise, of other guests of the host.
+    """
 
     status: Status
     message: str

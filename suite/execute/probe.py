@@ -25,17 +25,20 @@ MODULUS = 1021  # prime, and small enough that sums over 8,192 ranks are exact i
 
 
 def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) -> Probed:
-    """Repeat, exchange and verify what the job names, reporting each; the ranks start each part together."""
+    """Repeat, exchange and verify what the job names, reporting each; the ranks start each part together.
+
+    Processors are watched while they exchange, which is all that is timed.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
     torch.use_deterministic_algorithms(True)
     control = dist.new_group(backend="gloo")
     shared = SharedProcessors()
-    shared.start()
     for replay in range(job.replays):
         report(Phase(f"replay {replay}", time.time()))
         run_replay(job, replay, device, report)
     dist.barrier(group=control)
     if job.exchanges and dist.get_world_size() > 1:
+        shared.start()
         pairs = list(itertools.combinations(range(dist.get_world_size()), 2))
         for first, second in pairs:
             report(Phase(f"exchange {first}-{second}", time.time()))
@@ -46,9 +49,9 @@ def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) 
             dist.barrier(group=control)
         report(Phase("all-reduce", time.time()))
         report(reduced(job, device, control))
+        shared.lap()
     if job.soak_seconds:
         report(soaked(job, device, control, report))
-    shared.lap()
     return Probed(environment=environment(device), time=time.time(), shared=shared.since_start)
 
 

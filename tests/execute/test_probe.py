@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
@@ -67,3 +68,31 @@ def test_the_hash_is_of_every_byte():
     before = probe.digest([tensor])
     tensor.view(torch.uint8)[1999] ^= 1
     assert probe.digest([tensor]) != before
+
+
+@pytest.mark.parametrize("exchanges", [2, 0])
+def test_processors_are_watched_during_the_exchanges_alone(job, monkeypatch, exchanges):
+    """Neither replays nor the soak are timed: who computes beside them disturbs nothing, nor may they hide who does."""
+    seen = []
+
+    class Watched:
+        since_start = None
+
+        def start(self):
+            seen.append("start")
+
+        def lap(self):
+            seen.append("lap")
+            self.since_start = "shared"
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda _mode: None)
+    monkeypatch.setattr(probe, "SharedProcessors", Watched)
+    for name, answer in (("new_group", None), ("barrier", None), ("get_world_size", 2), ("get_rank", 0)):
+        monkeypatch.setattr(probe.dist, name, lambda *_words, answer=answer, **_named: answer)
+    for part in ("run_replay", "exchanged", "reduced", "soaked"):
+        monkeypatch.setattr(probe, part, lambda *_words, part=part, **_named: seen.append(part))
+    parts = msgspec.structs.replace(job, ranks=2, replays=1, exchanges=exchanges, soak_seconds=1.0)
+    ended = probe.probe(parts, CPU, lambda _event: None)
+    timed = ["start", "exchanged", "reduced", "lap"] if exchanges else []
+    assert (seen, ended.shared) == (["run_replay", *timed, "soaked"], "shared" if exchanges else None)
