@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import threading
 import time
@@ -23,6 +24,9 @@ REASONS = {
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
     "nvmlClocksThrottleReasonSwPowerCap": "software power cap",
 }
+# of a state: what only grows, and what is told of rows until they are remapped
+COUNTERS = ("corrected", "uncorrected", "remapped_corrected", "remapped_uncorrected")
+REMAPPING = ("remap_pending", "remap_failed")
 
 
 class _Lost:
@@ -212,23 +216,46 @@ def gpus_with_ranks(device: str, ranks: int) -> list[int]:
 
 
 def joined(parts: Sequence[Health]) -> Health:
-    """What was read one after the other, as if at once: the first reading before, the last one after."""
+    """What was read one after the other, as if at once: the first reading before, the last one after.
+
+    A driver that was loaded anew in between counts errors from 0 again: what a counter grew by is added up. A row that
+    waited to be remapped, or was not, stays told, and so do processes at the start of each watch.
+    """
     told = [part for part in parts if part.gpus]
     if not told:
         return parts[-1]
     gpus = []
     for last in told[-1].gpus:
         own = [gpu for part in told for gpu in part.gpus if gpu.index == last.index]
+        readings = [state for one in own for state in (one.before, one.after)]
+        # of one watch each lap begins with the reading that ended the one before it
+        starts = [own[0].before, *(one.before for other, one in itertools.pairwise(own) if one.before != other.after)]
+        after = msgspec.structs.replace(
+            last.after,
+            **{name: _without_resets([getattr(state, name) for state in readings]) for name in COUNTERS},
+            **{name: True for name in REMAPPING if any(getattr(one.after, name) for one in own)},
+        )
         gpus.append(
             msgspec.structs.replace(
                 last,
-                before=own[0].before,
+                before=msgspec.structs.replace(
+                    own[0].before, processes=sorted({pid for state in starts for pid in state.processes})
+                ),
+                after=after,
                 samples=[sample for one in own for sample in one.samples],
                 xids=[xid for one in own for xid in one.xids],
                 unanswered=sorted({name for one in own for name in one.unanswered}),
             )
         )
     return Health(gpus=gpus)
+
+
+def _without_resets(readings: Sequence[int | None]) -> int | None:
+    """The last reading of a counter, had it never begun anew: the first one, and every growth; None as the ends are."""
+    told = [reading for reading in readings if reading is not None]
+    if readings[0] is None or readings[-1] is None:
+        return readings[-1]
+    return told[0] + sum(max(0, later - earlier) for earlier, later in itertools.pairwise(told))
 
 
 class HealthWatch:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import msgspec
 import pytest
 
 from suite.acceptance.evidence import (
@@ -15,6 +18,8 @@ from suite.acceptance.evidence import (
     Soaking,
     Surroundings,
 )
+from suite.acceptance.gpu_health import joined
+from suite.acceptance.health_checks import gpu_findings
 from suite.acceptance.history import History
 from suite.acceptance.judged import judged
 from suite.acceptance.verdicts import Decision, Finding, Verdict, decision
@@ -89,3 +94,39 @@ def test_one_load_that_ended_well_suffices_and_the_other_is_said_once():
     assert [(one.check, one.subject) for one in findings if one.status is not Status.OK] == [(7, "gpt2-mini")]
     asked = found(*launches, selected=frozenset({7, 8}))
     assert [one.check for one in asked if one.status is not Status.OK] == [7]
+
+
+def part(before: GpuState, after: GpuState) -> Health:
+    (gpu,) = health().gpus
+    return Health(gpus=[msgspec.structs.replace(gpu, before=before, after=after)])
+
+
+def test_errors_before_a_driver_was_loaded_anew_are_not_forgotten():
+    clean = health().gpus[0].before
+    worn, begun = (
+        msgspec.structs.replace(clean, uncorrected=7, corrected=count, remap_pending=pending)
+        for count, pending in ((45, True), (40, False))
+    )
+    then, now = part(begun, worn), part(clean, msgspec.structs.replace(clean, corrected=2))
+    (whole,) = joined([then, now]).gpus
+    assert (whole.after.corrected, whole.after.uncorrected, whole.after.remap_pending) == (47, 7, True)
+    (_, errors) = gpu_findings(Health(gpus=[whole]), loaded=(0,))
+    assert errors.verdict is Verdict.FAIL
+    assert "a row waits to be remapped; 7 corrected ECC errors under load" in errors.evidence
+    (same,) = joined([then]).gpus
+    assert (same.before, same.after) == (begun, worn)
+
+
+def test_a_counter_is_added_up_over_the_readings_that_were_answered():
+    states = [GpuState(uncorrected=count) for count in (1, 3, None, 0, 2)]
+    laps = [part(first, second) for first, second in itertools.pairwise(states)]
+    (whole,) = joined(laps).gpus
+    assert (whole.before.uncorrected, whole.after.uncorrected) == (1, 1 + 2 + 2)
+    assert joined(laps[:2]).gpus[0].after.uncorrected is None  # the last one did not answer
+
+
+def test_processes_at_the_start_of_each_watch_count_and_those_between_its_laps_do_not():
+    idle = health().gpus[0].before
+    ours, others = (msgspec.structs.replace(idle, processes=[pid]) for pid in (11, 4711))
+    (whole,) = joined([part(idle, ours), part(ours, idle), part(others, idle)]).gpus
+    assert whole.before.processes == [4711]
