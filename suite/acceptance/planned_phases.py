@@ -133,7 +133,8 @@ def probe_phase(battery: Battery, parts: frozenset[int] = FROM_PROBE) -> Phase |
     """All parts of the probe that are asked for, or those of them that measure these checks."""
     settings, effort = battery.settings, battery.settings.effort
     wanted = settings.selected & parts
-    if not wanted and settings.selected & UNDER_LOAD and not any(is_load(one) for one in battery.evidence()):
+    counted = settings.selected & UNDER_LOAD and settings.device == "cuda"
+    if not wanted and counted and not any(is_load(one) for one in battery.evidence()):
         wanted = frozenset({SOAK})  # counters are read under load: idle, a bad GPU shows none
     if not wanted:
         return None

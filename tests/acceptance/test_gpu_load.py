@@ -7,6 +7,7 @@ import itertools
 import msgspec
 import pytest
 
+from suite.acceptance.battery_state import Battery, Settings
 from suite.acceptance.evidence import (
     Evidence,
     GpuHealth,
@@ -22,6 +23,8 @@ from suite.acceptance.gpu_health import joined
 from suite.acceptance.health_checks import gpu_findings
 from suite.acceptance.history import History
 from suite.acceptance.judged import judged
+from suite.acceptance.planned_phases import probe_phase
+from suite.acceptance.profiles import EFFORTS
 from suite.acceptance.verdicts import Decision, Finding, Verdict, decision
 from suite.job import Status
 
@@ -130,3 +133,23 @@ def test_processes_at_the_start_of_each_watch_count_and_those_between_its_laps_d
     ours, others = (msgspec.structs.replace(idle, processes=[pid]) for pid in (11, 4711))
     (whole,) = joined([part(idle, ours), part(ours, idle), part(others, idle)]).gpus
     assert whole.before.processes == [4711]
+
+
+@pytest.mark.parametrize(("device", "serves"), [("cpu", None), ("cuda", {15})])
+def test_only_gpus_are_soaked_for_their_counters(tmp_path, device, serves):
+    settings = Settings(
+        profile="accept",
+        effort=EFFORTS["accept"],
+        device=device,
+        ranks=1,
+        results=tmp_path,
+        fleet=None,
+        selected=COUNTERS,
+        miniatures=(),
+        timed=(),
+        devices=None,
+        others=0.05,
+        resume=False,
+    )
+    phase = probe_phase(Battery(settings, None, History(), print))
+    assert serves == (phase and serves & phase.serves)
