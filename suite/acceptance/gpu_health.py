@@ -87,6 +87,11 @@ class Gpus:
             for number, handle in enumerate(self._handles)
         ]
 
+    def uuids(self) -> list[str]:
+        """UUID of every GPU; empty where it is not told."""
+        answers = [self._call(number, "nvmlDeviceGetUUID", handle) for number, handle in enumerate(self._handles)]
+        return ["" if answer is LOST else _text(answer) for answer in answers]
+
     def state(self, number: int) -> GpuState:
         """One reading of everything that changes rarely."""
         handle = self._handles[number]
@@ -201,18 +206,26 @@ def _text(answer: Any) -> str:
     return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
-def gpus_with_ranks(device: str, ranks: int) -> list[int]:
+def gpus_with_ranks(device: str, ranks: int, uuids: Sequence[str] = ()) -> list[int]:
     """Numbers of the GPUs on which ranks run, as the library counts them: those that are visible, in their order.
 
-    Empty where they are named otherwise than by number, which is not known here.
+    Empty where they are not known: some are parts of GPUs (MIG), or begin like the UUID of none, or of several.
+
+    Args:
+        uuids: of all GPUs as the library counts them; CUDA_VISIBLE_DEVICES may name one by how its UUID begins.
     """
     if device != "cuda":
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return list(range(ranks))
-    words = [word.strip() for word in visible.split(",")]
-    return [int(word) for word in words[:ranks]] if all(word.isdecimal() for word in words) else []
+    found = [_numbers(word.strip(), uuids) for word in visible.split(",")[:ranks]]
+    return [numbers[0] for numbers in found] if all(len(numbers) == 1 for numbers in found) else []
+
+
+def _numbers(word: str, uuids: Sequence[str]) -> list[int]:
+    """GPUs that a word of CUDA_VISIBLE_DEVICES may mean: one, or it is not known which."""
+    return [int(word)] if word.isdecimal() else [number for number, uuid in enumerate(uuids) if uuid.startswith(word)]
 
 
 def joined(parts: Sequence[Health]) -> Health:
@@ -278,6 +291,10 @@ class HealthWatch:
             for number, own in enumerate(self._samples):
                 own.append(self._gpus.sample(number, self._start))
             self._xids += self._gpus.xids()
+
+    def uuids(self) -> list[str]:
+        """UUID of every GPU; empty where it is not told."""
+        return self._gpus.uuids()
 
     def finished(self) -> Health:
         """Everything that was read; the last word of this watch."""

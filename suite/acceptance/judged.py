@@ -68,7 +68,7 @@ def judged(
         times = time_findings(launches, history, looks=looks, looks_of=looks_of, rates=rates)
         findings += [*exact_findings(launches), *times]
         findings += [*jitter_findings(launches), *loss_findings(launches, history)]
-    findings += gpu_findings(health, loaded=loaded, why_idle=_why_idle(during))
+    findings += gpu_findings(health, loaded=loaded, why_idle=_why_idle(around, during))
     findings += guard_findings([one for one in evidence if isinstance(one, Timed)], disturbed=disturbed)
     if disturbed:
         findings = [_undecided(finding) for finding in findings]
@@ -84,10 +84,12 @@ def judged(
     return sorted(kept, key=lambda finding: finding.check)
 
 
-def _why_idle(during: Sequence[Micro | Launched | Probing]) -> str:
+def _why_idle(around: Surroundings | None, during: Sequence[Micro | Launched | Probing]) -> str:
     """Why a GPU without any load that ended well had none."""
     if during and all(one.status is not Status.OK for one in during):
         return "no load ended well"
+    if during and around is not None and around.device == "cuda" and not around.gpus_with_ranks:
+        return "not known on which GPUs ranks ran (CUDA_VISIBLE_DEVICES)"
     return "no rank ran on it"
 
 

@@ -54,6 +54,7 @@ def environment_phase(battery: Battery) -> Phase:
         busy, share = competitors()
         devices = cuda_devices() if settings.device == "cuda" else usable_cores()
         here = battery.opened.opening
+        uuids = battery.watch.uuids() if settings.device == "cuda" and battery.watch is not None else []
         lost = settings.device == "cpu" and not settings.device_named and here.hardware["gpus"] == NO_GPUS
         return [
             Surroundings(
@@ -66,7 +67,7 @@ def environment_phase(battery: Battery) -> Phase:
                 fleet_problems=known.fleet_problems,
                 past_problems=known.past_problems,
                 gpus=here.hardware["gpus"] if settings.device == "cuda" else "",
-                gpus_with_ranks=gpu_health.gpus_with_ranks(settings.device, settings.ranks),
+                gpus_with_ranks=gpu_health.gpus_with_ranks(settings.device, settings.ranks, uuids),
                 gpus_before=evidence_record.gpus_before(settings.results, here.node) if lost else "",
             )
         ]

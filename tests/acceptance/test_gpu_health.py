@@ -196,14 +196,26 @@ def test_a_gpu_without_ranks_passes_nothing_and_still_fails(health):
         ("cpu", None, []),
         ("cuda", None, [0, 1]),
         ("cuda", "4,2, 7", [4, 2]),
-        ("cuda", "GPU-1a,GPU-2b", []),
+        ("cuda", "GPU-2b,GPU-1a", [2, 0]),
+        ("cuda", "2,GPU-1b", [2, 1]),
+        ("cuda", "GPU-1,GPU-2", []),  # two begin so
+        ("cuda", "GPU-3,GPU-2", []),
+        ("cuda", "MIG-GPU-2b/1/0,1", []),
     ],
 )
 def test_ranks_run_on_the_gpus_that_are_visible(device, visible, numbers, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_health.gpus_with_ranks(device, 2) == numbers
+    uuids = ["GPU-1a5c", "GPU-1b00", "GPU-2b77"]
+    assert gpu_health.gpus_with_ranks(device, 2, uuids) == numbers
+
+
+def test_the_watch_tells_the_uuids_in_the_librarys_order(monkeypatch):
+    fake_library(monkeypatch)
+    watch = HealthWatch()
+    assert watch.uuids() == ["GPU-0", "GPU-1"]
+    watch.finished()
 
 
 def test_laps_together_are_the_whole(monkeypatch):

@@ -34,9 +34,7 @@ COUNTERS = frozenset({0, 12, 13})  # a soak is made for them
 def health() -> Health:
     """One GPU without any fault."""
     state = GpuState(corrected=0, uncorrected=0, remapped_corrected=0, remapped_uncorrected=0)
-    sample = GpuSample(
-        second=0.0, mhz=1980.0, watts=650.0, celsius=61.0, reasons=[], pcie_generation=5, pcie_width=16
-    )
+    sample = GpuSample(second=0.0, mhz=1980.0, watts=650.0, celsius=61.0, reasons=[], pcie_generation=5, pcie_width=16)
     gpu = GpuHealth(
         index=0, model="m", driver="d", firmware="f", before=state, after=state, samples=[sample] * 4, xids=[]
     )
@@ -48,7 +46,9 @@ def soak(status: Status = Status.OK, wrong: int = 0) -> Probing:
     return Probing(status=status, message="m", ranks_at_fault=[0], seconds=4.0, soaks=soaks)
 
 
-def found(*load: Evidence, selected: frozenset[int] = COUNTERS, gpus_with_ranks: tuple[int, ...] = (0,)) -> list[Finding]:
+def found(
+    *load: Evidence, selected: frozenset[int] = COUNTERS, gpus_with_ranks: tuple[int, ...] = (0,)
+) -> list[Finding]:
     """All findings of a node with one GPU."""
     around = Surroundings(
         device="cuda",
@@ -67,7 +67,8 @@ def of_counters(findings: list[Finding]) -> list[tuple[int, Verdict]]:
 
 
 @pytest.mark.parametrize(
-    ("status", "verdict"), [(Status.CRASHED, Verdict.FAIL), (Status.HANG, Verdict.HANG), (Status.OUT_OF_MEMORY, Verdict.FAIL)]
+    ("status", "verdict"),
+    [(Status.CRASHED, Verdict.FAIL), (Status.HANG, Verdict.HANG), (Status.OUT_OF_MEMORY, Verdict.FAIL)],
 )
 def test_a_load_that_did_not_end_well_passes_no_counter_and_is_said_itself(status, verdict):
     findings = found(soak(status))
@@ -153,3 +154,11 @@ def test_only_gpus_are_soaked_for_their_counters(tmp_path, device, serves):
     )
     phase = probe_phase(Battery(settings, None, History(), print))
     assert serves == (phase and serves & phase.serves)
+
+
+def test_where_ranks_ran_on_unknown_gpus_no_gpu_is_said_to_have_had_none():
+    findings = found(soak(), gpus_with_ranks=())
+    assert of_counters(findings) == [(12, Verdict.NOT_RUN), (13, Verdict.NOT_RUN)]
+    words = "not known on which GPUs ranks ran (CUDA_VISIBLE_DEVICES); no counter moved"
+    assert [one.evidence for one in findings if one.check == 13] == [words]
+    assert "no rank ran on it" in next(one.evidence for one in found() if one.check == 13)

@@ -57,7 +57,7 @@ _PENDING = [_Event(int(gpu), xid) for gpu, faults in _SCENE.get("faults", {}).it
 if _SCENE.get("with_ranks"):
     from suite.acceptance import gpu_health
 
-    def _all(device: str, ranks: int) -> list[int]:  # noqa: ARG001  # the patched one's
+    def _all(device: str, ranks: int, uuids: object = ()) -> list[int]:  # noqa: ARG001  # the patched one's
         return list(range(_SCENE["gpus"]))
 
     gpu_health.gpus_with_ranks = _all
