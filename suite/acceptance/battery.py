@@ -176,8 +176,8 @@ def _measure(battery: Battery) -> None:
 def _micro(battery: Battery) -> None:
     """Measure the machine; of an interrupted battery its profile is taken, unless it is gone or of another machine."""
     phase = micro_phase(battery)
-    for name in (phase.name, f"{phase.name} anew"):
-        found = battery.run(msgspec.structs.replace(phase, name=name))
+    for attempt in ("", "anew"):
+        found = battery.run(phase, attempt)
         battery.kept[phase.name] = found
         path = next((one.profile for one in found if isinstance(one, Micro)), "")
         if battery.profile is not None or not path:
@@ -212,12 +212,15 @@ def _further_looks(battery: Battery) -> None:
             if len(ratios) < len(own) or len(ratios) < effort.looks[0]:
                 break
             missing = step_launches_missing(ratios, step_references(own, battery.known), effort.looks)
-            phase = launches_phase(battery, name, "times", TIMED_STEPS, missing, first=len(ratios) + 1)
+            phase = launches_phase(battery, name, "times", TIMED_STEPS, missing)
             as_before = missing * math.fsum(one.seconds for one in own) / len(own)
             seconds = max(phase.predicted_seconds, as_before) + _reserved_seconds(battery, own)
             if not missing or seconds > battery.seconds_left:
                 break
-            battery.kept[phase.name] = battery.run(phase)
+            attempt = f"from launch {len(ratios) + 1}"
+            found = battery.kept[f"{phase.name} {attempt}"] = battery.run(phase, attempt)
+            if any(isinstance(one, Timed) and one.outcome != "ok" for one in found):
+                break
 
 
 def _reserved_seconds(battery: Battery, launches: Sequence[Launched]) -> float:
@@ -248,7 +251,7 @@ def _run_again(battery: Battery, first: list[Finding]) -> dict[str, list[Evidenc
             continue
         if count:
             phase = launches_phase(battery, due.name.partition(" ")[0], "times", TIMED_STEPS, count)
-        again[due.name] = battery.run(phase, again=True)
+        again[due.name] = battery.run(phase, "again")
     return again
 
 

@@ -89,9 +89,13 @@ class Battery:
     def evidence(self) -> list[Evidence]:
         return [one for part in self.kept.values() for one in part]
 
-    def run(self, phase: Phase, *, again: bool = False) -> list[Evidence]:
-        """Run a phase within its budget and keep its evidence; what an interrupted battery kept is taken over."""
-        name = f"{phase.name} again" if again else phase.name
+    def run(self, phase: Phase, attempt: str = "") -> list[Evidence]:
+        """Run a phase within its budget and keep its evidence; what an interrupted battery kept is taken over.
+
+        Args:
+            attempt: tells another one at the same phase from the first one.
+        """
+        name = f"{phase.name} {attempt}".rstrip()
         earlier = self.opened.kept(name)
         if earlier is not None:
             self.tell(f"{name}: from the interrupted battery")

@@ -103,8 +103,8 @@ def launch_phases(battery: Battery) -> list[Phase]:
     return planned
 
 
-def launches_phase(battery: Battery, name: str, purpose: str, steps: int, count: int, first: int = 1) -> Phase:
-    """`count` launches of a miniature, of which `first` is the number of the first one."""
+def launches_phase(battery: Battery, name: str, purpose: str, steps: int, count: int) -> Phase:
+    """`count` launches of a miniature."""
     settings = battery.settings
 
     def run(on_event: Callable[[int, Event], None]) -> Iterator[Evidence]:
@@ -124,10 +124,9 @@ def launches_phase(battery: Battery, name: str, purpose: str, steps: int, count:
                 break
 
     serves = {"times": FROM_TIMES | {EXACT_FIGURES}, "jitter": {JITTER, LOSS_CURVE}, "exact": {EXACT_FIGURES}}[purpose]
-    title = f"{name} {purpose}" + (f" from launch {first}" if first > 1 else "")
     predicted = phases.predicted_step_seconds(name, settings.device, settings.ranks, settings.results, battery.profile)
     seconds = count * (START_SECONDS + (steps + COUNTING_STEPS) * (predicted or STEP_SECONDS))
-    return Phase(name=title, predicted_seconds=seconds, serves=frozenset(serves), run=run)
+    return Phase(name=f"{name} {purpose}", predicted_seconds=seconds, serves=frozenset(serves), run=run)
 
 
 def probe_phase(battery: Battery, parts: frozenset[int] = FROM_PROBE) -> Phase | None:

@@ -11,6 +11,7 @@ import pytest
 from suite.__main__ import main
 from suite.acceptance import battery, battery_state, phases, planned_phases
 from suite.acceptance.evidence import Health, Launched, Micro, Probing, Replay, Soaking
+from suite.acceptance.history import History
 from suite.acceptance.profiles import EFFORTS
 from suite.acceptance.reruns import Due, affordable, launches_that_fit
 from suite.job import Status
@@ -158,6 +159,42 @@ def test_of_the_probe_only_the_failed_part_is_run_again(tmp_path, capsys, node):
     node.probe_parts.clear()
     accept(capsys, tmp_path, "--only", "14")
     assert node.probe_parts == [(True, False, False)]  # INVALID: no replay agrees with another
+
+
+@pytest.mark.parametrize(
+    ("numbers", "made", "verdict", "words"),
+    [
+        ({6}, 11, "INCONCLUSIVE", "failed once, not in the re-run (PASS)"),
+        ({6, 7}, 7, "FAIL", "confirmed by a re-run"),
+    ],
+)
+def test_a_slow_further_look_is_run_again(tmp_path, capsys, node, monkeypatch, numbers, made, verdict, words):
+    node.slow["bloom-mini"] = [0.8, 1.8]  # no look decides
+
+    def launched(name, purpose, *, on_event, **options):
+        one = node.launched(name, purpose, **options)
+        if node.asked.count(name) in numbers:
+            node.now += 600.0
+            on_event(0, None)
+        return one
+
+    monkeypatch.setattr(phases, "launched", launched)
+    found = accept(capsys, tmp_path, "--profile", "accept", "--only", "8,17", "--miniatures", "bloom-mini")
+    assert node.asked.count("bloom-mini") == made
+    guard = found[17, "bloom-mini times"]
+    assert guard["verdict"] == verdict
+    assert words in guard["evidence"]
+
+
+def test_another_attempt_is_recorded_apart_and_judged_as_the_phase_that_it_is(node):
+    names = []
+    opened = SimpleNamespace(kept=lambda _name: None, keep=lambda name, _evidence: names.append(name))
+    run = battery_state.Battery(SimpleNamespace(device="cpu"), opened, History(), print)
+    phase = battery_state.Phase(
+        name="micro-measurements", predicted_seconds=1.0, serves=frozenset(), run=lambda _on_event: []
+    )
+    assert [run.run(phase, attempt)[0].phase for attempt in ("", "anew", "again")] == ["micro-measurements"] * 3
+    assert names == ["micro-measurements", "micro-measurements anew", "micro-measurements again"]
 
 
 def test_gpus_are_watched_until_the_last_re_run(tmp_path, capsys, node, monkeypatch):
