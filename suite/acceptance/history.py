@@ -108,7 +108,7 @@ def history(
     past = _Values({}, {}, {})
     losses: dict[str, list[float]] = {}
     problems: list[str] = []
-    stale = others = 0
+    stale = others = unsaid = 0
     own: list[tuple[Past, list[Finding]]] = []
     for closed in _closed(results / "acceptance", problems):
         if closed.node != node:
@@ -116,6 +116,9 @@ def history(
         accepted = closed.decision is Decision.ACCEPTED
         if closed.hashes.get("hardware") != hardware or closed.hashes.get("software") != software:
             stale += accepted
+            continue
+        if not _says_how_it_ran(closed):
+            unsaid += accepted
             continue
         if not _ran_alike(closed, device, ranks):
             others += accepted
@@ -129,6 +132,8 @@ def history(
         problems.append(f"{stale} accepted batteries of this node had other hardware or software: not its past")
     if others:
         problems.append(f"{others} accepted batteries of this node had another device or other ranks: not its past")
+    if unsaid:
+        problems.append(f"{unsaid} accepted batteries of this node do not say their device and ranks: not its past")
     siblings = _siblings(fleet, node=node, hardware=hardware, software=software, device=device, ranks=ranks)
     return History(
         past=past.values,
@@ -194,6 +199,8 @@ def _siblings(fleet: Path | None, *, node: str, hardware: str, software: str, de
             continue
         if closed.hashes.get("hardware") != hardware:
             left_out[closed.node] = "with other hardware"
+        elif not _says_how_it_ran(closed):
+            left_out[closed.node] = "that do not say their device and ranks"
         elif not _ran_alike(closed, device, ranks):
             left_out[closed.node] = "with another device or other ranks"
         elif closed.decision is not Decision.ACCEPTED:
@@ -223,8 +230,13 @@ def _fleet_words(counting: Mapping[str, bool], left_out: Mapping[str, str]) -> s
     return f"{words}; left out: {why}" if why else words
 
 
+def _says_how_it_ran(closed: Closed) -> bool:
+    """Whether it says its device and ranks: records of before 4.3 have no options."""
+    return {"device", "ranks"} <= closed.options.keys()
+
+
 def _ran_alike(closed: Closed, device: str, ranks: int) -> bool:
-    """Whether it ran on this device with as many ranks; unknown of records of before 4.3, which had no options."""
+    """Whether it ran on this device with as many ranks."""
     return closed.options.get("device") == device and closed.options.get("ranks") == str(ranks)
 
 

@@ -66,15 +66,23 @@ def test_rejected_batteries_and_those_of_another_machine_or_stack_are_no_past(tm
     assert known.past_problems == ["2 accepted batteries of this node had other hardware or software: not its past"]
 
 
-@pytest.mark.parametrize("options", [{"device": "cpu", "ranks": "1"}, {"device": "cuda", "ranks": "2"}, {}])
-def test_a_battery_of_other_ranks_or_of_another_device_is_no_past_and_no_sibling(tmp_path, options):
+@pytest.mark.parametrize(
+    ("options", "words", "left_out"),
+    [
+        ({"device": "cpu", "ranks": "1"}, "had another device or other ranks", "with another device or other ranks"),
+        ({"device": "cuda", "ranks": "2"}, "had another device or other ranks", "with another device or other ranks"),
+        ({}, "do not say their device and ranks", "that do not say their device and ranks"),
+    ],
+)
+def test_a_battery_of_other_ranks_or_of_another_device_is_no_past_and_no_sibling(tmp_path, options, words, left_out):
     battery(tmp_path, 1, value=1.0, options=options)
     battery(tmp_path, 2, value=2.0, node="there", options=options)
     battery(tmp_path, 3, value=3.0)
     known = of_here(tmp_path, tmp_path)
     assert known.of(3, "copy") == ([3.0], [])
     assert known.dated(bad()).good_until.battery == "3"
-    assert known.past_problems == ["1 accepted batteries of this node had another device or other ranks: not its past"]
+    assert known.past_problems == [f"1 accepted batteries of this node {words}: not its past"]
+    assert known.fleet_words == f"fleet: 0 siblings count; left out: 1 {left_out}"
 
 
 def test_a_newer_battery_of_a_sibling_that_measured_in_another_way_hides_no_older_value(tmp_path):
