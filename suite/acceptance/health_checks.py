@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from suite.acceptance.checks import ENVIRONMENT, ERRORS, THROTTLE
-from suite.acceptance.evidence import GpuHealth, Health, Launched, Micro, Probing, Surroundings
+from suite.acceptance.evidence import GpuHealth, Health, Launched, Micro, Surroundings
 from suite.acceptance.verdicts import Finding, Verdict
 
 RUNNING = 3  # samples in a row
@@ -25,7 +25,7 @@ OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
 def environment_findings(
     around: Surroundings | None,
     health: Health | None,
-    during: Sequence[Micro | Launched | Probing],
+    during: Sequence[Micro | Launched],
     *,
     others: float,
     loaded: Collection[int],
@@ -81,13 +81,13 @@ def _devices(around: Surroundings) -> Finding:
     )
 
 
-def _others(around: Surroundings, during: Sequence[Micro | Launched | Probing], limit: float) -> Finding:
+def _others(around: Surroundings, during: Sequence[Micro | Launched], limit: float) -> Finding:
     """Other processes before and while ours ran, and what the host gave to other guests.
 
-    Launches for exact figures alone may be disturbed, and probes without exchanges: no clock of theirs is judged.
+    Launches for exact figures alone may be disturbed: no clock of theirs is judged.
     """
     seen = [("before", around.others_share)]
-    clocked = [one for one in during if _is_clocked(one)]
+    clocked = [one for one in during if isinstance(one, Micro) or one.purpose != "exact"]
     seen += [(_when(one), one.others_share) for one in clocked]
     seen += [(f"{_when(one)}, other guests", one.steal_share) for one in clocked]
     told = [(when, share) for when, share in seen if share is not None]
@@ -112,15 +112,7 @@ def _others(around: Surroundings, during: Sequence[Micro | Launched | Probing], 
     )
 
 
-def _is_clocked(one: Micro | Launched | Probing) -> bool:
-    if isinstance(one, Probing):
-        return bool(one.exchanges)
-    return isinstance(one, Micro) or one.purpose != "exact"
-
-
-def _when(one: Micro | Launched | Probing) -> str:
-    if isinstance(one, Probing):
-        return "in the probe"
+def _when(one: Micro | Launched) -> str:
     return "in the micro-measurements" if isinstance(one, Micro) else f"in {one.run}"
 
 

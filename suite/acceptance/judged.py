@@ -33,9 +33,11 @@ def judged(
 
     In an invalid environment what clocks measured says nothing of the node, and is invalid too: failures and warnings,
     and also what passes, because a ratio of two times of which others' work slowed down one may be good by chance.
-    Exact checks keep their verdicts. What made the environment invalid is among the findings wherever it made any other
-    invalid, whether check 0 is selected or not. So are measurements that did not end well, and wrong bits of a soak,
-    which also runs for the counters of GPUs alone.
+    Exact checks keep their verdicts. Other work during a probe's exchanges makes their own rates invalid and no others:
+    those that are too low, because each is the fastest of many, which others' work can only lower.
+    What made the environment invalid is among the findings wherever it made any other invalid, whether check 0 is
+    selected or not. So are measurements that did not end well, and wrong bits of a soak, which also runs for the
+    counters of GPUs alone.
 
     Args:
         others: largest share of the processors that other processes may use.
@@ -49,7 +51,7 @@ def judged(
     during: list[Micro | Launched | Probing] = [*micro, *launches, *probes]
     ended = any(one.status is Status.OK for one in during)
     loaded = around.gpus_with_ranks if around is not None and ended else []
-    environment = environment_findings(around, health, during, others=others, loaded=loaded)
+    environment = environment_findings(around, health, [*micro, *launches], others=others, loaded=loaded)
     disturbed = any(finding.verdict is Verdict.INVALID for finding in environment)
     findings = [*environment]
     gpu = known_gpu(around.gpus) if around and around.gpus else None
@@ -58,7 +60,8 @@ def judged(
     for probe in probes:
         alone = around is not None and around.ranks == 1
         if probe.exchanges or alone or not (probe.replays or probe.soaks):
-            findings += exchange_findings(probe, history, gpu, around.devices if around else 0)
+            rates = exchange_findings(probe, history, gpu, around.devices if around else 0)
+            findings += [_beside_others(finding, probe, limit=others) for finding in rates]
         if probe.replays or not (probe.exchanges or probe.soaks):
             findings.append(replay_finding(probe))
         if probe.soaks or not (probe.exchanges or probe.replays):
@@ -109,6 +112,17 @@ def _unasked(findings: Sequence[Finding], selected: Collection[int]) -> list[Fin
             told.add(one.evidence)
             unasked.append(one)
     return unasked
+
+
+def _beside_others(finding: Finding, probe: Probing, *, limit: float) -> Finding:
+    """A rate of exchanges that is too low says nothing where others had more than their share of the processors."""
+    share = max(probe.others_share or 0.0, probe.steal_share or 0.0)
+    if share <= limit or finding.verdict not in (Verdict.WARN, Verdict.FAIL):
+        return finding
+    if not is_noise(finding) or finding.status is not Status.OK:
+        return finding
+    words = f"{finding.verdict.value} while others took {share:.0%} of the processors; {finding.evidence}"
+    return msgspec.structs.replace(finding, verdict=Verdict.INVALID, evidence=words)
 
 
 def _undecided(finding: Finding) -> Finding:

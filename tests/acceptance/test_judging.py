@@ -744,15 +744,21 @@ def test_other_processes_beside_exact_figures_alone_invalidate_nothing():
 
 
 @pytest.mark.parametrize("shares", [{"others_share": 0.5}, {"steal_share": 0.5}])
-def test_other_processes_during_exchanges_count_as_much_as_before(shares):
-    busy = probing(exchanges=exchanges(2), replays=replays(), **shares)
-    found = judged([surroundings(), busy], NOTHING, others=0.05)
-    (others,) = [f for f in found if f.subject == "other processes"]
-    assert (others.verdict, others.measured) == (Verdict.INVALID, 0.5)
-    assert "in the probe" in others.evidence
-    unclocked = probing(replays=replays(), **shares)
-    calm = judged([surroundings(), unclocked], NOTHING, others=0.05)
-    assert Verdict.INVALID not in {f.verdict for f in calm}
+def test_beside_others_a_low_rate_of_exchanges_says_nothing_and_a_good_one_stands(shares):
+    fast, slow = exchanges(2), exchanges(2, slow=(0, 1))
+    rates = {(one.rank, one.peer): one.bytes_per_second for one in fast}
+    (usual,) = {rate for (rank, peer), rate in rates.items() if peer is not None and rank < peer}
+    size = fast[0].bytes
+    past = History(past={f"5:link 0-1, messages of {size} byte": [usual] * 9})
+
+    def verdicts(probe):
+        return {f.subject: f.verdict for f in judged([surroundings(), probe, *times(1.0)], past, others=0.05)}
+
+    calm, bad = verdicts(probing(exchanges=fast)), verdicts(probing(exchanges=slow))
+    assert (calm["link 0-1"], bad["link 0-1"]) == (Verdict.PASS, Verdict.FAIL)
+    busy, good = (verdicts(probing(exchanges=some, **shares)) for some in (slow, fast))
+    assert busy == bad | {"link 0-1": Verdict.INVALID}
+    assert good == calm
 
 
 def test_what_made_times_invalid_is_said_without_check_0():
