@@ -25,6 +25,10 @@ FUSED = ("chain", "dropout")  # timed compiled
 MOST_ROW_ELEMENTS = 2**30  # of one tensor, about: 4 GB in fp32; longer ones are extrapolated by their rows
 SQUARES = (4096, 8192)  # sides: as wide as products of large models, far beyond what miniatures multiply
 SQUARE_SECONDS = 0.3  # of each in a round: what a GPU keeps up under its power limit, not what it does at first
+MOVES = ("copy", "triad")
+# Of each of their points in a round, by all ranks at once. In 4 repetitions, 40 ms, two ranks had 12 to 26 GB/s in a
+# triad within an hour, on a memory that other guests of the host use too (2 cores of an AMD EPYC, 2026-11-23)
+MEMORY_SECONDS = 0.5
 SEED = 6
 
 
@@ -36,7 +40,7 @@ class Density(NamedTuple):
             axes of all else.
         sparse: of neighbouring sizes of a line.
         unseen: sizes between the points that are timed to know the interpolation's error, for each table of products.
-        point_seconds: that a point is repeated for in a round.
+        point_seconds: that a point is repeated for in a round; of copies and triads by all ranks MEMORY_SECONDS.
         rounds: how often everything is timed, so that no point has all its repetitions in one phase of the machine.
         memory_bytes: moved by the largest copy and triad, unless the caches hold more: beyond every cache.
         caches: bytes that all second and later caches of the processors hold together.
@@ -140,7 +144,11 @@ def plan(used: Shapes, *, device: str, cores: int, ranks: int, density: Density)
         ]
         checks = _checks(grids, density)
         for grid in grids:
-            planned.append(Planned(TABLE, _task(grid.subject, grid.sizes, count, device, cores, density), grid.axes))
+            long = count == ranks and grid.subject.operation in MOVES
+            grid_density = density._replace(point_seconds=MEMORY_SECONDS) if long else density
+            planned.append(
+                Planned(TABLE, _task(grid.subject, grid.sizes, count, device, cores, grid_density), grid.axes)
+            )
         for subject, unit, sizes in _lines(used, density, device):
             each = tuple((size,) for size in sizes)
             planned.append(Planned(LINE, _task(subject, each, count, device, cores, density), unit=unit))
@@ -241,7 +249,7 @@ def _memory(density: Density, ranks: int) -> list[Grid]:
     largest = max(density.memory_bytes, 2 * density.caches // ranks)
     points = (*(float(density.memory_bytes // share) for share in (256, 16)), float(largest))
     axes = (Axis("byte", points),)
-    return [Grid(Subject(operation=operation), axes, frozenset(), 1) for operation in ("copy", "triad")]
+    return [Grid(Subject(operation=operation), axes, frozenset(), 1) for operation in MOVES]
 
 
 def _geometric(first: int, last: int, ratio: float) -> tuple[int, ...]:

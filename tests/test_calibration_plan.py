@@ -19,6 +19,7 @@ from suite.calibration_plan import (
     DENSITIES,
     DTYPES,
     LINE,
+    MEMORY_SECONDS,
     MOST_ROW_ELEMENTS,
     TABLE,
     Density,
@@ -277,3 +278,16 @@ def test_large_products_are_timed_on_all_gpus_at_once_and_on_no_cpu(device: str,
     for entry in squares:
         assert (entry.kind, entry.unit, entry.task.subject.dtype) == (LINE, "flop", "bf16")
         assert entry.task.sizes == ((2 * 4096**3,), (2 * 8192**3,))
+
+
+@pytest.mark.parametrize(("device", "ranks"), SCALES)
+def test_copies_and_triads_by_all_ranks_are_timed_for_longer_than_anything_that_a_phase_of_the_machine_covers(
+    device: str, ranks: int
+) -> None:
+    _, entries = planned(device, ranks)
+    longer = {
+        (entry.task.subject.operation, entry.task.subject.ranks): entry.task.point_seconds
+        for entry in entries
+        if entry.kind == TABLE and entry.task.point_seconds != DENSITIES[device].point_seconds
+    }
+    assert longer == {("copy", ranks): MEMORY_SECONDS, ("triad", ranks): MEMORY_SECONDS}
