@@ -14,6 +14,7 @@ from suite.compare import Row, Verdict
 from suite.job import Event
 from suite.miniature import miniature
 from suite.plan import Plan, corpus_for
+from suite.probe_job import ProbeJob
 from suite.reproduction import Result, reproduce
 
 STEPS = 6
@@ -55,6 +56,30 @@ def small_plan(
         steps=STEPS,
         seed=3,
     )
+
+
+def probe_job(directory: Path, **changes: Any) -> ProbeJob:
+    """Of one rank: nothing to repeat, exchange or soak unless `changes` say so."""
+    plan = small_plan(ranks=1)
+    usual: dict[str, Any] = {
+        "directory": str(directory),
+        "device": "cpu",
+        "ranks": 1,
+        "threads": 1,
+        "architecture": plan.architecture,
+        "recipe": plan.recipe,
+        "seed": 5,
+        "replays": 0,
+        "replay_steps": 0,
+        "samples": 0,
+        "exchanges": 0,
+        "exchange_seconds": 0.0,
+        "exchange_bytes": 0,
+        "soak_seconds": 0.0,
+        "soak_bytes": 1 << 16,
+        "collective_timeout_seconds": 10.0,
+    }
+    return ProbeJob(**(usual | changes))
 
 
 FP32_WITHOUT_DROPOUT: dict[str, Any] = {

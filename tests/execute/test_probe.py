@@ -7,33 +7,14 @@ import pytest
 import torch
 
 from suite.execute import probe
-from suite.probe_job import ProbeJob
-from tests.launches import small_plan
+from tests.launches import probe_job
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def job(tmp_path):
-    plan = small_plan(ranks=1)
-    return ProbeJob(
-        directory=str(tmp_path),
-        device="cpu",
-        ranks=1,
-        threads=1,
-        architecture=plan.architecture,
-        recipe=plan.recipe,
-        seed=5,
-        replays=2,
-        replay_steps=2,
-        samples=2,
-        exchanges=2,
-        exchange_seconds=0.0,
-        exchange_bytes=4096,
-        soak_seconds=0.0,
-        soak_bytes=1 << 16,
-        collective_timeout_seconds=10.0,
-    )
+    return probe_job(tmp_path, replays=2, replay_steps=2, samples=2, exchanges=2, exchange_bytes=4096)
 
 
 def replayed(job):

@@ -13,8 +13,7 @@ import torch
 from suite.execute import soak
 from suite.execute.measure import free_memory
 from suite.job import Phase
-from suite.probe_job import ProbeJob
-from tests.launches import small_plan
+from tests.launches import probe_job
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -22,25 +21,7 @@ GIB = 2**30
 
 @pytest.fixture
 def job(tmp_path):
-    plan = small_plan(ranks=1)
-    return ProbeJob(
-        directory=str(tmp_path),
-        device="cpu",
-        ranks=1,
-        threads=1,
-        architecture=plan.architecture,
-        recipe=plan.recipe,
-        seed=5,
-        replays=0,
-        replay_steps=0,
-        samples=0,
-        exchanges=0,
-        exchange_seconds=0.0,
-        exchange_bytes=0,
-        soak_seconds=0.0,
-        soak_bytes=1 << 16,
-        collective_timeout_seconds=10.0,
-    )
+    return probe_job(tmp_path)
 
 
 def bits(numbers):
