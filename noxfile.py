@@ -134,12 +134,16 @@ def results(session: nox.Session) -> None:
 
 @nox.session
 def accuracy(session: nox.Session) -> None:
-    """Reproduce miniatures on 1 and 2 ranks, eager and compiled, and write the table: nox -s accuracy -- gpt2-mini"""
+    """Reproduce miniatures on 1 and 2 ranks, eager and compiled, and write the table: nox -s accuracy -- gpt2-mini
+
+    Processors that are shared change within minutes: they are calibrated before each miniature.
+    """
     install(session, "execute", "report", "regress")
     told = session.run("python", "-c", "import torch; print(torch.cuda.device_count())", silent=True)
     gpus = int(str(told).split()[-1])  # what torch warns of is before it
     places = [("cpu", "2"), ("cpu", "1"), *([("cuda", "1")] if gpus else [])]
     for name in session.posargs or [f"{run}-mini" for run in RUNS]:
+        session.run("python", "-m", "suite", "calibrate", "--device", "cpu", "--ranks", "2")
         for device, ranks in places:
             for execution in ("--no-compile", "--compile"):
                 reproduction = ("reproduce", name, "--device", device, "--ranks", ranks, execution)

@@ -7,9 +7,8 @@ Both loops live in one process of one rank and take turns, step by step, in the 
 of the machine that are longer than a step fall on both. Each pair is the same step of the same run, with equal batches,
 losses and masks. The interval is that of the median ratio of one process, from the binomial distribution of its signs.
 
-The suite's laps of fixed work, before and behind each timed step of a processor, are taken as in a run: whatever they
-do to the caches counts. Their own time is no part of a step and of the verdict; what a step takes together with them is
-shown beside it.
+The suite's laps of fixed work between the timed steps of a processor are taken as in a run: whatever they do to the
+caches counts, and each step has its share of their time, the mean over all. What a step takes alone is shown beside it.
 
 Beside it stands the ratio of processor time, which other processes disturb less. It is meant for `--threads 1`: waiting
 threads of OpenMP take processor time too.
@@ -71,8 +70,9 @@ class Overhead(NamedTuple):
     """Ratios of suite over bare, and what stands behind them.
 
     Args:
+        seconds: of the suite's steps, each with its share of the laps between them; `alone` without it.
         loss_difference: the largest one of a pair.
-        with_laps: of the suite's steps together with the laps around them; None where there are none.
+        laps_seconds: a step's share of them.
     """
 
     seconds: Interval
@@ -82,7 +82,7 @@ class Overhead(NamedTuple):
     loss_difference: float
     processor: Interval | None = None
     laps_seconds: float = 0.0
-    with_laps: Interval | None = None
+    alone: Interval | None = None
 
     @property
     def memory(self) -> float:
@@ -143,7 +143,7 @@ def overhead(job: Job, device: torch.device, *, pairs: int, told: Callable[[str]
     turns = Turn(ours, device, seed), Turn(bare, device, seed)
     check_equal_work(*turns)
     told("time, taking turns")
-    rates, ratios, with_laps, processor, bare_seconds, laps, difference = [_rate(turns[1])], [], [], [], [], [], 0.0
+    rates, taken_seconds, processor, laps, difference = [_rate(turns[1])], [], [], [], 0.0
     for pair in range(1 - WARM_UP, pairs):
         order = (0, 1) if pair % 2 == 0 else (1, 0)
         taken = {which: turns[which].step() for which in order}
@@ -153,20 +153,19 @@ def overhead(job: Job, device: torch.device, *, pairs: int, told: Callable[[str]
         difference = max(difference, abs(our_loss - bare_loss))
         if pair < 0:
             continue
-        ratios.append(our_seconds / seconds)
-        with_laps.append((our_seconds + turns[0].laps_seconds) / seconds)
+        taken_seconds.append((our_seconds, seconds))
         processor.append(turns[0].processor_seconds / turns[1].processor_seconds)
-        bare_seconds.append(seconds)
         laps.append(turns[0].laps_seconds)
+    share = statistics.fmean(laps)
     return Overhead(
-        interval(ratios),
-        statistics.median(bare_seconds),
+        interval([(ours + share) / bare for ours, bare in taken_seconds]),
+        statistics.median(bare for _, bare in taken_seconds),
         our_peak,
         bare_peak,
         difference,
         processor=interval(processor),
-        laps_seconds=statistics.median(laps),
-        with_laps=interval(with_laps),
+        laps_seconds=share,
+        alone=interval([ours / bare for ours, bare in taken_seconds]),
     )
 
 
@@ -230,10 +229,10 @@ def line(name: str, found: Overhead) -> str:
     verdict = {0: "pass", 1: "FAIL", 3: "undecided"}[exit_code(found)]
     processor = found.processor
     of_processor = "processor {:.3f} [{:.3f}, {:.3f}]  ".format(*processor) if processor else ""
-    of_laps = ", with them {:.3f} [{:.3f}, {:.3f}]".format(*found.with_laps) if found.with_laps else ""
+    alone = "  alone {:.3f} [{:.3f}, {:.3f}]".format(*found.alone) if found.alone else ""
     return (
         f"{name:<14} time {found.seconds.median:.3f} [{found.seconds.low:.3f}, {found.seconds.high:.3f}]  "
-        f"{of_processor}bare step {1e3 * found.bare_seconds:.1f} ms  laps {1e3 * found.laps_seconds:.1f} ms{of_laps}  "
+        f"{of_processor}bare step {1e3 * found.bare_seconds:.1f} ms  laps {1e3 * found.laps_seconds:.1f} ms{alone}  "
         f"memory {found.memory:.3f} ({found.peak_bytes / 1e6:.1f} / {found.bare_peak_bytes / 1e6:.1f} MB)  "
         f"largest loss difference {found.loss_difference:.1e}  {verdict}"
     )

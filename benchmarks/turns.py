@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.bare_loop import BareLoop
 from suite.execute.measure import clock
-from suite.execute.measure.pace import LAPS_AT_A_STEP, Pacer
+from suite.execute.measure.pace import Pacer
 from suite.execute.parallel.mesh import device_mesh
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.rank import Reporter
@@ -33,10 +33,12 @@ class SuiteLoop:
         self._steps = Steps(job, self.training, mesh, device)
         self._report = Reporter(events_path(job.directory, 0))
         self._pacer = Pacer(device)
+        self._usual_seconds = math.inf
 
     def laps(self) -> None:
-        """What a rank takes before a timed step, and again behind it."""
-        self._pacer.laps(LAPS_AT_A_STEP)
+        """What a rank takes between two timed steps."""
+        self._pacer.expect(self._usual_seconds)
+        self._pacer.behind_a_step()
 
     def step(self) -> tuple[float, float]:
         """One step; returns its loss and the gradient's norm without the loss scale."""
@@ -44,6 +46,7 @@ class SuiteLoop:
         loss = self._steps.forward_and_backward()
         outcome = self._steps.update(loss)
         seconds = clock.now(self.device) - start
+        self._usual_seconds = min(self._usual_seconds, seconds)
         norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
         number, kind = self._steps.step - 1, StepKind.TIMED
         self._report(
@@ -71,7 +74,7 @@ class Turn:
     Attributes:
         norm: of the last step's gradient, without the loss scale.
         processor_seconds: of the process in the last step, all its threads together.
-        laps_seconds: of the laps around the last step; 0 in the bare loop.
+        laps_seconds: of the laps before the last step; 0 in the bare loop.
     """
 
     def __init__(
@@ -93,12 +96,11 @@ class Turn:
         torch.set_rng_state(self._numbers[0])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(self._numbers[1], self.device)
-        laps = self._laps()
+        self.laps_seconds = self._laps()
         start, processor = clock.now(self.device), time.process_time()
         loss, self.norm = self.loop.step(*norm_in_place)
         seconds = clock.now(self.device) - start
         self.processor_seconds = time.process_time() - processor
-        self.laps_seconds = laps + self._laps()
         self._numbers = self._state()
         return seconds, loss
 

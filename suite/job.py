@@ -180,9 +180,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         interface_sent_bytes: bytes a timed step that left the job's interface; None where none is named.
         term_seconds: `StepTerm` -> seconds of this rank's median timed step; empty where no step was profiled.
         shared: with whom it shared the processors; None where the system does not tell.
-        resident_bytes: the largest resident set of its process; None where the system does not tell.
+        resident_bytes: the largest resident set of its process before its timed steps; None where not told.
         reserved_bytes: the most that CUDA's allocator reserved in the step of `peak_bytes`; None on the CPU.
-        pace: of its processors, in laps before and behind each timed step; None on a GPU.
+        pace: of its processors, in laps between timed steps; None on a GPU.
         synchronisations: how often the counted step read numbers of the device, as `SynchronisationCounter` counts.
         no_terms: why it is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions, and by what kernels

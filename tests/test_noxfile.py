@@ -54,13 +54,14 @@ def noxfile(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         ("8\n", ["cpu 2", "cpu 1", "cuda 1"]),
     ],
 )
-def test_the_accuracy_table_is_made_on_the_processor_and_on_one_gpu_where_there_is_one(
+def test_the_accuracy_table_is_made_behind_a_calibration_on_the_processor_and_on_one_gpu_where_there_is_one(
     answer: str, places: list[str], noxfile: dict[str, Any], tmp_path: Path
 ) -> None:
     session = Session(tmp_path, answer, "gpt2-mini")
     noxfile["accuracy"](session)
-    *runs, last = [" ".join(command[3:]) for command in session.ran]
+    first, *runs, last = [" ".join(command[3:]) for command in session.ran]
     devices = [place.split() for place in places]
+    assert first == "calibrate --device cpu --ranks 2"
     assert runs == [
         f"reproduce gpt2-mini --device {device} --ranks {ranks} {execution}"
         for device, ranks in devices

@@ -21,7 +21,8 @@ from benchmarks.overhead import Interval, Overhead, exit_code, interval, line, m
 from benchmarks.turns import SuiteLoop, Turn
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
-from suite.execute.measure.pace import LAP_SECONDS
+from suite.execute.measure import pace
+from suite.execute.measure.pace import LAP_SECONDS, LAPS_IN_A_ROW
 from suite.execute.precision import prepare_arithmetic
 from suite.job import Job
 from suite.plan import corpus_for, job_for
@@ -134,12 +135,12 @@ def test_the_verdict_leaves_open_what_the_interval_leaves_open(low: float, high:
     assert exit_code(Overhead(Interval((low + high) / 2, low, high), 0.1, peak, 100, 0.0)) == code
 
 
-def test_a_step_together_with_its_laps_is_told_and_not_judged() -> None:
+def test_a_step_is_judged_with_its_share_of_the_laps_and_told_without() -> None:
     found = Overhead(
-        Interval(1.0, 0.99, 1.01), 0.05, 100, 100, 0.0, laps_seconds=0.025, with_laps=Interval(1.5, 1.4, 1.6)
+        Interval(1.05, 1.04, 1.06), 0.05, 100, 100, 0.0, laps_seconds=0.0025, alone=Interval(1.0, 0.99, 1.01)
     )
-    assert exit_code(found) == 0
-    assert "laps 25.0 ms, with them 1.500 [1.400, 1.600]" in line("gpt2-mini", found)
+    assert exit_code(found) == 1
+    assert "laps 2.5 ms  alone 1.000 [0.990, 1.010]" in line("gpt2-mini", found)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +190,14 @@ def test_an_unknown_name_is_refused_in_one_line(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.usefixtures("_alone")
-def test_laps_are_taken_around_steps_of_the_suite_and_are_no_part_of_them(tmp_path: Path) -> None:
+def test_laps_are_taken_between_steps_of_the_suite_and_are_no_part_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "LAPS_SHARE", 100)  # as many as there may be
     ours, bare = turns(job(tmp_path))
     ours.step()
     bare.step()
-    assert (ours.laps_seconds >= 4 * LAP_SECONDS, bare.laps_seconds) == (True, 0.0)
+    assert (ours.laps_seconds >= LAPS_IN_A_ROW * LAP_SECONDS, bare.laps_seconds) == (True, 0.0)
     begin = time.perf_counter()
     ours_seconds, _ = ours.step()
-    assert ours_seconds <= time.perf_counter() - begin - 4 * LAP_SECONDS
+    assert ours_seconds <= time.perf_counter() - begin - LAPS_IN_A_ROW * LAP_SECONDS

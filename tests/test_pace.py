@@ -24,7 +24,7 @@ from tests.launches import launched, small_plan
 from tests.predict.test_executed_seconds import MINIS, Machine
 from tests.profiles import profile
 
-EVEN = Pace(host=1e-6, product=1e-4, elementwise=1e-5)
+EVEN = Pace(host=1e-6, product=1e-4, elementwise=1e-5, memory=1e-4)
 MACHINE = Machine(fixed=1e-6, per_unit=1e-12, host=1e-7, start=1e-5, latency=1e-5, per_byte=1e-10)
 
 
@@ -35,13 +35,13 @@ def step(machine: Measured, name: str = "bloom-mini") -> StepSeconds:
 
 
 def test_processors_at_half_the_pace_make_every_term_of_a_step_twice_as_long() -> None:
-    slow = step(AtPace(MACHINE, Pace(host=2.0, product=2.0, elementwise=2.0)))
+    slow = step(AtPace(MACHINE, Pace(host=2.0, product=2.0, elementwise=2.0, memory=2.0)))
     assert slow == pytest.approx([2 * term for term in step(MACHINE)])
 
 
 @pytest.mark.parametrize("kind", ["host", "product", "elementwise"])
 def test_a_step_has_work_of_each_kind_and_the_three_are_all_of_it(kind: str) -> None:
-    ones = Pace(host=1.0, product=1.0, elementwise=1.0)
+    ones = Pace(host=1.0, product=1.0, elementwise=1.0, memory=1.0)
     usual = step(MACHINE).step
     longer = {
         name: step(AtPace(MACHINE, msgspec.structs.replace(ones, **{name: 2.0}))).step - usual
@@ -56,11 +56,11 @@ def test_what_a_backward_operator_has_of_the_host_follows_the_hosts_pace() -> No
     scaled = {"host": 3.0, "start": 3.0, "latency": 3.0, "per_byte": 3.0, "fixed": 0.5, "per_unit": 0.5}
     values = msgspec.structs.asdict(MACHINE)
     other = Machine(**{name: factor * values[name] for name, factor in scaled.items()})
-    assert step(AtPace(MACHINE, Pace(host=3.0, product=0.5, elementwise=0.5))) == pytest.approx(step(other))
+    assert step(AtPace(MACHINE, Pace(host=3.0, product=0.5, elementwise=0.5, memory=9.0))) == pytest.approx(step(other))
 
 
 def test_products_alone_follow_the_products_pace() -> None:
-    at_pace = AtPace(MACHINE, Pace(host=3.0, product=5.0, elementwise=7.0))
+    at_pace = AtPace(MACHINE, Pace(host=3.0, product=5.0, elementwise=7.0, memory=9.0))
     sizes = (8.0, 8.0, 8.0)
     assert at_pace.seconds(Subject(operation="product"), *sizes) == 5 * MACHINE.seconds(
         Subject(operation="product"), *sizes
@@ -76,7 +76,7 @@ def test_laps_are_joined_by_their_median_and_ranks_by_their_mean() -> None:
     assert middle([EVEN, stalled, EVEN]) == EVEN
     assert over_ranks([EVEN, msgspec.structs.replace(EVEN, host=3e-6)]) == msgspec.structs.replace(EVEN, host=2e-6)
     assert middle([]) is over_ranks([]) is None
-    assert slowdown(stalled, EVEN) == Pace(host=1e6, product=1.0, elementwise=1.0)
+    assert slowdown(stalled, EVEN) == Pace(host=1e6, product=1.0, elementwise=1.0, memory=1.0)
 
 
 def test_a_lap_takes_its_time_draws_no_random_numbers_and_leaves_its_first_round_out(
@@ -89,12 +89,34 @@ def test_a_lap_takes_its_time_draws_no_random_numbers_and_leaves_its_first_round
     assert real is not None
     assert min(msgspec.structs.asdict(real).values()) > 0
     assert torch.equal(torch.get_rng_state(), before)
-    clock: Iterator[float] = iter([0.0, *[1.0] * 3, *[3.0] * 3, LAP_SECONDS + 1])
+    clock: Iterator[float] = iter([0.0, *[1.0] * 4, *[3.0] * 4, LAP_SECONDS + 1])
     monkeypatch.setattr(laps, "_seconds", lambda _: next(clock))
     monkeypatch.setattr(laps.time, "perf_counter", lambda: next(clock))
     again = Pacer(torch.device("cpu"))
     again.lap()
-    assert again.pace == Pace(host=3.0, product=3.0, elementwise=3.0)
+    assert again.pace == Pace(host=3.0, product=3.0, elementwise=3.0, memory=3.0)
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "taken"), [(0.0625, [0, 0, 0, 0, 1, 0]), (0.46, [1, 2, 1, 2]), (60.0, [4, 4]), (0.001, [0] * 100)]
+)
+def test_laps_between_steps_take_their_share_of_the_steps_and_no_more_than_so_many(
+    step_seconds: float, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(Pacer, "laps", lambda _, count: counted.append(count))
+    pacer = Pacer(torch.device("cpu"))
+    pacer.expect(step_seconds)
+    for _ in taken:
+        pacer.behind_a_step()
+    assert counted == taken
+
+
+def test_the_memorys_piece_goes_through_more_than_the_caches_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laps.processor_caches, "share_bytes", lambda: 5 * 2**20 + 1)
+    parts = laps._parts()
+    assert sum(part.nbytes for part in parts) >= 10 * 2**20 * torch.get_num_threads()
+    assert len({part.data_ptr() for part in parts}) == len(parts)
 
 
 def test_a_pacer_holds_no_memory_before_its_first_lap() -> None:
@@ -131,7 +153,7 @@ class Paced(Machine, frozen=True, kw_only=True):
 def test_a_launch_at_half_the_calibrated_pace_is_predicted_twice_as_long() -> None:
     plan = small_plan(ranks=1)
     known = Paced(**msgspec.structs.asdict(MACHINE), calibrated=EVEN)
-    slow = Pace(host=2e-6, product=2e-4, elementwise=2e-5)
+    slow = Pace(host=2e-6, product=2e-4, elementwise=2e-5, memory=2e-4)
     took = [Figure(quantity=Quantity.STEP_SECONDS, value=0.5)]
     expected, measured = reproduction.with_pace(plan, cast("Profile", known), slow, took)
     usual = reproduction.with_pace(plan, cast("Profile", known), EVEN, took)[0]
@@ -139,6 +161,7 @@ def test_a_launch_at_half_the_calibrated_pace_is_predicted_twice_as_long() -> No
         ("host", pytest.approx(2.0)),
         ("product", pytest.approx(2.0)),
         ("elementwise", pytest.approx(2.0)),
+        ("memory", pytest.approx(2.0)),
         (None, 0.5),
     ]
     assert [figure.key for figure in expected] == [figure.key for figure in measured]

@@ -6,11 +6,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from suite import pace
 from suite.acceptance.checks import MATRIX, MEMORY
 from suite.acceptance.evidence import Launched
 from suite.acceptance.verdicts import Finding, Verdict
 from suite.figures import StepTerm
-from suite.pace import ELEMENTWISE, PRODUCT
 
 OF_TERM = {
     StepTerm.DATA_LOADING: "host (data loading)",
@@ -31,9 +31,10 @@ def slow_part(
     """The part at fault, and the evidence that chose it, in words; empty where the term alone did.
 
     Forward and backward passes are products and operators bound by memory. In this order:
-        pace     on a CPU, fixed products and fixed element-wise work between the timed steps, over what both took in
-                 the micro-measurements: the one that became slower, or the processors where both did alike. It counts
-                 where it is at least half of the term's own lateness, in logarithms.
+        pace     on a CPU, fixed products, fixed element-wise work in the caches and fixed work in memory between the
+                 timed steps, over what each took in the micro-measurements: the one that became slower than both
+                 others, or the processors where they did alike. It counts where it is at least half of the term's own
+                 lateness, in logarithms.
         rates    verdicts of checks 1 and 3: the one that is bad where the other is not.
     Where neither stands out, both parts are named.
 
@@ -46,14 +47,19 @@ def slow_part(
     told = [one.paces for one in launches if one.paces]
     said = []
     if told:
-        product, elementwise = (statistics.median(paces[kind] for paces in told) for kind in (PRODUCT, ELEMENTWISE))
+        product, elementwise, memory = (
+            statistics.median(paces[kind] for paces in told) for kind in (pace.PRODUCT, pace.ELEMENTWISE, pace.MEMORY)
+        )
         words = (
-            f"in the caches, products took {product:.2f} times as long as before, element-wise work {elementwise:.2f}"
+            f"in the caches, products took {product:.2f} times as long as before, element-wise work {elementwise:.2f}; "
+            f"in memory {memory:.2f}"
         )
         said.append(words)
         least = math.exp(EXPLAINS * math.log(max(1.0, _lateness(term, launches, usual))))
-        if max(product, elementwise) >= max(STANDS_OUT, least):
-            if product >= STANDS_OUT * elementwise:
+        if max(product, elementwise, memory) >= max(STANDS_OUT, least):
+            if memory >= STANDS_OUT * max(product, elementwise):
+                return f"memory bandwidth {where}", words
+            if product >= STANDS_OUT * max(elementwise, memory):
                 return f"matrix rate {where}", words
             if elementwise >= STANDS_OUT * product:
                 return f"caches and memory {where}", words

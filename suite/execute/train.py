@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from reference_runs.layout import Recomputation
 from suite.execute.measure import clock
+from suite.execute.measure.collectives import slowest
 from suite.execute.measure.conditions import SharedProcessors
 from suite.execute.measure.counters import (
     CollectiveCounter,
@@ -23,7 +24,7 @@ from suite.execute.measure.counters import (
 )
 from suite.execute.measure.fingerprint import environment
 from suite.execute.measure.memory import AllocatedPeak, resident_bytes
-from suite.execute.measure.pace import LAPS_AT_A_STEP, Pacer
+from suite.execute.measure.pace import LAPS_AROUND, Pacer
 from suite.execute.measure.phases import Part
 from suite.execute.measure.profiled import ProfiledSteps
 from suite.execute.measure.synchronisations import SynchronisationCounter
@@ -71,6 +72,8 @@ def train(
     phases: list[dict[Part, float]] = []
     in_profile: list[dict[Part, float]] = []
     timed_seconds: list[float] = []
+    usual_seconds = math.inf
+    resident: int | None = None
     shared = SharedProcessors()
     pacer = Pacer(device)
     to_count: list[Callable[[], AbstractContextManager[object]]] = [
@@ -85,15 +88,16 @@ def train(
         if kind is StepKind.TIMED and timed_seconds and step >= job.steps - PROFILED_STEPS and _is_profiled(job):
             kind = StepKind.PROFILED
             if not in_profile:
+                pacer.laps(LAPS_AROUND)
                 profiled.start()
                 steps.phases.in_profile = True
         # DistributedDataParallel arranges its buckets in the order in which the first backward pass makes gradients
         # ready; a compiled block makes all of its own ready at once, in the arbitrary order of a heap
         usual = _eagerly(nullcontext()) if step == 0 else nullcontext()
         if kind is StepKind.TIMED and not timed_seconds:
+            resident = resident_bytes()  # laps have tensors of their own
             shared.start()
-        if kind is StepKind.TIMED:
-            pacer.laps(LAPS_AT_A_STEP)
+            pacer.laps(LAPS_AROUND)
         start = clock.now(device)
         with to_count[0]() if kind is StepKind.COUNTED else usual:
             loss = steps.forward_and_backward()
@@ -101,16 +105,20 @@ def train(
                 gradients = storage_bytes(leaf.gradient for leaf in training.leaves)
             outcome = steps.update(loss)
         seconds = clock.now(device) - start
+        usual_seconds = min(usual_seconds, seconds)
         if kind is StepKind.TIMED:
             timed_seconds.append(seconds)
             phases.append(steps.phases.seconds())
             shared.lap()
             sent = clock.interface_sent_bytes(job.interface)
-            pacer.laps(LAPS_AT_A_STEP)
+            pacer.behind_a_step()
         if kind is StepKind.PROFILED:
             in_profile.append(steps.phases.seconds())
         if kind is StepKind.COUNTED and not outcome.skipped:
             del to_count[0]
+            everyone = dist.group.WORLD
+            if not to_count and pacer.takes_laps and everyone is not None:
+                pacer.expect(*slowest(everyone, usual_seconds))
             sent_before = clock.interface_sent_bytes(job.interface)
             if len(to_count) == 1:
                 peak.finish()
@@ -118,6 +126,8 @@ def train(
             peak.settle()
         norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
         report(Step(step, kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped))
+    if not in_profile:
+        pacer.laps(LAPS_AROUND)
     if not timed_seconds:
         raise NotFiniteError(f"so many of {job.steps} steps overflowed that none is left to time", own=False)
     terms: dict[str, float] = {}
@@ -150,7 +160,7 @@ def train(
         term_seconds=terms,
         no_terms=profiled.failure,
         shared=shared.since_start,
-        resident_bytes=resident_bytes(),
+        resident_bytes=resident,
         reserved_bytes=peak.reserved_bytes,
         synchronisations=waits.count,
         pace=pacer.pace,

@@ -199,9 +199,8 @@ def test_no_other_node_stack_check_or_subject_dates_a_failure(tmp_path):
     assert known.dated(bad(subject="")).good_until.battery == "3"  # nothing of the check ended well
 
 
-def test_a_record_of_before_findings_were_dated_is_still_read(tmp_path):
+def test_a_record_whose_findings_are_not_dated_is_read(tmp_path):
     old = json.loads(battery(tmp_path, 1).read_bytes())
-    old["schema"] = "4.0"
     for finding in old["findings"]:
         del finding["good_until"], finding["bad_since"]
     closed = decode(json.dumps(old).encode(), Closed, "old")

@@ -17,7 +17,7 @@ from suite.acceptance.verdicts import Verdict
 from suite.figures import StepTerm
 from tests.acceptance.made_up import NOTHING, by_check, launched, micro, surroundings, times
 
-PACES = {"host": 1.0, "product": 1.15, "elementwise": 1.0}
+EVEN = {"host": 1.0, "product": 1.0, "elementwise": 1.0, "memory": 1.0}
 
 
 def test_step_time_without_history_has_room_for_the_predictions_own_error():
@@ -153,7 +153,11 @@ def test_the_part_is_late_beyond_what_its_term_usually_is(whose):
 def test_what_a_pass_is_usually_late_by_needs_no_slower_pace_to_explain_it():
     found = [
         slow_part(StepTerm.BACKWARD, [one], [], usual)[0]
-        for one in [launched(measured_terms={"backward": 0.7}, predicted_terms={"backward": 0.4}, paces=PACES)]
+        for one in [
+            launched(
+                measured_terms={"backward": 0.7}, predicted_terms={"backward": 0.4}, paces=EVEN | {"product": 1.15}
+            )
+        ]
         for usual in ({}, {"backward": 0.2})
     ]
     # 1.75 times the predicted seconds, and 1.17 times the usual ones, of which 1.15 is half at least
@@ -166,6 +170,9 @@ def test_what_a_pass_is_usually_late_by_needs_no_slower_pace_to_explain_it():
         ({"product": 1.6, "elementwise": 1.0}, {}, "matrix rate (backward)", "products took 1.60 times"),
         ({"product": 1.0, "elementwise": 1.6}, {}, "caches and memory (backward)", "element-wise work 1.60"),
         ({"product": 1.61, "elementwise": 1.6}, {}, "processors' speed (backward)", "products took 1.61 times"),
+        ({"memory": 1.6}, {}, "memory bandwidth (backward)", "in memory 1.60"),
+        ({"elementwise": 1.6, "memory": 1.61}, {}, "caches and memory (backward)", "in memory 1.61"),
+        ({"product": 1.6, "memory": 1.6}, {}, "processors' speed (backward)", "in memory 1.60"),
         ({"product": 1.2, "elementwise": 1.0}, {}, "matrix rate or memory bandwidth (backward)", "took 1.20 times"),
         ({}, {"matrix": [9e10, 6e10]}, "matrix rate (backward)", "check 1, slowest rank: 0.600 of expected"),
         ({}, {"copy": [6e9, 6e9]}, "memory bandwidth (backward)", "check 3, copy: 0.600 of expected"),
@@ -176,7 +183,7 @@ def test_what_a_pass_is_usually_late_by_needs_no_slower_pace_to_explain_it():
 )
 def test_products_or_memory_is_decided_by_pace_or_else_by_checks_1_and_3(paces, rates, part, words):
     known = History(past={"3:copy": [1e10] * 3, "3:triad": [1e10] * 3})
-    evidence = [surroundings(), micro(**rates), *times(1.6, paces={"host": 1.0, **paces} if paces else {})]
+    evidence = [surroundings(), micro(**rates), *times(1.6, paces=EVEN | paces if paces else {})]
     (found,) = (
         f for f in judged(evidence, known, others=0.05, looks=(5,)) if (f.check, f.subject) == (8, "bloom-mini")
     )
@@ -185,7 +192,7 @@ def test_products_or_memory_is_decided_by_pace_or_else_by_checks_1_and_3(paces, 
 
 
 def test_what_is_in_another_term_is_not_decided_by_the_pace():
-    slow = times(1.6, term="optimizer", paces={"product": 1.6, "elementwise": 1.0})
+    slow = times(1.6, term="optimizer", paces=EVEN | {"product": 1.6})
     slow = [msgspec.structs.replace(one, predicted_terms=one.predicted_terms | {"optimizer": 0.1}) for one in slow]
     assert by_check(time_findings(slow, NOTHING, looks=(5,)))[8].part == "memory bandwidth (optimizer)"
 

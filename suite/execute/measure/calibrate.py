@@ -18,7 +18,7 @@ from suite.execute.measure import host, operators, products
 from suite.execute.measure.collectives import Collective, collective, collective_repetitions, slowest
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.measure.fingerprint import environment
-from suite.execute.measure.pace import LAPS_AT_A_STEP, Pacer
+from suite.execute.measure.pace import LAPS_IN_A_ROW, Pacer
 from suite.execute.measure.products import DTYPES, Inputs
 from suite.execute.measure.stopwatch import MOST_OVERWRITTEN, OPERATORS_SHARE, Stopwatch, Work
 from suite.job import Event, Phase
@@ -139,7 +139,7 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
         if rank < task.subject.ranks:
             torch.set_num_threads(task.threads)
             if number % TASKS_BETWEEN_LAPS == 0:
-                pacers[task.subject.ranks].laps(2 * LAPS_AT_A_STEP)  # as many in a row as between two steps
+                pacers[task.subject.ranks].laps(LAPS_IN_A_ROW)
             report(Measured(number, lap, bench.repeated(task, briefly=behind or lap > 0), time.time()))
         done += 1
         if done == len(job.tasks):
