@@ -16,7 +16,15 @@ import torch.distributed as dist
 
 from benchmarks import overhead
 from benchmarks.bare_loop import BareLoop
-from benchmarks.equal_work import EQUAL_STEPS, UnequalWorkError, check_equal_work, check_losses, is_exact, untied
+from benchmarks.equal_work import (
+    COMPARED_UPDATES,
+    EQUAL_STEPS,
+    UnequalWorkError,
+    check_equal_work,
+    check_losses,
+    is_exact,
+    untied,
+)
 from benchmarks.overhead import Interval, Overhead, exit_code, interval, line, main, worst
 from benchmarks.turns import SuiteLoop, Turn
 from reference_runs.layout import Recomputation
@@ -107,6 +115,7 @@ def test_a_loop_that_has_gone_on_to_other_samples_is_refused_by_its_loss(tmp_pat
     _, next_loss = bare.step()
     with pytest.raises(UnequalWorkError, match="losses behind 3 updates"):
         check_losses(our_loss, next_loss, bare, rates)
+    check_losses(our_loss, next_loss, bare, [6e-8] * (COMPARED_UPDATES + 1))  # too many for the bound
 
 
 @pytest.mark.parametrize("values", [6, 9, 12])

@@ -98,7 +98,7 @@ def test_a_lap_takes_its_time_draws_no_random_numbers_and_leaves_its_first_round
 
 
 @pytest.mark.parametrize(
-    ("step_seconds", "taken"), [(0.0625, [0, 0, 0, 0, 1, 0]), (0.46, [1, 2, 1, 2]), (60.0, [4, 4]), (0.001, [0] * 100)]
+    ("step_seconds", "taken"), [(0.125, [0, 0, 0, 0, 1, 0]), (0.92, [1, 2, 1, 2]), (60.0, [4, 4]), (0.001, [0] * 100)]
 )
 def test_laps_between_steps_take_their_share_of_the_steps_and_no_more_than_so_many(
     step_seconds: float, taken: list[int], monkeypatch: pytest.MonkeyPatch

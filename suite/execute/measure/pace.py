@@ -17,7 +17,7 @@ from suite.pace import Pace, middle
 LAP_SECONDS = 0.006  # a lap ends by the clock, so that ranks which began together end together
 LAPS_IN_A_ROW = 4  # at most between two timed steps, and in a calibration
 LAPS_AROUND = 2  # before the first timed step, and behind the last one
-LAPS_SHARE = 0.02  # of the timed steps' seconds, that laps between them take
+LAPS_SHARE = 0.01  # of the timed steps' seconds, that laps between them take
 CALLS = 8  # of the host's piece: about as long as the others
 PRODUCT_SIZE = 192  # of a square product in fp32: 0.4 MB, in the caches of a core
 ELEMENTS = 3 * 2**14  # of the element-wise piece: above PyTorch's grain of 2^15, so that all threads take part
