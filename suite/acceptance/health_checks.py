@@ -86,17 +86,18 @@ def _others(around: Surroundings, during: Sequence[Micro | Launched], limit: flo
 
     Launches for exact figures alone may be disturbed: no clock of theirs is judged.
     """
-    seen = [("before", around.others_share)]
+    seen = [("before", around.others_share, False)]
     clocked = [one for one in during if isinstance(one, Micro) or one.purpose != "exact"]
-    seen += [(_when(one), one.others_share) for one in clocked]
-    seen += [(f"{_when(one)}, other guests", one.steal_share) for one in clocked]
-    told = [(when, share) for when, share in seen if share is not None]
+    seen += [(_when(one), one.others_share, False) for one in clocked]
+    seen += [(f"{_when(one)}, other guests", one.steal_share, True) for one in clocked]
+    told = [(when, share, guests) for when, share, guests in seen if share is not None]
     if not told:
         why = "the system does not tell who uses its processors"
         return Finding(check=ENVIRONMENT, subject="other processes", verdict=Verdict.NOT_RUN, evidence=why)
-    when, share = max(told, key=lambda pair: pair[1])
+    when, share, guests = max(told, key=lambda one: one[1])
     named = [f"{one.name} (pid {one.pid}) {one.cores:.0%} of a core" for one in around.competitors]
     busy = ", ".join(named[:MOST_IN_PART])
+    part = "other guests of the host" if guests else f"other processes: {busy or 'gone since, or not to be seen'}"
     bad = share > limit
     words = "; ".join([f"at most {share:.0%} of the processors, {when}", *named[:MOST_NAMED]])
     return Finding(
@@ -107,7 +108,7 @@ def _others(around: Surroundings, during: Sequence[Micro | Launched], limit: flo
         expected=0.0,
         fail=limit,
         source="--others",
-        part=f"other processes: {busy or 'gone since, or not to be seen'}" if bad else "",
+        part=part if bad else "",
         evidence=words,
     )
 

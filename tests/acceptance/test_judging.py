@@ -345,6 +345,18 @@ def test_other_processes_beside_exact_figures_alone_invalidate_nothing():
     assert (others.verdict, others.measured) == (Verdict.PASS, 0.01)
 
 
+@pytest.mark.parametrize(
+    ("shares", "part"),
+    [
+        ({"others_share": 0.3, "steal_share": 0.2}, "other processes: gone since, or not to be seen"),
+        ({"others_share": 0.2, "steal_share": 0.3}, "other guests of the host"),
+    ],
+)
+def test_what_took_the_most_of_the_processors_is_named(shares, part):
+    found = judged([surroundings(), launched(**shares)], NOTHING, others=0.05)
+    assert [f.part for f in found if f.subject == "other processes"] == [part]
+
+
 @pytest.mark.parametrize("shares", [{"others_share": 0.5}, {"steal_share": 0.5}])
 def test_beside_others_a_low_rate_of_exchanges_says_nothing_and_a_good_one_stands(shares):
     fast, slow = exchanges(2), exchanges(2, slow=(0, 1))
