@@ -115,7 +115,12 @@ def test_a_loop_that_has_gone_on_to_other_samples_is_refused_by_its_loss(tmp_pat
     _, next_loss = bare.step()
     with pytest.raises(UnequalWorkError, match="losses behind 3 updates"):
         check_losses(our_loss, next_loss, bare, rates)
-    check_losses(our_loss, next_loss, bare, [6e-8] * (COMPARED_UPDATES + 1))  # too many for the bound
+    with pytest.raises(UnequalWorkError, match=f"losses behind {COMPARED_UPDATES} updates"):
+        check_losses(our_loss, next_loss, bare, [6e-8] * COMPARED_UPDATES)
+    too_many = [6e-8] * (COMPARED_UPDATES + 1)  # for the bound
+    check_losses(our_loss, next_loss, bare, too_many)
+    with pytest.raises(UnequalWorkError, match="nan under the suite"):
+        check_losses(math.nan, next_loss, bare, too_many)
 
 
 @pytest.mark.parametrize("values", [6, 9, 12])

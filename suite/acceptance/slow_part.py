@@ -21,6 +21,15 @@ OF_TERM = {
     StepTerm.OVERHEAD: "host (dispatch)",
     StepTerm.UNEXPLAINED: "in no term",
 }
+PRODUCT, ELEMENTWISE, STREAM = pace.PRODUCT, pace.ELEMENTWISE, pace.MEMORY
+OF_SLOWED = {  # by the pieces of the pace that became slower than all others, alike; a product and memory fit no part
+    frozenset({PRODUCT}): "matrix rate",
+    frozenset({ELEMENTWISE}): "caches",
+    frozenset({STREAM}): "memory bandwidth",
+    frozenset({ELEMENTWISE, STREAM}): "caches and memory",
+    frozenset({PRODUCT, ELEMENTWISE}): "processors' speed",
+    frozenset({PRODUCT, ELEMENTWISE, STREAM}): "processors' speed",
+}
 STANDS_OUT = 1.05  # times as long as before, and as the other: as much as the pace's own warning allows
 EXPLAINS = 0.5  # of the logarithm of the term's lateness, at least
 
@@ -32,9 +41,8 @@ def slow_part(
 
     Forward and backward passes are products and operators bound by memory. In this order:
         pace     on a CPU, fixed products, fixed element-wise work in the caches and fixed work in memory between the
-                 timed steps, over what each took in the micro-measurements: the one that became slower than both
-                 others, or the processors where they did alike. It counts where it is at least half of the term's own
-                 lateness, in logarithms.
+                 timed steps, over what each took in the micro-measurements: those that became slowest, alike
+                 (`OF_SLOWED`). It counts where it is at least half of the term's own lateness, in logarithms.
         rates    verdicts of checks 1 and 3: the one that is bad where the other is not.
     Where neither stands out, both parts are named.
 
@@ -47,23 +55,17 @@ def slow_part(
     told = [one.paces for one in launches if one.paces]
     said = []
     if told:
-        product, elementwise, memory = (
-            statistics.median(paces[kind] for paces in told) for kind in (pace.PRODUCT, pace.ELEMENTWISE, pace.MEMORY)
-        )
+        times = {kind: statistics.median(paces[kind] for paces in told) for kind in (PRODUCT, ELEMENTWISE, STREAM)}
         words = (
-            f"in the caches, products took {product:.2f} times as long as before, element-wise work {elementwise:.2f}; "
-            f"in memory {memory:.2f}"
+            f"in the caches, products took {times[PRODUCT]:.2f} times as long as before, element-wise work "
+            f"{times[ELEMENTWISE]:.2f}; in memory {times[STREAM]:.2f}"
         )
         said.append(words)
+        slowest = max(times.values())
         least = math.exp(EXPLAINS * math.log(max(1.0, _lateness(term, launches, usual))))
-        if max(product, elementwise, memory) >= max(STANDS_OUT, least):
-            if memory >= STANDS_OUT * max(product, elementwise):
-                return f"memory bandwidth {where}", words
-            if product >= STANDS_OUT * max(elementwise, memory):
-                return f"matrix rate {where}", words
-            if elementwise >= STANDS_OUT * product:
-                return f"caches and memory {where}", words
-            return f"processors' speed {where}", words
+        part = OF_SLOWED.get(frozenset(kind for kind, seconds in times.items() if STANDS_OUT * seconds > slowest))
+        if part and slowest >= max(STANDS_OUT, least):
+            return f"{part} {where}", words
     bad = {finding.check: finding for finding in rates if finding.verdict in (Verdict.WARN, Verdict.FAIL)}
     if (MATRIX in bad) != (MEMORY in bad):
         (finding,) = (bad[number] for number in (MATRIX, MEMORY) if number in bad)

@@ -46,7 +46,7 @@ def print_climb(out: Console, climb: Climb) -> None:
         out.print(_interactions(climb))
     if any(height.broken for height in climb.heights):
         out.print("[dim]interactions: with --break no top is launched without its rungs: it lacks one already.[/]")
-    reserved = "the largest resident set (a CPU's allocator reserves nothing)"
+    reserved = "the largest resident set before the timed steps (a CPU's allocator reserves nothing)"
     if climb.device == "cuda":
         reserved = "what CUDA's allocator reserved"
     out.print(f"\n[dim]allocated: PyTorch's allocator, the largest sum in one eager step; reserved: {reserved}.[/]")

@@ -45,8 +45,8 @@ class Pacer:
         return self._on_processor
 
     def expect(self, step_seconds: float) -> None:
-        """Take laps between steps for `LAPS_SHARE` of so many seconds a step: the same number on all ranks, so that
-        none waits in a timed step for another one's laps."""
+        """Take laps between steps for `LAPS_SHARE` of so many seconds a step: the same on all ranks, so that none waits
+        in a timed step for another one's laps. A run expects what its fastest step before the timed ones took."""
         self._step_seconds = step_seconds
 
     def behind_a_step(self) -> None:
@@ -81,7 +81,8 @@ class Pacer:
 def _pieces() -> tuple[Work, ...]:
     """Calls, product, element-wise, memory; they draw no random numbers, allocate nothing later, record no gradients.
 
-    The memory's piece goes through more than the caches hold, so that what it meets again is no longer in them.
+    The memory's piece goes through twice what the caches hold, so that what it meets again is no longer in them; where
+    they hold more than half of `MOST_STREAMED_THROUGH`, part of it is.
     """
     tiny = torch.zeros(8)
     x_NN = torch.linspace(-1, 1, PRODUCT_SIZE * PRODUCT_SIZE).view(PRODUCT_SIZE, PRODUCT_SIZE)
@@ -102,7 +103,7 @@ def _pieces() -> tuple[Work, ...]:
 
 
 def _parts() -> tuple[Tensor, ...]:
-    """Tensors of `STREAMED` elements, together twice what the threads' caches hold."""
+    """Tensors of `STREAMED` elements, together twice what the threads' caches hold, or the most there may be."""
     size = min(2 * processor_caches.share_bytes() * torch.get_num_threads(), MOST_STREAMED_THROUGH)
     return torch.ones(max(2, math.ceil(size / (STREAMED * torch.float32.itemsize))), STREAMED).unbind()
 
