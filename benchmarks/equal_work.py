@@ -15,7 +15,6 @@ from reference_runs.run import Precision
 from suite.job import Job
 
 EQUAL_STEPS = 3  # that are compared bit by bit: Adam's settings show in the second
-COMPARED_UPDATES = 40  # whose losses are: see `check_losses`
 
 
 class UnequalWorkError(Exception):
@@ -107,16 +106,12 @@ def loss_bound(bare: Turn, loss: float, rates: Sequence[float]) -> float:
 
 
 def check_losses(our_loss: float, bare_loss: float, bare: Turn, rates: Sequence[float]) -> None:
-    """Refuse a pair whose losses differ by more than `loss_bound`, or are no numbers.
-
-    Behind more than `COMPARED_UPDATES` no difference is refused: the bound is of roundings that know nothing of each
-    other, and training makes more of earlier ones. Behind 86 updates gpt2-mini's losses were 0.068 apart, where it says
-    0.061 (200 pairs, bf16 and tied, 2026-11-23).
+    """Refuse a pair whose losses differ by more than `loss_bound`.
 
     Raises:
         UnequalWorkError: they do.
     """
-    bound = loss_bound(bare, bare_loss, rates) if len(rates) <= COMPARED_UPDATES else math.inf
-    if not (math.isfinite(our_loss - bare_loss) and abs(our_loss - bare_loss) <= bound):
+    bound = loss_bound(bare, bare_loss, rates)
+    if not abs(our_loss - bare_loss) <= bound:
         differ = f"{our_loss} under the suite, {bare_loss} in the bare loop"
         raise UnequalWorkError(f"losses behind {len(rates)} updates: {differ}, more than {bound:.1e} apart")

@@ -13,8 +13,7 @@ caches counts, and each step has its share of their time, the mean over all. Wha
 Beside it stands the ratio of processor time, which other processes disturb less. It is meant for `--threads 1`: waiting
 threads of OpenMP take processor time too.
 
-Both loops train the same, to the bit where they are deterministic: `check_equal_work` says how it is known. Losses are
-compared for the first 40 updates (`check_losses`).
+Both loops train the same, to the bit where they are deterministic: `check_equal_work` says how it is known.
 
 Exit codes: 0 within the limits, 1 beyond one, 3 where the interval holds the limit, 2 bad usage, 4 unequal work or an
 execution that failed: with several miniatures that of the worst.

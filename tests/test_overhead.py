@@ -16,15 +16,7 @@ import torch.distributed as dist
 
 from benchmarks import overhead
 from benchmarks.bare_loop import BareLoop
-from benchmarks.equal_work import (
-    COMPARED_UPDATES,
-    EQUAL_STEPS,
-    UnequalWorkError,
-    check_equal_work,
-    check_losses,
-    is_exact,
-    untied,
-)
+from benchmarks.equal_work import EQUAL_STEPS, UnequalWorkError, check_equal_work, check_losses, is_exact, untied
 from benchmarks.overhead import Interval, Overhead, exit_code, interval, line, main, worst
 from benchmarks.turns import SuiteLoop, Turn
 from reference_runs.layout import Recomputation
@@ -115,12 +107,8 @@ def test_a_loop_that_has_gone_on_to_other_samples_is_refused_by_its_loss(tmp_pat
     _, next_loss = bare.step()
     with pytest.raises(UnequalWorkError, match="losses behind 3 updates"):
         check_losses(our_loss, next_loss, bare, rates)
-    with pytest.raises(UnequalWorkError, match=f"losses behind {COMPARED_UPDATES} updates"):
-        check_losses(our_loss, next_loss, bare, [6e-8] * COMPARED_UPDATES)
-    too_many = [6e-8] * (COMPARED_UPDATES + 1)  # for the bound
-    check_losses(our_loss, next_loss, bare, too_many)
     with pytest.raises(UnequalWorkError, match="nan under the suite"):
-        check_losses(math.nan, next_loss, bare, too_many)
+        check_losses(math.nan, next_loss, bare, rates)
 
 
 @pytest.mark.parametrize("values", [6, 9, 12])
