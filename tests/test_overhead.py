@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -189,6 +190,52 @@ def test_an_unknown_name_is_refused_in_one_line(capsys: pytest.CaptureFixture[st
     assert captured.out == ""
     assert captured.err.startswith("error: unknown run")
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("_alone")
+def test_loops_start_anew_before_their_roundings_have_grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "PAIRS_A_START", 3)
+    started: list[BareLoop] = []
+
+    def start(ours: Turn, bare: Turn) -> None:
+        assert isinstance(bare.loop, BareLoop)
+        started.append(bare.loop)
+        check_equal_work(ours, bare)
+
+    monkeypatch.setattr(overhead, "check_equal_work", start)
+    rates: list[int] = []
+
+    def checked(our_loss: float, bare_loss: float, bare: Turn, updates: Sequence[float]) -> None:
+        rates.append(len(updates))
+        check_losses(our_loss, bare_loss, bare, updates)
+
+    monkeypatch.setattr(overhead, "check_losses", checked)
+    asked = untied(job(tmp_path))
+    prepare_arithmetic(asked.recipe.precision, CPU)
+    found = overhead.overhead(asked, CPU, pairs=7, told=lambda _: None)
+    assert len({id(loop) for loop in started}) == 3
+    assert rates == [*range(1, overhead.WARM_UP + 4)] * 2 + [*range(1, overhead.WARM_UP + 2)]
+    assert 0 < found.seconds.low <= found.seconds.median <= found.seconds.high < math.inf  # 7 pairs bound an interval
+
+
+@pytest.mark.usefixtures("_alone")
+def test_every_start_is_checked_for_equal_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = untied(job(tmp_path, warmup=0))
+    faster = msgspec.structs.replace(asked.recipe, learning_rate=1.01 * asked.recipe.learning_rate)
+    starts: list[Job] = []
+
+    class LaterOther(BareLoop):
+        def __init__(self, own: Job, device: torch.device) -> None:
+            starts.append(own)
+            other = len(starts) == 3  # the first has its peak counted, the second takes the first pairs
+            super().__init__(msgspec.structs.replace(own, recipe=faster) if other else own, device)
+
+    monkeypatch.setattr(overhead, "PAIRS_A_START", 2)
+    monkeypatch.setattr(overhead, "BareLoop", LaterOther)
+    prepare_arithmetic(asked.recipe.precision, CPU)
+    with pytest.raises(UnequalWorkError, match="losses of step 1"):
+        overhead.overhead(asked, CPU, pairs=4, told=lambda _: None)
+    assert len(starts) == 3
 
 
 @pytest.mark.usefixtures("_alone")
