@@ -63,7 +63,7 @@ def test_the_accuracy_table_is_made_behind_a_calibration_on_the_processor_and_on
     devices = [place.split() for place in places]
     assert first == "calibrate --device cpu --ranks 2"
     assert runs == [
-        f"reproduce gpt2-mini --device {device} --ranks {ranks} {execution}"
+        f"reproduce gpt2-mini --device {device} --ranks {ranks} {execution} --launches 3"
         for device, ranks in devices
         for execution in ("--no-compile", "--compile")
     ]
