@@ -177,6 +177,8 @@ class StraightLine(NamedTuple):
 def straight_line(sizes: Sequence[float], seconds: Sequence[float]) -> StraightLine:
     """The line through the largest size's point, with the least sum of squared relative errors at the others.
 
+    Sizes are distinct.
+
     Through the largest, because of a bandwidth that is what is meant, and what larger ones are predicted by. A line
     free in both parts follows the short ones, whose seconds vary most: on a link of 200 Mbyte/s messages of 256 bytes
     to 200 kB took 0.7 to 4 ms whatever their size, and such lines had 146 to 239 Mbyte/s where 17 Mbyte took place at
@@ -185,8 +187,8 @@ def straight_line(sizes: Sequence[float], seconds: Sequence[float]) -> StraightL
     With X and Y of the largest point, u = 1 - x / X, v = Y x / X:
         fixed    = (sum of u (y - v) / y^2) / (sum of u^2 / y^2)
         per_unit = (Y - fixed) / X
-    A fixed part that comes out negative is 0. Where the largest takes no longer than the others, `per_unit` is 0, and
-    the fixed part is fitted to all points.
+    A fixed part that comes out negative is 0. Where the fixed part comes out as Y or more, to rounding, the largest
+    takes no longer than the others: `per_unit` is 0, and the fixed part is fitted to all points.
 
     Raises:
         ValueError: fewer than two sizes.
@@ -197,8 +199,10 @@ def straight_line(sizes: Sequence[float], seconds: Sequence[float]) -> StraightL
     largest, longest = max(points)
     shares = [(1 - x / largest, longest * x / largest, y) for x, y in points]
     fixed = sum(u * (y - v) / y**2 for u, v, y in shares) / sum((u / y) ** 2 for u, _, y in shares)
-    fixed, per_unit = max(0.0, fixed), (longest - max(0.0, fixed)) / largest
-    if per_unit < 0:
+    if fixed < longest * (1 - 1e-12):
+        fixed = max(0.0, fixed)
+        per_unit = (longest - fixed) / largest
+    else:
         fixed, per_unit = sum(1 / y for y in seconds) / sum(1 / y**2 for y in seconds), 0.0
     errors = [abs((fixed + per_unit * x) / y - 1) for x, y in points]
     return StraightLine(fixed, per_unit, median(errors), max(errors))

@@ -106,6 +106,7 @@ def test_a_line_has_the_largest_size_s_time_whatever_the_short_ones_took(factors
     seconds = [factor * (latency + 5e-9 * size) for factor, size in zip([*factors, 1.0], sizes, strict=True)]
     line = straight_line(sizes, seconds)
     assert line.fixed + line.per_unit * sizes[-1] == pytest.approx(seconds[-1], rel=1e-9)
+    # of its seconds the largest has a share of latency / seconds; weights 1 / y^2 and factors of 3 make 4 of it at most
     assert 5e-9 * (1 - 4 * latency / seconds[-1]) < line.per_unit < 5e-9 + latency / sizes[-1] * (1 + 1e-9)
 
 
@@ -120,6 +121,9 @@ def test_a_line_through_sizes_that_take_alike_is_their_fixed_time() -> None:
     line = straight_line([1e3, 1e4, 1e5], [2e-3, 2e-3, 1e-3])
     assert line.per_unit == 0
     assert line.fixed == pytest.approx(1e-3 * (0.5 + 0.5 + 1) / (0.25 + 0.25 + 1))
+    alike = fitted(SUBJECT, "byte", [7.0, 1e4, 3e5, 1e9], [timing(1.1e-3)] * 4)
+    assert alike.fixed_seconds == pytest.approx(1.1e-3)
+    assert alike.units_per_second == math.inf
 
 
 def test_neither_part_of_a_line_is_negative() -> None:

@@ -170,6 +170,17 @@ def test_the_error_at_the_pace_of_a_launch_stands_beside_its_own(tmp_path: Path)
     assert "At the pace that the processors had meanwhile (1 setups): 25.0% in the median, 25.0% at most." in text
 
 
+def test_single_launches_are_judged_beside_the_medians_of_several(tmp_path: Path) -> None:
+    for factor in (0.9, 1.0, 3.0):
+        record(tmp_path, measured=scaled(factor), started=1000.0 * factor)
+    text = step_tables(step_rows(launches(tmp_path)[0]))
+    assert "1 setups: absolute error of step_seconds 0.0% in the median, 0.0% at most" in text
+    assert "Of their 3 launches, one by one: 11.1% in the median, 66.7% at most; 1 beyond 30%." in text
+    alone = tmp_path / "alone"
+    record(alone, measured=scaled(1.0), started=1000.0)
+    assert "one by one" not in step_tables(step_rows(launches(alone)[0]))
+
+
 def test_a_gpu_s_utilisation_is_unmeasured_until_it_is_recorded(tmp_path: Path) -> None:
     record(tmp_path, measured=MEASURED, started=1000.0)
     assert utilisation_table(launches(tmp_path)[0]).count("| unmeasured |") == len(ASKED)

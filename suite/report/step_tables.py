@@ -178,6 +178,14 @@ def _summary(rows: Sequence[StepRow]) -> Iterator[str]:
     )
     yield ""
     yield _asked(rows, errors, unexplained)
+    single = [abs(one.time.error) for row in rows for one in row.launches]
+    if len(single) > len(rows):
+        _, at_most = _limits(rows)
+        yield ""
+        yield (
+            f"Of their {len(single)} launches, one by one: {median(single):.1%} in the median, {max(single):.1%} at "
+            f"most; {sum(error > at_most for error in single)} beyond {at_most:.0%}."
+        )
     at_pace = [error for row in rows if (error := row.middle.pace_error) is not None]
     if at_pace:
         magnitudes = [abs(error) for error in at_pace]
@@ -189,7 +197,7 @@ def _summary(rows: Sequence[StepRow]) -> Iterator[str]:
 
 
 def _asked(rows: Sequence[StepRow], errors: Sequence[float], unexplained: Sequence[float]) -> str:
-    in_median, at_most = ASKED["cpu" if rows[0].setup.machine.endswith(", cpu") else "gpu"]
+    in_median, at_most = _limits(rows)
     beyond = sum(error > at_most for error in errors)
     others = sum(share > ASKED_UNEXPLAINED for share in unexplained)
     return (
@@ -197,6 +205,10 @@ def _asked(rows: Sequence[StepRow], errors: Sequence[float], unexplained: Sequen
         f"{at_most:.0%} at most ({f'missed by {beyond}' if beyond else 'met'}), "
         f"{ASKED_UNEXPLAINED:.0%} unexplained at most ({f'missed by {others}' if others else 'met'})."
     )
+
+
+def _limits(rows: Sequence[StepRow]) -> tuple[float, float]:
+    return ASKED["cpu" if rows[0].setup.machine.endswith(", cpu") else "gpu"]
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
