@@ -17,6 +17,7 @@ from suite import host_memory
 from suite.calibration_job import Calibrated, CalibrationJob
 from suite.flight_recorder import Diagnosis, Recording, decoded, diagnosed
 from suite.hosts import Hosts
+from suite.interruption import check_interrupted, held
 from suite.job import (
     LAUNCH_VARIABLE,
     WARM_UP_STEPS,
@@ -129,24 +130,26 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *
     log_path = Path(job.directory) / "torchrun.log"
     now = time.monotonic()
     ranks = [_Rank(events_path(job.directory, rank), now, here=not hosts.elsewhere) for rank in range(job.ranks)]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            _command(job, hosts),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_environment(job, identity, hosts),
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
-            preexec_fn=die_with_parent,
-        )
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with log_path.open("wb") as log, held():
+            process = subprocess.Popen(
+                _command(job, hosts),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_environment(job, identity, hosts),
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
+                preexec_fn=die_with_parent,
+            )
         hung = _watch(process, ranks, job, on_event)
         faulty, message = _who_hangs(ranks) if hung else ([], "")
         stacks, collectives = _asked(ranks, job) if hung else ("", Diagnosis([], []))
     except KeyboardInterrupt:
         return _outcome(Status.INTERRUPTED, "interrupted by the user", [], ranks, log_path)
     finally:
-        end_all(process, identity, [rank.pid for rank in ranks if rank.pid is not None])
+        if process is not None:
+            end_all(process, identity, [rank.pid for rank in ranks if rank.pid is not None])
     if hung:
         if not faulty and collectives.missing:
             faulty, message = collectives.missing, f"{collectives.why}; {message}"
@@ -209,6 +212,7 @@ def _watch(
     compiled = isinstance(job, Job) and job.compiled
     finished_since: float | None = None
     while process.poll() is None:
+        check_interrupted()
         _drain(ranks, on_event)
         now = time.monotonic()
         if all(rank.finished for rank in ranks):

@@ -16,8 +16,8 @@ from suite.acceptance.battery_state import Settings
 from suite.acceptance.profiles import effort, selected_checks, selected_miniatures
 from suite.acceptance.verdicts import Decision
 from suite.commands import exit_codes
-from suite.commands.interruption import end_as_interrupted
 from suite.devices import resolved_device, usable_cores
+from suite.interruption import end_as_interrupted
 from suite.launch import ROOT
 from suite.report.acceptance_tables import checks_table, junit, print_report, rows, summary
 from suite.report.tables import console

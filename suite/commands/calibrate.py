@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from suite.calibration import Calibration, CalibrationRequest, CalibrationResult, calibrate, planned_calibration
 from suite.commands import exit_codes
-from suite.commands.interruption import end_as_interrupted
+from suite.interruption import end_as_interrupted
 from suite.job import Event, Phase, Status
 from suite.launch import ROOT
 from suite.machine_profile import UNSEEN

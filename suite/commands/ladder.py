@@ -15,10 +15,10 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.calibrate_first import profile_for
-from suite.commands.interruption import end_as_interrupted
 from suite.corpus import tokenised_documents
 from suite.devices import cuda_memory_bytes, resolved_device
 from suite.hosts import check_reachable
+from suite.interruption import end_as_interrupted
 from suite.job import Event
 from suite.ladder.ascent import Errand, Height, trace_of
 from suite.ladder.between_hosts import with_messages

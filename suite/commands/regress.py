@@ -16,9 +16,9 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.baselines import Baseline, accept, accepted, baseline, resolved
 from suite.commands import exit_codes
-from suite.commands.interruption import end_as_interrupted
 from suite.commands.reproduce import Live
 from suite.in_turn import OldCodeError
+from suite.interruption import end_as_interrupted
 from suite.job import Status
 from suite.kernel_runs import changed_software, compared_sides, kernel_findings, stored_runs
 from suite.launch import ROOT

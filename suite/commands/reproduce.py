@@ -14,10 +14,10 @@ from rich.progress import TaskID
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.calibrate_first import profile_for
-from suite.commands.interruption import end_as_interrupted
 from suite.commands.runs import runs
 from suite.compare import Row, Verdict
 from suite.figures import Quantity
+from suite.interruption import end_as_interrupted
 from suite.job import Averaging, Event, Phase, Status, Step
 from suite.launch import ROOT
 from suite.miniature import DEFAULT_STEPS
