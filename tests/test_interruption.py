@@ -23,6 +23,7 @@ COMMANDS = Path(__file__).parent.parent / "suite" / "commands"
 def _handlers() -> Iterator[None]:
     before = [signal.getsignal(kind) for kind in POLITE]
     yield
+    end_as_interrupted()  # forgets this test's signal: it would end the launches of tests behind this one
     for kind, handler in zip(POLITE, before, strict=True):
         signal.signal(kind, handler)
 
