@@ -30,9 +30,10 @@ from suite.acceptance.planned_phases import (
     micro_phase,
     probe_phase,
 )
-from suite.acceptance.profiles import MINIATURES, TIMED_STEPS
+from suite.acceptance.profiles import JITTER_STEPS, MINIATURES, TIMED_STEPS
 from suite.acceptance.reruns import Due, affordable, launches_that_fit
 from suite.acceptance.step_time import step_launches_missing, step_ratios, step_references
+from suite.acceptance.undisturbed import beside, disturbed, in_words
 from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision, is_noise
 from suite.job import Status
 from suite.machine_profile import check_holds, read
@@ -124,7 +125,7 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
         profile=settings.profile,
         decision=verdict,
         findings=findings,
-        notes=notes,
+        notes=[*notes, *battery.notes],
         seconds=time.monotonic() - battery.start,
         record=str(path),
     )
@@ -165,18 +166,51 @@ def _measure(battery: Battery) -> None:
     battery.kept["environment"] = battery.run(environment_phase(battery))
     if settings.selected & (OF_MICRO if settings.device == "cuda" else OF_MICRO - {HOST_DEVICE}):
         _micro(battery)
-    for phase in launch_phases(battery):
-        battery.kept[phase.name] = battery.run(phase)
+    planned = launch_phases(battery)
+    for place, phase in enumerate(planned):
+        battery.kept[phase.name] = _undisturbed(battery, phase, planned[place + 1 :])
     _further_looks(battery)
     probe = probe_phase(battery)
     if probe is not None:
         battery.kept[probe.name] = battery.run(probe)
 
 
+def _seconds_behind(battery: Battery, later: Sequence[Phase]) -> float:
+    """That these phases and the probe are predicted to take."""
+    probe = probe_phase(battery)
+    return math.fsum(one.predicted_seconds for one in (*later, *(() if probe is None else (probe,))))
+
+
+def _undisturbed(battery: Battery, phase: Phase, later: Sequence[Phase]) -> list[Evidence]:
+    """The evidence of a phase; its launches that others disturbed are made once more where time is left for that."""
+    found = battery.run(phase)
+    due = disturbed(battery, found, seconds_behind=_seconds_behind(battery, later))
+    if not due:
+        return found
+    battery.note(f"{phase.name}: {in_words(due)}")
+    (purpose,) = {one.purpose for one in due if isinstance(one, Launched)}
+    steps = JITTER_STEPS if purpose == "jitter" else TIMED_STEPS
+    once_more = launches_phase(battery, phase.name.partition(" ")[0], purpose, steps, len(due))
+    return [*beside(found, due), *battery.run(once_more, "once more")]
+
+
 def _micro(battery: Battery) -> None:
-    """Measure the machine; of an interrupted battery its profile is taken, unless it is gone or of another machine."""
+    """Measure the machine, and once more where others disturbed that and time is left."""
     phase = micro_phase(battery)
-    for attempt in ("", "anew"):
+    _profiled(battery, phase, ("", "anew"))
+    due = disturbed(battery, battery.kept[phase.name], seconds_behind=_seconds_behind(battery, launch_phases(battery)))
+    if due:
+        battery.note(f"{phase.name}: {in_words(due)}")
+        battery.profile = None
+        _profiled(battery, phase, ("once more", "once more anew"))
+
+
+def _profiled(battery: Battery, phase: Phase, attempts: Sequence[str]) -> None:
+    """Run micro-measurements; of an interrupted battery their profile is taken.
+
+    Where that is gone, or of another machine, the next attempt is made.
+    """
+    for attempt in attempts:
         found = battery.run(phase, attempt)
         battery.kept[phase.name] = found
         path = next((one.profile for one in found if isinstance(one, Micro)), "")
@@ -268,7 +302,12 @@ def _due(battery: Battery, findings: Sequence[Finding]) -> list[tuple[Phase, Due
         own += [f for f in failed if _is_slow(f, phase)]
         if not own or phase.name not in battery.kept:
             continue
-        before = [one for one in battery.kept[phase.name] if isinstance(one, Micro | Launched | Probing)]
+        purpose = phase.name.partition(" ")[2]  # of launches: those that others disturbed have another one
+        before = [
+            one
+            for one in battery.kept[phase.name]
+            if isinstance(one, Micro | Probing) or (isinstance(one, Launched) and one.purpose == purpose)
+        ]
         seconds = math.fsum(one.seconds for one in before)
         launches = len(before) if phase.serves >= FROM_TIMES else 0
         if phase.name == "probe":  # its failed parts alone

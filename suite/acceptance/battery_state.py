@@ -77,10 +77,16 @@ class Battery:
         self.kept: dict[str, list[Evidence]] = {}
         self.watch: HealthWatch | None = None
         self.earlier_health: list[Health] = []  # of the interrupted battery, phase by phase
+        self.notes: list[str] = []
 
     @property
     def seconds_left(self) -> float:
         return self.settings.effort.limit_seconds - (time.monotonic() - self.start)
+
+    def note(self, words: str) -> None:
+        """Tell it now and in the report."""
+        self.tell(words)
+        self.notes.append(words)
 
     def health(self, now: Health) -> Health:
         """What was read of GPUs until now, before an interruption too."""

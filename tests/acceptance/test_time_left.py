@@ -26,6 +26,9 @@ class Node:
     Attributes:
         slow: step time over prediction by miniature, of launches one after the other; the last one goes on.
         stragglers: miniatures whose second rank is slow.
+        stolen: share of the processors that other guests take by miniature, or of "micro", of one after the other;
+            behind them none.
+        unequal: launches with a wrong figure, by miniature.
     """
 
     def __init__(self) -> None:
@@ -33,12 +36,18 @@ class Node:
         self.asked: list[str] = []
         self.slow: dict[str, list[float]] = {}
         self.stragglers: set[str] = set()
+        self.stolen: dict[str, list[float]] = {}
+        self.unequal: dict[str, int] = {}
         self.wrong = 0
         self.peak: float | None = None
         self.probe_parts: list[tuple[bool, bool, bool]] = []
 
+    def steal_share(self, name):
+        return dict(enumerate(self.stolen.get(name, []))).get(self.asked.count(name), 0.0)
+
     def launched(self, name, purpose, **_options):
         made = self.asked.count(name)
+        stolen = self.steal_share(name)
         self.asked.append(name)
         self.now += LAUNCH_SECONDS
         factors = self.slow.get(name, [1.0])
@@ -52,16 +61,19 @@ class Node:
             record="",
             seconds=LAUNCH_SECONDS,
             exact=36,
+            unequal=["parameters: 1, not 2"] if self.unequal.get(name) == made else [],
+            steal_share=stolen,
             step_seconds=factors[made % len(factors)] * (1 + made / 1000),
             predicted_seconds=1.0,
             compute_seconds=[1.0, slow],
         )
 
     def micro(self, *_arguments):
+        stolen = self.steal_share("micro")
         self.asked.append("micro")
         self.now += MICRO_SECONDS
         rates = {"matrix": [1.0], "copy": [1.0], "triad": [1.0], "peak": self.peak}
-        return Micro(status=Status.OK, message="", seconds=MICRO_SECONDS, **rates), None
+        return Micro(status=Status.OK, message="", seconds=MICRO_SECONDS, steal_share=stolen, **rates), None
 
     def probed(self, _device, _ranks, effort, *, replays, exchanges, soak, **_options):
         self.asked.append("probe")

@@ -1,0 +1,89 @@
+"""What other processes or guests disturbed is measured once more, whatever its clocks said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from suite.__main__ import main
+from suite.acceptance import battery_state, planned_phases
+from suite.acceptance.profiles import TIMED_STEPS
+from tests.acceptance.test_time_left import LAUNCH_SECONDS, MICRO_SECONDS, Node, node
+
+__all__ = ["node"]
+ONE = ("--miniatures", "bloom-mini")
+GUESTS = "other guests of the host took 30% of the processors: measured once more"
+
+
+def accept(capsys, tmp_path, *arguments):
+    """The report, and its findings by check and subject."""
+    main(["accept", *arguments, "--results", str(tmp_path), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    return report, {(f["check"], f["subject"]): f for f in report["findings"]}
+
+
+def test_disturbed_micro_measurements_are_made_once_more(tmp_path, capsys, node: Node) -> None:
+    node.stolen = {"micro": [0.3]}
+    report, found = accept(capsys, tmp_path, "--only", "0,1,3,8", *ONE)
+    assert node.asked == ["micro", "micro", *["bloom-mini"] * 5]
+    assert found[0, "other processes"]["verdict"] == "PASS"
+    assert found[8, "bloom-mini"]["verdict"] == "PASS"
+    assert report["notes"][-1] == f"micro-measurements: {GUESTS}"
+
+
+def test_disturbed_launches_alone_are_made_once_more_and_their_figures_still_count(tmp_path, capsys, node) -> None:
+    node.stolen = {"bloom-mini": [0.0, 0.3, 0.0, 0.06]}
+    node.slow = {"bloom-mini": [1.0, 3.0, 1.0, 3.0, 1.0, 1.0, 1.0]}
+    node.unequal = {"bloom-mini": 1}
+    report, found = accept(capsys, tmp_path, "--only", "0,7,8", *ONE)
+    assert report["notes"][-1] == f"bloom-mini times: {GUESTS}"
+    assert found[8, "bloom-mini"]["verdict"] == "PASS"
+    assert "5 launches" in found[8, "bloom-mini"]["evidence"]
+    assert found[7, "bloom-mini"]["verdict"] == "FAIL"
+
+
+@pytest.mark.parametrize(("name", "stolen"), [("micro", [0.3, 0.3]), ("bloom-mini", [0.3, 0.0, 0.0, 0.0, 0.0, 0.3])])
+def test_what_is_disturbed_twice_is_invalid(tmp_path, capsys, node, name, stolen) -> None:
+    node.stolen = {name: stolen}
+    _, found = accept(capsys, tmp_path, "--only", "0,1,3,8", *ONE)
+    assert node.asked.count(name) == len(stolen)
+    assert found[0, "other processes"]["verdict"] == "INVALID"
+    assert found[8, "bloom-mini"]["verdict"] == "INVALID"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_slow_launches_that_nobody_disturbed_are_none(tmp_path, capsys, node, share) -> None:
+    node.stolen = {"bloom-mini": [share] * 20}
+    node.slow = {"bloom-mini": [3.0]}
+    report, found = accept(capsys, tmp_path, "--only", "0,8", *ONE)
+    assert not [note for note in report["notes"] if "once more" in note]
+    assert found[8, "bloom-mini"]["verdict"] == "FAIL"
+
+
+@pytest.mark.parametrize(("left", "asked"), [(2.0, 2), (-2.0, 1)])
+def test_nothing_is_made_once_more_where_the_rest_would_lack_its_time(
+    tmp_path, capsys, node, monkeypatch, left, asked
+) -> None:
+    node.stolen = {"micro": [0.3]}
+    steps = TIMED_STEPS + planned_phases.COUNTING_STEPS
+    times = 5 * (planned_phases.START_SECONDS + steps * planned_phases.STEP_SECONDS)
+    monkeypatch.setattr(battery_state.Battery, "seconds_left", property(lambda _self: MICRO_SECONDS + times + left))
+    accept(capsys, tmp_path, "--only", "0,1,8", *ONE)
+    assert node.asked.count("micro") == asked
+
+
+def test_beside_a_process_that_was_there_before_nothing_is_made_once_more(tmp_path, capsys, node, monkeypatch) -> None:
+    node.stolen = {"bloom-mini": [0.3]}
+    monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.4))
+    _, found = accept(capsys, tmp_path, "--only", "0,8", *ONE)
+    assert node.asked.count("bloom-mini") == 5
+    assert found[0, "other processes"]["verdict"] == "INVALID"
+
+
+def test_a_re_run_has_as_many_launches_as_were_judged(tmp_path, capsys, node) -> None:
+    node.stolen = {"gpt2-mini": [0.3]}
+    node.stragglers = {"gpt2-mini"}
+    accept(capsys, tmp_path, "--only", "11", "--miniatures", "gpt2-mini")
+    assert node.asked.count("gpt2-mini") == 5 + 1 + 5
+    assert node.now == 11 * LAUNCH_SECONDS
