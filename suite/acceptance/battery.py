@@ -33,7 +33,7 @@ from suite.acceptance.planned_phases import (
 from suite.acceptance.profiles import JITTER_STEPS, MINIATURES, TIMED_STEPS
 from suite.acceptance.reruns import Due, affordable, launches_that_fit
 from suite.acceptance.step_time import step_launches_missing, step_ratios, step_references
-from suite.acceptance.undisturbed import beside, disturbed, in_words
+from suite.acceptance.undisturbed import ATTEMPT, disturbed, ended_well, in_words, joined
 from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision, is_noise
 from suite.job import Status
 from suite.machine_profile import check_holds, read
@@ -68,6 +68,7 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
         "device": settings.device,
         "ranks": str(settings.ranks),
         "miniatures": ",".join(settings.miniatures),
+        "others": str(settings.others),
         "devices": "" if settings.devices is None else str(settings.devices),
     }
     notes: list[str] = []
@@ -168,54 +169,57 @@ def _measure(battery: Battery) -> None:
         _micro(battery)
     planned = launch_phases(battery)
     for place, phase in enumerate(planned):
-        battery.kept[phase.name] = _undisturbed(battery, phase, planned[place + 1 :])
+        _launches(battery, phase, planned[place + 1 :])
     _further_looks(battery)
     probe = probe_phase(battery)
     if probe is not None:
         battery.kept[probe.name] = battery.run(probe)
 
 
-def _seconds_behind(battery: Battery, later: Sequence[Phase]) -> float:
-    """That these phases and the probe are predicted to take."""
+def _probe_seconds(battery: Battery) -> float:
     probe = probe_phase(battery)
-    return math.fsum(one.predicted_seconds for one in (*later, *(() if probe is None else (probe,))))
+    return 0.0 if probe is None else probe.predicted_seconds
 
 
-def _undisturbed(battery: Battery, phase: Phase, later: Sequence[Phase]) -> list[Evidence]:
-    """The evidence of a phase; its launches that others disturbed are made once more where time is left for that."""
-    found = battery.run(phase)
-    due = disturbed(battery, found, seconds_behind=_seconds_behind(battery, later))
+def _launches(battery: Battery, phase: Phase, later: Sequence[Phase]) -> None:
+    """Make the launches of a phase; those that others disturbed once more where time is left for that."""
+    found = battery.kept[phase.name] = battery.run(phase)
+    due = disturbed(battery, phase, found, later=later, probe_seconds=_probe_seconds(battery))
     if not due:
-        return found
+        return
     battery.note(f"{phase.name}: {in_words(due)}")
-    (purpose,) = {one.purpose for one in due if isinstance(one, Launched)}
+    name, _, purpose = phase.name.partition(" ")
     steps = JITTER_STEPS if purpose == "jitter" else TIMED_STEPS
-    once_more = launches_phase(battery, phase.name.partition(" ")[0], purpose, steps, len(due))
-    return [*beside(found, due), *battery.run(once_more, "once more")]
+    repeat = battery.run(launches_phase(battery, name, purpose, steps, len(due)), ATTEMPT)
+    battery.kept[phase.name] = joined(found, due, repeat)
 
 
 def _micro(battery: Battery) -> None:
     """Measure the machine, and once more where others disturbed that and time is left."""
     phase = micro_phase(battery)
-    _profiled(battery, phase, ("", "anew"))
-    due = disturbed(battery, battery.kept[phase.name], seconds_behind=_seconds_behind(battery, launch_phases(battery)))
-    if due:
-        battery.note(f"{phase.name}: {in_words(due)}")
-        battery.profile = None
-        _profiled(battery, phase, ("once more", "once more anew"))
+    found = battery.kept[phase.name] = _profiled(battery, phase, ("", "anew"))
+    due = disturbed(battery, phase, found, later=launch_phases(battery), probe_seconds=_probe_seconds(battery))
+    if not due:
+        return
+    battery.note(f"{phase.name}: {in_words(due)}")
+    profile, battery.profile = battery.profile, None
+    repeat = _profiled(battery, phase, (ATTEMPT, f"{ATTEMPT} anew"))
+    battery.kept[phase.name] = joined(found, due, repeat)
+    if not ended_well(repeat):
+        battery.profile = profile
 
 
-def _profiled(battery: Battery, phase: Phase, attempts: Sequence[str]) -> None:
+def _profiled(battery: Battery, phase: Phase, attempts: Sequence[str]) -> list[Evidence]:
     """Run micro-measurements; of an interrupted battery their profile is taken.
 
     Where that is gone, or of another machine, the next attempt is made.
     """
+    found: list[Evidence] = []
     for attempt in attempts:
         found = battery.run(phase, attempt)
-        battery.kept[phase.name] = found
         path = next((one.profile for one in found if isinstance(one, Micro)), "")
         if battery.profile is not None or not path:
-            return
+            break
         try:
             profile = read(Path(path))
             check_holds(profile, fingerprint(battery.settings.device), path)
@@ -223,7 +227,8 @@ def _profiled(battery: Battery, phase: Phase, attempts: Sequence[str]) -> None:
             battery.tell(f"not used: {error}")
             continue
         battery.profile = profile
-        return
+        break
+    return found
 
 
 def _further_looks(battery: Battery) -> None:
@@ -240,7 +245,7 @@ def _further_looks(battery: Battery) -> None:
             own = [
                 one
                 for one in battery.evidence()
-                if isinstance(one, Launched) and (one.run, one.purpose) == (name, "times")
+                if isinstance(one, Launched) and (one.run, one.purpose) == (name, "times") and not one.set_aside
             ]
             ratios = step_ratios(own)
             if len(ratios) < len(own) or len(ratios) < effort.looks[0]:
@@ -302,18 +307,17 @@ def _due(battery: Battery, findings: Sequence[Finding]) -> list[tuple[Phase, Due
         own += [f for f in failed if _is_slow(f, phase)]
         if not own or phase.name not in battery.kept:
             continue
-        purpose = phase.name.partition(" ")[2]  # of launches: those that others disturbed have another one
         before = [
             one
             for one in battery.kept[phase.name]
-            if isinstance(one, Micro | Probing) or (isinstance(one, Launched) and one.purpose == purpose)
+            if isinstance(one, Probing) or (isinstance(one, Micro | Launched) and not one.set_aside)
         ]
         seconds = math.fsum(one.seconds for one in before)
         launches = len(before) if phase.serves >= FROM_TIMES else 0
         if phase.name == "probe":  # its failed parts alone
             seconds = min(seconds, phase.predicted_seconds)
         if phase.name in slow:  # all of it, until it ends or is too slow again
-            seconds, launches = slow[phase.name].seconds, 0
+            seconds, launches = max(seconds, slow[phase.name].seconds), 0
         needed = any(_judges_anew(phase, f) and is_noise(f) for f in own)
         due.append((phase, Due(name=phase.name, seconds=seconds, launches=launches, needed=needed)))
     return due

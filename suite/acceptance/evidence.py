@@ -51,6 +51,7 @@ class Micro(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
         host_device: byte/s by direction; empty without a GPU.
         peak: dense peak of one rank's processor or GPU, flop/s; `peak_source` where it is from; None: not known.
         profile: file of the machine profile; `points` of its tables of 16-bit products on all ranks at once.
+        set_aside: others disturbed them, and they were made once more: not judged.
         stacks: Python stacks and log of a calibration that did not end well.
     """
 
@@ -67,6 +68,7 @@ class Micro(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
     points: int = 0
     others_share: float | None = None
     steal_share: float | None = None
+    set_aside: bool = False
     ranks_at_fault: list[int] = []
     stacks: str = ""
 
@@ -86,6 +88,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
         timed: seconds of each timed step, of its slowest rank.
         stack: hash of software and policy: what decides losses to the bit on one kind of processor.
         deterministic: whether that policy has deterministic algorithms alone; without, another loss says nothing.
+        set_aside: others disturbed it, and it was made once more: its figures and losses are judged, its clocks not.
         stacks: Python stacks and log of a launch that did not end well.
     """
 
@@ -114,6 +117,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
     deterministic: bool = False
     others_share: float | None = None
     steal_share: float | None = None
+    set_aside: bool = False
     stacks: str = ""
 
 

@@ -87,7 +87,9 @@ def _others(around: Surroundings, during: Sequence[Micro | Launched], limit: flo
     Launches for exact figures alone may be disturbed: no clock of theirs is judged.
     """
     seen = [("before", around.others_share, False)]
-    clocked = [one for one in during if isinstance(one, Micro) or one.purpose != "exact"]
+    clocks = [one for one in during if isinstance(one, Micro) or one.purpose != "exact"]
+    clocked = [one for one in clocks if not one.set_aside]
+    set_aside = [share_of_others(one) for one in clocks if one.set_aside]
     seen += [(_when(one), one.others_share, False) for one in clocked]
     seen += [(f"{_when(one)}, other guests", one.steal_share, True) for one in clocked]
     told = [(when, share, guests) for when, share, guests in seen if share is not None]
@@ -100,6 +102,8 @@ def _others(around: Surroundings, during: Sequence[Micro | Launched], limit: flo
     part = "other guests of the host" if guests else f"other processes: {busy or 'gone since, or not to be seen'}"
     bad = share > limit
     words = "; ".join([f"at most {share:.0%} of the processors, {when}", *named[:MOST_NAMED]])
+    if set_aside:
+        words += f"; set aside, and made once more: {len(set_aside)} measurements at up to {max(set_aside):.0%}"
     return Finding(
         check=ENVIRONMENT,
         subject="other processes",
@@ -111,6 +115,11 @@ def _others(around: Surroundings, during: Sequence[Micro | Launched], limit: flo
         part=part if bad else "",
         evidence=words,
     )
+
+
+def share_of_others(one: Micro | Launched) -> float:
+    """Of the processors, what other processes or other guests of the host took meanwhile, the larger of the two."""
+    return max(one.others_share or 0.0, one.steal_share or 0.0)
 
 
 def _when(one: Micro | Launched) -> str:

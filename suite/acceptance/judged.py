@@ -56,6 +56,8 @@ def judged(
     findings = [*environment]
     gpu = known_gpu(around.gpus) if around and around.gpus else None
     for one in micro:
+        if one.set_aside:
+            continue
         findings += micro_findings(one, history, gpu)
     for probe in probes:
         alone = around is not None and around.ranks == 1
@@ -68,9 +70,10 @@ def judged(
             findings.append(soak_finding(probe))
     if launches:
         rates = [finding for finding in findings if finding.check in (MATRIX, MEMORY)]
-        times = time_findings(launches, history, looks=looks, looks_of=looks_of, rates=rates)
+        clocked = [one for one in launches if not one.set_aside]
+        times = time_findings(clocked, history, looks=looks, looks_of=looks_of, rates=rates)
         findings += [*exact_findings(launches), *times]
-        findings += [*jitter_findings(launches), *loss_findings(launches, history)]
+        findings += [*jitter_findings(clocked), *loss_findings(launches, history)]
     findings += gpu_findings(health, loaded=loaded, why_idle=_why_idle(around, during))
     findings += guard_findings([one for one in evidence if isinstance(one, Timed)], disturbed=disturbed)
     if disturbed:

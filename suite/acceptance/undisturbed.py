@@ -10,47 +10,64 @@ from collections.abc import Sequence
 
 import msgspec
 
-from suite.acceptance.battery_state import Battery
+from suite.acceptance.battery_state import Battery, Phase
 from suite.acceptance.evidence import Evidence, Launched, Micro, Surroundings, Timed
-from suite.acceptance.health_checks import environment_findings
+from suite.acceptance.health_checks import environment_findings, share_of_others
 from suite.acceptance.verdicts import Verdict
 from suite.job import Status
 
+ATTEMPT = "once more"
 
-def disturbed(battery: Battery, found: Sequence[Evidence], *, seconds_behind: float) -> list[Micro | Launched]:
+
+def disturbed(
+    battery: Battery, phase: Phase, found: Sequence[Evidence], *, later: Sequence[Phase], probe_seconds: float
+) -> list[Micro | Launched]:
     """What of a phase has to be measured once more: all clocks during which others had more than their share.
 
-    Nothing where the battery is invalid anyway, where the phase did not end well, or where the time is too short.
+    Nothing where the devices or other processes of before make the battery invalid anyway, where the phase did not end
+    well, or where the time is too short. An interrupted battery is followed: what it repeated is taken, and what it did
+    not is not repeated either once it had run a later phase, which rests on what was measured.
 
     Args:
-        seconds_behind: that must be left for what the battery has yet to run.
+        later: phases that the battery has yet to run before the probe, which takes `probe_seconds`.
     """
     limit = battery.settings.others
     around = next((one for one in battery.evidence() if isinstance(one, Surroundings)), None)
     environment = environment_findings(around, None, [], others=limit, loaded=())
-    if any(finding.verdict is Verdict.INVALID for finding in environment):
+    if any(finding.verdict is Verdict.INVALID for finding in environment) or not ended_well(found):
         return []
     clocked = [one for one in found if isinstance(one, Micro) or (isinstance(one, Launched) and one.purpose != "exact")]
-    if any(one.status is not Status.OK for one in clocked):
+    due = [one for one in clocked if share_of_others(one) > limit]
+    if battery.opened.kept(f"{phase.name} {ATTEMPT}") is not None:
+        return due
+    if any(battery.opened.kept(one.name) is not None for one in later):
         return []
+    seconds = math.fsum([*(one.seconds for one in due), *(one.predicted_seconds for one in later), probe_seconds])
+    return due if seconds <= battery.seconds_left else []
+
+
+def ended_well(found: Sequence[Evidence]) -> bool:
+    """Whether a phase, and everything that it measured, ended well and in time."""
     if any(isinstance(one, Timed) and one.outcome != "ok" for one in found):
-        return []
-    due = [one for one in clocked if max(one.others_share or 0.0, one.steal_share or 0.0) > limit]
-    seconds = math.fsum(one.seconds for one in due)
-    return due if seconds + seconds_behind <= battery.seconds_left else []
+        return False
+    return all(one.status is Status.OK for one in found if isinstance(one, Micro | Launched))
 
 
 def in_words(due: Sequence[Micro | Launched]) -> str:
-    """Who disturbed the most of them, and how much."""
+    """Who disturbed the most of them, how much, and how many."""
     guests = max(one.steal_share or 0.0 for one in due)
     processes = max(one.others_share or 0.0 for one in due)
     who = "other guests of the host" if guests > processes else "other processes"
-    return f"{who} took {max(guests, processes):.0%} of the processors: measured once more"
+    count = f"{len(due)} launches" if isinstance(due[0], Launched) else "all"
+    return f"{who} took {max(guests, processes):.0%} of the processors: {count} to be made once more"
 
 
-def beside(found: Sequence[Evidence], due: Sequence[Micro | Launched]) -> list[Evidence]:
-    """A phase's evidence without the clocks of what was measured once more; figures, losses and faults still count."""
-    return [
-        msgspec.structs.replace(one, purpose="exact") if isinstance(one, Launched) and one in due else one
+def joined(found: Sequence[Evidence], due: Sequence[Micro | Launched], repeat: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence of a phase and of its repeat, which takes the place of what was due where it ended well."""
+    if not ended_well(repeat):
+        return [*found, *repeat]
+    kept = [
+        msgspec.structs.replace(one, set_aside=True) if isinstance(one, Micro | Launched) and one in due else one
         for one in found
     ]
+    return [*kept, *repeat]

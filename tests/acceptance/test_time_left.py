@@ -27,7 +27,7 @@ class Node:
         slow: step time over prediction by miniature, of launches one after the other; the last one goes on.
         stragglers: miniatures whose second rank is slow.
         stolen: share of the processors that other guests take by miniature, or of "micro", of one after the other;
-            behind them none.
+            behind them none; `used` likewise of other processes.
         unequal: launches with a wrong figure, by miniature.
     """
 
@@ -37,17 +37,20 @@ class Node:
         self.slow: dict[str, list[float]] = {}
         self.stragglers: set[str] = set()
         self.stolen: dict[str, list[float]] = {}
+        self.used: dict[str, list[float]] = {}
         self.unequal: dict[str, int] = {}
         self.wrong = 0
         self.peak: float | None = None
         self.probe_parts: list[tuple[bool, bool, bool]] = []
 
-    def steal_share(self, name):
-        return dict(enumerate(self.stolen.get(name, []))).get(self.asked.count(name), 0.0)
+    def shares(self, name):
+        made = self.asked.count(name)
+        both = {"steal_share": self.stolen, "others_share": self.used}
+        return {kind: dict(enumerate(of.get(name, []))).get(made, 0.0) for kind, of in both.items()}
 
     def launched(self, name, purpose, **_options):
         made = self.asked.count(name)
-        stolen = self.steal_share(name)
+        shares = self.shares(name)
         self.asked.append(name)
         self.now += LAUNCH_SECONDS
         factors = self.slow.get(name, [1.0])
@@ -62,18 +65,18 @@ class Node:
             seconds=LAUNCH_SECONDS,
             exact=36,
             unequal=["parameters: 1, not 2"] if self.unequal.get(name) == made else [],
-            steal_share=stolen,
+            **shares,
             step_seconds=factors[made % len(factors)] * (1 + made / 1000),
             predicted_seconds=1.0,
             compute_seconds=[1.0, slow],
         )
 
     def micro(self, *_arguments):
-        stolen = self.steal_share("micro")
+        shares = self.shares("micro")
         self.asked.append("micro")
         self.now += MICRO_SECONDS
         rates = {"matrix": [1.0], "copy": [1.0], "triad": [1.0], "peak": self.peak}
-        return Micro(status=Status.OK, message="", seconds=MICRO_SECONDS, steal_share=stolen, **rates), None
+        return Micro(status=Status.OK, message="", seconds=MICRO_SECONDS, **shares, **rates), None
 
     def probed(self, _device, _ranks, effort, *, replays, exchanges, soak, **_options):
         self.asked.append("probe")
