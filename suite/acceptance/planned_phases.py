@@ -43,7 +43,11 @@ FROM_TIMES = frozenset({STEP_TIME, ATTRIBUTION, STRAGGLER, LOSS_CURVE})
 UNDER_LOAD = frozenset({THROTTLE, ERRORS})
 EXCHANGES = frozenset({PEER, ALL_REDUCE})
 FROM_PROBE = EXCHANGES | {REPLAYS, SOAK}
-EXCHANGE_SECONDS = 5.0
+# Of 15 probes of one or more parts on the same machine (2026-11-24): 5.2 s before the soak, 0.1 s a replayed step, 2.5
+# to 4 s of exchanges, of which two may go on for 2 s each
+PROBE_START_SECONDS = 5.5
+REPLAYED_STEP_SECONDS = 0.15
+EXCHANGE_SECONDS = 1.0
 
 
 def environment_phase(battery: Battery) -> Phase:
@@ -152,8 +156,8 @@ def probe_phase(battery: Battery, parts: frozenset[int] = FROM_PROBE) -> Phase |
             )
         ]
 
-    # a replay's step takes about as long as one of the miniature's samples
-    seconds = START_SECONDS + (effort.replays * (1 + effort.replay_steps * 0.5) if REPLAYS in wanted else 0.0)
+    seconds = PROBE_START_SECONDS
+    seconds += effort.replays * effort.replay_steps * REPLAYED_STEP_SECONDS if REPLAYS in wanted else 0.0
     seconds += (EXCHANGE_SECONDS + 2 * effort.exchange_seconds if wanted & EXCHANGES else 0.0) + (
         effort.soak_seconds if SOAK in wanted else 0.0
     )

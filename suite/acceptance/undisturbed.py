@@ -42,7 +42,9 @@ def disturbed(
         return due
     if any(battery.opened.kept(one.name) is not None for one in later):
         return []
-    seconds = math.fsum([*(one.seconds for one in due), *(one.predicted_seconds for one in later), probe_seconds])
+    as_predicted = phase.predicted_seconds * len(due) / max(1, len(clocked))  # of a repeat that nobody disturbs
+    repeat = min(math.fsum(one.seconds for one in due), as_predicted)
+    seconds = repeat + math.fsum(one.predicted_seconds for one in later) + probe_seconds
     return due if seconds <= battery.seconds_left else []
 
 

@@ -9,7 +9,7 @@ import pytest
 from suite.__main__ import main
 from suite.acceptance import battery_state, phases, planned_phases
 from suite.acceptance.battery_state import OverBudgetError
-from suite.acceptance.profiles import JITTER_STEPS, TIMED_STEPS
+from suite.acceptance.profiles import EFFORTS, JITTER_STEPS, TIMED_STEPS
 from tests.acceptance.test_time_left import LAUNCH_SECONDS, MICRO_SECONDS, Node, node
 
 __all__ = ["node"]
@@ -71,7 +71,9 @@ def test_nothing_is_made_once_more_where_the_rest_would_lack_its_time(
     node.stolen = {"micro": [0.3]}
     steps = TIMED_STEPS + planned_phases.COUNTING_STEPS
     times = 5 * (planned_phases.START_SECONDS + steps * planned_phases.STEP_SECONDS)
-    monkeypatch.setattr(battery_state.Battery, "seconds_left", property(lambda _self: MICRO_SECONDS + times + left))
+    undisturbed = EFFORTS["quick"].micro_seconds
+    assert undisturbed < MICRO_SECONDS
+    monkeypatch.setattr(battery_state.Battery, "seconds_left", property(lambda _self: undisturbed + times + left))
     accept(capsys, tmp_path, "--only", "0,1,8", *ONE)
     assert node.asked.count("micro") == asked
 
