@@ -15,7 +15,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite import pace, processor_caches, store
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured
-from suite.calibration_plan import DENSITIES, LINE, TABLE, Density, Planned, messages, plan
+from suite.calibration_plan import DENSITIES, LINE, QUICK_DENSITY, TABLE, Density, Planned, messages, plan
 from suite.devices import resolved_device, usable_cores
 from suite.hosts import Hosts
 from suite.job import Event, Status
@@ -125,6 +125,43 @@ def between_hosts(
     between = {line.subject: line for line in _lines(planned, _timings(planned, outcome.events))}
     lines = [between.get(line.subject, line) for line in profile.lines]
     return CalibrationResult(status=Status.OK, message="", profile=msgspec.structs.replace(profile, lines=lines))
+
+
+def with_ranks(
+    profile: Profile,
+    ranks: int,
+    *,
+    on_event: Callable[[int, Event], None],
+    density: Density = QUICK_DENSITY,
+) -> CalibrationResult:
+    """`profile` with what so many ranks at once take, more than it has: measured now, and stored nowhere.
+
+    Where they are more than cores that is their messages (see `suite.taking_turns`). Its conditions are those of now:
+    how busy the machine was with others, and its pace with so many ranks.
+    """
+    device, cores = profile.fingerprint.device, usable_cores()
+    density = density._replace(caches=processor_caches.all_bytes() if device == "cpu" else 0)
+    used = miniature_shapes(device, ranks=ranks)
+    if device == "cpu" and ranks > cores:
+        exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
+        planned = [one for one in exchanged if one.task.subject.ranks == ranks]
+    else:
+        planned = plan(used, device=device, cores=cores, ranks=ranks, density=density, counts=(ranks,))
+    calibration = Calibration(device=device, ranks=ranks, results=Path(), planned=planned, rounds=density.rounds)
+    load = _load()
+    outcome = _measured(calibration, on_event, cores=cores)
+    if outcome.status is not Status.OK:
+        return _failed(outcome)
+    own = assembled(calibration, outcome.events, profile.fingerprint, load)
+    before, now = profile.conditions, own.conditions
+    both = msgspec.structs.replace(
+        profile,
+        conditions=msgspec.structs.replace(now, threads=before.threads | now.threads, pace=before.pace | now.pace),
+        tables=[*profile.tables, *own.tables],
+        lines=[*profile.lines, *own.lines],
+        checks=[*profile.checks, *own.checks],
+    )
+    return CalibrationResult(status=Status.OK, message="", profile=both)
 
 
 def _failed(outcome: Outcome) -> CalibrationResult:

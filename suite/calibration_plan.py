@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -62,6 +62,8 @@ class Density(NamedTuple):
 
 
 DENSITIES = {"cpu": Density(), "cuda": Density(memory_bytes=8_000_000_000, step=64)}
+# On a CPU, where there is little time: on a wider grid, without fp16 and compiled operators
+QUICK_DENSITY = Density(ratio=4.0, coarse=12.0, sparse=64.0, unseen=1, rounds=2, dtypes=("fp32", "bf16"), compiled=())
 
 
 class Grid(NamedTuple):
@@ -127,15 +129,19 @@ def counts_at_once(ranks: int) -> tuple[int, ...]:
     return tuple(sorted({2**power for power in range(ranks.bit_length()) if 2**power <= ranks} | {ranks}))
 
 
-def plan(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:
+def plan(
+    used: Shapes, *, device: str, cores: int, ranks: int, density: Density, counts: Sequence[int] | None = None
+) -> list[Planned]:
     """Everything that is timed on `ranks` ranks: for 1, 2, 4, ... ranks at once, then the collectives.
 
     Args:
         used: the miniatures' shapes, whose range is covered and which are left out themselves.
         cores: over which the ranks that measure at once divide their threads, on "cpu".
+        counts: the numbers of ranks at once, where not 1, 2, 4, ... and all.
     """
     planned: list[Planned] = []
-    for count in counts_at_once(ranks):
+    counts = counts_at_once(ranks) if counts is None else counts
+    for count in counts:
         grids = [
             *_products(used, density),
             *_attentions(used, density),
@@ -156,7 +162,8 @@ def plan(used: Shapes, *, device: str, cores: int, ranks: int, density: Density)
             planned.append(_squares(count, device, cores, density))
         for kind, grid, points in checks:
             planned.append(Planned(kind, _task(grid.subject, points, count, device, cores, density), grid.axes))
-    return planned + messages(used, device=device, cores=cores, ranks=ranks, density=density)
+    exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
+    return planned + [one for one in exchanged if one.task.subject.ranks in counts]
 
 
 def messages(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:

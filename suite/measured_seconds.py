@@ -138,6 +138,27 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return Table(subject=self.subject, axes=(Axis("size", self.sizes),), timings=self.timings).seconds([size])
 
 
+def scaled(line: Line, factor: float) -> Line:
+    """A line of which everything takes `factor` times as long."""
+    timings = tuple(
+        Timing(
+            factor * one.seconds,
+            factor * one.median,
+            factor * one.low,
+            factor * one.high,
+            one.repetitions,
+            one.warm_up,
+        )
+        for one in line.timings
+    )
+    return msgspec.structs.replace(
+        line,
+        timings=timings,
+        fixed_seconds=factor * line.fixed_seconds,
+        seconds_per_unit=factor * line.seconds_per_unit,
+    )
+
+
 class Measured(Protocol):
     """What a machine profile answers."""
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from suite.measured_seconds import Line, Measured, Subject, engine_seconds
-from suite.timings import Positive, Timing
+from suite.measured_seconds import Line, Measured, Subject, engine_seconds, scaled
+from suite.timings import Positive
 
 HOST, PRODUCT, ELEMENTWISE, MEMORY = "host", "product", "elementwise", "memory"
 _KIND = {
@@ -97,24 +97,7 @@ class AtPace:
 
     def line(self, subject: Subject) -> Line:
         """Latency and bandwidth."""
-        line, factor = self._measured.line(subject), self._factor(subject)
-        timings = tuple(
-            Timing(
-                factor * one.seconds,
-                factor * one.median,
-                factor * one.low,
-                factor * one.high,
-                one.repetitions,
-                one.warm_up,
-            )
-            for one in line.timings
-        )
-        return msgspec.structs.replace(
-            line,
-            timings=timings,
-            fixed_seconds=factor * line.fixed_seconds,
-            seconds_per_unit=factor * line.seconds_per_unit,
-        )
+        return scaled(self._measured.line(subject), self._factor(subject))
 
     def _factor(self, subject: Subject) -> float:
         return self._times[kind(subject)]

@@ -31,7 +31,8 @@ from suite.predict.executed_time_figures import time_figures
 from suite.record import SCHEMA, End, RankOutcome, begin_record
 from suite.residuals import Residuals, residuals
 from suite.shared_processors import others_shares
-from suite.utilisation import peaks, utilisation
+from suite.taking_turns import TakingTurns
+from suite.utilisation import Peak, peaks, utilisation
 
 LOSS_MUST_FALL_STEPS = 20
 LOSS_MUST_FALL = 0.5
@@ -116,7 +117,7 @@ def reproduce(
                 steps = [[e for e in events if isinstance(e, Step)] for events in outcome.events]
                 figures = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
                 if profile is not None and not unpredicted:
-                    figures += utilisation(figures, peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks))
+                    figures += utilisation(figures, _peaks(plan, profile))
                     pace = over_ranks([report.pace for report in outcome.finished if report.pace is not None])
                     if pace is not None:
                         at_pace = with_pace(plan, profile, pace, figures, sample_seconds=sample_seconds)
@@ -204,8 +205,12 @@ def with_time(
         where = "--optimizer, --gradient-compression"
         raise InputError("averaging without a measured time", got=plan.averaging, allowed="exact", where=where)
     times = _time_figures(plan, profile, sample_seconds=sample_seconds)
-    shares_of = peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks)
+    shares_of = _peaks(plan, profile)
     return times + utilisation(times, shares_of), measured + utilisation(measured, shares_of)
+
+
+def _peaks(plan: Plan, profile: Profile) -> list[Peak]:
+    return peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks, cores=usable_cores())
 
 
 def with_pace(
@@ -237,6 +242,8 @@ def with_pace(
 
 
 def _time_figures(plan: Plan, measured: Measured, *, sample_seconds: float) -> list[Figure]:
+    if plan.device == "cpu":
+        measured = TakingTurns(measured, cores=usable_cores())
     return time_figures(
         measured,
         plan.architecture,

@@ -29,15 +29,18 @@ class Peak(NamedTuple):
     flop_per_second: float
 
 
-def peaks(profile: Profile, precision: Precision, *, ranks: int) -> list[Peak]:
+def peaks(profile: Profile, precision: Precision, *, ranks: int, cores: int) -> list[Peak]:
     """The data sheet's dense peak where the catalog knows the GPU, and the highest rate that products reached.
 
-    The latter with as many ranks at once: see `Profile.achievable_flop_per_second`.
+    The latter with as many ranks at once: see `Profile.achievable_flop_per_second`. Ranks that take turns on fewer
+    cores share theirs.
 
     Raises:
         InputError: no product in that precision was measured.
     """
-    achievable = Peak(OF_ACHIEVABLE, profile.achievable_flop_per_second(WORK_DTYPES[precision], ranks=ranks))
+    at_once = min(ranks, cores) if profile.fingerprint.device == "cpu" else ranks
+    rate = profile.achievable_flop_per_second(WORK_DTYPES[precision], ranks=at_once) * at_once / ranks
+    achievable = Peak(OF_ACHIEVABLE, rate)
     device = known_accelerator(profile)
     if device is None:
         return [achievable]

@@ -8,7 +8,7 @@ from reference_runs.errors import InputError
 from suite.acceptance.checks import CHECKS
 from suite.acceptance.noninferiority import LOOKS
 from suite.calibration import USUAL_SECONDS
-from suite.calibration_plan import DENSITIES, Density
+from suite.calibration_plan import DENSITIES, QUICK_DENSITY, Density
 
 MINIATURES = ("bloom-mini", "opt-mini", "glm-mini", "codegeex-mini", "gpt-neox-mini", "mt-nlg-mini", "gpt2-mini")
 EXACT_STEPS = 6  # the fewest that count everything
@@ -44,9 +44,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     soak_bytes: int | None
 
 
-# Without fp16 and compiled operators, which bloom-mini does not execute on a CPU, and on a wider grid. A GPU is
-# measured as `calibrate` does: it takes as long there.
-QUICK_DENSITY = Density(ratio=4.0, coarse=12.0, sparse=64.0, unseen=1, rounds=2, dtypes=("fp32", "bf16"), compiled=())
+# bloom-mini executes neither fp16 nor compiled operators on a CPU. A GPU is measured as `calibrate` does: it takes as
+# long there.
 EFFORTS = {
     "quick": Effort(
         limit_seconds=300.0,
