@@ -20,6 +20,7 @@ RUNS = ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2")
 # Tests that start ranks, which take all cores, or that measure time
 ALONE = (
     *(f"tests/{name}" for name in ("acceptance/test_unprivileged.py", "gpu", "layouts", "one_bit", "parity", "peers")),
+    "tests/ladder/test_more_ranks.py",
     *(
         f"tests/test_{name}.py"
         for name in (

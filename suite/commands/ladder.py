@@ -23,6 +23,7 @@ from suite.job import Event
 from suite.ladder.ascent import Errand, Height, trace_of
 from suite.ladder.between_hosts import with_messages
 from suite.ladder.climb import Climb, Verdict, climb, unclimbed, verdict
+from suite.ladder.more_ranks import ranks_missing, with_more_ranks
 from suite.ladder.planned import climber, fitted, planned
 from suite.ladder.rungs import RUNGS, STEPS, Setting, Walk
 from suite.ladder.tokenising import sample_seconds
@@ -161,6 +162,9 @@ def ladder_command(
 
         with messages.status("timing messages between hosts"):
             errand = with_messages(errand, _quiet)
+        if (most := ranks_missing(errand)) is not None and may_calibrate:
+            with messages.status(f"timing {most} ranks at once"):
+                errand = with_more_ranks(errand, most, _quiet)
 
         def say(height: Height) -> None:
             messages.print(f"[dim]{escape(_line(height))}[/]", soft_wrap=True)

@@ -58,6 +58,8 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
         twins: whether the top of each walk is launched without each of its rungs; not where one is broken.
         between_hosts: the profile with messages as they are between hosts; None: not measured.
         between_hosts_source: what it is, or why there is none.
+        more_ranks: the profile with what more ranks take at once than `profile` has; None: not measured.
+        more_ranks_source: what it is, or why there is none; empty where it was not asked for.
         traces: directory for a trace of each rung's first launch; None: no traces.
         began: when the command did, calibration and all, on the clock of `time.monotonic`; None: when the climb does.
     """
@@ -74,6 +76,8 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
     profile_source: str = ""
     between_hosts: Profile | None = None
     between_hosts_source: str = ""
+    more_ranks: Profile | None = None
+    more_ranks_source: str = ""
     sample_seconds: float = 0.0
     traces: Path | None = None
     began: float | None = None
@@ -82,6 +86,8 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
         """The profile that predicts a setting, and what it is or why there is none."""
         if setting.hosts > 1 and self.profile is not None:
             return self.between_hosts, self.between_hosts_source
+        if self.more_ranks_source and self.profile and setting.data_parallel > self.profile.conditions.ranks:
+            return self.more_ranks, self.more_ranks_source
         return self.profile, self.profile_source
 
 

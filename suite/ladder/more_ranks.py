@@ -1,0 +1,51 @@
+"""What more ranks take at once than the machine was calibrated with, so that their rung is predicted like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from suite.calibration import with_ranks
+from suite.job import Event, Status
+from suite.ladder.ascent import Errand
+from suite.ladder.climb import wanted
+from suite.ladder.planned import planned
+from suite.ladder.rungs import seconds_unknown, setting_of, stands_on
+from suite.machine_profile import disturbed
+
+
+def ranks_missing(errand: Errand) -> int | None:
+    """The most ranks of a rung that is wanted, where this machine's profile holds and has fewer; None where it does."""
+    rungs, applicable = wanted(errand)
+    if errand.profile is None:
+        return None
+    most = errand.profile.conditions.ranks
+    for rung in rungs:
+        if rung in applicable:
+            setting = setting_of(rung.walk, [*stands_on(rung, applicable), rung], divisor=errand.climbing.divisor)
+            if not seconds_unknown(setting):
+                most = max(most, planned(errand.climbing, setting, "", errand.texts).layout.ranks)
+    return most if most > errand.profile.conditions.ranks else None
+
+
+def with_more_ranks(errand: Errand, ranks: int, on_event: Callable[[int, Event], None]) -> Errand:
+    """The errand with a second profile: this machine's, with what so many ranks take at once.
+
+    Where that cannot be measured, or others kept the processors busy meanwhile, the times of rungs with more ranks than
+    the first profile has are not predicted, for the reason given.
+
+    Raises:
+        KeyboardInterrupt: by the user.
+    """
+    assert errand.profile is not None
+    found = with_ranks(errand.profile, ranks, on_event=on_event)
+    if found.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    source = f"{errand.profile_source}, {ranks} ranks at once timed apart"
+    if found.profile is None:
+        source = f"{ranks} ranks at once could not be timed: {found.status.value}: {found.message}"
+    elif beside := disturbed(found.profile):
+        source = f"{ranks} ranks at once were timed beside others: {beside}"
+        return msgspec.structs.replace(errand, more_ranks=None, more_ranks_source=source)
+    return msgspec.structs.replace(errand, more_ranks=found.profile, more_ranks_source=source)

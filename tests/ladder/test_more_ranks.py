@@ -1,0 +1,117 @@
+"""What more ranks take at once than the profile has is measured before the climb, and predicts their rung."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from suite.calibration import CalibrationResult, with_ranks
+from suite.calibration_job import COLLECTIVES
+from suite.calibration_plan import Density
+from suite.job import Status
+from suite.ladder import more_ranks
+from suite.ladder.ascent import Errand
+from suite.ladder.rungs import RUNGS, Setting
+from suite.machine_profile import Profile
+from suite.measured_seconds import Subject
+from tests.ladder.made_up import CORPUS, CPU, TEXTS
+from tests.profiles import profile
+
+FOUR = Setting(data_parallel=4, fully_sharded=True)
+SPARSE = Density(
+    ratio=1e9,
+    coarse=1e9,
+    sparse=1e9,
+    unseen=1,
+    point_seconds=1e-5,
+    rounds=1,
+    memory_bytes=1_000_000,
+    dtypes=("fp32",),
+    compiled=(),
+)
+
+
+def errand(*rungs: str, **changes: Any) -> Errand:
+    usual = {"profile": profile(), "profile_source": "stored", "results": Path("/none")}
+    return Errand(climbing=CPU, corpus=CORPUS, texts=TEXTS, chosen=frozenset(rungs), **(usual | changes))
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, result: CalibrationResult) -> None:
+    monkeypatch.setattr(more_ranks, "with_ranks", lambda *_args, **_options: result)
+
+
+def with_four(**conditions: Any) -> Profile:
+    return msgspec.structs.replace(
+        profile(), conditions=msgspec.structs.replace(profile().conditions, ranks=4, **conditions)
+    )
+
+
+def test_the_most_ranks_of_what_is_climbed_are_missing_where_the_profile_has_fewer() -> None:
+    assert more_ranks.ranks_missing(errand("fsdp-4")) == 4
+    assert more_ranks.ranks_missing(errand(*(rung.name for rung in RUNGS))) == 4
+    assert more_ranks.ranks_missing(errand("fsdp-4", profile=with_four())) is None
+    assert more_ranks.ranks_missing(errand("fsdp-2", "ddp", "offline")) is None
+    assert more_ranks.ranks_missing(errand("fsdp-4", profile=None, profile_source="none")) is None
+
+
+def test_only_what_has_more_ranks_is_predicted_by_the_second_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, CalibrationResult(status=Status.OK, message="", profile=with_four()))
+    found = more_ranks.with_more_ranks(errand("fsdp-4"), 4, quiet)
+    assert found.profile_for(FOUR) == (with_four(), "stored, 4 ranks at once timed apart")
+    assert found.profile_for(Setting(data_parallel=2)) == (profile(), "stored")
+    assert errand("fsdp-4").profile_for(FOUR) == (profile(), "stored")
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (
+            CalibrationResult(status=Status.CRASHED, message="rank 3: MemoryError"),
+            "4 ranks at once could not be timed: crashed: rank 3: MemoryError",
+        ),
+        (
+            CalibrationResult(status=Status.OK, message="", profile=with_four(others_share=0.3)),
+            "4 ranks at once were timed beside others: measured while other processes took 30% "
+            "and other guests 0% of the processors",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_timed_leave_their_rung_unpredicted_and_say_why(
+    monkeypatch: pytest.MonkeyPatch, result: CalibrationResult, why: str
+) -> None:
+    measured(monkeypatch, result)
+    found = more_ranks.with_more_ranks(errand("fsdp-4"), 4, quiet)
+    assert found.profile_for(FOUR) == (None, why)
+    assert found.profile_for(Setting()) == (profile(), "stored")
+
+
+def test_an_interrupt_while_ranks_are_timed_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, CalibrationResult(status=Status.INTERRUPTED, message="interrupted by the user"))
+    with pytest.raises(KeyboardInterrupt):
+        more_ranks.with_more_ranks(errand("fsdp-4"), 4, quiet)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("cores", "computing"), [(2, set()), (4, {3})])
+def test_three_ranks_at_once_are_added_to_what_two_have_and_on_two_cores_their_messages_alone(
+    monkeypatch: pytest.MonkeyPatch, cores: int, computing: set[int]
+) -> None:
+    monkeypatch.setattr("suite.calibration.usable_cores", lambda: cores)
+    found = with_ranks(profile(), 3, on_event=quiet, density=SPARSE)
+    assert found.status is Status.OK, found.message
+    assert found.profile is not None
+    assert found.profile.tables[: len(profile().tables)] == profile().tables
+    assert {table.subject.ranks for table in found.profile.tables[len(profile().tables) :]} == computing
+    added = [line.subject for line in found.profile.lines[len(profile().lines) :]]
+    assert {(one.ranks, one.operation in COLLECTIVES) for one in added} == {(3, True)} | {(n, False) for n in computing}
+    assert found.profile.line(Subject(operation="all_gather", ranks=3)).units_per_second > 0
+    assert found.profile.conditions.ranks == 3
+    assert set(found.profile.conditions.threads) == set(profile().conditions.threads) | {3}
+    assert set(found.profile.conditions.pace) >= {3}
