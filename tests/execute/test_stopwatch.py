@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 import time
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 from suite import processor_caches
 from suite.calibration_job import Task
 from suite.calibration_plan import FORWARD_ONLY
+from suite.execute.measure import stopwatch
 from suite.execute.measure.calibrate import OPERATIONS
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.measure.products import DTYPES, Inputs
 from suite.execute.measure.stopwatch import (
     MOST_OVERWRITTEN,
+    MOST_PAGED,
     MOST_REPETITIONS,
     Stopwatch,
     Work,
@@ -130,7 +133,7 @@ def test_a_later_round_warms_with_one_call_that_is_not_cold_and_repeats_once_at_
     [
         ([5.0, 4.95, 7.0], None, Repetitions((5.0, 4.95, 7.0), 0)),
         ([9.0, 5.0, 4.95, 7.0], None, Repetitions((5.0, 4.95, 7.0), 1)),
-        ([5.0], 4.9, Repetitions((5.0,), 0)),
+        ([5.0], 4.9, Repetitions((5.0,), 1)),
     ],
 )
 def test_a_call_that_takes_all_of_a_point_s_time_is_repeated_three_times_and_later_once(
@@ -143,6 +146,52 @@ def test_a_call_that_takes_all_of_a_point_s_time_is_repeated_three_times_and_lat
         return next(calls)
 
     assert Stopwatch(CPU).repetitions(lambda: None, point_seconds=0.001, known=known, sample=sample) == found
+
+
+@pytest.mark.parametrize(
+    ("pages", "known", "left_out"),
+    [
+        ([1000, 1000, 1000, 0], None, 3),
+        ([0, 1000, 0], None, 2),
+        ([10, 10, 10], None, 0),  # 60 us of 10 ms
+        ([1000] * 100, None, MOST_PAGED),
+        ([0, 1000, 0, 1000], 0.01, 2),
+        ([1000, 0, 1000], 0.01, 1),
+        ([1000] * 100, 0.01, MOST_PAGED - 1),
+    ],
+)
+def test_calls_for_which_the_kernel_makes_memory_are_not_warm(
+    monkeypatch: pytest.MonkeyPatch, pages: list[int], known: float | None, left_out: int
+) -> None:
+    """They take as long as the others here: that they are left out is for their pages alone."""
+    made, calls = 0, iter(pages)
+
+    def work() -> None:
+        nonlocal made
+        made += next(calls, 0)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(stopwatch, "_pages_made", lambda: made)
+    found = Stopwatch(CPU).repetitions(work, point_seconds=0.001, known=known)
+    assert found.warm_up >= left_out
+    assert found.warm_up == left_out or known is None  # a slow sleep of this machine's is no page
+    assert len(found.seconds) >= (1 if known else 2)
+
+
+def test_pages_are_those_that_the_kernel_made_for_a_call() -> None:
+    watch = Stopwatch(CPU)
+    size = 64 * 2**20
+
+    def fresh() -> None:
+        with mmap.mmap(-1, size) as memory:
+            memory.write(bytes(size))
+
+    watch.sample(fresh)
+    # 4 KiB each, or 2 MiB where the system makes huge ones of itself; as many again for the bytes that are written
+    assert watch._pages >= size / 2**21
+    before = watch._pages
+    watch.host_sample(lambda: None)
+    assert watch._pages < before
 
 
 def test_a_call_that_takes_ever_less_ends_the_warm_up_all_the_same() -> None:

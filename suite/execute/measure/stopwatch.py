@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,12 @@ LEAST_REPETITIONS = 3  # in the first round
 MOST_WARM_UP = 40
 MOST_REPETITIONS = 200
 FLUSHED_CACHES = 2  # bytes overwritten before a sample, in sizes of the L2 cache
+# A call for which the kernel made so many pages that they took 2 % of it is not warm: memory that a call frees serves
+# the next one, but not at once. An aligned tensor does not fit into the block of one of the same size, so that glibc's
+# heap grows until free blocks lie beside each other. Cross-entropy's backward pass (520 x 12,584, two ranks) took 75 to
+# 149 ms in its first calls and 5 to 8 ms behind them (2 cores of an AMD EPYC, glibc 2.36, 2026-11-24)
+PAGE_SECONDS = 6e-6  # 39 ms for 6,391 pages, with one rank; 12 us a page with two
+MOST_PAGED = 8  # calls that are taken for cold because of pages
 OPERATORS_SHARE = 0.5  # of a thread's share of the caches, before operators: see `Stopwatch.cold_sample`
 MOST_OVERWRITTEN = 64 * 2**20  # bytes, by a rank: more than passes between two calls of an operator in a miniature
 
@@ -32,6 +39,7 @@ class Stopwatch:
         size = processor_caches.share_bytes() if properties is None else FLUSHED_CACHES * properties.L2_cache_size
         self._elements = size // torch.float32.itemsize  # on a CPU: of each thread
         self._cache = torch.zeros(self._elements, device=device)
+        self._pages = 0  # that the kernel made for this process during the last sample
 
     def overwrite(self) -> None:
         """Overwrite the cache: on CUDA the device has begun to, when this returns."""
@@ -45,9 +53,12 @@ class Stopwatch:
         needs several: see `overwrites_for`.
         """
         if not self._cuda:
+            pages = _pages_made()
             start = time.perf_counter()
             work()
-            return time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self._pages = _pages_made() - pages
+            return seconds
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for _ in range(overwrites):
             self.overwrite()
@@ -94,9 +105,12 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
         else:
             self._overwrite_by_each_thread(1.0)
+        pages = _pages_made()
         start = time.perf_counter()
         work()
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self._pages = _pages_made() - pages
+        return seconds
 
     def _overwrite_by_each_thread(self, share: float) -> None:
         size = min(int(share * self._elements) * torch.get_num_threads(), MOST_OVERWRITTEN // torch.float32.itemsize)
@@ -115,26 +129,30 @@ class Stopwatch:
         """Repeat `work` until it is warm, at least three times, and for `point_seconds`, warm-up included.
 
         The samples that show that it is warm count: 3, or 2 of a call that alone takes `point_seconds`, which is warm
-        when it takes no less than 98 % of the one before.
+        when it takes no less than 98 % of the one before. None counts for which the kernel made memory, nor any before
+        it, up to the eighth.
 
         Args:
             known: seconds that a call took in an earlier round: one call warms it again, and one repetition is the
-                least. A call that alone takes `point_seconds` is not warmed: in the first call of a later round long
-                products took 1 to 3 % more than in the next, long attention -4 to +6 %, other long operators 1 to 2 %,
-                short products 17 %, other short operators 40 % (2026-11-23).
+                least. In the first call of a later round long products took 1 to 3 % more than in the next, long
+                attention -4 to +6 %, other long operators 1 to 2 %, short products 17 %, other short operators 40 %
+                (2026-11-23).
         """
         take = sample or self.sample
         samples: list[float] = []
         start = time.perf_counter()
         if known is not None:
-            warm_up = 0 if is_long(known, point_seconds) else 1
-            samples = [self.sample(work)] * warm_up
-            samples.append(take(work))
+            samples, warm_up = [self.sample(work), take(work)], 1
+            while self._waited_for_pages(samples[-1]) and len(samples) < MOST_PAGED:
+                warm_up = len(samples)
+                samples.append(take(work))
         else:
-            window = 0
+            window = cold = 0
             while not window and len(samples) < MOST_WARM_UP:
                 samples.append(take(work))
-                window = _steady_count(samples, point_seconds)
+                if self._waited_for_pages(samples[-1]) and cold < MOST_PAGED:
+                    cold = len(samples)
+                window = _steady_count(samples[cold:], point_seconds)
             warm_up = len(samples) - (window or WINDOW)
         least = LEAST_REPETITIONS if known is None else 1
         while (counted := len(samples) - warm_up) < MOST_REPETITIONS and (
@@ -142,6 +160,15 @@ class Stopwatch:
         ):
             samples.append(take(work))
         return repetitions_behind(samples, warm_up)
+
+    def _waited_for_pages(self, seconds: float) -> bool:
+        """Whether the last sample, of so many seconds, was longer for pages that the kernel made."""
+        return not self._cuda and self._pages * PAGE_SECONDS > (1 - FALLING) * seconds
+
+
+def _pages_made() -> int:
+    """Pages of memory that the kernel has made for this process, without reading any."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _steady_count(samples: list[float], point_seconds: float) -> int:
