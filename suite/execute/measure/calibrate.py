@@ -72,7 +72,7 @@ class Bench:
         """The repetitions of all points of a task; the ranks that take part start each point together.
 
         Args:
-            briefly: as in a later round: one call to warm up, and at least one timed.
+            briefly: as in a later round: one call to warm up, more where they waited for pages, and at least one timed.
         """
         return tuple(self._point(task, sizes, briefly=briefly) for sizes in task.sizes)
 
