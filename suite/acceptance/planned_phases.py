@@ -88,7 +88,12 @@ def micro_phase(battery: Battery) -> Phase:
         found, battery.profile = phases.micro(settings.device, settings.ranks, settings.effort, where, on_event)
         return [found]
 
-    return Phase(name="micro-measurements", predicted_seconds=settings.effort.micro_seconds, serves=OF_MICRO, run=run)
+    return Phase(
+        name="micro-measurements",
+        predicted_seconds=settings.effort.micro_seconds[settings.device],
+        serves=OF_MICRO,
+        run=run,
+    )
 
 
 def launch_phases(battery: Battery) -> list[Phase]:

@@ -21,7 +21,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """What a profile runs.
 
     Args:
-        micro_seconds: that the micro-measurements are told to take.
+        micro_seconds: by device, that the micro-measurements are told to take.
         limit_seconds: after which nothing optional is begun: no further look, no re-run.
         timed: miniatures whose step time is judged; `looks` after how many launches.
         jitter: the miniature with 200 timed steps; None: none.
@@ -31,7 +31,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
     limit_seconds: float
     densities: dict[str, Density]
-    micro_seconds: float
+    micro_seconds: dict[str, float]
     timed: tuple[str, ...]
     looks: tuple[int, ...]
     jitter: str | None
@@ -50,7 +50,7 @@ EFFORTS = {
     "quick": Effort(
         limit_seconds=300.0,
         densities=DENSITIES | {"cpu": QUICK_DENSITY},
-        micro_seconds=45.0,  # 40 to 45 s on 2 cores of a Zen 4 (2026-11-23)
+        micro_seconds={"cpu": 45.0, "cuda": USUAL_SECONDS},  # 40 to 45 s on 2 cores of a Zen 4 (2026-11-23)
         timed=("bloom-mini",),
         looks=LOOKS[:1],
         jitter=None,
@@ -65,7 +65,7 @@ EFFORTS = {
     "accept": Effort(
         limit_seconds=1800.0,
         densities=DENSITIES,
-        micro_seconds=USUAL_SECONDS,
+        micro_seconds=dict.fromkeys(("cpu", "cuda"), USUAL_SECONDS),
         timed=("bloom-mini", "gpt2-mini", "mt-nlg-mini"),
         looks=LOOKS,
         jitter="gpt2-mini",
@@ -80,7 +80,7 @@ EFFORTS = {
     "soak": Effort(
         limit_seconds=9000.0,
         densities=DENSITIES,
-        micro_seconds=USUAL_SECONDS,
+        micro_seconds=dict.fromkeys(("cpu", "cuda"), USUAL_SECONDS),
         timed=MINIATURES,
         looks=LOOKS,
         jitter="bloom-mini",

@@ -71,7 +71,7 @@ def test_nothing_is_made_once_more_where_the_rest_would_lack_its_time(
     node.stolen = {"micro": [0.3]}
     steps = TIMED_STEPS + planned_phases.COUNTING_STEPS
     times = 5 * (planned_phases.START_SECONDS + steps * planned_phases.STEP_SECONDS)
-    undisturbed = EFFORTS["quick"].micro_seconds
+    undisturbed = EFFORTS["quick"].micro_seconds["cpu"]
     assert undisturbed < MICRO_SECONDS
     monkeypatch.setattr(battery_state.Battery, "seconds_left", property(lambda _self: undisturbed + times + left))
     accept(capsys, tmp_path, "--only", "0,1,8", *ONE)
