@@ -15,7 +15,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite import pace, processor_caches, store
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured
-from suite.calibration_plan import DENSITIES, LINE, QUICK_DENSITY, TABLE, Density, Planned, messages, plan
+from suite.calibration_plan import DENSITIES, LINE, QUICK_DENSITY, TABLE, Density, Planned, computing, messages, plan
 from suite.devices import resolved_device, usable_cores
 from suite.hosts import Hosts
 from suite.job import Event, Status
@@ -132,19 +132,27 @@ def with_ranks(
     ranks: int,
     *,
     on_event: Callable[[int, Event], None],
-    density: Density = QUICK_DENSITY,
+    density: Density | None = None,
 ) -> CalibrationResult:
     """`profile` with what so many ranks at once take, more than it has: measured now, and stored nowhere.
 
-    Where they are more than cores that is their messages (see `suite.taking_turns`). Its conditions are those of now:
-    how busy the machine was with others, and its pace with so many ranks.
+    Where they are more than cores that is their messages, and what one for each core takes where the profile has fewer
+    (see `suite.taking_turns`). Its conditions are those of now: how busy the machine was with others. Its pace is that
+    of the times in it: of ranks that take turns it has none, because what they compute was timed before.
+
+    Args:
+        density: None: the device's; on a CPU the quick one.
     """
     device, cores = profile.fingerprint.device, usable_cores()
+    density = density or (QUICK_DENSITY if device == "cpu" else DENSITIES[device])
     density = density._replace(caches=processor_caches.all_bytes() if device == "cpu" else 0)
     used = miniature_shapes(device, ranks=ranks)
-    if device == "cpu" and ranks > cores:
+    turns = device == "cpu" and ranks > cores
+    if turns:
         exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
         planned = [one for one in exchanged if one.task.subject.ranks == ranks]
+        if profile.conditions.ranks < cores:
+            planned += computing(used, device=device, cores=cores, counts=[cores], density=density)
     else:
         planned = plan(used, device=device, cores=cores, ranks=ranks, density=density, counts=(ranks,))
     calibration = Calibration(device=device, ranks=ranks, results=Path(), planned=planned, rounds=density.rounds)
@@ -156,7 +164,9 @@ def with_ranks(
     before, now = profile.conditions, own.conditions
     both = msgspec.structs.replace(
         profile,
-        conditions=msgspec.structs.replace(now, threads=before.threads | now.threads, pace=before.pace | now.pace),
+        conditions=msgspec.structs.replace(
+            now, threads=before.threads | now.threads, pace=before.pace if turns else before.pace | now.pace
+        ),
         tables=[*profile.tables, *own.tables],
         lines=[*profile.lines, *own.lines],
         checks=[*profile.checks, *own.checks],

@@ -62,7 +62,8 @@ class Density(NamedTuple):
 
 
 DENSITIES = {"cpu": Density(), "cuda": Density(memory_bytes=8_000_000_000, step=64)}
-# On a CPU, where there is little time: on a wider grid, without fp16 and compiled operators
+# Where there is little time: `quick`'s on a CPU, and what a climb's more ranks take: on a wider grid, without fp16 and
+# compiled operators
 QUICK_DENSITY = Density(ratio=4.0, coarse=12.0, sparse=64.0, unseen=1, rounds=2, dtypes=("fp32", "bf16"), compiled=())
 
 
@@ -134,13 +135,27 @@ def plan(
 ) -> list[Planned]:
     """Everything that is timed on `ranks` ranks: for 1, 2, 4, ... ranks at once, then the collectives.
 
+    Of more ranks than cores one for each core is timed too: see `suite.taking_turns`.
+
     Args:
         used: the miniatures' shapes, whose range is covered and which are left out themselves.
         cores: over which the ranks that measure at once divide their threads, on "cpu".
         counts: the numbers of ranks at once, where not 1, 2, 4, ... and all.
     """
+    if counts is None:
+        counts = counts_at_once(ranks)
+        if device == "cpu" and ranks > cores:
+            counts = sorted({*counts, cores})
+    exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
+    return computing(used, device=device, cores=cores, counts=counts, density=density) + [
+        one for one in exchanged if one.task.subject.ranks in counts
+    ]
+
+
+def computing(used: Shapes, *, device: str, cores: int, counts: Sequence[int], density: Density) -> list[Planned]:
+    """Everything but the collectives, by so many ranks at once."""
     planned: list[Planned] = []
-    counts = counts_at_once(ranks) if counts is None else counts
+    ranks = max(counts)
     for count in counts:
         grids = [
             *_products(used, density),
@@ -162,8 +177,7 @@ def plan(
             planned.append(_squares(count, device, cores, density))
         for kind, grid, points in checks:
             planned.append(Planned(kind, _task(grid.subject, points, count, device, cores, density), grid.axes))
-    exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
-    return planned + [one for one in exchanged if one.task.subject.ranks in counts]
+    return planned
 
 
 def messages(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:

@@ -210,7 +210,12 @@ def with_time(
 
 
 def _peaks(plan: Plan, profile: Profile) -> list[Peak]:
-    return peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks, cores=usable_cores())
+    return peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks, cores=_cores(plan))
+
+
+def _cores(plan: Plan) -> int:
+    """That the ranks have together: hosts that ssh enters have their own, as many as this one."""
+    return usable_cores() * max(1, len(plan.host_names))
 
 
 def with_pace(
@@ -243,7 +248,7 @@ def with_pace(
 
 def _time_figures(plan: Plan, measured: Measured, *, sample_seconds: float) -> list[Figure]:
     if plan.device == "cpu":
-        measured = TakingTurns(measured, cores=usable_cores())
+        measured = TakingTurns(measured, cores=_cores(plan))
     return time_figures(
         measured,
         plan.architecture,

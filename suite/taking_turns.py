@@ -22,15 +22,15 @@ class TakingTurns:
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
         """Seconds of one call."""
-        own, turns = self._alone(subject)
+        own, turns = self._one_a_core(subject)
         return turns * self._measured.seconds(own, *sizes)
 
     def line(self, subject: Subject) -> Line:
         """Latency and bandwidth."""
-        own, turns = self._alone(subject)
+        own, turns = self._one_a_core(subject)
         return scaled(self._measured.line(own), turns)
 
-    def _alone(self, subject: Subject) -> tuple[Subject, float]:
+    def _one_a_core(self, subject: Subject) -> tuple[Subject, float]:
         """With as many ranks as cores, and how many of them take turns on each."""
         if subject.operation in COLLECTIVES or subject.ranks <= self._cores:
             return subject, 1.0

@@ -55,6 +55,25 @@ def inside(axes: tuple[Axis, ...], sizes: tuple[int, ...]) -> bool:
     return all(axis.points[0] <= size <= axis.points[-1] for axis, size in zip(axes, sizes, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("device", "cores", "ranks", "at_once"),
+    [
+        ("cpu", 3, 4, {1, 2, 3, 4}),  # of four that share three cores, what three take is asked for
+        ("cpu", 6, 8, {1, 2, 4, 6, 8}),
+        ("cpu", 2, 4, {1, 2, 4}),
+        ("cpu", 3, 2, {1, 2}),
+        ("cuda", 3, 4, {1, 2, 4}),
+    ],
+)
+def test_one_rank_for_each_core_is_timed_where_there_are_more_ranks(
+    device: str, cores: int, ranks: int, at_once: set[int]
+) -> None:
+    entries = plan(
+        miniature_shapes(device, ranks=ranks), device=device, cores=cores, ranks=ranks, density=DENSITIES[device]
+    )
+    assert {one.task.subject.ranks for one in entries if one.task.subject.operation == "product"} == at_once
+
+
 ORDERS = {"NT": (0, 1, 2), "NN": (0, 2, 1), "TN": (1, 2, 0)}  # of tokens, outputs, inputs
 
 

@@ -30,7 +30,7 @@ def profile_for(plan: Plan, results: Path, *, may_calibrate: bool, messages: Con
 
     A calibration that fails is told in one line, and no reason not to reproduce: the exit code speaks of figures that
     were counted, and none of those needs a profile. Where ranks share cores, nothing is measured without being asked:
-    each number of ranks adds its whole share of points, whose times would be those of the processes taking turns. On
+    each number of ranks adds its whole share of points, and the messages of such ranks take what their turns leave. On
     processors that others keep busy nothing is measured either, and what was measured beside them is not used.
 
     Raises:

@@ -16,7 +16,7 @@ from suite.machine_profile import disturbed
 
 
 def ranks_missing(errand: Errand) -> int | None:
-    """The most ranks of a rung that is wanted, where this machine's profile holds and has fewer; None where it does."""
+    """The most ranks of a rung that is wanted on this machine alone, where its profile has fewer; else None."""
     rungs, applicable = wanted(errand)
     if errand.profile is None:
         return None
@@ -24,7 +24,7 @@ def ranks_missing(errand: Errand) -> int | None:
     for rung in rungs:
         if rung in applicable:
             setting = setting_of(rung.walk, [*stands_on(rung, applicable), rung], divisor=errand.climbing.divisor)
-            if not seconds_unknown(setting):
+            if setting.hosts == 1 and not seconds_unknown(setting):
                 most = max(most, planned(errand.climbing, setting, "", errand.texts).layout.ranks)
     return most if most > errand.profile.conditions.ranks else None
 
@@ -39,7 +39,11 @@ def with_more_ranks(errand: Errand, ranks: int, on_event: Callable[[int, Event],
         KeyboardInterrupt: by the user.
     """
     assert errand.profile is not None
-    found = with_ranks(errand.profile, ranks, on_event=on_event)
+    try:
+        found = with_ranks(errand.profile, ranks, on_event=on_event)
+    except OSError as error:  # no room for scratch files
+        source = f"{ranks} ranks at once could not be timed: {error.strerror or error}"
+        return msgspec.structs.replace(errand, more_ranks=None, more_ranks_source=source)
     if found.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     source = f"{errand.profile_source}, {ranks} ranks at once timed apart"

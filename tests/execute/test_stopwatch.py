@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from suite import processor_caches
 from suite.calibration_job import Task
 from suite.calibration_plan import FORWARD_ONLY
-from suite.execute.measure import stopwatch
 from suite.execute.measure.calibrate import OPERATIONS
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.measure.products import DTYPES, Inputs
@@ -148,34 +147,44 @@ def test_a_call_that_takes_all_of_a_point_s_time_is_repeated_three_times_and_lat
     assert Stopwatch(CPU).repetitions(lambda: None, point_seconds=0.001, known=known, sample=sample) == found
 
 
+class Paged(Stopwatch):
+    """Calls of 10 ms each, for each of which the kernel makes so many pages."""
+
+    def __init__(self, pages: list[int]) -> None:
+        super().__init__(CPU)
+        self._made = iter(pages)
+
+    def sample(self, work: Work, *, overwrites: int = 1) -> float:
+        assert overwrites == 1
+        work()
+        self._pages = next(self._made, 0)
+        return 0.01
+
+
 @pytest.mark.parametrize(
     ("pages", "known", "left_out"),
     [
         ([1000, 1000, 1000, 0], None, 3),
         ([0, 1000, 0], None, 2),
-        ([10, 10, 10], None, 0),  # 60 us of 10 ms
+        ([33, 33, 33], None, 0),  # 198 us of 10 ms
+        ([34, 33, 33], None, 1),  # 204 us
+        ([0, 0, 1000], None, 0),  # warm before
         ([1000] * 100, None, MOST_PAGED),
         ([0, 1000, 0, 1000], 0.01, 2),
         ([1000, 0, 1000], 0.01, 1),
+        ([0, 34, 33], 0.01, 2),
         ([1000] * 100, 0.01, MOST_PAGED - 1),
     ],
 )
 def test_calls_for_which_the_kernel_makes_memory_are_not_warm(
-    monkeypatch: pytest.MonkeyPatch, pages: list[int], known: float | None, left_out: int
+    pages: list[int], known: float | None, left_out: int
 ) -> None:
     """They take as long as the others here: that they are left out is for their pages alone."""
-    made, calls = 0, iter(pages)
-
-    def work() -> None:
-        nonlocal made
-        made += next(calls, 0)
-        time.sleep(0.01)
-
-    monkeypatch.setattr(stopwatch, "_pages_made", lambda: made)
-    found = Stopwatch(CPU).repetitions(work, point_seconds=0.001, known=known)
-    assert found.warm_up >= left_out
-    assert found.warm_up == left_out or known is None  # a slow sleep of this machine's is no page
-    assert len(found.seconds) >= (1 if known else 2)
+    called: list[int] = []
+    found = Paged(pages).repetitions(lambda: called.append(1), point_seconds=0.0001, known=known)
+    assert found.warm_up == left_out
+    assert len(found.seconds) == len(called) - left_out
+    assert len(found.seconds) >= (1 if known else 3)
 
 
 def test_pages_are_those_that_the_kernel_made_for_a_call() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from suite.calibration_plan import Density
 from suite.job import Status
 from suite.ladder import more_ranks
 from suite.ladder.ascent import Errand
+from suite.ladder.climb import wanted
 from suite.ladder.rungs import RUNGS, Setting
 from suite.machine_profile import Profile
 from suite.measured_seconds import Subject
+from suite.pace import Pace
 from tests.ladder.made_up import CORPUS, CPU, TEXTS
 from tests.profiles import profile
 
@@ -98,20 +101,47 @@ def test_an_interrupt_while_ranks_are_timed_ends_the_command(monkeypatch: pytest
         more_ranks.with_more_ranks(errand("fsdp-4"), 4, quiet)
 
 
+def test_ranks_on_hosts_of_their_own_are_not_timed_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = msgspec.structs.replace(profile(), conditions=msgspec.structs.replace(profile().conditions, ranks=1))
+    found = msgspec.structs.replace(
+        errand("ddp-hosts", profile=one), climbing=msgspec.structs.replace(CPU, host_names=("a", "b"))
+    )
+    rungs, applicable = wanted(found)
+    assert more_ranks.ranks_missing(found) == 2  # of ddp, which it is compared with
+    alone = [rung for rung in rungs if rung.name == "ddp-hosts"]
+    monkeypatch.setattr(more_ranks, "wanted", lambda _errand: (alone, applicable))
+    assert more_ranks.ranks_missing(found) is None
+
+
+def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object, **_options: object) -> CalibrationResult:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(more_ranks, "with_ranks", full)
+    found = more_ranks.with_more_ranks(errand("fsdp-4"), 4, quiet)
+    assert found.profile_for(FOUR) == (None, "4 ranks at once could not be timed: No space left on device")
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("cores", "computing"), [(2, set()), (4, {3})])
-def test_three_ranks_at_once_are_added_to_what_two_have_and_on_two_cores_their_messages_alone(
-    monkeypatch: pytest.MonkeyPatch, cores: int, computing: set[int]
+@pytest.mark.parametrize(("cores", "had", "computing"), [(2, 2, set()), (4, 2, {3}), (2, 1, {2})])
+def test_three_ranks_at_once_are_added_and_what_they_compute_where_they_have_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, had: int, computing: set[int]
 ) -> None:
+    """On fewer cores they take turns: messages are added, and one rank for each core where the profile has fewer."""
     monkeypatch.setattr("suite.calibration.usable_cores", lambda: cores)
-    found = with_ranks(profile(), 3, on_event=quiet, density=SPARSE)
+    paces = dict.fromkeys(range(1, had + 1), Pace(host=1e-6, product=1e-6, elementwise=1e-6, memory=1e-6))
+    conditions = msgspec.structs.replace(profile().conditions, ranks=had, pace=paces)
+    before = msgspec.structs.replace(profile(), conditions=conditions)
+    found = with_ranks(before, 3, on_event=quiet, density=SPARSE)
     assert found.status is Status.OK, found.message
     assert found.profile is not None
-    assert found.profile.tables[: len(profile().tables)] == profile().tables
-    assert {table.subject.ranks for table in found.profile.tables[len(profile().tables) :]} == computing
-    added = [line.subject for line in found.profile.lines[len(profile().lines) :]]
+    assert found.profile.tables[: len(before.tables)] == before.tables
+    assert {table.subject.ranks for table in found.profile.tables[len(before.tables) :]} == computing
+    added = [line.subject for line in found.profile.lines[len(before.lines) :]]
     assert {(one.ranks, one.operation in COLLECTIVES) for one in added} == {(3, True)} | {(n, False) for n in computing}
     assert found.profile.line(Subject(operation="all_gather", ranks=3)).units_per_second > 0
     assert found.profile.conditions.ranks == 3
-    assert set(found.profile.conditions.threads) == set(profile().conditions.threads) | {3}
-    assert set(found.profile.conditions.pace) >= {3}
+    assert set(found.profile.conditions.threads) == set(before.conditions.threads) | {3} | computing
+    # what ranks that take turns compute was timed at another pace than their messages
+    assert (found.profile.pace(ranks=3) is None) == (cores < 3)
+    assert {count: found.profile.conditions.pace[count] for count in paces} == paces

@@ -184,7 +184,7 @@ def _haste(job: CalibrationJob, *, hurried: int, first_round_seconds: float) -> 
     if hurried:
         facts["hurried"] = (
             f"{hurried} of {len(job.tasks)} operations of the first round were timed briefly, so that it ends within "
-            f"{budget}: one call to warm up, one repetition at least"
+            f"{budget}: one call to warm up, or more that wait for memory, and one repetition at least"
         )
     if first_round_seconds > job.budget_seconds:
         facts["over_budget"] = (
