@@ -9,13 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from suite.__main__ import main
 from suite.calibration import CalibrationResult, with_ranks
 from suite.calibration_job import COLLECTIVES
 from suite.calibration_plan import Density
+from suite.commands import exit_codes
+from suite.commands import ladder as command
 from suite.job import Status
 from suite.ladder import more_ranks
 from suite.ladder.ascent import Errand
-from suite.ladder.climb import wanted
+from suite.ladder.climb import Climb, unclimbed, wanted
 from suite.ladder.rungs import RUNGS, Setting
 from suite.machine_profile import Profile
 from suite.measured_seconds import Subject
@@ -111,6 +114,37 @@ def test_ranks_on_hosts_of_their_own_are_not_timed_on_this_machine(monkeypatch: 
     alone = [rung for rung in rungs if rung.name == "ddp-hosts"]
     monkeypatch.setattr(more_ranks, "wanted", lambda _errand: (alone, applicable))
     assert more_ranks.ranks_missing(found) is None
+
+
+@pytest.mark.parametrize(
+    ("rungs", "whether", "timed"),
+    [("fsdp-4", "--calibrate", [4]), ("fsdp-4", "--no-calibrate", []), ("fsdp-2", "--calibrate", [])],
+)
+def test_the_command_times_the_ranks_that_are_missing_unless_told_not_to_calibrate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rungs: str, whether: str, timed: list[int]
+) -> None:
+    asked: list[int] = []
+    climbed: list[Errand] = []
+
+    def more(errand: Errand, ranks: int, _on_event: object) -> Errand:
+        asked.append(ranks)
+        return msgspec.structs.replace(errand, more_ranks=with_four(), more_ranks_source="timed")
+
+    def climb(errand: Errand, *_: object) -> Climb:
+        climbed.append(errand)
+        nothing = unclimbed(CPU, frozenset({"pinned"}))
+        assert nothing is not None
+        return nothing
+
+    monkeypatch.setattr(command, "tokenised_documents", lambda *_args, **_options: (CORPUS, TEXTS))
+    monkeypatch.setattr(command, "profile_for", lambda *_args, **_options: (profile(), "stored"))
+    monkeypatch.setattr(command, "sample_seconds", lambda *_args, **_options: 0.01)
+    monkeypatch.setattr(command, "with_more_ranks", more)
+    monkeypatch.setattr(command, "climb", climb)
+    line = ["ladder", "gpt2-mini", "--rungs", rungs, "--device", "cpu", "--results", str(tmp_path), whether]
+    assert main(line) == exit_codes.INCONCLUSIVE
+    assert asked == timed
+    assert [errand.profile_for(FOUR)[1] for errand in climbed] == ["timed" if timed else "stored"]
 
 
 def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pytest.MonkeyPatch) -> None:
