@@ -129,8 +129,8 @@ class Stopwatch:
         """Repeat `work` until it is warm, at least three times, and for `point_seconds`, warm-up included.
 
         The samples that show that it is warm count: 3, or 2 of a call that alone takes `point_seconds`, which is warm
-        when it takes no less than 98 % of the one before. Of the first eight none counts for which the kernel made
-        memory before the warm-up was over, nor any before it.
+        when it takes no less than 98 % of the one before. Calls for which the kernel made memory before the warm-up
+        was over do not count, nor any before them: eight at most.
 
         Args:
             known: seconds that a call took in an earlier round: one call warms it again, and one repetition is the
