@@ -138,7 +138,7 @@ def with_ranks(
 
     Where they are more than cores that is their messages, and what one for each core takes where the profile has fewer
     (see `suite.taking_turns`). Its conditions are those of now: how busy the machine was with others. Its pace is that
-    of the times in it: of ranks that take turns it has none, because what they compute was timed before.
+    of the times in it: where what ranks that take turns compute was timed before, it has none for them.
 
     Args:
         density: None: the device's; on a CPU the quick one.
@@ -147,11 +147,11 @@ def with_ranks(
     density = density or (QUICK_DENSITY if device == "cpu" else DENSITIES[device])
     density = density._replace(caches=processor_caches.all_bytes() if device == "cpu" else 0)
     used = miniature_shapes(device, ranks=ranks)
-    turns = device == "cpu" and ranks > cores
-    if turns:
+    timed_before = device == "cpu" and ranks > cores and profile.conditions.ranks >= cores
+    if device == "cpu" and ranks > cores:
         exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
         planned = [one for one in exchanged if one.task.subject.ranks == ranks]
-        if profile.conditions.ranks < cores:
+        if not timed_before:
             planned += computing(used, device=device, cores=cores, counts=[cores], density=density)
     else:
         planned = plan(used, device=device, cores=cores, ranks=ranks, density=density, counts=(ranks,))
@@ -165,7 +165,7 @@ def with_ranks(
     both = msgspec.structs.replace(
         profile,
         conditions=msgspec.structs.replace(
-            now, threads=before.threads | now.threads, pace=before.pace if turns else before.pace | now.pace
+            now, threads=before.threads | now.threads, pace=before.pace if timed_before else before.pace | now.pace
         ),
         tables=[*profile.tables, *own.tables],
         lines=[*profile.lines, *own.lines],
