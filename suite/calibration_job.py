@@ -8,6 +8,7 @@ from suite.measured_seconds import Subject
 from suite.pace import Pace
 from suite.timings import Repetitions
 
+WEIGHTS_OF_BLOCK = 12  # two norms of two, four matrices with biases
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from suite.calibration_job import COLLECTIVES, Task
+from suite.calibration_job import COLLECTIVES, WEIGHTS_OF_BLOCK, Task
 from suite.machine_profile import REPEATED, UNSEEN
 from suite.measured_seconds import Axis, Subject
 from suite.miniature_shapes import Shapes
@@ -18,9 +18,11 @@ from suite.miniature_shapes import Shapes
 TABLE, LINE = "table", "line"
 DTYPES = ("fp32", "bf16", "fp16")
 PASSES = ("forward", "backward")
-HIDDEN = ("gelu_tanh", "gelu", "relu", "fast_gelu", "geglu", "dropout", "permuted")  # of activations
-WIDE = ("add", "scale", "to_fp32", "from_fp32", "zeros", "vector_norm")  # up to a tensor of all parameters
-FORWARD_ONLY = ("add", "permuted", "zeros", "vector_norm")  # add's backward pass computes nothing: it hands on
+HIDDEN = ("gelu_tanh", "gelu", "relu", "fast_gelu", "geglu", "dropout", "permuted", "bias")  # of activations
+# up to a tensor of all parameters
+WIDE = ("add", "accumulate", "scale", "to_fp32", "from_fp32", "zeros", "vector_norm")
+# add's backward pass computes nothing: it hands on; the others are recorded by no graph
+FORWARD_ONLY = ("add", "accumulate", "permuted", "bias", "zeros", "vector_norm")
 FUSED = ("chain", "dropout")  # timed compiled
 MOST_ROW_ELEMENTS = 2**30  # of one tensor, about: 4 GB in fp32; longer ones are extrapolated by their rows
 SQUARES = (4096, 8192)  # sides: as wide as products of large models, far beyond what miniatures multiply
@@ -29,6 +31,7 @@ MOVES = ("copy", "triad")
 # Of each of their points in a round, by all ranks at once. In 4 repetitions, 40 ms, two ranks had 12 to 26 GB/s in a
 # triad within an hour, on a memory that other guests of the host use too (2 cores of an AMD EPYC, 2026-11-23)
 MEMORY_SECONDS = 0.5
+HOST_SECONDS = 0.02  # of each point of the host's calls in a round: a step makes thousands of each
 SEED = 6
 
 
@@ -172,7 +175,8 @@ def computing(used: Shapes, *, device: str, cores: int, counts: Sequence[int], d
             )
         for subject, unit, sizes in _lines(used, density, device):
             each = tuple((size,) for size in sizes)
-            planned.append(Planned(LINE, _task(subject, each, count, device, cores, density), unit=unit))
+            line_density = density._replace(point_seconds=HOST_SECONDS) if unit == "call" else density
+            planned.append(Planned(LINE, _task(subject, each, count, device, cores, line_density), unit=unit))
         if device == "cuda" and count == ranks:
             planned.append(_squares(count, device, cores, density))
         for kind, grid, points in checks:
@@ -297,15 +301,18 @@ def _lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
             for variant in PASSES:
                 subject = Subject(operation=operation, variant=variant, dtype=dtype, compiled=True)
                 lines.append(Sizes(subject, "element", (hidden[0], hidden[-1])))
-    for operation, variants, most in (
-        ("view", PASSES, 32),
-        ("module", PASSES[:1], 32),
-        ("weight_read", PASSES, 32),
-        ("checkpoint", ("",), 8),
-        ("sharded_unit", ("",), 4),
+    # the fewest in a row are what lies between two operators of a step: two views or three, one module's call; a block
+    # reads twelve weights
+    for operation, variants, calls in (
+        ("view", PASSES, (2, 32)),
+        ("engine", PASSES[1:], (1, 4)),
+        ("module", PASSES[:1], (1, 32)),
+        ("weight_read", PASSES, (WEIGHTS_OF_BLOCK, 48)),
+        ("checkpoint", ("",), (2, 8)),
+        ("sharded_unit", ("",), (1, 4)),
     ):
         for variant in variants:
-            lines.append(Sizes(Subject(operation=operation, variant=variant), "call", (min(2, most // 4), most)))
+            lines.append(Sizes(Subject(operation=operation, variant=variant), "call", calls))
     if density.compiled:
         for variant in PASSES:
             lines.append(Sizes(Subject(operation="region", variant=variant, compiled=True), "call", (1, 4)))

@@ -177,13 +177,23 @@ class EngineSeconds(NamedTuple):
 
 
 def engine_seconds(measured: Measured, *, ranks: int) -> EngineSeconds:
-    """Seconds of a start of autograd's engine and of a node; the timing of a backward operator has one of each in it.
+    """Seconds of a start of autograd's engine and of a node, as the host's calls are timed.
 
     Raises:
         InputError: the backward pass of views was not measured as a line.
     """
     line = measured.line(Subject(operation="view", variant="backward", ranks=ranks))
     return EngineSeconds(line.fixed_seconds, line.seconds_per_unit)
+
+
+def engine_seconds_of_operator(measured: Measured, *, ranks: int) -> float:
+    """Seconds of the start of the engine and the node that the timing of a backward operator has in it.
+
+    Raises:
+        InputError: they were not measured as a line.
+    """
+    line = measured.line(Subject(operation="engine", variant="backward", ranks=ranks))
+    return line.seconds(1)
 
 
 class StraightLine(NamedTuple):

@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from suite.measured_seconds import Line, Measured, Subject, engine_seconds, scaled
+from suite.measured_seconds import Line, Measured, Subject, engine_seconds_of_operator, scaled
 from suite.timings import Positive
 
 HOST, PRODUCT, ELEMENTWISE, MEMORY = "host", "product", "elementwise", "memory"
 _KIND = {
     **dict.fromkeys(("product", "square_product", "batched_product", "attention"), PRODUCT),
-    **dict.fromkeys(
-        ("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit", "adam_tensors"), HOST
-    ),
+    **dict.fromkeys(("calls", "view", "engine", "module", "weight_read", "checkpoint"), HOST),
+    **dict.fromkeys(("region", "sharded_unit", "adam_tensors"), HOST),
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"), HOST),  # gloo's own code
 }  # all else: element-wise
 
@@ -78,9 +77,10 @@ class AtPace:
     """A machine profile as it would be, had the processors had another pace: all seconds of a kind times its slowdown.
 
     Messages between processors are sent, and added, by the host's own code: they count as host, and so does what the
-    timing of a backward operator has of it (`engine_seconds`). Operators bound by memory count as element-wise ones,
-    although memory does not slow down with the processors: by memory's own pace 28 steps came out 9.9 % off in the
-    median and 31.4 % at most, by the element-wise one 9.9 and 30.0 %, unscaled 14.0 and 35.4 % (2026-11-23).
+    timing of a backward operator has of it (`engine_seconds_of_operator`). Operators bound by memory count as
+    element-wise ones, although memory does not slow down with the processors: by memory's own pace 28 steps came out
+    9.9 % off in the median and 31.4 % at most, by the element-wise one 9.9 and 30.0 %, unscaled 14.0 and 35.4 %
+    (2026-11-23).
     """
 
     def __init__(self, measured: Measured, slower: Pace) -> None:
@@ -92,7 +92,7 @@ class AtPace:
         seconds = self._measured.seconds(subject, *sizes)
         of_host = 0.0
         if subject.variant == "backward":
-            of_host = min(seconds, sum(engine_seconds(self._measured, ranks=subject.ranks)))
+            of_host = min(seconds, engine_seconds_of_operator(self._measured, ranks=subject.ranks))
         return self._times[HOST] * of_host + self._factor(subject) * (seconds - of_host)
 
     def line(self, subject: Subject) -> Line:

@@ -70,7 +70,7 @@ class Gradients:
                 waiting.clear()
                 self._works("add", rows * columns)
             if name in self.accumulated:
-                self._works("add", rows * columns)
+                self._works("accumulate", rows * columns)
             self.tape.work("node", compiled=False)
             if self.buckets and self.whole:
                 self._works("scale", rows * columns)

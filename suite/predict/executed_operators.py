@@ -121,6 +121,8 @@ class Operators:
         inputs = [x, self.weight(weight), *([self.weight(bias)] if bias else [])]
         node = self.tape.record(inputs, [x.block], rule)
         self._does("product", tokens, rows, columns, variant="NT")
+        if bias and not self._cuda:  # a GPU's kernels add it to the product as they write that
+            self._does("bias", tokens * rows)
         self._handles(modules=1, views=3)
         return Value(self._product(tokens * rows, tokens * columns, rows * columns, *([rows] if bias else [])), node)
 

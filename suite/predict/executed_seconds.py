@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
-from suite.measured_seconds import Measured, Subject, engine_seconds
+from suite.measured_seconds import Measured, Subject, engine_seconds, engine_seconds_of_operator
 from suite.predict.executed_operators import WORK_DTYPES, Kernels
 from suite.predict.executed_schedule import Durations, idle_fraction
 from suite.predict.executed_traffic import executed_traffic_of_dtypes
@@ -60,6 +60,7 @@ class Prices:
         self._cuda = cuda
         self._known: dict[Work, float] = {}
         self._engine = engine_seconds(measured, ranks=ranks)
+        self._of_operator = 0.0 if cuda else engine_seconds_of_operator(measured, ranks=ranks)
         self._host: dict[tuple[str, str], Callable[[], float]] = {
             ("view", ""): lambda: self._each("view", "forward"),
             ("node", ""): lambda: self._engine.node,
@@ -69,7 +70,7 @@ class Prices:
             ("weight_read", "forward"): lambda: self._each("weight_read", "forward"),
             ("weight_read", "backward"): lambda: self._slope("weight_read", "backward"),
             ("region", "forward"): lambda: self._each("region", "forward", compiled=True),
-            ("region", "backward"): lambda: self._slope("region", "backward", compiled=True),
+            ("region", "backward"): self._region_backward,
             ("sharded_unit", ""): lambda: self._slope("sharded_unit"),
             ("checkpoint", ""): lambda: self._slope("checkpoint"),
         }
@@ -120,6 +121,10 @@ class Prices:
         line = self._measured.line(self._subject(operation, variant, compiled=compiled))
         return line.seconds(line.sizes[0]) / line.sizes[0]
 
+    def _region_backward(self) -> float:
+        """Of one call, whose timing starts autograd's engine, as a step does once for all regions."""
+        return max(0.0, self._each("region", "backward", compiled=True) - self._engine.start)
+
     def _host_seconds(self, work: Work) -> float:
         if work.compiled and work.operation != "region":
             return 0.0
@@ -140,8 +145,7 @@ class Prices:
 
     def _call(self, operation: str, variant: str, dtype: str, *sizes: int) -> float:
         seconds = self._measured.seconds(self._subject(operation, variant, dtype), *sizes)
-        of_host = sum(self._engine) if variant == "backward" and not self._cuda else 0.0
-        return max(0.0, seconds - of_host)
+        return max(0.0, seconds - self._of_operator) if variant == "backward" else seconds
 
 
 def _is_called(work: Work) -> bool:

@@ -151,7 +151,7 @@ class FullySharding:
         self._tape.work("sharded_unit")
         self._tape.work("scale", self._ranks * elements, variant="forward", dtype=reduced_dtype, times=2)
         if unit.reduced is not None:
-            self._tape.work("add", elements, variant="forward", dtype="fp32" if self._stored == FP32 else "fp16")
+            self._tape.work("accumulate", elements, variant="forward", dtype="fp32" if self._stored == FP32 else "fp16")
         message = self._tape.block(self._reduced * self._ranks * elements)
         message.move(Category.BUFFERS)
         unit.gradients.clear()

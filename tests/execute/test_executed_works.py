@@ -56,6 +56,8 @@ class Dispatched(TorchDispatchMode):
         if name in ("mm", "addmm"):
             a_MK, b_KN = tensors[-2:]
             self.calls["product", (a_MK.shape[0], b_KN.shape[1], a_MK.shape[1])] += 1
+            if name == "addmm":
+                self.calls["bias", (a_MK.shape[0] * b_KN.shape[1],)] += 1
         elif name == "bmm":
             self.calls["batched_product", (shape[0], prod(shape[1:]) * tensors[1].shape[2])] += 1
         elif name.startswith("_scaled_dot_product_flash_attention"):
@@ -92,7 +94,7 @@ def counted(works: Works) -> Calls:
             name = f"activation {work.variant}"
         elif name == "dropout" and work.variant == "forward":
             name = "dropout forward"
-        elif name not in ("product", "column_sum", "permuted", "to_fp32", "from_fp32"):
+        elif name not in ("product", "bias", "column_sum", "permuted", "to_fp32", "from_fp32"):
             continue
         calls[name, sizes] += times
     return calls

@@ -31,7 +31,7 @@ from tests.predict.executed_runs import Place, Run, executed_runs, rank_paramete
 CPU = Kernels()
 MINIS = {name: miniature(reference_run(run), "cpu", ranks=2) for name, run in miniatures().items()}
 HOST_LINES = frozenset(
-    {"view", "module", "weight_read", "region", "checkpoint", "sharded_unit", "calls", "adam_tensors"}
+    {"view", "engine", "module", "weight_read", "region", "checkpoint", "sharded_unit", "calls", "adam_tensors"}
 )
 
 
@@ -64,7 +64,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         fused = subject.operation in ("chain", "dropout")
         assert (subject.compiled and fused) or subject.operation in HOST_LINES
         fixed, slope = (self.fixed, self.per_unit) if fused else (0.0, self.host)
-        if (subject.operation, subject.variant) == ("view", "backward"):
+        if subject.operation in ("view", "engine") and subject.variant == "backward":
             fixed = self.start
         return Line(
             subject=subject,
@@ -173,6 +173,43 @@ def test_a_compiled_region_is_called_once_whatever_is_in_it() -> None:
     assert stage.forward > 0
     assert stage.backward >= stage.forward
     assert stage.step == pytest.approx(stage.forward + stage.backward)
+
+
+def test_a_region_s_backward_pass_is_one_call_without_the_start_of_the_engine_in_its_timing() -> None:
+    class Regions(Machine, frozen=True):
+        each: float
+
+        def line(self, subject: Subject) -> Line:
+            line = super().line(subject)
+            if (subject.operation, subject.variant) != ("region", "backward"):
+                return line
+            return msgspec.structs.replace(line, timings=(Timing(self.each, 1.0, 1.0, 1.0, 1, 0),))
+
+    run = mini("gpt2-mini")
+    (start,) = steps(Regions(each=0.0, start=1.0), run, compiled=True)
+    (called,) = steps(Regions(each=3.0, start=1.0), run, compiled=True)
+    regions = run.architecture.layers * accumulation(run.recipe, run.layout)
+    assert called.overhead - start.overhead == pytest.approx((3.0 - 1.0) * regions)
+
+
+def test_what_a_backward_operator_s_timing_has_of_the_engine_is_what_was_timed_as_operators_are() -> None:
+    class Engine(Machine, frozen=True):
+        of_operator: float
+
+        def seconds(self, subject: Subject, *_sizes: float) -> float:
+            return 5.0 if subject.variant == "backward" else 0.0
+
+        def line(self, subject: Subject) -> Line:
+            line = super().line(subject)
+            if subject.operation != "engine":
+                return line
+            return msgspec.structs.replace(line, timings=(Timing(self.of_operator, 1.0, 1.0, 1.0, 1, 0),))
+
+    run = mini("gpt2-mini")
+    (all_of_it,), (most,), (none,) = (steps(Engine(of_operator=part), run) for part in (5.0, 4.0, 0.0))
+    assert all_of_it.backward == 0
+    assert most.backward == pytest.approx(none.backward / 5)
+    assert none.backward > 0
 
 
 @pytest.mark.parametrize("name", MINIS)

@@ -20,7 +20,7 @@ from suite.execute.measure.conditions import GpuLog, own_seconds, processor_fact
 from suite.execute.measure.fingerprint import environment
 from suite.execute.measure.pace import LAPS_IN_A_ROW, Pacer
 from suite.execute.measure.products import DTYPES, Inputs
-from suite.execute.measure.stopwatch import MOST_OVERWRITTEN, OPERATORS_SHARE, Stopwatch, Work
+from suite.execute.measure.stopwatch import HOST_BYTES, MOST_OVERWRITTEN, OPERATORS_BYTES, Stopwatch, Work
 from suite.job import Event, Phase
 from suite.measured_seconds import Subject
 from suite.timings import Repetitions
@@ -33,13 +33,14 @@ OPERATIONS: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
     "batched_product": products.batched_product,
     "attention": products.attention,
     **dict.fromkeys((*operators.ONE_TENSOR, "add", "from_fp32"), operators.elementwise),
-    **dict.fromkeys(("zeros", "permuted", "column_sum", "vector_norm"), operators.without_autograd),
+    **dict.fromkeys(("zeros", "permuted", "bias", "accumulate"), operators.without_autograd),
+    **dict.fromkeys(("column_sum", "vector_norm"), operators.without_autograd),
     **dict.fromkeys(("layer_norm", "softmax", "cross_entropy", "embedding"), operators.rows),
     **dict.fromkeys(("copy", "triad"), operators.memory),
     **dict.fromkeys(("host_to_device", "device_to_host"), operators.transfer),
     **dict.fromkeys(("adam", "adam_tensors"), operators.adam),
     "calls": host.calls,
-    **dict.fromkeys(("view", "module"), host.chained),
+    **dict.fromkeys(("view", "engine", "module"), host.chained),
     "weight_read": host.weight_reads,
     "checkpoint": host.checkpoints,
     "region": host.regions,
@@ -72,7 +73,7 @@ class Bench:
         """The repetitions of all points of a task; the ranks that take part start each point together.
 
         Args:
-            briefly: as in a later round: one call to warm up, more where they waited for pages, and at least one timed.
+            briefly: with few calls to warm up, more where they waited for pages, and few timed at least.
         """
         return tuple(self._point(task, sizes, briefly=briefly) for sizes in task.sizes)
 
@@ -117,8 +118,8 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     facts = environment(device) | processor_facts() | _arithmetic(device)
     if device.type == "cpu":
         facts["overwritten_bytes"] = (
-            f"{processor_caches.share_bytes()} by each thread, {OPERATORS_SHARE} of that before operators, "
-            f"{MOST_OVERWRITTEN} at most by a rank"
+            f"{min(processor_caches.share_bytes(), HOST_BYTES)} by each thread, {OPERATORS_BYTES} at most before "
+            f"operators, {MOST_OVERWRITTEN} at most by a rank; what an operator follows on is written again"
         )
     uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else None
     gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")
@@ -140,7 +141,8 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
             torch.set_num_threads(task.threads)
             if number % TASKS_BETWEEN_LAPS == 0:
                 pacers[task.subject.ranks].laps(LAPS_IN_A_ROW)
-            report(Measured(number, lap, bench.repeated(task, briefly=behind or lap > 0), time.time()))
+            briefly = behind or (lap > 0 and task.subject.operation in COLLECTIVES)
+            report(Measured(number, lap, bench.repeated(task, briefly=briefly), time.time()))
         done += 1
         if done == len(job.tasks):
             (first_round_seconds,) = slowest(bench.everyone, time.perf_counter() - start)

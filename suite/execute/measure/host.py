@@ -12,13 +12,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
+from suite.calibration_job import WEIGHTS_OF_BLOCK
 from suite.execute.measure.operators import TINY
 from suite.execute.measure.products import Inputs
 from suite.execute.measure.stopwatch import Work
 from suite.execute.precision import Stored, share_classes
 from suite.measured_seconds import Subject
-
-REGION_WEIGHTS = 12  # that a block reads: two norms of two, four matrices with biases
 
 
 class _Weights(nn.Module):
@@ -114,7 +113,7 @@ def checkpoints(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Wo
 
 def regions(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
     """`sizes[0]` calls of a compiled module with a block's number of weights and almost no arithmetic."""
-    module = _Weights(REGION_WEIGHTS, inputs.device, stand_ins=False)
+    module = _Weights(WEIGHTS_OF_BLOCK, inputs.device, stand_ins=False)
     leaves = list(module.parameters())
     module.compile()
     return _in_a_row(module, leaves, subject, sizes, inputs)

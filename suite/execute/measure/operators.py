@@ -11,11 +11,13 @@ from torch.nn import functional
 
 from reference_runs.run import Activation
 from suite.execute.measure.products import DTYPES, Inputs
-from suite.execute.measure.stopwatch import Work
+from suite.execute.measure.stopwatch import Following, Work
 from suite.execute.model.operations import ACTIVATIONS
 from suite.measured_seconds import Subject
 
+AFTER_OPERANDS = 2  # the gradient's place among the inputs: an operator has two operands at most
 TINY = 64  # elements of a tensor whose arithmetic takes no time beside the call
+BIAS = 128  # elements of a bias
 HEAD = (8, 16)  # heads and head size of a tensor that is permuted
 
 
@@ -69,14 +71,16 @@ def elementwise(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Wor
 
 
 def without_autograd(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """What backward passes and updates call: zeros, permuted copies, sums over rows, and norms, as in `elementwise`.
+    """What no graph records: zeros, permuted copies, biases, gradients added to others, sums over rows, and norms.
 
     permuted: [2, T, 8, 16] to [2, 8, T, 16], which is how heads lie for a batched product.
+    bias: written to every row of a new matrix [T, 128], as addmm does before it adds the product.
+    accumulate: a gradient added in place to the sum of earlier ones.
     """
     dtype = DTYPES[subject.dtype]
     if subject.operation == "column_sum":
         x_MN = inputs.normal(*sizes, dtype=dtype)
-        return lambda: x_MN.sum(dim=0)
+        return Following(lambda: x_MN.sum(dim=0), x_MN)
     (elements,) = sizes
     x = inputs.normal(elements, dtype=dtype)
     if subject.operation == "zeros":
@@ -85,7 +89,13 @@ def without_autograd(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -
         heads, head_dim = HEAD
         length = max(1, elements // (2 * heads * head_dim))
         x_BTHK = inputs.normal(2, length, heads, head_dim, dtype=dtype)
-        return lambda: x_BTHK.transpose(1, 2).contiguous()
+        return Following(lambda: x_BTHK.transpose(1, 2).contiguous(), x_BTHK)
+    if subject.operation == "accumulate":
+        sums = torch.zeros_like(x)
+        return Following(lambda: sums.add_(x), x)
+    if subject.operation == "bias":
+        bias = inputs.normal(BIAS, dtype=dtype)
+        return lambda: bias.new_empty(max(1, elements // BIAS), BIAS).copy_(bias)
     return lambda: torch.linalg.vector_norm(x, dtype=torch.float32)
 
 
@@ -107,11 +117,15 @@ def rows(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
 
 
 def _passes(forward: Callable[[], Tensor], leaves: tuple[Tensor, ...], subject: Subject, inputs: Inputs) -> Work:
+    """The pass; what the one before it wrote is the first leaf, or the gradient. Of a table's rows none was."""
     if subject.variant == "forward":
-        return forward
+        return forward if subject.operation == "embedding" else Following(forward, leaves[0])
     out = forward()
-    gradient = inputs.normal(*out.shape, dtype=out.dtype) if out.dim() else torch.ones_like(out)
-    return lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True)
+    if not out.dim():
+        gradient = torch.ones_like(out)
+        return lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True)
+    gradient = inputs.normal(*out.shape, dtype=out.dtype, place=AFTER_OPERANDS)
+    return Following(lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True), gradient)
 
 
 def memory(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from suite.execute.measure.stopwatch import Work
+from suite.execute.measure.stopwatch import Following, Work
 from suite.measured_seconds import Subject
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,10 +40,11 @@ def product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
     """
     m, n, k = sizes
     dtype = DTYPES[subject.dtype]
-    a_MK = inputs.normal(k, m, dtype=dtype).t() if subject.variant == "TN" else inputs.normal(m, k, dtype=dtype)
+    a = inputs.normal(*((k, m) if subject.variant == "TN" else (m, k)), dtype=dtype)
+    a_MK = a.t() if subject.variant == "TN" else a
     b = inputs.normal(n * k + m * k, dtype=dtype)[m * k :]  # behind the first factor
     b_KN = b.view(n, k).t() if subject.variant == "NT" else b.view(k, n)
-    return lambda: torch.mm(a_MK, b_KN)
+    return Following(lambda: torch.mm(a_MK, b_KN), a)
 
 
 def square_product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
@@ -63,13 +64,12 @@ def batched_product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) ->
     if subject.variant == "NT":
         a = inputs.normal(batch, length, head_dim, dtype=dtype)
         b = inputs.normal(batch, length, head_dim, dtype=dtype, place=1).transpose(1, 2)
-        return lambda: torch.bmm(a, b)
-    square = inputs.normal(batch, length, length, dtype=dtype)
-    if subject.variant == "TN":
-        square = square.transpose(1, 2)
+        return Following(lambda: torch.bmm(a, b), a)
+    scores = inputs.normal(batch, length, length, dtype=dtype)
+    square = scores.transpose(1, 2) if subject.variant == "TN" else scores
     behind = inputs.normal(batch * length * (length + head_dim), dtype=dtype)[batch * length * length :]
     values = behind.view(batch, length, head_dim)
-    return lambda: torch.bmm(square, values)
+    return Following(lambda: torch.bmm(square, values), scores)
 
 
 def attention(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
@@ -81,7 +81,8 @@ def attention(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
         for place in range(3)
     )
     if subject.variant == "forward":
-        return lambda: scaled_dot_product_attention(q, k, v, is_causal=True)
+        written = inputs.normal(3, heads, length, head_dim, dtype=dtype)  # all three: one projection's result
+        return Following(lambda: scaled_dot_product_attention(q, k, v, is_causal=True), written)
     out = scaled_dot_product_attention(q, k, v, is_causal=True)
     gradient = inputs.normal(1, heads, length, head_dim, dtype=dtype, place=3)
-    return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+    return Following(lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), gradient)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from suite import processor_caches
 from suite.timings import Repetitions, median
@@ -15,7 +16,8 @@ from suite.timings import Repetitions, median
 Work = Callable[[], object]
 WINDOW = 3  # samples of a running median
 FALLING = 0.98  # a running median below this share of the one before still falls
-LEAST_REPETITIONS = 3  # in the first round
+LEAST_REPETITIONS = 3
+BRIEF_WARM_UP, BRIEF_REPETITIONS = 3, 2  # calls that warm up, and that count at least, where there is little time
 MOST_WARM_UP = 40
 MOST_REPETITIONS = 200
 FLUSHED_CACHES = 2  # bytes overwritten before a sample, in sizes of the L2 cache
@@ -25,8 +27,43 @@ FLUSHED_CACHES = 2  # bytes overwritten before a sample, in sizes of the L2 cach
 # 149 ms in its first calls and 5 to 8 ms behind them (2 cores of an AMD EPYC, glibc 2.36, 2026-11-24)
 PAGE_SECONDS = 6e-6  # 39 ms for 6,391 pages, with one rank; 12 us a page with two
 MOST_PAGED = 8  # calls that are taken for cold because of pages
-OPERATORS_SHARE = 0.5  # of a thread's share of the caches, before operators: see `Stopwatch.cold_sample`
-MOST_OVERWRITTEN = 64 * 2**20  # bytes, by a rank: more than passes between two calls of an operator in a miniature
+# Bytes of its share of the caches that a thread overwrites at most before an operator, and before a call of the host's:
+# see `Stopwatch.cold_sample` and `host_sample`
+OPERATORS_BYTES = 8 * 2**20
+HOST_BYTES = 16 * 2**20
+MOST_OVERWRITTEN = 64 * 2**20  # bytes, by a rank
+
+
+class Following:
+    """A call of an operator that follows another one, which has just written an operand of it.
+
+    Args:
+        written: that operand; its elements lie without gaps.
+    """
+
+    def __init__(self, call: Work, written: Tensor) -> None:
+        self._call = call
+        self._written = written.data  # whose changes autograd does not count: the values stay
+
+    def __call__(self) -> object:
+        return self._call()
+
+    def rewrite(self) -> None:
+        """Write the operand with the values that it has, by as many threads as an operator would."""
+        self._written.mul_(1.0)
+
+
+class _Common:
+    """What a step calls again and again, on next to no data: casts, sums, products, views, copies."""
+
+    def __init__(self) -> None:
+        self._x = torch.randn(2, 8, 4, 8).bfloat16()
+        self._weight = torch.randn(64, 64).bfloat16()
+
+    def __call__(self) -> None:
+        x = self._x.float().bfloat16() + self._x
+        rows = x.transpose(1, 2).contiguous().view(8, 64)
+        (torch.mm(rows, self._weight) * 0.5).sum(dim=0)
 
 
 class Stopwatch:
@@ -39,6 +76,7 @@ class Stopwatch:
         size = processor_caches.share_bytes() if properties is None else FLUSHED_CACHES * properties.L2_cache_size
         self._elements = size // torch.float32.itemsize  # on a CPU: of each thread
         self._cache = torch.zeros(self._elements, device=device)
+        self._common = None if self._cuda else _Common()
         self._pages = 0  # that the kernel made for this process during the last sample
 
     def overwrite(self) -> None:
@@ -83,28 +121,34 @@ class Stopwatch:
         """Seconds of one call of an operator as cold as in a step.
 
         Between two calls of an operator, a layer apart, a step's other operators read and write 7 MB (mt-nlg-mini) to
-        61 MB (codegeex-mini); some of what it reads was written just before. On a CPU each thread overwrites half of
-        its share of the caches before. 28 steps predicted from calibrations in a row with 4, 8 and 16 MiB a thread
-        came out 12, 9 and 13 % off in the median, at their pace 14, 8 and 6 %; later ones with 16 MiB 15 to 25 %,
-        nearly all too long (2 cores of an AMD EPYC, L3 of 32 MiB for both, 2026-11-23). On CUDA the L2 cache is
-        overwritten, `overwrites` times.
+        61 MB (codegeex-mini): on a CPU each thread overwrites `OPERATORS_BYTES` of the caches before. What the step
+        calls all the time is in them all the same, and so is what the operator before has just written: some common
+        operators are called on next to no data, and a `Following` call's operand is written again. Without these two,
+        how much is overwritten decides: on a Xeon with 2 MiB of second-level cache the operators of bloom-mini and
+        mt-nlg-mini, at their own sizes, came out -11, +3 and +14 % and -10, +16 and +37 % off their part of a step,
+        behind 2, 4 and 8 MiB a thread; with them -10, -11 and -8 % and -9, -8 and -6 %, behind 8, 16 and 32
+        (2026-11-24). On CUDA the L2 cache is overwritten, `overwrites` times.
         """
         if not self._cuda:
-            self._overwrite_by_each_thread(OPERATORS_SHARE)
+            self._overwrite_by_each_thread(OPERATORS_BYTES)
+            if self._common:
+                self._common()
+            if isinstance(work, Following):
+                work.rewrite()
         return self.sample(work, overwrites=overwrites)
 
     def host_sample(self, work: Work) -> float:
         """Seconds until the host has handed over one call, the device idle before.
 
-        On a CPU each thread overwrites its share of the caches before: in traces of eager steps the host takes 19 to
-        26 us from one operator to the next in the mean (glm-mini, mt-nlg-mini, bloom-mini, 1 rank). A module's call
-        takes 2 us behind 1 or 8 MiB and 7 to 11 behind 32 MiB, a view 3 and 8 to 10, a start of autograd's engine 44
-        and 104 to 122 (as above).
+        On a CPU each thread overwrites its share of the caches before, `HOST_BYTES` at most, and nothing is called
+        between: in traces of eager steps a view or a module's call goes with 10 to 13 us of Python (bloom-mini and
+        mt-nlg-mini, 1 and 2 ranks, as above). Behind 16 MiB a thread a module's call takes 9 us, the first view 13,
+        the second 1; behind 32 MiB the first two took 135.
         """
         if self._cuda:
             torch.cuda.synchronize(self._device)
         else:
-            self._overwrite_by_each_thread(1.0)
+            self._overwrite_by_each_thread(HOST_BYTES)
         pages = _pages_made()
         start = time.perf_counter()
         work()
@@ -112,8 +156,9 @@ class Stopwatch:
         self._pages = _pages_made() - pages
         return seconds
 
-    def _overwrite_by_each_thread(self, share: float) -> None:
-        size = min(int(share * self._elements) * torch.get_num_threads(), MOST_OVERWRITTEN // torch.float32.itemsize)
+    def _overwrite_by_each_thread(self, most: int) -> None:
+        each = min(self._elements, most // torch.float32.itemsize)
+        size = min(each * torch.get_num_threads(), MOST_OVERWRITTEN // torch.float32.itemsize)
         if self._cache.numel() < size:
             self._cache = torch.zeros(size)
         self._cache[:size].add_(1.0)
@@ -133,16 +178,21 @@ class Stopwatch:
         was over do not count, nor any before them: eight at most.
 
         Args:
-            known: seconds that a call took in an earlier round: one call warms it again, and one repetition is the
-                least. In the first call of a later round long products took 1 to 3 % more than in the next, long
-                attention -4 to +6 %, other long operators 1 to 2 %, short products 17 %, other short operators 40 %
-                (2026-11-23).
+            known: where there is little time, seconds that a call took in an earlier round, or 0: three calls warm it,
+                and two repetitions are the least; of a call that takes all of `point_seconds` one and one. The first
+                call of a product of a shape takes 1 to 10 ms, in later rounds too, because oneDNN keeps 1,024; behind
+                three calls, products took 1.3 times what they took behind a whole warm-up (2 cores of a Xeon,
+                2026-11-24).
         """
         take = sample or self.sample
         samples: list[float] = []
+        least = LEAST_REPETITIONS
         start = time.perf_counter()
         if known is not None:
-            samples, warm_up = [self.sample(work), take(work)], 1
+            long = is_long(known, point_seconds)
+            samples = [self.sample(work)] if long else [take(work) for _ in range(BRIEF_WARM_UP)]
+            warm_up, least = len(samples), 1 if long else BRIEF_REPETITIONS
+            samples.append(take(work))
             while self._waited_for_pages(samples[-1]) and len(samples) < MOST_PAGED:
                 warm_up = len(samples)
                 samples.append(take(work))
@@ -154,7 +204,6 @@ class Stopwatch:
                     cold = len(samples)
                 window = _steady_count(samples[cold:], point_seconds)
             warm_up = len(samples) - (window or WINDOW)
-        least = LEAST_REPETITIONS if known is None else 1
         while (counted := len(samples) - warm_up) < MOST_REPETITIONS and (
             counted < least or time.perf_counter() - start < point_seconds
         ):
@@ -184,13 +233,14 @@ def is_long(seconds: float, point_seconds: float) -> bool:
 
 
 def is_warm(samples: list[float]) -> bool:
-    """Whether the running median of 3 samples has stopped falling: the last one is within 2 % of the one before it.
+    """Whether the median of the last 3 samples is no less than 98 % of that of the 3 before them.
 
-    The samples of the last window then count as repetitions: the first steady ones.
+    The last 3 then count as repetitions: the first steady ones. (Of windows that overlap in two samples the medians
+    agree by chance: calls that fell from 53 to 34 us in eight were taken for warm behind three of them.)
     """
-    if len(samples) < WINDOW + 1:
+    if len(samples) < 2 * WINDOW:
         return False
-    return median(samples[-WINDOW:]) >= FALLING * median(samples[-WINDOW - 1 : -1])
+    return median(samples[-WINDOW:]) >= FALLING * median(samples[-2 * WINDOW : -WINDOW])
 
 
 def repetitions_behind(samples: list[float], warm_up: int) -> Repetitions:
