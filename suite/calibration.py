@@ -14,8 +14,19 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite import pace, processor_caches, store
-from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured
-from suite.calibration_plan import DENSITIES, LINE, QUICK_DENSITY, TABLE, Density, Planned, computing, messages, plan
+from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, TrialSteps
+from suite.calibration_plan import (
+    DENSITIES,
+    LINE,
+    QUICK_DENSITY,
+    TABLE,
+    Density,
+    Planned,
+    computing,
+    messages,
+    plan,
+    trials,
+)
 from suite.devices import resolved_device, usable_cores
 from suite.hosts import Hosts
 from suite.job import Event, Status
@@ -25,11 +36,13 @@ from suite.measured_seconds import Line, Table, fitted
 from suite.miniature_shapes import miniature_shapes
 from suite.pace import Pace
 from suite.record import fingerprint
-from suite.timings import Repetitions, Timing, over_ranks, over_rounds
+from suite.timings import Repetitions, Timing, middle_over_ranks, over_ranks, over_rounds
+from suite.trial_step import TimedTrial, Trial
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
 USUAL_SECONDS = 90.0  # from start to end, as it is told to those who wait
 BUDGET_SECONDS = 74.0  # of them: starting, fitting and storing took 14 s on 2 cores (2026-11-23)
+TRIAL_SECONDS = 18.0  # of these
 
 
 class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +60,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     results: Path
     planned: list[Planned]
+    trials: list[Trial] = []
     rounds: int
 
 
@@ -80,7 +94,14 @@ def planned_calibration(request: CalibrationRequest, density: Density | None = N
     used = miniature_shapes(device, ranks=ranks)
     density = (density or DENSITIES[device])._replace(caches=processor_caches.all_bytes() if device == "cpu" else 0)
     planned = plan(used, device=device, cores=cores, ranks=ranks, density=density)
-    return Calibration(device=device, ranks=ranks, results=request.results, planned=planned, rounds=density.rounds)
+    return Calibration(
+        device=device,
+        ranks=ranks,
+        results=request.results,
+        planned=planned,
+        trials=trials(device=device, cores=cores, ranks=ranks, density=density),
+        rounds=density.rounds,
+    )
 
 
 def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) -> CalibrationResult:
@@ -202,6 +223,8 @@ def _measured(
             rounds=calibration.rounds,
             budget_seconds=BUDGET_SECONDS,
             collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
+            trials=tuple(calibration.trials),
+            trial_seconds=TRIAL_SECONDS if calibration.trials else 0.0,
             interface=interface,
         )
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
@@ -258,6 +281,7 @@ def assembled(
         tables=tables,
         lines=_lines(calibration.planned, timings),
         checks=checks,
+        trials=_trials(calibration, events),
     )
 
 
@@ -267,6 +291,23 @@ def _lines(planned: Sequence[Planned], timings: Sequence[tuple[Timing, ...]]) ->
         for one, points in zip(planned, timings, strict=True)
         if one.kind == LINE
     ]
+
+
+def _trials(calibration: Calibration, events: list[list[Event]]) -> list[TimedTrial]:
+    """Of every trial the ranks' mean of the median over all steps: what is told of a launch is the median too."""
+    found = []
+    for number, one in enumerate(calibration.trials):
+        ranks = [
+            [
+                seconds
+                for event in own
+                if isinstance(event, TrialSteps) and event.trial == number
+                for seconds in event.seconds
+            ]
+            for own in events[: one.layout.ranks]
+        ]
+        found.append(TimedTrial(trial=one, timing=middle_over_ranks(ranks)))
+    return found
 
 
 def _timings(planned: Sequence[Planned], events: list[list[Event]]) -> list[tuple[Timing, ...]]:

@@ -6,9 +6,11 @@ import msgspec
 
 from suite.measured_seconds import Subject
 from suite.pace import Pace
-from suite.timings import Repetitions
+from suite.timings import Positive, Repetitions
+from suite.trial_step import Trial
 
 WEIGHTS_OF_BLOCK = 12  # two norms of two, four matrices with biases
+BURSTS_IN_A_ROUND = 3  # of trials
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
@@ -37,6 +39,8 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
         budget_seconds: rounds behind the first one end by then, in the middle where it is over; the first one hurries
             where it falls behind, but times everything.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
+        trials: that are trained between the tasks.
+        trial_seconds: kept free of `budget_seconds` for them, all trials trained for a few steps at least.
         interface: network interface of hosts that have a rank each; None: whichever the library chooses.
     """
 
@@ -48,6 +52,8 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     budget_seconds: float
     collective_timeout_seconds: float
+    trials: tuple[Trial, ...] = ()
+    trial_seconds: float = 0.0
     interface: str | None = None
 
 
@@ -57,6 +63,14 @@ class Measured(msgspec.Struct, frozen=True, tag="measured"):
     task: int
     round: int
     points: tuple[Repetitions, ...]
+    time: float
+
+
+class TrialSteps(msgspec.Struct, frozen=True, tag="trial-steps"):
+    """Seconds of some steps of a trial, as a rank that took part saw them."""
+
+    trial: int
+    seconds: tuple[Positive, ...]
     time: float
 
 

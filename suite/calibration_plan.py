@@ -14,6 +14,7 @@ from suite.calibration_job import COLLECTIVES, WEIGHTS_OF_BLOCK, Task
 from suite.machine_profile import REPEATED, UNSEEN
 from suite.measured_seconds import Axis, Subject
 from suite.miniature_shapes import Shapes
+from suite.trial_step import TRIAL_DTYPE, Trial, trial
 
 TABLE, LINE = "table", "line"
 DTYPES = ("fp32", "bf16", "fp16")
@@ -182,6 +183,20 @@ def computing(used: Shapes, *, device: str, cores: int, counts: Sequence[int], d
         for kind, grid, points in checks:
             planned.append(Planned(kind, _task(grid.subject, points, count, device, cores, density), grid.axes))
     return planned
+
+
+def trials(*, device: str, cores: int, ranks: int, density: Density) -> list[Trial]:
+    """What is trained between the tasks: by one rank and by all that have a core each, and compiled by the latter.
+
+    Compiling it took 11 s for 2 ranks and 15 s for one with 2 threads (2 cores of an AMD EPYC, Zen 5, 2026-11-24), and
+    the factors of both were alike. None on CUDA: how a step there differs from its parts was never looked at; nor where
+    the dtype of trials is not timed.
+    """
+    if device != "cpu" or TRIAL_DTYPE not in density.dtypes:
+        return []
+    most = min(ranks, cores)
+    kinds = [(count, False) for count in sorted({1, most})] + [(most, True)] * bool(density.compiled)
+    return [trial(count, compiled=compiled, threads=max(1, cores // count)) for count, compiled in kinds]
 
 
 def messages(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:

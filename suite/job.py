@@ -9,7 +9,7 @@ import msgspec
 
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
-from suite.calibration_job import Calibrated, Measured
+from suite.calibration_job import Calibrated, Measured, TrialSteps
 from suite.pace import Pace
 from suite.probe_job import Exchanged, Probed, Replayed, Soaked
 from suite.script import SUITE, Script
@@ -225,7 +225,20 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     time: float
 
 
-Event = Started | Phase | Step | Finished | Failed | Measured | Calibrated | Replayed | Exchanged | Soaked | Probed
+Event = (
+    Started
+    | Phase
+    | Step
+    | Finished
+    | Failed
+    | Measured
+    | TrialSteps
+    | Calibrated
+    | Replayed
+    | Exchanged
+    | Soaked
+    | Probed
+)
 
 
 def events_path(directory: str, rank: int) -> str:

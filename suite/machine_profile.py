@@ -13,6 +13,7 @@ from reference_runs.errors import InputError
 from suite.measured_seconds import Line, Subject, Table
 from suite.pace import Pace
 from suite.timings import Timing
+from suite.trial_step import TimedTrial
 
 # 1: without what the host does for a step; 2: in warm caches; 3: caches not all overwritten, medians of rounds;
 # 4: all caches overwritten before operators, not half of them; 5: on CUDA without pageable copies, and with the host's
@@ -94,6 +95,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[Table]
     lines: list[Line]
     checks: list[Check]
+    trials: list[TimedTrial] = []
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
         """Seconds of `subject` at `sizes`, from the table or line that reaches nearest; sizes in the order of its axes.

@@ -28,6 +28,7 @@ from suite.network_namespaces import hosts as namespaces
 from suite.pace import AtPace, Pace, over_ranks, slowdown
 from suite.plan import Plan, job_for
 from suite.predict.executed_time_figures import time_figures
+from suite.predict.in_step import in_step, nearest_trial
 from suite.record import SCHEMA, End, RankOutcome, begin_record
 from suite.residuals import Residuals, residuals
 from suite.shared_processors import others_shares
@@ -204,7 +205,7 @@ def with_time(
     if plan.averaging is not Averaging.EXACT:
         where = "--optimizer, --gradient-compression"
         raise InputError("averaging without a measured time", got=plan.averaging, allowed="exact", where=where)
-    times = _time_figures(plan, profile, sample_seconds=sample_seconds)
+    times = _time_figures(plan, profile, factor=in_step_factor(plan, profile), sample_seconds=sample_seconds)
     shares_of = _peaks(plan, profile)
     return times + utilisation(times, shares_of), measured + utilisation(measured, shares_of)
 
@@ -232,7 +233,8 @@ def with_pace(
     if calibrated is None:
         return [], []
     slower = slowdown(pace, calibrated)
-    at_pace = _time_figures(plan, AtPace(profile, slower), sample_seconds=sample_seconds)
+    factor = in_step_factor(plan, profile)  # steps and parts were as slow as each other when it was measured
+    at_pace = _time_figures(plan, AtPace(profile, slower), factor=factor, sample_seconds=sample_seconds)
     expected, took = of_job(at_pace, Quantity.STEP_SECONDS), of_job(measured, Quantity.STEP_SECONDS)
     if expected is None or took is None:
         return [], []
@@ -246,7 +248,19 @@ def with_pace(
     ]
 
 
-def _time_figures(plan: Plan, measured: Measured, *, sample_seconds: float) -> list[Figure]:
+def in_step_factor(plan: Plan, profile: Profile) -> float:
+    """How many times as long the plan's step takes as its parts: as the nearest trial step; 1 where none was timed.
+
+    Raises:
+        InputError: the profile lacks an operation.
+    """
+    timed = nearest_trial(profile.trials, ranks=min(plan.layout.ranks, _cores(plan)), compiled=plan.compiled)
+    if timed is None:
+        return 1.0
+    return in_step(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, plan.device)).factor
+
+
+def _time_figures(plan: Plan, measured: Measured, *, factor: float, sample_seconds: float) -> list[Figure]:
     if plan.device == "cpu":
         measured = TakingTurns(measured, cores=_cores(plan))
     return time_figures(
@@ -259,6 +273,7 @@ def _time_figures(plan: Plan, measured: Measured, *, sample_seconds: float) -> l
         script=plan.script,
         sample_seconds=sample_seconds,
         cores=usable_cores(),
+        in_step=factor,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,16 +22,23 @@ from profiles import SPARSE, profile
 from reference_runs.errors import InputError
 from suite import calibration, launch
 from suite.__main__ import main
+from suite.arithmetic import kernels_for
 from suite.calibration import USUAL_SECONDS, CalibrationRequest, calibrate, planned_calibration
 from suite.calibration_job import COLLECTIVES, Measured
 from suite.commands.calibrate import CalibrationProgress
 from suite.execute.measure.stopwatch import BRIEF_WARM_UP, MOST_PAGED
+from suite.figures import Quantity, of_job
 from suite.job import LAUNCH_VARIABLE, Event, Phase, Started, Status
 from suite.machine_profile import REPEATED, UNSEEN, Profile, current_profile, disturbed, read
 from suite.measured_seconds import Subject
+from suite.plan import Request as RunRequest
+from suite.plan import plan as planned_run
+from suite.predict.in_step import in_step
 from suite.record import fingerprint
 from suite.report.machine_tables import print_profile
 from suite.report.tables import console
+from suite.reproduction import with_time
+from suite.trial_step import TimedTrial
 
 ROOT = Path(__file__).parent.parent
 START_SECONDS = 90.0  # imports of torch on a busy machine
@@ -137,6 +145,39 @@ def test_the_conditions_say_how_much_others_disturbed(measured: Profile) -> None
     for share in (conditions.others_share, conditions.steal_share):
         assert share is None or 0 <= share <= 1
     assert conditions.facts.keys() >= {"torch", "governor", "bf16_products", "rounds"}
+
+
+def test_trials_are_trained_by_one_rank_and_by_two_and_predictions_take_their_factor_times_as_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    density = SPARSE._replace(dtypes=("fp32", "bf16"))
+    planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2), density)
+    profile = calibrate(planned, lambda _rank, _event: None).profile
+    assert profile is not None
+    one, two = profile.trials
+    assert [timed.trial.layout.ranks for timed in profile.trials] == [1, 2]
+    for timed in profile.trials:
+        assert timed.timing.low <= timed.timing.median == timed.timing.seconds <= timed.timing.high
+        assert timed.timing.repetitions >= 3
+        assert timed.timing.repetitions % 3 == 0
+        factor = in_step(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, "cpu")).factor
+        assert 0.3 < factor < 10, "a step takes about as long as its parts"
+    print_profile(console(), profile)
+    assert re.search(r"\ntrial step +ranks .*\neager +1 .*\neager +2 ", capsys.readouterr().out)
+    plan = planned_run(RunRequest(name="mt-nlg-mini", results=tmp_path, ranks=2, device="cpu"))
+    times, _ = with_time(plan, profile, [])
+    slower = TimedTrial(trial=two.trial, timing=msgspec.structs.replace(two.timing, seconds=2 * two.timing.seconds))
+    twice, _ = with_time(plan, msgspec.structs.replace(profile, trials=[one, slower]), [])
+    alone, _ = with_time(plan, msgspec.structs.replace(profile, trials=[]), [])
+    step, longer, parts = (of_job(figures, Quantity.STEP_SECONDS) for figures in (times, twice, alone))
+    assert step is not None
+    assert parts is not None
+    assert longer == pytest.approx(2 * step)
+    factor = in_step(profile, two, kernels=kernels_for(two.trial.recipe.precision, "cpu")).factor
+    assert step == pytest.approx(factor * parts)
+    assert f"times {factor:.2f} as a trial step" in next(
+        figure.why for figure in times if figure.quantity == Quantity.STEP_SECONDS and figure.term is None
+    )
 
 
 def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(

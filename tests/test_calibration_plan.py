@@ -26,6 +26,7 @@ from suite.calibration_plan import (
     Planned,
     axis_points,
     plan,
+    trials,
 )
 from suite.calibration_plan import counts_at_once as counts
 from suite.machine_profile import REPEATED, UNSEEN
@@ -310,3 +311,35 @@ def test_copies_and_triads_by_all_ranks_are_timed_for_longer_than_anything_that_
         if entry.kind == TABLE and entry.task.point_seconds != DENSITIES[device].point_seconds
     }
     assert longer == {("copy", ranks): MEMORY_SECONDS, ("triad", ranks): MEMORY_SECONDS}
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "ranks", "found"),
+    [
+        ("cpu", 2, 1, [(1, False, 2), (1, True, 2)]),
+        ("cpu", 2, 2, [(1, False, 2), (2, False, 1), (2, True, 1)]),
+        ("cpu", 8, 4, [(1, False, 8), (4, False, 2), (4, True, 2)]),
+        ("cpu", 3, 8, [(1, False, 3), (3, False, 1), (3, True, 1)]),  # ranks that take turns: as one for each core
+        ("cuda", 16, 2, []),
+    ],
+)
+def test_trials_are_of_one_rank_and_of_all_that_have_a_core_and_compiled_of_these(
+    device: str, cores: int, ranks: int, found: list[tuple[int, bool, int]]
+) -> None:
+    planned = trials(device=device, cores=cores, ranks=ranks, density=DENSITIES[device])
+    assert [(one.layout.ranks, one.compiled, one.threads) for one in planned] == found
+    eager = [entry for entry in found if not entry[1]]
+    quick = trials(device=device, cores=cores, ranks=ranks, density=EFFORTS["quick"].densities["cpu"])
+    assert [(one.layout.ranks, one.compiled, one.threads) for one in quick] == eager
+    without = DENSITIES[device]._replace(dtypes=("fp32", "fp16"))
+    assert trials(device=device, cores=cores, ranks=ranks, density=without) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_all_parts_of_a_trial_are_timed(ranks: int) -> None:
+    _, entries = planned("cpu", ranks)
+    for one in trials(device="cpu", cores=2, ranks=ranks, density=DENSITIES["cpu"]):
+        (stage,) = step_seconds(
+            Asked(entries), one.architecture, one.recipe, one.layout, kernels=Kernels(), compiled=one.compiled
+        )
+        assert stage.step > 0

@@ -20,6 +20,8 @@ from suite.measured_seconds import Measured, Subject
 from suite.pace import AtPace, Pace, middle, over_ranks, slowdown
 from suite.predict.executed_operators import Kernels
 from suite.predict.executed_seconds import StepSeconds, step_seconds
+from suite.timings import Timing
+from suite.trial_step import TimedTrial, trial
 from tests.launches import launched, small_plan
 from tests.predict.test_executed_seconds import MINIS, Machine
 from tests.profiles import profile
@@ -147,6 +149,7 @@ class Paced(Machine, frozen=True, kw_only=True):
     """A profile that knows its pace, and as much as `with_pace` asks for."""
 
     calibrated: Pace | None
+    trials: tuple[TimedTrial, ...] = ()
 
     def pace(self, *, ranks: int) -> Pace | None:
         assert ranks == 1
@@ -155,7 +158,8 @@ class Paced(Machine, frozen=True, kw_only=True):
 
 def test_a_launch_at_half_the_calibrated_pace_is_predicted_twice_as_long() -> None:
     plan = small_plan(ranks=1)
-    known = Paced(**msgspec.structs.asdict(MACHINE), calibrated=EVEN)
+    tried = TimedTrial(trial=trial(1, compiled=False, threads=1), timing=Timing(9.0, 9.0, 9.0, 9.0, 3, 0))
+    known = Paced(**msgspec.structs.asdict(MACHINE), calibrated=EVEN, trials=(tried,))
     slow = Pace(host=2e-6, product=2e-4, elementwise=2e-5, memory=2e-4)
     took = [Figure(quantity=Quantity.STEP_SECONDS, value=0.5)]
     expected, measured = reproduction.with_pace(plan, cast("Profile", known), slow, took)
@@ -169,6 +173,11 @@ def test_a_launch_at_half_the_calibrated_pace_is_predicted_twice_as_long() -> No
     ]
     assert [figure.key for figure in expected] == [figure.key for figure in measured]
     assert expected[-1].value == pytest.approx(2 * usual[-1].value)
+    untried = msgspec.structs.replace(known, trials=())
+    factor = reproduction.in_step_factor(plan, cast("Profile", known))
+    parts = reproduction.with_pace(plan, cast("Profile", untried), EVEN, took)[0]
+    assert factor > 1
+    assert usual[-1].value == pytest.approx(factor * parts[-1].value)
     unknown = msgspec.structs.replace(known, calibrated=None)
     assert reproduction.with_pace(plan, cast("Profile", unknown), slow, took) == ([], [])
 

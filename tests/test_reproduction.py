@@ -16,6 +16,7 @@ from suite.pace import Pace
 from suite.plan import corpus_for
 from suite.record import Record
 from suite.reproduction import reproduce
+from suite.trial_step import TimedTrial
 from tests.launches import TEXT, small_plan
 from tests.predict.test_executed_seconds import Machine
 
@@ -23,7 +24,9 @@ PLAN = small_plan(ranks=1)
 
 
 class Measured(Machine, frozen=True):
-    """A machine that answers what shares of peaks and pace ask too."""
+    """A machine that answers what shares of peaks and pace ask too, and no trial was timed on."""
+
+    trials: tuple[TimedTrial, ...] = ()
 
     def achievable_flop_per_second(self, *_: object, **__: object) -> float:
         return 1e9

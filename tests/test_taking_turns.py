@@ -93,5 +93,7 @@ def test_a_step_of_more_ranks_than_cores_is_predicted_from_one_rank_for_each_cor
     monkeypatch.setattr(reproduction, "usable_cores", lambda: 2)
     plan = planned(CPU, Setting(data_parallel=4, fully_sharded=True, micro_batch=8), "", TEXTS)
     asked = Asked()
-    reproduction._time_figures(msgspec.structs.replace(plan, host_names=host_names), asked, sample_seconds=0.0)
+    reproduction._time_figures(
+        msgspec.structs.replace(plan, host_names=host_names), asked, factor=1.0, sample_seconds=0.0
+    )
     assert (asked.computing, asked.messages) == (computing, {4})

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from suite.calibration import Calibration, CalibrationRequest, CalibrationResult, calibrate, planned_calibration
+from suite.calibration_job import BURSTS_IN_A_ROUND
 from suite.commands import exit_codes
 from suite.interruption import end_as_interrupted
 from suite.job import Event, Phase, Status
@@ -88,7 +89,8 @@ class CalibrationProgress:
     def __init__(self, planned: Calibration, *, quiet: bool) -> None:
         self._quiet = quiet
         self._next_line = 0.0
-        self._begun, self._most = 0, planned.rounds * len(planned.planned)
+        bursts = BURSTS_IN_A_ROUND * len(planned.trials)
+        self._begun, self._most = 0, planned.rounds * (len(planned.planned) + bursts)
         self._progress = progress_line(quiet=quiet)
         self._task = self._progress.add_task("starting", total=self._most)
 

@@ -32,6 +32,7 @@ from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.probe import probe
 from suite.execute.train import train
+from suite.execute.trials import Trials
 from suite.job import Finished, Job, KernelChoice, Phase, Started, events_path
 from suite.probe_job import ProbeJob
 
@@ -98,7 +99,8 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
 
 def measure(job: CalibrationJob, report: life.Reporter) -> Calibrated:
     """Join the process group and measure what the job names."""
-    return calibrate(job, joined(job, report), report)
+    device = joined(job, report)
+    return calibrate(job, device, report, Trials(job, device, report))
 
 
 def execute(job: Job, report: life.Reporter) -> Finished:

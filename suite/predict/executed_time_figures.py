@@ -16,6 +16,9 @@ from suite.predict.prediction import describes_ranks
 from suite.script import SUITE, Script
 
 REASON = "from this machine's profile; one launch never judges a time"
+IN_STEP_REASON = (
+    "from this machine's profile: the step's parts, times {:.2f} as a trial step; one launch never judges a time"
+)
 MEAN_REASON = "mean over ranks; not judged"
 
 
@@ -30,10 +33,14 @@ def time_figures(
     script: Script = SUITE,
     sample_seconds: float = 0.0,
     cores: int = 1,
+    in_step: float = 1.0,
 ) -> list[Figure]:
     """Step time, its terms (of the job: their mean over ranks), and rates per accelerator; none is judged.
 
     Nothing for layouts that are not described (see `describes_ranks`).
+
+    Args:
+        in_step: see `step_seconds`.
 
     Raises:
         InputError: the profile lacks an operation.
@@ -50,14 +57,16 @@ def time_figures(
         script=script,
         sample_seconds=sample_seconds,
         cores=cores,
+        in_step=in_step,
     )
     places = [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
     step = max(stage.step for stage in stages)
     samples = recipe.global_batch
     model = model_flop(architecture, samples=samples)
     hardware = executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
+    why = REASON if in_step == 1 else IN_STEP_REASON.format(in_step)
     figures = [
-        Figure(quantity=quantity, value=value, why=REASON)
+        Figure(quantity=quantity, value=value, why=why)
         for quantity, value in (
             (Quantity.STEP_SECONDS, step),
             (Quantity.TOKENS_PER_SECOND, samples * architecture.sequence / step),

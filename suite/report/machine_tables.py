@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from reference_runs.units import printed
+from suite.arithmetic import kernels_for
 from suite.calibration_job import COLLECTIVES
 from suite.machine_profile import Check, Profile, disturbed
 from suite.measured_seconds import Line, Subject, Table
+from suite.predict.in_step import in_step
 from suite.report.tables import plain_table
 from suite.timings import Timing, median, quantile
 
@@ -149,6 +151,23 @@ def check_rows(checks: list[Check]) -> Iterator[list[str]]:
         yield [operation, kind, str(ranks), str(len(errors)), middle, tail, most, sign]
 
 
+def trial_rows(profile: Profile) -> Iterator[list[str]]:
+    """Trial steps beside the sum of their parts, as the profile has these."""
+    for timed in profile.trials:
+        own, timing = timed.trial, timed.timing
+        kernels = kernels_for(own.recipe.precision, profile.fingerprint.device)
+        found = in_step(profile, timed, kernels=kernels)
+        yield [
+            "compiled" if own.compiled else "eager",
+            str(own.layout.ranks),
+            f"{1000 * found.parts_seconds:.4g}",
+            f"{1000 * timing.seconds:.4g}",
+            _spread(timing),
+            str(timing.repetitions),
+            f"{found.factor:.2f}",
+        ]
+
+
 def print_profile(out: Console, profile: Profile) -> None:
     """Print the machine, its rates, its lines, the errors of interpolation, and what disturbed the measurement."""
     conditions = profile.conditions
@@ -169,6 +188,9 @@ def print_profile(out: Console, profile: Profile) -> None:
     if between:
         rows = [[_name(line.subject), str(line.subject.ranks), *_cells(line)] for line in between]
         out.print(plain_table(["collective", "ranks", "latency us", "bandwidth", "residual", "worst"], rows))
+    if profile.trials:
+        titles = ["ranks", "its parts: ms", "it took: ms", "20 % 80 %", "steps", "times"]
+        out.print(plain_table(["trial step", *titles], trial_rows(profile)))
     titles = ["kind", "ranks", "points", "median", "90 %", "largest", "signed"]
     out.print(plain_table(["interpolation error", *titles], check_rows(profile.checks)))
     out.print(f"[dim]{escape(disturbance(profile))}[/]", soft_wrap=True)

@@ -114,9 +114,7 @@ def test_before_an_operator_the_operand_that_the_one_before_wrote_is_written_aga
 @pytest.mark.parametrize("operation", ["gelu", "layer_norm", "softmax", "dropout"])
 def test_the_gradient_that_is_written_again_is_not_what_the_forward_pass_kept(operation: str) -> None:
     inputs = Inputs(CPU)
-    work = OPERATIONS[operation](
-        Subject(operation=operation, variant="backward"), SIZES.get(operation, (96,)), inputs
-    )
+    work = OPERATIONS[operation](Subject(operation=operation, variant="backward"), SIZES.get(operation, (96,)), inputs)
     assert isinstance(work, Following)
     first = work()
     with torch.no_grad():

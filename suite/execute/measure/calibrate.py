@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, product
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from kernels.half_matmul import compute_products_through_fp32, has_instructions
 from suite import processor_caches
-from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
+from suite.calibration_job import BURSTS_IN_A_ROUND, COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
 from suite.execute.measure import host, operators, products
 from suite.execute.measure.collectives import Collective, collective, collective_repetitions, slowest
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
@@ -46,6 +47,21 @@ OPERATIONS: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
     "region": host.regions,
 }
 HOST = ("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit")
+
+
+class Bursts(Protocol):
+    """Training steps that are timed between the tasks, a few at a time.
+
+    Attributes:
+        seconds: that bursts have taken.
+        next_seconds: that the next one will take.
+    """
+
+    seconds: float
+    next_seconds: float
+
+    def burst(self) -> None:
+        """Some steps of each; all ranks call it together."""
 
 
 class Bench:
@@ -108,10 +124,13 @@ class Bench:
         return work
 
 
-def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event], None]) -> Calibrated:
+def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event], None], bursts: Bursts) -> Calibrated:
     """Measure the job's tasks round by round, reporting each, and return what the machine went through meanwhile.
 
     The first round times every point, whatever the budget. A task of it that begins behind its time is timed briefly.
+
+    Args:
+        bursts: of the job's trials, evenly spread over each round: one at least, then as many as fit into their time.
     """
     torch.manual_seed(SEED)
     torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on what it was given
@@ -128,13 +147,17 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     gc.collect()
     gc.disable()  # its pauses belong to no point
     before, start, own = processor_time(), time.perf_counter(), own_seconds()
-    due, done, hurried, first_round_seconds = due_seconds(job), 0, 0, 0.0
+    due, done, hurried, first_round_seconds = due_shares(job), 0, 0, 0.0
+    bursts_before = places_of_bursts(due) if job.trials else frozenset()
     for lap, (number, task) in product(range(job.rounds), enumerate(job.tasks)):
         report(Phase(str(task.subject), time.time()))
-        (spent,) = slowest(bench.everyone, time.perf_counter() - start)  # the same on all ranks, which wait here
+        # the same on all ranks, which wait here
+        spent, tried, trying = slowest(bench.everyone, time.perf_counter() - start, bursts.seconds, bursts.next_seconds)
         if lap > 0 and spent > job.budget_seconds:
             break
-        behind = lap == 0 and spent > due[number]
+        if number in bursts_before and (not tried or tried + trying <= job.trial_seconds):
+            bursts.burst()
+        behind = lap == 0 and spent - tried > due[number] * (job.budget_seconds - max(tried, job.trial_seconds))
         hurried += behind
         gpu.sample()
         if rank < task.subject.ranks:
@@ -170,14 +193,20 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     )
 
 
-def due_seconds(job: CalibrationJob) -> list[float]:
-    """By when each task of the first round should have ended, so that the round ends within the budget.
+def due_shares(job: CalibrationJob) -> list[float]:
+    """Of the first round's time, by when each task should have ended, so that the round ends within it.
 
     Each point has the same part of it: on 2 cores, beside other work, no task ended later than that part of the whole
     round (481 tasks, 3032 points, 50 s; AMD EPYC, 2026-11-23).
     """
     points = [len(task.sizes) for task in job.tasks]
-    return [job.budget_seconds * done / sum(points) for done in accumulate(points)]
+    return [done / sum(points) for done in accumulate(points)]
+
+
+def places_of_bursts(due: list[float]) -> frozenset[int]:
+    """The tasks before which trials are trained: in the middles of so many equal parts of a round."""
+    middles = [(part + 0.5) / BURSTS_IN_A_ROUND for part in range(BURSTS_IN_A_ROUND)]
+    return frozenset(next(number for number, share in enumerate(due) if share >= middle) for middle in middles)
 
 
 def _haste(job: CalibrationJob, *, hurried: int, first_round_seconds: float) -> dict[str, str]:
@@ -186,7 +215,7 @@ def _haste(job: CalibrationJob, *, hurried: int, first_round_seconds: float) -> 
     if hurried:
         facts["hurried"] = (
             f"{hurried} of {len(job.tasks)} operations of the first round were timed briefly, so that it ends within "
-            f"{budget}: one call to warm up, or more that wait for memory, and one repetition at least"
+            f"{budget}: three calls to warm up, or more that wait for memory, and two repetitions at least"
         )
     if first_round_seconds > job.budget_seconds:
         facts["over_budget"] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -12,11 +13,15 @@ EMBEDDING = "embedding"  # first and last pipeline stage, which both store a tie
 
 
 def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The mesh of `layout` over all ranks of the job, one named dimension an axis, neighbours of the first axis of
-    `rank_order` with consecutive ranks."""
+    """The mesh of `layout` over the first ranks of the job, one named dimension an axis, neighbours of the first axis
+    of `rank_order` with consecutive ranks. Every rank of the job must call it: groups are made by all ranks together.
+    """
     sizes = {DATA: layout.data_parallel, TENSOR: layout.tensor_parallel, PIPELINE: layout.pipeline_stages}
     axes = [axis for axis in reversed(layout.rank_order.split("-")) if axis in sizes]
-    return init_device_mesh(device_type, tuple(sizes[axis] for axis in axes), mesh_dim_names=tuple(axes))
+    shape = tuple(sizes[axis] for axis in axes)
+    if layout.ranks < dist.get_world_size():
+        return DeviceMesh(device_type, torch.arange(layout.ranks).view(shape), mesh_dim_names=tuple(axes))
+    return init_device_mesh(device_type, shape, mesh_dim_names=tuple(axes))
 
 
 def coordinates(mesh: DeviceMesh) -> dict[str, int]:

@@ -1,0 +1,46 @@
+"""What a step takes over the sum of its parts, each timed alone: by trial steps of a calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from suite.measured_seconds import Measured
+from suite.predict.executed_operators import Kernels
+from suite.predict.executed_seconds import step_seconds
+from suite.trial_step import TimedTrial
+
+
+class InStep(NamedTuple):
+    """A trial step beside the sum of its parts.
+
+    Args:
+        parts_seconds: what is predicted of it, part by part.
+    """
+
+    timed: TimedTrial
+    parts_seconds: float
+
+    @property
+    def factor(self) -> float:
+        """How many times as long the step took."""
+        return self.timed.timing.seconds / self.parts_seconds
+
+
+def in_step(measured: Measured, timed: TimedTrial, *, kernels: Kernels) -> InStep:
+    """A trial step that was timed with `measured`, beside the sum of its parts.
+
+    Raises:
+        InputError: one of them was not measured.
+    """
+    own = timed.trial
+    (stage,) = step_seconds(measured, own.architecture, own.recipe, own.layout, kernels=kernels, compiled=own.compiled)
+    return InStep(timed, stage.step)
+
+
+def nearest_trial(trials: Sequence[TimedTrial], *, ranks: int, compiled: bool) -> TimedTrial | None:
+    """Executed in the same way if one was, by as many ranks or the next larger number, else the largest; None: none."""
+    alike = [one for one in trials if one.trial.compiled == compiled] or list(trials)
+    if not alike:
+        return None
+    return min(alike, key=lambda one: (one.trial.layout.ranks < ranks, abs(one.trial.layout.ranks - ranks)))
