@@ -14,8 +14,10 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite import pace, processor_caches, store
+from suite.arithmetic import kernels_for
 from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, TrialSteps
 from suite.calibration_plan import (
+    BURSTS,
     DENSITIES,
     LINE,
     QUICK_DENSITY,
@@ -29,12 +31,13 @@ from suite.calibration_plan import (
 )
 from suite.devices import resolved_device, usable_cores
 from suite.hosts import Hosts
-from suite.job import Event, Status
+from suite.job import WARM_UP_STEPS, Event, Status
 from suite.launch import HERE, Outcome, launch
 from suite.machine_profile import Check, Conditions, Fingerprint, Profile, encode, machines_directory
 from suite.measured_seconds import Line, Table, fitted
 from suite.miniature_shapes import miniature_shapes
 from suite.pace import Pace
+from suite.predict.in_step import beside_parts
 from suite.record import fingerprint
 from suite.timings import Repetitions, Timing, middle_over_ranks, over_ranks, over_rounds
 from suite.trial_step import TimedTrial, Trial
@@ -145,7 +148,15 @@ def between_hosts(
         return _failed(outcome)
     between = {line.subject: line for line in _lines(planned, _timings(planned, outcome.events))}
     lines = [between.get(line.subject, line) for line in profile.lines]
-    return CalibrationResult(status=Status.OK, message="", profile=msgspec.structs.replace(profile, lines=lines))
+    # trial steps were trained on this machine, with its messages
+    tried = [msgspec.structs.replace(timed, parts_seconds=_parts_seconds(profile, timed)) for timed in profile.trials]
+    profile = msgspec.structs.replace(profile, lines=lines, trials=tried)
+    return CalibrationResult(status=Status.OK, message="", profile=profile)
+
+
+def _parts_seconds(profile: Profile, timed: TimedTrial) -> float:
+    kernels = kernels_for(timed.trial.recipe.precision, profile.fingerprint.device)
+    return beside_parts(profile, timed, kernels=kernels).parts_seconds
 
 
 def with_ranks(
@@ -169,6 +180,7 @@ def with_ranks(
     density = density._replace(caches=processor_caches.all_bytes() if device == "cpu" else 0)
     used = miniature_shapes(device, ranks=ranks)
     timed_before = device == "cpu" and ranks > cores and profile.conditions.ranks >= cores
+    more: list[Trial] = []
     if device == "cpu" and ranks > cores:
         exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
         planned = [one for one in exchanged if one.task.subject.ranks == ranks]
@@ -176,7 +188,11 @@ def with_ranks(
             planned += computing(used, device=device, cores=cores, counts=[cores], density=density)
     else:
         planned = plan(used, device=device, cores=cores, ranks=ranks, density=density, counts=(ranks,))
-    calibration = Calibration(device=device, ranks=ranks, results=Path(), planned=planned, rounds=density.rounds)
+        every = trials(device=device, cores=cores, ranks=ranks, density=density)
+        more = [one for one in every if one.layout.ranks == ranks]
+    calibration = Calibration(
+        device=device, ranks=ranks, results=Path(), planned=planned, trials=more, rounds=density.rounds
+    )
     load = _load()
     outcome = _measured(calibration, on_event, cores=cores)
     if outcome.status is not Status.OK:
@@ -191,6 +207,7 @@ def with_ranks(
         tables=[*profile.tables, *own.tables],
         lines=[*profile.lines, *own.lines],
         checks=[*profile.checks, *own.checks],
+        trials=[*profile.trials, *own.trials],
     )
     return CalibrationResult(status=Status.OK, message="", profile=both)
 
@@ -224,6 +241,7 @@ def _measured(
             budget_seconds=BUDGET_SECONDS,
             collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
             trials=tuple(calibration.trials),
+            bursts=BURSTS if calibration.trials else 0,
             trial_seconds=TRIAL_SECONDS if calibration.trials else 0.0,
             interface=interface,
         )
@@ -306,7 +324,8 @@ def _trials(calibration: Calibration, events: list[list[Event]]) -> list[TimedTr
             ]
             for own in events[: one.layout.ranks]
         ]
-        found.append(TimedTrial(trial=one, timing=middle_over_ranks(ranks)))
+        bursts = sum(isinstance(event, TrialSteps) and event.trial == number for event in events[0])
+        found.append(TimedTrial(trial=one, timing=middle_over_ranks(ranks, warm_up=WARM_UP_STEPS + bursts)))
     return found
 
 

@@ -10,7 +10,6 @@ from suite.timings import Positive, Repetitions
 from suite.trial_step import Trial
 
 WEIGHTS_OF_BLOCK = 12  # two norms of two, four matrices with biases
-BURSTS_IN_A_ROUND = 3  # of trials
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
@@ -40,7 +39,8 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
             where it falls behind, but times everything.
         collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
         trials: that are trained between the tasks.
-        trial_seconds: kept free of `budget_seconds` for them, all trials trained for a few steps at least.
+        bursts: in which they are trained in a round, a few steps each.
+        trial_seconds: kept free of `budget_seconds` for them: of later rounds as many bursts as fit into it.
         interface: network interface of hosts that have a rank each; None: whichever the library chooses.
     """
 
@@ -53,6 +53,7 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     budget_seconds: float
     collective_timeout_seconds: float
     trials: tuple[Trial, ...] = ()
+    bursts: int = 0
     trial_seconds: float = 0.0
     interface: str | None = None
 

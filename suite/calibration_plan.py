@@ -14,7 +14,7 @@ from suite.calibration_job import COLLECTIVES, WEIGHTS_OF_BLOCK, Task
 from suite.machine_profile import REPEATED, UNSEEN
 from suite.measured_seconds import Axis, Subject
 from suite.miniature_shapes import Shapes
-from suite.trial_step import TRIAL_DTYPE, Trial, trial
+from suite.trial_step import PRECISION, Trial, trial
 
 TABLE, LINE = "table", "line"
 DTYPES = ("fp32", "bf16", "fp16")
@@ -33,6 +33,7 @@ MOVES = ("copy", "triad")
 # triad within an hour, on a memory that other guests of the host use too (2 cores of an AMD EPYC, 2026-11-23)
 MEMORY_SECONDS = 0.5
 HOST_SECONDS = 0.02  # of each point of the host's calls in a round: a step makes thousands of each
+BURSTS = 3  # of trials in a round
 SEED = 6
 
 
@@ -192,7 +193,7 @@ def trials(*, device: str, cores: int, ranks: int, density: Density) -> list[Tri
     the factors of both were alike. None on CUDA: how a step there differs from its parts was never looked at; nor where
     the dtype of trials is not timed.
     """
-    if device != "cpu" or TRIAL_DTYPE not in density.dtypes:
+    if device != "cpu" or PRECISION.value not in density.dtypes:
         return []
     most = min(ranks, cores)
     kinds = [(count, False) for count in sorted({1, most})] + [(most, True)] * bool(density.compiled)
@@ -200,9 +201,10 @@ def trials(*, device: str, cores: int, ranks: int, density: Density) -> list[Tri
 
 
 def messages(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:
-    """The collectives alone, in groups of 2, 4, ... and all ranks."""
+    """The collectives alone, in groups of 2, 4, ... and all ranks; on a CPU of one a core too, where that are fewer."""
+    counts = {*counts_at_once(ranks), min(ranks, cores) if device == "cpu" else ranks} - {1}
     planned = []
-    for subject, unit, sizes in _collectives(used, ranks, density):
+    for subject, unit, sizes in _collectives(used, sorted(counts), density):
         each = tuple((size,) for size in sizes)
         task = _task(subject, each, subject.ranks, device, cores * subject.ranks // ranks, density)
         planned.append(Planned(LINE, task, unit=unit))
@@ -306,6 +308,8 @@ def _lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
     lines = []
     for dtype in density.dtypes:
         for operation in (*HIDDEN, *WIDE):
+            if operation == "bias" and device != "cpu":
+                continue  # a GPU's kernels add it to the product
             if operation in ("to_fp32", "from_fp32") and dtype == "fp32":
                 continue
             sizes = hidden if operation in HIDDEN else wide
@@ -320,7 +324,7 @@ def _lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
     # reads twelve weights
     for operation, variants, calls in (
         ("view", PASSES, (2, 32)),
-        ("engine", PASSES[1:], (1, 4)),
+        *([("engine", PASSES[1:], (1, 4))] if device == "cpu" else []),  # nothing is taken off a GPU's own time
         ("module", PASSES[:1], (1, 32)),
         ("weight_read", PASSES, (WEIGHTS_OF_BLOCK, 48)),
         ("checkpoint", ("",), (2, 8)),
@@ -341,10 +345,10 @@ def _lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
     return lines
 
 
-def _collectives(used: Shapes, ranks: int, density: Density) -> list[Sizes]:
+def _collectives(used: Shapes, counts: Sequence[int], density: Density) -> list[Sizes]:
     sizes = _geometric(256, 4 * max(used.parameters), density.sparse)
     planned = []
-    for count in counts_at_once(ranks)[1:]:
+    for count in counts:
         for operation in COLLECTIVES:
             if operation == "send" and count > 2:
                 continue  # a message between two ranks, whatever the group

@@ -16,7 +16,9 @@ from suite.machine_model import dtype_of
 from suite.machine_profile import Profile
 from suite.machines import RunMachine, recorded_network_bytes_per_second
 from suite.measured_seconds import Line, Subject, Table
+from suite.predict.executed_operators import Kernels
 from suite.predict.gemm import EfficiencyTable, ProductTables
+from suite.predict.in_step import beside_parts, nearest_trial
 from suite.predict.machine import Machine
 from suite.predict.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.operators import BACKWARD, MASK_BYTES, RESIDUAL_OPERATORS, layer_operator_bytes, score_operator_bytes
@@ -105,6 +107,9 @@ def profiled_machine(
     overlap = model["overlap_share"] if on_cuda else 0.0
     hidden = f"{overlap:.0%} of the computation, as fitted to other machines" if on_cuda else "nothing"
     notes.append(f"assumed: {hidden} hides data-parallel traffic; a step costs nothing beyond its operators")
+    if timed := nearest_trial(profile.trials, ranks=ranks, compiled=False):
+        factor = beside_parts(profile, timed, kernels=Kernels()).factor
+        notes.append(f"a step as small as a miniature's took {factor:.2f} times what its parts did there: not applied")
     notes.append(f"software: {found.title} (`--stack`; {found.name})")
     notes.append("the error to expect is unknown: no published table holds for this machine")
     if missing:

@@ -28,7 +28,7 @@ from suite.network_namespaces import hosts as namespaces
 from suite.pace import AtPace, Pace, over_ranks, slowdown
 from suite.plan import Plan, job_for
 from suite.predict.executed_time_figures import time_figures
-from suite.predict.in_step import in_step, nearest_trial
+from suite.predict.in_step import beside_parts, nearest_trial
 from suite.record import SCHEMA, End, RankOutcome, begin_record
 from suite.residuals import Residuals, residuals
 from suite.shared_processors import others_shares
@@ -257,7 +257,7 @@ def in_step_factor(plan: Plan, profile: Profile) -> float:
     timed = nearest_trial(profile.trials, ranks=min(plan.layout.ranks, _cores(plan)), compiled=plan.compiled)
     if timed is None:
         return 1.0
-    return in_step(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, plan.device)).factor
+    return beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, plan.device)).factor
 
 
 def _time_figures(plan: Plan, measured: Measured, *, factor: float, sample_seconds: float) -> list[Figure]:
@@ -273,7 +273,7 @@ def _time_figures(plan: Plan, measured: Measured, *, factor: float, sample_secon
         script=plan.script,
         sample_seconds=sample_seconds,
         cores=usable_cores(),
-        in_step=factor,
+        in_step_factor=factor,
     )
 
 

@@ -103,15 +103,16 @@ def over_ranks(tasks: Sequence[Sequence[Sequence[Timing]]]) -> list[tuple[Timing
     ]
 
 
-def middle_over_ranks(ranks: Sequence[Sequence[float]]) -> Timing:
+def middle_over_ranks(ranks: Sequence[Sequence[float]], *, warm_up: int) -> Timing:
     """What steps took that ranks made together, to 4 digits: the mean over the ranks of each one's median.
 
     Args:
         ranks: of each the seconds of the same steps.
+        warm_up: steps that were not timed.
     """
     values = [statistics.fmean(quantile(own, share) for own in ranks) for share in (0.5, 0.2, 0.8)]
     middle, low, high = (float(f"{value:.4g}") for value in values)
-    return Timing(middle, middle, low, high, len(ranks[0]), 0)
+    return Timing(middle, middle, low, high, len(ranks[0]), warm_up)
 
 
 def quantile(values: Iterable[float], share: float) -> float:

@@ -20,7 +20,7 @@ from reference_runs.run import (
 )
 from suite.timings import Timing
 
-TRIAL_DTYPE = "bf16"  # in a calibration's words
+PRECISION = Precision.BF16
 SAMPLES = 2  # of a micro-batch
 MICRO_BATCHES = 2  # of a rank and step
 BUCKET_BYTES = 4_000_000  # as the miniatures have
@@ -66,10 +66,15 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimedTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial and the seconds of its step: the ranks' mean of the median over their steps."""
+    """A trial and the seconds of its step: the ranks' mean of the median over their steps.
+
+    Args:
+        parts_seconds: what the step takes by its parts, where the profile no longer has those that were timed with it.
+    """
 
     trial: Trial
     timing: Timing
+    parts_seconds: float | None = None
 
 
 def trial(ranks: int, *, compiled: bool, threads: int) -> Trial:
@@ -79,7 +84,7 @@ def trial(ranks: int, *, compiled: bool, threads: int) -> Trial:
         objective=Objective.CAUSAL_LM,
         global_batch=samples,
         tokens=samples * ARCHITECTURE.sequence,
-        precision=Precision.BF16,
+        precision=PRECISION,
         optimizer=Optimizer.ADAMW,
         beta1=0.9,
         beta2=0.95,

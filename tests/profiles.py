@@ -78,4 +78,5 @@ def profile(
                 timing=timing(1e-5),
             )
         ],
+        trials=[],
     )

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from suite import network_namespaces
+from suite import calibration, network_namespaces
 from suite.calibration import CalibrationResult, between_hosts
 from suite.hosts import Hosts, Way
 from suite.job import Status
@@ -17,8 +17,11 @@ from suite.ladder import between_hosts as timing
 from suite.ladder.ascent import Errand
 from suite.ladder.rungs import RUNGS, Setting
 from suite.measured_seconds import Subject
+from suite.predict.in_step import BesideParts
+from suite.trial_step import TimedTrial, trial
 from tests.ladder.made_up import CORPUS, CPU, TEXTS
 from tests.profiles import profile
+from tests.profiles import timing as timing_of
 
 ALL_REDUCE = Subject(operation="all_reduce", ranks=2)
 OVER_HOSTS = Setting(hosts=2, data_parallel=2)
@@ -74,18 +77,25 @@ def test_an_interrupt_while_messages_are_timed_ends_the_command(timed: list[Cali
 
 
 @pytest.mark.timeout(300)
-def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at() -> None:
+def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkeypatch: pytest.MonkeyPatch) -> None:
     if (why := network_namespaces.why_not()) is not None:
         pytest.skip(f"NOT RUN: {why}")
     bits = 1.6e9
+    tried = TimedTrial(trial=trial(2, compiled=False, threads=1), timing=timing_of(3.0))
+    here = msgspec.structs.replace(profile(), trials=[tried])
+    # the profile has too little to price the trial by: as if it took 2 s by its parts, with this machine's messages
+    monkeypatch.setattr(
+        calibration, "beside_parts", lambda known, timed, **_: BesideParts(timed, 2.0 * (known is here))
+    )
     with network_namespaces.hosts(2) as names:
         network_namespaces.limit(names, bits)
         found = between_hosts(
-            profile(), Hosts(Way.NAMESPACE, tuple(names)), interface=network_namespaces.INTERFACE, on_event=quiet
+            here, Hosts(Way.NAMESPACE, tuple(names)), interface=network_namespaces.INTERFACE, on_event=quiet
         )
     assert found.status is Status.OK, found.message
     assert found.profile is not None
     assert found.profile.tables == profile().tables
+    assert found.profile.trials == [msgspec.structs.replace(tried, parts_seconds=2.0)]
     # a ring of two sends the payload once from each; headers of TCP and Ethernet take 4 % of a link
     line = found.profile.line(ALL_REDUCE)
     assert 0.7 * bits / 8 < line.sizes[-1] / line.timings[-1].seconds < bits / 8

@@ -245,7 +245,9 @@ def _stale_profile(setting: Setting) -> Iterator[Prepared]:
             facts={},
             gpus=[],
         )
-        absurd = Profile(measured=0.0, fingerprint=other, conditions=measured, tables=[], lines=[], checks=[])
+        absurd = Profile(
+            measured=0.0, fingerprint=other, conditions=measured, tables=[], lines=[], checks=[], trials=[]
+        )
         profile.write_bytes(encode(absurd))
         (opened / path.name).write_text(json.dumps(began))
         rates = [ABSURD_BYTES_PER_SECOND] * ranks

@@ -50,7 +50,7 @@ EFFORTS = {
     "quick": Effort(
         limit_seconds=300.0,
         densities=DENSITIES | {"cpu": QUICK_DENSITY},
-        micro_seconds={"cpu": 45.0, "cuda": USUAL_SECONDS},  # 40 to 45 s on 2 cores of a Zen 4 (2026-11-23)
+        micro_seconds={"cpu": 45.0, "cuda": USUAL_SECONDS},  # 36 s on 2 cores of a Zen 5 (2026-11-24)
         timed=("bloom-mini",),
         looks=LOOKS[:1],
         jitter=None,

@@ -11,13 +11,13 @@ import typer
 from rich.markup import escape
 
 from suite.calibration import Calibration, CalibrationRequest, CalibrationResult, calibrate, planned_calibration
-from suite.calibration_job import BURSTS_IN_A_ROUND
+from suite.calibration_plan import BURSTS
 from suite.commands import exit_codes
 from suite.interruption import end_as_interrupted
 from suite.job import Event, Phase, Status
 from suite.launch import ROOT
 from suite.machine_profile import UNSEEN
-from suite.report.machine_tables import print_profile
+from suite.report.machine_tables import print_profile, trials_beside_parts
 from suite.report.progress import progress_line
 from suite.report.tables import console
 from suite.timings import median
@@ -69,6 +69,10 @@ def _json(result: CalibrationResult) -> str:
         "message": result.message,
         "path": result.path,
         "interpolation_error": median(errors) if errors else None,
+        "trial_steps": [
+            {"ranks": one.timed.trial.layout.ranks, "compiled": one.timed.trial.compiled, "factor": one.factor}
+            for one in (trials_beside_parts(profile) if profile else [])
+        ],
         "profile": profile,
     }
     return msgspec.json.encode(entry).decode()
@@ -89,7 +93,7 @@ class CalibrationProgress:
     def __init__(self, planned: Calibration, *, quiet: bool) -> None:
         self._quiet = quiet
         self._next_line = 0.0
-        bursts = BURSTS_IN_A_ROUND * len(planned.trials)
+        bursts = BURSTS * len(planned.trials)
         self._begun, self._most = 0, planned.rounds * (len(planned.planned) + bursts)
         self._progress = progress_line(quiet=quiet)
         self._task = self._progress.add_task("starting", total=self._most)

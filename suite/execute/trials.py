@@ -30,19 +30,19 @@ STEPS = 3  # timed in a burst, behind one that is not: what was measured before 
 class Trials:
     """The trials of a calibration on this rank, each on the first so many ranks; all ranks must make the same calls.
 
-    Built at the first burst. A trial's steps go on from burst to burst, so that they are spread over the calibration.
+    Built at the first burst. A trial's steps go on from burst to burst, so that they are spread over the calibration,
+    but for the masks of dropout, which are drawn anew: random numbers are the calibration's again behind a burst.
 
     Args:
         report: given the seconds of every timed step of this rank.
 
     Attributes:
         seconds: that bursts have taken.
-        next_seconds: that the next one will: as the last one, without what was built in it.
+        next_seconds: that the next one will, as the steps of the last one that this rank took part in.
     """
 
     def __init__(self, job: CalibrationJob, device: torch.device, report: Callable[[Event], None]) -> None:
         self.seconds = self.next_seconds = 0.0
-        self._built_seconds = 0.0
         self._job = job
         self._device = device
         self._report = report
@@ -52,18 +52,20 @@ class Trials:
 
     def burst(self) -> None:
         """Train every trial for a few steps."""
-        start, self._built_seconds = time.perf_counter(), 0.0
+        start, self.next_seconds = time.perf_counter(), 0.0
+        gc.collect()  # what tasks have left is not the steps'
         gc.enable()  # as in a launch
-        for number, trial in enumerate(self._job.trials):
-            self._report(Phase(str(trial), time.time()))
-            mesh = self._mesh(trial)
-            if dist.get_rank() < trial.layout.ranks:
-                self._train(number, trial, mesh)
-            dist.barrier()
-        gc.disable()
-        took = time.perf_counter() - start
-        self.seconds += took
-        self.next_seconds = took - self._built_seconds
+        try:
+            for number, trial in enumerate(self._job.trials):
+                self._report(Phase(str(trial), time.time()))
+                mesh = self._mesh(trial)
+                if dist.get_rank() < trial.layout.ranks:
+                    with torch.random.fork_rng(devices=[]):
+                        self._train(number, trial, mesh)
+                dist.barrier()
+        finally:
+            gc.disable()
+        self.seconds += time.perf_counter() - start
 
     def _mesh(self, trial: Trial) -> DeviceMesh:
         """Of the trial's ranks; made by all ranks together."""
@@ -76,11 +78,9 @@ class Trials:
         torch.set_num_threads(trial.threads)
         with _as_in_a_launch():
             if number not in self._steps:
-                start = time.perf_counter()
                 self._steps[number] = self._begun(trial, mesh)
-                self._built_seconds += time.perf_counter() - start
-            steps = self._steps[number]
-            found = [_step_seconds(steps, self._device) for _ in range(1 + STEPS)]
+            found = [_step_seconds(self._steps[number], self._device) for _ in range(1 + STEPS)]
+        self.next_seconds += sum(found)
         self._report(TrialSteps(number, tuple(found[1:]), time.time()))
 
     def _begun(self, trial: Trial, mesh: DeviceMesh) -> Steps:
@@ -116,6 +116,7 @@ class Trials:
         torch.manual_seed(dropout_seed(SEED, mesh, trial.layout))
         steps = Steps(job, training, mesh, self._device)
         for step in range(WARM_UP_STEPS):
+            self._report(Phase(f"{trial}: warm-up", time.time()))  # compiling may take long: the rank is alive
             with torch.compiler.set_stance("force_eager") if step == 0 else nullcontext():
                 _step_seconds(steps, self._device)
         return steps

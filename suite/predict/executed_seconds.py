@@ -165,11 +165,12 @@ def step_seconds(
     script: Script = SUITE,
     sample_seconds: float = 0.0,
     cores: int = 1,
-    in_step: float = 1.0,
+    in_step_factor: float = 1.0,
 ) -> list[StepSeconds]:
     """Seconds of a step of every pipeline stage's ranks, by term.
 
-    With m micro-batches, and works w of a micro-batch through the rank's chunks, all of it `in_step` times:
+    With m micro-batches, and works w of a micro-batch through the rank's chunks, all of it `in_step_factor` times, but
+    for what tokenising takes:
         data loading        m batches made on the host, see `loading_seconds`
         copy                their tensors to the device, on CUDA, from pageable memory; 0 where they are pinned: each is
                             copied while the device computes on the one before it
@@ -185,7 +186,7 @@ def step_seconds(
     Args:
         sample_seconds: to read and tokenise a sample's documents, where the script does so.
         cores: that the ranks and their workers share.
-        in_step: how many times as long what is timed alone takes within a step (see `suite.predict.in_step`).
+        in_step_factor: how many times as long what is timed alone takes within a step (see `suite.predict.in_step`).
 
     Raises:
         InputError: the profile lacks one of the operations.
@@ -242,9 +243,9 @@ def step_seconds(
             one._replace(bubble=max(0.0, whole - own))  # less than 0 by rounding alone
             for one, own in zip(found, passes, strict=True)
         ]
-    found = [StepSeconds(*(in_step * seconds for seconds in one)) for one in found]
+    found = [StepSeconds(*(in_step_factor * seconds for seconds in one)) for one in found]
     if script.tokenises or script.workers:
-        making = in_step * loading + micro_batches * layout.micro_batch * sample_seconds * script.tokenises
+        making = in_step_factor * loading + micro_batches * layout.micro_batch * sample_seconds * script.tokenises
         found = [
             one._replace(
                 data_loading=loading_seconds(

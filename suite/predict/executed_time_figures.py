@@ -33,14 +33,14 @@ def time_figures(
     script: Script = SUITE,
     sample_seconds: float = 0.0,
     cores: int = 1,
-    in_step: float = 1.0,
+    in_step_factor: float = 1.0,
 ) -> list[Figure]:
     """Step time, its terms (of the job: their mean over ranks), and rates per accelerator; none is judged.
 
     Nothing for layouts that are not described (see `describes_ranks`).
 
     Args:
-        in_step: see `step_seconds`.
+        in_step_factor: see `step_seconds`.
 
     Raises:
         InputError: the profile lacks an operation.
@@ -57,14 +57,14 @@ def time_figures(
         script=script,
         sample_seconds=sample_seconds,
         cores=cores,
-        in_step=in_step,
+        in_step_factor=in_step_factor,
     )
     places = [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
     step = max(stage.step for stage in stages)
     samples = recipe.global_batch
     model = model_flop(architecture, samples=samples)
     hardware = executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
-    why = REASON if in_step == 1 else IN_STEP_REASON.format(in_step)
+    why = REASON if in_step_factor == 1 else IN_STEP_REASON.format(in_step_factor)
     figures = [
         Figure(quantity=quantity, value=value, why=why)
         for quantity, value in (

@@ -11,7 +11,7 @@ from suite.predict.executed_seconds import step_seconds
 from suite.trial_step import TimedTrial
 
 
-class InStep(NamedTuple):
+class BesideParts(NamedTuple):
     """A trial step beside the sum of its parts.
 
     Args:
@@ -27,20 +27,22 @@ class InStep(NamedTuple):
         return self.timed.timing.seconds / self.parts_seconds
 
 
-def in_step(measured: Measured, timed: TimedTrial, *, kernels: Kernels) -> InStep:
+def beside_parts(measured: Measured, timed: TimedTrial, *, kernels: Kernels) -> BesideParts:
     """A trial step that was timed with `measured`, beside the sum of its parts.
 
     Raises:
         InputError: one of them was not measured.
     """
+    if timed.parts_seconds is not None:
+        return BesideParts(timed, timed.parts_seconds)
     own = timed.trial
     (stage,) = step_seconds(measured, own.architecture, own.recipe, own.layout, kernels=kernels, compiled=own.compiled)
-    return InStep(timed, stage.step)
+    return BesideParts(timed, stage.step)
 
 
 def nearest_trial(trials: Sequence[TimedTrial], *, ranks: int, compiled: bool) -> TimedTrial | None:
-    """Executed in the same way if one was, by as many ranks or the next larger number, else the largest; None: none."""
-    alike = [one for one in trials if one.trial.compiled == compiled] or list(trials)
-    if not alike:
-        return None
-    return min(alike, key=lambda one: (one.trial.layout.ranks < ranks, abs(one.trial.layout.ranks - ranks)))
+    """Executed likewise, by as many ranks or the next larger number, else by the most; None: none is."""
+    alike = [one for one in trials if one.trial.compiled == compiled]
+    return min(
+        alike, key=lambda one: (one.trial.layout.ranks < ranks, abs(one.trial.layout.ranks - ranks)), default=None
+    )

@@ -15,7 +15,7 @@ from suite.arithmetic import kernels_for
 from suite.calibration_job import COLLECTIVES
 from suite.machine_profile import Check, Profile, disturbed
 from suite.measured_seconds import Line, Subject, Table
-from suite.predict.in_step import in_step
+from suite.predict.in_step import BesideParts, beside_parts
 from suite.report.tables import plain_table
 from suite.timings import Timing, median, quantile
 
@@ -151,12 +151,18 @@ def check_rows(checks: list[Check]) -> Iterator[list[str]]:
         yield [operation, kind, str(ranks), str(len(errors)), middle, tail, most, sign]
 
 
-def trial_rows(profile: Profile) -> Iterator[list[str]]:
+def trials_beside_parts(profile: Profile) -> list[BesideParts]:
     """Trial steps beside the sum of their parts, as the profile has these."""
-    for timed in profile.trials:
-        own, timing = timed.trial, timed.timing
-        kernels = kernels_for(own.recipe.precision, profile.fingerprint.device)
-        found = in_step(profile, timed, kernels=kernels)
+    device = profile.fingerprint.device
+    return [
+        beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, device))
+        for timed in profile.trials
+    ]
+
+
+def _trial_rows(profile: Profile) -> Iterator[list[str]]:
+    for found in trials_beside_parts(profile):
+        own, timing = found.timed.trial, found.timed.timing
         yield [
             "compiled" if own.compiled else "eager",
             str(own.layout.ranks),
@@ -190,7 +196,7 @@ def print_profile(out: Console, profile: Profile) -> None:
         out.print(plain_table(["collective", "ranks", "latency us", "bandwidth", "residual", "worst"], rows))
     if profile.trials:
         titles = ["ranks", "its parts: ms", "it took: ms", "20 % 80 %", "steps", "times"]
-        out.print(plain_table(["trial step", *titles], trial_rows(profile)))
+        out.print(plain_table(["trial step", *titles], _trial_rows(profile)))
     titles = ["kind", "ranks", "points", "median", "90 %", "largest", "signed"]
     out.print(plain_table(["interpolation error", *titles], check_rows(profile.checks)))
     out.print(f"[dim]{escape(disturbance(profile))}[/]", soft_wrap=True)

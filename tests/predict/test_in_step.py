@@ -6,12 +6,14 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import miniatures, reference_run
+from reference_runs.layout import parse_layout
 from suite.miniature import miniature
 from suite.miniature_shapes import miniature_shapes
 from suite.predict.executed_operators import Kernels
 from suite.predict.executed_seconds import StepSeconds, step_seconds
 from suite.predict.executed_works import micro_batch_works
-from suite.predict.in_step import in_step, nearest_trial
+from suite.predict.in_step import beside_parts, nearest_trial
+from suite.script import SUITE
 from suite.timings import Timing
 from suite.trial_step import TimedTrial, trial
 from tests.predict.test_executed_seconds import Machine
@@ -36,7 +38,7 @@ def parts(one: TimedTrial) -> float:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_factor_is_what_the_trial_took_over_the_sum_of_its_parts(ranks: int, compiled: bool) -> None:
     alone = parts(timed(ranks, compiled=compiled))
-    found = in_step(MACHINE, timed(ranks, compiled=compiled, seconds=1.25 * alone), kernels=CPU)
+    found = beside_parts(MACHINE, timed(ranks, compiled=compiled, seconds=1.25 * alone), kernels=CPU)
     assert found.parts_seconds == alone > 0
     assert found.factor == pytest.approx(1.25)
 
@@ -47,12 +49,55 @@ def test_every_term_of_a_step_takes_the_factor_times_as_long(name: str) -> None:
 
     def predicted(factor: float) -> list[StepSeconds]:
         return step_seconds(
-            MACHINE, mini.architecture, mini.recipe, mini.layout, kernels=CPU, compiled=False, in_step=factor
+            MACHINE, mini.architecture, mini.recipe, mini.layout, kernels=CPU, compiled=False, in_step_factor=factor
         )
 
     for once, longer in zip(predicted(1.0), predicted(1.5), strict=True):
         assert once.step > 0
         assert tuple(longer) == pytest.approx(tuple(1.5 * seconds for seconds in once))
+
+
+def test_the_stages_of_a_pipeline_take_the_factor_times_as_long_and_wait_likewise() -> None:
+    mini = miniature(reference_run(miniatures()["bloom-mini"]), "cpu", ranks=2)
+    layout = parse_layout("pp2,micro2", base=mini.layout)
+    whole, longer = (
+        step_seconds(
+            MACHINE, mini.architecture, mini.recipe, layout, kernels=CPU, compiled=False, in_step_factor=factor
+        )
+        for factor in (1.0, 3.0)
+    )
+    assert len(whole) == 2
+    assert all(stage.bubble > 0 for stage in whole)
+    for once, thrice in zip(whole, longer, strict=True):
+        assert tuple(thrice) == pytest.approx(tuple(3 * seconds for seconds in once))
+
+
+def test_what_tokenising_was_measured_to_take_has_no_factor() -> None:
+    mini = miniature(reference_run(miniatures()["gpt2-mini"]), "cpu", ranks=1)
+    script = msgspec.structs.replace(SUITE, tokenises=True)
+
+    def loading(factor: float, sample_seconds: float) -> float:
+        (stage,) = step_seconds(
+            MACHINE,
+            mini.architecture,
+            mini.recipe,
+            mini.layout,
+            kernels=CPU,
+            compiled=False,
+            script=script,
+            sample_seconds=sample_seconds,
+            in_step_factor=factor,
+        )
+        return stage.data_loading
+
+    assert loading(2.0, 0.0) == pytest.approx(2 * loading(1.0, 0.0))
+    assert loading(2.0, 0.5) - loading(2.0, 0.0) == pytest.approx(0.5 * mini.recipe.global_batch)
+
+
+def test_parts_that_the_profile_no_longer_has_are_those_that_are_kept_with_the_trial() -> None:
+    kept = msgspec.structs.replace(timed(2, seconds=3.0), parts_seconds=2.0)
+    assert beside_parts(MACHINE, kept, kernels=CPU) == (kept, 2.0)
+    assert beside_parts(MACHINE, kept, kernels=CPU).factor == pytest.approx(1.5)
 
 
 def test_the_trial_nearest_to_a_layout_is_executed_likewise_by_as_many_ranks_or_more() -> None:
@@ -64,12 +109,13 @@ def test_the_trial_nearest_to_a_layout_is_executed_likewise_by_as_many_ranks_or_
     assert nearest_trial(trials, ranks=9, compiled=False) is eight
     assert nearest_trial(trials, ranks=1, compiled=True) is both
     assert nearest_trial(trials, ranks=8, compiled=True) is both
-    assert nearest_trial([one, two], ranks=2, compiled=True) is two
+    assert nearest_trial([one, two], ranks=2, compiled=True) is None
     assert nearest_trial([], ranks=2, compiled=False) is None
 
 
-def test_no_shape_of_a_trial_is_one_of_a_miniature() -> None:
-    used = miniature_shapes("cpu", ranks=2)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_no_shape_of_a_trial_is_one_of_a_miniature(ranks: int) -> None:
+    used = miniature_shapes("cpu", ranks=ranks)
     theirs = {
         "product": {tuple(sorted(shape)) for layers in (used.blocks, used.heads) for shape in layers},
         "batched_product": {tuple(shape) for shape in used.attentions},
@@ -77,7 +123,7 @@ def test_no_shape_of_a_trial_is_one_of_a_miniature() -> None:
         "softmax": set(used.softmaxes),
         "cross_entropy": set(used.losses),
     }
-    own = trial(2, compiled=False, threads=1)
+    own = trial(ranks, compiled=False, threads=1)
     (chunk,) = micro_batch_works(own.architecture, own.recipe, own.layout, stage=0, kernels=CPU, compiled=False)
     shapes = {(work.operation, work.sizes) for _, work in chunk.works if work.operation in theirs}
     assert {operation for operation, _ in shapes} == set(theirs)

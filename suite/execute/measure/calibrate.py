@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from kernels.half_matmul import compute_products_through_fp32, has_instructions
 from suite import processor_caches
-from suite.calibration_job import BURSTS_IN_A_ROUND, COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
+from suite.calibration_job import COLLECTIVES, Calibrated, CalibrationJob, Measured, Task
 from suite.execute.measure import host, operators, products
 from suite.execute.measure.collectives import Collective, collective, collective_repetitions, slowest
 from suite.execute.measure.conditions import GpuLog, own_seconds, processor_facts, processor_time
@@ -99,14 +99,15 @@ class Bench:
         timed = self._timed(subject, sizes)
         # what all of them go by is the same; and no rank begins before the last one has got here
         (longest,) = slowest(agree, self._seconds.get((subject, sizes), 0.0))
-        known = longest if briefly else None
         if isinstance(timed, Collective):
-            found = collective_repetitions(timed, self.watch, agree, point_seconds=seconds, known=known)
+            found = collective_repetitions(
+                timed, self.watch, agree, point_seconds=seconds, known=longest if briefly else None
+            )
         else:
             sample: Callable[[Work], float] = self.watch.host_sample
             if subject.operation not in HOST:
                 sample = partial(self.watch.cold_sample, overwrites=self.watch.overwrites_for(timed))
-            found = self.watch.repetitions(timed, point_seconds=seconds, known=known, sample=sample)
+            found = self.watch.repetitions(timed, point_seconds=seconds, briefly=briefly, sample=sample)
         self._seconds[subject, sizes] = min(found.seconds)
         return found
 
@@ -130,7 +131,8 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     The first round times every point, whatever the budget. A task of it that begins behind its time is timed briefly.
 
     Args:
-        bursts: of the job's trials, evenly spread over each round: one at least, then as many as fit into their time.
+        bursts: of the job's trials, evenly spread over each round: all of the first one's, of later ones' as many as
+            fit into their time.
     """
     torch.manual_seed(SEED)
     torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on what it was given
@@ -148,14 +150,15 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     gc.disable()  # its pauses belong to no point
     before, start, own = processor_time(), time.perf_counter(), own_seconds()
     due, done, hurried, first_round_seconds = due_shares(job), 0, 0, 0.0
-    bursts_before = places_of_bursts(due) if job.trials else frozenset()
+    bursts_before = places_of_bursts(due, job.bursts)
     for lap, (number, task) in product(range(job.rounds), enumerate(job.tasks)):
         report(Phase(str(task.subject), time.time()))
         # the same on all ranks, which wait here
         spent, tried, trying = slowest(bench.everyone, time.perf_counter() - start, bursts.seconds, bursts.next_seconds)
         if lap > 0 and spent > job.budget_seconds:
             break
-        if number in bursts_before and (not tried or tried + trying <= job.trial_seconds):
+        room = tried + trying <= job.trial_seconds and spent + trying <= job.budget_seconds
+        if number in bursts_before and (lap == 0 or room):
             bursts.burst()
         behind = lap == 0 and spent - tried > due[number] * (job.budget_seconds - max(tried, job.trial_seconds))
         hurried += behind
@@ -203,9 +206,9 @@ def due_shares(job: CalibrationJob) -> list[float]:
     return [done / sum(points) for done in accumulate(points)]
 
 
-def places_of_bursts(due: list[float]) -> frozenset[int]:
+def places_of_bursts(due: list[float], count: int) -> frozenset[int]:
     """The tasks before which trials are trained: in the middles of so many equal parts of a round."""
-    middles = [(part + 0.5) / BURSTS_IN_A_ROUND for part in range(BURSTS_IN_A_ROUND)]
+    middles = [(part + 0.5) / count for part in range(count)]
     return frozenset(next(number for number, share in enumerate(due) if share >= middle) for middle in middles)
 
 

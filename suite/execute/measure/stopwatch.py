@@ -14,8 +14,8 @@ from suite import processor_caches
 from suite.timings import Repetitions, median
 
 Work = Callable[[], object]
-WINDOW = 3  # samples of a running median
-FALLING = 0.98  # a running median below this share of the one before still falls
+WINDOW = 3  # samples of a median, of which the last two are compared
+FALLING = 0.98  # a median below this share of the one before still falls
 LEAST_REPETITIONS = 3
 BRIEF_WARM_UP, BRIEF_REPETITIONS = 3, 2  # calls that warm up, and that count at least, where there is little time
 MOST_WARM_UP = 40
@@ -76,7 +76,7 @@ class Stopwatch:
         size = processor_caches.share_bytes() if properties is None else FLUSHED_CACHES * properties.L2_cache_size
         self._elements = size // torch.float32.itemsize  # on a CPU: of each thread
         self._cache = torch.zeros(self._elements, device=device)
-        self._common = None if self._cuda else _Common()
+        self._common: Work = _Common()
         self._pages = 0  # that the kernel made for this process during the last sample
 
     def overwrite(self) -> None:
@@ -131,8 +131,7 @@ class Stopwatch:
         """
         if not self._cuda:
             self._overwrite_by_each_thread(OPERATORS_BYTES)
-            if self._common:
-                self._common()
+            self._common()
             if isinstance(work, Following):
                 work.rewrite()
         return self.sample(work, overwrites=overwrites)
@@ -168,7 +167,7 @@ class Stopwatch:
         work: Work,
         *,
         point_seconds: float,
-        known: float | None = None,
+        briefly: bool = False,
         sample: Callable[[Work], float] | None = None,
     ) -> Repetitions:
         """Repeat `work` until it is warm, at least three times, and for `point_seconds`, warm-up included.
@@ -178,19 +177,19 @@ class Stopwatch:
         was over do not count, nor any before them: eight at most.
 
         Args:
-            known: where there is little time, seconds that a call took in an earlier round, or 0: three calls warm it,
-                and two repetitions are the least; of a call that takes all of `point_seconds` one and one. The first
-                call of a product of a shape takes 1 to 10 ms, in later rounds too, because oneDNN keeps 1,024; behind
-                three calls, products took 1.3 times what they took behind a whole warm-up (2 cores of a Xeon,
-                2026-11-24).
+            briefly: where there is little time: three calls warm it, and two repetitions are the least; of a call that
+                takes all of `point_seconds` one and one. The first call of a product of a shape takes 1 to 10 ms, in
+                later rounds too, because oneDNN keeps 1,024; behind three calls, products took 1.3 times what they took
+                behind a whole warm-up (2 cores of a Xeon, 2026-11-24).
         """
         take = sample or self.sample
         samples: list[float] = []
         least = LEAST_REPETITIONS
         start = time.perf_counter()
-        if known is not None:
-            long = is_long(known, point_seconds)
-            samples = [self.sample(work)] if long else [take(work) for _ in range(BRIEF_WARM_UP)]
+        if briefly:
+            samples = [take(work)]
+            long = is_long(samples[0], point_seconds)
+            samples += [take(work) for _ in range(0 if long else BRIEF_WARM_UP - 1)]
             warm_up, least = len(samples), 1 if long else BRIEF_REPETITIONS
             samples.append(take(work))
             while self._waited_for_pages(samples[-1]) and len(samples) < MOST_PAGED:
