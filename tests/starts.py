@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import subprocess
@@ -23,7 +24,8 @@ def command_seconds(*arguments: str, turns: int = TURNS) -> float:
     """Processor seconds of `python -m suite ARGUMENTS`, the median of runs, where the yardstick takes as stated.
 
     On a quiet machine they are the wall time, as such a command waits for nothing. Virtual processors have slow phases
-    of seconds: each run is divided by one of the yardstick beside it.
+    of seconds: each run is divided by one of the yardstick beside it. Bytecode is kept, as usual, whatever this process
+    does: compiling all that it imports would nearly double a command's time.
     """
     ratios = []
     for _ in range(turns):
@@ -34,6 +36,7 @@ def command_seconds(*arguments: str, turns: int = TURNS) -> float:
 
 def _processor_seconds(*arguments: str) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, check=True)
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([sys.executable, *arguments], cwd=ROOT, env=kept, capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
