@@ -617,7 +617,7 @@ def test_an_unknown_command_is_refused_with_the_commands_that_exist(refused):
         (("gpt2-mini", "--break", "compile", "--rungs", "bf16"), "--break: a broken rung is not climbed; got compile"),
         (("gpt2-mini", "--break", "speed-baseline"), "--break: a baseline has nothing to break; got speed-baseline"),
         (("gpt2-mini", "--repeat", "0"), "--repeat: launches; got 0, allowed: 1 or more"),
-        (("gpt2-mini", "--traces", "/nowhere"), "--trace: "),
+        (("gpt2-mini", "--traces", "/nowhere"), "--traces: no such directory; got /nowhere, allowed: "),
     ],
 )
 def test_a_ladder_that_cannot_be_climbed_is_refused_before_anything_is_written(refused, tmp_path, arguments, line):

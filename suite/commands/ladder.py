@@ -125,7 +125,7 @@ def ladder_command(
         raise typer.Exit(_told(nothing, "none: nothing ran", json=json))
     for rung in RUNGS if traces is not None else ():
         if rung.name in chosen and (path := trace_of(traces, rung)) is not None:
-            checked_trace(path, ranks=1, device=climbing.device, steps=STEPS)
+            checked_trace(path, ranks=1, device=climbing.device, steps=STEPS, where="--traces")
     end_as_interrupted()
     messages = console(stderr=True)
     with messages.status("reading the corpus"):
