@@ -18,8 +18,9 @@ from suite.trial_step import TimedTrial
 # 1: without what the host does for a step; 2: in warm caches; 3: caches not all overwritten, medians of rounds;
 # 4: all caches overwritten before operators, not half of them; 5: on CUDA without pageable copies, and with the host's
 # time in an operator's; 6: the pace without memory's; 7: calls counted as warm for which the kernel made memory;
-# 8: more of larger caches overwritten, no operand written again, later rounds with one call to warm up, no trial steps
-SCHEMA = "9.0"
+# 8: more of larger caches overwritten, no operand written again, later rounds with one call to warm up, no trial steps;
+# 9: sharded units of two fp32 weights, not of a block's twelve in mixed precision
+SCHEMA = "10.0"
 # Share of the processors in others' hands above which a machine was busy. On 2 cores one other process, half of them,
 # made calls of 20 us with 2 threads take 10 ms, two slices of the scheduler (AMD EPYC, 2026-11-21)
 DISTURBED_SHARE = 0.1

@@ -56,13 +56,15 @@ def test_a_profile_in_other_white_space_is_the_same_profile() -> None:
     assert decode(json.dumps(json.loads(encode(profile())), indent=3).encode(), "file") == profile()
 
 
-@pytest.mark.parametrize("schema", ["10.0", "8.1", "", "x"])
+@pytest.mark.parametrize("schema", ["11.0", "9.1", "", "x"])
 def test_an_unknown_major_version_is_refused_and_a_minor_one_read(schema: str) -> None:
     whole = json.loads(encode(profile()))
     whole["schema"] = schema
-    with pytest.raises(InputError, match=r"^file: unknown schema version of a machine profile; got .*, allowed: 9\.x$"):
+    with pytest.raises(
+        InputError, match=r"^file: unknown schema version of a machine profile; got .*, allowed: 10\.x$"
+    ):
         decode(json.dumps(whole).encode(), "file")
-    whole["schema"] = "9.7"
+    whole["schema"] = "10.7"
     assert decode(json.dumps(whole).encode(), "file") == profile()
 
 

@@ -19,8 +19,8 @@ from suite.acceptance.verdicts import Decision, Finding
 # 4.1: findings say since when; 4.2: and how much the launches behind them spread; 4.3: verdicts have the options,
 # and steps what each term took beyond its prediction; 5: the pace has memory's, in laps for a share of the steps;
 # 6: predicted from calls that waited for no memory; 7: from operators one of whose operands was just written, and a
-# trial step's factor
-SCHEMA = "7.0"
+# trial step's factor; 8: from sharded units as blocks are
+SCHEMA = "8.0"
 NO_GPUS = "none"  # as a record's hardware says it
 RESERVED_BYTES = 512 * 1024  # a verdict of 8 GPUs with the stacks of a hang takes about 200 KiB
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
@@ -119,16 +120,44 @@ def regions(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
     return _in_a_row(module, leaves, subject, sizes, inputs)
 
 
+class _HandedOn(torch.autograd.Function):
+    """The first tensor as it is; each weight gets ones as its gradient. One node, whatever the number of weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.weights = len(weights)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return gradient, *gradient.new_ones(ctx.weights, TINY).unbind()
+
+
+class _Unit(nn.Module):
+    """A block's number of weights, and no arithmetic."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(TINY, device=device) for _ in range(WEIGHTS_OF_BLOCK))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = _HandedOn.apply(x, *self.weights)  # type: ignore[no-untyped-call]
+        assert isinstance(out, Tensor)
+        return out
+
+
 def sharded_units(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs, own: dist.ProcessGroup) -> Work:
-    """`sizes[0]` layers, each fully sharded over this rank alone, forward and backward."""
+    """`sizes[0]` units as blocks are in a bf16 recipe, fully sharded over this rank alone, forward and backward."""
     mesh = DeviceMesh.from_group(own, inputs.device.type)
-    layers = nn.Sequential(*(nn.Linear(8, 8, device=inputs.device) for _ in range(sizes[0])))
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    x = torch.ones(8, 8, device=inputs.device)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    units = nn.Sequential(*(_Unit(inputs.device) for _ in range(sizes[0])))
+    for unit in units:
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    fully_shard(units, mesh=mesh, mp_policy=policy)
+    x = torch.ones(TINY, dtype=torch.bfloat16, device=inputs.device, requires_grad=True)
 
     def work() -> None:
-        layers(x).sum().backward()
-        layers.zero_grad()
+        units(x).sum().backward()
+        units.zero_grad()
 
     return work
