@@ -41,9 +41,12 @@ def test_a_sharded_unit_gathers_and_reduces_a_block_s_weights_in_mixed_precision
     events = profiled.events()
     assert events is not None
     named = Counter(event.name.partition(" (")[0] for event in events)
+    assert named["FSDP::root_pre_forward"] == 1
     for once_a_unit in ("FSDP::pre_forward", "FSDP::post_forward", "FSDP::pre_backward", "FSDP::post_backward_reduce"):
         assert named[once_a_unit] == units, once_a_unit
     reduced = [event.input_shapes[3] for event in events if event.name == "fsdp::chunk_cat"]
-    assert reduced == [[1, WEIGHTS_OF_BLOCK * TINY]] * units  # the gradients of all weights together
+    flat = [WEIGHTS_OF_BLOCK * TINY]
+    assert reduced == [[1, *flat]] * units  # the gradients of all weights together
     cast = [event for event in events if event.name == "aten::_to_copy" and event.input_shapes[0] == [TINY]]
-    assert len(cast) >= WEIGHTS_OF_BLOCK * units  # each weight by itself
+    assert len(cast) == 2 * WEIGHTS_OF_BLOCK * units  # each weight by itself, for each pass
+    assert not [event for event in events if event.name == "aten::_to_copy" and event.input_shapes[0] == flat]
