@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.utils import parametrize
 
 from kernels.half_matmul import compute_products_through_fp32, has_instructions
@@ -175,6 +176,15 @@ def _stand_in(
         parametrize.register_parametrization(module, name, Stored(stored, placed), unsafe=True)
         module.parametrizations[name].original = leaf  # type: ignore[index,union-attr]  # ModuleDict of lists
     return leaf
+
+
+def sharded_policy(precision: Precision) -> MixedPrecisionPolicy:
+    """What fully sharded units gather and reduce: weights in 16 bit, gradients in fp32, in fp16 recipes in fp16."""
+    return MixedPrecisionPolicy(
+        param_dtype=None if precision is Precision.FP32 else DTYPES[precision],
+        reduce_dtype=torch.float32 if precision is Precision.BF16 else None,
+        cast_forward_inputs=False,
+    )
 
 
 def prepare_arithmetic(precision: Precision, device: torch.device) -> str:

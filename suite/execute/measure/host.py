@@ -9,15 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
+from reference_runs.run import Precision
 from suite.calibration_job import WEIGHTS_OF_BLOCK
 from suite.execute.measure.operators import TINY
 from suite.execute.measure.products import Inputs
 from suite.execute.measure.stopwatch import Work
-from suite.execute.precision import Stored, share_classes
+from suite.execute.precision import DTYPES, Stored, sharded_policy, share_classes
 from suite.measured_seconds import Subject
 
 
@@ -149,12 +150,12 @@ class _Unit(nn.Module):
 def sharded_units(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs, own: dist.ProcessGroup) -> Work:
     """`sizes[0]` units as blocks are in a bf16 recipe, fully sharded over this rank alone, forward and backward."""
     mesh = DeviceMesh.from_group(own, inputs.device.type)
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    policy = sharded_policy(Precision.BF16)
     units = nn.Sequential(*(_Unit(inputs.device) for _ in range(sizes[0])))
     for unit in units:
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     fully_shard(units, mesh=mesh, mp_policy=policy)
-    x = torch.ones(TINY, dtype=torch.bfloat16, device=inputs.device, requires_grad=True)
+    x = torch.ones(TINY, dtype=DTYPES[Precision.BF16], device=inputs.device, requires_grad=True)
 
     def work() -> None:
         units(x).sum().backward()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.utils import parametrize
 
 from reference_runs.layout import Layout, Offload
 from reference_runs.run import Precision
 from suite.execute.model.decoder import Decoder
-from suite.execute.precision import DTYPES, Placed, share_classes
+from suite.execute.precision import DTYPES, Placed, sharded_policy, share_classes
 
 
 def shard(
@@ -38,12 +37,7 @@ def shard(
             if id(parameter) in placed:
                 parametrize.register_parametrization(module, name, Placed(placed[id(parameter)]), unsafe=True)
     share_classes(decoder)
-    dtype = DTYPES[precision]
-    policy = MixedPrecisionPolicy(
-        param_dtype=None if precision is Precision.FP32 else dtype,
-        reduce_dtype=torch.float32 if precision is Precision.BF16 else None,
-        cast_forward_inputs=False,
-    )
+    policy = sharded_policy(precision)
     offload = OffloadPolicy()
     if layout.offload is Offload.STATE:
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
