@@ -17,19 +17,6 @@ nox.options.sessions = ["tests"]
 CONSTRAINTS = "constraints.txt"
 AXE_CORE = "4.14.1"  # accessibility rules, from npm
 RUNS = ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2")
-# Tests that start ranks, which take all cores, or that measure time
-ALONE = (
-    *(f"tests/{name}" for name in ("acceptance/test_unprivileged.py", "gpu", "layouts", "one_bit", "parity", "peers")),
-    "tests/ladder/test_more_ranks.py",
-    *(
-        f"tests/test_{name}.py"
-        for name in (
-            *("averaging", "between_hosts", "bubble", "calibrate", "calibrate_first", "contracts", "faults"),
-            *("kernel_benchmark", "measured_terms", "netlab", "planted_code", "predict", "prediction_seconds"),
-            *("reproduce", "sent_bytes", "traces", "validate"),
-        )
-    ),
-)
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -189,11 +176,11 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run(*pytest, *session.posargs)
         return
-    others = [f"--ignore={name}" for name in ALONE]
-    one_thread = {"OMP_NUM_THREADS": "1"}
-    # a test file on every core, each computing in one thread of its own process; then the others
-    session.run(*pytest, "-n", "auto", "--dist", "loadfile", "--benchmark-disable", *others, env=one_thread)
-    session.run(*pytest, *ALONE)
+    # a test file on every core, each computing in one thread of its own process; then those that need all cores
+    alone, together = "(ranks or timing) and not rare", "not (ranks or timing or rare)"
+    parallel = ("-n", "auto", "--dist", "loadfile", "--benchmark-disable")
+    session.run(*pytest, *parallel, "-m", together, env={"OMP_NUM_THREADS": "1"})
+    session.run(*pytest, "-m", alone)
 
 
 @nox.session
@@ -207,7 +194,7 @@ def page(session: nox.Session) -> None:
             *fetch, external=True, success_codes=range(256)
         )  # the test that needs it says so where it is missing
     env = {"AXE_CORE": str(axe)} if axe.exists() else {}
-    session.run("python", "-m", "pytest", "tests/page", *session.posargs, env=env)
+    session.run("python", "-m", "pytest", "tests/end_to_end/page", *session.posargs, env=env)
 
 
 @nox.session
@@ -221,21 +208,21 @@ def rare(session: nox.Session) -> None:
 def layouts(session: nox.Session) -> None:
     """Execute every miniature in every layout of the table and compare with one process: nox -s layouts -- -k bloom"""
     install(session, "execute", "test")
-    session.run("python", "-m", "pytest", "tests/layouts/full_table.py", *session.posargs)
+    session.run("python", "-m", "pytest", "tests/end_to_end/layouts/full_table.py", *session.posargs)
 
 
 @nox.session
 def parity(session: nox.Session) -> None:
     """Compare logits and gradients with the implementations in transformers."""
     install(session, "execute", "test", "parity")
-    session.run("python", "-m", "pytest", "tests/parity", *session.posargs)
+    session.run("python", "-m", "pytest", "tests/end_to_end/parity", *session.posargs)
 
 
 @nox.session
 def peers(session: nox.Session) -> None:
     """Compare 1-bit Adam with DeepSpeed's on gloo."""
     install(session, "execute", "test", "peers")
-    session.run("python", "-m", "pytest", "tests/peers", *session.posargs)
+    session.run("python", "-m", "pytest", "tests/end_to_end/peers", *session.posargs)
 
 
 @nox.session
@@ -255,7 +242,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def architecture(session: nox.Session) -> None:
-    """Check which part may import which."""
+    """Check which room may import which, and the sizes of rooms, modules and functions."""
     install(session, "architecture")
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "."})
 

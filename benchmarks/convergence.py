@@ -23,9 +23,10 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.job import Averaging, Event, Status
-from suite.plan import Request, corpus_for, plan
-from suite.reproduction import reproduce
+from suite.job.events import Event, Status
+from suite.job.options import Averaging
+from suite.reproduce.plan import Request, corpus_for, plan
+from suite.reproduce.reproduce import reproduce
 
 LIMIT = 0.01  # of exact Adam's final loss
 LAST_SHARE = 0.1  # of the steps, whose mean is the final loss

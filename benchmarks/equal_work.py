@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.bare_loop import BareLoop
 from benchmarks.turns import SuiteLoop, Turn
 from reference_runs.run import Precision
-from suite.job import Job
+from suite.job.training_job import Job
 
 EQUAL_STEPS = 3  # that are compared bit by bit: Adam's settings show in the second
 

@@ -29,19 +29,20 @@ from types import FrameType
 import msgspec
 
 from reference_runs.catalog import reference_run
+from reference_runs.miniature import miniature
 from reference_runs.run import Precision
-from suite import network_namespaces
 from suite.commands import exit_codes
-from suite.corpus import Corpus
-from suite.figures import Quantity
-from suite.hosts import Way, entered, torchrun
-from suite.job import Averaging, Event, Finished, Step, StepKind, events_path
-from suite.miniature import miniature
-from suite.plan import Plan, corpus_for, job_for
-from suite.predict.buckets import stage_gradient_buckets
-from suite.predict.parameters import parameter_count
-from suite.predict.prediction import rank_figures
-from suite.record import hardware
+from suite.job.corpus import Corpus
+from suite.job.events import Event, Finished, Step, StepKind, events_path
+from suite.job.options import Averaging
+from suite.launch import network_namespaces
+from suite.launch.multi_host import Way, entered, torchrun
+from suite.machine.fingerprint import hardware
+from suite.metrics.figures import Quantity
+from suite.predict.analytic.gradient_buckets import stage_gradient_buckets
+from suite.predict.analytic.parameters import parameter_count
+from suite.predict.executed_run.counts import rank_figures
+from suite.reproduce.plan import Plan, corpus_for, job_for
 
 ROOT = Path(__file__).parent.parent
 METHODS = (Averaging.EXACT, Averaging.FP16, Averaging.POWER_SGD, Averaging.ONE_BIT)

@@ -45,12 +45,12 @@ from benchmarks.equal_work import EQUAL_STEPS, UnequalWorkError, check_equal_wor
 from benchmarks.turns import SuiteLoop, Turn
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
-from suite.execute.measure.memory import AllocatedPeak
+from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.precision import prepare_arithmetic
-from suite.job import WARM_UP_STEPS, Job
-from suite.plan import Request, corpus_for, job_for, plan
-from suite.statistics import median_interval
+from suite.job.training_job import WARM_UP_STEPS, Job
+from suite.metrics.launch_statistics import median_interval
+from suite.reproduce.plan import Request, corpus_for, job_for, plan
 
 TIME_LIMIT = 1.03
 MEMORY_LIMIT = 1.02

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import msgspec
 
-from suite.detectable import least_detectable
-from suite.noise import Floor, noise_floor
-from suite.regressions import Change, Sets, judged
+from suite.metrics.detectable_change import least_detectable
+from suite.metrics.noise_floor import Floor, noise_floor
+from suite.regression.verdicts import Change, Sets, judged
 
 SAMPLES = Path(__file__).parent.parent / "results" / "identical_launches" / "gpt2_mini.json"
 MULTIPLES = (0, 1, 2, 4)

@@ -12,17 +12,18 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.bare_loop import BareLoop
 from suite.execute.measure import clock
-from suite.execute.measure.pace import Pacer
+from suite.execute.measure.cpu_speed import Pacer
 from suite.execute.parallel.mesh import device_mesh
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.rank import Reporter
-from suite.execute.step import Steps
-from suite.job import Job, StepKind, events_path
-from suite.job import Step as StepEvent
+from suite.execute.training.step import Steps
+from suite.job.events import Step as StepEvent
+from suite.job.events import StepKind, events_path
+from suite.job.training_job import Job
 
 
 class SuiteLoop:
-    """The suite's training step as `suite.execute.train` runs it on timed steps, its report included."""
+    """The suite's training step as `suite.execute.training.loop` runs it on timed steps, its report included."""
 
     def __init__(self, job: Job, device: torch.device) -> None:
         mesh = device_mesh(job.layout, device.type)

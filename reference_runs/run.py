@@ -107,7 +107,7 @@ class LearningRateDecay(enum.StrEnum):
 
 
 class FlopConvention(enum.StrEnum):
-    """What a published flop rate, MFU or HFU counts (formulas in `suite.predict.flop`)."""
+    """What a published flop rate, MFU or HFU counts (formulas in `suite.predict.analytic.flop`)."""
 
     MEGATRON_RECOMPUTED = "megatron-eq3-recomputed"
     MEGATRON_MODEL = "megatron-eq3-model"

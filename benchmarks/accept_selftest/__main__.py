@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.accept_selftest.faults import INJECTIONS, Injection, Past, Setting
-from suite.acceptance import evidence_record
+from suite.acceptance import battery_record
+from suite.acceptance.battery_record import Closed, PhaseEvidence
 from suite.acceptance.evidence import Timed
-from suite.acceptance.evidence_record import Closed, PhaseEvidence
-from suite.acceptance.verdicts import Decision, Verdict
+from suite.acceptance.findings import Decision, Verdict
 from suite.commands import exit_codes
-from suite.launch import ROOT
+from suite.paths import ROOT
 
 LIMIT_SECONDS = 1800.0
 FRAMES = re.compile(r"^rank (\d+):\n(.*?)(?=^rank \d+:\n|\Z)", re.MULTILINE | re.DOTALL)  # of one rank
@@ -191,7 +191,7 @@ def _problems(injection: Injection, answer: Answer) -> list[str]:
     path = Path(report["record"])
     if injection.stacks_of:
         problems += _missing_stacks(path, injection.stacks_of)
-    closed = evidence_record.decode(path.read_bytes(), Closed, str(path))
+    closed = battery_record.decode(path.read_bytes(), Closed, str(path))
     if closed.decision != report["decision"] or len(closed.findings) != len(report["findings"]):
         problems.append("the record says something else")
     return problems
@@ -202,7 +202,7 @@ def _missing_stacks(record: Path, ranks: Sequence[int]) -> list[str]:
     hung = [
         one
         for path in record.parent.glob(f"{record.name.removesuffix('.end.json')}.*.phase.json")
-        for one in evidence_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
+        for one in battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
         if isinstance(one, Timed) and one.outcome == "hang"
     ]
     told = "".join(one.stacks for one in hung)

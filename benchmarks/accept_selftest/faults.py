@@ -12,15 +12,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from suite import network_namespaces
-from suite.acceptance import evidence_record
+from suite.acceptance import battery_record
+from suite.acceptance.battery_record import SCHEMA, PhaseEvidence
 from suite.acceptance.evidence import Micro
-from suite.acceptance.evidence_record import SCHEMA, PhaseEvidence
 from suite.commands import exit_codes
-from suite.devices import cuda_devices, resolved_device, usable_cores
-from suite.job import Status
-from suite.machine_profile import Conditions, Fingerprint, Profile, encode, machines_directory
-from suite.record import fingerprint
+from suite.job.events import Status
+from suite.launch import network_namespaces
+from suite.machine.devices import cuda_devices, resolved_device, usable_cores
+from suite.machine.fingerprint import Fingerprint, fingerprint
+from suite.machine.profile import Conditions, Profile, encode, machines_directory
 
 HERE = Path(__file__).parent
 ABSURD_BYTES_PER_SECOND = 1.0
@@ -230,7 +230,7 @@ def _stale_profile(setting: Setting) -> Iterator[Prepared]:
     for path in sorted((setting.results / "acceptance").glob("*.begin.json"))[:1]:
         began = json.loads(path.read_bytes())
         began["options"]["checks"] = "3"
-        opened = evidence_record.directory(results)
+        opened = battery_record.directory(results)
         profile = machines_directory(opened) / "other.json"
         profile.parent.mkdir(parents=True)
         ranks = int(began["options"]["ranks"])
@@ -257,7 +257,7 @@ def _stale_profile(setting: Setting) -> Iterator[Prepared]:
         kept = PhaseEvidence(
             kind="battery", schema=SCHEMA, id=began["id"], phase="micro-measurements", evidence=[micro]
         )
-        (opened / f"{began['id']}.micro-measurements.phase.json").write_bytes(evidence_record.encode(kept))
+        (opened / f"{began['id']}.micro-measurements.phase.json").write_bytes(battery_record.encode(kept))
     yield Prepared(["--results", str(results), "--resume"], {}, [])
 
 

@@ -28,8 +28,8 @@ from benchmarks.kernels.record import read
 from benchmarks.kernels.speed import DEVICE
 from benchmarks.kernels.table import table
 from kernels.operator import INTERPRETED
-from suite.execute.measure.conditions import GpuLog, SharedProcessors
-from suite.execute.measure.fingerprint import environment
+from suite.execute.measure.environment import environment
+from suite.execute.measure.system_load import GpuLog, SharedProcessors
 
 STORAGE = "results/kernels"
 POINTS = str(Path(__file__).with_name("speed.py"))

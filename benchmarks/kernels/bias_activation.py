@@ -13,7 +13,7 @@ from benchmarks.kernels.case import Case, Draw, dtypes
 from benchmarks.kernels.sizes import hidden_sizes, rows
 from kernels.bias_activation import Activation, bias_activation, reference
 from reference_runs.run import Activation as Recorded
-from suite.execute.model.operations import ACTIVATIONS
+from suite.execute.model.torch_operations import ACTIVATIONS
 
 WIDER = 4
 RECORDED: dict[Activation, Recorded] = {

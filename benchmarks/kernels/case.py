@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.execute.measure.products import DTYPES
+from suite.execute.calibrate.matmul import DTYPES
 
 Function = Callable[..., Any]
 PLAIN, OURS, EAGER, COMPILED, LIGER = "plain", "kernel", "eager", "compiled", "liger"
@@ -38,7 +38,7 @@ class Case:
 
     Args:
         kernel: its name in `kernels`.
-        formula: its name in `suite.predict.kernel_bytes`, where it is another.
+        formula: its name in `suite.predict.analytic.kernel_cost`, where it is another.
         variant: what of the kernel, where there is more than one thing to time.
         dtype: a key of DTYPES.
         sizes: what the formula of its least bytes takes.

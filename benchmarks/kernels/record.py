@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from benchmarks.kernels.case import OURS, PLAIN
-from suite.timings import median
+from suite.machine.timings import median
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95

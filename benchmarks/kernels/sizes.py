@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from reference_runs.catalog import reference_run
-from suite.predict.parameters import layer_elements
+from suite.predict.analytic.parameters import layer_elements
 
 RUNS = (
     "gpt2-124m",

@@ -14,8 +14,8 @@ import torch
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.registry import cases
 from benchmarks.kernels.turns import COPY, Measurement, measured
-from suite.predict.kernel_bytes import kernel_bytes
-from suite.timings import median
+from suite.machine.timings import median
+from suite.predict.analytic.kernel_cost import kernel_bytes
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 SECONDS = 0.3  # of a pass; more where the least number of rounds takes them

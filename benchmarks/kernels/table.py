@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.kernels.case import COMPILED, EAGER, FLEX, LIGER, OURS, SDPA
 from benchmarks.kernels.record import Row, rows
-from suite.timings import median
+from suite.machine.timings import median
 
 OTHERS = (EAGER, COMPILED, LIGER, SDPA, FLEX)
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import Case, Draw, Function
-from suite.execute.measure.stopwatch import MOST_WARM_UP, Stopwatch, Work, is_warm
-from suite.timings import median
+from suite.execute.calibrate.stopwatch import MOST_WARM_UP, Stopwatch, is_warm
+from suite.execute.measure.clock import Work
+from suite.machine.timings import median
 
 COPY = "copy"
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}  # read, and as many written: far beyond any cache

@@ -1,1 +1,1 @@
-"""Whether a node is as good as arithmetic, its siblings and its past say: checks, and the battery that feeds them."""
+"""Is this node good? The battery of measurements here, the verdicts in `judge/`."""

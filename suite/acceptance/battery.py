@@ -10,16 +10,18 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.acceptance import evidence_record
-from suite.acceptance.battery_state import Battery, Phase, Settings
-from suite.acceptance.checks import ENVIRONMENT, HANG_GUARD, HOST_DEVICE, STEP_TIME
+from suite.acceptance import battery_record
+from suite.acceptance.battery_record import OpenedBattery, unfinished
+from suite.acceptance.check_table import ENVIRONMENT, HANG_GUARD, HOST_DEVICE, STEP_TIME
+from suite.acceptance.context import Battery, Phase, Settings
 from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Timed
-from suite.acceptance.evidence_record import OpenedBattery, unfinished
-from suite.acceptance.gpu_health import HealthWatch
-from suite.acceptance.history import history
-from suite.acceptance.judged import judged
-from suite.acceptance.noninferiority import FEWEST
-from suite.acceptance.planned_phases import (
+from suite.acceptance.findings import Decision, Finding, Verdict, confirmed, decision, is_noise
+from suite.acceptance.judge.judge import judged
+from suite.acceptance.judge.noninferiority import FEWEST
+from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
+from suite.acceptance.nvml import HealthWatch
+from suite.acceptance.past_batteries import history
+from suite.acceptance.phases import (
     FROM_MICRO,
     FROM_PROBE,
     FROM_TIMES,
@@ -30,14 +32,11 @@ from suite.acceptance.planned_phases import (
     micro_phase,
     probe_phase,
 )
-from suite.acceptance.profiles import JITTER_STEPS, MINIATURES, TIMED_STEPS
-from suite.acceptance.reruns import Due, affordable, launches_that_fit
-from suite.acceptance.step_time import step_launches_missing, step_ratios, step_references
-from suite.acceptance.undisturbed import ATTEMPT, disturbed, ended_well, in_words, joined
-from suite.acceptance.verdicts import Decision, Finding, Verdict, confirmed, decision, is_noise
-from suite.job import Status
-from suite.machine_profile import check_holds, read
-from suite.record import fingerprint
+from suite.acceptance.presets import JITTER_STEPS, MINIATURES, TIMED_STEPS
+from suite.acceptance.reruns import ATTEMPT, Due, affordable, disturbed, ended_well, in_words, joined, launches_that_fit
+from suite.job.events import Status
+from suite.machine.fingerprint import fingerprint
+from suite.machine.profile import check_holds, read
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +73,7 @@ def run_battery(settings: Settings, tell: Callable[[str], None]) -> Report:
     notes: list[str] = []
     earlier = None
     if settings.resume:
-        node = evidence_record.opening("", settings.profile, options, 0.0).node
+        node = battery_record.opening("", settings.profile, options, 0.0).node
         earlier, refused = unfinished(settings.results, profile=settings.profile, options=options, node=node)
         notes += refused
         notes.append("nothing to resume: a new battery" if earlier is None else f"resumed {earlier}")

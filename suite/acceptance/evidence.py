@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from suite.job import Status
-
-
-class Competitor(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that is none of ours, and the processor cores that it used."""
-
-    pid: int
-    name: str
-    cores: float
+from suite.job.events import Status
+from suite.machine.competing_processes import Competitor
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"):

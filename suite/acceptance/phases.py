@@ -1,348 +1,177 @@
-"""What the battery runs: micro-measurements, launches of miniatures, probes; each returns its evidence."""
+"""The phases of a battery: what each runs, what it should take, and the checks that it serves."""
 
 from __future__ import annotations
 
-import math
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-import msgspec
+from suite.acceptance import battery_record, measurements, nvml
+from suite.acceptance.battery_record import NO_GPUS
+from suite.acceptance.check_table import (
+    ALL_REDUCE,
+    ATTRIBUTION,
+    ENVIRONMENT,
+    ERRORS,
+    EXACT_FIGURES,
+    HOST_DEVICE,
+    JITTER,
+    LOSS_CURVE,
+    MATRIX,
+    MEMORY,
+    PEER,
+    REPLAYS,
+    SOAK,
+    SPREAD,
+    STEP_TIME,
+    STRAGGLER,
+    THROTTLE,
+)
+from suite.acceptance.context import Battery, Phase
+from suite.acceptance.evidence import Evidence, Launched, Micro, Probing, Surroundings
+from suite.acceptance.presets import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
+from suite.job.events import Event, Status
+from suite.machine.competing_processes import competitors
+from suite.machine.devices import cuda_devices, usable_cores
 
-from reference_runs.accelerator import accelerator
-from reference_runs.catalog import reference_run
-from reference_runs.errors import InputError
-from reference_runs.layout import Layout
-from reference_runs.placement import coordinates
-from suite import store
-from suite.acceptance.evidence import Exchange, Launched, Micro, Probing, Replay, Soaking
-from suite.acceptance.evidence_record import digest
-from suite.acceptance.profiles import Effort
-from suite.calibration import CalibrationRequest, calibrate, planned_calibration
-from suite.calibration_job import Measured
-from suite.calibration_plan import TABLE, Planned
-from suite.compare import Verdict as RowVerdict
-from suite.devices import usable_cores
-from suite.figures import EXACT, Quantity, StepTerm, of_job
-from suite.job import Event, Status, StepKind
-from suite.launch import launch
-from suite.machine_profile import Profile
-from suite.measured_seconds import Subject
-from suite.miniature import miniature
-from suite.plan import Request, corpus_for, plan
-from suite.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
-from suite.profiled_machine import known_accelerator
-from suite.reproduction import reproduce, with_time
-from suite.shared_processors import others_shares
-from suite.timings import median
-
-COLLECTIVE_TIMEOUT_SECONDS = 300.0
-SEED = 20261122
-PROBED = "bloom-176b"  # the run whose miniature the replays train
-COMPUTE = (StepTerm.FORWARD, StepTerm.BACKWARD, StepTerm.OPTIMIZER)
-OnEvent = Callable[[int, Event], None]
-
-
-def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEvent) -> tuple[Micro, Profile | None]:
-    """This node's micro-measurements, and the machine profile that they make; it is stored below `results`."""
-    start = time.monotonic()
-    request = CalibrationRequest(results=results, ranks=ranks, device=device)
-    planned = planned_calibration(request, effort.densities[device])
-    points: dict[tuple[int, int], list[Measured]] = {}
-
-    def collect(rank: int, event: Event) -> None:
-        if isinstance(event, Measured):
-            points.setdefault((rank, event.task), []).append(event)
-        on_event(rank, event)
-
-    result = calibrate(planned, collect)
-    seconds = time.monotonic() - start
-    if result.profile is None:
-        failed = Micro(
-            status=result.status,
-            message=result.message,
-            seconds=seconds,
-            ranks_at_fault=result.ranks_at_fault,
-            stacks=result.log_tail,
-        )
-        return failed, None
-    profile = result.profile
-    matrix, copy, triad = part_rates(planned.planned, points, ranks)
-    peak, source = _peak(profile, ranks)
-    evidence = Micro(
-        status=Status.OK,
-        message="",
-        seconds=seconds,
-        matrix=matrix,
-        copy=copy,
-        triad=triad,
-        host_device=_host_device(profile),
-        peak=peak,
-        peak_source=source,
-        profile=result.path,
-        points=product_points(profile),
-        others_share=profile.conditions.others_share,
-        steal_share=profile.conditions.steal_share,
-    )
-    return evidence, profile
+# Of seven miniatures with 6 steps each on 2 cores of a Zen 4 (2026-11-23): the launch took 6.0 to 7.7 s more than its
+# steps, these as long as 7 to 10 timed ones, and a timed one 0.9 s at most
+START_SECONDS = 8.0
+COUNTING_STEPS = 4.0
+STEP_SECONDS = 0.9  # of a miniature that nothing predicts
+FROM_MICRO = frozenset({MATRIX, SPREAD, MEMORY, HOST_DEVICE})
+OF_MICRO = FROM_MICRO | {STEP_TIME, ATTRIBUTION}  # predictions rest on them
+FROM_TIMES = frozenset({STEP_TIME, ATTRIBUTION, STRAGGLER, LOSS_CURVE})
+UNDER_LOAD = frozenset({THROTTLE, ERRORS})
+EXCHANGES = frozenset({PEER, ALL_REDUCE})
+FROM_PROBE = EXCHANGES | {REPLAYS, SOAK}
+# Of 15 probes of one or more parts on the same machine (2026-11-24): 5.2 s before the soak, 0.1 s a replayed step, 2.5
+# to 4 s of exchanges, of which two may go on for 2 s each
+PROBE_START_SECONDS = 5.5
+REPLAYED_STEP_SECONDS = 0.15
+EXCHANGE_SECONDS = 1.0
 
 
-def part_rates(
-    planned: Sequence[Planned], points: Mapping[tuple[int, int], list[Measured]], ranks: int
-) -> tuple[list[float], list[float], list[float]]:
-    """What each rank reached while all measured: flop a second of 16-bit products, bytes a second of copies and triads.
+def environment_phase(battery: Battery) -> Phase:
+    """What else the node does, and whether it is the node that was meant."""
+    settings, known = battery.settings, battery.known
 
-    Of products the large square ones where they were timed, on a GPU; otherwise the best of the miniatures' shapes.
-
-    Args:
-        points: by rank and number of the task, its rounds.
-    """
-    matrix, squares, copy, triad = ([0.0] * ranks for _ in range(4))
-    for (rank, number), events in points.items():
-        task = planned[number]
-        subject = task.task.subject
-        if subject.ranks != ranks:
-            continue
-        if subject.operation == "square_product":
-            flop = (size for (size,) in task.task.sizes)
-            squares[rank] = max(size / _seconds(events, place) for place, size in enumerate(flop))
-        if task.kind != TABLE:
-            continue
-        if subject.operation == "product" and subject.dtype == "bf16":
-            matrix[rank] = max(matrix[rank], *_product_rates(task, events))
-        if subject.operation in ("copy", "triad"):
-            rates = copy if subject.operation == "copy" else triad
-            rates[rank] = task.task.sizes[-1][0] / _seconds(events, -1)
-    return squares if all(squares) else matrix, copy, triad
-
-
-def _product_rates(planned: Planned, events: list[Measured]) -> list[float]:
-    """Flop a second of every point of a table."""
-    return [2.0 * m * n * k / _seconds(events, place) for place, (m, n, k) in enumerate(planned.task.sizes)]
-
-
-def _seconds(events: list[Measured], place: int) -> float:
-    """The median of a point's repetitions in all rounds: what a part can do, without the slow phases of the machine."""
-    return median(seconds for event in events for seconds in event.points[place].seconds)
-
-
-def product_points(profile: Profile) -> int:
-    """Shapes in which 16-bit products were timed on all ranks at once: more find a faster one, and predict closer."""
-    return sum(
-        len(table.timings)
-        for table in profile.tables
-        if (table.subject.operation, table.subject.dtype) == ("product", "bf16")
-        and table.subject.ranks == profile.conditions.ranks
-    )
-
-
-def _host_device(profile: Profile) -> dict[str, float]:
-    found = {}
-    for operation in ("host_to_device", "device_to_host"):
-        try:
-            line = profile.line(Subject(operation=operation, ranks=profile.conditions.ranks))
-        except InputError:
-            continue
-        found[operation.replace("_", " ")] = line.sizes[-1] / line.timings[-1].median
-    return found
-
-
-def _peak(profile: Profile, ranks: int) -> tuple[float | None, str]:
-    """Dense peak of one rank, and where it is from."""
-    try:
-        known = known_accelerator(profile) if profile.fingerprint.device == "cuda" else accelerator("this-cpu")
-    except InputError:
-        return None, ""
-    if known is None:
-        return None, ""
-    peaks = known.peak_flop_per_second
-    dtype = "bf16" if "bf16" in peaks else "fp32"
-    share = ranks if profile.fingerprint.device == "cpu" else 1
-    where = f"1/{ranks} of this CPU's {dtype} peak, {peaks[dtype] / 1e9:,.0f} Gflop/s by its clock and vector width"
-    if profile.fingerprint.device == "cuda":
-        where = f"data sheet of {known.title}, {dtype} dense"
-    return peaks[dtype] / share, where
-
-
-def launched(
-    name: str,
-    purpose: str,
-    *,
-    device: str,
-    ranks: int,
-    steps: int,
-    results: Path,
-    profile: Profile | None,
-    on_event: OnEvent,
-) -> Launched:
-    """One launch of a miniature, with its record."""
-    start = time.monotonic()
-    planned = plan(Request(name=name, ranks=ranks, device=device, steps=steps, results=results))
-    corpus = corpus_for(planned, None)
-    result = reproduce(planned, corpus, results, on_event, profile=profile, profile_source="measured by this battery")
-    end = store.read(Path(result.record))
-    evidence = Launched(
-        run=name,
-        purpose=purpose,
-        status=result.status,
-        message=result.message,
-        ranks_at_fault=end.end.ranks_at_fault if end.end else [],
-        record=result.record,
-        seconds=time.monotonic() - start,
-        stacks=end.end.log_tail if end.end else "",
-    )
-    if result.status is not Status.OK or end.end is None:
-        return evidence
-    begin = end.begin
-    stack = {name: version for name, version in begin.software.items() if name != "suite"} | begin.policy
-    stack |= {"cpu": begin.hardware["cpu"], "gpus": begin.hardware["gpus"]}
-    exact = [row for row in result.rows if row.quantity in {quantity.value for quantity in EXACT}]
-    exact.sort(
-        key=lambda row: row.rank is not None
-    )  # of the whole job first: what differs is said of it, then of ranks
-    whole = next((row for row in result.rows if _is_step(row.quantity, row.rank) and row.term is None), None)
-    at_pace = next((row.left for row in result.rows if row.quantity == Quantity.STEP_SECONDS_AT_PACE), None)
-    terms = [row for row in result.rows if _is_step(row.quantity, row.rank) and row.term is not None]
-    return msgspec.structs.replace(
-        evidence,
-        message=result.profile if whole is None or whole.left is None else "",
-        exact=sum(row.verdict is RowVerdict.PASS for row in exact),
-        unequal=[
-            f"{' '.join(str(part) for part in (row.quantity, row.axis, row.operation, row.rank) if part is not None)}: "
-            f"{row.right} measured, {row.left} predicted"
-            for row in exact
-            if row.verdict is RowVerdict.FAIL
-        ],
-        step_seconds=None if whole is None else whole.right,
-        predicted_seconds=None if whole is None else whole.left,
-        points=0 if profile is None else product_points(profile),
-        pace=at_pace / whole.left if at_pace and whole is not None and whole.left else None,
-        paces={row.term: row.right for row in result.rows if row.quantity == Quantity.PACE and row.term and row.right},
-        measured_terms={row.term: row.right for row in terms if row.term and row.right is not None},
-        predicted_terms={row.term: row.left for row in terms if row.term and row.left is not None},
-        compute_seconds=[
-            math.fsum(
-                row.right or 0.0
-                for row in result.rows
-                if row.quantity == Quantity.STEP_SECONDS and row.rank == rank and row.term in COMPUTE
+    def run(_on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        busy, share = competitors()
+        devices = cuda_devices() if settings.device == "cuda" else usable_cores()
+        here = battery.opened.opening
+        uuids = battery.watch.uuids() if settings.device == "cuda" and battery.watch is not None else []
+        lost = settings.device == "cpu" and not settings.device_named and here.hardware["gpus"] == NO_GPUS
+        return [
+            Surroundings(
+                device=settings.device,
+                ranks=settings.ranks,
+                devices=devices,
+                devices_expected=settings.devices,
+                others_share=share,
+                competitors=busy,
+                fleet_problems=known.fleet_problems,
+                past_problems=known.past_problems,
+                gpus=here.hardware["gpus"] if settings.device == "cuda" else "",
+                gpus_with_ranks=nvml.gpus_with_ranks(settings.device, settings.ranks, uuids),
+                gpus_before=battery_record.gpus_before(settings.results, here.node) if lost else "",
             )
-            for rank in range(planned.layout.ranks)
-        ],
-        stages=stages_of(planned.layout),
-        timed=[
-            max(step.seconds for step in of_ranks)
-            for of_ranks in zip(*(rank.steps for rank in end.end.ranks), strict=True)
-            if of_ranks[0].kind is StepKind.TIMED
-        ],
-        losses=result.losses,
-        learns=planned.learns,
-        stack=digest([stack, begin.job.steps, begin.job.seed, begin.corpus]),
-        deterministic=begin.policy["deterministic"] == "True",
-        others_share=result.others_share,
-        steal_share=result.steal_share,
+        ]
+
+    return Phase(name="environment", predicted_seconds=3.0, serves=frozenset({ENVIRONMENT}), run=run)
+
+
+def micro_phase(battery: Battery) -> Phase:
+    """A calibration, whose profile the battery keeps."""
+    settings = battery.settings
+
+    def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        where = battery_record.directory(settings.results)
+        found, battery.profile = measurements.micro(settings.device, settings.ranks, settings.effort, where, on_event)
+        return [found]
+
+    return Phase(
+        name="micro-measurements",
+        predicted_seconds=settings.effort.micro_seconds[settings.device],
+        serves=OF_MICRO,
+        run=run,
     )
 
 
-def stages_of(layout: Layout) -> list[int]:
-    """The pipeline stage of each rank; empty where there is one alone."""
-    if layout.pipeline_stages == 1:
-        return []
-    return [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
+def launch_phases(battery: Battery) -> list[Phase]:
+    """One for each miniature; those whose time is judged are launched as often as the first look needs."""
+    settings, effort = battery.settings, battery.settings.effort
+    planned = []
+    times = settings.selected & FROM_TIMES
+    for name in settings.miniatures:
+        timed = bool(times) and name in settings.timed
+        if timed:
+            planned.append(launches_phase(battery, name, "times", TIMED_STEPS, effort.looks[0]))
+        elif EXACT_FIGURES in settings.selected:
+            planned.append(launches_phase(battery, name, "exact", EXACT_STEPS, 1))
+    if effort.jitter is not None and JITTER in settings.selected:
+        planned.append(launches_phase(battery, effort.jitter, "jitter", JITTER_STEPS, 1))
+    return planned
 
 
-def predicted_step_seconds(name: str, device: str, ranks: int, results: Path, profile: Profile | None) -> float | None:
-    """Seconds of a miniature's step by the machine profile; None where it has no such operations, or there is none."""
-    planned = plan(Request(name=name, ranks=ranks, device=device, results=results))
-    try:
-        times, _ = with_time(planned, profile, [])
-    except InputError:
+def launches_phase(battery: Battery, name: str, purpose: str, steps: int, count: int) -> Phase:
+    """`count` launches of a miniature."""
+    settings = battery.settings
+
+    def run(on_event: Callable[[int, Event], None]) -> Iterator[Evidence]:
+        for _ in range(count):
+            one = measurements.launched(
+                name,
+                purpose,
+                device=settings.device,
+                ranks=settings.ranks,
+                steps=steps,
+                results=settings.results,
+                profile=battery.profile,
+                on_event=on_event,
+            )
+            yield one
+            if one.status is not Status.OK:
+                break
+
+    serves = {"times": FROM_TIMES | {EXACT_FIGURES}, "jitter": {JITTER, LOSS_CURVE}, "exact": {EXACT_FIGURES}}[purpose]
+    predicted = measurements.predicted_step_seconds(
+        name, settings.device, settings.ranks, settings.results, battery.profile
+    )
+    seconds = count * (START_SECONDS + (steps + COUNTING_STEPS) * (predicted or STEP_SECONDS))
+    return Phase(name=f"{name} {purpose}", predicted_seconds=seconds, serves=frozenset(serves), run=run)
+
+
+def probe_phase(battery: Battery, parts: frozenset[int] = FROM_PROBE) -> Phase | None:
+    """All parts of the probe that are asked for, or those of them that measure these checks."""
+    settings, effort = battery.settings, battery.settings.effort
+    wanted = settings.selected & parts
+    counted = settings.selected & UNDER_LOAD and settings.device == "cuda"
+    if not wanted and counted and not any(is_load(one) for one in battery.evidence()):
+        wanted = frozenset({SOAK})  # counters are read under load: idle, a bad GPU shows none
+    if not wanted:
         return None
-    return of_job(times, Quantity.STEP_SECONDS)
 
-
-def _is_step(quantity: str, rank: int | None) -> bool:
-    return quantity == Quantity.STEP_SECONDS and rank is None
-
-
-def probed(
-    device: str,
-    ranks: int,
-    effort: Effort,
-    *,
-    replays: bool,
-    exchanges: bool,
-    soak: bool,
-    on_event: OnEvent,
-) -> Probing:
-    """One probe of all ranks: replays, exchanges and soak, as far as asked for."""
-    start = time.monotonic()
-    small = miniature(reference_run(PROBED), device, ranks=1, steps=effort.replay_steps)
-    seconds = effort.soak_seconds if soak else 0.0
-    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
-        job = ProbeJob(
-            directory=scratch,
-            device=device,
-            ranks=ranks,
-            threads=max(1, usable_cores() // ranks),
-            architecture=small.architecture,
-            recipe=small.recipe,
-            seed=SEED,
-            replays=effort.replays if replays else 0,
-            replay_steps=effort.replay_steps,
-            samples=1,
-            exchanges=effort.exchanges if exchanges else 0,
-            exchange_seconds=effort.exchange_seconds,
-            exchange_bytes=effort.exchange_bytes[device],
-            soak_seconds=seconds,
-            soak_bytes=effort.soak_bytes if device == "cpu" and effort.soak_bytes else 0,
-            collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
-        )
-        (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
-        outcome = launch(job, store.new_identity(), on_event)
-    evidence = Probing(
-        status=outcome.status,
-        message=outcome.message,
-        ranks_at_fault=outcome.ranks_at_fault,
-        seconds=time.monotonic() - start,
-        stacks=outcome.log_tail,
-        soak_seconds=seconds,
-    )
-    if outcome.status is not Status.OK:
-        return evidence
-    told = [(rank, event) for rank, events in enumerate(outcome.events) for event in events]
-    others_share, steal_share = others_shares([one.shared for _, one in told if isinstance(one, Probed)])
-    return msgspec.structs.replace(
-        evidence,
-        others_share=others_share,
-        steal_share=steal_share,
-        replays=[
-            Replay(
-                rank=rank,
-                replay=one.replay,
-                step=one.step,
-                loss=one.loss,
-                gradients=one.gradients,
-                parameters=one.parameters,
+    def run(on_event: Callable[[int, Event], None]) -> list[Evidence]:
+        return [
+            measurements.probed(
+                settings.device,
+                settings.ranks,
+                effort,
+                replays=REPLAYS in wanted,
+                exchanges=bool(wanted & EXCHANGES),
+                soak=SOAK in wanted,
+                on_event=on_event,
             )
-            for rank, one in told
-            if isinstance(one, Replayed)
-        ],
-        exchanges=[
-            Exchange(
-                rank=rank,
-                peer=one.peer,
-                bytes_per_second=one.bytes / one.seconds,
-                wrong=one.wrong,
-                first=one.first,
-                bytes=one.bytes,
-            )
-            for rank, one in told
-            if isinstance(one, Exchanged)
-        ],
-        soaks=[
-            Soaking(rank=rank, bytes=one.bytes, passes=one.passes, wrong=one.wrong, first=one.first)
-            for rank, one in told
-            if isinstance(one, Soaked)
-        ],
+        ]
+
+    seconds = PROBE_START_SECONDS
+    seconds += effort.replays * effort.replay_steps * REPLAYED_STEP_SECONDS if REPLAYS in wanted else 0.0
+    seconds += (EXCHANGE_SECONDS + 2 * effort.exchange_seconds if wanted & EXCHANGES else 0.0) + (
+        effort.soak_seconds if SOAK in wanted else 0.0
     )
+    serves = FROM_PROBE if parts == FROM_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
+    return Phase(name="probe", predicted_seconds=seconds, serves=serves, run=run)
+
+
+def is_load(one: Evidence) -> bool:
+    """Whether it kept the node busy."""
+    return isinstance(one, Micro | Launched | Probing)

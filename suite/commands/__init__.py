@@ -1,1 +1,1 @@
-"""One module a command: parses, calls, prints; nothing else."""
+"""One command a module: parses, calls, prints; nothing else."""

@@ -12,15 +12,15 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.acceptance.battery import Report, run_battery
-from suite.acceptance.battery_state import Settings
-from suite.acceptance.profiles import effort, selected_checks, selected_miniatures
-from suite.acceptance.verdicts import Decision
+from suite.acceptance.context import Settings
+from suite.acceptance.findings import Decision
+from suite.acceptance.presets import effort, selected_checks, selected_miniatures
 from suite.commands import exit_codes
-from suite.devices import resolved_device, usable_cores
-from suite.interruption import end_as_interrupted
-from suite.launch import ROOT
-from suite.report.acceptance_tables import checks_table, junit, print_report, rows, summary
-from suite.report.tables import console
+from suite.launch.interruption import end_as_interrupted
+from suite.machine.devices import resolved_device, usable_cores
+from suite.paths import ROOT
+from suite.report.terminal.acceptance import checks_table, junit, print_report, rows, summary
+from suite.report.terminal.tables import console
 
 CODES = {
     Decision.ACCEPTED: exit_codes.PASS,

@@ -10,17 +10,23 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from suite.calibration import Calibration, CalibrationRequest, CalibrationResult, calibrate, planned_calibration
-from suite.calibration_plan import BURSTS
+from suite.calibration.calibrate import (
+    Calibration,
+    CalibrationRequest,
+    CalibrationResult,
+    calibrate,
+    planned_calibration,
+)
+from suite.calibration.plan import BURSTS
 from suite.commands import exit_codes
-from suite.interruption import end_as_interrupted
-from suite.job import Event, Phase, Status
-from suite.launch import ROOT
-from suite.machine_profile import UNSEEN
-from suite.report.machine_tables import print_profile, trials_beside_parts
-from suite.report.progress import progress_line
-from suite.report.tables import console
-from suite.timings import median
+from suite.job.events import Event, Phase, Status
+from suite.launch.interruption import end_as_interrupted
+from suite.machine.profile import UNSEEN
+from suite.machine.timings import median
+from suite.paths import ROOT
+from suite.report.terminal.machine_profile import print_profile, trials_beside_parts
+from suite.report.terminal.progress import progress_line
+from suite.report.terminal.tables import console
 
 LINE_SECONDS = 10.0
 

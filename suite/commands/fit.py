@@ -14,10 +14,10 @@ from reference_runs.fit_scores import FIT_SCORES, fit_scores
 from reference_runs.machine_model import MACHINE_MODEL, machine_model
 from reference_runs.published import load_table
 from reference_runs.published_tables import load_tables, shipped_tables
-from suite.published_steps import prepared_row
-from suite.report.fit_page import fit_page
-from suite.report.fitting import print_fit, print_left_out
-from suite.report.tables import console
+from suite.predict.machine_model.published_rows import prepared_row
+from suite.report.markdown.machine_model import fit_page
+from suite.report.terminal.machine_model import print_fit, print_left_out
+from suite.report.terminal.tables import console
 
 PAGE = Path(__file__).parents[2] / "docs" / "machine_model_numbers.md"
 _MODEL_HEAD = """\
@@ -49,17 +49,17 @@ def fit_command(
     try:
         import tomli_w  # noqa: F401  # with which msgspec writes TOML
 
-        from suite import fitting
-        from suite import leave_out as left
+        from suite.predict.machine_model import cross_validation as left
+        from suite.predict.machine_model import fit
     except ImportError as error:
         raise InputError(f"the fit needs {error.name}", allowed="nox -s fit, which installs it") from error
     model = machine_model()
     published = [row for path in shipped_tables() for row in load_table(path).rows]
     rows = [prepared_row(row) for row in published if row.step_seconds is not None]
-    found = fitting.fit(model, rows, weights=model.weights)
-    model = fitting.determined(fitting.with_values(model, found), rows)
+    found = fit.fit(model, rows, weights=model.weights)
+    model = fit.determined(fit.with_values(model, found), rows)
     out = console()
-    print_fit(out, model, fitting.errors_by_table(model, rows))
+    print_fit(out, model, fit.errors_by_table(model, rows))
     if write:
         _store(MACHINE_MODEL, _MODEL_HEAD, _rounded(msgspec.to_builtins(model)))
     if leave_out:

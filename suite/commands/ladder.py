@@ -14,25 +14,24 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.commands.calibrate_first import profile_for
-from suite.corpus import tokenised_documents
-from suite.devices import cuda_memory_bytes, resolved_device
-from suite.hosts import check_reachable
-from suite.interruption import end_as_interrupted
-from suite.job import Event
-from suite.ladder.ascent import Errand, Height, trace_of
-from suite.ladder.between_hosts import with_messages
+from suite.commands.machine_profile import profile_for
+from suite.job.corpus import tokenised_documents
+from suite.job.events import Event
 from suite.ladder.climb import Climb, Verdict, climb, unclimbed, verdict
-from suite.ladder.more_ranks import ranks_missing, with_more_ranks
-from suite.ladder.planned import climber, fitted, planned
+from suite.ladder.extra_profiles import ranks_missing, with_messages, with_more_ranks
+from suite.ladder.plan import climber, fitted, planned
+from suite.ladder.run import Errand, Height, trace_of
 from suite.ladder.rungs import RUNGS, STEPS, Setting, Walk
-from suite.ladder.tokenising import sample_seconds
-from suite.launch import ROOT
-from suite.report.ladder_table import as_json, print_climb, print_rungs
-from suite.report.page.ladder import DIRECTORY
-from suite.report.tables import console
-from suite.store import new_identity, records_directory, writable, write_new
-from suite.traces import checked_trace
+from suite.ladder.tokenisation import sample_seconds
+from suite.launch.interruption import end_as_interrupted
+from suite.launch.multi_host import check_reachable
+from suite.machine.devices import cuda_memory_bytes, resolved_device
+from suite.paths import ROOT
+from suite.records.store import new_identity, records_directory, writable, write_new
+from suite.report.html.ladder import DIRECTORY
+from suite.report.terminal.ladder import as_json, print_climb, print_rungs
+from suite.report.terminal.tables import console
+from suite.reproduce.trace_file import checked_trace
 
 PLOT_NEEDS = "matplotlib"
 HOSTS = 2  # of the rung ddp-hosts
@@ -268,7 +267,7 @@ def _kept(found: Climb, results: Path) -> str:
     write_new(path, msgspec.json.encode(found))
     if find_spec(PLOT_NEEDS) is None:
         return f"none: {PLOT_NEEDS} is not installed; nox -s ladder brings it"
-    from suite.report.ladder_plot import write_plot
+    from suite.report.plots.ladder import write_plot
 
     picture = path.with_suffix(".png")
     write_plot(found, picture)

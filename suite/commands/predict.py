@@ -15,25 +15,25 @@ from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import AXES, Layout, Offload, layout_text, parse_layout
+from reference_runs.miniature import miniature
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Kind
-from suite.compare import Row, compare, overall
-from suite.machine_profile import DISTURBED_SHARE, Profile, disturbed, read
-from suite.machines import RunMachine, run_machine
-from suite.miniature import miniature
-from suite.predict.choices import Choice, choices
-from suite.predict.prediction import prediction
-from suite.predict.publication import (
+from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read
+from suite.metrics.comparison import Row, compare, overall
+from suite.predict.analytic.process_groups import node_crossing_share
+from suite.predict.executed_run.counts import prediction
+from suite.predict.machine_model.from_cluster import RunMachine, run_machine
+from suite.predict.machine_model.from_profile import profiled_machine
+from suite.predict.recorded_run.alternatives import Choice, choices
+from suite.predict.recorded_run.figures import Prices, predicted_figures
+from suite.predict.recorded_run.prediction import RunPrediction, run_prediction
+from suite.predict.recorded_run.published import (
     figures_at_published_times,
     measured_elsewhere,
     measured_figures,
     published_figures,
 )
-from suite.predict.rings import node_crossing_share
-from suite.predict.run_figures import Prices, predicted_figures
-from suite.predict.run_prediction import RunPrediction, run_prediction
-from suite.profiled_machine import profiled_machine
-from suite.report.breakdown import (
+from suite.report.terminal.prediction import (
     print_choices,
     print_memory,
     print_predicted,
@@ -41,7 +41,7 @@ from suite.report.breakdown import (
     print_time,
     print_traffic,
 )
-from suite.report.tables import console, print_comparison
+from suite.report.terminal.tables import console, print_comparison
 
 
 class Predicted(NamedTuple):

@@ -14,24 +14,24 @@ from rich.console import Console
 from rich.markup import escape
 
 from reference_runs.errors import InputError
-from suite.baselines import Baseline, accept, accepted, baseline, resolved
+from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
 from suite.commands.reproduce import Live
-from suite.in_turn import OldCodeError
-from suite.interruption import end_as_interrupted
-from suite.job import Status
-from suite.kernel_runs import changed_software, compared_sides, kernel_findings, stored_runs
-from suite.launch import ROOT
-from suite.launches import launches as all_launches
-from suite.miniature import DEFAULT_STEPS
-from suite.plan import Request, corpus_for, plan
-from suite.regression_check import Check, Comparison, LaunchFailedError, Run
-from suite.regressions import Change
-from suite.report.regression_files import junit, markdown
-from suite.report.regression_table import print_check
-from suite.report.tables import console
-from suite.reproduction import Result, reproduce
-from suite.store import records_directory
+from suite.job.events import Status
+from suite.launch.interruption import end_as_interrupted
+from suite.paths import ROOT
+from suite.records.index import launches as all_launches
+from suite.records.store import records_directory
+from suite.regression.baseline_checkout import OldCodeError
+from suite.regression.baselines import Baseline, accept, accepted, baseline, resolved
+from suite.regression.check import Check, Comparison, LaunchFailedError, Run
+from suite.regression.kernel_benchmarks import changed_software, compared_sides, kernel_findings, stored_runs
+from suite.regression.verdicts import Change
+from suite.report.markdown.regression import junit, markdown
+from suite.report.terminal.regression import print_check
+from suite.report.terminal.tables import console
+from suite.reproduce.plan import Request, corpus_for, plan
+from suite.reproduce.reproduce import Result, reproduce
 
 NEEDED = ("numpy", "scipy", "ruptures")
 KERNELS = "kernels"

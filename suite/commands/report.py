@@ -14,13 +14,13 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.launch import ROOT
-from suite.launches import launches
-from suite.report.page.needed import INSTALL, missing
-from suite.report.page.search import Search
-from suite.report.step_tables import step_rows, step_tables, summary
-from suite.report.tables import console
-from suite.report.utilisation_tables import utilisation_table
+from suite.paths import ROOT
+from suite.records.index import launches
+from suite.report.html.change_point_worker import Search
+from suite.report.html.requirements import INSTALL, missing
+from suite.report.markdown.step_times import step_rows, step_tables, summary
+from suite.report.markdown.utilisation import utilisation_table
+from suite.report.terminal.tables import console
 
 FILE = "TABLES.md"
 PAGE = "index.html"
@@ -78,7 +78,7 @@ def report_command(
             messages.print(f"no launch with a predicted step time in {escape(str(results))}", soft_wrap=True)
         of_page = None
         if found and search is not None:
-            from suite.report.page.render import page as page_of
+            from suite.report.html.page import page as page_of
 
             of_page = written(directory, PAGE, page_of(results, found, bad, search))
         elif found and lacking:

@@ -12,24 +12,25 @@ from rich.markup import escape
 from rich.progress import TaskID
 
 from reference_runs.errors import InputError
+from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
-from suite.commands.calibrate_first import profile_for
+from suite.commands.machine_profile import profile_for
 from suite.commands.runs import runs
-from suite.compare import Row, Verdict
-from suite.figures import Quantity
-from suite.interruption import end_as_interrupted
-from suite.job import Averaging, Event, Phase, Status, Step
-from suite.launch import ROOT
-from suite.miniature import DEFAULT_STEPS
-from suite.plan import Plan, Request, corpus_for, plan
-from suite.ramp_up import global_batch_at
-from suite.report.launch_tables import print_launches
-from suite.report.progress import progress_line
-from suite.report.tables import console, print_comparison
-from suite.reproduction import Result, last_loss, reproduce
-from suite.residuals import Residuals
-from suite.statistics import summaries
-from suite.store import records_directory
+from suite.job.batch_rampup import global_batch_at
+from suite.job.events import Event, Phase, Status, Step
+from suite.job.options import Averaging
+from suite.launch.interruption import end_as_interrupted
+from suite.metrics.comparison import Row, Verdict
+from suite.metrics.figures import Quantity
+from suite.metrics.launch_statistics import summaries
+from suite.paths import ROOT
+from suite.records.store import records_directory
+from suite.report.terminal.launch_statistics import print_launches
+from suite.report.terminal.progress import progress_line
+from suite.report.terminal.tables import console, print_comparison
+from suite.reproduce.plan import Plan, Request, corpus_for, plan
+from suite.reproduce.reproduce import Result, last_loss, reproduce
+from suite.reproduce.residuals import Residuals
 
 
 def reproduce_command(

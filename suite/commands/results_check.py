@@ -10,10 +10,10 @@ import msgspec
 import typer
 
 from reference_runs.errors import InputError
-from suite.commands.recorded import Json, Run, exit_code, name_left_out
-from suite.launch import ROOT
-from suite.launches import launches
-from suite.store import read
+from suite.commands.records_options import Json, Run, exit_code, name_left_out
+from suite.paths import ROOT
+from suite.records.index import launches
+from suite.records.store import read
 
 
 def check_command(

@@ -12,14 +12,14 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.commands.recorded import Json
-from suite.compare import Row, Verdict
-from suite.figures import Quantity
-from suite.launch import ROOT
-from suite.record_difference import difference
-from suite.report.tables import console, plain_table, print_comparison
-from suite.selection import record_path
-from suite.store import read
+from suite.commands.records_options import Json
+from suite.metrics.comparison import Row, Verdict
+from suite.metrics.figures import Quantity
+from suite.paths import ROOT
+from suite.records.diff import difference
+from suite.records.query import record_path
+from suite.records.store import read
+from suite.report.terminal.tables import console, plain_table, print_comparison
 
 
 def diff_command(

@@ -10,11 +10,11 @@ import msgspec
 import typer
 
 from reference_runs.errors import InputError
-from suite.commands.recorded import Json, Machine, Run, Since, Statuses, exit_code, name_left_out
-from suite.launch import ROOT
-from suite.launch_columns import columns, written_csv, written_parquet
-from suite.launches import launches
-from suite.selection import Selection, moment, statuses
+from suite.commands.records_options import Json, Machine, Run, Since, Statuses, exit_code, name_left_out
+from suite.paths import ROOT
+from suite.records.export import columns, written_csv, written_parquet
+from suite.records.index import launches
+from suite.records.query import Selection, moment, statuses
 
 FORMATS = {"csv": written_csv, "parquet": written_parquet}
 

@@ -13,11 +13,11 @@ import typer
 
 from reference_runs.errors import InputError
 from reference_runs.units import printed
-from suite.commands.recorded import Json, Machine, Run, Since, Statuses, exit_code, name_left_out
-from suite.figures import Quantity
-from suite.launch import ROOT
-from suite.launches import Launch, launches
-from suite.selection import Selection, moment, statuses
+from suite.commands.records_options import Json, Machine, Run, Since, Statuses, exit_code, name_left_out
+from suite.metrics.figures import Quantity
+from suite.paths import ROOT
+from suite.records.index import Launch, launches
+from suite.records.query import Selection, moment, statuses
 
 _TITLES = ("id", "started (UTC)", "run", "status", "node", "ranks", "layout", "execution", "step (s)", "suite")
 

@@ -11,10 +11,10 @@ import typer
 from rich.markup import escape
 
 from suite.commands import exit_codes
-from suite.commands.recorded import Json, name_left_out
-from suite.launch import ROOT
-from suite.merging import merged
-from suite.report.tables import console
+from suite.commands.records_options import Json, name_left_out
+from suite.paths import ROOT
+from suite.records.merge import merged
+from suite.report.terminal.tables import console
 
 
 def merge_command(

@@ -13,11 +13,11 @@ import typer
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.commands.recorded import Json, Machine, Run, Statuses, name_left_out
-from suite.launch import ROOT
-from suite.launches import launches
-from suite.pruning import baseline_ids, removable, removable_damaged, remove, remove_leftovers
-from suite.selection import Selection, statuses
+from suite.commands.records_options import Json, Machine, Run, Statuses, name_left_out
+from suite.paths import ROOT
+from suite.records.index import launches
+from suite.records.prune import baseline_ids, removable, removable_damaged, remove, remove_leftovers
+from suite.records.query import Selection, statuses
 
 
 def prune_command(

@@ -12,13 +12,13 @@ import typer
 from rich.markup import escape
 
 from reference_runs.layout import layout_text
-from suite.commands.recorded import Json
-from suite.compare import compare
-from suite.launch import ROOT
-from suite.record import Record
-from suite.report.tables import console, plain_table, print_comparison
-from suite.selection import record_path
-from suite.store import read
+from suite.commands.records_options import Json
+from suite.metrics.comparison import compare
+from suite.paths import ROOT
+from suite.records.query import record_path
+from suite.records.record import Record
+from suite.records.store import read
+from suite.report.terminal.tables import console, plain_table, print_comparison
 
 
 def show_command(

@@ -10,8 +10,8 @@ import typer
 from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.units import printed
-from suite.predict.parameters import parameter_count
-from suite.report.tables import console, plain_table
+from suite.predict.analytic.parameters import parameter_count
+from suite.report.terminal.tables import console, plain_table
 
 
 def runs(json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:

@@ -13,12 +13,12 @@ from rich.markup import escape
 from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.errors import InputError
+from reference_runs.miniature import SCALES, Difference, Miniature, miniature
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced
 from reference_runs.units import printed
-from suite.miniature import SCALES, Difference, Miniature, miniature
-from suite.predict.parameters import parameter_count
-from suite.report.tables import console, plain_table
+from suite.predict.analytic.parameters import parameter_count
+from suite.report.terminal.tables import console, plain_table
 
 
 def show(

@@ -11,10 +11,10 @@ import typer
 from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
 from suite.commands import exit_codes
-from suite.report.accuracy import print_scores
-from suite.report.accuracy_plot import Point, draw
-from suite.report.tables import console
-from suite.validation import step_times, table_score
+from suite.predict.validation.published_tables import step_times, table_score
+from suite.report.plots.validation import Point, draw
+from suite.report.terminal.tables import console
+from suite.report.terminal.validation import print_scores
 
 
 def validate(

@@ -24,17 +24,19 @@ gc.disable()  # the imports below keep what they make: looking for garbage meanw
 import torch  # the parent may die during the seconds that this import takes
 import torch.distributed as dist
 
-from suite.calibration_job import Calibrated, CalibrationJob
-from suite.execute.measure.calibrate import calibrate
-from suite.execute.measure.memory import AllocatedPeak
+from suite.execute.calibrate.reference_step import Trials
+from suite.execute.calibrate.run import calibrate
+from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
-from suite.execute.probe import probe
-from suite.execute.train import train
-from suite.execute.trials import Trials
-from suite.job import Finished, Job, KernelChoice, Phase, Started, events_path
-from suite.probe_job import ProbeJob
+from suite.execute.probe.run import probe
+from suite.execute.training.loop import train
+from suite.job.calibration_job import Calibrated, CalibrationJob
+from suite.job.events import Finished, Phase, Started, events_path
+from suite.job.options import KernelChoice
+from suite.job.probe_job import ProbeJob
+from suite.job.training_job import Job
 
 gc.enable()
 
@@ -86,7 +88,7 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
     torch.use_deterministic_algorithms(job.device == "cpu")
     # Otherwise deterministic algorithms fill every new tensor, so that reads of unwritten memory repeat too: 4,850
     # calls and 0.08 s of operators a step of bloom-mini (2 ranks, AMD EPYC, torch 2.13, 2026-11-21). Nothing here reads
-    # what it has not written: losses are the same with the fills (tests/execute/test_fills.py).
+    # what it has not written: losses are the same with the fills (tests/end_to_end/test_fills.py).
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of the module's class
     torch.backends.cuda.enable_math_sdp(False)  # of a CPU too: rather fail than store the scores of fused attention
     dist.init_process_group(

@@ -14,8 +14,9 @@ from typing import NoReturn
 
 import msgspec
 
-from suite import processes
-from suite.job import LAUNCH_VARIABLE, Event, Failed, Status, recording_path, stacks_path
+from suite.job.events import Event, Failed, Status, recording_path, stacks_path
+from suite.machine import processes
+from suite.machine.processes import LAUNCH_VARIABLE
 
 
 class NotFiniteError(ArithmeticError):

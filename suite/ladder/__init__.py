@@ -1,1 +1,1 @@
-"""The ladder: a naive script made smaller and faster one rung at a time, each predicted and measured."""
+"""GPT-2's training script optimised one step at a time, each step predicted and measured."""

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from suite.job import LEAST_STEPS, Event, Status
-from suite.ladder.ascent import CLIMB_SECONDS, Ascent, Errand, Height, ending, launched
-from suite.ladder.judged import Interaction, Mark, interaction
-from suite.ladder.measured import Measured, measured
-from suite.ladder.planned import Climber, excess, planned, refusals
+from suite.job.events import Event, Status
+from suite.job.training_job import LEAST_STEPS
+from suite.ladder.judge import Interaction, Mark, interaction
+from suite.ladder.plan import Climber, excess, planned, refusals
+from suite.ladder.results import Measured, measured
+from suite.ladder.run import CLIMB_SECONDS, Ascent, Errand, Height, ending, launched
 from suite.ladder.rungs import RUNGS, STEPS, Rung, Setting, Walk, setting_of, stands_on
-from suite.machine_profile import Fingerprint
-from suite.record import fingerprint, suite_version
+from suite.machine.fingerprint import Fingerprint, fingerprint, suite_version
 
 
 class Verdict(enum.StrEnum):

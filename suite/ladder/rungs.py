@@ -10,9 +10,9 @@ import msgspec
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
-from suite.job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS
+from suite.job.options import Habits, Update
+from suite.job.training_job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS
 from suite.ladder.rounding import FP16_ROUNDING, ROUNDING, reordered_bound
-from suite.script import Habits, Update
 
 
 class Walk(enum.StrEnum):

@@ -1,1 +1,1 @@
-"""What arithmetic says: pure functions of frozen records; no torch, files, clock or randomness."""
+"""What should come out: pure functions of frozen records; no torch, files, clock or randomness."""

@@ -1,1 +1,1 @@
-"""Tables and pages for people."""
+"""Results for people: terminal tables, Markdown files, the HTML page, plots, JUnit files."""

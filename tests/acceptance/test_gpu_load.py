@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from suite.acceptance.battery_state import Battery, Settings
+from suite.acceptance.context import Battery, Settings
 from suite.acceptance.evidence import (
     Evidence,
     GpuHealth,
@@ -19,14 +19,14 @@ from suite.acceptance.evidence import (
     Soaking,
     Surroundings,
 )
-from suite.acceptance.gpu_health import joined
-from suite.acceptance.health_checks import gpu_findings
-from suite.acceptance.history import History
-from suite.acceptance.judged import judged
-from suite.acceptance.planned_phases import probe_phase
-from suite.acceptance.profiles import EFFORTS
-from suite.acceptance.verdicts import Decision, Finding, Verdict, decision
-from suite.job import Status
+from suite.acceptance.findings import Decision, Finding, Verdict, decision
+from suite.acceptance.judge.gpu_health import gpu_findings
+from suite.acceptance.judge.judge import judged
+from suite.acceptance.nvml import joined
+from suite.acceptance.past_batteries import History
+from suite.acceptance.phases import probe_phase
+from suite.acceptance.presets import EFFORTS
+from suite.job.events import Status
 
 COUNTERS = frozenset({0, 12, 13})  # a soak is made for them
 

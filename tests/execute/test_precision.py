@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +11,12 @@ from torch import nn
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
-from suite.execute.loss_scale import SCALED
 from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.optim.loss_scale import SCALED
 from suite.execute.precision import DTYPES, WeightGroup, prepare_arithmetic, store_weights
-from tests.launches import FP32_WITHOUT_DROPOUT, small_plan
+from suite.paths import ROOT
+from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
 
-ROOT = Path(__file__).parent.parent.parent
 TOKENS = torch.arange(64).view(2, 32)
 FP16 = pytest.mark.parametrize("precision", SCALED)
 

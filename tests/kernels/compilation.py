@@ -11,10 +11,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent.parent
+from suite.paths import ROOT
+
 _COMPILING = """
 import json, re, subprocess, sys, tempfile, traceback
 import torch, triton

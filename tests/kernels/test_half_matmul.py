@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from suite.paths import ROOT
+
 DTYPES = ("bfloat16", "float16")
 PREAMBLE = """
 import torch

@@ -5,7 +5,7 @@ from hypothesis import given
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, Schedule, layout_text, parse_layout
-from tests.strategies import layouts
+from tests.support.strategies import layouts
 
 
 @given(layouts(), layouts())

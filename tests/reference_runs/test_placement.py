@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from reference_runs.catalog import reference_run
 from reference_runs.layout import AXES, Layout, StageAssignment
 from reference_runs.placement import chunk_layers, coordinates
-from suite.predict.parameters import stage_layers
-from tests.strategies import BLOOM, described_architectures
+from suite.predict.analytic.parameters import stage_layers
+from tests.support.strategies import BLOOM, described_architectures
 
 COUNTS = st.integers(1, 4)
 

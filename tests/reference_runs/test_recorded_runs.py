@@ -8,7 +8,7 @@ import pytest
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.run import FlopConvention, Measurement, ReferenceRun
 from reference_runs.sourced import Kind
-from suite.predict.parameters import parameter_count
+from suite.predict.analytic.parameters import parameter_count
 
 RUNS = {name: reference_run(name) for name in run_names()}
 PEAK_FLOP_PER_SECOND = 312e12  # A100, dense, fp16 and bf16

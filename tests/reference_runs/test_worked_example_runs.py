@@ -8,7 +8,7 @@ from reference_runs.catalog import accumulation, reference_run
 from reference_runs.errors import InputError
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Kind
-from suite.predict.parameters import parameter_count
+from suite.predict.analytic.parameters import parameter_count
 
 GPT2 = ("gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m")
 NAMES = (*GPT2, "llama2-70b", "gpt3-175b", "megatron-13b")

@@ -2,8 +2,8 @@
 
 FAKE_NVML holds the object: {"gpus": 2, "with_ranks": true, "faults": {"1": {"throttle": 64, "uncorrected": 3, ...}}}.
 With ranks, the battery takes its ranks to run on these GPUs, wherever they do. Counters move with the number of
-readings, as under load. tests/acceptance/test_gpu_health.py holds every function's signature and every constant to
-the real library's.
+readings, as under load. tests/acceptance/judge/test_gpu_health.py holds every function's signature and every constant
+to the real library's.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _PENDING = [_Event(int(gpu), xid) for gpu, faults in _SCENE.get("faults", {}).it
 
 
 if _SCENE.get("with_ranks"):
-    from suite.acceptance import gpu_health
+    from suite.acceptance import nvml
 
     def _all(device: str, ranks: int, uuids: object = ()) -> list[int]:  # noqa: ARG001  # the patched one's
         return list(range(_SCENE["gpus"]))
 
-    gpu_health.gpus_with_ranks = _all
+    nvml.gpus_with_ranks = _all
 
 
 def _fault(handle: int, name: str, usual: Any) -> Any:

@@ -203,19 +203,20 @@ def _probing(module: ModuleType) -> None:
 
 PATCHES: dict[str, tuple[str, Callable[[ModuleType], None], bool]] = {
     **dict.fromkeys(
-        ("nan", "oom", "crash", "killed", "stopped", "hang", "slow-rank"), ("suite.execute.step", _training, False)
+        ("nan", "oom", "crash", "killed", "stopped", "hang", "slow-rank"),
+        ("suite.execute.training.step", _training, False),
     ),
-    "extra-message": ("suite.execute.step", _extra_message, True),
-    "slow-products": ("suite.execute.measure.products", _slow("product", 2), False),
-    "memory-bandwidth": ("suite.execute.measure.operators", _slow("memory", 3), False),
+    "extra-message": ("suite.execute.training.step", _extra_message, True),
+    "slow-products": ("suite.execute.calibrate.matmul", _slow("product", 2), False),
+    "memory-bandwidth": ("suite.execute.calibrate.operators", _slow("memory", 3), False),
     **dict.fromkeys(
         (
             *("gradient-bit", "weight-bit", "nondeterministic-rank", "collective-bit", "message-bit", "memory-bit"),
             "product-bit",
         ),
-        ("suite.execute.probe", _probing, False),
+        ("suite.execute.probe.run", _probing, False),
     ),
-    "nondeterminism": ("suite.execute.probe", _probing, True),
+    "nondeterminism": ("suite.execute.probe.run", _probing, True),
 }
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+Work = Callable[[], object]
 
 
 def now(device: torch.device) -> float:

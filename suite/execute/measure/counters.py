@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from suite.job import Collective
+from suite.job.events import Collective
 
 # How PyTorch's c10d and functional operators are called here, and whether the payload is their input or output.
 _OPERATIONS = {

@@ -1,6 +1,6 @@
 """A profile's events as a timeline: of each phase of a step, what computed, communicated and copied.
 
-Times are nanoseconds of one clock. `suite.execute.measure.profiled` makes the spans of the profiler's events.
+Times are nanoseconds of one clock. `suite.execute.measure.profiler` makes the spans of the profiler's events.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.run import Architecture, Recipe
-from suite.execute.model.operations import Operations
+from suite.execute.model.torch_operations import Operations
 
 
 class Context(nn.Module):

@@ -9,7 +9,7 @@ from torch.nn.functional import dropout
 
 from reference_runs.run import Architecture, Norm, Recipe, Residual
 from suite.execute.model.attention import Attention, TopQueryAttention
-from suite.execute.model.operations import Operations
+from suite.execute.model.torch_operations import Operations
 
 
 def layer_norm(architecture: Architecture) -> nn.LayerNorm:

@@ -16,8 +16,8 @@ from reference_runs.layout import Recomputation
 from reference_runs.run import Architecture, Mask, Norm, Position, Recipe
 from suite.execute.model.attention import Attention, TopQueryAttention
 from suite.execute.model.block import BLOCKS, layer_norm
-from suite.execute.model.operations import Operations, TorchOperations
 from suite.execute.model.position import rotation
+from suite.execute.model.torch_operations import Operations, TorchOperations
 
 
 class Decoder(nn.Module):

@@ -20,7 +20,7 @@ from kernels.residual_layer_norm import residual_layer_norm
 from kernels.rotary import rotary
 from reference_runs.alibi import alibi_slopes
 from reference_runs.run import Activation, Architecture, Mask, Position
-from suite.execute.model.objective import NOT_LEARNED
+from suite.execute.model.loss import NOT_LEARNED
 
 NAMES: dict[Activation, KernelActivation] = {
     Activation.GELU: "gelu",

@@ -66,3 +66,11 @@ def axis_of_group(mesh: DeviceMesh, embedding: dist.ProcessGroup | None) -> dict
         axes[embedding.group_name] = EMBEDDING
     axes.setdefault(dist.group.WORLD.group_name, DATA)  # type: ignore[union-attr]  # the group is initialised
     return axes
+
+
+def slowest(agree: dist.ProcessGroup, *values: float) -> list[float]:
+    """The largest of each value over the ranks."""
+    both = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=agree)
+    largest: list[float] = both.tolist()
+    return largest

@@ -16,16 +16,21 @@ from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Recipe
 from suite.execute.model.decoder import Decoder, initialise
-from suite.execute.model.operations import Operations, TorchOperations
-from suite.execute.parallel import fully_sharded, tensor
-from suite.execute.parallel.averaging import compress_gradients
+from suite.execute.model.torch_operations import Operations, TorchOperations
+from suite.execute.parallel import fsdp, tensor_parallel
+from suite.execute.parallel.gradient_compression import compress_gradients
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, embedding_group
-from suite.execute.parallel.one_bit_masters import OneBitMasters, one_bit_masters
+from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
-from suite.execute.parallel.zero import ShardedAdamW, TensorAdamW, fully_sharded_adamw, sharded_adamw, whole_adamw
+from suite.execute.parallel.sharded_adamw import (
+    ShardedAdamW,
+    TensorAdamW,
+    fully_sharded_adamw,
+    sharded_adamw,
+    whole_adamw,
+)
 from suite.execute.precision import DTYPES, store_weights
-from suite.job import Averaging, KernelChoice
-from suite.script import SUITE, Script
+from suite.job.options import SUITE, Averaging, KernelChoice, Script
 
 
 @dataclass(frozen=True)
@@ -128,14 +133,14 @@ def parallelize(
     for chunk in chunks:
         chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
         initialise(chunk, recipe, seed=seed)
-        splits.append(tensor.split(chunk, mesh[TENSOR], sequence_parallel=layout.sequence_parallel))
+        splits.append(tensor_parallel.split(chunk, mesh[TENSOR], sequence_parallel=layout.sequence_parallel))
     placed = {key: place for split in splits for key, place in split.placed.items()}
     fully = layout.fully_sharded
     shards = layout.data_parallel if layout.zero_stage == 1 else 1
     if fully:
         (chunk,) = chunks
         chunk.to(device)
-        fully_sharded.shard(chunk, layout, recipe.precision, mesh=mesh[DATA], placed=placed)
+        fsdp.shard(chunk, layout, recipe.precision, mesh=mesh[DATA], placed=placed)
     else:
         reduced = layout.data_parallel > 1
         groups = store_weights(list(chunks), recipe, shards=shards, device=device, placed=placed, reduced=reduced)
@@ -227,7 +232,7 @@ def _data_parallel(chunk: Decoder, layout: Layout, group: dist.ProcessGroup, dev
     )
 
 
-def _leaves(chunk: Decoder, split: tensor.Split, *, counts_repeated: bool) -> Iterator[Leaf]:
+def _leaves(chunk: Decoder, split: tensor_parallel.Split, *, counts_repeated: bool) -> Iterator[Leaf]:
     tied = chunk.architecture.tied_embeddings and (chunk.embedding is None or chunk.head is None)
     for name, parameter in chunk.named_parameters():
         plain = name.replace("parametrizations.", "").removesuffix(".original")

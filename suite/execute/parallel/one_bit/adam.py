@@ -20,7 +20,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.execute.parallel.one_bit.all_reduce import ErrorFeedback, compressed_all_reduce
-from suite.execute.parallel.one_bit.rules import Renewal, Settled
+from suite.execute.parallel.one_bit.schedule import Renewal, Settled
 
 STATE = "one_bit"  # key in the state dict
 _exact_step = inspect.unwrap(torch.optim.Adam.step)  # without the hooks that this class's own step runs

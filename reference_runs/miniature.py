@@ -1,0 +1,302 @@
+"""A recorded run made small by one stated rule: what is kept, what is scaled, and by how much."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+
+from reference_runs.catalog import accumulation
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Recipe, ReferenceRun
+from reference_runs.scaled_layout import RULE as LAYOUT_RULE
+from reference_runs.scaled_layout import scaled_layout
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """How small a miniature becomes on one kind of device.
+
+    Args:
+        hidden: the hidden size aimed at; the recorded one is divided by the power of two that comes nearest.
+        parameters: the parameter count aimed at; it decides the number of layers.
+        head_dim: divisor of the recorded head size.
+        sequence: divisor of the recorded sequence.
+        micro_batch: factor on the recorded micro-batch.
+        most_samples: of a micro-batch where steps accumulate several, so that its logits stay small.
+        most_samples_alone: of a micro-batch where steps have one.
+        most_micro_batches: in a step over all ranks (12 divides by 1, 2, 3, 4, 6 and 12 ranks).
+        bucket_bytes: so that gradients still travel in several messages.
+        most_loss_scale: that of the first step: fp16 then holds gradients of up to 65504 / 4096 = 16. At 65536 the
+            gradient of codegeex-mini overflowed in a counted step (CPU, 2026-11-21).
+    """
+
+    hidden: int
+    parameters: int
+    head_dim: int
+    sequence: int
+    micro_batch: int
+    most_samples: int
+    most_samples_alone: int
+    most_micro_batches: int
+    bucket_bytes: int
+    most_loss_scale: float
+
+
+SCALES = {
+    "cpu": Scale(
+        hidden=200,
+        parameters=4_000_000,
+        head_dim=8,
+        sequence=32,
+        micro_batch=1,
+        most_samples=2,
+        most_samples_alone=8,
+        most_micro_batches=12,
+        bucket_bytes=4_000_000,
+        most_loss_scale=4096.0,
+    ),
+    "cuda": Scale(
+        hidden=900,
+        parameters=130_000_000,
+        head_dim=2,
+        sequence=2,
+        micro_batch=8,
+        most_samples=32,
+        most_samples_alone=32,
+        most_micro_batches=48,
+        bucket_bytes=25_000_000,
+        most_loss_scale=4096.0,
+    ),
+}
+WARMUP_FRACTION = 0.1
+DEFAULT_STEPS = 30
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One fact of the record beside its value in the miniature, with the rule that made it."""
+
+    key: str
+    recorded: Annotated[int | float | str | bool | None, "value in base units"]
+    here: int | float | str | bool | None
+    rule: str
+
+
+class Miniature(msgspec.Struct, frozen=True, kw_only=True):
+    """What is executed: shape, recipe and layout, and how they differ from the record."""
+
+    name: str
+    run: str
+    scale: str
+    architecture: Architecture
+    recipe: Recipe
+    layout: Layout
+    scaled: tuple[Difference, ...]
+    kept: tuple[Difference, ...]
+
+
+def power_of_two_near(ratio: float) -> int:
+    """The power of two whose logarithm is nearest to that of `ratio`, at least 1."""
+    return 1 << max(0, round(math.log2(ratio)))
+
+
+def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Architecture, int]:
+    """The smaller shape and the divisor w of its width.
+
+    w = power of two nearest to hidden / aim, so hidden, feed-forward width and vocabulary keep their recorded ratios
+    exactly (the padded vocabulary is rounded up to a multiple of 8). The head size shrinks by a fixed divisor, the
+    number of heads by what remains of w, so 112 heads become 14: neither is a power of two. The rotated part of a head
+    shrinks with it, to an even number. Layers fill up the parameter count aimed at.
+    """
+    w = power_of_two_near(architecture.hidden / scale.hidden)
+    head_divisor = min(scale.head_dim, w)
+    hidden, head_dim = architecture.hidden // w, architecture.head_dim // head_divisor
+    padded = -(-architecture.padded_vocabulary // (8 * w)) * 8
+    matrices = 3 if architecture.activation.gated else 2
+    block = 4 * hidden * hidden + matrices * hidden * (architecture.ffn_hidden // w)
+    tables = 1 if architecture.tied_embeddings else 2
+    layers = max(2, round((scale.parameters - tables * padded * hidden) / block))
+    rotary_dim = architecture.rotary_dim
+    small = msgspec.structs.replace(
+        architecture,
+        layers=min(layers, architecture.layers),
+        hidden=hidden,
+        heads=hidden // head_dim,
+        head_dim=head_dim,
+        kv_heads=max(1, hidden // head_dim * architecture.kv_heads // architecture.heads),
+        ffn_hidden=architecture.ffn_hidden // w,
+        vocabulary=min(padded, round(architecture.vocabulary / w)),
+        padded_vocabulary=padded,
+        sequence=architecture.sequence // scale.sequence,
+        rotary_dim=None if rotary_dim is None else -(-rotary_dim // (2 * head_divisor)) * 2,
+    )
+    return small, w
+
+
+def samples_of_a_micro_batch(run: ReferenceRun, scale: Scale) -> int:
+    """The recorded micro-batch, scaled and limited."""
+    most = scale.most_samples if accumulation(run.recipe, run.layout) > 1 else scale.most_samples_alone
+    return min(run.layout.micro_batch * scale.micro_batch, most)
+
+
+def global_batch(run: ReferenceRun, scale: Scale, layout: Layout) -> int:
+    """Samples of a step of the miniature in `layout`: data_parallel * micro-batch * accumulation.
+
+    Accumulation is what the layout says; otherwise the recorded one, limited by the most micro-batches of a step, up to
+    a multiple of the stages, which need that many. In a larger or smaller micro-batch than usual, the same samples.
+    """
+    replicas = layout.data_parallel * layout.micro_batch
+    if layout.accumulation is not None:
+        return replicas * layout.accumulation
+    recorded = accumulation(run.recipe, run.layout)
+    micro_batches = min(recorded * layout.data_parallel, scale.most_micro_batches)
+    filling = replicas * layout.pipeline_stages
+    return -(-samples_of_a_micro_batch(run, scale) * micro_batches // filling) * filling
+
+
+def in_batches(recipe: Recipe, run: ReferenceRun, scale_name: str, layout: Layout, *, steps: int) -> Recipe:
+    """`recipe` of the miniature of `run` with the batch of `layout`, for `steps` steps."""
+    batch = global_batch(run, SCALES[scale_name], layout)
+    sequence = recipe.tokens // (steps * recipe.global_batch)
+    recipe = msgspec.structs.replace(
+        recipe,
+        global_batch=batch,
+        tokens=steps * batch * sequence,
+        warmup=max(1, round(WARMUP_FRACTION * steps)) * batch,
+        decay=steps * batch,
+    )
+    return ramped_up(recipe, run.recipe, layout)
+
+
+def ramped_up(recipe: Recipe, recorded: Recipe, layout: Layout) -> Recipe:
+    """`recipe` with a ramp-up of its global batch where `recorded` has one.
+
+    The first step has the recorded share of the batch, in multiples of the samples that fill the pipeline: a
+    micro-batch for each stage of each replica. The second one has the whole, so that the steps that are counted have it
+    too. Where the start would be the whole batch there is none.
+    """
+    multiple = layout.data_parallel * layout.micro_batch * layout.pipeline_stages
+    start = None
+    if recorded.batch_rampup_start is not None:
+        share = recorded.batch_rampup_start / recorded.global_batch
+        start = max(1, round(share * recipe.global_batch / multiple)) * multiple
+    if start is None or start >= recipe.global_batch:
+        return msgspec.structs.replace(
+            recipe, batch_rampup_start=None, batch_rampup_increment=None, batch_rampup_samples=None
+        )
+    return msgspec.structs.replace(
+        recipe,
+        batch_rampup_start=start,
+        batch_rampup_increment=recipe.global_batch - start,
+        batch_rampup_samples=start,
+    )
+
+
+def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DEFAULT_STEPS) -> Miniature:
+    """The miniature of `run` for a device kind ("cpu" or "cuda"), `ranks` processes and `steps` steps.
+
+    Raises:
+        InputError: a run without a miniature, or a shape that the rule cannot divide.
+    """
+    if run.miniature is None:
+        raise InputError(f"{run.name} has no miniature", where=run.where)
+    scale = SCALES[scale_name]
+    architecture, w = scaled_architecture(run.architecture, scale)
+    architecture.check(f"{run.where} at scale {scale_name}")
+    recipe, layout = run.recipe, run.layout
+    small_layout = msgspec.structs.replace(
+        scaled_layout(layout, architecture, ranks=ranks),
+        micro_batch=samples_of_a_micro_batch(run, scale),
+        fused_attention=False,
+        partitioned_checkpoints=False,
+        scatter_gather=False,
+        accumulation=None,
+        bucket_bytes=scale.bucket_bytes,
+    )
+    small_recipe = msgspec.structs.replace(
+        recipe,
+        tokens=steps * recipe.global_batch * architecture.sequence,
+        learning_rate=recipe.learning_rate * w,
+        minimum_learning_rate=recipe.minimum_learning_rate * w,
+        init_std=recipe.init_std * math.sqrt(w),
+        initial_loss_scale=recipe.initial_loss_scale and min(recipe.initial_loss_scale, scale.most_loss_scale),
+    )
+    small_recipe = in_batches(small_recipe, run, scale_name, small_layout, steps=steps)
+    small_layout = msgspec.structs.replace(small_layout, accumulation=accumulation(small_recipe, small_layout))
+    small: dict[str, msgspec.Struct] = {"architecture": architecture, "recipe": small_recipe, "layout": small_layout}
+    kept, scaled = _differences(run, small, w, scale)
+    return Miniature(
+        name=run.miniature,
+        run=run.name,
+        scale=scale_name,
+        architecture=architecture,
+        recipe=small_recipe,
+        layout=small_layout,
+        scaled=scaled,
+        kept=kept,
+    )
+
+
+def _rules(w: int, scale: Scale) -> dict[str, str]:
+    """The rule behind each value that a miniature changes."""
+    size = f"/ {w}: the power of two that brings hidden nearest to {scale.hidden}"
+    ramp_up = "; none where that is the whole batch"
+    full = "data_parallel * pipeline_stages * micro_batch"
+    return {
+        "architecture.hidden": size,
+        "architecture.ffn_hidden": f"/ {w}, as hidden",
+        "architecture.vocabulary": f"/ {w}, as hidden",
+        "architecture.padded_vocabulary": f"/ {w}, as hidden, up to a multiple of 8",
+        "architecture.head_dim": f"/ {scale.head_dim}",
+        "architecture.rotary_dim": f"/ {scale.head_dim}, as head_dim, up to an even number",
+        "architecture.heads": "hidden / head_dim",
+        "architecture.kv_heads": "the recorded share of heads",
+        "architecture.layers": f"fill up {scale.parameters:,} parameters",
+        "architecture.sequence": f"/ {scale.sequence}",
+        "layout.micro_batch": f"* {scale.micro_batch}, at most {scale.most_samples}, where steps have one "
+        f"{scale.most_samples_alone}",
+        "recipe.global_batch": "data_parallel * micro-batch * accumulation",
+        "recipe.batch_rampup_start": f"the recorded share, to a multiple of {full}{ramp_up}",
+        "recipe.batch_rampup_increment": f"all that the start leaves{ramp_up}",
+        "recipe.batch_rampup_samples": f"one batch of the first size: the second step has the whole batch{ramp_up}",
+        "recipe.tokens": "steps * global batch * sequence",
+        "recipe.learning_rate": f"* {w}: inverse to hidden (Yang et al. 2022, arXiv 2203.03466, Adam)",
+        "recipe.minimum_learning_rate": f"* {w}, as learning_rate: the recorded ratio to the peak",
+        "recipe.warmup": f"{WARMUP_FRACTION:.0%} of the steps: the recorded share would be less than one step",
+        "recipe.decay": "all steps",
+        "recipe.initial_loss_scale": f"at most {scale.most_loss_scale:g}: the counted steps must not be skipped",
+        "recipe.init_std": f"* sqrt({w}): inverse to sqrt(hidden), as 0.0048 = sqrt(0.33 / 14336)",
+        "layout.data_parallel": LAYOUT_RULE,
+        "layout.tensor_parallel": LAYOUT_RULE,
+        "layout.pipeline_stages": LAYOUT_RULE,
+        "layout.context_parallel": "1: not executed",
+        "layout.virtual_stages": "as recorded where it divides the layers of several stages",
+        "layout.sequence_parallel": "as recorded where there are several tensor-parallel ranks",
+        "layout.partitioned_checkpoints": "PyTorch's checkpoints keep whole inputs",
+        "layout.scatter_gather": "PyTorch's pipeline sends whole activations",
+        "layout.fused_attention": "scores are stored, so that records stay comparable; `fused` in --layout asks for it",
+        "layout.accumulation": f"at most {scale.most_micro_batches} micro-batches a step over all ranks, "
+        "up to a multiple of pipeline_stages",
+        "layout.bucket_bytes": "several messages a step, as in the record",
+    }
+
+
+def _differences(
+    run: ReferenceRun, small: dict[str, msgspec.Struct], w: int, scale: Scale
+) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
+    rules = _rules(w, scale)
+    kept: list[Difference] = []
+    scaled: list[Difference] = []
+    for section, record in small.items():
+        for field in msgspec.structs.fields(record):
+            recorded = getattr(getattr(run, section), field.name)
+            here = getattr(record, field.name)
+            key = f"{section}.{field.name}"
+            if recorded == here:
+                kept.append(Difference(key, recorded, here, "kept"))
+            elif key in rules:
+                scaled.append(Difference(key, recorded, here, rules[key]))
+            else:
+                raise InputError(f"{key} changes without a rule", got=here, where=run.where)
+    return tuple(kept), tuple(scaled)

@@ -1,0 +1,149 @@
+"""How much a battery does: quick, accept, soak."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.acceptance.check_table import CHECKS
+from suite.acceptance.judge.noninferiority import LOOKS
+from suite.calibration.calibrate import USUAL_SECONDS
+from suite.calibration.plan import DENSITIES, QUICK_DENSITY, Density
+
+MINIATURES = ("bloom-mini", "opt-mini", "glm-mini", "codegeex-mini", "gpt-neox-mini", "mt-nlg-mini", "gpt2-mini")
+EXACT_STEPS = 6  # the fewest that count everything
+TIMED_STEPS = 10  # 5 before the timed ones, 3 timed, 2 profiled
+JITTER_STEPS = 207  # 200 of them timed
+MIB = 2**20
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """What a profile runs.
+
+    Args:
+        micro_seconds: by device, that the micro-measurements are told to take.
+        limit_seconds: after which nothing optional is begun: no further look, no re-run.
+        timed: miniatures whose step time is judged; `looks` after how many launches.
+        jitter: the miniature with 200 timed steps; None: none.
+        exchanges: of each pair of ranks, and of all, at least; `exchange_seconds` that all pairs, and all, go on.
+        soak_bytes: of a rank on a CPU at most; None: 90 % of what is free when the soak begins, divided over the ranks.
+    """
+
+    limit_seconds: float
+    densities: dict[str, Density]
+    micro_seconds: dict[str, float]
+    timed: tuple[str, ...]
+    looks: tuple[int, ...]
+    jitter: str | None
+    replays: int
+    replay_steps: int
+    exchanges: int
+    exchange_seconds: float
+    exchange_bytes: dict[str, int]
+    soak_seconds: float
+    soak_bytes: int | None
+
+
+# bloom-mini executes neither fp16 nor compiled operators on a CPU. A GPU is measured as `calibrate` does: it takes as
+# long there.
+EFFORTS = {
+    "quick": Effort(
+        limit_seconds=300.0,
+        densities=DENSITIES | {"cpu": QUICK_DENSITY},
+        micro_seconds={"cpu": 45.0, "cuda": USUAL_SECONDS},  # 36 s on 2 cores of a Zen 5 (2026-11-24)
+        timed=("bloom-mini",),
+        looks=LOOKS[:1],
+        jitter=None,
+        replays=3,
+        replay_steps=3,
+        exchanges=5,
+        exchange_seconds=2.0,
+        exchange_bytes={"cpu": 16 * MIB, "cuda": 1024 * MIB},
+        soak_seconds=4.0,
+        soak_bytes=256 * MIB,
+    ),
+    "accept": Effort(
+        limit_seconds=1800.0,
+        densities=DENSITIES,
+        micro_seconds=dict.fromkeys(("cpu", "cuda"), USUAL_SECONDS),
+        timed=("bloom-mini", "gpt2-mini", "mt-nlg-mini"),
+        looks=LOOKS,
+        jitter="gpt2-mini",
+        replays=3,
+        replay_steps=20,
+        exchanges=10,
+        exchange_seconds=4.0,
+        exchange_bytes={"cpu": 64 * MIB, "cuda": 1024 * MIB},
+        soak_seconds=180.0,
+        soak_bytes=None,
+    ),
+    "soak": Effort(
+        limit_seconds=9000.0,
+        densities=DENSITIES,
+        micro_seconds=dict.fromkeys(("cpu", "cuda"), USUAL_SECONDS),
+        timed=MINIATURES,
+        looks=LOOKS,
+        jitter="bloom-mini",
+        replays=30,
+        replay_steps=20,
+        exchanges=50,
+        exchange_seconds=20.0,
+        exchange_bytes={"cpu": 64 * MIB, "cuda": 1024 * MIB},
+        soak_seconds=6600.0,
+        soak_bytes=None,
+    ),
+}
+
+
+def effort(profile: str) -> Effort:
+    """What the profile of that name runs.
+
+    Raises:
+        InputError: there is none.
+    """
+    if profile not in EFFORTS:
+        raise InputError("unknown profile", got=repr(profile), allowed=", ".join(EFFORTS), where="--profile")
+    return EFFORTS[profile]
+
+
+def selected_miniatures(names: str | None, chosen: Effort) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The miniatures to launch, and of them those to time: where some are named, these and no others.
+
+    Raises:
+        InputError: an unknown one.
+    """
+    if not names:
+        return MINIATURES, chosen.timed
+    found = tuple(word.strip() for word in names.split(","))
+    for name in found:
+        if name not in MINIATURES:
+            raise InputError("unknown miniature", got=repr(name), allowed=", ".join(MINIATURES), where="--miniatures")
+    return found, found
+
+
+def selected_checks(only: str | None, skip: str | None) -> frozenset[int]:
+    """Numbers of the checks that are asked for: comma-separated numbers or names.
+
+    Raises:
+        InputError: an unknown check, or none left.
+    """
+    chosen = _numbers(only, "--only") if only else frozenset(check.number for check in CHECKS)
+    left = chosen - (_numbers(skip, "--skip") if skip else frozenset())
+    if not left:
+        raise InputError("no check is left", got=f"--only {only} --skip {skip}", where="--skip")
+    return left
+
+
+def _numbers(words: str, where: str) -> frozenset[int]:
+    named = {check.name: check.number for check in CHECKS}
+    found = set()
+    for word in words.split(","):
+        word = word.strip()
+        if word.isdecimal() and int(word) < len(CHECKS):
+            found.add(int(word))
+        elif word in named:
+            found.add(named[word])
+        else:
+            allowed = ", ".join(f"{check.number} {check.name}" for check in CHECKS)
+            raise InputError("unknown check", got=repr(word), allowed=allowed, where=where)
+    return frozenset(found)

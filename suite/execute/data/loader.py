@@ -1,0 +1,136 @@
+"""Where a step's batches come from: made when they are needed, or ahead by worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from suite.execute.data.token_stream import Batch, TokenStream, token_stream
+from suite.execute.measure.phases import Part, Phases
+from suite.job.training_job import Job
+
+PREFETCHED = 2  # batches of each worker: torch.utils.data's own default
+
+
+class Batches(Protocol):
+    """The samples of a job."""
+
+    def micro_batch(self, first: int, samples: int) -> Batch:
+        """The samples numbered from `first` over the whole run."""
+
+
+class _Ahead(Dataset[Batch]):
+    """Micro-batches by the number of their first sample."""
+
+    def __init__(self, stream: TokenStream, samples: int) -> None:
+        self._stream = stream
+        self._samples = samples
+
+    def __getitem__(self, first: int) -> Batch:
+        return self._stream.micro_batch(first, self._samples)
+
+
+class WorkedAhead:
+    """Micro-batches that worker processes make in the order in which they are needed.
+
+    Any other than the next one is made here.
+
+    Args:
+        firsts: the first sample of every micro-batch to come.
+        pinned: whether they lie in page-locked memory.
+    """
+
+    def __init__(self, stream: TokenStream, firsts: Sequence[int], *, samples: int, workers: int, pinned: bool) -> None:
+        self._stream = stream
+        self._samples = samples
+        self._left = iter(firsts)
+        self._next = next(self._left, None)
+        loader: DataLoader[Batch] = DataLoader(
+            _Ahead(stream, samples),
+            batch_size=None,
+            sampler=list(firsts),
+            num_workers=workers,
+            prefetch_factor=PREFETCHED if workers else None,
+            collate_fn=_contiguous if pinned else _unchanged,
+            pin_memory=pinned,
+        )
+        self._batches: Iterator[Batch] | None = iter(loader)
+
+    def micro_batch(self, first: int, samples: int) -> Batch:
+        """The samples numbered from `first` over the whole run."""
+        if self._batches is None or first != self._next or samples != self._samples:
+            return self._stream.micro_batch(first, samples)
+        batch = next(self._batches)
+        self._next = next(self._left, None)
+        if self._next is None:
+            self._batches = None  # ends the workers
+        return batch
+
+
+def _unchanged(batch: Any) -> Any:
+    """With batch_size=None the loader hands on what the dataset gives, a whole batch."""
+    return batch
+
+
+def _contiguous(batch: Any) -> Any:
+    """A batch in memory without gaps: the copy of any other to a device goes through pageable memory, pinned or not.
+
+    Source: aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries.
+    """
+    return Batch(batch.tokens_BT.contiguous(), {name: one.contiguous() for name, one in batch.arguments.items()})
+
+
+def batches(job: Job, *, replica: int) -> Batches:
+    """The micro-batches of a job at place `replica` of the data-parallel axis."""
+    stream = token_stream(job)
+    script, layout = job.script, job.layout
+    if not script.workers and not script.pinned:
+        return stream
+    own = job.recipe.global_batch // layout.data_parallel
+    firsts = [
+        step * job.recipe.global_batch + replica * own + offset
+        for step in range(job.steps)
+        for offset in range(0, own, layout.micro_batch)
+    ]
+    return WorkedAhead(stream, firsts, samples=layout.micro_batch, workers=script.workers, pinned=script.pinned)
+
+
+class CopiedAhead:
+    """Micro-batches on a CUDA device, copied there on a stream of their own while the device computes on another one.
+
+    Args:
+        batches: on the host, in page-locked memory: else the host waits for each copy.
+        phases: of the step, whose time making and copying is.
+    """
+
+    def __init__(self, batches: Batches, device: torch.device, phases: Phases) -> None:
+        self._batches = batches
+        self._device = device
+        self._phases = phases
+        self._stream = torch.cuda.Stream(device)
+        self._begun: tuple[int, int] | None = None
+        self._moved: Batch | None = None
+
+    def begin(self, first: int, samples: int) -> None:
+        """Make the samples numbered from `first` and begin to copy them; nothing waits for that."""
+        with self._phases.phase(Part.DATA_LOADING):
+            batch = self._batches.micro_batch(first, samples)
+        with self._phases.phase(Part.HOST_DEVICE_COPY), torch.cuda.stream(self._stream):
+            self._moved = batch.to(self._device)
+        self._begun = (first, samples)
+
+    def micro_batch(self, first: int, samples: int) -> Batch:
+        """The samples numbered from `first`, begun before or now; the computing stream waits until they are there."""
+        if self._begun != (first, samples):
+            self.begin(first, samples)
+        moved, self._moved, self._begun = self._moved, None, None
+        assert moved is not None
+        with self._phases.phase(Part.HOST_DEVICE_COPY):
+            computing = torch.cuda.current_stream(self._device)
+            computing.wait_stream(self._stream)
+            for tensor in (moved.tokens_BT, *moved.arguments.values()):
+                tensor.record_stream(computing)
+        return moved

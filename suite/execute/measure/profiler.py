@@ -1,0 +1,140 @@
+"""The last steps of a run under PyTorch's profiler: what each phase did, and the trace to look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch._C._autograd import DeviceType, _KinetoEvent
+from torch.profiler import ProfilerActivity, profile
+
+from suite.execute.measure.phases import RANGE, Part
+from suite.execute.measure.timeline import DeviceSpan, Shares, Span, device_shares, host_shares
+from suite.job.events import memory_snapshot_path, trace_path
+
+_PARTS = {RANGE + part: part for part in Part}
+_MOST_ENTRIES = 1_000_000  # of a memory snapshot: allocations and frees, about 100 a block and micro-batch
+
+
+class ProfiledSteps:
+    """Records steps between `start` and `stop`. Whatever fails in it is noted, and raises nothing.
+
+    Args:
+        trace: the job's; None where none is wanted.
+
+    Attributes:
+        shares: of each phase, over all recorded steps; None until `stop`, or where it failed.
+        failure: what went wrong, as a sentence; empty where nothing did.
+    """
+
+    def __init__(self, device: torch.device, trace: str | None, rank: int) -> None:
+        self.shares: dict[Part, Shares] | None = None
+        self.failure = ""
+        self._device = device
+        self._trace = None if trace is None else Path(trace_path(trace, rank))
+        self._snapshot = None if trace is None else Path(memory_snapshot_path(trace, rank))
+        self._recording: profile | None = None
+
+    @property
+    def _cuda(self) -> bool:
+        return self._device.type == "cuda"
+
+    def start(self) -> None:
+        """From here on everything is recorded."""
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
+
+        def started() -> None:
+            if self._snapshot is not None and self._cuda:
+                torch.cuda.memory._record_memory_history(max_entries=_MOST_ENTRIES)
+            recording = profile(activities=activities)
+            recording.start()
+            self._recording = recording
+
+        self._tried("the profiler did not start", started)
+
+    def stop(self, seconds: dict[Part, float]) -> None:
+        """Record no longer; find the shares, and write the trace where one is wanted.
+
+        Args:
+            seconds: of each phase, added up over the recorded steps.
+        """
+        recording = self._recording
+        if recording is None:
+            return
+        self._tried("the profiler did not stop", recording.stop)
+        if not self.failure:
+            self._tried("the profile was not read", lambda: self._read(recording, seconds))
+            self._tried("the trace was not written", lambda: self._write(recording))
+        self._recording = None
+
+    def _tried(self, what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # the run's figures are worth more than its profile
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.failure = "; ".join(part for part in (self.failure, f"{what}: {text[:300]}") if part)
+
+    def _read(self, recording: profile, seconds: dict[Part, float]) -> None:
+        assert recording.profiler is not None
+        results = recording.profiler.kineto_results
+        assert results is not None
+        events = results.events()
+        if self._cuda:
+            self.shares = _device_shares(events, self._device.index)
+            for part, share in self.shares.items():
+                share.overhead = max(0, round(seconds[part] * 1e9) - share.whole)
+        else:
+            self.shares = _host_shares(events)
+
+    def _write(self, recording: profile) -> None:
+        if self._trace is not None:
+            _written_whole(self._trace, recording.export_chrome_trace)
+        if self._snapshot is not None and self._cuda:
+            _written_whole(self._snapshot, lambda path: torch.cuda.memory._dump_snapshot(path))
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _host_shares(events: list[_KinetoEvent]) -> dict[Part, Shares]:
+    """Of the thread that has the phases' ranges; messages in flight are the asynchronous events of other threads."""
+    thread = next(event.start_thread_id() for event in events if event.name() in _PARTS)
+    spans, messages = [], []
+    for event in events:
+        start = event.start_ns()
+        end = start + event.duration_ns()
+        if event.is_async():
+            if event.start_thread_id() != thread and event.name().startswith(("gloo:", "nccl:")):
+                messages.append((start, end))
+        elif event.start_thread_id() == thread:
+            spans.append(Span(event.name(), start, end, event.is_user_annotation()))
+    return host_shares(spans, messages)
+
+
+def _device_shares(events: list[_KinetoEvent], index: int) -> dict[Part, Shares]:
+    """Of one device. A kernel and the call that launched it carry the same correlation."""
+    launched = {
+        event.correlation_id(): event.start_ns()
+        for event in events
+        if event.device_type() == DeviceType.CPU and event.name().startswith("cu")
+    }
+    phases, spans = [], []
+    for event in events:
+        start = event.start_ns()
+        end = start + event.duration_ns()
+        if event.device_type() == DeviceType.CPU:
+            if event.name() in _PARTS:
+                phases.append((_PARTS[event.name()], (start, end)))
+        elif event.device_index() == index and not event.is_user_annotation():
+            spans.append(DeviceSpan(event.name(), start, end, launched.get(event.correlation_id(), start)))
+    return device_shares(phases, spans)
+
+
+def _written_whole(path: Path, write: Callable[[str], object]) -> None:
+    """Let `write` make a file beside `path`, and give it that name once it is complete."""
+    beside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        write(str(beside))
+        beside.rename(path)
+    finally:
+        beside.unlink(missing_ok=True)

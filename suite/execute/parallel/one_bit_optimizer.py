@@ -1,0 +1,105 @@
+"""1-bit Adam on fp32 masters of the stored weights, one for each, so that a layer's are averaged together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from reference_runs.run import Optimizer, Recipe
+from suite.execute.optim.master_weights import MasterWeights, master_weights
+from suite.execute.parallel.one_bit import OneBitAdam, Renewal
+from suite.execute.precision import WeightGroup, stored_weights
+
+
+@dataclass(frozen=True)
+class OneBitMasters:
+    """What a training step sees of 1-bit Adam.
+
+    Args:
+        leaves: that have the gradients, in the order of the masters.
+    """
+
+    leaves: list[nn.Parameter]
+    own: MasterWeights
+    rule: OneBitAdam
+
+    @property
+    def gradients_differ(self) -> bool:
+        """Whether ranks have gradients of their own: no longer averaged before the update."""
+        return self.rule.compresses
+
+    def average_gradients_of(self, modules: list[nn.Module]) -> None:
+        """Have every DistributedDataParallel among `modules` average during the warm-up alone."""
+        for module in modules:
+            if isinstance(module, DistributedDataParallel):
+                self.rule.average_gradients_of(module)
+
+    def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
+        """One update from the leaves' gradients times `gradient_factor`.
+
+        Raises:
+            FloatingPointError: a momentum is not finite on some rank, though all gradients are.
+        """
+        gradients = [leaf.grad for leaf in self.leaves]
+        assert all(gradient is not None for gradient in gradients)
+        self.own.update(learning_rate, [gradient for gradient in gradients if gradient is not None], gradient_factor)
+        if self.rule.skipped:
+            raise FloatingPointError("a momentum's squares are beyond fp32 on some rank")
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """What the optimizer keeps from step to step on this rank: `MasterWeights`' and the errors."""
+        return [*self.own.state_tensors, *self.rule.error_tensors]
+
+
+def one_bit_masters(
+    groups: list[WeightGroup],
+    names: Mapping[int, str],
+    recipe: Recipe,
+    *,
+    exact_steps: int,
+    renewal: bool,
+    process_group: dist.ProcessGroup,
+) -> OneBitMasters:
+    """The optimizer of one rank among the ranks of `process_group`, which all hold the same weights.
+
+    The matrices of the layers are compressed. Biases and norms are not, nor are the tables outside the layers: rows of
+    rare tokens have small second moments, and one bit gives them all the same momentum.
+
+    Args:
+        names: id of a leaf -> its name, which says which layer it belongs to.
+        renewal: of the second moment, at every doubling of the exact steps.
+    """
+    own = [(group.weight_decay, stored_weights(group)) for group in groups]
+    leaves = [leaf for group in groups for leaf in group.leaves]
+    named = iter([names[id(leaf)] for leaf in leaves])
+
+    def rule(settings: list[dict[str, object]]) -> OneBitAdam:
+        divided: list[dict[str, object]] = []
+        for group in settings:
+            masters = group["params"]
+            assert isinstance(masters, list)
+            pairs = [(next(named), master) for master in masters]
+            layers = [pair for pair in pairs if pair[0].startswith("blocks.")]
+            tables = [pair for pair in pairs if not pair[0].startswith("blocks.")]
+            for own, compressed in ((layers, None), (tables, False)):
+                divided += [group | {"params": own, "compressed": compressed}] if own else []
+        return OneBitAdam(
+            divided,
+            lr=recipe.learning_rate,
+            betas=(recipe.beta1, recipe.beta2),
+            eps=recipe.epsilon,
+            warmup_steps=exact_steps,
+            renewal=Renewal() if renewal else None,
+            decoupled_weight_decay=recipe.optimizer is Optimizer.ADAMW,
+            process_group=process_group,
+            fused=True,
+        )
+
+    masters = master_weights(own, recipe, rule=rule)
+    assert isinstance(masters.rule, OneBitAdam)
+    return OneBitMasters(leaves, masters, masters.rule)

@@ -1,0 +1,140 @@
+"""Adam on fp32 masters: one of each parameter, which may be sharded itself (ZeRO-2 and 3), or, with ZeRO-1 over
+several ranks, a flat shard of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from reference_runs.run import Recipe
+from suite.execute.optim.master_weights import MasterWeights, master_weights
+from suite.execute.precision import WeightGroup, stored_weights
+from suite.job.options import Update
+
+# torch 2.13 renamed the collective and warns of the old name; 2.11 has only the old one
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class ShardedAdamW:
+    """ZeRO-1: Adam over one flat fp32 shard of each weight group.
+
+    Args:
+        own: the masters of this rank's shard of each group; in fp32 they are slices of the weights themselves.
+        shard: which shard is this rank's; `process_group` is None where one shard is everything.
+    """
+
+    groups: list[WeightGroup]
+    own: MasterWeights
+    shard: int
+    process_group: dist.ProcessGroup | None
+
+    def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
+        """One update from the leaves' gradients times `gradient_factor`; afterwards every rank holds all new weights.
+
+        Holds a flat fp32 copy of the shard's gradient while it computes: 4 bytes a parameter of the shard, which
+        `gradient_bytes` does not count.
+        """
+        self.own.update(learning_rate, self._gradient_shards(), gradient_factor)
+        for group, weight in zip(self.groups, self.own.weights, strict=True):
+            if self.process_group is not None:
+                _all_gather(group.flat, weight, group=self.process_group)
+
+    def _gradient_shards(self) -> list[Tensor]:
+        shards = self.own.gradient_copies or [
+            torch.empty_like(weight, dtype=torch.float32) for weight in self.own.weights
+        ]
+        for group, shard in zip(self.groups, shards, strict=True):
+            write_flat_gradient(group, start=self.shard * shard.numel(), shard=shard)
+        return shards
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """What the optimizer keeps from step to step on this rank (see `MasterWeights`)."""
+        return self.own.state_tensors
+
+
+def sharded_adamw(
+    groups: list[WeightGroup], recipe: Recipe, *, shards: int, shard: int, process_group: dist.ProcessGroup | None
+) -> ShardedAdamW:
+    """The optimizer of one rank: shard `shard` of `shards`; `process_group` joins the ranks that hold the others."""
+    own: list[tuple[float, list[Tensor]]] = []
+    for group in groups:
+        elements = group.flat.numel() // shards
+        own.append((group.weight_decay, [group.flat[shard * elements : (shard + 1) * elements]]))
+    return ShardedAdamW(groups, master_weights(own, recipe), shard, process_group if shards > 1 else None)
+
+
+def write_flat_gradient(group: WeightGroup, *, start: int, shard: Tensor) -> None:
+    """Write elements [start, start + n) of the group's gradient in flat order into the n of `shard`; padding is 0."""
+    shard.zero_()
+    elements, offset = shard.numel(), 0
+    for leaf in group.leaves:
+        first, last = max(start, offset), min(start + elements, offset + leaf.numel())
+        if first < last and leaf.grad is not None:
+            shard[first - start : last - start] = leaf.grad.reshape(-1)[first - offset : last - offset]
+        offset += leaf.numel()
+
+
+@dataclass(frozen=True)
+class TensorAdamW:
+    """Adam over each parameter, or this rank's shard of it, with a master and a step counter for each.
+
+    Args:
+        parameters: that have the gradients: sharded over ranks (DTensor) or whole.
+        own: the masters of what this rank stores of them, which in fp32 is its own master.
+    """
+
+    parameters: list[nn.Parameter]
+    own: MasterWeights
+
+    def widened(self) -> dict[nn.Parameter, Tensor]:
+        """The gradient of each parameter in fp32, a plain tensor, for `step` to take (see `MasterWeights.widened`)."""
+        gradients = [
+            torch.zeros_like(weight) if parameter.grad is None else _local(parameter.grad)
+            for parameter, weight in zip(self.parameters, self.own.weights, strict=True)
+        ]
+        return dict(zip(self.parameters, self.own.widened(gradients), strict=True))
+
+    def step(
+        self,
+        learning_rate: float,
+        gradient_factor: float | Tensor = 1.0,
+        widened: dict[nn.Parameter, Tensor] | None = None,
+    ) -> None:
+        """One update from the parameters' gradients times `gradient_factor`, without communication.
+
+        fp32 gradients are overwritten.
+
+        Args:
+            widened: the gradients in fp32, where they were needed before.
+        """
+        self.own.update(learning_rate, list((widened or self.widened()).values()), gradient_factor)
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """What the optimizer keeps from step to step on this rank (see `MasterWeights`)."""
+        return self.own.state_tensors
+
+
+def fully_sharded_adamw(
+    groups: list[tuple[float, list[nn.Parameter]]], recipe: Recipe, update: Update = Update.FUSED
+) -> TensorAdamW:
+    """The optimizer of one rank for `groups`: weight decay, and the parameters that have it."""
+    own = [(weight_decay, [_local(parameter.detach()) for parameter in members]) for weight_decay, members in groups]
+    parameters = [parameter for _, members in groups for parameter in members]
+    return TensorAdamW(parameters, master_weights(own, recipe, update=update))
+
+
+def whole_adamw(groups: list[WeightGroup], recipe: Recipe, update: Update = Update.FUSED) -> TensorAdamW:
+    """The optimizer of a rank that updates all of its weights: ZeRO-0, or a single data-parallel rank."""
+    own = [(group.weight_decay, stored_weights(group)) for group in groups]
+    return TensorAdamW([leaf for group in groups for leaf in group.leaves], master_weights(own, recipe, update=update))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

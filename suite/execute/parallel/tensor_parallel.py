@@ -1,0 +1,136 @@
+"""Tensor and sequence parallelism of one chunk, by torch.distributed.tensor.
+
+PyTorch's styles split the matrices and move the hidden states. The parameters themselves stay plain local tensors,
+each of which becomes a DTensor when it is read: so optimizer, DistributedDataParallel and FullyShardedDataParallel see
+no DTensor of this axis, whose mixture with plain tensors they refuse.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from suite.execute.model.decoder import Decoder
+from suite.execute.model.loss import CrossEntropy
+
+SEQUENCE_DIM = 1
+# Tables that every rank reads whole and whose gradient the column-parallel product behind them completes
+_COMPLETE = ("query_position.weight",)
+
+
+@dataclass(frozen=True)
+class Split:
+    """How one chunk's parameters lie on the tensor-parallel ranks.
+
+    Args:
+        placed: by id of the local parameter, what makes a DTensor of it.
+        dims: name of a split parameter -> the dim along which the ranks hold its parts, in order.
+        repeated: names of the parameters that every rank stores.
+        partial: of these, names of those of whose gradient each rank has a part: sequence parallelism.
+    """
+
+    placed: dict[int, Callable[[Tensor], Tensor]]
+    dims: dict[str, int]
+    repeated: frozenset[str]
+    partial: frozenset[str]
+
+
+UNSPLIT = Split({}, {}, frozenset(), frozenset())
+
+
+class LocalLoss(nn.Module):
+    """The loss of vocabulary-parallel logits as a plain tensor, the same on every rank."""
+
+    def __init__(self, loss: CrossEntropy) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, head: nn.Linear, x_BTD: Tensor, targets_BT: Tensor, upstream: float) -> Tensor:
+        loss: DTensor = self.loss(head, x_BTD, targets_BT, upstream)
+        return loss.to_local()
+
+
+def _plan(decoder: Decoder, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
+    between: Placement = Shard(SEQUENCE_DIM) if sequence_parallel else Replicate()
+    plan: dict[str, ParallelStyle] = {}
+    for name, module in decoder.named_modules():
+        kind = name.rpartition(".")[2]
+        if kind in ("query_key_value", "key_value", "expansion"):
+            plan[name] = ColwiseParallel(input_layouts=between)
+        elif kind == "query":
+            plan[name] = ColwiseParallel(input_layouts=Replicate())
+        elif kind in ("projection", "contraction"):
+            plan[name] = RowwiseParallel(output_layouts=between)
+        elif name == "embedding":
+            plan[name] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+        elif name == "head":
+            plan[name] = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+        else:
+            assert not isinstance(module, (nn.Linear, nn.Embedding)) or kind in ("position", "query_position"), name
+    return plan
+
+
+def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Split:
+    """Keep this rank's part of the matrices of `decoder`, in place; the weights must be the same on every rank.
+
+    From the first call with several ranks on, the process computes the loss of vocabulary-parallel logits in parallel.
+    """
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    if ranks == 1:
+        return UNSPLIT
+    plan = _plan(decoder, sequence_parallel=sequence_parallel)
+    parallelize_module(decoder, mesh, plan, src_data_rank=None)
+    decoder.tie()  # parallelize_module makes two parameters of the one that embedding and head share
+    own = decoder.architecture.heads // ranks
+    decoder.heads = slice(rank * own, (rank + 1) * own)
+    if sequence_parallel:
+        decoder.sequence_part = (rank, ranks)
+    if decoder.head is not None:
+        decoder.loss = LocalLoss(CrossEntropy())  # kernels of one rank's loss know no rows of others
+        loss_parallel().__enter__()  # stays: the backward pass needs it too, and nothing else here reads DTensor logits
+    return _local(decoder, sequence_parallel=sequence_parallel)
+
+
+def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
+    """Replace every DTensor parameter by its local tensor."""
+    plain: dict[int, nn.Parameter] = {}
+    placed: dict[int, Callable[[Tensor], Tensor]] = {}
+    dims: dict[str, int] = {}
+    repeated: set[str] = set()
+    partial: set[str] = set()
+    for module_name, module in decoder.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            full_name = f"{module_name}.{name}" if module_name else name
+            if not isinstance(parameter, DTensor):
+                repeated.add(full_name)
+                if sequence_parallel and full_name not in _COMPLETE:
+                    partial.add(full_name)
+                continue
+            if id(parameter) not in plain:
+                local = nn.Parameter(parameter.to_local().detach().clone())
+                plain[id(parameter)] = local
+                placed[id(local)] = functools.partial(
+                    DTensor.from_local,
+                    device_mesh=parameter.device_mesh,
+                    placements=parameter.placements,
+                    run_check=False,
+                )
+            (placement,) = parameter.placements
+            if isinstance(placement, Shard):
+                dims[full_name] = placement.dim
+            else:
+                repeated.add(full_name)
+            module.register_parameter(name, plain[id(parameter)])
+    return Split(placed, dims, frozenset(repeated), frozenset(partial))

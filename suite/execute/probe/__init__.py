@@ -1,0 +1,1 @@
+"""Quick tests of this machine for `accept`: wrong bits, determinism, sustained load, free memory."""

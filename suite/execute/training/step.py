@@ -1,0 +1,257 @@
+"""One training step of one rank: micro-batches forward and backward, then the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from suite.execute.data.loader import CopiedAhead, batches
+from suite.execute.data.token_stream import Batch
+from suite.execute.measure.phases import Part, Phases
+from suite.execute.optim.learning_rate import gradient_factor, learning_rate, squared_norm
+from suite.execute.optim.loss_scale import LossScaleError, loss_scale
+from suite.execute.parallel import fsdp
+from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR
+from suite.execute.parallel.one_bit_optimizer import OneBitMasters
+from suite.execute.parallel.parallelize import Leaf, Training
+from suite.execute.parallel.sharded_adamw import TensorAdamW
+from suite.execute.precision import DTYPES
+from suite.execute.rank import NotFiniteError
+from suite.execute.training.naive_logging import gradient_norm_by_parameter, logged_weight_norm
+from suite.job.batch_rampup import global_batch_at
+from suite.job.options import Averaging
+from suite.job.training_job import Job
+
+
+class Outcome(NamedTuple):
+    """How a step ended.
+
+    Args:
+        loss: mean over ranks.
+        gradient_norm: of the whole model, before clipping and without the loss scale; not finite where it overflowed.
+        loss_scale: that it ran with.
+        skipped: whether an overflow skipped the update.
+    """
+
+    loss: float
+    gradient_norm: float
+    loss_scale: float | None
+    skipped: bool
+
+
+class Steps:
+    """Forward, backward and update of one rank, step after step.
+
+    Attributes:
+        step: number of the next step.
+        micro_batches: of this rank in the last step.
+        phases: the clock of the step's phases.
+        compressed: whether the last step averaged as the job says, no longer exactly: 1-bit Adam does so later where
+            overflows skip steps of its warm-up.
+    """
+
+    def __init__(self, job: Job, training: Training, mesh: DeviceMesh, device: torch.device) -> None:
+        self.job = job
+        self.training = training
+        self.device = device
+        self.step = 0
+        self.micro_batches = 0
+        self.phases = Phases(device)
+        self._mesh = mesh
+        self._seen = 0
+        self._batch = 0
+        self._trained = 0
+        self._stream = batches(job, replica=mesh.get_local_rank(DATA))
+        self._ahead = CopiedAhead(self._stream, device, self.phases) if job.script.pinned else None
+        self._scale = loss_scale(job.recipe)
+        self.compressed = job.averaging is not Averaging.ONE_BIT
+
+    def forward_and_backward(self) -> Tensor:
+        """Accumulate the gradient of this rank's micro-batches; returns the mean of their losses, detached.
+
+        On several pipeline stages the last one has the loss, the others return 0. The backward pass of the last
+        micro-batch reduces the gradient over the data-parallel axis; with ZeRO-2 and 3 that of each micro-batch does.
+        """
+        self.phases.clear()
+        samples = self.job.layout.micro_batch
+        self._batch = global_batch_at(self.job.recipe, self._seen)
+        first, self.micro_batches = self._coming()
+        self._seen += self._batch
+        factor = self._scale.scale if self._scale else 1.0
+        for chunk in self.training.chunks:
+            chunk.upstream = factor / self.micro_batches
+        if self.training.pipeline is not None:
+            whole = self._micro_batch(first, self.micro_batches * samples)
+            with self.phases.phase(Part.PIPELINE):
+                return self.training.pipeline.step(
+                    whole.tokens_BT,
+                    whole.arguments,
+                    micro_batches=self.micro_batches,
+                    factor=factor,
+                    phases=self.phases,
+                )
+        (module,) = self.training.modules
+        losses = []
+        for number in range(self.micro_batches):
+            with self._synchronised(last=number == self.micro_batches - 1):
+                micro_batch = self._micro_batch(first + number * samples, samples)
+                with self.phases.phase(Part.FORWARD), self._offloaded():
+                    loss: Tensor = module(micro_batch.tokens_BT, **micro_batch.arguments) / self.micro_batches
+                with self.phases.phase(Part.BACKWARD):
+                    (loss * factor).backward()
+            if self._ahead is not None:
+                self._begin_behind(first + number * samples, last=number == self.micro_batches - 1)
+            losses.append(loss.detach())
+            if self.job.script.synchronises:
+                losses[-1].item()
+        return torch.stack(losses).sum()
+
+    def _coming(self) -> tuple[int, int]:
+        """The first sample of this rank in the step that begins with what was seen, and its micro-batches there."""
+        samples = self.job.layout.micro_batch
+        micro_batches = global_batch_at(self.job.recipe, self._seen) // (self.job.layout.data_parallel * samples)
+        return self._seen + self._mesh.get_local_rank(DATA) * micro_batches * samples, micro_batches
+
+    def _begin_behind(self, first: int, *, last: bool) -> None:
+        """Begin to copy the micro-batch behind the one from `first`, the step's `last` or not, if there is one."""
+        assert self._ahead is not None
+        samples = self.job.layout.micro_batch
+        if not last:
+            self._ahead.begin(first + samples, samples)
+        elif self.step < self.job.steps - 1:
+            self._ahead.begin(self._coming()[0], samples)
+
+    def _micro_batch(self, first: int, samples: int) -> Batch:
+        if self._ahead is not None:
+            return self._ahead.micro_batch(first, samples)
+        with self.phases.phase(Part.DATA_LOADING):
+            batch = self._stream.micro_batch(first, samples)
+        with self.phases.phase(Part.HOST_DEVICE_COPY):
+            return batch.to(self.device)
+
+    def chunk_outputs(self, *, samples: int) -> Iterator[Tensor]:
+        """What each of this rank's chunks gives for `samples` samples, one after the other: nothing is sent on."""
+        batch = self._stream.micro_batch(0, samples).to(self.device)
+        layout, architecture = self.job.layout, self.job.architecture
+        length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
+        for chunk in self.training.chunks:
+            x = batch.tokens_BT
+            if chunk.embedding is None:
+                shape = (samples, length, architecture.hidden)
+                x = torch.ones(shape, dtype=DTYPES[self.job.recipe.precision], device=self.device, requires_grad=True)
+            yield chunk(x, **batch.arguments)
+
+    def update(self, loss: Tensor) -> Outcome:
+        """What `_update` does, as a phase."""
+        with self.phases.phase(Part.UPDATE):
+            return self._update(loss)
+
+    def _update(self, loss: Tensor) -> Outcome:
+        """Reduce loss and gradient norm over ranks; then clip, update, and clear the gradients.
+
+        A skipped step leaves the learning rate's schedule where it is.
+
+        Raises:
+            NotFiniteError: the loss, or without loss scaling the gradient, is NaN or infinite.
+        """
+        own = loss.clone()
+        leaves = self.training.leaves
+        self._complete_gradients(leaves)
+        optimizer = self.training.optimizer
+        widened = optimizer.widened() if isinstance(optimizer, TensorAdamW) else {}
+        naive = self.job.script.synchronises
+        squared = (gradient_norm_by_parameter if naive else squared_norm)(
+            (widened[leaf.parameter] if widened else leaf.gradient for leaf in leaves if leaf.own), device=self.device
+        )
+        if naive:
+            logged_weight_norm(leaf.parameter for leaf in leaves)
+        mean, total = self._reduced(loss, squared)
+        if not math.isfinite(mean):
+            ours = not math.isfinite(own.item())
+            raise NotFiniteError(f"loss is {own.item()} at step {self.step} (mean over ranks: {mean})", own=ours)
+        scale = self._scale.scale if self._scale else None
+        finite = math.isfinite(total)
+        if self._scale is not None:
+            try:
+                self._scale.adapt(finite=finite)
+            except LossScaleError as error:
+                raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
+        elif not finite:
+            raise NotFiniteError(f"the squared gradient norm is {total} at step {self.step}", own=False)
+        self.compressed = self.job.averaging is not Averaging.ONE_BIT or self._own_gradients()
+        if finite:
+            factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
+            self._trained += self._batch
+            rate = learning_rate(self.job.recipe, self._trained)
+            try:
+                if isinstance(optimizer, TensorAdamW):
+                    optimizer.step(rate, factor, widened)
+                else:
+                    optimizer.step(rate, factor)
+            except FloatingPointError as error:
+                raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
+        for leaf in leaves:
+            if self.job.script.keeps_gradients:
+                leaf.gradient.zero_()
+            else:
+                leaf.parameter.grad = None
+        self.step += 1
+        return Outcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
+
+    def _complete_gradients(self, leaves: list[Leaf]) -> None:
+        """Add up what the data-parallel reduction leaves apart: parts on tensor-parallel ranks, and tied tables."""
+        partial = [leaf.gradient for leaf in leaves if leaf.partial]
+        if partial:
+            flat = torch.cat([gradient.reshape(-1) for gradient in partial]).to(self.device)
+            dist.all_reduce(flat, group=self._mesh.get_group(TENSOR))
+            for gradient, summed in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
+                gradient.copy_(summed.view_as(gradient))
+        if self.training.embedding_group is not None:
+            for leaf in leaves:
+                if leaf.tied:
+                    dist.all_reduce(leaf.gradient, group=self.training.embedding_group)
+
+    def _reduced(self, loss: Tensor, squared: Tensor) -> tuple[float, float]:
+        """Mean loss and squared gradient norm over all ranks: a message for each axis whose ranks differ in them."""
+        layout = self.job.layout
+        if layout.tensor_parallel > 1:
+            dist.all_reduce(squared, group=self._mesh.get_group(TENSOR))
+        both = torch.stack([loss, squared])
+        if layout.pipeline_stages > 1:
+            dist.all_reduce(both, group=self._mesh.get_group(PIPELINE))
+        if layout.data_parallel > 1:
+            # up to ZeRO-1 every data-parallel rank holds the same, whole gradient; in 1-bit Adam each its own
+            own = self._own_gradients()
+            differing = both if layout.fully_sharded or own else both[:1]
+            dist.all_reduce(differing, group=self._mesh.get_group(DATA))
+            both[0] /= layout.data_parallel
+            if own:
+                both[1] /= layout.data_parallel
+        mean, total = both.tolist()
+        return mean, total
+
+    def _own_gradients(self) -> bool:
+        """Whether each data-parallel rank keeps its own gradient: the norm is then the root mean square of theirs."""
+        optimizer = self.training.optimizer
+        return isinstance(optimizer, OneBitMasters) and optimizer.gradients_differ
+
+    def _offloaded(self) -> AbstractContextManager[object]:
+        if not self.job.script.offloads_activations:
+            return nullcontext()
+        return torch.autograd.graph.save_on_cpu(pin_memory=True)
+
+    def _synchronised(self, *, last: bool) -> AbstractContextManager[object]:
+        (module,) = self.training.modules
+        if self.job.layout.fully_sharded and self.job.layout.zero_stage == 2:
+            fsdp.keep_gathered(module, until_last=not last)
+        if isinstance(module, DistributedDataParallel) and not last:
+            return module.no_sync()
+        return nullcontext()

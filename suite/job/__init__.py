@@ -1,0 +1,1 @@
+"""All that a rank is told, and the events that it reports."""

@@ -1,0 +1,269 @@
+"""Real text to tokens: found, hashed, byte-pair encoded at the wanted vocabulary, cached by hash."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import itertools
+import os
+import secrets
+import stat
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.job.options import Documents, Texts
+from suite.paths import cache_directory
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+PIECE_BYTES = 16 * 1024
+_LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
+
+
+class Corpus(msgspec.Struct, frozen=True, kw_only=True):
+    """A tokenised corpus: where it came from, the hash of its text, and the file of little-endian int32 tokens."""
+
+    source: str
+    sha256: str
+    text_bytes: int
+    files: int
+    vocabulary: int
+    tokens: int
+    tokens_file: str
+
+
+def standard_library_files() -> list[Path]:
+    """The running Python's own sources, sorted, tests left out."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [path for path in root.rglob("*.py") if not set(path.relative_to(root).parts) & set(_LEFT_OUT)]
+    return sorted(files)
+
+
+def corpus_files(path: Path | None) -> list[Path]:
+    """The text files of a corpus: the standard library's sources, one file, or every file below a directory.
+
+    Raises:
+        InputError: the path is missing, unreadable, or holds no file.
+    """
+    if path is None:
+        files = standard_library_files()
+        if not files:
+            raise InputError("this Python comes without its sources", allowed="--corpus PATH", where="corpus")
+        return files
+    try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            return [path]
+        files = sorted(file for file in _files_below(path) if file.is_file() and not file.name.startswith("."))
+    except OSError as error:
+        raise InputError(
+            f"cannot read the corpus: {error.strerror}", got=str(error.filename or path), where="--corpus"
+        ) from error
+    if not files:
+        raise InputError("the directory holds no file", got=str(path), allowed="UTF-8 text files", where="--corpus")
+    return files
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    """Every file below; a directory that cannot be read is an error, not left out."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, _, names in os.walk(directory, onerror=refuse):
+        yield from (Path(parent, name) for name in names)
+
+
+def _texts(files: list[Path]) -> Iterator[str]:
+    for file in files:
+        try:
+            yield file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot read the file: {error.strerror}", got=str(file), where="--corpus") from error
+        except UnicodeDecodeError as error:
+            raise InputError("not UTF-8 text", got=str(file), allowed="UTF-8 text files", where="--corpus") from error
+
+
+def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -> Corpus:
+    """Tokens of the corpus at `path` (None: the standard library's sources), from the cache where it has them.
+
+    The byte-pair encoding is trained on the same text; documents end with an end-of-text token.
+
+    Raises:
+        InputError: missing, unreadable, empty or undecodable text, or text too small for the vocabulary or for
+            `least_tokens` tokens.
+    """
+    where = "--corpus" if path is not None else "corpus"
+    texts = list(_texts(corpus_files(path)))
+    digest, text_bytes = _digest(texts)
+    _check_size(text_bytes, vocabulary, where)
+    target = cache_directory() / f"{digest[:32]}-{vocabulary}.tokens"
+    if not target.exists():
+        _write(target, _encoded(texts, vocabulary, where))
+    return _checked(path, target, digest, text_bytes, len(texts), vocabulary, least_tokens, where)
+
+
+def tokenised_documents(path: Path | None, *, vocabulary: int, least_tokens: int) -> tuple[Corpus, Texts]:
+    """The same tokens, with what it takes to make them again from each document: encoding and documents' places.
+
+    Documents are pieces of at most 16 KiB, so that a sample takes about as long as another one, wherever it lies. They
+    have files of their own: an encoding that is trained again may differ where pairs are equally frequent.
+
+    Raises:
+        InputError: as `tokenised_corpus`.
+    """
+    where = "--corpus" if path is not None else "corpus"
+    texts = list(_texts(corpus_files(path)))
+    digest, text_bytes = _digest(texts)
+    _check_size(text_bytes, vocabulary, where)
+    stem = f"{digest[:32]}-{vocabulary}"
+    target, tokenizer, whole, places = (
+        cache_directory() / f"{stem}.{name}"
+        for name in ("pieces.tokens", "tokenizer.json", "pieces.text", "pieces.json")
+    )
+    if not all(file.exists() for file in (target, tokenizer, whole, places)):
+        pieces = [piece for text in texts for piece in _pieces(text)]
+        encoding = _trained(texts, vocabulary, where)
+        tokens, starts = _tokens(encoding, pieces)
+        encoded = [piece.encode() for piece in pieces]
+        ends = itertools.accumulate(map(len, encoded), initial=0)
+        _write_bytes(tokenizer, encoding.to_str().encode())
+        _write_bytes(whole, b"".join(encoded))
+        _write_bytes(places, msgspec.json.encode(Documents([*ends], [*starts, len(tokens)])))
+        _write(target, tokens)
+    corpus = _checked(path, target, digest, text_bytes, len(texts), vocabulary, least_tokens, where)
+    return corpus, Texts(tokenizer_file=str(tokenizer), text_file=str(whole), documents_file=str(places))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in parts of at most PIECE_BYTES, whole lines where they are no longer; nothing of an empty one."""
+    piece: list[str] = []
+    size = 0
+    for line in text.splitlines(keepends=True):
+        for start in range(0, len(line), PIECE_BYTES // 4):  # a character has at most 4 bytes
+            part = line[start : start + PIECE_BYTES // 4]
+            length = len(part.encode())
+            if size + length > PIECE_BYTES:
+                yield "".join(piece)
+                piece, size = [], 0
+            piece.append(part)
+            size += length
+    if piece:
+        yield "".join(piece)
+
+
+def _digest(texts: list[str]) -> tuple[str, int]:
+    """The hash of all texts, and their bytes."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode("utf-8"))
+        digest.update(b"\0")
+    return digest.hexdigest(), sum(len(text.encode("utf-8")) for text in texts)
+
+
+def _check_size(text_bytes: int, vocabulary: int, where: str) -> None:
+    if text_bytes == 0:
+        raise InputError("the corpus is empty", got="0 bytes", allowed="UTF-8 text", where=where)
+    if text_bytes < 4 * vocabulary:
+        raise InputError(
+            f"the corpus is too small for a vocabulary of {vocabulary} tokens",
+            got=f"{text_bytes} bytes",
+            allowed=f"at least {4 * vocabulary} bytes",
+            where=where,
+        )
+
+
+def _checked(
+    path: Path | None,
+    target: Path,
+    digest: str,
+    text_bytes: int,
+    files: int,
+    vocabulary: int,
+    least_tokens: int,
+    where: str,
+) -> Corpus:
+    tokens = target.stat().st_size // 4
+    if tokens < least_tokens:
+        raise InputError(
+            "the corpus is smaller than one global batch",
+            got=f"{tokens} tokens",
+            allowed=f"at least {least_tokens} tokens",
+            where=where,
+        )
+    return Corpus(
+        source="Python standard library" if path is None else str(path),
+        sha256=digest,
+        text_bytes=text_bytes,
+        files=files,
+        vocabulary=vocabulary,
+        tokens=tokens,
+        tokens_file=str(target),
+    )
+
+
+def _encoded(texts: list[str], vocabulary: int, where: str) -> array.array[int]:
+    return _tokens(_trained(texts, vocabulary, where), texts)[0]
+
+
+def _trained(texts: list[str], vocabulary: int, where: str) -> Tokenizer:
+    # imported here: only a corpus that is not cached needs it
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() != vocabulary:
+        raise InputError(
+            f"the corpus has too few distinct words for a vocabulary of {vocabulary} tokens",
+            got=f"{tokenizer.get_vocab_size()} tokens",
+            allowed="more varied text",
+            where=where,
+        )
+    return tokenizer
+
+
+def _tokens(tokenizer: Tokenizer, texts: list[str]) -> tuple[array.array[int], list[int]]:
+    """The tokens of all texts, an end-of-text behind each, and the place of each text's first one."""
+    (end,) = tokenizer.encode(END_OF_TEXT).ids
+    tokens = array.array("i")
+    starts = []
+    for encoding in tokenizer.encode_batch(texts):
+        starts.append(len(tokens))
+        tokens.extend(encoding.ids)
+        tokens.append(end)
+    return tokens, starts
+
+
+def _write(target: Path, tokens: array.array[int]) -> None:
+    """Write the tokens beside the target and move them into place, so that a reader never sees a part."""
+    _write_whole(target, tokens.tofile)
+
+
+def _write_bytes(target: Path, data: bytes) -> None:
+    """Write the bytes likewise."""
+    _write_whole(target, lambda file: file.write(data))
+
+
+def _write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
+    temporary = target.with_suffix(f".{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            write(file)
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write the cache: {error.strerror}", got=str(target), where="corpus") from error

@@ -1,0 +1,178 @@
+"""What ranks report: the events of a launch, and the files that they lie in."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import PurePath
+
+import msgspec
+
+from suite.job.calibration_job import Calibrated, Measured, TrialSteps
+from suite.job.probe_job import Exchanged, Probed, Replayed, Soaked
+from suite.machine.cpu_contention import Shared
+from suite.machine.cpu_speed import Pace
+
+
+class Status(enum.StrEnum):
+    """How a launch ended; apart from whether its figures agree."""
+
+    OK = "ok"
+    HANG = "hang"
+    OUT_OF_MEMORY = "oom"
+    NAN = "nan"
+    CRASHED = "crashed"
+    INTERRUPTED = "interrupted"
+
+
+class StepKind(enum.StrEnum):
+    """What a step's time is good for: only that of timed steps counts. Profiled ones say where it went."""
+
+    WARM_UP = "warm-up"
+    COUNTED = "counted"
+    TIMED = "timed"
+    PROFILED = "profiled"
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """A rank is alive."""
+
+    pid: int
+    time: float
+
+
+class Phase(msgspec.Struct, frozen=True, tag="phase"):
+    """A rank enters a phase that can take a while."""
+
+    name: str
+    time: float
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """One step as a rank saw it: the mean loss over ranks, and its own wall time.
+
+    Args:
+        gradient_norm: of the whole model, before clipping and without the loss scale; infinite or NaN is null.
+        loss_scale: the scale that it ran with; None where the precision needs none.
+        skipped: its gradient was not finite at that scale on some rank, and nothing was updated.
+    """
+
+    step: int
+    kind: StepKind
+    loss: float
+    seconds: float
+    time: float
+    gradient_norm: float | None = None
+    loss_scale: float | None = None
+    skipped: bool = False
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """Calls of one collective on one mesh axis in the counted step of a rank."""
+
+    axis: str
+    operation: str
+    payload_bytes: int
+    messages: int
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """What a rank counted.
+
+    Args:
+        coordinates: mesh axis -> this rank's place on it.
+        parameters: elements of the parameters that this rank stores.
+        own_parameters: of them, those that no other rank counts: summed over the ranks of one data-parallel place (over
+            all ranks where parameters are sharded), the whole model.
+        model_flop, hardware_flop: of its share of one step, without and with recomputation.
+        activation_bytes: kept for the backward pass of one micro-batch.
+        peak_bytes: the largest sum of blocks that PyTorch's allocator held at a time in one step, executed eagerly.
+        worked_seconds: in which this rank's chunks of a pipeline computed, of each timed step; empty without pipeline.
+        pipeline_seconds: that the pipeline took, from its first pass to this rank's last message, likewise.
+        interface_sent_bytes: bytes a timed step that left the job's interface; None where none is named.
+        term_seconds: `StepTerm` -> seconds of this rank's median timed step; empty where no step was profiled.
+        shared: with whom it shared the processors; None where the system does not tell.
+        resident_bytes: the largest resident set of its process before its timed steps; None where not told.
+        reserved_bytes: the most that CUDA's allocator reserved in the step of `peak_bytes`; None on the CPU.
+        pace: of its processors, in laps between timed steps; None on a GPU.
+        synchronisations: how often the counted step read numbers of the device, as `SynchronisationCounter` counts.
+        no_terms: why it is empty, and why a trace was not written; empty where nothing went wrong.
+        arithmetic: how matrix products are computed where that is not the dtype's own instructions, and by what kernels
+            the rest where they are not PyTorch's.
+    """
+
+    coordinates: dict[str, int]
+    parameters: int
+    own_parameters: int
+    model_flop: int
+    hardware_flop: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    collectives: list[Collective]
+    activation_bytes: int
+    peak_bytes: int
+    worked_seconds: list[float]
+    pipeline_seconds: list[float]
+    interface_sent_bytes: float | None
+    arithmetic: str
+    environment: dict[str, str]
+    time: float
+    term_seconds: dict[str, float] = {}
+    no_terms: str = ""
+    shared: Shared | None = None
+    resident_bytes: int | None = None
+    reserved_bytes: int | None = None
+    synchronisations: int | None = None
+    pace: Pace | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Why a rank gave up. `at_fault` is False where it only saw another rank's failure."""
+
+    status: Status
+    message: str
+    at_fault: bool
+    traceback: str
+    time: float
+
+
+Event = (
+    Started
+    | Phase
+    | Step
+    | Finished
+    | Failed
+    | Measured
+    | TrialSteps
+    | Calibrated
+    | Replayed
+    | Exchanged
+    | Soaked
+    | Probed
+)
+
+
+def events_path(directory: str, rank: int) -> str:
+    """The file to which a rank appends its events, a JSON object a line."""
+    return f"{directory}/rank{rank}.jsonl"
+
+
+def stacks_path(directory: str, rank: int) -> str:
+    """The file to which a rank dumps its Python stacks when it receives SIGUSR1."""
+    return f"{directory}/rank{rank}.stacks"
+
+
+def recording_path(directory: str, rank: int) -> str:
+    """The file to which a rank dumps its flight recorder when it receives SIGUSR1."""
+    return f"{directory}/rank{rank}.flight.json"
+
+
+def trace_path(trace: str, rank: int) -> str:
+    """The file for one rank's trace: rank 0's is `trace` itself, the others have .rankN before the suffix."""
+    path = PurePath(trace)
+    return trace if rank == 0 else str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
+
+
+def memory_snapshot_path(trace: str, rank: int) -> str:
+    """The file beside a rank's trace for what the CUDA allocator did in the profiled steps."""
+    return f"{trace_path(trace, rank)}.memory.pickle"

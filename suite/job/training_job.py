@@ -1,0 +1,70 @@
+"""What the launcher tells the ranks, and what they tell back: the data that both sides share."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Recipe
+from suite.job.options import SUITE, Averaging, KernelChoice, Script
+
+WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
+COUNTED_STEPS = 3  # one under the collective counter, one for the peak of memory, one under the flop counter
+LEAST_STEPS = WARM_UP_STEPS + COUNTED_STEPS + 1
+PROFILED_STEPS = 2  # the last ones, where there are so many that one is timed before them
+LEAST_PROFILED = LEAST_STEPS + PROFILED_STEPS
+
+
+def warm_up_steps(exact_steps: int) -> int:
+    """Steps before those that are counted and timed: all exact ones, and the first that is not."""
+    return max(WARM_UP_STEPS, exact_steps + 1)
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch.
+
+    Args:
+        device: "cpu" or "cuda".
+        tokens_file: little-endian int32 tokens; `tokens` of them.
+        directory: where every rank writes its events.
+        interface: network interface that only this rank's messages leave by; None where ranks share one.
+        collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
+        threads: arithmetic threads of a rank, for "cpu".
+        kernels: of norms, activations, rotation, softmax and loss.
+        trace: the file for the profiled steps of rank 0 (see `trace_path`); None where nobody asked for one.
+        averaging: over the data-parallel ranks.
+        exact_steps: at the beginning, averaged exactly whatever `averaging` is.
+        renewal: of 1-bit Adam's second moment by exact steps, whenever the steps behind the first ones have doubled.
+        script: what a rung of the ladder does in another way.
+    """
+
+    name: str
+    architecture: Architecture
+    recipe: Recipe
+    layout: Layout
+    device: str
+    compiled: bool
+    seed: int
+    steps: int
+    tokens_file: str
+    tokens: int
+    directory: str
+    threads: int
+    collective_timeout_seconds: float
+    interface: str | None = None
+    trace: str | None = None
+    kernels: KernelChoice = KernelChoice.TORCH
+    averaging: Averaging = Averaging.EXACT
+    exact_steps: int = 0
+    renewal: bool = False
+    script: Script = SUITE
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the launch."""
+        return self.layout.ranks
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps before those that are counted and timed: all exact ones, and the first that is not."""
+        return warm_up_steps(self.exact_steps)

@@ -1,0 +1,1 @@
+"""Starts, guards and ends ranks; no torch."""

@@ -1,0 +1,317 @@
+"""Starts torchrun children, guards them against hangs, collects what their ranks reported."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from suite.job.calibration_job import Calibrated, CalibrationJob
+from suite.job.events import (
+    Event,
+    Failed,
+    Finished,
+    Phase,
+    Started,
+    Status,
+    Step,
+    events_path,
+    recording_path,
+    stacks_path,
+)
+from suite.job.probe_job import Probed, ProbeJob
+from suite.job.training_job import WARM_UP_STEPS, Job
+from suite.launch.flight_recorder import Diagnosis, Recording, decoded, diagnosed
+from suite.launch.interruption import check_interrupted, held
+from suite.launch.multi_host import Hosts
+from suite.machine import malloc
+from suite.machine.processes import LAUNCH_VARIABLE, die_with_parent, end_all, is_stopped
+from suite.paths import ROOT
+
+AnyJob = Job | CalibrationJob | ProbeJob
+HERE = Hosts()
+POLL_SECONDS = 0.1
+START_SECONDS = 120.0
+COMPILE_SECONDS = 600.0
+HANG_FACTOR = 10.0
+HANG_LEAST_SECONDS = 20.0
+EXIT_SECONDS = 20.0
+ANSWER_SECONDS = 3.0
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a launch ended, every rank's events, and the end of torchrun's log."""
+
+    status: Status
+    message: str
+    ranks_at_fault: list[int]
+    events: list[list[Event]]
+    log_tail: str
+
+    @property
+    def finished(self) -> list[Finished]:
+        """The final reports, in the order of ranks, of those that came so far."""
+        return [event for events in self.events for event in events if isinstance(event, Finished)]
+
+
+class _Rank:
+    """The events of one rank as its file grows."""
+
+    def __init__(self, path: str, now: float, *, here: bool = True) -> None:
+        self.path = Path(path)
+        self.here = here
+        self.events: list[Event] = []
+        self.last_progress = now
+        self.longest_step = 0.0
+        self._read = 0
+
+    def new_events(self, now: float) -> list[Event]:
+        """Events since the last call; a line that is still being written waits."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        fresh = [msgspec.json.decode(line, type=Event) for line in whole.splitlines()]
+        if fresh:
+            self.last_progress = now
+        for event in fresh:
+            if isinstance(event, Step):
+                self.longest_step = max(self.longest_step, event.seconds)
+        self.events += fresh
+        return fresh
+
+    @property
+    def pid(self) -> int | None:
+        """Its process number on this machine; None where it has none here."""
+        return None if not self.here else next((event.pid for event in self.events if isinstance(event, Started)), None)
+
+    @property
+    def finished(self) -> bool:
+        return any(isinstance(event, Finished | Calibrated | Probed) for event in self.events)
+
+    @property
+    def place(self) -> str:
+        """The last thing that this rank said it did."""
+        for event in reversed(self.events):
+            if isinstance(event, Step):
+                return f"step {event.step} done"
+            if isinstance(event, Phase):
+                return event.name
+        return "started" if self.events else "not started"
+
+    def patience_seconds(self, compiled: bool) -> float:
+        """How long this rank may stay silent: 10 times its longest step so far and at least 20 s; before its first
+        step 120 s; with compilation 600 s more until the warm-up is over."""
+        steps = sum(isinstance(event, Step) for event in self.events)
+        usual = max(HANG_LEAST_SECONDS, HANG_FACTOR * self.longest_step) if steps else START_SECONDS
+        return usual + COMPILE_SECONDS if compiled and steps < WARM_UP_STEPS else usual
+
+
+def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *, hosts: Hosts = HERE) -> Outcome:
+    """Run `job`, which lies in its directory as job.json, under torchrun and wait for its end.
+
+    With `hosts`, a rank runs on each of them. What one is asked in a hang, others are not: their stacks are missing.
+    `on_event` sees every rank's events as they come. A rank that stays silent beyond its patience ends the launch as a
+    hang: stacks are dumped, everything is killed. Ctrl-C (KeyboardInterrupt) ends it as interrupted. No process of the
+    launch outlives this call; if this process is killed, the kernel kills torchrun and its ranks.
+    """
+    log_path = Path(job.directory) / "torchrun.log"
+    now = time.monotonic()
+    ranks = [_Rank(events_path(job.directory, rank), now, here=not hosts.elsewhere) for rank in range(job.ranks)]
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with log_path.open("wb") as log, held():
+            process = subprocess.Popen(
+                _command(job, hosts),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_environment(job, identity, hosts),
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others
+                preexec_fn=die_with_parent,
+            )
+        hung = _watch(process, ranks, job, on_event)
+        faulty, message = _who_hangs(ranks) if hung else ([], "")
+        stacks, collectives = _asked(ranks, job) if hung else ("", Diagnosis([], []))
+    except KeyboardInterrupt:
+        return _outcome(Status.INTERRUPTED, "interrupted by the user", [], ranks, log_path)
+    finally:
+        if process is not None:
+            end_all(process, identity, [rank.pid for rank in ranks if rank.pid is not None])
+    if hung:
+        if not faulty and collectives.missing:
+            faulty, message = collectives.missing, f"{collectives.why}; {message}"
+        return _outcome(Status.HANG, message, faulty, ranks, log_path, stacks)
+    _drain(ranks, on_event)
+    if process.returncode == 0 and all(rank.finished for rank in ranks):
+        return _outcome(Status.OK, "", [], ranks, log_path)
+    return _failure(ranks, log_path, process.returncode)
+
+
+def _command(job: AnyJob, hosts: Hosts) -> list[str]:
+    kind = ["--calibrate"] if isinstance(job, CalibrationJob) else ["--probe"] if isinstance(job, ProbeJob) else []
+    path = f"{job.directory}/job.json"
+    if hosts.names:
+        return [sys.executable, "-m", "suite.launch.multi_host", hosts.way.value, *kind, path, *hosts.names]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={job.ranks}",
+        "--max-restarts=0",
+        f"--monitor-interval={POLL_SECONDS}",
+        f"--log-dir={job.directory}/torchrun",
+        "-m",
+        "suite.execute",
+        *kind,
+        path,
+    ]
+
+
+def _environment(job: AnyJob, identity: str, hosts: Hosts) -> dict[str, str]:
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    # ranks of one host meet on the loopback, also where the host's own name does not resolve
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" and not hosts.elsewhere else {}
+    # what each rank of a hang waits in; nccl of PyTorch 2.11 records nothing unless told to, and with an empty value
+    # gloo of 2.13 never gets past its constructor
+    recorder = {"TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE") or "2000"}
+    return (
+        loopback
+        | malloc.settings()
+        | os.environ
+        | recorder
+        | {
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "OMP_NUM_THREADS": str(job.threads),
+            "PYTHONUNBUFFERED": "1",
+            LAUNCH_VARIABLE: identity,
+        }
+    )
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    ranks: list[_Rank],
+    job: AnyJob,
+    on_event: Callable[[int, Event], None],
+) -> bool:
+    """Wait for the end of the launch; True where it hangs."""
+    compiled = isinstance(job, Job) and job.compiled
+    finished_since: float | None = None
+    while process.poll() is None:
+        check_interrupted()
+        _drain(ranks, on_event)
+        now = time.monotonic()
+        if all(rank.finished for rank in ranks):
+            finished_since = finished_since or now
+            if now - finished_since > EXIT_SECONDS:
+                return True
+        elif any(not r.finished and now - r.last_progress > r.patience_seconds(compiled) for r in ranks):
+            return True
+        time.sleep(POLL_SECONDS)
+    return False
+
+
+def _drain(ranks: list[_Rank], on_event: Callable[[int, Event], None]) -> None:
+    now = time.monotonic()
+    for number, rank in enumerate(ranks):
+        for event in rank.new_events(now):
+            on_event(number, event)
+
+
+def _who_hangs(ranks: list[_Rank]) -> tuple[list[int], str]:
+    """The ranks that hold the others up: stopped ones; otherwise those that got least far; with a sentence."""
+    stopped = [number for number, rank in enumerate(ranks) if is_stopped(rank.pid)]
+    places = ", ".join(f"rank {number}: {rank.place}" for number, rank in enumerate(ranks))
+    if stopped:
+        return stopped, f"{_named(stopped)} stopped (process state T); {places}"
+    fewest = min(len(rank.events) for rank in ranks)
+    behind = [number for number, rank in enumerate(ranks) if len(rank.events) == fewest]
+    if len(behind) == len(ranks):
+        return [], f"no rank made progress and none is behind the others; {places}"
+    return behind, f"{_named(behind)} behind the others; {places}"
+
+
+def _named(ranks: list[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks)}"
+
+
+def _asked(ranks: list[_Rank], job: AnyJob) -> tuple[str, Diagnosis]:
+    """Python stacks and collectives of all ranks that can still answer, and what the collectives say."""
+    asked = []
+    for number, rank in enumerate(ranks):
+        if rank.pid is not None and not is_stopped(rank.pid):
+            try:
+                os.kill(rank.pid, signal.SIGUSR1)
+            except ProcessLookupError:
+                continue
+            asked.append(Path(recording_path(job.directory, number)))
+    until = time.monotonic() + ANSWER_SECONDS
+    time.sleep(0.5)
+    while time.monotonic() < until and not all(path.exists() for path in asked):
+        time.sleep(POLL_SECONDS)
+    texts = []
+    recordings: dict[int, Recording] = {}
+    for number in range(len(ranks)):
+        path = Path(stacks_path(job.directory, number))
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        texts.append(f"rank {number}:\n{text or 'no answer'}")
+        recording = Path(recording_path(job.directory, number))
+        if recording.exists() and (entries := decoded(recording.read_bytes())):
+            recordings[number] = entries
+    diagnosis = diagnosed(recordings, ranks=len(ranks))
+    lines = ["collectives:", *diagnosis.lines] if diagnosis.lines else []
+    return "\n".join([*lines, *texts]), diagnosis
+
+
+_TORCHRUN_FAILURE = re.compile(r"rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-?\d+)")
+
+
+def _failure(ranks: list[_Rank], log_path: Path, returncode: int) -> Outcome:
+    """Why a launch failed, from the ranks' own words, torchrun's exit codes, and silence."""
+    words = {n: e for n, rank in enumerate(ranks) for e in rank.events if isinstance(e, Failed)}
+    log = log_path.read_text(encoding="utf-8", errors="replace")
+    codes = {int(rank): int(code) for rank, code in _TORCHRUN_FAILURE.findall(log)}
+    signalled = [n for n, code in codes.items() if code < 0 and code != -signal.SIGTERM and n not in words]
+    own = [n for n, failed in words.items() if failed.at_fault]
+    if signalled:
+        name = signal.Signals(-codes[signalled[0]]).name
+        return _outcome(Status.CRASHED, f"{_named(signalled)} killed by {name}", signalled, ranks, log_path)
+    if own:
+        first = words[min(own, key=lambda n: words[n].time)]
+        return _outcome(first.status, f"{_named(own)}: {first.message}", own, ranks, log_path)
+    silent = [n for n, rank in enumerate(ranks) if n not in words and not rank.finished]
+    if silent and len(silent) < len(ranks):
+        return _outcome(Status.CRASHED, f"{_named(silent)} ended without a word", silent, ranks, log_path)
+    faulty = sorted(codes) or sorted(words)
+    message = words[faulty[0]].message if faulty and faulty[0] in words else _last_line(log)
+    return _outcome(Status.CRASHED, f"torchrun ended with code {returncode}: {message}", faulty, ranks, log_path)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip(" =-")]
+    return lines[-1][:300] if lines else "no output"
+
+
+def _outcome(
+    status: Status, message: str, faulty: list[int], ranks: list[_Rank], log_path: Path, stacks: str = ""
+) -> Outcome:
+    log = "" if status is Status.OK else log_path.read_text(encoding="utf-8", errors="replace")[-8000:]
+    return Outcome(
+        status=status,
+        message=message,
+        ranks_at_fault=faulty,
+        events=[rank.events for rank in ranks],
+        log_tail="\n".join(part for part in (log, stacks) if part),
+    )

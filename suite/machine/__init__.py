@@ -1,0 +1,1 @@
+"""Facts and measured profile of a machine: data, no torch."""

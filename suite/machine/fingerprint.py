@@ -1,0 +1,131 @@
+"""What identifies a machine and its software: the facts that a record or a profile holds for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+import tomllib
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from suite.machine import malloc
+from suite.paths import ROOT
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a profile holds for: another node, device, hardware or software makes it stale."""
+
+    node: str
+    device: str
+    hardware: dict[str, str]
+    software: dict[str, str]
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits of device, hardware and software."""
+        return digest({"device": self.device, "hardware": self.hardware, "software": self.software})
+
+
+def checksum(content: Any) -> str:
+    """SHA-256 of `content` as JSON with sorted keys, in hexadecimal digits."""
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+
+
+_DISTRIBUTIONS = ("torch", "triton", "numpy", "tokenizers", "msgspec")
+
+
+def digest(facts: Any) -> str:
+    """The first 16 digits of the checksum."""
+    return checksum(facts)[:16]
+
+
+@cache
+def node_identity() -> str:
+    """A hash of this machine's id and host name: 8 hex digits."""
+    machine = ""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            machine = Path(path).read_text(encoding="ascii").strip()
+            break
+        except OSError:
+            continue
+    return hashlib.sha256(f"{machine} {socket.gethostname()}".encode()).hexdigest()[:8]
+
+
+def _field(path: str, name: str) -> str:
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
+
+
+def cpu_named(path: str = "/proc/cpuinfo") -> str:
+    """The processor's name, and its generation: a virtual machine may call one of 2021 and one of 2023 "AMD EPYC"."""
+    name = _field(path, "model name")
+    family, model = _field(path, "cpu family"), _field(path, "model\t")
+    return name if "unknown" in (family, model) else f"{name} (family {family}, model {model})"
+
+
+def hardware() -> dict[str, str]:
+    """Processor, cores that this process may use, and memory, as texts."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": cpu_named(),
+        "cpu_flags": digest(_field("/proc/cpuinfo", "flags")),
+        "cores": str(cores),
+        "memory": _field("/proc/meminfo", "MemTotal"),
+        "gpus": ", ".join(_gpu_models()) or "none",
+    }
+
+
+def _gpu_models() -> list[str]:
+    return sorted(_field(str(path), "Model") for path in Path("/proc/driver/nvidia/gpus").glob("*/information"))
+
+
+def software() -> dict[str, str]:
+    """Versions of this suite, Python, the system, the driver and the packages that decide results, as texts; and how
+    ranks get memory on their host."""
+    facts = {
+        "suite": suite_version(),
+        "driver": _field("/proc/driver/nvidia/version", "NVRM version"),
+        "allocator": malloc.described(),
+    } | {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    for name in _DISTRIBUTIONS:
+        try:
+            facts[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            facts[name] = "not installed"
+    return facts
+
+
+def fingerprint(device: str) -> Fingerprint:
+    """What a machine profile for "cpu" or "cuda" that is measured here and now holds for.
+
+    The suite's own version is no part of it: a profile is of the machine and of PyTorch. Memory is in GiB: what the
+    kernel keeps of it for itself differs from boot to boot.
+    """
+    versions = {name: version for name, version in software().items() if name != "suite"}
+    facts = hardware()
+    size, _, unit = facts["memory"].partition(" ")
+    if unit == "kB":
+        facts["memory"] = f"{round(int(size) / 2**20)} GiB"
+    return Fingerprint(node=node_identity(), device=device, hardware=facts, software=versions)
+
+
+def suite_version() -> str:
+    """Version and commit of this suite, with "modified" where the checkout differs from the commit."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    try:
+        git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=, modified", "--exclude=*"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = "no checkout"
+    return f"{version} ({commit})"

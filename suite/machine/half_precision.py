@@ -1,0 +1,64 @@
+"""How this machine's CPU computes 16-bit matrix products, told without importing torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_runs.run import Precision
+from reference_runs.this_cpu import CPUINFO
+
+WORK_DTYPES = {
+    Precision.FP32: "fp32",
+    Precision.BF16: "bf16",
+    Precision.FP16: "fp16",
+    Precision.FP16_GRADIENT_COPY: "fp16",
+    Precision.FP16_NO_MASTER: "fp16",
+}
+
+_BF16 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
+_FP16 = _BF16 | {"avx512_fp16"}
+_BOTH = frozenset({"avx_ne_convert", "avx_vnni_int8"})  # AVX2 with them converts both
+
+
+def kernels_for(precision: Precision, device: str) -> Kernels:
+    """Which kernels the ranks use on this machine, for "cpu" or "cuda"."""
+    return Kernels(
+        cuda=device == "cuda",
+        products_through_fp32=device == "cpu" and not has_half_instructions(precision, _cpu_flags()),
+    )
+
+
+def has_half_instructions(precision: Precision, flags: frozenset[str]) -> bool:
+    """Whether PyTorch's products in `precision` use instructions for it on an x86 CPU with these flags.
+
+    As suite.execute.precision asks torch. No flags are known of another CPU: it is taken to have them.
+    Source: ideep/utils.hpp, has_bf16_type_support and has_fp16_type_support (oneDNN's instruction sets avx512_core,
+    avx512_core_fp16 and avx2_vnni_2).
+    """
+    needed = _BF16 if precision is Precision.BF16 else _FP16
+    return precision is Precision.FP32 or not flags or needed <= flags or flags >= _BOTH
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
+
+
+def dtype_of(precision: Precision) -> str:
+    """The dtype of the matrix products of a recipe."""
+    return {Precision.FP32: "fp32", Precision.BF16: "bf16"}.get(precision, "fp16")
+
+
+class Kernels(NamedTuple):
+    """Where operators differ in the memory they take.
+
+    Args:
+        cuda: kernels of a GPU, else those of a CPU.
+        products_through_fp32: 16-bit products on a CPU that has no instructions for them (see kernels/half_matmul.py).
+    """
+
+    cuda: bool = False
+    products_through_fp32: bool = False

@@ -1,0 +1,78 @@
+"""Processes of a launch: tied to their parent, marked, found again and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LAUNCH_VARIABLE = "SUITE_LAUNCH"  # marks every process of a launch, so that none is left behind
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: no lock may be taken after a fork
+_GONE_WITHIN_SECONDS = 10.0
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, also one that is stopped; Linux only."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """NAME=value entries of the process's environment; empty where it is gone or not ours to read."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def marked_processes(identity: str) -> Iterator[int]:
+    """Processes of launch `identity`, found by the mark in their environment; Linux only."""
+    mark = f"{LAUNCH_VARIABLE}={identity}".encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        if mark in environment_of(int(path.name)):
+            yield int(path.name)
+
+
+def end_all(parent: subprocess.Popen[bytes], identity: str, pids: list[int]) -> None:
+    """Kill `parent` and every process of launch `identity`, stopped ones too, and wait until they are gone.
+
+    Args:
+        pids: processes known by number, for systems that show no environments.
+    """
+    if parent.poll() is None:
+        parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + _GONE_WITHIN_SECONDS
+    while time.monotonic() < deadline:
+        left = set(marked_processes(identity)) if sys.platform == "linux" else {pid for pid in pids if _lives(pid)}
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Whether the process is stopped (state T), for instance by SIGSTOP."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")

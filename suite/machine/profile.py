@@ -1,0 +1,281 @@
+"""What a machine can do, as measured: the profile, its file, and whether it still holds."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.machine.cpu_speed import Pace
+from suite.machine.fingerprint import Fingerprint, checksum
+from suite.machine.reference_step import TimedTrial
+from suite.machine.timing_tables import Line, Subject, Table
+from suite.machine.timings import Timing
+
+# 1: without what the host does for a step; 2: in warm caches; 3: caches not all overwritten, medians of rounds;
+# 4: all caches overwritten before operators, not half of them; 5: on CUDA without pageable copies, and with the host's
+# time in an operator's; 6: the pace without memory's; 7: calls counted as warm for which the kernel made memory;
+# 8: more of larger caches overwritten, no operand written again, later rounds with one call to warm up, no trial steps;
+# 9: sharded units of two fp32 weights, not of a block's twelve in mixed precision
+SCHEMA = "10.0"
+# Share of the processors in others' hands above which a machine was busy. On 2 cores one other process, half of them,
+# made calls of 20 us with 2 threads take 10 ms, two slices of the scheduler (AMD EPYC, 2026-11-21)
+DISTURBED_SHARE = 0.1
+UNSEEN = "unseen"  # sizes between the grid's points, measured to know the interpolation's error
+REPEATED = "repeated"  # sizes of the grid once more, at the end: the noise below which no error can fall
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One point timed for itself, beside what the table that it was planned for says of it.
+
+    Args:
+        kind: unseen, between the table's points, or repeated, one of them.
+    """
+
+    kind: str
+    subject: Subject
+    sizes: tuple[float, ...]
+    predicted_seconds: float
+    timing: Timing
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_seconds / self.timing.seconds - 1
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machine went through while it was measured.
+
+    Args:
+        ranks: the most that measured at once.
+        threads: of a rank, by the number of ranks at once.
+        load_before, load_after: one-minute load averages; None where the system tells none.
+        steal_share: of the processors' time that the host gave to other guests; None likewise.
+        others_share: of the processors' time that processes outside the calibration used; None likewise.
+        facts: texts: governor, processor clock, library versions, how 16-bit products are computed.
+        gpus: samples over time of each GPU's clocks, power, temperature and reasons for throttling.
+        pace: of the processors, mean over ranks, by the number of ranks at once; empty on GPUs.
+    """
+
+    ranks: int
+    threads: dict[int, int]
+    seconds: float
+    load_before: float | None
+    load_after: float | None
+    steal_share: float | None
+    others_share: float | None
+    facts: dict[str, str]
+    gpus: list[dict[str, float | str]]
+    pace: dict[int, Pace] = {}
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one calibration measured.
+
+    Args:
+        trials: none on CUDA.
+    """
+
+    measured: float
+    fingerprint: Fingerprint
+    conditions: Conditions
+    tables: list[Table]
+    lines: list[Line]
+    checks: list[Check]
+    trials: list[TimedTrial]
+
+    def seconds(self, subject: Subject, *sizes: float) -> float:
+        """Seconds of `subject` at `sizes`, from the table or line that reaches nearest; sizes in the order of its axes.
+
+        Where that number of ranks was not measured, those of the next larger one that was.
+
+        Raises:
+            InputError: it was not measured, or only with fewer ranks.
+        """
+        best = self._nearest(subject)
+        lines = [line for line in self.lines if line.subject == best]
+        if lines:
+            (size,) = sizes
+            return lines[0].seconds(size)
+        tables = [table for table in self.tables if table.subject == best and len(table.axes) == len(sizes)]
+        if not tables:
+            raise InputError("the profile's table has other axes", got=f"{len(sizes)} sizes", where=str(subject))
+        return min(tables, key=lambda table: table.distance(sizes)).seconds(sizes)
+
+    def line(self, subject: Subject) -> Line:
+        """The line of `subject`, or that of the next larger number of ranks.
+
+        Raises:
+            InputError: it was not measured as a line.
+        """
+        best = self._nearest(subject)
+        for line in self.lines:
+            if line.subject == best:
+                return line
+        raise InputError("the profile has a table of it, not a line", where=str(subject))
+
+    def achievable_flop_per_second(self, dtype: str, *, ranks: int = 1) -> float:
+        """The most flop a second that one rank's products in `dtype` reached.
+
+        Of the large square products where they were timed, on CUDA in bf16; otherwise of all shapes and transpositions
+        of the miniatures.
+
+        Raises:
+            InputError: no product was measured so.
+        """
+        large = [
+            line
+            for line in self.lines
+            if (line.subject.operation, line.subject.dtype) == ("square_product", dtype) and line.subject.ranks >= ranks
+        ]
+        if large:
+            line = min(large, key=lambda line: line.subject.ranks)
+            return max(flop / timing.seconds for flop, timing in zip(line.sizes, line.timings, strict=True))
+        rates: list[float] = []
+        for variant in ("NN", "NT", "TN"):
+            best = self._nearest(Subject(operation="product", variant=variant, dtype=dtype, ranks=ranks))
+            for table in self.tables:
+                if table.subject == best:
+                    points = product(*(axis.points for axis in table.axes))
+                    rates += [2 * m * n * k / t.seconds for (m, n, k), t in zip(points, table.timings, strict=True)]
+        return max(rates)
+
+    def memory_bytes_per_second(self, operation: str = "triad", *, ranks: int = 1) -> float:
+        """Bytes a second that one rank's copy or triad moves, beyond every cache.
+
+        Raises:
+            InputError: it was not measured.
+        """
+        best = self._nearest(Subject(operation=operation, ranks=ranks))
+        (table,) = (table for table in self.tables if table.subject == best)
+        return table.axes[0].points[-1] / table.timings[-1].seconds
+
+    def pace(self, *, ranks: int) -> Pace | None:
+        """Of the processors while that many ranks measured at once, or the next larger number; None: not known."""
+        enough = [count for count in self.conditions.pace if count >= ranks]
+        return self.conditions.pace[min(enough)] if enough else None
+
+    def _nearest(self, subject: Subject) -> Subject:
+        measured = [table.subject for table in self.tables] + [line.subject for line in self.lines]
+        alike = {s.ranks for s in measured if msgspec.structs.replace(s, ranks=subject.ranks) == subject}
+        enough = [ranks for ranks in alike if ranks >= subject.ranks]
+        if not enough:
+            with_fewer = f", only with {', '.join(map(str, sorted(alike)))} ranks" if alike else ""
+            raise InputError(f"the profile has no measurement of {subject}{with_fewer}", allowed="calibrate again")
+        return msgspec.structs.replace(subject, ranks=min(enough))
+
+
+def encode(profile: Profile) -> bytes:
+    """The profile's file: schema version, checksum of the content, content."""
+    content = msgspec.to_builtins(profile, str_keys=True)
+    whole = {"schema": SCHEMA, "checksum": checksum(content), "profile": content}
+    return msgspec.json.encode(whole) + b"\n"
+
+
+def decode(data: bytes, where: str) -> Profile:
+    """The profile in a file's bytes.
+
+    Raises:
+        InputError: not JSON (truncated), a major schema version that this suite does not know, content that is not what
+            the checksum says, or fields missing.
+    """
+    try:
+        whole = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(f"damaged machine profile, truncated perhaps: {error}", where=where) from error
+    if not isinstance(whole, dict):
+        raise InputError("not a machine profile", got=type(whole).__name__, allowed="a JSON object", where=where)
+    schema = str(whole.get("schema", ""))
+    if schema.split(".")[0] != SCHEMA.split(".")[0]:
+        allowed = f"{SCHEMA.split('.')[0]}.x"
+        raise InputError("unknown schema version of a machine profile", got=repr(schema), allowed=allowed, where=where)
+    if whole.get("checksum") != checksum(whole.get("profile")):
+        raise InputError("the machine profile was changed after it was measured: its checksum differs", where=where)
+    try:
+        return msgspec.convert(whole["profile"], Profile, str_keys=True)
+    except msgspec.MsgspecError as error:
+        raise InputError(f"damaged machine profile: {error}", where=where) from error
+
+
+def read(path: Path) -> Profile:
+    """The profile in a file, of whatever machine.
+
+    Raises:
+        InputError: it cannot be read, or as `decode`.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the machine profile: {error.strerror}", where=str(path)) from error
+    return decode(data, str(path))
+
+
+def check_holds(profile: Profile, fingerprint: Fingerprint, where: str) -> None:
+    """Refuse a profile that was not measured on this node with this device, hardware and software.
+
+    Raises:
+        InputError: the first fact that differs.
+    """
+    if profile.fingerprint.node != fingerprint.node:
+        raise InputError(
+            "a machine profile of another machine", got=profile.fingerprint.node, allowed=fingerprint.node, where=where
+        )
+    theirs, ours = (
+        {"device": print_.device} | print_.hardware | print_.software for print_ in (profile.fingerprint, fingerprint)
+    )
+    for key in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(key) != ours.get(key):
+            raise InputError(
+                f"a stale machine profile: {key} has changed",
+                got=theirs.get(key, "nothing"),
+                allowed=ours.get(key, "nothing"),
+                where=where,
+            )
+
+
+def disturbed(profile: Profile) -> str | None:
+    """Why the times in a profile are not those of its machine alone; None where they are.
+
+    A tenth of the processors in others' hands makes all that computes on them take a ninth longer, and what waits for
+    several threads far longer. Of a GPU's work the host's processors time little.
+    """
+    others, guests = profile.conditions.others_share or 0.0, profile.conditions.steal_share or 0.0
+    if profile.fingerprint.device != "cpu" or others + guests <= DISTURBED_SHARE:
+        return None
+    return f"measured while other processes took {others:.0%} and other guests {guests:.0%} of the processors"
+
+
+def machines_directory(results: Path) -> Path:
+    """Where profiles lie below the results directory."""
+    return results / "machines"
+
+
+def current_profile(results: Path, fingerprint: Fingerprint, *, ranks: int = 1) -> tuple[Profile | None, str]:
+    """The newest profile below `results` that holds here and was measured with `ranks` at once or more; its path.
+
+    Where there is none: None, and in one line why.
+    """
+    refused: list[str] = []
+    valid: list[tuple[float, Profile, str]] = []
+    for path in sorted(machines_directory(results).glob("*.json")):
+        try:
+            profile = read(path)
+            check_holds(profile, fingerprint, str(path))
+        except InputError as error:
+            refused.append(str(error))
+            continue
+        if why := disturbed(profile):
+            refused.append(f"{path}: {why}")
+            continue
+        if profile.conditions.ranks < ranks:
+            refused.append(f"{path}: measured with {profile.conditions.ranks} ranks at once, {ranks} are needed")
+            continue
+        valid.append((profile.measured, profile, str(path)))
+    if valid:
+        _, profile, where = max(valid, key=lambda entry: entry[0])
+        return profile, where
+    line = f"no valid machine profile in {machines_directory(results)}: calibrate makes one"
+    return None, f"{line} ({'; '.join(refused)})" if refused else line

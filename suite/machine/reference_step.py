@@ -1,0 +1,114 @@
+"""A training step whose shapes no miniature has: what a calibration knows of steps, beside the parts of one."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.run import (
+    Activation,
+    Architecture,
+    LearningRateDecay,
+    Mask,
+    Norm,
+    Objective,
+    Optimizer,
+    Position,
+    Precision,
+    Recipe,
+    Residual,
+)
+from suite.machine.timings import Timing
+
+PRECISION = Precision.BF16
+SAMPLES = 2  # of a micro-batch
+MICRO_BATCHES = 2  # of a rank and step
+BUCKET_BYTES = 4_000_000  # as the miniatures have
+# Multiples of 32 throughout, as the miniatures' sizes: compiled steps of shapes that are not took 1.3 to 1.5 times what
+# their parts do, of these 1.2 (2 cores of an AMD EPYC, Zen 5, 2026-11-24)
+ARCHITECTURE = Architecture(
+    layers=3,
+    hidden=288,
+    heads=18,
+    head_dim=16,
+    kv_heads=18,
+    ffn_hidden=1152,
+    vocabulary=2048,
+    padded_vocabulary=2048,
+    sequence=96,
+    position=Position.LEARNED,
+    norm=Norm.PRE_LAYER_NORM,
+    norm_epsilon=1e-5,
+    embedding_norm=False,
+    activation=Activation.GELU_TANH,
+    residual=Residual.SEQUENTIAL,
+    mask=Mask.CAUSAL,
+    biases=True,
+    tied_embeddings=True,
+)
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What is trained, as a launch would.
+
+    Args:
+        threads: arithmetic threads of a rank, on "cpu".
+    """
+
+    architecture: Architecture
+    recipe: Recipe
+    layout: Layout
+    compiled: bool
+    threads: int
+
+    def __str__(self) -> str:
+        return f"trial step {'compiled' if self.compiled else 'eager'} {self.layout.ranks} ranks"
+
+
+class TimedTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial and the seconds of its step: the ranks' mean of the median over their steps.
+
+    Args:
+        parts_seconds: what the step takes by its parts, where the profile no longer has those that were timed with it.
+    """
+
+    trial: Trial
+    timing: Timing
+    parts_seconds: float | None = None
+
+
+def trial(ranks: int, *, compiled: bool, threads: int) -> Trial:
+    """A decoder like GPT-2's with dropout, in bf16, full recomputation and ZeRO-1 over the ranks."""
+    samples = ranks * SAMPLES * MICRO_BATCHES
+    recipe = Recipe(
+        objective=Objective.CAUSAL_LM,
+        global_batch=samples,
+        tokens=samples * ARCHITECTURE.sequence,
+        precision=PRECISION,
+        optimizer=Optimizer.ADAMW,
+        beta1=0.9,
+        beta2=0.95,
+        epsilon=1e-8,
+        weight_decay=0.1,
+        decay_of_vectors=False,
+        gradient_clip=1.0,
+        learning_rate=1e-4,
+        minimum_learning_rate=1e-5,
+        learning_rate_decay=LearningRateDecay.COSINE,
+        warmup=samples,
+        decay=1000 * samples,
+        init_std=0.02,
+        residual_init_scaled=True,
+        embedding_dropout=0.1,
+        hidden_dropout=0.1,
+        attention_dropout=0.1,
+    )
+    layout = Layout(
+        micro_batch=SAMPLES,
+        data_parallel=ranks,
+        accumulation=MICRO_BATCHES,
+        zero_stage=1,
+        recomputation=Recomputation.FULL,
+        bucket_bytes=BUCKET_BYTES,
+    )
+    return Trial(architecture=ARCHITECTURE, recipe=recipe, layout=layout, compiled=compiled, threads=threads)

@@ -1,0 +1,256 @@
+"""Seconds as they were measured: points on axes with interpolation between, and lines of latency plus bandwidth."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from suite.machine.timings import Timing, median
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What is timed: everything but its sizes.
+
+    Args:
+        operation: for instance "product"; docs/calibration.md lists all.
+        variant: of it: NN, NT or TN of a product, forward or backward of what autograd differentiates.
+        dtype: of the tensors: fp32, bf16 or fp16.
+        ranks: that do the same at once; of a collective those of its group.
+        compiled: by torch.compile; else eagerly.
+    """
+
+    operation: str
+    variant: str = ""
+    dtype: str = "fp32"
+    ranks: int = 1
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        words = (self.operation, self.variant, self.dtype, "compiled" if self.compiled else "", f"{self.ranks} ranks")
+        return " ".join(word for word in words if word)
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """One size that was varied.
+
+    Args:
+        points: increasing.
+        power: of this size with which seconds grow.
+    """
+
+    name: str
+    points: tuple[float, ...]
+    power: float = 1.0
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one subject on a grid of sizes.
+
+    Args:
+        timings: the last axis varies fastest.
+    """
+
+    subject: Subject
+    axes: tuple[Axis, ...]
+    timings: tuple[Timing, ...]
+
+    def seconds(self, sizes: Sequence[float]) -> float:
+        """Seconds at `sizes`, one an axis.
+
+        Multilinear in the sizes, each raised to its axis's power: exact at the points, between the corners' extremes
+        inside a cell, and exact everywhere for a fixed time plus products of different sizes: a product's c + M N K /
+        rate + (M K + K N + M N) / bandwidth, a rate that saturates as K / (K + k), or latency plus bandwidth. (In
+        logarithms such a law is convex: interpolated there, fp32 products of an AVX2 CPU came out 20 % too slow between
+        points a factor of 8 apart, 2026-11-21.) Below the first point of an axis it is that point's time, because a
+        call has a least time; beyond the last it grows with the axis's power.
+        """
+        factor = 1.0
+        corners: list[list[tuple[int, float]]] = []
+        for axis, size in zip(self.axes, sizes, strict=True):
+            if size > axis.points[-1]:
+                factor *= (size / axis.points[-1]) ** axis.power
+            corners.append(_corners(axis, size))
+        seconds = 0.0
+        for corner in product(*corners):
+            place, weight = 0, 1.0
+            for axis, (index, share) in zip(self.axes, corner, strict=True):
+                place = place * len(axis.points) + index
+                weight *= share
+            seconds += weight * self.timings[place].seconds
+        return factor * seconds
+
+    def distance(self, sizes: Sequence[float]) -> float:
+        """How far `sizes` lie outside the grid, as a sum of logarithms; 0 inside."""
+        return sum(
+            max(0.0, math.log(axis.points[0] / size), math.log(size / axis.points[-1]))
+            for axis, size in zip(self.axes, sizes, strict=True)
+        )
+
+
+def _corners(axis: Axis, size: float) -> list[tuple[int, float]]:
+    """Indices of the axis's points around `size` and their weights."""
+    points = axis.points
+    if size <= points[0]:
+        return [(0, 1.0)]
+    if size >= points[-1]:
+        return [(len(points) - 1, 1.0)]
+    first = bisect_right(points, size) - 1
+    low, high = points[first] ** axis.power, points[first + 1] ** axis.power
+    share = (size**axis.power - low) / (high - low)
+    return [(first, 1 - share), (first + 1, share)] if share else [(first, 1.0)]
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one subject over one size, and the straight line through them.
+
+    Args:
+        unit: of the size: byte, tensor or call.
+        fixed_seconds: of the line: the latency.
+        seconds_per_unit: of the line: one over the bandwidth.
+        residual: median over the points of |line / measured - 1|; `worst` its maximum.
+    """
+
+    subject: Subject
+    unit: str
+    sizes: tuple[float, ...]
+    timings: tuple[Timing, ...]
+    fixed_seconds: float
+    seconds_per_unit: float
+    residual: float
+    worst: float
+
+    @property
+    def units_per_second(self) -> float:
+        """The line's bandwidth; infinite where no size took longer than another."""
+        return 1 / self.seconds_per_unit if self.seconds_per_unit else math.inf
+
+    def fitted_seconds(self, size: float) -> float:
+        """Seconds on the straight line."""
+        return self.fixed_seconds + self.seconds_per_unit * size
+
+    def seconds(self, size: float) -> float:
+        """Seconds as measured, linear between neighbouring points (see `Table.seconds`)."""
+        return Table(subject=self.subject, axes=(Axis("size", self.sizes),), timings=self.timings).seconds([size])
+
+
+def scaled(line: Line, factor: float) -> Line:
+    """A line of which everything takes `factor` times as long."""
+    timings = tuple(
+        Timing(
+            factor * one.seconds,
+            factor * one.median,
+            factor * one.low,
+            factor * one.high,
+            one.repetitions,
+            one.warm_up,
+        )
+        for one in line.timings
+    )
+    return msgspec.structs.replace(
+        line,
+        timings=timings,
+        fixed_seconds=factor * line.fixed_seconds,
+        seconds_per_unit=factor * line.seconds_per_unit,
+    )
+
+
+class Measured(Protocol):
+    """What a machine profile answers."""
+
+    def seconds(self, subject: Subject, *sizes: float) -> float:
+        """Seconds of one call."""
+
+    def line(self, subject: Subject) -> Line:
+        """Latency and bandwidth."""
+
+
+class EngineSeconds(NamedTuple):
+    """What the host does in a backward pass beside its operators: a start of autograd's engine, and each node."""
+
+    start: float
+    node: float
+
+
+def engine_seconds(measured: Measured, *, ranks: int) -> EngineSeconds:
+    """Seconds of a start of autograd's engine and of a node, as the host's calls are timed.
+
+    Raises:
+        InputError: the backward pass of views was not measured as a line.
+    """
+    line = measured.line(Subject(operation="view", variant="backward", ranks=ranks))
+    return EngineSeconds(line.fixed_seconds, line.seconds_per_unit)
+
+
+def engine_seconds_of_operator(measured: Measured, *, ranks: int) -> float:
+    """Seconds of the start of the engine and the node that the timing of a backward operator has in it.
+
+    Raises:
+        InputError: they were not measured as a line.
+    """
+    line = measured.line(Subject(operation="engine", variant="backward", ranks=ranks))
+    return line.seconds(1)
+
+
+class StraightLine(NamedTuple):
+    """A fit: seconds = fixed + per_unit * size, and how far off it is."""
+
+    fixed: float
+    per_unit: float
+    residual: float
+    worst: float
+
+
+def straight_line(sizes: Sequence[float], seconds: Sequence[float]) -> StraightLine:
+    """The line through the largest size's point, with the least sum of squared relative errors at the others.
+
+    Sizes are distinct.
+
+    Through the largest, because of a bandwidth that is what is meant, and what larger ones are predicted by. A line
+    free in both parts follows the short ones, whose seconds vary most: on a link of 200 Mbyte/s messages of 256 bytes
+    to 200 kB took 0.7 to 4 ms whatever their size, and such lines had 146 to 239 Mbyte/s where 17 Mbyte took place at
+    159 to 173 (AMD EPYC, 2026-11-23).
+
+    With X and Y of the largest point, u = 1 - x / X, v = Y x / X:
+        fixed    = (sum of u (y - v) / y^2) / (sum of u^2 / y^2)
+        per_unit = (Y - fixed) / X
+    A fixed part that comes out negative is 0. Where the fixed part comes out as Y or more, to rounding, the largest
+    takes no longer than the others: `per_unit` is 0, and the fixed part is fitted to all points.
+
+    Raises:
+        ValueError: fewer than two sizes.
+    """
+    if len(set(sizes)) < 2:
+        raise ValueError(f"a line needs two sizes, got {list(sizes)}")
+    points = list(zip(sizes, seconds, strict=True))
+    largest, longest = max(points)
+    shares = [(1 - x / largest, longest * x / largest, y) for x, y in points]
+    fixed = sum(u * (y - v) / y**2 for u, v, y in shares) / sum((u / y) ** 2 for u, _, y in shares)
+    if fixed < longest * (1 - 1e-12):
+        fixed = max(0.0, fixed)
+        per_unit = (longest - fixed) / largest
+    else:
+        fixed, per_unit = sum(1 / y for y in seconds) / sum(1 / y**2 for y in seconds), 0.0
+    errors = [abs((fixed + per_unit * x) / y - 1) for x, y in points]
+    return StraightLine(fixed, per_unit, median(errors), max(errors))
+
+
+def fitted(subject: Subject, unit: str, sizes: Sequence[float], timings: Sequence[Timing]) -> Line:
+    """The measured points with their straight line."""
+    fit = straight_line(sizes, [timing.seconds for timing in timings])
+    return Line(
+        subject=subject,
+        unit=unit,
+        sizes=tuple(sizes),
+        timings=tuple(timings),
+        fixed_seconds=fit.fixed,
+        seconds_per_unit=fit.per_unit,
+        residual=fit.residual,
+        worst=fit.worst,
+    )

@@ -1,0 +1,1 @@
+"""Names and units of figures, comparison of two sets, statistics of launches."""

@@ -1,0 +1,29 @@
+"""Where files lie: the checkout and the user's cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from reference_runs.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent  # of the checkout
+
+
+def cache_directory() -> Path:
+    """Where tokenised corpora are kept: llm-reference-runs in XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        InputError: it cannot be created.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-reference-runs"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot create the cache directory: {error.strerror}",
+            got=str(root),
+            allowed="a writable directory in XDG_CACHE_HOME",
+            where="corpus",
+        ) from error
+    return root

@@ -1,0 +1,1 @@
+"""The papers' formulas: parameters, flop, memory, traffic, time."""

@@ -1,0 +1,340 @@
+"""Activations that one rank keeps for the backward pass: by kind, by recomputation, and by the known approximations.
+
+Symbols: s sequence, b samples of a micro-batch, h hidden, f feed-forward width, a heads, k key-value heads of size d,
+V stored vocabulary rows, L layers, t, c, p ranks of tensor, context and pipeline parallelism, v virtual stages,
+T = s b / c tokens of a rank, e bytes of an element (2 in 16 bit, 4 in fp32), u = t with sequence parallelism, else 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.run import Activation, Architecture, Precision, Recipe, Residual
+from suite.predict.analytic.elementwise import ceil_division, smaller
+from suite.predict.analytic.parameters import stage_layers
+from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
+
+LOGIT_BYTES = 4  # the loss is computed in fp32
+ELEMENT_BYTES = {precision: 4 if precision is Precision.FP32 else 2 for precision in Precision}
+
+
+class MicroBatchBytes(NamedTuple):
+    """Bytes of one micro-batch on one rank, for any pipeline stage of a layout.
+
+    Args:
+        layer: everything that one layer keeps where nothing is recomputed.
+        unit: what recomputation keeps for each unit: a layer (none, selective), a group of layers (full), or a
+            virtual stage (from input).
+        again: what one layer computes again.
+        shared: of a unit's input, what the first layer computed again keeps in place, not as a copy.
+        embedding: in front of the layers, on the first stage.
+        head: behind the layers, on the last stage, without the logits.
+        logits: on the last stage.
+    """
+
+    layer: int
+    unit: int
+    again: int
+    shared: int
+    embedding: int
+    head: int
+    logits: int
+
+
+def score_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+    """Bytes that one layer keeps of the attention scores and of what follows from them up to the context, by kind.
+
+    softmax output              e a s T / t
+    attention dropout mask      a s T / t     with attention dropout only
+    attention dropout output    e a s T / t   with attention dropout only; without, the context's input is the softmax
+    log-sum-exp                 4 a T / t     fused attention, in place of all the others
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1: 5 a s^2 b in 16 bit; Dao et al. 2022, arXiv
+    2205.14135, algorithm 2 (its log-sum-exp L; the random state replaces the dropout mask).
+    """
+    rows = architecture.heads * layout.micro_batch * architecture.sequence
+    rows = rows // (layout.tensor_parallel * layout.context_parallel)
+    if layout.fused_attention:
+        return {"log-sum-exp": LOGIT_BYTES * rows}
+    scores, element = rows * architecture.sequence, ELEMENT_BYTES[recipe.precision]
+    if recipe.attention_dropout == 0:
+        return {"softmax output": element * scores}
+    return {
+        "softmax output": element * scores,
+        "attention dropout mask": scores,
+        "attention dropout output": element * scores,
+    }
+
+
+def layer_activation_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+    """Bytes that one layer keeps for the backward pass of one micro-batch on one rank, by kind, nothing recomputed.
+
+        norm inputs          2 e T h / u   (one of them where both norms read the same input: parallel residual)
+        attention input      e T h / u
+        query                e T h / t
+        key, value           e T k d / t each
+        scores               see `score_bytes`
+        attention context    e T h / t     the projection's input
+        dropout masks        2 T h / u     with hidden dropout only: behind projection and contraction
+        feed-forward input   e T h / u
+        activation input     e T f / t     GELU; 2 e T f / t gated: both halves of the expansion; none for ReLU, whose
+                                           backward pass reads its output
+        activated half       e T f / t     gated only; a fused kernel computes it again and saves these bytes
+        contraction input    e T f / t     the output of the activation, or the product of the halves
+
+    In 16 bit with dropout, f = 4 h, k d = h: s b h (34 + 5 a s / h), and (10 + 24 / t + 5 a s / h t) with tensor,
+    (34 / t + 5 a s / h t) with sequence parallelism.
+    Norm statistics (8 T bytes a LayerNorm) and masks that all layers share are left out. Deep-norm keeps as much: its
+    norms read the two sums, and the layer's input is the attention's. ALiBi adds a constant to the scores and rotary
+    positions replace query and key by their rotation, by tables that all layers share: neither is kept a layer.
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, sections 4.1 and 4.2, equations 1 to 4; Shazeer 2020, arXiv
+    2002.05202 (gated forms). Context parallelism splits the sequence: Megatron-LM, --context-parallel-size.
+    """
+    element, t = ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    everywhere = tokens * architecture.hidden
+    if layout.sequence_parallel:
+        everywhere = everywhere // t
+    stream = element * everywhere
+    hidden = element * tokens * architecture.hidden // t
+    key = element * tokens * architecture.kv_heads * architecture.head_dim // t
+    wide = element * tokens * architecture.ffn_hidden // t
+    kinds = {
+        "norm inputs": stream if architecture.residual is Residual.PARALLEL else 2 * stream,
+        "attention input": stream,
+        "query": hidden,
+        "key": key,
+        "value": key,
+        "attention context": hidden,
+        "feed-forward input": stream,
+        "contraction input": wide,
+    }
+    if recipe.hidden_dropout > 0:
+        kinds["dropout masks"] = 2 * everywhere
+    if architecture.activation.gated:
+        kinds["activation input"] = 2 * wide
+        kinds["activated half"] = wide
+    elif architecture.activation is not Activation.RELU:
+        kinds["activation input"] = wide
+    return kinds | score_bytes(architecture, recipe, layout)
+
+
+def embedding_activation_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+    """Bytes that the first stage keeps in front of its layers for one micro-batch, by kind.
+
+    embedding norm input      e T h / u, where there is such a norm
+    embedding dropout mask    T h / u, with embedding dropout
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.3 (without the token indices, 8 T).
+    """
+    everywhere = layout.micro_batch * architecture.sequence // layout.context_parallel * architecture.hidden
+    if layout.sequence_parallel:
+        everywhere = everywhere // layout.tensor_parallel
+    kinds = {}
+    if architecture.embedding_norm:
+        kinds["embedding norm input"] = ELEMENT_BYTES[recipe.precision] * everywhere
+    if recipe.embedding_dropout > 0:
+        kinds["embedding dropout mask"] = everywhere
+    return kinds
+
+
+def head_activation_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+    """Bytes that the last stage keeps behind its layers for one micro-batch, by kind.
+
+    final norm input    e T h / u
+    head input          e T h / u
+    logits              4 T V / t, in fp32
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.3: 4 s b h / t (1 + V / h) in all.
+    A loss that is not fused holds more for a moment: its 16-bit logits and, in the backward pass, their gradient.
+    """
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    stream = tokens * architecture.hidden
+    if layout.sequence_parallel:
+        stream = stream // layout.tensor_parallel
+    stream = ELEMENT_BYTES[recipe.precision] * stream
+    logits = LOGIT_BYTES * tokens * architecture.padded_vocabulary // layout.tensor_parallel
+    return {"final norm input": stream, "head input": stream, "logits": logits}
+
+
+def checkpoint_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+    """Bytes of the input that is kept for one unit of full recomputation and one micro-batch.
+
+    e T h, over t with sequence parallelism or partitioned checkpoints.
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, section 5 (2 s b h L in all with groups of one layer);
+    Rajbhandari et al. 2020, arXiv 1910.02054, section 6.1 (partitioned checkpoints).
+    """
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    whole = ELEMENT_BYTES[recipe.precision] * tokens * architecture.hidden
+    return whole // layout.tensor_parallel if layout.sequence_parallel or layout.partitioned_checkpoints else whole
+
+
+def inputs_stay_in_place(layout: Layout) -> bool:
+    """Whether a layer that is computed again reads its kept input as it lies, or gathers it from partitions."""
+    if layout.sequence_parallel or not layout.partitioned_checkpoints:
+        return True
+    return layout.tensor_parallel == 1
+
+
+def micro_batch_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> MicroBatchBytes:
+    """Bytes of one micro-batch on one rank that hold for every pipeline stage: what stages are put together from.
+
+    A unit's input is the first tensor that its first layer keeps, so it takes no second place when that layer is
+    computed again and reads it as it lies (see `inputs_stay_in_place`).
+    """
+    layer = sum(layer_activation_bytes(architecture, recipe, layout).values())
+    behind = head_activation_bytes(architecture, recipe, layout)
+    logits = behind["logits"]
+    unit, again, shared = layer, 0, 0
+    if layout.recomputation is Recomputation.SELECTIVE:
+        again = sum(score_bytes(architecture, recipe, layout).values())
+        unit = layer - again
+    elif layout.recomputation is not Recomputation.NONE:
+        unit, again = checkpoint_bytes(architecture, recipe, layout), layer
+        shared = unit * inputs_stay_in_place(layout)
+    embedding = sum(embedding_activation_bytes(architecture, recipe, layout).values())
+    return MicroBatchBytes(layer, unit, again, shared, embedding, sum(behind.values()) - logits, logits)
+
+
+def kept_units(layout: Layout, *, layers: int) -> int:
+    """Units (see `MicroBatchBytes`) that `layers` layers of one stage keep for one micro-batch.
+
+    none, selective    l: each layer
+    full               v ceil(l / v g): each group of g layers of each virtual stage
+    from input         v: each virtual stage
+    """
+    if layout.recomputation is Recomputation.FULL:
+        virtual = layout.virtual_stages
+        return virtual * ceil_division(layers, virtual * layout.checkpoint_layers)
+    return layout.virtual_stages * (layers > 0) if layout.recomputation is Recomputation.FROM_INPUT else layers
+
+
+def recomputed_bytes(unit: MicroBatchBytes, layout: Layout, *, layers: int) -> int:
+    """Bytes that the backward pass through `layers` layers of one stage computes again and holds at a time.
+
+    none          0
+    selective     one layer's scores
+    full          everything of one group of layers, less its input where that is kept in place
+    from input    everything of one layer (less its input where each virtual stage has this layer alone)
+    """
+    if layout.recomputation is Recomputation.NONE:
+        return 0 * layers
+    if layout.recomputation is Recomputation.FULL:
+        return unit.again * smaller(layers, layout.checkpoint_layers) - unit.shared * (layers > 0)
+    if layout.recomputation is Recomputation.FROM_INPUT:
+        return unit.again * (layers > 0) - unit.shared * (layers == layout.virtual_stages)
+    return unit.again * (layers > 0)
+
+
+def activation_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int) -> int:
+    """Bytes that a rank of pipeline stage `stage` (from 0) keeps for the backward pass of one micro-batch.
+
+    The layers' after recomputation (see `kept_units`), on the outer stages embedding and head, and the logits.
+    """
+    unit = micro_batch_bytes(architecture, recipe, layout)
+    layers = stage_layers(architecture, layout, stage=stage)
+    last = stage == layout.pipeline_stages - 1
+    return (
+        unit.unit * kept_units(layout, layers=layers) + (stage == 0) * unit.embedding + last * (unit.head + unit.logits)
+    )
+
+
+def approximate_activation_bytes(
+    *, sequence: int, micro_batch: int, hidden: int, layers: int, tensor_parallel: int = 1
+) -> float:
+    """Bytes of activations by s b h L (10 + 24 / t), the usual estimate with selective recomputation.
+
+        10        norm inputs 4, attention and feed-forward input 4, dropout masks 2: on every tensor-parallel rank
+        24 / t    query, key, value 6, context 2, activation's input and output 16: split
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, equation 2 without its 5 a s / h t.
+    Equals `layer_activation_bytes` less the scores where f = 4 h, k d = h, in 16 bit with dropout and without sequence
+    parallelism. For Llama-2-70B (gated, f = 3.5 h, k d = h / 8, no dropout) the exact 40.5 s b h L at t = 1 are 19 %
+    more; with a fused kernel for the gate 33.5 s b h L, 1.5 % less.
+    """
+    return sequence * micro_batch * hidden * layers * (10 + 24 / tensor_parallel)
+
+
+def forty_s_h_l_bytes(*, sequence: int, hidden: int, layers: int) -> int:
+    """Bytes of activations of one sequence by 40 s h L, a rule of thumb for fused attention without tensor parallelism.
+
+    Differs from the exact 34 s h L without scores by 6 / 34: 17.6 % too high; from 34 s h L + 5 a s^2 L, which an
+    unfused attention keeps, by far: for 13B at s = 4096 it is 194 s h L, almost five times as much.
+    """
+    return 40 * sequence * hidden * layers
+
+
+def activation_conventions(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, float]:
+    """Bytes of one micro-batch through all layers as one rank without pipeline would keep them, side by side.
+
+    exact                      `layer_activation_bytes` of all L layers
+    exact without scores       the same less `score_bytes`: selective recomputation
+    s b h L (10 + 24 / t)      `approximate_activation_bytes`
+    40 s h L                   `forty_s_h_l_bytes`, for each of the b sequences
+    """
+    layers = architecture.layers
+    kinds = layer_activation_bytes(architecture, recipe, layout)
+    scores = layers * sum(score_bytes(architecture, recipe, layout).values())
+    exact = layers * sum(kinds.values())
+    return {
+        "exact": exact,
+        "exact without scores": exact - scores,
+        "s b h L (10 + 24 / t)": approximate_activation_bytes(
+            sequence=architecture.sequence,
+            micro_batch=layout.micro_batch,
+            hidden=architecture.hidden,
+            layers=layers,
+            tensor_parallel=layout.tensor_parallel,
+        ),
+        "40 s h L": layout.micro_batch
+        * forty_s_h_l_bytes(sequence=architecture.sequence, hidden=architecture.hidden, layers=layers),
+    }
+
+
+def partitioned_bytes(*, partitions: float, layers: int, input_bytes: float = 1, layer_bytes: float = 1) -> float:
+    """Bytes of `layers` layers in d partitions of which only the inputs are kept: d i + (L / d) w.
+
+    d i          the inputs of d partitions, i bytes each
+    (L / d) w    one partition computed again, w bytes a layer
+
+    Source: Chen et al. 2016, arXiv 1604.06174, section 4.1.
+    """
+    return partitions * input_bytes + layers / partitions * layer_bytes
+
+
+def checkpoint_partitions(*, layers: int, input_bytes: float = 1, layer_bytes: float = 1) -> float:
+    """Partitions, a real number, at which `partitioned_bytes` are least: sqrt(L w / i), sqrt(L) where w = i.
+
+    Source: Chen et al. 2016, arXiv 1604.06174, section 4.1. With w / i = 17 (16 bit, dropout, no scores) and one
+    micro-batch in flight it is 4.1 sqrt(L): groups smaller than the classical sqrt(L) layers.
+    """
+    least: float = (layers * layer_bytes / input_bytes) ** 0.5
+    return least
+
+
+def best_checkpoint_layers(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
+) -> int:
+    """Layers a group with which full recomputation on `stage` needs the fewest bytes.
+
+    Least over g of m kept bytes and the bytes of one group computed again (see `kept_units`, `recomputed_bytes`), with
+    m micro-batches in flight; of equals the one nearest to the real-valued least of `checkpoint_partitions`.
+    """
+    full = msgspec.structs.replace(layout, recomputation=Recomputation.FULL)
+    unit = micro_batch_bytes(architecture, recipe, full)
+    layers = stage_layers(architecture, layout, stage=stage)
+    in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
+    each = ceil_division(layers, layout.virtual_stages)
+    real = checkpoint_partitions(layers=each, input_bytes=in_flight * unit.unit, layer_bytes=unit.layer)
+
+    def bytes_and_distance(group: int) -> tuple[float, float]:
+        grouped = msgspec.structs.replace(full, checkpoint_layers=group)
+        kept = in_flight * unit.unit * kept_units(grouped, layers=layers)
+        return kept + recomputed_bytes(unit, grouped, layers=layers), abs(each / group - real)
+
+    return min(range(1, each + 1), key=bytes_and_distance, default=1)

@@ -1,0 +1,137 @@
+"""PyTorch's caching allocator on CUDA: what it reserves for tensors that live at the same time.
+
+Constants from c10/cuda/CUDACachingAllocator.cpp (torch 2.x, `max_split_size` and `expandable_segments` unset).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from reference_runs.layout import Layout, Recomputation, Schedule
+from reference_runs.run import Architecture, Recipe, Residual
+from suite.predict.analytic.activations import (
+    checkpoint_bytes,
+    embedding_activation_bytes,
+    head_activation_bytes,
+    inputs_stay_in_place,
+    kept_units,
+    layer_activation_bytes,
+    score_bytes,
+)
+from suite.predict.analytic.elementwise import larger, smaller
+from suite.predict.analytic.memory import StageMemory
+from suite.predict.analytic.parameters import stage_layers
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
+
+MINIMUM_BLOCK = 512  # kMinBlockSize
+SMALL_REQUEST = 2**20  # kSmallSize
+SMALL_SEGMENT = 2 * 2**20  # kSmallBuffer
+LARGE_REQUEST = 10 * 2**20  # kMinLargeAlloc
+LARGE_SEGMENT = 20 * 2**20  # kLargeBuffer
+LARGE_ROUNDING = 2 * 2**20  # kRoundLarge
+
+
+def block_bytes(tensor_bytes: float) -> float:
+    """Bytes of the block that holds a tensor: rounded up to 512; an empty tensor holds none.
+
+    Source: CUDACachingAllocator.cpp, round_size. `torch.cuda.memory_allocated` sums these.
+    """
+    return -(-tensor_bytes // MINIMUM_BLOCK) * MINIMUM_BLOCK
+
+
+def reserved_bytes(tensors: Iterable[tuple[float, float]]) -> float:
+    """Bytes of the segments that hold `tensors`, given as (bytes of one, number of them), without fragmentation.
+
+        2 MiB ceil(S / 2 MiB)      S bytes of blocks up to 1 MiB
+        20 MiB ceil(M / 20 MiB)    M bytes of blocks below 10 MiB
+        segment by segment         blocks from 10 MiB on, each rounded up to 2 MiB
+
+    A lower bound for the tensors of each of the three sizes by themselves: blocks that do not divide a segment leave a
+    rest, and segments of tensors long freed stay reserved. Tensors from 10 MiB on may find room in a 20 MiB segment
+    that is there already, one in each; the formula gives them segments of their own.
+
+    Source: CUDACachingAllocator.cpp, get_allocation_size, should_split and get_pool.
+    """
+    small: float = 0
+    large: float = 0
+    own: float = 0
+    for size, count in tensors:
+        block = block_bytes(size)
+        total = count * block
+        is_small, is_own = (block <= SMALL_REQUEST) * 1, (block >= LARGE_REQUEST) * 1
+        small = small + is_small * total
+        own = own + is_own * count * (-(-block // LARGE_ROUNDING) * LARGE_ROUNDING)
+        large = large + (1 - is_small - is_own) * total
+    shared = -(-small // SMALL_SEGMENT) * SMALL_SEGMENT + -(-large // LARGE_SEGMENT) * LARGE_SEGMENT
+    return own + shared
+
+
+Tensors = list[tuple[float, float]]
+
+
+def _times(tensors: Tensors, number: float) -> Tensors:
+    return [(size, count * number) for size, count in tensors]
+
+
+def _layer_tensors(architecture: Architecture, recipe: Recipe, layout: Layout) -> tuple[Tensors, Tensors]:
+    """Activations of one layer as (bytes of one, number of them): all but the scores, and the scores."""
+    kinds = layer_activation_bytes(architecture, recipe, layout)
+    scores = score_bytes(architecture, recipe, layout)
+    pairs = {"dropout masks"} | ({"norm inputs"} if architecture.residual is not Residual.PARALLEL else set())
+    others = [(size // 2, 2) if kind in pairs else (size, 1) for kind, size in kinds.items() if kind not in scores]
+    return [*others], [(size, 1) for size in scores.values()]
+
+
+def _recomputation_tensors(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, layers: int
+) -> tuple[Tensors, Tensors]:
+    """What one unit of recomputation keeps, and what the backward pass computes again at a time.
+
+    An input that stays in place is taken off the latter by a negative number of tensors.
+    """
+    others, scores = _layer_tensors(architecture, recipe, layout)
+    some = (layers > 0) * 1
+    if layout.recomputation is Recomputation.NONE:
+        return others + scores, []
+    if layout.recomputation is Recomputation.SELECTIVE:
+        return others, _times(scores, some)
+    checkpoint = checkpoint_bytes(architecture, recipe, layout)
+    if layout.recomputation is Recomputation.FULL:
+        again = _times(others + scores, smaller(layers, layout.checkpoint_layers))
+        return [(checkpoint, 1)], [*again, (checkpoint, -some * inputs_stay_in_place(layout))]
+    alone = (layers == layout.virtual_stages) * some
+    return [(checkpoint, 1)], [*_times(others + scores, some), (checkpoint, -alone * inputs_stay_in_place(layout))]
+
+
+def reserved_peak_bytes(
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    memory: StageMemory,
+    *,
+    stage: int,
+    micro_batches: int,
+) -> float:
+    """Bytes that the allocator reserves on a rank of `stage` during a step: its `memory` laid into segments.
+
+    Weights, gradients, each part of the optimizer state and the buffers are one flat tensor each, as Megatron-LM,
+    DeepSpeed and ZeRO keep them; activations lie kind by kind and layer by layer. What is reserved is not given back,
+    so it is the most of the three instants. A lower bound: fragmentation, which comes on top, is not predicted.
+    """
+    layers = stage_layers(architecture, layout, stage=stage)
+    in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
+    unit, again = _recomputation_tensors(architecture, recipe, layout, layers=layers)
+    one = _times(unit, kept_units(layout, layers=layers))
+    embedding = embedding_activation_bytes(architecture, recipe, layout)
+    one += [(size, (stage == 0) * 1) for size in embedding.values()]
+    heads = (stage == layout.pipeline_stages - 1) * (micro_batches if layout.schedule is Schedule.GPIPE else 1)
+    head = [(size, heads) for size in head_activation_bytes(architecture, recipe, layout).values()]
+    waiting = _times(one, in_flight - 1) if layout.schedule in NO_FLUSH else []
+    constant = [(part, 1) for part in (*memory[2:5], memory.weights)]
+    state = [*constant, (memory.gradients, 1)]
+    buffers = (memory.buffers, 1)
+    forward = reserved_bytes(
+        [*constant, (memory.gradients, (micro_batches > 1) * 1), *_times(one, in_flight), *head, *again, buffers]
+    )
+    backward = reserved_bytes([*state, *waiting, *_times(unit, (layers > 0) * 1), *again, buffers])
+    return larger(larger(forward, backward), reserved_bytes([*state, *waiting, (memory.temporary, 1)]))

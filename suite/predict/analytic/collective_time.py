@@ -1,0 +1,98 @@
+"""Seconds of collectives: steps of a latency each, and bytes over the link that the slowest step crosses."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from suite.predict.analytic.elementwise import chosen, larger, log2, smaller
+from suite.predict.analytic.machine import Machine
+
+
+class Group(NamedTuple):
+    """Ranks that communicate, and what the slowest of their links can do for one of them, one way."""
+
+    ranks: int
+    bytes_per_second: float
+    latency_seconds: float
+
+
+def group(machine: Machine, *, ranks: int, ranks_in_node: int) -> Group:
+    """The group of `ranks`, of which `ranks_in_node` share a node, and the link that limits it.
+
+    Inside one node, the achievable bandwidth of an accelerator's links. Between nodes, with r of its ranks in a node of
+    a accelerators, a / r such groups leave the node over the same interfaces, one rank of each sending out at a time:
+        min(link, network r / a / (1 + c log2(n / r)))
+    where contention c slows a network down with every doubling of the group's nodes.
+
+    Source: derived here. One group over whole nodes (r = a) has all interfaces: NCCL runs a ring through each of them.
+    """
+    inside = ranks_in_node >= ranks
+    link = machine.achievable_link_bytes_per_second
+    shared = machine.achievable_network_bytes_per_second * ranks_in_node / machine.accelerators_per_node
+    shared = shared / (1 + machine.network_contention * log2(larger(ranks / ranks_in_node, 1.0)))
+    return Group(
+        ranks,
+        chosen(inside, link, smaller(link, shared)),
+        chosen(inside, machine.link_latency_seconds, machine.network_latency_seconds),
+    )
+
+
+def tree_depth(ranks: int) -> int:
+    """Levels below the root of a binary tree over up to 2^20 ranks: ceil(log2 n)."""
+    number: Any = ranks
+    if isinstance(number, int):
+        return (number - 1).bit_length()
+    return sum(ranks > below for below in _POWERS_OF_TWO)
+
+
+_POWERS_OF_TWO = tuple(2**level for level in range(20))
+
+
+def all_reduce_seconds(group: Group, *, payload_bytes: float, messages: float) -> float:
+    """Seconds in which n ranks add up `messages` messages of `payload_bytes` together: ring or tree, what is faster.
+
+    ring     2 (n - 1) m a + 2 (n - 1) / n S / B     m messages, a seconds of latency, B bytes a second
+    tree     2 log2(n) m a + 2 S / B                 reduce up and broadcast down, in a pipeline of chunks
+
+    Source: nccl-tests, doc/PERFORMANCE.md (ring); Sanders et al. 2009, Parallel Computing 35 (12) (two trees, each rank
+    an inner node of one). Rings win large messages by 1 / n of the bytes, trees small ones.
+    """
+    n = group.ranks
+    transfer = 2 * payload_bytes / group.bytes_per_second
+    latency = 2 * messages * group.latency_seconds
+    return smaller((n - 1) * latency + (n - 1) / n * transfer, tree_depth(n) * latency + transfer)
+
+
+def ring_pass_seconds(group: Group, *, payload_bytes: float, messages: float) -> float:
+    """Seconds of all-gathers (S: their output) or reduce-scatters (S: their input): (n - 1) m a + (n - 1) / n S / B.
+
+    With n ranks, m messages of S bytes together, a seconds of latency and B bytes a second. An all-to-all of S input
+    bytes sends as much and, pairwise, in as many steps.
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    steps = group.ranks - 1
+    return steps * messages * group.latency_seconds + steps / group.ranks * payload_bytes / group.bytes_per_second
+
+
+def send_seconds(group: Group, *, payload_bytes: float, messages: float) -> float:
+    """Seconds in which a rank sends `messages` messages of `payload_bytes` together to the next one: m a + S / B."""
+    return messages * group.latency_seconds + payload_bytes / group.bytes_per_second
+
+
+def collective_seconds(operation: str, group: Group, *, payload_bytes: float, messages: float) -> float:
+    """Seconds of `messages` collectives of this name; a group of one rank takes none.
+
+    Raises:
+        ValueError: an operation without a time here.
+    """
+    if operation == "all_reduce":
+        return all_reduce_seconds(group, payload_bytes=payload_bytes, messages=messages)
+    if operation in _RING_PASSES:
+        return ring_pass_seconds(group, payload_bytes=payload_bytes, messages=messages)
+    if operation == "send":
+        seconds = send_seconds(group, payload_bytes=payload_bytes, messages=messages)
+        return chosen(group.ranks > 1, seconds, 0.0)
+    raise ValueError(f"no time for {operation!r}; allowed: all_reduce, {', '.join(_RING_PASSES)}, send")
+
+
+_RING_PASSES = ("all_gather", "reduce_scatter", "all_to_all")

@@ -1,0 +1,306 @@
+"""Floating-point operations of one training step: by part, by recomputation, and under every named convention."""
+
+from __future__ import annotations
+
+from reference_runs.layout import Layout, Recomputation, StageAssignment
+from reference_runs.placement import chunk_layers
+from reference_runs.run import Architecture, FlopConvention, Norm
+from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.parameters import parameter_count
+
+MODEL_CONVENTION = "all matrix products, full attention square, head included, no recomputation"
+HARDWARE_CONVENTION = "as model_flop, and recomputation"
+
+
+def layer_forward_flop(architecture: Architecture, *, samples: int) -> dict[str, int]:
+    """Flop of matrix products in the forward pass of `samples` sequences through one layer, by part.
+
+    A product of M x K by K x N is 2 M N K flop. With T = samples * s tokens, k key-value heads of size d, g = 2 for a
+    gated activation and 1 otherwise:
+        query, key, value     2 T h (h + 2 k d)
+        attention scores      2 T s h   (the full square; a causal kernel may skip half, this one does not)
+        attention context     2 T s h
+        projection            2 T h^2
+        feed-forward          2 (g + 1) T h f
+    Element-wise operations, norms and softmax are not counted.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, appendix (the derivation of equation 3), with f = 4 h, k d = h.
+    """
+    h, f, s = architecture.hidden, architecture.ffn_hidden, architecture.sequence
+    tokens = samples * s
+    square = 2 * tokens * s * h
+    return {
+        "query, key, value": 2 * tokens * h * (h + 2 * architecture.kv_heads * architecture.head_dim),
+        "attention scores": square,
+        "attention context": square,
+        "projection": 2 * tokens * h * h,
+        "feed-forward": (6 if architecture.activation.gated else 4) * tokens * h * f,
+    }
+
+
+def head_forward_flop(architecture: Architecture, *, samples: int) -> int:
+    """Flop of the head in the forward pass of `samples` sequences: 2 T h V with V stored rows."""
+    return 2 * samples * architecture.sequence * architecture.hidden * architecture.padded_vocabulary
+
+
+def forward_flop(architecture: Architecture, *, samples: int) -> dict[str, int]:
+    """Flop of matrix products in the forward pass of `samples` sequences, by part: the layers' and the head's."""
+    layer = layer_forward_flop(architecture, samples=samples)
+    parts = {part: architecture.layers * flop for part, flop in layer.items()}
+    return parts | {"head": head_forward_flop(architecture, samples=samples)}
+
+
+def model_flop(architecture: Architecture, *, samples: int) -> int:
+    """Flop that one step on `samples` sequences needs: three times the forward pass.
+
+    The backward pass of a product is two products of the same size: by its input and by its weight. The input of the
+    first layer has a gradient too, because the embedding is trained.
+
+    Source: arXiv 2104.04473, equation 3 with 72 in place of 96: 72 B s L h^2 (1 + s / 6h + V / 12 L h).
+    Differs from 6 N T (N with a tied embedding) by the attention square, s / 6h of the layers' flop, less biases and
+    norms: 2.3 % more for BLOOM-176B.
+    """
+    layer = sum(layer_forward_flop(architecture, samples=samples).values())
+    return 3 * (architecture.layers * layer + head_forward_flop(architecture, samples=samples))
+
+
+def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: Recomputation, layers: int) -> int:
+    """Flop that recomputation adds to a step on `samples` sequences through `layers` layers of one stage.
+
+    none         0
+    selective    attention scores and context once more: 4 T s h a layer
+    full         the layers' forward products once more, whatever the size of the groups
+    from input   layer l restarts from the stage's input: l (l + 1) / 2 layer-forwards for l layers
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, sections 4 and 5; Chen et al. 2016, arXiv 1604.06174.
+    Differs from Korthikanti's equation for hardware flop (72 B s L h^2 (1 + s / 3h + V / 12 L h)), which adds three
+    times the flop of the two products that selective recomputation repeats: 1.1 % of the step for 530B.
+    """
+    layer = layer_forward_flop(architecture, samples=samples)
+    if recomputation is Recomputation.NONE:
+        return 0 * samples
+    if recomputation is Recomputation.SELECTIVE:
+        return layers * (layer["attention scores"] + layer["attention context"])
+    forwards = layers if recomputation is Recomputation.FULL else recomputed_layers_from_input(layers)
+    return forwards * sum(layer.values())
+
+
+def recomputed_layers_from_input(layers: int) -> int:
+    """Layer-forwards that the backward pass of `layers` layers repeats when only their input is kept: l (l + 1) / 2.
+
+    Differs from recomputation that keeps every layer's input, l layer-forwards, by (l + 1) / 2: 40.5 for 80 layers.
+    """
+    return layers * (layers + 1) // 2
+
+
+def recomputation_from_input_ratio(layers: int) -> float:
+    """Forward passes that the backward pass of `layers` layers repeats when only their input is kept: (l + 1) / 2."""
+    return recomputed_layers_from_input(layers) / layers
+
+
+def groups_stopped_early(architecture: Architecture, layout: Layout, *, hidden_dropout: float, layers: int) -> int:
+    """Groups of full recomputation in a chunk of `layers` layers whose last product PyTorch leaves out.
+
+    torch.utils.checkpoint stops as soon as the last tensor that the backward pass needs has been computed: all groups,
+    ceil(l / c) of c layers, at hidden_dropout = 0. None where a dropout mask is drawn behind the product, or where a
+    norm behind it keeps its input (deep-norm).
+
+    Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
+    """
+    if layout.recomputation is not Recomputation.FULL or hidden_dropout > 0 or architecture.norm is Norm.DEEP_NORM:
+        return 0
+    return ceil_division(layers, layout.checkpoint_layers)
+
+
+def early_stop_flop(
+    architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float, layers: int
+) -> int:
+    """Flop that PyTorch's recomputation leaves out of what `recomputed_flop` counts, in a chunk of `layers` layers.
+
+    full         the last product of each group: 2 T h f (see `groups_stopped_early`)
+    selective    the attention context, whose inputs are the last tensors needed: 2 T s h a layer; nothing of a fused
+                 attention, whose output is needed
+
+    Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
+    """
+    if layout.recomputation is Recomputation.SELECTIVE and not layout.fused_attention:
+        return layers * layer_forward_flop(architecture, samples=samples)["attention context"]
+    groups = groups_stopped_early(architecture, layout, hidden_dropout=hidden_dropout, layers=layers)
+    return groups * 2 * samples * architecture.sequence * architecture.hidden * architecture.ffn_hidden
+
+
+def fused_attention_flop(architecture: Architecture, layout: Layout, *, samples: int, layers: int) -> int:
+    """Flop that a fused attention adds to a step on `samples` sequences through `layers` layers: 2 T s h a layer.
+
+    Its backward pass computes the scores once more, which it has not stored; 0 where attention is not fused. The full
+    square counts, as everywhere, though a causal kernel skips half of it.
+
+    Source: Dao et al. 2022, arXiv 2205.14135, algorithm 4; torch/utils/flop_counter.py, sdpa_backward_flop_count.
+    """
+    if not layout.fused_attention:
+        return 0
+    return layers * layer_forward_flop(architecture, samples=samples)["attention scores"]
+
+
+def hardware_flop(architecture: Architecture, layout: Layout, *, samples: int) -> int:
+    """Flop that one step on `samples` sequences executes: model flop and recomputation (see `recomputed_flop`).
+
+    Source: arXiv 2104.04473, equation 3 for full recomputation: 96 B s L h^2 (1 + s / 6h + V / 16 L h).
+    """
+    flop = model_flop(architecture, samples=samples)
+    if layout.recomputation is Recomputation.FROM_INPUT:
+        forward = sum(layer_forward_flop(architecture, samples=samples).values())
+        return flop + recomputed_layers_of_all_stages(architecture, layout) * forward
+    return flop + recomputed_flop(
+        architecture, samples=samples, recomputation=layout.recomputation, layers=architecture.layers
+    )
+
+
+def recomputed_layers_of_all_stages(architecture: Architecture, layout: Layout) -> int:
+    """Layer-forwards that restarting from each stage's input repeats, summed over p stages of l_k layers.
+
+    sum of l_k (l_k + 1) / 2 = p q (q + 1) / 2 + r (q + 1) with q = slots / p rounded down and r the remainder;
+    a table in place of a layer takes off the slots of its stage.
+    """
+    if layout.stage_layer_counts is not None:
+        return sum(recomputed_layers_from_input(layers) for layers in layout.stage_layer_counts)
+    stages = layout.pipeline_stages
+    with_tables = layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES
+    slots = architecture.layers + (2 if with_tables else 0)
+    each, more = slots // stages, slots % stages
+    repeated = stages * recomputed_layers_from_input(each) + more * (each + 1)
+    if with_tables:
+        repeated = repeated - (each + (more > 0)) - (each - (stages == 1))
+    return repeated
+
+
+def executed_flop(architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float) -> int:
+    """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stops, and what a
+    fused attention adds.
+
+    Groups of recomputed layers end with the chunk of the model that has them.
+    """
+    flop = hardware_flop(architecture, layout, samples=samples)
+    flop += fused_attention_flop(architecture, layout, samples=samples, layers=architecture.layers)
+    for layers in chunk_layers(architecture.layers, layout):
+        flop -= early_stop_flop(
+            architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=len(layers)
+        )
+    return flop
+
+
+def repeated_flop(
+    architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float, layers: int
+) -> int:
+    """Flop that PyTorch executes a second time for `samples` sequences in a chunk of `layers` layers.
+
+    `recomputed_flop` less `early_stop_flop`, and `fused_attention_flop`.
+    """
+    flop = recomputed_flop(architecture, samples=samples, recomputation=layout.recomputation, layers=layers)
+    flop -= early_stop_flop(architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=layers)
+    return flop + fused_attention_flop(architecture, layout, samples=samples, layers=layers)
+
+
+def rank_model_flop(architecture: Architecture, layout: Layout, *, stage: int, samples: int) -> int:
+    """Flop that one rank of pipeline stage `stage` needs for `samples` sequences: its chunks' products, over t.
+
+    3 (l F + H) / t, with F flop of a layer and l layers in the chunks of the stage, H of the head on the last stage.
+    Tensor parallelism divides every product: by heads, feed-forward columns or vocabulary rows.
+    Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
+    """
+    layer = sum(layer_forward_flop(architecture, samples=samples).values())
+    layers = sum(map(len, chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]))
+    forward = layers * layer
+    if stage == layout.pipeline_stages - 1:
+        forward += head_forward_flop(architecture, samples=samples)
+    return 3 * forward // layout.tensor_parallel
+
+
+def rank_executed_flop(
+    architecture: Architecture, layout: Layout, *, stage: int, samples: int, hidden_dropout: float
+) -> int:
+    """Flop that PyTorch executes on one rank of `stage` for `samples` sequences: `rank_model_flop` and recomputation.
+
+    Each chunk adds `repeated_flop`, over t.
+    """
+    again = 0
+    for layers in chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]:
+        again += repeated_flop(architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=len(layers))
+    return rank_model_flop(architecture, layout, stage=stage, samples=samples) + again // layout.tensor_parallel
+
+
+def six_n_flop(*, parameters: float, tokens: float) -> float:
+    """Flop of training `parameters` on `tokens` tokens: 6 N D.
+
+    2 N D   forward: a multiplication and an addition per parameter and token
+    4 N D   backward: twice that
+
+    Source: Kaplan et al. 2020, arXiv 2001.08361, section 2.1 (where N leaves the embedding out).
+    Differs from `model_flop` by the attention square and, with untied embeddings, by the embedding, which is looked up
+    and not multiplied.
+    """
+    return 6 * parameters * tokens
+
+
+def palm_flop(architecture: Architecture, *, tokens: int) -> int:
+    """Flop of training on `tokens` tokens: (6 N + 12 L H Q T) a token, H heads of size Q, T the sequence.
+
+    Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
+    Differs from `model_flop` by counting biases, norms and a learned position table as multiplied.
+    """
+    width = architecture.heads * architecture.head_dim
+    attention = 12 * architecture.layers * width * architecture.sequence
+    return (6 * parameter_count(architecture) + attention) * tokens
+
+
+def megatron_flop(architecture: Architecture, *, samples: int, recomputed: bool) -> int:
+    """Flop of one step on `samples` sequences by equation 3 of Megatron-LM, with or without full recomputation.
+
+    96 B s L h^2 (1 + s / 6h + V / 16 L h)   recomputed: four forward passes of the layers, three of the head
+    72 B s L h^2 (1 + s / 6h + V / 12 L h)   three forward passes
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, equation 3. It supposes f = 4 h (or 8/3 h gated) and as many
+    key-value heads as heads, and counts V with its padding.
+    """
+    h, s, layers = architecture.hidden, architecture.sequence, architecture.layers
+    tokens = samples * s
+    forward = tokens * layers * (24 * h * h + 4 * s * h)
+    return (4 if recomputed else 3) * forward + 6 * tokens * h * architecture.padded_vocabulary
+
+
+def causal_half_flop(architecture: Architecture, *, samples: int) -> int:
+    """Model flop of one step on `samples` sequences where the attention skips the masked half of its square.
+
+    Source: Dao 2023, arXiv 2307.08691, section 4.1 (FlashAttention-2 halves attention flop for a causal mask).
+    """
+    layer = layer_forward_flop(architecture, samples=samples)
+    square = architecture.layers * (layer["attention scores"] + layer["attention context"])
+    return model_flop(architecture, samples=samples) - 3 * square // 2
+
+
+def without_head_flop(architecture: Architecture, *, samples: int) -> int:
+    """Model flop of one step on `samples` sequences without the head's three products."""
+    return model_flop(architecture, samples=samples) - 3 * head_forward_flop(architecture, samples=samples)
+
+
+def conventional_flop(architecture: Architecture, *, samples: int, convention: FlopConvention) -> float:
+    """Flop of one step on `samples` sequences as `convention` counts it: what a published rate is compared under."""
+    tokens = samples * architecture.sequence
+    if convention is FlopConvention.SIX_N:
+        return six_n_flop(parameters=parameter_count(architecture), tokens=tokens)
+    if convention is FlopConvention.PALM:
+        return palm_flop(architecture, tokens=tokens)
+    recomputed = convention is FlopConvention.MEGATRON_RECOMPUTED
+    return megatron_flop(architecture, samples=samples, recomputed=recomputed)
+
+
+def flop_conventions(architecture: Architecture, *, samples: int) -> dict[str, float]:
+    """Flop of one step on `samples` sequences under every named convention, side by side."""
+    named = {
+        convention.value: conventional_flop(architecture, samples=samples, convention=convention)
+        for convention in FlopConvention
+    }
+    return named | {
+        "causal half": causal_half_flop(architecture, samples=samples),
+        "without head": without_head_flop(architecture, samples=samples),
+    }

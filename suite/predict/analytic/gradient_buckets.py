@@ -1,0 +1,159 @@
+"""Messages in which gradients travel: DistributedDataParallel's buckets, and buffers of tensor fusion."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture
+from suite.predict.analytic.elementwise import ceil_division, larger, smaller
+from suite.predict.analytic.parameters import layer_elements, outer_elements, stage_layers
+
+
+class FusedMessages(NamedTuple):
+    """Messages that tensor fusion makes of many tensors: how many, their sizes, and bytes moved in memory by copies."""
+
+    messages: int
+    message_bytes: int
+    last_message_bytes: int
+    copied_bytes: int
+
+
+def stage_gradient_buckets(architecture: Architecture, layout: Layout, *, stage: int, element_bytes: int) -> list[int]:
+    """Bytes of each bucket in which DistributedDataParallel all-reduces one rank's gradients, in the order of issue.
+
+    Gradients become ready in the reverse of the order in which the forward pass read the parameters. A bucket is
+    closed as soon as it holds `layout.bucket_bytes`. (A first bucket of 1 MiB belongs to the default cap alone; a cap
+    that is given, as here, holds for all.) All layers of the stage are one chunk (see `chunk_gradient_buckets`).
+
+    Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; torch/csrc/distributed/c10d/reducer.cpp,
+    compute_bucket_assignment_by_size and rebuild_buckets (from the second step on).
+    """
+    return chunk_gradient_buckets(
+        architecture,
+        tensor_parallel=layout.tensor_parallel,
+        layers=stage_layers(architecture, layout, stage=stage),
+        first=stage == 0,
+        last=stage == layout.pipeline_stages - 1,
+        bucket_bytes=layout.bucket_bytes,
+        element_bytes=element_bytes,
+    )
+
+
+def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: int, element_bytes: int) -> int:
+    """Messages in which DistributedDataParallel all-reduces one rank's gradients (see `stage_gradient_buckets`)."""
+    last = stage == layout.pipeline_stages - 1
+    counts: list[Any] = [layout.tensor_parallel, stage_layers(architecture, layout, stage=stage), stage == 0, last]
+    counts.append(layout.bucket_bytes)
+    if all(isinstance(count, (int, float)) for count in counts):
+        return len(stage_gradient_buckets(architecture, layout, stage=stage, element_bytes=element_bytes))
+    import numpy
+
+    columns = numpy.broadcast_arrays(*counts)
+    rows = list(zip(*(column.ravel().tolist() for column in columns), strict=True))
+    messages = {
+        row: len(
+            chunk_gradient_buckets(
+                architecture,
+                tensor_parallel=int(row[0]),
+                layers=int(row[1]),
+                first=row[2],
+                last=row[3],
+                bucket_bytes=row[4],
+                element_bytes=element_bytes,
+            )
+        )
+        for row in set(rows)
+    }
+    return cast(int, numpy.array([messages[row] for row in rows], dtype=float).reshape(columns[0].shape))
+
+
+def chunk_gradient_buckets(
+    architecture: Architecture,
+    *,
+    tensor_parallel: int,
+    layers: int,
+    first: bool,
+    last: bool,
+    bucket_bytes: int,
+    element_bytes: int,
+) -> list[int]:
+    """Bytes of each bucket of one chunk of `layers` layers, which may be the first and the last of the model.
+
+    A tied embedding is the last gradient of the first chunk; a last chunk that is not the first has a copy of its own,
+    the first gradient there. A top-query layer's gradients come between those of the head and of the final norm.
+
+    Only one layer is walked: what a layer closes, and what it leaves open, depends on nothing but what was open before
+    it. After the first time that something is closed, what is open has been seen before after few layers, and the rest
+    repeats.
+    """
+    before, behind = outer_elements(architecture, tensor_parallel=tensor_parallel)
+    top_query = last and architecture.top_query_layer and layers > 0
+    if top_query:
+        place = len(behind) if architecture.tied_embeddings else len(behind) - 1
+        behind[place:place] = layer_elements(architecture, tensor_parallel=tensor_parallel, top_query=True)
+    if architecture.tied_embeddings and not first:
+        behind.append(before[0])
+    layer = [element_bytes * elements for elements in layer_elements(architecture, tensor_parallel=tensor_parallel)]
+    layer.reverse()
+    layer_bytes = sum(layer)
+    open_bytes = 0
+    buckets: list[int] = []
+    if last:
+        open_bytes = _fill(
+            buckets, [element_bytes * elements for elements in reversed(behind)], open_bytes, bucket_bytes
+        )
+    seen: dict[int, tuple[int, int]] = {}
+    remaining = layers - top_query
+    while remaining > 0:
+        if open_bytes in seen:
+            then_remaining, place = seen[open_bytes]
+            period = then_remaining - remaining
+            buckets += buckets[place:] * (remaining // period)
+            remaining %= period
+            seen.clear()
+            continue
+        seen[open_bytes] = remaining, len(buckets)
+        whole = smaller(remaining, (bucket_bytes - 1 - open_bytes) // layer_bytes)
+        if whole:
+            open_bytes += whole * layer_bytes
+            remaining -= whole
+        else:
+            open_bytes = _fill(buckets, layer, open_bytes, bucket_bytes)
+            remaining -= 1
+    if first:
+        open_bytes = _fill(
+            buckets, [element_bytes * elements for elements in reversed(before)], open_bytes, bucket_bytes
+        )
+    return [*buckets, open_bytes] if open_bytes else buckets
+
+
+def _fill(buckets: list[int], tensors: list[int], open_bytes: int, bucket_bytes: int) -> int:
+    """Append the buckets that `tensors` close to `buckets`; returns the bytes left open."""
+    for tensor in tensors:
+        open_bytes += tensor
+        if open_bytes >= bucket_bytes:
+            buckets.append(open_bytes)
+            open_bytes = 0
+    return open_bytes
+
+
+def fused_messages(total_bytes: int, *, bucket_bytes: int, copies: int) -> FusedMessages:
+    """Messages of tensor fusion: `total_bytes` of gradients in buffers of `bucket_bytes`, each copied `copies` times.
+
+        messages       ceil(S / B), all of B bytes except the last
+        copied bytes   2 S copies: a copy reads and writes every byte
+
+    copies is 2 where gradients are copied into the buffer and back, 0 where they are views into it
+    (gradient_as_bucket_view).
+    Source: Sergeev and Del Balso 2018, arXiv 1802.05799, section "Tensor Fusion"; Li et al. 2020,
+    arXiv 2006.15704, section 3.2.3.
+    Differs from `stage_gradient_buckets`, which never splits a tensor, so that its messages are B or more.
+    """
+    messages = ceil_division(total_bytes, bucket_bytes)
+    return FusedMessages(
+        messages,
+        smaller(total_bytes, bucket_bytes),
+        total_bytes - larger(messages - 1, 0) * bucket_bytes,
+        2 * total_bytes * copies,
+    )

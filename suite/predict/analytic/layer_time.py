@@ -1,0 +1,180 @@
+"""Seconds of one micro-batch in one layer, and in the head: products, attention and memory-bound operators."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Mask, Recipe
+from reference_runs.stack import Stack
+from suite.predict.analytic.elementwise import chosen, larger
+from suite.predict.analytic.gemm import product_seconds
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.memory_bound_operators import (
+    MASK_BYTES,
+    RESIDUAL_OPERATORS,
+    layer_operator_bytes,
+    score_operator_bytes,
+)
+
+ALIGNED = 8  # 16-bit elements in the 16 bytes that a thread loads at once
+UNFUSED_ROTARY = 5  # times a tensor passes: two products, halves exchanged, one negated, a sum
+
+
+class LayerTime(NamedTuple):
+    """Seconds of one micro-batch in one layer on one rank; of attention, what selective recomputation repeats.
+
+    Operators are those of the forward pass; their backward pass takes twice as long.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    attention_seconds: float
+    operator_seconds: float
+    attention_operator_seconds: float
+
+
+def layer_products(architecture: Architecture, layout: Layout) -> dict[str, tuple[int, int, int, int]]:
+    """Matrix products of one rank's forward pass of one micro-batch through one layer: how many, M, N and K, by part.
+
+    With T = b s / c tokens, t tensor-parallel ranks, g = 2 for a gated activation and 1 otherwise, an M x K by K x N
+    product is:
+        query, key, value      T x h by h x (h + 2 k d) / t
+        attention scores       b a / t of s / c x d by d x s
+        attention context      b a / t of s / c x s by s x d
+        projection             T x h / t by h / t x h
+        expansion              T x h by h x g f / t
+        contraction            T x f / t by f / t x h
+
+    Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3 (split by columns, then by rows). Summed over the ranks,
+    their flop are those of `suite.predict.analytic.flop.layer_forward_flop`.
+    """
+    h, s, t = architecture.hidden, architecture.sequence, layout.tensor_parallel
+    rows = s // layout.context_parallel
+    tokens = layout.micro_batch * rows
+    heads = layout.micro_batch * architecture.heads // t
+    width, inner = h // t, architecture.ffn_hidden // t
+    return {
+        "query, key, value": (1, tokens, (h + 2 * architecture.kv_heads * architecture.head_dim) // t, h),
+        "attention scores": (heads, rows, s, architecture.head_dim),
+        "attention context": (heads, rows, architecture.head_dim, s),
+        "projection": (1, tokens, h, width),
+        "expansion": (1, tokens, (2 if architecture.activation.gated else 1) * inner, h),
+        "contraction": (1, tokens, h, inner),
+    }
+
+
+def fused_attention_seconds(
+    architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine
+) -> tuple[float, float]:
+    """Seconds of one rank's forward and backward pass of one micro-batch through a layer's attention kernel.
+
+    forward     max(4 T s h / t u / (e P), w (2 T h + 2 T c k d) / t / B)
+    backward    2.5 times the flop, twice the bytes
+
+    With T = b s / c tokens on c context-parallel ranks, u = 1/2 under a causal mask (the other half is skipped) and 1
+    otherwise; the bytes are queries and output, and the keys and values of the whole sequence. The backward pass has
+    five products for the forward pass's two, as it computes the scores again.
+
+    Source: Dao 2023, arXiv 2307.08691, sections 3.1 and 4.1.
+    """
+    s, t = architecture.sequence, layout.tensor_parallel
+    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    tokens = layout.micro_batch * s // layout.context_parallel
+    computed = 0.5 if architecture.mask is Mask.CAUSAL else 1.0
+    flop = computed * (4 * tokens * s * architecture.hidden / t)
+    keys = architecture.kv_heads * architecture.head_dim * layout.context_parallel
+    moved = 2 * w * tokens * (architecture.hidden + keys) / t / machine.achievable_memory_bytes_per_second
+    arithmetic = flop / (machine.fused_attention_efficiency * machine.peak_flop_per_second)
+    return larger(arithmetic, moved), larger(2.5 * arithmetic, 2 * moved)
+
+
+def layer_time(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> LayerTime:
+    """Seconds of one micro-batch in one layer on one rank, without communication and launches."""
+    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    bandwidth = machine.achievable_memory_bytes_per_second
+    forward = backward = attention_forward = attention_backward = 0.0
+    for part, (products, rows, columns, depth) in layer_products(architecture, layout).items():
+        in_attention = part.startswith("attention")
+        if in_attention and layout.fused_attention:
+            continue
+        once, twice = product_seconds(
+            M=rows,
+            N=columns,
+            K=depth,
+            element_bytes=w,
+            table=machine.matrix_efficiency,
+            peak_flop_per_second=machine.peak_flop_per_second,
+            memory_bytes_per_second=bandwidth,
+            saturation=machine.matrix_saturation,
+            overlap=machine.score_product_overlap if in_attention else 1.0,
+        )
+        if in_attention:
+            attention_forward = attention_forward + products * once
+            attention_backward = attention_backward + products * twice
+        else:
+            forward = forward + products * once
+            backward = backward + products * twice
+    if layout.fused_attention:
+        attention_forward, attention_backward = fused_attention_seconds(architecture, recipe, layout, machine)
+    residual, inner, scores = _operator_bytes(architecture, recipe, layout, machine.stack)
+    score_seconds = machine.score_passes * scores / bandwidth
+    moved = machine.residual_passes * residual + machine.inner_passes * inner
+    return LayerTime(
+        forward + attention_forward,
+        backward + attention_backward,
+        attention_forward,
+        moved / bandwidth + score_seconds,
+        score_seconds,
+    )
+
+
+def _operator_bytes(
+    architecture: Architecture, recipe: Recipe, layout: Layout, stack: Stack
+) -> tuple[float, float, float]:
+    """Least bytes of a layer's operators forward: on hidden states, inside the layer's two parts, on stored scores.
+
+    With T tokens, t tensor-parallel ranks, w bytes an element, those of `layer_operator_bytes`, but
+        fused dropout       1 / (2 w + 1) of dropout's: the mask; the rest is read and written anyway
+        separate bias       2 w T g f / t more: the expansion's bias in a kernel of its own, g = 2 where it is gated
+        separate rotation   5 times rotary's, and 2 w T (a + k) d / t more: whole heads are put together again
+    """
+    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    scores: dict[str, float] = {**score_operator_bytes(architecture, recipe, layout)}
+    others: dict[str, float] = {**layer_operator_bytes(architecture, recipe, layout)}
+    for name in scores:
+        del others[name]
+    if stack.fused_dropout:
+        for operators, name in ((others, "dropout"), (scores, "attention dropout")):
+            if name in operators:
+                operators[name] = operators[name] * MASK_BYTES / (2 * w + MASK_BYTES)
+    if not stack.fused_bias and architecture.biases:
+        width = (2 if architecture.activation.gated else 1) * architecture.ffn_hidden
+        others["bias"] = others["bias"] + 2 * w * tokens * width / layout.tensor_parallel
+    if not stack.fused_rotary and "rotary" in others:
+        width = (architecture.heads + architecture.kv_heads) * architecture.head_dim
+        others["rotary"] = UNFUSED_ROTARY * others["rotary"] + 2 * w * tokens * width / layout.tensor_parallel
+    inner = sum(moved for name, moved in others.items() if name not in RESIDUAL_OPERATORS)
+    return sum(others.values()) - inner, inner, sum(scores.values())
+
+
+def head_seconds(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> tuple[float, float]:
+    """Seconds of one rank's forward and backward pass of one micro-batch through the head: T x h by h x V / t.
+
+    Times the machine's `misalignment` where V / t is no multiple of 8.
+    """
+    rows = architecture.padded_vocabulary // layout.tensor_parallel
+    slowed: float = chosen(rows % ALIGNED > 0, machine.misalignment, 1.0)
+    forward, backward = product_seconds(
+        M=layout.micro_batch * architecture.sequence // layout.context_parallel,
+        N=rows,
+        K=architecture.hidden,
+        element_bytes=WEIGHT_ELEMENT_BYTES[recipe.precision],
+        table=machine.matrix_efficiency,
+        peak_flop_per_second=machine.peak_flop_per_second,
+        memory_bytes_per_second=machine.achievable_memory_bytes_per_second,
+        saturation=machine.matrix_saturation,
+    )
+    return slowed * forward, slowed * backward

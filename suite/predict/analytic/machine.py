@@ -1,0 +1,110 @@
+"""What a machine can do, as the time model needs it: one frozen record of numbers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_runs.stack import Accumulation, AttentionKernel, Generation, Stack
+from suite.predict.analytic.gemm import EfficiencyTable, IntensityTable, ProductTables
+
+PLAIN = Stack(
+    generation=Generation.CURRENT,
+    attention=AttentionKernel.UNFUSED,
+    layer_kernels=1,
+    tensor_parallel_kernels=0,
+    head_kernels=1,
+    python_launches=True,
+    fused_dropout=False,
+    fused_bias=True,
+    fused_rotary=True,
+    loss_share=1.0,
+    accumulation=Accumulation.IN_PRODUCT,
+    tensor_parallel_chunks=1,
+    overlaps_data_parallel=True,
+    overlaps_pipeline=False,
+    synchronises_layers=False,
+    balances_stages=False,
+    one_ring=False,
+)
+"""The stack of the textbooks: one kernel for each operator, nothing overlapped but data-parallel traffic."""
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's accelerators, memories and links: peaks, and the share of each that programs reach.
+
+    Args:
+        peak_flop_per_second: dense, of one accelerator, in the dtype of the run.
+        peak_is_measured: whether that is the highest rate that was measured, for want of a data sheet.
+        memory_bytes: of one accelerator.
+        memory_bytes_per_second: peak of one accelerator's memory, reading plus writing.
+        matrix_efficiency: share of the peak that matrix products reach, by shape.
+        fused_attention_efficiency: share of the peak that a kernel reaches which never stores the scores.
+        link_bytes_per_second: peak that one accelerator sends to others of its node, one way; infinite: it is alone.
+        link_latency_seconds: of one step of a collective inside a node.
+        network_bytes_per_second: peak that a node sends over all its network interfaces, one way.
+        network_latency_seconds: of one step of a collective that leaves the node.
+        watts: of one accelerator; None: not recorded.
+        power_share: of `watts` that training draws on average.
+        overlap_share: of the computation that data-parallel traffic may overlap with, the part that hides it.
+        matrix_saturation: elements d by which a product of M x K by K x N takes 1 + d (1 / M + 1 / N + 1 / K) times as
+            long as at `matrix_efficiency`.
+        misalignment: factor on the time of the head's products where a rank's rows of the vocabulary are no multiple of
+            8, which tensor cores load at once.
+        kernel_seconds: of each kernel, beyond its flop and bytes: filling and draining the multiprocessors.
+        launch_seconds: of the host for each kernel; where the host is slower, the accelerator waits.
+        residual_passes: bytes that operators on hidden states move over the least that they can move.
+        inner_passes: the same of operators inside attention and feed-forward, which tensor parallelism splits.
+        score_product_overlap: share by which bytes and arithmetic of the products with stored scores overlap.
+        score_passes: the same of the operators on stored attention scores.
+        loss_passes: the same of the cross-entropy.
+        update_passes: the same of the optimizer's update.
+        network_contention: share by which each doubling of the nodes of a group slows its network down.
+        step_overhead_seconds: of each step, what no other term describes.
+        stack: what the software fuses, overlaps and waits for.
+    """
+
+    peak_flop_per_second: float
+    memory_bytes: float
+    memory_bytes_per_second: float
+    memory_efficiency: float
+    matrix_efficiency: EfficiencyTable | IntensityTable | ProductTables
+    fused_attention_efficiency: float
+    link_bytes_per_second: float
+    link_efficiency: float
+    link_latency_seconds: float
+    network_bytes_per_second: float
+    network_efficiency: float
+    network_latency_seconds: float
+    accelerators_per_node: int
+    watts: float | None
+    power_share: float
+    overlap_share: float
+    matrix_saturation: float = 0.0
+    misalignment: float = 1.0
+    kernel_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    residual_passes: float = 1.0
+    inner_passes: float = 1.0
+    score_product_overlap: float = 1.0
+    score_passes: float = 1.0
+    loss_passes: float = 1.0
+    update_passes: float = 1.0
+    network_contention: float = 0.0
+    step_overhead_seconds: float = 0.0
+    stack: Stack = PLAIN
+    peak_is_measured: bool = False
+
+    @property
+    def achievable_memory_bytes_per_second(self) -> float:
+        """Bytes per second between an accelerator and its memory that programs reach."""
+        return self.memory_bytes_per_second * self.memory_efficiency
+
+    @property
+    def achievable_link_bytes_per_second(self) -> float:
+        """Bytes per second that collectives send from one accelerator inside its node."""
+        return self.link_bytes_per_second * self.link_efficiency
+
+    @property
+    def achievable_network_bytes_per_second(self) -> float:
+        """Bytes per second that collectives send out of one node."""
+        return self.network_bytes_per_second * self.network_efficiency

@@ -1,0 +1,487 @@
+"""Memory of one rank: weights, gradients, optimizer state, activations and buffers, and the peaks of a step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_runs.layout import Layout, Offload, Schedule
+from reference_runs.run import Architecture, Precision, Recipe
+from suite.predict.analytic.activations import (
+    ELEMENT_BYTES,
+    MicroBatchBytes,
+    kept_units,
+    micro_batch_bytes,
+    recomputed_bytes,
+)
+from suite.predict.analytic.elementwise import ceil_division, larger, smaller
+from suite.predict.analytic.parameters import RankParameters, layer_elements, rank_parameters, stage_layers
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight, weight_versions
+
+FP32 = 4
+STEP_COUNTER_BYTES = 4  # torch.optim.AdamW keeps one fp32 counter a parameter tensor that it updates
+ONE_RANK = Layout()
+
+
+class StateBytes(NamedTuple):
+    """Bytes of what a rank keeps from step to step, or of one parameter's share of it.
+
+    Args:
+        gradients: between backward pass and update, accumulated over micro-batches.
+        gradient_copy: the optimizer's fp32 copy of the gradients.
+        moments: first and second moment in fp32.
+    """
+
+    weights: float
+    gradients: float
+    gradient_copy: float
+    master_weights: float
+    moments: float
+
+    @property
+    def all(self) -> float:
+        """Bytes of all parts."""
+        return self.weights + self.gradients + self.gradient_copy + self.master_weights + self.moments
+
+
+BYTES_PER_PARAMETER = {
+    Precision.FP32: StateBytes(4, 4, 0, 0, 8),
+    Precision.BF16: StateBytes(2, 4, 0, 4, 8),
+    Precision.FP16: StateBytes(2, 2, 0, 4, 8),
+    Precision.FP16_GRADIENT_COPY: StateBytes(2, 2, 4, 4, 8),
+    Precision.FP16_NO_MASTER: StateBytes(2, 2, 0, 0, 8),
+}
+WEIGHT_ELEMENT_BYTES = {precision: 4 if precision is Precision.FP32 else 2 for precision in Precision}
+
+
+def state_bytes(
+    parameters: float, precision: Precision, *, gradients: float | None = None, optimizer: float | None = None
+) -> StateBytes:
+    """Bytes of weights, gradients and optimizer state of `parameters` parameters, by `BYTES_PER_PARAMETER`.
+
+    Args:
+        gradients: parameters whose gradients this rank keeps; None: all of them.
+        optimizer: parameters whose moments, master weights and gradient copy it keeps; None: all of them.
+
+    Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1 (16 = 2 + 2 + 12); the docstring of `Precision` for
+    the others. Differs from the often quoted 16 by 2 in bf16, whose gradients are accumulated in fp32.
+    """
+    weight, gradient, copy, master, moment = BYTES_PER_PARAMETER[precision]
+    own = parameters if optimizer is None else optimizer
+    kept = parameters if gradients is None else gradients
+    return StateBytes(weight * parameters, gradient * kept, copy * own, master * own, moment * own)
+
+
+def bytes_per_parameter(precision: Precision) -> float:
+    """Bytes of state a parameter on one rank without sharding: 16 (fp32, fp16), 18 (bf16), 20, 12."""
+    return state_bytes(1, precision).all
+
+
+def zero_bytes_per_parameter(precision: Precision, *, zero_stage: int, ranks: int) -> float:
+    """Bytes of state a parameter on one of n data-parallel ranks.
+
+                    fp16         bf16 (fp32 gradients)
+        stage 0     16           18
+        stage 1     4 + 12 / n   6 + 12 / n
+        stage 2     2 + 14 / n   2 + 16 / n
+        stage 3     16 / n       18 / n
+
+    Source: Rajbhandari et al. 2020, arXiv 1910.02054, figure 1.
+    """
+    share = 1 / ranks
+    return state_bytes(
+        share if zero_stage >= 3 else 1,
+        precision,
+        gradients=share if zero_stage >= 2 else 1,
+        optimizer=share if zero_stage >= 1 else 1,
+    ).all
+
+
+def zero_saving(precision: Precision, *, zero_stage: int, ranks: int) -> float:
+    """Times less state than plain data parallelism: in fp16 towards 4 (stage 1), 8 (stage 2) and n (stage 3)."""
+    return bytes_per_parameter(precision) / zero_bytes_per_parameter(precision, zero_stage=zero_stage, ranks=ranks)
+
+
+def _optimizer_groups(rank: RankParameters, recipe: Recipe) -> tuple[int, int]:
+    return (rank.matrices + rank.vectors, 0) if recipe.decay_of_vectors else (rank.matrices, rank.vectors)
+
+
+def group_elements(
+    architecture: Architecture, recipe: Recipe, layout: Layout = ONE_RANK, *, stage: int = 0
+) -> list[int]:
+    """Parameters of each optimizer group of a rank: those with weight decay, then those without; empty ones left out.
+
+    Matrices decay. Vectors (biases, LayerNorm) decay only where the recipe says so. By default the whole model's.
+    """
+    groups = _optimizer_groups(rank_parameters(architecture, layout, stage=stage), recipe)
+    return [elements for elements in groups if elements]
+
+
+def shard_elements(elements: int, shards: int) -> int:
+    """Elements of one shard when `elements` are padded to a multiple of `shards` and split evenly: ceil(N / n)."""
+    return ceil_division(elements, shards)
+
+
+def state_ranks(layout: Layout) -> int:
+    """Ranks that hold the same parameters, over which ZeRO shards: data times context parallel.
+
+    Source: Megatron-LM, core/parallel_state.py, get_data_parallel_group(with_context_parallel=True).
+    """
+    return layout.data_parallel * layout.context_parallel
+
+
+def optimizer_shards(layout: Layout) -> int:
+    """Ranks that share one copy of the optimizer state: `state_ranks` from ZeRO-1 on, otherwise 1."""
+    return state_ranks(layout) if layout.zero_stage >= 1 else 1
+
+
+def _stored_elements(groups: tuple[int, int], layout: Layout) -> tuple[int, int, int]:
+    """Elements of weights, gradients and optimizer state that a rank stores of parameters in these groups."""
+    whole = groups[0] + groups[1]
+    if layout.zero_stage == 0:
+        return whole, whole, whole
+    shards = state_ranks(layout)
+    share = shard_elements(groups[0], shards) + shard_elements(groups[1], shards)
+    return (
+        share if layout.zero_stage >= 3 else shards * share,
+        share if layout.zero_stage >= 2 else whole,
+        share,
+    )
+
+
+def weight_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int = 0) -> int:
+    """Bytes of weights on one rank: w per parameter, each optimizer group padded to a multiple of its shards.
+
+    w is 4 in fp32 and 2 in 16 bit; fp32 master weights belong to the optimizer. With ZeRO-3 one shard of each group.
+    """
+    groups = _optimizer_groups(rank_parameters(architecture, layout, stage=stage), recipe)
+    stored, _, _ = _stored_elements(groups, layout)
+    return WEIGHT_ELEMENT_BYTES[recipe.precision] * stored
+
+
+def gradient_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int = 0) -> int:
+    """Bytes of gradients on one rank: 4 N where they are accumulated in fp32, 2 N in fp16; from ZeRO-2 on a shard.
+
+    Source: BigScience, train/tr11-176B-ml/README.md, section "Deepspeed config" (4 bytes a parameter, unsharded).
+    """
+    groups = _optimizer_groups(rank_parameters(architecture, layout, stage=stage), recipe)
+    _, stored, _ = _stored_elements(groups, layout)
+    return int(BYTES_PER_PARAMETER[recipe.precision].gradients) * stored
+
+
+def optimizer_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int = 0) -> int:
+    """Bytes of optimizer state on one rank.
+
+    For each group of N elements over n shards, with k = ceil(N / n):
+        8 k   first and second moment in fp32
+        4 k   master weights, where the precision keeps them
+        4 k   fp32 copy of the gradients, where it keeps one
+        4     the step counter
+
+    So bf16 training holds 2 + 4 + 12 = 18 bytes a parameter on one rank, and 6 + 12 / n with ZeRO-1 over n.
+    Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1 counts 12 bytes of state (K = 12) and gradients of
+    2 bytes, hence 16; accumulating gradients in fp32 makes it 18.
+    """
+    each = BYTES_PER_PARAMETER[recipe.precision]
+    element = int(each.gradient_copy + each.master_weights + each.moments)
+    shards = optimizer_shards(layout)
+    groups = group_elements(architecture, recipe, layout, stage=stage)
+    return sum(element * shard_elements(elements, shards) + STEP_COUNTER_BYTES for elements in groups)
+
+
+class StageMemory(NamedTuple):
+    """Bytes on one rank of a pipeline stage: its parts, and their sums at three instants of a step.
+
+    Args:
+        weights: in all versions that the schedule keeps.
+        activations: of all micro-batches in flight, embedding and head included, logits not.
+        recomputed: what the backward pass computes again and holds at a time.
+        waiting: of `activations`, those of the micro-batches that a schedule without flush keeps beyond the one whose
+            backward pass ends.
+        unfinished: of the layers whose backward pass comes last: one layer's, or one recomputed group's.
+        buffers: for communication (see `buffer_bytes`).
+        temporary: fp32 gradients that the update reads, 4 bytes a parameter of the optimizer's shard; none where a
+            copy is kept anyway, where the update widens fp16 gradients in passing, and where it runs on the host.
+        after_forward: end of the forward pass, start of the backward pass: everything but unfinished and temporary.
+        after_backward: end of the last backward pass, its first layers still to do.
+        at_update: the optimizer's step.
+    """
+
+    weights: float
+    gradients: float
+    gradient_copy: float
+    master_weights: float
+    moments: float
+    activations: float
+    logits: float
+    recomputed: float
+    waiting: float
+    unfinished: float
+    buffers: float
+    temporary: float
+    after_forward: float
+    after_backward: float
+    at_update: float
+
+    @property
+    def state(self) -> float:
+        """Bytes of weights, gradients and optimizer state."""
+        return self.weights + self.gradients + self.gradient_copy + self.master_weights + self.moments
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the fullest of the three instants."""
+        return larger(larger(self.after_forward, self.after_backward), self.at_update)
+
+
+def fullest_instant(memory: StageMemory) -> tuple[str, dict[str, float]]:
+    """The instant at which a rank holds most, and the bytes of each part that lives then; they add up to the peak."""
+    constant = {
+        "weights": memory.weights,
+        "gradient copy": memory.gradient_copy,
+        "master weights": memory.master_weights,
+        "moments": memory.moments,
+    }
+    if memory.peak == memory.after_forward:
+        alive = {
+            "activations": memory.activations,
+            "logits": memory.logits,
+            "recomputed layers": memory.recomputed,
+            "communication buffers and gathered weights": memory.buffers,
+        }
+        rest = memory.after_forward - sum(constant.values()) - sum(alive.values())
+        return "after the forward pass", {"gradients": rest, **constant, **alive}
+    constant = {"gradients": memory.gradients, **constant, "activations of later micro-batches": memory.waiting}
+    if memory.peak == memory.after_backward:
+        alive = {
+            "layers still to do": memory.unfinished,
+            "communication buffers and gathered weights": memory.buffers,
+        }
+        return "after the backward pass", {**constant, **alive}
+    return "at the update", {**constant, "temporary": memory.temporary}
+
+
+class _Shared(NamedTuple):
+    """What all stages of a layout have in common; a layer's parameters only where it is gathered or scattered."""
+
+    unit: MicroBatchBytes
+    layer_parameters: int
+    stream: int
+
+
+def _shared(architecture: Architecture, recipe: Recipe, layout: Layout) -> _Shared:
+    layer = 0
+    if layout.zero_stage >= 2 or layout.offload is Offload.STATE:
+        layer = sum(layer_elements(architecture, tensor_parallel=layout.tensor_parallel))
+    return _Shared(micro_batch_bytes(architecture, recipe, layout), layer, _stream_bytes(architecture, recipe, layout))
+
+
+def _stream_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+    """Bytes of one micro-batch between two stages on one rank."""
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    stream = ELEMENT_BYTES[recipe.precision] * tokens * architecture.hidden
+    return stream // layout.tensor_parallel if layout.sequence_parallel else stream
+
+
+def buffer_bytes(
+    recipe: Recipe, layout: Layout, *, stage: int, parameters: int, layers: int, layer_parameters: int, stream: int
+) -> float:
+    """Bytes of buffers for communication on a rank of `stage` with `parameters` parameters in `layers` layers.
+
+    With g bytes a gradient, w a weight, n ranks of data and context parallelism, and U the parameters of two layers
+    (the one at work, and the one ahead) and of the tables and the norm beside the layers:
+        min(bucket, g N)    ZeRO-0 and 1, n > 1: gradients on their way
+        g U                 ZeRO-2 and 3, n > 1: gradients before they are scattered; also where they go to the host
+        w U                 ZeRO-3, n > 1: gathered weights; w N where they stay between forward and backward pass;
+                            also where the weights lie on the host
+        2 e T h             received from the stage before and, as gradient, from the stage behind; over t with
+                            sequence parallelism; one of them on the outer stages
+
+    Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; Zhao et al. 2023, arXiv 2304.11277, section 3.3; Narayanan
+    et al. 2021, arXiv 2104.04473, section 4.1. ZeRO-1's gathered weights fill their own place. What collectives and
+    the communication library hold inside is left out, and what ring attention receives.
+    """
+    buffers: float = stream * ((stage > 0) * 1 + (stage < layout.pipeline_stages - 1))
+    several = state_ranks(layout) > 1
+    gradient, weight = BYTES_PER_PARAMETER[recipe.precision].gradients, BYTES_PER_PARAMETER[recipe.precision].weights
+    if layout.zero_stage <= 1 and layout.offload is not Offload.STATE:
+        return buffers + several * smaller(layout.bucket_bytes, gradient * parameters)
+    unsharded = parameters - (layers - smaller(layers, 2)) * layer_parameters
+    buffers = buffers + (True if _gradients_on_host(layout) else several) * (gradient * unsharded)
+    if layout.offload is not Offload.STATE and layout.zero_stage <= 2:
+        return buffers
+    gathered = weight * (unsharded if layout.reshard_after_forward else parameters)
+    return buffers + (True if layout.offload is Offload.STATE else several) * gathered
+
+
+def _gradients_on_host(layout: Layout) -> bool:
+    return layout.offload is Offload.STATE or (layout.offload is Offload.OPTIMIZER and layout.zero_stage >= 2)
+
+
+def _offloaded(state: StateBytes, layout: Layout) -> StateBytes:
+    """What of `state` stays on the accelerator."""
+    if layout.offload is Offload.NONE:
+        return state
+    weights = 0 * state.weights if layout.offload is Offload.STATE else state.weights
+    gradients = 0 * state.gradients if _gradients_on_host(layout) else state.gradients
+    return StateBytes(weights, gradients, 0 * state.gradient_copy, 0 * state.master_weights, 0 * state.moments)
+
+
+class _Parts(NamedTuple):
+    """What a stage holds apart from the micro-batches in flight; `each` is what one of them keeps.
+
+    The last three are the sums at the three instants without them.
+    """
+
+    state: StateBytes
+    each: float
+    head: float
+    logits: float
+    recomputed: float
+    unfinished: float
+    buffers: float
+    temporary: float
+    after_forward: float
+    after_backward: float
+    at_update: float
+
+
+def _parts(
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    layers: int,
+    micro_batches: int,
+    shared: _Shared,
+) -> _Parts:
+    unit = shared.unit
+    rank = rank_parameters(architecture, layout, stage=stage)
+    stored, kept_gradients, share = _stored_elements(_optimizer_groups(rank, recipe), layout)
+    if layout.schedule in NO_FLUSH:
+        stored = stored * weight_versions(layout, stage=stage)
+    state = state_bytes(stored, recipe.precision, gradients=kept_gradients, optimizer=share)
+    if layout.offload is not Offload.NONE:
+        state = _offloaded(state, layout)
+    heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
+    on_stage = heads * (stage == layout.pipeline_stages - 1)
+    logits = on_stage * unit.logits
+    recomputed = recomputed_bytes(unit, layout, layers=layers)
+    unfinished = recomputed + (layers > 0) * unit.unit
+    buffers = buffer_bytes(
+        recipe,
+        layout,
+        stage=stage,
+        parameters=rank.matrices + rank.vectors,
+        layers=layers,
+        layer_parameters=shared.layer_parameters,
+        stream=shared.stream,
+    )
+    passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision is not Precision.FP16_NO_MASTER
+    temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
+    constant = state.weights + state.gradient_copy + state.master_weights + state.moments
+    accumulated = constant + state.gradients
+    return _Parts(
+        state,
+        unit.unit * kept_units(layout, layers=layers) + (stage == 0) * unit.embedding,
+        on_stage * unit.head,
+        logits,
+        recomputed,
+        unfinished,
+        buffers,
+        temporary,
+        constant + (micro_batches > 1) * state.gradients + logits + recomputed + buffers,
+        accumulated + unfinished + buffers,
+        accumulated + temporary,
+    )
+
+
+def _at_instants(parts: _Parts, in_flight: float, flush: bool) -> StageMemory:
+    """The parts with the activations of `in_flight` micro-batches."""
+    state, each, head, logits, recomputed, unfinished, buffers, temporary, forward, backward, update = parts
+    weights, gradients, gradient_copy, master_weights, moments = state
+    activations = in_flight * each + head
+    waiting = 0 * each if flush else (in_flight - 1) * each
+    return StageMemory(
+        weights,
+        gradients,
+        gradient_copy,
+        master_weights,
+        moments,
+        activations,
+        logits,
+        recomputed,
+        waiting,
+        unfinished,
+        buffers,
+        temporary,
+        forward + activations,
+        backward + waiting,
+        update + waiting,
+    )
+
+
+def _stage_memory(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int, shared: _Shared
+) -> StageMemory:
+    layers = stage_layers(architecture, layout, stage=stage)
+    parts = _parts(architecture, recipe, layout, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
+    in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
+    return _at_instants(parts, in_flight, layout.schedule not in NO_FLUSH)
+
+
+def stage_memory(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
+) -> StageMemory:
+    """Bytes on one rank of pipeline stage `stage` (from 0), by part and at three instants of a step.
+
+        after forward     state (gradients only from the second micro-batch on: before, none exist), activations of
+                          the micro-batches in flight, logits, what is computed again, buffers
+        after backward    state, the activations of its last layers, buffers
+        at the update     state, temporary
+
+    Activations are freed as gradients come, so the largest of these is the peak. A step's micro-batches in flight are
+    gone at its end, except without flush. The head's activations are in flight once: its backward pass follows at
+    once, except with GPipe. Step counters (8 bytes), token indices and norm statistics are left out, and so are what a
+    kernel needs inside and what CUDA and the communication library take for themselves.
+
+    Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.
+    """
+    shared = _shared(architecture, recipe, layout)
+    return _stage_memory(architecture, recipe, layout, stage=stage, micro_batches=micro_batches, shared=shared)
+
+
+def memory_by_stage(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, micro_batches: int
+) -> list[StageMemory]:
+    """`stage_memory` of every pipeline stage in order; stages alike share what does not depend on the schedule."""
+    shared = _shared(architecture, recipe, layout)
+    last, flush = layout.pipeline_stages - 1, layout.schedule not in NO_FLUSH
+    alike: dict[tuple[int, int], _Parts] = {}
+    memory: list[StageMemory] = []
+    for stage in range(last + 1):
+        layers = stage_layers(architecture, layout, stage=stage)
+        # first, last and other stages differ; without flush each stage keeps its own number of weight versions
+        kind = (layers, -1 if flush and 0 < stage < last else stage)
+        if kind not in alike:
+            alike[kind] = _parts(
+                architecture, recipe, layout, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared
+            )
+        in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
+        memory.append(_at_instants(alike[kind], in_flight, flush))
+    return memory
+
+
+def peak_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, micro_batches: int) -> float:
+    """Bytes at the fullest instant of the fullest rank.
+
+    Of p stages it is the first, the second or the last: those between have no more layers, micro-batches in flight or
+    weight versions than the second, and neither embedding nor head.
+    """
+    shared = _shared(architecture, recipe, layout)
+    last = layout.pipeline_stages - 1
+    first, second, final = (
+        _stage_memory(architecture, recipe, layout, stage=stage, micro_batches=micro_batches, shared=shared).peak
+        for stage in (0 * last, smaller(1, last), last)
+    )
+    return larger(larger(first, second), final)

@@ -1,0 +1,121 @@
+"""Least bytes of the operators that memory bandwidth limits: each input read once, each output written once.
+
+The backward pass of each moves twice the bytes of its forward pass: it reads the output's gradient and what was kept,
+and writes the input's gradient.
+"""
+
+from __future__ import annotations
+
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Position, Precision, Recipe, Residual
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
+
+MASK_BYTES = 1  # a dropout mask is kept as one byte an element
+RESIDUAL_OPERATORS = ("norm", "residual add", "dropout")  # on hidden states, which only sequence parallelism splits
+BACKWARD = 2  # bytes of a backward pass over those of the forward pass, see the module's first lines
+
+
+def layer_operator_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+    """Least bytes that one rank moves in the forward pass of one micro-batch through one layer, by operator.
+
+    With T = b s / c tokens on c context-parallel ranks, t tensor-parallel ranks, w bytes an element, r = t where
+    sequence parallelism splits what tensor parallelism replicates and 1 otherwise:
+        norm                 2 * 2 w T h / r         two norms read and write
+        residual add         2 * 3 w T h / r         two inputs and the sum; parallel branches: 4 w T h / r in all
+        dropout              2 (2 w + 1) T h / r     and a mask, where hidden_dropout > 0
+        activation           2 w T f / t             3 w T f / t where it is gated: two inputs
+        bias                 w (h + 2 k d + g f) / t + 2 w h     read by the product that adds it
+        rotary               2 w T (a + k) d' / t    d' rotated dimensions of each query and key head
+        softmax              2 w T s a / t           scores of a heads; 0 where attention is fused
+        attention dropout    (2 w + 1) T s a / t     where attention_dropout > 0; 0 where attention is fused
+
+    Source: counted here. Kernels that fuse neighbours (bias, dropout and add in Megatron-LM) move less; frameworks that
+    scale, mask and convert the scores in kernels of their own move more.
+    """
+    h, f, w = architecture.hidden, architecture.ffn_hidden, WEIGHT_ELEMENT_BYTES[recipe.precision]
+    t = layout.tensor_parallel
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    residual = tokens * h // t if layout.sequence_parallel else tokens * h
+    gated = architecture.activation.gated
+    adds = 4 if architecture.residual is Residual.PARALLEL else 6
+    bytes_by_operator = {
+        "norm": 4 * w * residual,
+        "residual add": adds * w * residual,
+        "activation": (3 if gated else 2) * w * tokens * f // t,
+    }
+    if recipe.hidden_dropout > 0:
+        bytes_by_operator["dropout"] = 2 * (2 * w + MASK_BYTES) * residual
+    if architecture.biases:
+        columns = h + 2 * architecture.kv_heads * architecture.head_dim + (2 if gated else 1) * f
+        bytes_by_operator["bias"] = w * (columns // t + 2 * h)
+    if architecture.position is Position.ROTARY:
+        rotated = (architecture.heads + architecture.kv_heads) * (architecture.rotary_dim or 0)
+        bytes_by_operator["rotary"] = 2 * w * tokens * rotated // t
+    return bytes_by_operator | score_operator_bytes(architecture, recipe, layout)
+
+
+def score_operator_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+    """Of `layer_operator_bytes`, the operators on attention scores: what selective recomputation repeats."""
+    if layout.fused_attention:
+        return {}
+    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    scores = tokens * architecture.sequence * architecture.heads // layout.tensor_parallel
+    bytes_by_operator = {"softmax": 2 * w * scores}
+    if recipe.attention_dropout > 0:
+        bytes_by_operator["attention dropout"] = (2 * w + MASK_BYTES) * scores
+    return bytes_by_operator
+
+
+def embedding_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+    """Least bytes that a rank of the first stage moves in the forward pass of one micro-batch before the layers.
+
+    With T, w and r as in `layer_operator_bytes`:
+        2 w T h          reading the tokens' rows and writing them
+        3 w T h / r      adding learned positions
+        2 w T h / r      the embedding norm, where there is one
+        (2 w + 1) T h / r    dropout, where embedding_dropout > 0
+    """
+    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    whole = tokens * architecture.hidden
+    split = whole // layout.tensor_parallel if layout.sequence_parallel else whole
+    each = 3 * w if architecture.position is Position.LEARNED else 0
+    each += 2 * w if architecture.embedding_norm else 0
+    each += 2 * w + MASK_BYTES if recipe.embedding_dropout > 0 else 0
+    return 2 * w * whole + each * split
+
+
+def loss_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+    """Least bytes that a rank of the last stage moves in the forward pass of one micro-batch behind the layers.
+
+    With T, w, t and r as in `layer_operator_bytes`:
+        2 w T h / r      the last norm
+        w T V / t        cross-entropy: reading the logits once (maximum and sum in one pass)
+
+    Source: counted here. Implementations that convert the logits to fp32 and keep probabilities move several times it.
+    """
+    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    whole = tokens * architecture.hidden
+    split = whole // layout.tensor_parallel if layout.sequence_parallel else whole
+    return 2 * w * split + w * tokens * architecture.padded_vocabulary // layout.tensor_parallel
+
+
+def update_element_bytes(precision: Precision) -> float:
+    """Least bytes that one parameter's update by Adam moves, gradient clipping included.
+
+    g + c      making the optimizer's fp32 copy of the gradient, where there is one
+    2 g'       reading the gradient (or its copy) for its norm, and again for the update
+    2 v        reading and writing the weight that is updated: the master weight where there is one
+    w          writing the 16-bit weight beside a master weight
+    2 * 8      reading and writing both moments
+
+    32 in fp32, 34 in bf16, 30 in fp16, 40 with a gradient copy, 24 without master weights.
+    Source: counted here from the bytes a parameter of each precision.
+    """
+    state = BYTES_PER_PARAMETER[precision]
+    gradient = state.gradient_copy if state.gradient_copy else state.gradients
+    copied = state.gradients + state.gradient_copy if state.gradient_copy else 0
+    weight = 2 * state.master_weights + state.weights if state.master_weights else 2 * state.weights
+    return copied + 2 * gradient + weight + 2 * state.moments

@@ -1,0 +1,80 @@
+"""The pipeline's schedule: who waits, what is in flight, how many weight versions live."""
+
+from __future__ import annotations
+
+from reference_runs.layout import Layout, Schedule
+from suite.predict.analytic.elementwise import chosen, smaller
+
+NO_FLUSH = (Schedule.PIPEDREAM, Schedule.PIPEDREAM_VERTICAL_SYNC, Schedule.PIPEDREAM_2BW)
+
+
+def chunks_in_flight(*, pipeline_stages: int, virtual_stages: int, stage: int) -> int:
+    """Model chunks whose activations a rank of `stage` keeps at most, where each round starts a new micro-batch.
+
+    2 (p - k - 1) + (v - 1) p + 1, with p stages, v virtual stages a rank (chunks), k the stage counted from 0:
+        2 (p - k - 1)   rounds until the first backward pass comes back to this stage
+        (v - 1) p       forward passes of its other chunks before that
+        1               the pass in progress
+
+    With v = 1 the first stage keeps 2 p - 1.
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Megatron-LM, core/pipeline_parallel/schedules.py,
+    num_warmup_microbatches. The first stage's (p v + p - 1) / v micro-batches equal the factor
+    p (1 + (p - 1) / p v) of Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.3.
+    """
+    return 2 * (pipeline_stages - stage - 1) + (virtual_stages - 1) * pipeline_stages + 1
+
+
+def micro_batches_in_flight(layout: Layout, *, micro_batches: int, stage: int) -> float:
+    """Micro-batches whose activations a rank of `stage` (from 0) keeps at most; a fraction where stages interleave.
+
+    gpipe               m, all of the step
+    1f1b                min(m, p - k)
+    interleaved 1f1b    min(m v, 2 (p - k - 1) + (v - 1) p + 1) / v   (see `chunks_in_flight`)
+    pipedream, 2bw      p - k, as no flush limits them to a step
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; Narayanan et al. 2019, PipeDream, SOSP, section 3.2.
+    Differs from the often quoted p for every stage: the last stage of 1F1B keeps one.
+    """
+    schedule, virtual = layout.schedule, layout.virtual_stages
+    if schedule is Schedule.GPIPE:
+        return micro_batches + 0 * stage
+    waiting = layout.pipeline_stages - stage
+    if schedule is not Schedule.ONE_F_ONE_B:
+        return waiting
+    if virtual.__class__ is int and virtual == 1:
+        return smaller(micro_batches, waiting)
+    chunks = chunks_in_flight(pipeline_stages=layout.pipeline_stages, virtual_stages=virtual, stage=stage)
+    interleaved = smaller(micro_batches * virtual, chunks) / virtual
+    return chosen(virtual > 1, interleaved, smaller(micro_batches, waiting))
+
+
+def bubble_fraction(layout: Layout, *, micro_batches: int) -> float:
+    """Share of a step in which a pipeline stage waits, all stages taking the same time: (p - 1) / (v m + p - 1).
+
+    With m micro-batches, p stages, v virtual stages a rank. Without flush (PipeDream) nothing waits in steady state: 0.
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2: the bubble's time over the ideal time is
+    (p - 1) / (v m), which differs: it is a share of the ideal step, this one of the real step.
+    """
+    if layout.schedule in NO_FLUSH:
+        return 0.0 * micro_batches
+    waiting = layout.pipeline_stages - 1
+    return waiting / (layout.virtual_stages * micro_batches + waiting)
+
+
+def weight_versions(layout: Layout, *, stage: int) -> int:
+    """Versions of its weights that a rank of `stage` (from 0) keeps.
+
+    gpipe, 1f1b               1: the flush comes before the update
+    pipedream                 p - k: one for each micro-batch in flight (weight stashing)
+    pipedream, vertical sync  p on every stage: stage k waits for version i of the first stage, p - 1 updates later
+    pipedream-2bw             2 (1 where p = 1), with at least p micro-batches a step
+
+    Source: Narayanan et al. 2019, PipeDream, SOSP, section 3.3; Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
+    """
+    if layout.schedule is Schedule.PIPEDREAM:
+        return layout.pipeline_stages - stage
+    if layout.schedule is Schedule.PIPEDREAM_VERTICAL_SYNC:
+        return layout.pipeline_stages + 0 * stage
+    if layout.schedule is Schedule.PIPEDREAM_2BW:
+        return smaller(2, layout.pipeline_stages) + 0 * stage
+    return 1 + 0 * stage

@@ -1,0 +1,330 @@
+"""Seconds of one training step, as a sum of terms: what computes, what communicates, and what waits.
+
+Matrix products at a share of the peak, memory-bound operators at a share of the bandwidth, a fixed time for each
+kernel, a host that may be slower than the accelerator, collectives, the pipeline's fill, and what a software stack
+overlaps or waits for. With the neutral values of `Machine` and its stack `PLAIN` it is the textbooks' model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, Offload, Recomputation
+from reference_runs.run import Architecture, Recipe
+from reference_runs.stack import Accumulation, Stack
+from suite.predict.analytic.collective_time import Group, collective_seconds, group
+from suite.predict.analytic.elementwise import chosen, larger, smaller
+from suite.predict.analytic.flop import recomputed_layers_from_input
+from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, optimizer_shards
+from suite.predict.analytic.memory_bound_operators import BACKWARD, embedding_bytes, loss_bytes, update_element_bytes
+from suite.predict.analytic.parameters import rank_parameters, stage_layers
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH
+from suite.predict.analytic.process_groups import axes_in_node, group_ranks
+
+LEAST_SECONDS = 1e-300  # no time, but not 0
+HOST_SHARPNESS = 8  # of the smooth maximum of accelerator and host: 9 % above either where both are equal
+
+RankTraffic = Sequence[
+    tuple[str, str, int, int]
+]  # suite.predict.analytic.traffic.Traffic: axis, operation, bytes, messages
+
+
+class StepTime(NamedTuple):
+    """Seconds of one step by what they are spent on, of the stage that takes longest; they add up to the step.
+
+    Args:
+        forward_seconds: matrix products of the forward passes.
+        backward_seconds: matrix products of the backward passes, without recomputation.
+        recomputation_seconds: matrix products that the backward passes repeat.
+        operator_seconds: memory-bound operators, recomputed ones included.
+        tensor_parallel_seconds: none of it hidden.
+        context_parallel_seconds: none of it hidden.
+        pipeline_seconds: sending activations and their gradients to the neighbouring stages, none of it hidden.
+        bubble_seconds: waiting for other stages.
+        data_parallel_seconds: the exposed part.
+        tied_embedding_seconds: adding up the gradients of an embedding that first and last stage store.
+        optimizer_seconds: clipping and update.
+        launch_seconds: kernels' own time beyond bytes and flop, and waiting for the host that launches them.
+        accumulation_seconds: adding each micro-batch's gradients to their sum, where kernels of their own do it.
+        overhead_seconds: of each step, what no other term describes.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    recomputation_seconds: float
+    operator_seconds: float
+    tensor_parallel_seconds: float
+    context_parallel_seconds: float
+    pipeline_seconds: float
+    bubble_seconds: float
+    data_parallel_seconds: float
+    tied_embedding_seconds: float
+    optimizer_seconds: float
+    launch_seconds: float = 0.0
+    accumulation_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds of the step."""
+        return sum(self)
+
+    @property
+    def matrix_seconds(self) -> float:
+        """Seconds of all matrix products, those of recomputation included."""
+        return self.forward_seconds + self.backward_seconds + self.recomputation_seconds
+
+
+def timed_stages(layout: Layout) -> tuple[int, ...]:
+    """Pipeline stages among which the slowest is: the first, the second, the last, each once.
+
+    All others have no more layers than the second and, like it, neither embedding nor head. Where the number of stages
+    is an array, three entries, of which some may name the same stage. All stages where their layers are given.
+    """
+    stages: Any = layout.pipeline_stages
+    if layout.stage_layer_counts is not None:
+        return tuple(range(stages))
+    if isinstance(stages, int):
+        return tuple(range(stages)) if stages < 3 else (0, 1, stages - 1)
+    return (0 * stages, smaller(1, stages - 1), stages - 1)
+
+
+def exposed_data_parallel_seconds(
+    layout: Layout,
+    *,
+    reduction_seconds: float,
+    gather_seconds: float,
+    backward_seconds: float,
+    computation_seconds: float,
+    micro_batches: int,
+    overlap_share: float,
+) -> float:
+    """Seconds of a step's data-parallel traffic that computation does not hide, at overlap share o.
+
+    stage 0, 1    max(reduction - o backward, 0) + gathers          backward pass of the last micro-batch
+    stage 2       max(reduction - o m backward, 0) + gathers        every micro-batch reduces
+    stage 3       max(reduction + gathers - o m computation, 0)     every layer gathers and reduces
+
+    Below stage 3 the gathers bring the new weights behind the update, where there is nothing to hide them.
+    `backward_seconds` and `computation_seconds` (forward and backward) are those of one micro-batch.
+    Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; Rajbhandari et al. 2020, arXiv 1910.02054, section 7.
+    """
+    if layout.zero_stage == 3:
+        hidden = overlap_share * micro_batches * computation_seconds
+        return larger(reduction_seconds + gather_seconds - hidden, 0.0)
+    hidden = overlap_share * backward_seconds * (micro_batches if layout.zero_stage == 2 else 1)
+    return larger(reduction_seconds - hidden, 0.0) + gather_seconds
+
+
+def step_time(
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    machine: Machine,
+    *,
+    micro_batches: int,
+    traffic: Sequence[RankTraffic],
+) -> StepTime:
+    """Seconds of one step, by term, of the pipeline stage that takes longest.
+
+    Of a stage with l layers, m micro-batches, p stages, v virtual stages a rank:
+        accelerator    products, operators, n k_a for its n kernels, tensor- and context-parallel traffic
+        host           n k_h to launch them
+        micro-batch    the larger of both, smoothed: (accelerator^8 + host^8)^(1/8); their sum where the stack makes
+                       the host wait at every layer; then accumulating gradients
+        busy           m micro-batches, and the pipeline-parallel traffic that the stack waits for
+        bubble         a micro-batch of every other stage, over v; 0 without flush
+        after          exposed data-parallel traffic, the tied embedding's gradient, the optimizer step, the overhead
+
+    Equal stages wait for `suite.predict.analytic.pipeline_schedule.bubble_fraction` of busy and bubble.
+    Source: Narayanan et al. 2021, arXiv 2104.04473, sections 2.2 and 3.
+
+    Args:
+        traffic: of one rank of each of `timed_stages(layout)`, what `step_traffic` (traffic.py) returns.
+
+    Raises:
+        InputError: the layout keeps state in the host's memory; its transfers have no time here.
+    """
+    if layout.offload is not Offload.NONE:
+        raise InputError("layout.offload: no time is predicted", got=layout.offload.value, allowed=Offload.NONE.value)
+    bandwidth = machine.achievable_memory_bytes_per_second
+    stack = machine.stack
+    layer = layer_time(architecture, recipe, layout, machine)
+    head = head_seconds(architecture, recipe, layout, machine)
+    before = machine.residual_passes * embedding_bytes(architecture, recipe, layout) / bandwidth
+    behind = machine.loss_passes * stack.loss_share * loss_bytes(architecture, recipe, layout) / bandwidth
+    element = update_element_bytes(recipe.precision) / optimizer_shards(layout)
+    update = machine.update_passes * element / bandwidth
+    kernels = stack.layer_kernels + stack.tensor_parallel_kernels * (layout.tensor_parallel > 1)
+    stages = timed_stages(layout)
+    groups = axis_groups(layout, machine)
+    flushed = layout.schedule not in NO_FLUSH
+    times: list[StepTime] = []
+    passes: list[float] = []
+    sends: list[float] = []
+    for stage, entries in zip(stages, traffic, strict=True):
+        layers = stage_layers(architecture, layout, stage=stage)
+        parameters = rank_parameters(architecture, layout, stage=stage).all
+        first, last = stage == 0, stage == layout.pipeline_stages - 1
+        forward = layers * layer.forward_seconds + last * head[0]
+        backward = layers * layer.backward_seconds + last * head[1]
+        operators = layers * layer.operator_seconds + first * before + last * behind
+        again, operators_again = _recomputed(layout.recomputation, layer, layers)
+        backward_pass = backward + again + BACKWARD * operators + operators_again
+        seconds = {"tp": 0.0, "cp": 0.0, "pp": 0.0, "embedding": 0.0, "reduction": 0.0, "gather": 0.0}
+        for axis, operation, payload, messages in entries:
+            spent = collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
+            key = axis if axis != "dp" else "gather" if operation == "all_gather" else "reduction"
+            seconds[key] = seconds[key] + spent
+        exposed_tensor = seconds["tp"] / _overlapping_chunks(layout, machine)
+        overlapped: Any = stack.overlaps_pipeline & (layout.virtual_stages > 1)
+        sent = chosen(overlapped, 0.0 * seconds["pp"], seconds["pp"])
+        computation = forward + operators + backward_pass
+        launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
+        launched = launched + last * ((1 + BACKWARD) * stack.head_kernels)
+        accelerator = computation + machine.kernel_seconds * launched
+        accelerator = accelerator + (exposed_tensor + seconds["cp"]) / micro_batches
+        host = machine.launch_seconds * launched
+        added = _accumulation_bytes(recipe, stack, micro_batches) * parameters / bandwidth
+        waits = stack.synchronises_layers and layout.recomputation is not Recomputation.NONE
+        micro = _slower_of(accelerator, host) + (host if waits else 0.0 * host)
+        slowed = micro / larger(accelerator, LEAST_SECONDS)
+        waited = micro - accelerator + machine.kernel_seconds * launched
+        passes.append(micro + added)
+        sends.append(sent / micro_batches)
+        times.append(
+            StepTime(
+                forward_seconds=micro_batches * forward,
+                backward_seconds=micro_batches * backward,
+                recomputation_seconds=micro_batches * again,
+                operator_seconds=micro_batches * ((1 + BACKWARD) * operators + operators_again),
+                tensor_parallel_seconds=exposed_tensor,
+                context_parallel_seconds=seconds["cp"],
+                pipeline_seconds=sent,
+                bubble_seconds=0.0 * passes[-1],
+                data_parallel_seconds=exposed_data_parallel_seconds(
+                    layout,
+                    reduction_seconds=seconds["reduction"],
+                    gather_seconds=seconds["gather"],
+                    backward_seconds=slowed * backward_pass,
+                    computation_seconds=slowed * computation,
+                    micro_batches=micro_batches,
+                    overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
+                ),
+                tied_embedding_seconds=seconds["embedding"],
+                optimizer_seconds=update * parameters,
+                launch_seconds=micro_batches * waited,
+                accumulation_seconds=micro_batches * added,
+                overhead_seconds=machine.step_overhead_seconds + 0.0 * added,
+            )
+        )
+    if flushed:
+        every = _all_stages_seconds(architecture, layout, passes, sends)
+        times = [
+            time._replace(bubble_seconds=larger(every - (own + sent), 0.0) / layout.virtual_stages)
+            for time, own, sent in zip(times, passes, sends, strict=True)
+        ]
+    return reduce(_slower, times)
+
+
+def _all_stages_seconds(
+    architecture: Architecture, layout: Layout, passes: Sequence[float], sends: Sequence[float]
+) -> float:
+    """Seconds of one micro-batch in all stages one after the other, from passes and messages of `timed_stages`.
+
+    Stages between the second and the last have layers alone, so they take the second's time for each of its layers, and
+    send as often as it does. (Recomputation from a stage's input grows with the square of its layers: a stage that has
+    one less than the second then counts a little too much.)
+    """
+    stages: Any = layout.pipeline_stages
+    if len(passes) < 3 or layout.stage_layer_counts is not None:
+        return sum(passes) + sum(sends)
+    ends = stage_layers(architecture, layout, stage=0) + stage_layers(architecture, layout, stage=stages - 1)
+    # arrays may hold pipelines of one or two stages, whose second or last stage is named twice
+    second = stage_layers(architecture, layout, stage=smaller(1, stages - 1))
+    middle = (architecture.layers - ends) / larger(second, 1) * passes[1]
+    middle = larger(middle, 0.0) + (stages - 2) * sends[1]
+    ends_seconds = passes[0] + sends[0] + passes[2] + sends[2]
+    several: float = ends_seconds + chosen(stages > 2, middle, 0.0 * middle)
+    return chosen(stages > 1, several, passes[0] + sends[0])
+
+
+def _overlapping_chunks(layout: Layout, machine: Machine) -> int:
+    """Pieces of a tensor-parallel collective of which all but one overlap with its product.
+
+    With sequence parallelism inside a node alone: it is gathers and scatters over a node's links that are cut up.
+    """
+    inside = layout.tensor_parallel <= machine.accelerators_per_node
+    return chosen(inside & layout.sequence_parallel, machine.stack.tensor_parallel_chunks, 1)
+
+
+def _slower_of(accelerator: float, host: float) -> float:
+    """The larger of two times, smoothed: (a^s + h^s)^(1/s), at sharpness s."""
+    longer: float = larger(accelerator, host)
+    shorter: float = smaller(accelerator, host)
+    sharpened: float = (shorter / larger(longer, LEAST_SECONDS)) ** HOST_SHARPNESS  # a stage may have nothing to do
+    smoothed: float = longer * (1 + sharpened) ** (1 / HOST_SHARPNESS)
+    return smoothed
+
+
+def _accumulation_bytes(recipe: Recipe, stack: Stack, micro_batches: int) -> float:
+    """Bytes that adding one micro-batch's gradient of one parameter to the sum moves: w + 2 g.
+
+    Reading the gradient as the backward pass leaves it, reading and writing the sum; 0 where the product that computes
+    it adds it, and where there is one micro-batch whose gradient is the sum.
+    """
+    if stack.accumulation is Accumulation.IN_PRODUCT:
+        return 0.0
+    moved = WEIGHT_ELEMENT_BYTES[recipe.precision] + 2 * BYTES_PER_PARAMETER[recipe.precision].gradients
+    if stack.accumulation is Accumulation.SEPARATE_ALWAYS:
+        return moved
+    return chosen(micro_batches > 1, 1.0 * moved, 0.0)
+
+
+def _repeated_layers(recomputation: Recomputation, layers: int) -> float:
+    """Layer-forwards, in kernels, that one micro-batch's backward pass through `layers` repeats.
+
+    Selective recomputation repeats a quarter of a layer's kernels.
+    """
+    if recomputation is Recomputation.NONE:
+        return 0.0 * layers
+    if recomputation is Recomputation.SELECTIVE:
+        return 0.25 * layers
+    return 1.0 * (layers if recomputation is Recomputation.FULL else recomputed_layers_from_input(layers))
+
+
+def axis_groups(layout: Layout, machine: Machine) -> dict[str, Group]:
+    """By axis, the ranks that it joins and the link that limits them.
+
+    The two stages that store a tied embedding are neighbours in a node only where all stages are; otherwise the group
+    is as far apart as the pipeline.
+    """
+    inside = axes_in_node(layout, accelerators_per_node=machine.accelerators_per_node)
+    if machine.stack.one_ring:  # each group leaves its nodes as if one of its ranks stood in each
+        inside = {axis: chosen(ranks >= group_ranks(layout, axis), ranks, 1) for axis, ranks in inside.items()}
+    return {
+        axis: group(machine, ranks=group_ranks(layout, axis), ranks_in_node=ranks) for axis, ranks in inside.items()
+    }
+
+
+def _recomputed(recomputation: Recomputation, layer: LayerTime, layers: int) -> tuple[float, float]:
+    """Seconds of matrix products and of operators that one micro-batch's backward pass through `layers` repeats."""
+    if recomputation is Recomputation.NONE:
+        return 0.0 * layers, 0.0 * layers
+    if recomputation is Recomputation.SELECTIVE:
+        return layers * layer.attention_seconds, layers * layer.attention_operator_seconds
+    forwards = layers if recomputation is Recomputation.FULL else recomputed_layers_from_input(layers)
+    return forwards * layer.forward_seconds, forwards * layer.operator_seconds
+
+
+def _slower(a: StepTime, b: StepTime) -> StepTime:
+    """The one of two stages that takes longer; the first where both take as long."""
+    longer: Any = b.total_seconds > a.total_seconds
+    if isinstance(longer, bool):
+        return b if longer else a
+    return StepTime(*(chosen(longer, of_b, of_a) for of_a, of_b in zip(a, b, strict=True)))

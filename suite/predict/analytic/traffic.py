@@ -1,0 +1,252 @@
+"""Bytes and messages that one rank hands to collectives in one step, by axis and operation, as the papers have it."""
+
+from __future__ import annotations
+
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.run import Architecture, Precision, Recipe, Residual
+from suite.predict.analytic.activations import kept_units
+from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.flop import recomputed_layers_from_input
+from suite.predict.analytic.gradient_buckets import gradient_bucket_count
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.parameters import rank_parameters, stage_layers
+from suite.predict.analytic.process_groups import Traffic, group_ranks
+
+CROSS_ENTROPY_REDUCTIONS = 3  # maximum, the target's logit, sum of exponentials
+
+
+def step_traffic(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
+) -> list[Traffic]:
+    """What one rank of pipeline stage `stage` (from 0) hands to collectives in a step of `micro_batches`.
+
+    One entry for each axis and operation; of plain numbers, entries without messages are left out.
+        dp          `zero_traffic`: gradients and weights, over the data- and context-parallel ranks together
+        tp          `tensor_parallel_traffic`
+        cp          `context_parallel_traffic`
+        pp          `pipeline_traffic`
+        embedding   `tied_embedding_traffic`: between first and last stage
+
+    Left out are scalars of a step: loss, gradient norm, overflow flag.
+    """
+    traffic = zero_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+    traffic += tensor_parallel_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+    traffic.append(context_parallel_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches))
+    traffic.append(pipeline_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches))
+    traffic.append(tied_embedding_traffic(architecture, recipe, layout, stage=stage))
+    return [entry for entry in traffic if not isinstance(entry.messages, int) or entry.messages]
+
+
+def reduced_gradient_element_bytes(precision: Precision) -> int:
+    """Bytes of one gradient element as it is reduced: 4 where gradients are accumulated in fp32, 2 in fp16."""
+    return int(BYTES_PER_PARAMETER[precision].gradients)
+
+
+def zero_traffic(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
+) -> list[Traffic]:
+    """What one rank hands to collectives over its data-parallel group in a step, by ZeRO stage.
+
+    With Psi parameters on the rank, g bytes a reduced gradient, w a weight, m micro-batches, n ranks of the group,
+    Psi' = n ceil(Psi / n) for each optimizer group:
+        stage 0   all_reduce       g Psi         once a step, in the buckets of DistributedDataParallel
+        stage 1   all_reduce       g Psi         as stage 0 (BLOOM's BF16_Optimizer)
+                  all_gather       w Psi'        new weights, a message for each optimizer group
+        stage 2   reduce_scatter   m g Psi'      no rank keeps whole gradients, so those of a micro-batch are reduced
+                                                 before the next one's backward pass; in buckets
+                  all_gather       w Psi'        as stage 1
+        stage 3   all_gather       2 m w Psi'    in forward and again in backward pass; m w Psi' where weights stay
+                                                 gathered between them (reshard_after_forward = false)
+                  reduce_scatter   m g Psi'      as stage 2; both in a message for each layer, and one for the tables
+                                                 and norms outside
+    Full recomputation finds the weights gathered for the backward pass. The group spans context parallelism too: its
+    ranks have the same weights and see different tokens, so n = dp * cp.
+
+    With g = w, m = 1 a ring sends 2 Psi, 3 Psi, 2 Psi, 3 Psi, each times (n - 1) / n.
+    Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7; Zhao et al. 2023, arXiv 2304.11277, section 3.
+    Differs from 2 Psi of Rajbhandari's stage 1, and of Megatron-LM's distributed optimizer, by Psi: both reduce-scatter
+    gradients, once a step, where BLOOM all-reduces them.
+    """
+    n = group_ranks(layout, "dp")
+    several = n > 1
+    rank = rank_parameters(architecture, layout, stage=stage)
+    gradient = several * reduced_gradient_element_bytes(recipe.precision)
+    weight = several * WEIGHT_ELEMENT_BYTES[recipe.precision]
+    if recipe.decay_of_vectors:
+        padded, groups = n * ceil_division(rank.all, n), 1
+    else:
+        padded = n * (ceil_division(rank.matrices, n) + ceil_division(rank.vectors, n))
+        groups = (rank.matrices > 0) * 1 + (rank.vectors > 0) * 1
+    if layout.zero_stage == 3:
+        outside = (stage == 0) | (stage == layout.pipeline_stages - 1)
+        units = several * micro_batches * (stage_layers(architecture, layout, stage=stage) + outside)
+        gathers = 2 if layout.reshard_after_forward else 1
+        return [
+            Traffic("dp", "all_gather", gathers * micro_batches * weight * padded, gathers * units),
+            Traffic("dp", "reduce_scatter", micro_batches * gradient * padded, units),
+        ]
+    buckets = several * gradient_bucket_count(
+        architecture, layout, stage=stage, element_bytes=reduced_gradient_element_bytes(recipe.precision)
+    )
+    gathered = Traffic("dp", "all_gather", weight * padded, several * groups)
+    if layout.zero_stage == 2:
+        scattered = Traffic("dp", "reduce_scatter", micro_batches * gradient * padded, micro_batches * buckets)
+        return [scattered, gathered]
+    reduced = Traffic("dp", "all_reduce", gradient * rank.all, buckets)
+    return [reduced, gathered] if layout.zero_stage == 1 else [reduced]
+
+
+def activation_message_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+    """Bytes of one micro-batch's hidden states on a rank that has its share of the sequence: b s h e / c.
+
+    With b samples a micro-batch, s positions, h hidden, e bytes an element (as a weight), c context-parallel ranks.
+    """
+    element = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    tokens = layout.micro_batch * architecture.sequence
+    return tokens * architecture.hidden * element // layout.context_parallel
+
+
+def tensor_parallel_traffic(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
+) -> list[Traffic]:
+    """What one rank hands to collectives over its tensor-parallel group in a step.
+
+    With a = b s h e / c bytes of hidden states, for each micro-batch:
+        layer, forward      2 all-reduces of a (g: behind the row-parallel projection and contraction)
+        layer, backward     2 all-reduces of a (f: before the column-parallel query, key, value and expansion)
+        layer, recomputed   the forward ones again, for each repeated pass through the layer
+        parallel residual   1 forward in place of 2, because attention and feed-forward are added before one g; 2
+                            backward still, because two norms give their inputs, and each input has its f
+        first stage         1 all-reduce of a: the vocabulary-parallel embedding, forward (g)
+        last stage          1 all-reduce of a: gradient of the head's input (f)
+                            3 all-reduces of 4 b s / c: cross-entropy's maximum, target logit, sum of exponentials
+
+    With sequence parallelism each f is an all-gather forward and a reduce-scatter backward, which gathers its input
+    once more for the weight's gradient; each g is a reduce-scatter forward and an all-gather backward. So with i f's
+    and o g's a layer (2 and 2; parallel residual 2 and 1), F passes forward through it and 1 backward:
+        all-gather          F i + i + o
+        reduce-scatter      F o + i
+    Once a step the gradients of all parameters that every rank stores are all-reduced in one message, because each
+    rank saw its own positions.
+
+    Further all-gathers of a, neither needed with sequence parallelism:
+        partitioned checkpoints   the kept input of each unit of recomputation (`kept_units`), in the backward pass
+        scatter-gather            each activation or gradient that another pipeline stage sent in shares
+
+    Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2;
+    Black et al. 2022, arXiv 2204.06745, section 2.1.2 (parallel residual, two norms); Rajbhandari et al. 2020, section
+    6.1 (partitioned checkpoints); Narayanan et al. 2021, arXiv 2104.04473, section 4.1 (scatter-gather). In section 3.2
+    the last gives 8 b s h (t - 1) / t elements a layer, which this is without recomputation.
+    Differs from one all-reduce each way with a parallel residual by one backward: that needs one norm for both parts,
+    or f before the norms, whose own gradients each rank would then have in part.
+    PyTorch's recomputation stops early where there is no dropout and so leaves out the last g of each group: 1 in
+    place of 2 for groups of one layer, 0 in place of 1 with a parallel residual.
+    """
+    a = activation_message_bytes(architecture, recipe, layout)
+    several = layout.tensor_parallel > 1
+    first, last = stage == 0, stage == layout.pipeline_stages - 1
+    layers = stage_layers(architecture, layout, stage=stage)
+    inputs = 2
+    outputs = 1 if architecture.residual is Residual.PARALLEL else inputs
+    passes = several * micro_batches
+    forwards = layers + _recomputed_layers(layout.recomputation, layers)
+    reduced = passes * (outputs * forwards + inputs * layers + first + last)
+    losses = passes * (CROSS_ENTROPY_REDUCTIONS * last)
+    loss_bytes = losses * (FP32 * layout.micro_batch * architecture.sequence // layout.context_parallel)
+    if layout.sequence_parallel:
+        replicated = several * rank_parameters(architecture, layout, stage=stage).replicated
+        # the head gathers its input forward and for the weight's gradient; the embedding gathers its output's gradient
+        gathered = passes * (inputs * (forwards + layers) + outputs * layers + first + 2 * last)
+        gradient = reduced_gradient_element_bytes(recipe.precision)
+        return [
+            Traffic("tp", "all_reduce", loss_bytes + gradient * replicated, losses + several),
+            Traffic("tp", "all_gather", gathered * a, gathered),
+            Traffic("tp", "reduce_scatter", reduced * a, reduced),
+        ]
+    traffic = [Traffic("tp", "all_reduce", reduced * a + loss_bytes, reduced + losses)]
+    gathered = 0 * reduced
+    if layout.partitioned_checkpoints and layout.recomputation in (Recomputation.FULL, Recomputation.FROM_INPUT):
+        gathered = gathered + passes * kept_units(layout, layers=layers)
+    if layout.scatter_gather:
+        # a rank receives as often as it sends: the end of the chain that it lacks forward, it lacks backward
+        gathered = gathered + several * pipeline_messages(layout, stage=stage, micro_batches=micro_batches)
+    traffic.append(Traffic("tp", "all_gather", gathered * a, gathered))
+    return traffic
+
+
+def _recomputed_layers(recomputation: Recomputation, layers: int) -> int:
+    """Layer-forwards that the backward pass of `layers` layers repeats, whole layers only."""
+    if recomputation is Recomputation.FULL:
+        return layers
+    return recomputed_layers_from_input(layers) if recomputation is Recomputation.FROM_INPUT else 0 * layers
+
+
+def context_parallel_traffic(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
+) -> Traffic:
+    """What one rank sends round its context-parallel ring in a step (ring attention).
+
+    Keys and values of a rank's share of the sequence are 2 b s k d e / (c t) bytes, with k key-value heads of size d,
+    c ranks of the ring. For each layer and micro-batch, one message each:
+        forward      c - 1   keys and values go round until every rank has seen every block
+        backward     c - 1   keys and values again
+                     c - 1   their gradients, gathered on the way home
+        recomputed   c - 1   for each repeated pass, and with selective recomputation, which repeats the attention
+
+    Source: Liu et al. 2023, arXiv 2310.01889, section 3 (a block is sent while the one before it is computed).
+    c - 1 steps of each kind are Transformer Engine's: the backward ring starts at the block where the forward ring
+    ended and turns the other way. Implementations that start at home send the gradients c times.
+    Gradients of weights are reduced over dp and cp together (see `zero_traffic`).
+    """
+    element = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    layers = stage_layers(architecture, layout, stage=stage)
+    again = layers if layout.recomputation is Recomputation.SELECTIVE else 0
+    forwards = layers + _recomputed_layers(layout.recomputation, layers) + again
+    block = 2 * layout.micro_batch * architecture.sequence * architecture.kv_heads * architecture.head_dim * element
+    block = block // (layout.context_parallel * layout.tensor_parallel)
+    messages = micro_batches * (layout.context_parallel - 1) * (forwards + 2 * layers)
+    return Traffic("cp", "send", messages * block, messages)
+
+
+def pipeline_messages(layout: Layout, *, stage: int, micro_batches: int) -> int:
+    """Messages that a rank of `stage` (from 0) sends to other stages in a step: m (2 v - [first] - [last]).
+
+    Each of its v chunks of the model sends an activation forward, except the model's last one, and a gradient
+    backward, except the model's first one. It receives as many. Over all stages: 2 m (p v - 1).
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (interleaving sends v times as much).
+    """
+    ends = (stage == 0) * 1 + (stage == layout.pipeline_stages - 1) * 1
+    return (layout.pipeline_stages > 1) * micro_batches * (2 * layout.virtual_stages - ends)
+
+
+def pipeline_traffic(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
+) -> Traffic:
+    """What one rank sends to other pipeline stages in a step: `pipeline_messages` of a = b s h e / c bytes each.
+
+    Every tensor-parallel rank sends all of it, except with scatter_gather or sequence parallelism: a / t. With the
+    first, the receivers gather it (see `tensor_parallel_traffic`); with the second, no rank has more.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473, sections 3.2 and 4.1.
+    """
+    size = activation_message_bytes(architecture, recipe, layout)
+    if layout.sequence_parallel or layout.scatter_gather:
+        size = size // layout.tensor_parallel
+    messages = pipeline_messages(layout, stage=stage, micro_batches=micro_batches)
+    return Traffic("pp", "send", messages * size, messages)
+
+
+def tied_embedding_traffic(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int) -> Traffic:
+    """What one rank hands to the all-reduce of the tied embedding's gradient between first and last stage in a step.
+
+    g V h / t bytes in one message on the first and on the last of several stages; nothing elsewhere or untied.
+    Counted whole under ZeRO-2 and 3 too, as in Megatron-LM.
+
+    Source: Narayanan et al. 2021, arXiv 2104.04473; Megatron-LM, core/distributed/finalize_model_grads.py.
+    """
+    ends = (stage == 0) | (stage == layout.pipeline_stages - 1)
+    messages = (layout.pipeline_stages > 1) * ends * (1 if architecture.tied_embeddings else 0)
+    table = architecture.padded_vocabulary * architecture.hidden // layout.tensor_parallel
+    payload = messages * reduced_gradient_element_bytes(recipe.precision) * table
+    return Traffic("embedding", "all_reduce", payload, messages)

@@ -1,0 +1,69 @@
+"""What a whole training takes: steps, time, accelerator-time, energy and cost."""
+
+from __future__ import annotations
+
+from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.flop import six_n_flop
+
+SECONDS_PER_HOUR = 3600
+SECONDS_PER_YEAR = 365.25 * 24 * SECONDS_PER_HOUR  # the Julian year
+JOULES_PER_KILOWATT_HOUR = 1000 * SECONDS_PER_HOUR
+
+
+def training_steps(*, tokens: int, global_batch: int, sequence: int) -> int:
+    """Steps that training on `tokens` tokens takes: ceil(D / (B s)) with B samples of s tokens.
+
+    A ramp-up of the batch takes more steps, which are shorter.
+    """
+    return ceil_division(tokens, global_batch * sequence)
+
+
+def training_seconds(*, tokens: int, global_batch: int, sequence: int, step_seconds: float) -> float:
+    """Seconds of training on `tokens` tokens without interruption: `training_steps` of `step_seconds` each.
+
+    Differs from what a run took by its checkpoints, evaluations, failures and restarts.
+    """
+    return training_steps(tokens=tokens, global_batch=global_batch, sequence=sequence) * step_seconds
+
+
+def accelerator_seconds(*, accelerators: int, seconds: float) -> float:
+    """Accelerator-seconds of `accelerators` held for `seconds`; 3600 of them are an accelerator-hour."""
+    return accelerators * seconds
+
+
+def energy_joules(
+    *, accelerator_seconds: float, watts: float, power_share: float, power_usage_effectiveness: float
+) -> float:
+    """Joules that the accelerators of a training draw at the building's meter: n t W u E.
+
+    n t     accelerator-seconds
+    W u     printed watts of one accelerator, and the share of them that it draws on average
+    E       power usage effectiveness: what the building draws for each joule that its machines draw; 1: machines alone
+
+    Source: Patterson et al. 2021, arXiv 2104.10350, section 2.5. Host, network and storage are not counted.
+    """
+    return accelerator_seconds * watts * power_share * power_usage_effectiveness
+
+
+def accelerator_cost(*, accelerator_seconds: float, price_per_accelerator_hour: float) -> float:
+    """Cost of accelerator-seconds at a price an accelerator-hour, in the price's currency."""
+    return accelerator_seconds / SECONDS_PER_HOUR * price_per_accelerator_hour
+
+
+def energy_cost(*, energy_joules: float, price_per_kilowatt_hour: float) -> float:
+    """Cost of an energy at a price a kilowatt-hour, in the price's currency."""
+    return energy_joules / JOULES_PER_KILOWATT_HOUR * price_per_kilowatt_hour
+
+
+def six_n_seconds(*, parameters: float, tokens: float, flop_per_second: float) -> float:
+    """Seconds of 6 N D flop (see `suite.predict.analytic.flop.six_n_flop`) at a flop rate."""
+    return six_n_flop(parameters=parameters, tokens=tokens) / flop_per_second
+
+
+def training_years(*, parameters: float, tokens: float, flop_per_second: float) -> float:
+    """Julian years of 6 N D flop at a flop rate: 6 N D / r / (365.25 * 86400).
+
+    175e9 parameters, 300e9 tokens at 28e12 flop/s take 356 years; the often quoted 355 start from 3.14e23 flop.
+    """
+    seconds = six_n_seconds(parameters=parameters, tokens=tokens, flop_per_second=flop_per_second)
+    return seconds / SECONDS_PER_YEAR

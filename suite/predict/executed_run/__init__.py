@@ -1,0 +1,1 @@
+"""The figures expected of a launch."""

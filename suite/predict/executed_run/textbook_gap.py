@@ -1,0 +1,84 @@
+"""Where traffic as executed departs from the papers': by how many payload bytes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout, StageAssignment
+from reference_runs.run import Architecture, Recipe, Residual
+from suite.metrics.figures import Figure, Quantity
+from suite.predict.analytic.flop import groups_stopped_early
+from suite.predict.analytic.process_groups import Traffic
+from suite.predict.analytic.traffic import step_traffic
+from suite.predict.simulation.state import parameter_tensors_of_rank
+from suite.predict.simulation.traffic import executed_traffic, scalar_traffic
+
+TEXTBOOK_TERM = "textbook minus executed"
+
+
+def textbook_differences(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, compiled: bool = False
+) -> list[Figure]:
+    """Payload bytes of `step_traffic` less those of `executed_traffic`, by axis and operation where they differ.
+
+    On the rank that executes most of it, the first of them; scalars are left out on both sides.
+    """
+    micro_batches = accumulation(recipe, layout)
+    scalars = _payload(scalar_traffic(layout))
+    executed: dict[int, dict[tuple[str, str], int]] = {}
+    textbook: dict[int, dict[tuple[str, str], int]] = {}
+    for stage in range(layout.pipeline_stages):
+        traffic = executed_traffic(architecture, recipe, layout, stage=stage, replica=0, compiled=compiled)
+        payload = _payload(traffic)
+        executed[stage] = {key: size - scalars.get(key, 0) for key, size in payload.items()}
+        textbook[stage] = _payload(step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches))
+    keys = {key: None for of_stage in (*executed.values(), *textbook.values()) for key in of_stage}
+    figures = []
+    for axis, operation in keys:
+        own = {stage: payload.get((axis, operation), 0) for stage, payload in executed.items()}
+        fullest = max(own, key=lambda stage: own[stage])
+        if difference := textbook[fullest].get((axis, operation), 0) - own[fullest]:
+            figures.append(
+                Figure(
+                    quantity=Quantity.PAYLOAD_BYTES,
+                    value=difference,
+                    axis=axis,
+                    operation=operation,
+                    term=TEXTBOOK_TERM,
+                    why="; ".join(_reasons(architecture, recipe, layout, axis, operation)),
+                )
+            )
+    return figures
+
+
+def _payload(traffic: list[Traffic]) -> dict[tuple[str, str], int]:
+    return {(entry.axis, entry.operation): entry.payload_bytes for entry in traffic}
+
+
+def _reasons(architecture: Architecture, recipe: Recipe, layout: Layout, axis: str, operation: str) -> Iterator[str]:
+    """What is known to differ in this operation on `axis`."""
+    if layout.virtual_stages > 1 and layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES:
+        yield "layers are dealt to chunks"
+    if axis == "dp" and layout.zero_stage >= 2:
+        tensors = parameter_tensors_of_rank(architecture, layout, stage=0)
+        if any(tensor.rows % layout.data_parallel for tensor in tensors):
+            yield "fully_shard pads the rows of each tensor"
+        if operation == "all_gather" and layout.zero_stage == 3 and layout.reshard_after_forward:
+            yield "what is outside the layers stays gathered"
+    if axis != "tp":
+        return
+    if architecture.top_query_layer and operation == "all_reduce":
+        yield "the top-query layer's queries are an input too"
+    if layout.sequence_parallel and operation == "all_reduce":
+        if architecture.biases:
+            yield "gradients of biases behind a sum are whole"
+        if layout.zero_stage >= 2:
+            yield "each rank reduces its shard of the gradients"
+        return
+    if architecture.residual is Residual.PARALLEL:
+        yield "a parallel residual is summed in two parts"
+    if operation == "all_gather":
+        yield "gathered inputs are kept"
+    elif groups_stopped_early(architecture, layout, hidden_dropout=recipe.hidden_dropout, layers=architecture.layers):
+        yield "recomputation stops before the last sum of a group"

@@ -1,0 +1,1 @@
+"""Seconds from a machine: fitted to published measurements, or from a measured profile."""

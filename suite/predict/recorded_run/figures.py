@@ -1,0 +1,324 @@
+"""The figures of a run's prediction: every quantity, by term, axis and stage."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.run import Architecture, FlopConvention, Recipe, ReferenceRun
+from suite.metrics.figures import Figure, Quantity
+from suite.predict.analytic.activations import layer_activation_bytes
+from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
+from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.memory import fullest_instant
+from suite.predict.analytic.parameters import padding_parameters, rank_parameters
+from suite.predict.analytic.process_groups import sent_bytes
+from suite.predict.analytic.rates import flop_per_second, hfu, mfu, tokens_per_second
+from suite.predict.analytic.traffic import step_traffic
+from suite.predict.analytic.training_cost import (
+    accelerator_cost,
+    accelerator_seconds,
+    energy_cost,
+    energy_joules,
+    training_seconds,
+    training_steps,
+)
+from suite.predict.recorded_run.prediction import RunPrediction
+
+MEASURED_PEAK = "; of the highest matrix rate measured, not of a data sheet's peak"
+MODEL = "machine model"
+PART_OF_PARAMETERS = "part of parameters"
+PART_OF_MODEL_FLOP = "part of model_flop"
+PART_OF_PEAK = "part of the fullest instant"
+OF_A_RANK = "stored by a rank"
+OF_A_LAYER = "one layer, one micro-batch, without recomputation"
+
+_RECOMPUTED = FlopConvention.MEGATRON_RECOMPUTED
+
+
+class Prices(NamedTuple):
+    """What a training is charged at, in one currency; None where nothing is charged.
+
+    Args:
+        accelerator_hour: price of one accelerator for an hour.
+        kilowatt_hour: price of energy.
+        power_usage_effectiveness: what the building draws for each joule that its machines draw; 1: machines alone.
+    """
+
+    accelerator_hour: float | None = None
+    kilowatt_hour: float | None = None
+    power_usage_effectiveness: float = 1.0
+
+
+NO_PRICES = Prices()
+
+
+def model_convention(convention: FlopConvention) -> FlopConvention:
+    """The convention of the MFU of a source whose rates count as `convention`: without recomputation."""
+    return FlopConvention.MEGATRON_MODEL if convention is _RECOMPUTED else convention
+
+
+def predicted_figures(
+    run: ReferenceRun,
+    layout: Layout | None,
+    machine: Machine | None,
+    prediction: RunPrediction,
+    prices: Prices = NO_PRICES,
+) -> list[Figure]:
+    """Every predicted figure of `run` under a layout and on a machine.
+
+    Flop rates, MFU and HFU are counted under the convention of the published ones; where none is published, as
+    model_flop and hardware_flop are.
+    """
+    architecture, recipe = run.architecture, run.recipe
+    figures = [Figure(quantity=Quantity.PARAMETERS, value=sum(prediction.parameters.values()))]
+    figures += [
+        Figure(quantity=Quantity.PARAMETERS, value=count, term=part, convention=PART_OF_PARAMETERS)
+        for part, count in prediction.parameters.items()
+    ]
+    padding = padding_parameters(architecture)
+    if padding:
+        figures.append(
+            Figure(
+                quantity=Quantity.PARAMETERS,
+                value=figures[0].value - padding,
+                term="without vocabulary rows that no token has",
+            )
+        )
+    if layout is not None:
+        figures += [
+            Figure(
+                quantity=Quantity.PARAMETERS,
+                value=rank_parameters(architecture, layout, stage=stage).all,
+                stage=stage,
+                convention=OF_A_RANK,
+            )
+            for stage in range(layout.pipeline_stages)
+        ]
+    figures.append(Figure(quantity=Quantity.MODEL_FLOP, value=prediction.model_flop, convention=MODEL_CONVENTION))
+    figures += [
+        Figure(quantity=Quantity.MODEL_FLOP, value=flop, term=name, convention=name)
+        for name, flop in prediction.flop.items()
+        if name != _RECOMPUTED.value
+    ]
+    figures += [
+        Figure(quantity=Quantity.MODEL_FLOP, value=3 * flop, term=part, convention=PART_OF_MODEL_FLOP)
+        for part, flop in forward_flop(architecture, samples=recipe.global_batch).items()
+    ]
+    if prediction.hardware_flop is not None:
+        figures.append(
+            Figure(quantity=Quantity.HARDWARE_FLOP, value=prediction.hardware_flop, convention=HARDWARE_CONVENTION)
+        )
+    if layout is not None and layout.recomputation is Recomputation.FULL:
+        flop = prediction.flop[_RECOMPUTED.value]
+        figures.append(
+            Figure(quantity=Quantity.HARDWARE_FLOP, value=flop, term=_RECOMPUTED.value, convention=_RECOMPUTED.value)
+        )
+    if prediction.first_loss is not None:
+        figures.append(
+            Figure(
+                quantity=Quantity.FIRST_LOSS,
+                value=prediction.first_loss,
+                tolerance=FIRST_LOSS_TOLERANCE,
+                why=FIRST_LOSS_REASON,
+            )
+        )
+    convention = run.reported.total_flop_convention or run.reported.flop_convention
+    if convention is _RECOMPUTED and not _recomputes(layout):
+        convention = FlopConvention.MEGATRON_MODEL
+    steps = training_steps(tokens=recipe.tokens, global_batch=recipe.global_batch, sequence=run.architecture.sequence)
+    figures.append(
+        Figure(
+            quantity=Quantity.TRAINING_FLOP,
+            value=(prediction.flop[convention.value] if convention else prediction.model_flop) * steps,
+            convention=convention.value if convention else MODEL_CONVENTION,
+        )
+    )
+    if layout is not None:
+        figures += _memory_figures(architecture, recipe, layout, machine, prediction)
+        figures += _traffic_figures(architecture, recipe, layout)
+        figures += _time_figures(run, layout, machine, prediction, prices)
+    return figures
+
+
+def _recomputes(layout: Layout | None) -> bool:
+    """Whether the layers are computed once more: what Megatron-LM's equation 3 with factor 96 supposes."""
+    return layout is None or layout.recomputation is Recomputation.FULL
+
+
+def _memory_figures(
+    architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine | None, prediction: RunPrediction
+) -> list[Figure]:
+    """State, activations and peak: the largest over stages, then every stage's with its parts and instants.
+
+    Activations also by kind, of one layer and micro-batch.
+    """
+    figures: list[Figure] = []
+    by_quantity = {
+        Quantity.WEIGHT_BYTES: [m.weights for m in prediction.memory],
+        Quantity.GRADIENT_BYTES: [m.gradients for m in prediction.memory],
+        Quantity.OPTIMIZER_BYTES: [m.gradient_copy + m.master_weights + m.moments for m in prediction.memory],
+        Quantity.ACTIVATION_BYTES: [m.activations + m.logits for m in prediction.memory],
+        Quantity.PEAK_BYTES: [m.peak for m in prediction.memory],
+    }
+    for quantity, values in by_quantity.items():
+        over = machine is not None and quantity is Quantity.PEAK_BYTES and max(values) > machine.memory_bytes
+        why = f"does not fit: the accelerator has {machine.memory_bytes:,.0f} bytes" if over and machine else ""
+        figures.append(Figure(quantity=quantity, value=max(values), why=why))
+        figures += [Figure(quantity=quantity, value=value, stage=stage) for stage, value in enumerate(values)]
+    for stage, memory in enumerate(prediction.memory):
+        figures += [
+            Figure(quantity=Quantity.PEAK_BYTES, value=getattr(memory, instant), stage=stage, term=instant)
+            for instant in ("after_forward", "after_backward", "at_update")
+        ]
+        figures += [
+            Figure(quantity=Quantity.PEAK_BYTES, value=value, stage=stage, term=part, convention=PART_OF_PEAK)
+            for part, value in fullest_instant(memory)[1].items()
+            if value
+        ]
+    if prediction.reserved_bytes is not None:
+        figures.append(
+            Figure(
+                quantity=Quantity.PEAK_BYTES,
+                value=prediction.reserved_bytes,
+                term="reserved",
+                convention="PyTorch's caching allocator without fragmentation",
+            )
+        )
+    figures += [
+        Figure(quantity=Quantity.ACTIVATION_BYTES, value=value, term=kind, convention=OF_A_LAYER)
+        for kind, value in layer_activation_bytes(architecture, recipe, layout).items()
+    ]
+    return figures
+
+
+def _traffic_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Figure]:
+    """Payload, messages and sent bytes by axis and operation: the largest over stages, then each stage's."""
+    per_stage: list[Figure] = []
+    micro_batches = accumulation(recipe, layout)
+    for stage in range(layout.pipeline_stages):
+        for entry in step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches):
+            values = {
+                Quantity.PAYLOAD_BYTES: entry.payload_bytes,
+                Quantity.MESSAGES: entry.messages,
+                Quantity.SENT_BYTES: sent_bytes(entry, layout),
+            }
+            per_stage += [
+                Figure(quantity=quantity, value=value, axis=entry.axis, operation=entry.operation, stage=stage)
+                for quantity, value in values.items()
+            ]
+    largest: dict[tuple[object, ...], Figure] = {}
+    for figure in per_stage:
+        key = (figure.quantity, figure.axis, figure.operation)
+        if key not in largest or figure.value > largest[key].value:
+            largest[key] = figure
+    whole = [Figure(quantity=f.quantity, value=f.value, axis=f.axis, operation=f.operation) for f in largest.values()]
+    return whole + per_stage
+
+
+def _time_figures(
+    run: ReferenceRun,
+    layout: Layout,
+    machine: Machine | None,
+    prediction: RunPrediction,
+    prices: Prices,
+) -> list[Figure]:
+    figures: list[Figure] = []
+    if prediction.bubble_fraction is not None:
+        figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=prediction.bubble_fraction))
+    if prediction.step is None or machine is None:
+        return figures
+    step, accelerators, sequence = prediction.step.total_seconds, layout.ranks, run.architecture.sequence
+    figures.append(Figure(quantity=Quantity.STEP_SECONDS, value=step, convention=MODEL))
+    figures += [
+        Figure(quantity=Quantity.STEP_SECONDS, value=seconds, term=name.removesuffix("_seconds"))
+        for name, seconds in prediction.step._asdict().items()
+        if seconds
+    ]
+    figures += rate_figures(
+        run, layout, prediction, step_seconds=step, accelerators=accelerators, machine=machine, term=None
+    )
+    seconds = training_seconds(
+        tokens=run.recipe.tokens, global_batch=run.recipe.global_batch, sequence=sequence, step_seconds=step
+    )
+    figures.append(Figure(quantity=Quantity.TRAINING_SECONDS, value=seconds, why="without stops and batch ramp-up"))
+    held = accelerator_seconds(accelerators=accelerators, seconds=seconds)
+    figures.append(Figure(quantity=Quantity.ACCELERATOR_SECONDS, value=held, why="without stops and batch ramp-up"))
+    if prices.accelerator_hour is not None:
+        cost = accelerator_cost(accelerator_seconds=held, price_per_accelerator_hour=prices.accelerator_hour)
+        figures.append(Figure(quantity=Quantity.COST, value=cost, term="accelerators", why="at the price given"))
+    if machine.watts is not None:
+        energy = energy_joules(
+            accelerator_seconds=held,
+            watts=machine.watts,
+            power_share=machine.power_share,
+            power_usage_effectiveness=prices.power_usage_effectiveness,
+        )
+        overhead = f"power usage effectiveness {prices.power_usage_effectiveness:g}"
+        figures.append(Figure(quantity=Quantity.ENERGY_JOULES, value=energy, why=f"accelerators alone, {overhead}"))
+        if prices.kilowatt_hour is not None:
+            cost = energy_cost(energy_joules=energy, price_per_kilowatt_hour=prices.kilowatt_hour)
+            figures.append(Figure(quantity=Quantity.COST, value=cost, term="energy", why="at the price given"))
+    return figures
+
+
+def rate_figures(
+    run: ReferenceRun,
+    layout: Layout,
+    prediction: RunPrediction,
+    *,
+    step_seconds: float,
+    accelerators: int,
+    machine: Machine,
+    term: str | None,
+) -> list[Figure]:
+    """Tokens per second, flop rates, MFU and HFU that follow from a step time, under the published convention.
+
+    Without one, or where the layout does not recompute as the published one did, as model_flop and hardware_flop.
+    """
+    convention = run.reported.flop_convention
+    needed, needed_as = prediction.model_flop * 1.0, MODEL_CONVENTION
+    executed, executed_as = float(prediction.hardware_flop or 0), HARDWARE_CONVENTION
+    if convention is not None:
+        needed_as = model_convention(convention).value
+        needed = prediction.flop[needed_as]
+    if convention is _RECOMPUTED and _recomputes(layout):
+        executed, executed_as = prediction.flop[convention.value], convention.value
+    rates = {
+        Quantity.MODEL_FLOP_PER_SECOND: (needed, needed_as),
+        Quantity.HARDWARE_FLOP_PER_SECOND: (executed, executed_as),
+    }
+    figures = [
+        Figure(
+            quantity=Quantity.TOKENS_PER_SECOND,
+            value=tokens_per_second(
+                samples=run.recipe.global_batch, sequence=run.architecture.sequence, step_seconds=step_seconds
+            ),
+            term=term,
+        )
+    ]
+    figures += [
+        Figure(
+            quantity=quantity,
+            value=flop_per_second(flop=flop, step_seconds=step_seconds, accelerators=accelerators),
+            term=term,
+            convention=counted_as,
+        )
+        for quantity, (flop, counted_as) in rates.items()
+    ]
+    peak, of_peak = machine.peak_flop_per_second, MEASURED_PEAK if machine.peak_is_measured else ""
+    counted = {Quantity.MFU: needed_as + of_peak, Quantity.HFU: executed_as + of_peak}
+    shares = {
+        Quantity.MFU: mfu(
+            model_flop=needed, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak
+        ),
+        Quantity.HFU: hfu(
+            hardware_flop=executed, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak
+        ),
+    }
+    return figures + [
+        Figure(quantity=quantity, value=share, term=term, convention=counted[quantity])
+        for quantity, share in shares.items()
+    ]

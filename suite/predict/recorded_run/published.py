@@ -1,0 +1,189 @@
+"""What was published of a run's outcome, as figures, and what follows from it by arithmetic."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_runs.catalog import check_layout
+from reference_runs.layout import Layout, layout_text
+from reference_runs.run import Measurement, Recipe, ReferenceRun
+from reference_runs.sourced import Kind, Sourced
+from suite.metrics.figures import Figure, Quantity
+from suite.predict.analytic.flop import conventional_flop
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.rates import flop_per_second, mfu
+from suite.predict.recorded_run.figures import MODEL, model_convention, rate_figures
+from suite.predict.recorded_run.prediction import RunPrediction, run_prediction
+
+AT_PUBLISHED_TIME = "at the published step time"
+AT_PUBLISHED_ACCELERATOR_TIME = "at the published accelerator time"
+FROM_SAMPLES = "from published samples per second"
+
+
+def published_figures(run: ReferenceRun) -> list[Figure]:
+    """What was published of the run's outcome."""
+    reported, convention = run.reported, run.reported.flop_convention
+    rate = convention.value if convention else None
+    needed = model_convention(convention).value if convention else None
+    total = reported.total_flop_convention.value if reported.total_flop_convention else None
+    published = (
+        (Quantity.PARAMETERS, "parameters", None),
+        (Quantity.PEAK_BYTES, "peak_bytes", None),
+        (Quantity.STEP_SECONDS, "step_seconds", None),
+        (Quantity.TOKENS_PER_SECOND, "tokens_per_second", None),
+        (Quantity.MODEL_FLOP_PER_SECOND, "model_flop_per_second", needed),
+        (Quantity.HARDWARE_FLOP_PER_SECOND, "hardware_flop_per_second", rate),
+        (Quantity.MFU, "mfu", needed),
+        (Quantity.HFU, "hfu", rate),
+        (Quantity.TRAINING_FLOP, "total_flop", total),
+        (Quantity.TRAINING_SECONDS, "duration", None),
+        (Quantity.ACCELERATOR_SECONDS, "accelerator_seconds", None),
+    )
+    return [
+        Figure(
+            quantity=quantity,
+            value=value,
+            convention=counted,
+            why=_origin(run.facts[f"reported.{key}"]),
+        )
+        for quantity, key, counted in published
+        if (value := getattr(reported, key)) is not None
+    ]
+
+
+def _origin(fact: Sourced) -> str:
+    return fact.source if fact.kind is Kind.DERIVED else f"published in {fact.source}"
+
+
+_OF_THE_MODEL = (Quantity.PARAMETERS, Quantity.TRAINING_FLOP)
+
+
+def measured_elsewhere(figure: Figure, run: ReferenceRun) -> Figure:
+    """A published figure beside a prediction for another machine or layout: it says where it was measured."""
+    if figure.quantity in _OF_THE_MODEL or run.recorded_layout is None or run.cluster is None:
+        return figure
+    where = f"on {run.recorded_layout.ranks} {run.cluster.accelerator}, {layout_text(run.recorded_layout)}"
+    return msgspec.structs.replace(figure, why=f"published {where}")
+
+
+def figures_at_published_times(
+    run: ReferenceRun, prediction: RunPrediction, machine: Machine | None
+) -> tuple[list[Figure], list[Figure]]:
+    """Rates that follow from published step times by arithmetic alone, and the rates that were published with them.
+
+    They hold without a model of the machine: flop of a step under the source's convention, over its own step time.
+    """
+    computed: list[Figure] = []
+    published: list[Figure] = []
+    reported, convention = run.reported, run.reported.flop_convention
+    accelerators = run.cluster.accelerators if run.cluster else None
+    laid_out = run.recorded_layout is not None
+    if machine is not None and reported.step_seconds is not None and accelerators is not None and laid_out:
+        computed += rate_figures(
+            run,
+            run.layout,
+            prediction,
+            step_seconds=reported.step_seconds,
+            accelerators=accelerators,
+            machine=machine,
+            term=AT_PUBLISHED_TIME,
+        )
+        rates = {computed_figure.quantity for computed_figure in computed}
+        published += [
+            msgspec.structs.replace(figure, term=AT_PUBLISHED_TIME, why="")
+            for figure in published_figures(run)
+            if figure.quantity in rates
+        ]
+        if reported.samples_per_second is not None:
+            tokens = reported.samples_per_second * run.architecture.sequence
+            same = next(figure for figure in computed if figure.quantity is Quantity.TOKENS_PER_SECOND)
+            computed.append(msgspec.structs.replace(same, term=FROM_SAMPLES))
+            published.append(Figure(quantity=Quantity.TOKENS_PER_SECOND, value=tokens, term=FROM_SAMPLES))
+    if convention is None:
+        return computed, published
+    if machine is not None and reported.step_seconds is None and reported.accelerator_seconds and reported.mfu:
+        steps = run.recipe.tokens / (run.recipe.global_batch * run.architecture.sequence)
+        counted = model_convention(convention)
+        share = mfu(
+            model_flop=prediction.flop[counted.value] * steps,
+            step_seconds=reported.accelerator_seconds,
+            accelerators=1,
+            peak_flop_per_second=machine.peak_flop_per_second,
+        )
+        for figures, value in ((computed, share), (published, reported.mfu)):
+            figures.append(
+                Figure(
+                    quantity=Quantity.MFU,
+                    value=value,
+                    term=AT_PUBLISHED_ACCELERATOR_TIME,
+                    convention=counted.value,
+                )
+            )
+    for measured in run.measured:
+        if measured.step_seconds is None or measured.hardware_flop_per_second is None:
+            continue
+        flop = conventional_flop(run.architecture, samples=measured.global_batch, convention=convention)
+        rate = flop_per_second(flop=flop, step_seconds=measured.step_seconds, accelerators=measured.accelerators)
+        term = _measurement(measured)
+        quantity = Quantity.HARDWARE_FLOP_PER_SECOND
+        computed.append(Figure(quantity=quantity, value=rate, term=term, convention=convention.value))
+        published.append(
+            Figure(
+                quantity=quantity,
+                value=measured.hardware_flop_per_second,
+                term=term,
+                convention=convention.value,
+            )
+        )
+    return computed, published
+
+
+def measured_figures(run: ReferenceRun, machine: Machine | None) -> tuple[list[Figure], list[Figure]]:
+    """Predicted and published step time (or, where that is not published, flop rate) of each recorded measurement.
+
+    Each is predicted under its own layout and batch; none where the layout cannot be divided so.
+    """
+    computed: list[Figure] = []
+    published: list[Figure] = []
+    convention = run.reported.flop_convention
+    if machine is None or run.recorded_layout is None:
+        return computed, published
+    for measured in run.measured:
+        recipe, layout = _of_measurement(run.recipe, run.recorded_layout, measured)
+        if layout.ranks != measured.accelerators:
+            continue
+        check_layout(run.architecture, recipe, layout, run.where)
+        step = run_prediction(run.architecture, recipe, layout, machine).step
+        if step is None:
+            continue
+        term = f"predicted: {_measurement(measured)}"
+        if measured.step_seconds is not None:
+            computed.append(
+                Figure(quantity=Quantity.STEP_SECONDS, value=step.total_seconds, term=term, convention=MODEL)
+            )
+            published.append(Figure(quantity=Quantity.STEP_SECONDS, value=measured.step_seconds, term=term))
+        elif measured.hardware_flop_per_second is not None and convention is not None:
+            flop = conventional_flop(run.architecture, samples=measured.global_batch, convention=convention)
+            rate = flop_per_second(flop=flop, step_seconds=step.total_seconds, accelerators=measured.accelerators)
+            quantity, counted = Quantity.HARDWARE_FLOP_PER_SECOND, convention.value
+            computed.append(Figure(quantity=quantity, value=rate, term=term, convention=counted))
+            published.append(
+                Figure(quantity=quantity, value=measured.hardware_flop_per_second, term=term, convention=counted)
+            )
+    return computed, published
+
+
+def _of_measurement(recipe: Recipe, layout: Layout, measured: Measurement) -> tuple[Recipe, Layout]:
+    """The recipe and layout of a measurement: the run's, with what the measurement records of its own."""
+    changes = {
+        name: value
+        for name in ("micro_batch", "tensor_parallel", "pipeline_stages", "virtual_stages")
+        if (value := getattr(measured, name)) is not None
+    }
+    changed = msgspec.structs.replace(layout, data_parallel=measured.data_parallel, accumulation=None, **changes)
+    return msgspec.structs.replace(recipe, global_batch=measured.global_batch), changed
+
+
+def _measurement(measured: Measurement) -> str:
+    time = "" if measured.step_seconds is None else f", {measured.step_seconds:g} s"
+    return f"{measured.accelerators} accelerators, batch {measured.global_batch}{time}"

@@ -1,0 +1,56 @@
+"""Many layouts at once: the same formulas, with arrays in place of the layout's counts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Recipe
+from suite.predict.analytic.flop import hardware_flop, model_flop
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.memory import peak_bytes
+from suite.predict.analytic.pipeline_schedule import bubble_fraction
+from suite.predict.analytic.rates import mfu, tokens_per_second
+from suite.predict.analytic.step_time import step_time, timed_stages
+from suite.predict.analytic.traffic import step_traffic
+
+
+class LayoutFigures(NamedTuple):
+    """What decides between layouts: one number each, or one array each with an entry a layout."""
+
+    peak_bytes: float
+    hardware_flop: float
+    bubble_fraction: float
+    step_seconds: float
+    tokens_per_second: float
+    mfu: float
+
+
+def layout_figures(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> LayoutFigures:
+    """Peak memory, flop, traffic and time under `layout`, whose counts are numbers or NumPy arrays of float64.
+
+    The axes, virtual stages, micro-batch and accumulation may be arrays of one length; schedule, recomputation, ZeRO
+    stage and other choices hold for all of them. Layouts that `check_layout` refuses give numbers without a meaning.
+    """
+    micro_batches = accumulation(recipe, layout)
+    traffic = [
+        step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+        for stage in timed_stages(layout)
+    ]
+    step = step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=traffic)
+    samples = recipe.global_batch
+    seconds = step.total_seconds
+    return LayoutFigures(
+        peak_bytes(architecture, recipe, layout, micro_batches=micro_batches),
+        hardware_flop(architecture, layout, samples=samples),
+        bubble_fraction(layout, micro_batches=micro_batches),
+        seconds,
+        tokens_per_second(samples=samples, sequence=architecture.sequence, step_seconds=seconds),
+        mfu(
+            model_flop=model_flop(architecture, samples=samples),
+            step_seconds=seconds,
+            accelerators=layout.ranks,
+            peak_flop_per_second=machine.peak_flop_per_second,
+        ),
+    )

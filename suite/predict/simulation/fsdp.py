@@ -1,0 +1,166 @@
+"""What fully_shard (ZeRO-2 and 3) allocates around the operators of a unit: gathered weights, gradients, messages."""
+
+from __future__ import annotations
+
+from reference_runs.layout import Layout
+from reference_runs.run import Recipe
+from suite.machine.half_precision import WORK_DTYPES, Kernels
+from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.traffic import reduced_gradient_element_bytes
+from suite.predict.simulation.autograd_tape import Block, Category, Leaf, Tape, Value
+from suite.predict.simulation.state import stored_element_bytes
+
+
+class Unit:
+    """A layer, or what is in no layer: its parameters' padded shards, and what is allocated for them now."""
+
+    def __init__(self) -> None:
+        self.shards: list[int] = []
+        self.gathered: list[Block] = []
+        self.message: Block | None = None
+        self.gradients: dict[int, Block] = {}
+        self.reduced: Block | None = None
+
+
+class FullySharding:
+    """The units of one rank, in the order of the forward pass; the one outside the layers is the root.
+
+    With P elements in a unit's padded shards, n ranks, w, s, r bytes of a computed, stored and reduced element:
+        gathering   w P          the shards in the dtype of computation, where it is not the stored one
+                    w n P        the message, until the next unit's has come; twice while gloo works
+                    w n P        the gathered weights, until they are resharded
+        reducing    r n P        the message, until the next unit reduces; twice while gloo works
+                    r P, s P     the shards of the gradients as reduced and, where that is another dtype, as stored
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather, foreach_all_gather_copy_out,
+    foreach_reduce; _fsdp_param_group.py, wait_for_unshard, pre_backward, post_backward.
+
+    Attributes:
+        last: whether this is the last micro-batch.
+    """
+
+    def __init__(self, tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) -> None:
+        self._tape = tape
+        self._ranks = layout.data_parallel
+        self._dtype = WORK_DTYPES[recipe.precision]
+        self._computed = WEIGHT_ELEMENT_BYTES[recipe.precision]
+        self._stored = stored_element_bytes(recipe.precision)
+        self._reduced = reduced_gradient_element_bytes(recipe.precision)
+        self._copies = self._ranks > 1 and not kernels.cuda
+        self._keeps = layout.zero_stage == 2 or not layout.reshard_after_forward
+        self._until_last = layout.zero_stage == 2
+        self._gather_message: Block | None = None
+        self._reduce_message: Block | None = None
+        self.last = False
+        self.root = Unit()
+        self.layers: list[Unit] = []
+
+    def leaf(self, unit: Unit, rows: int, columns: int, readers: int) -> Leaf:
+        """The leaf of a parameter of `unit`; gradients of several readers are accumulated when all have come."""
+        name = len(unit.shards)
+        unit.shards.append(ceil_division(rows, self._ranks) * columns)
+        waiting: list[Block] = []
+
+        def deliver(block: Block) -> None:
+            if readers > 1:
+                waiting.append(block)
+                if len(waiting) < readers:
+                    return
+                block = self._tape.block(self._computed * rows * columns)
+                waiting.clear()
+            unit.gradients.setdefault(name, block).move(Category.GRADIENTS)
+
+        return Leaf(deliver)
+
+    def entered(self, unit: Unit, x: Value | None) -> Value | None:
+        """The input of a unit, whose weights are gathered."""
+        if self._tape.repeats:
+            return x
+        self._gather(unit)
+        self._take(unit, forward=True)
+        if x is None:
+            return None
+        return Value(x.block, self._tape.record([x], [], lambda _, gradients: self._left_backward(unit, gradients)))
+
+    def left(self, unit: Unit, x: Value) -> Value:
+        """The output of a unit, whose weights may be dropped."""
+        if self._tape.repeats:
+            return x
+        if unit is self.root:
+            self._gather_message = None
+        elif not self._keeps:
+            unit.gathered.clear()
+        node = self._tape.record([x], [], lambda _, gradients: self._entered_backward(unit, gradients))
+        return Value(x.block, node)
+
+    def finish(self) -> None:
+        """End the backward pass of a micro-batch."""
+        self._leave_backward(self.root)
+        self._reduce_message = None
+
+    def _entered_backward(self, unit: Unit, gradients: list[Block | None]) -> list[Block | None]:
+        self._gather(unit)
+        self._take(unit, forward=False)
+        place = len(self.layers) if unit is self.root else self.layers.index(unit)
+        if place:
+            self._gather(self.layers[place - 1])
+        return list(gradients)
+
+    def _left_backward(self, unit: Unit, gradients: list[Block | None]) -> list[Block | None]:
+        self._leave_backward(unit)
+        return list(gradients)
+
+    def _gather(self, unit: Unit) -> None:
+        if unit.gathered or unit.message:
+            return
+        self._tape.work("scale", sum(unit.shards), variant="forward", dtype=self._dtype, times=2)
+        if self._ranks == 1:
+            for elements in unit.shards:
+                shard = self._tape.block(self._computed * elements)
+                unit.gathered.append(self._gathered(self._computed * elements))
+            del shard
+            return
+        whole = self._computed * sum(unit.shards)
+        shard = self._tape.block(whole if self._computed != self._stored else 0)
+        unit.message = self._tape.block(self._ranks * whole)
+        unit.message.move(Category.BUFFERS)
+        if self._copies:
+            self._tape.block(self._ranks * whole)
+
+    def _gathered(self, size: int) -> Block:
+        block = self._tape.block(size)
+        block.move(Category.GATHERED)
+        return block
+
+    def _take(self, unit: Unit, *, forward: bool) -> None:
+        if unit.message is None:
+            return
+        self._tape.work("scale", self._ranks * sum(unit.shards), variant="forward", dtype=self._dtype)
+        unit.gathered = [self._gathered(self._computed * self._ranks * elements) for elements in unit.shards]
+        if forward:
+            self._gather_message = unit.message
+        unit.message = None
+
+    def _leave_backward(self, unit: Unit) -> None:
+        if self.last or not self._until_last:
+            unit.gathered.clear()
+        self._reduce_message = None
+        elements = sum(unit.shards)
+        reduced_dtype = "fp32" if self._reduced == FP32 else "fp16"
+        self._tape.work("sharded_unit")
+        self._tape.work("scale", self._ranks * elements, variant="forward", dtype=reduced_dtype, times=2)
+        if unit.reduced is not None:
+            self._tape.work("accumulate", elements, variant="forward", dtype="fp32" if self._stored == FP32 else "fp16")
+        message = self._tape.block(self._reduced * self._ranks * elements)
+        message.move(Category.BUFFERS)
+        unit.gradients.clear()
+        reduced = self._tape.block(self._reduced * elements)
+        if self._copies:
+            self._tape.block(self._reduced * self._ranks * elements)
+        if self._reduced != self._stored:
+            reduced = self._tape.block(self._stored * elements)
+        if unit.reduced is None:
+            reduced.move(Category.GRADIENTS)
+            unit.reduced = reduced
+        self._reduce_message = message

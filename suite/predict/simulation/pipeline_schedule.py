@@ -1,0 +1,115 @@
+"""The order in which PyTorch's pipeline schedules run the passes of each rank, and how long ranks wait in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from reference_runs.layout import Layout, Schedule
+from reference_runs.placement import chunk_layers
+from reference_runs.run import Architecture
+from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, repeated_flop
+
+
+class Pass(NamedTuple):
+    """One micro-batch through one chunk of the model, forward or backward."""
+
+    backward: bool
+    chunk: int
+    micro_batch: int
+
+
+class Durations(NamedTuple):
+    """How long a micro-batch takes through each chunk, in any unit."""
+
+    forward: list[float]
+    backward: list[float]
+
+
+def passes(layout: Layout, *, micro_batches: int, stage: int) -> list[Pass]:
+    """Passes of a rank of pipeline stage `stage` in the order of its schedule.
+
+    With p stages, v chunks a stage, m micro-batches, k this stage:
+        gpipe              all forward, then all backward
+        1f1b               min(m, p - k) forward; then backward and forward in turns; the other backward
+        interleaved 1f1b   min(v m, (v - 1) r + 2 (p - 1 - k)) forward; then forward and backward in turns; the other
+                           backward; chunks change after r micro-batches, r = m / max(1, m // p)
+
+    Source: torch/distributed/pipelining/schedules.py, ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B.
+    """
+    stages, virtual = layout.pipeline_stages, layout.virtual_stages
+    total = micro_batches * virtual
+    each_round = micro_batches // max(1, micro_batches // stages)
+    if virtual > 1:
+        ahead = min(total, (virtual - 1) * each_round + 2 * (stages - 1 - stage)) + 1
+    else:
+        ahead = micro_batches if layout.schedule is Schedule.GPIPE else stages - stage
+    ahead = min(total, ahead)
+    seen: Counter[tuple[bool, int]] = Counter()
+
+    def one(number: int, *, backward: bool) -> Pass:
+        local = number // each_round % virtual
+        chunk = stage + stages * (virtual - 1 - local if backward else local)
+        seen[backward, chunk] += 1
+        return Pass(backward, chunk, seen[backward, chunk] - 1)
+
+    order = [one(number, backward=False) for number in range(ahead)]
+    for number in range(total):
+        order.append(one(number, backward=True))
+        if ahead + number < total:
+            order.append(one(ahead + number, backward=False))
+    return order
+
+
+def flop_durations(architecture: Architecture, layout: Layout, *, hidden_dropout: float) -> Durations:
+    """Flop of one sample through each chunk: layers, head, and in the backward pass twice that and recomputation."""
+    layer = sum(layer_forward_flop(architecture, samples=1).values())
+    forward: list[float] = []
+    again: list[float] = []
+    for dealt in chunk_layers(architecture.layers, layout):
+        layers = len(dealt)
+        forward.append(layers * layer)
+        again.append(repeated_flop(architecture, layout, samples=1, hidden_dropout=hidden_dropout, layers=layers))
+    forward[-1] += head_forward_flop(architecture, samples=1)
+    return Durations(forward, [2 * own + more for own, more in zip(forward, again, strict=True)])
+
+
+def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -> float:
+    """Share of the pipeline's time, from its first pass to its last, in which a stage computes nothing; mean of stages.
+
+    Each pass begins when its stage is free and its input is there: the output of the chunk before (forward), the
+    gradient of the one behind (backward). Messages take no time. Equal chunks wait for `bubble_fraction`, where the
+    stages divide the micro-batches of an interleaved schedule.
+
+    Raises:
+        ValueError: passes that wait for each other.
+    """
+    orders = [passes(layout, micro_batches=micro_batches, stage=stage) for stage in range(layout.pipeline_stages)]
+    ended: dict[Pass, float] = {}
+    free = [0.0] * len(orders)
+    places = [0] * len(orders)
+    last = len(durations.forward) - 1
+    before = -1
+    while before < len(ended):
+        before = len(ended)
+        for stage, order in enumerate(orders):
+            while places[stage] < len(order):
+                own = order[places[stage]]
+                source = _input(own, last)
+                if source is not None and source not in ended:
+                    break
+                seconds = (durations.backward if own.backward else durations.forward)[own.chunk]
+                free[stage] = max(free[stage], ended[source] if source else 0.0) + seconds
+                ended[own] = free[stage]
+                places[stage] += 1
+    if len(ended) < sum(map(len, orders)):
+        raise ValueError("passes of the schedule wait for each other")
+    busy = micro_batches * (sum(durations.forward) + sum(durations.backward))
+    return 1 - busy / (len(orders) * max(free))
+
+
+def _input(of: Pass, last: int) -> Pass | None:
+    """The pass on another chunk, or forward on the last one, whose result a pass needs."""
+    if of.backward:
+        return of._replace(chunk=of.chunk + 1) if of.chunk < last else of._replace(backward=False)
+    return of._replace(chunk=of.chunk - 1) if of.chunk else None

@@ -1,0 +1,171 @@
+"""State that a rank stores as it is executed here: plain, its optimizer's in flat shards, or by fully_shard."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Precision, Recipe
+from suite.job.options import Script, Update
+from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.memory import (
+    BYTES_PER_PARAMETER,
+    FP32,
+    STEP_COUNTER_BYTES,
+    WEIGHT_ELEMENT_BYTES,
+    optimizer_shards,
+    shard_elements,
+)
+from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors
+
+
+class ExecutedState(NamedTuple):
+    """What one rank stores: elements of its parameters without padding, and bytes."""
+
+    parameters: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+
+def executed_state(
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    replica: int,
+    update: Update = Update.FUSED,
+) -> ExecutedState:
+    """What one rank of pipeline stage `stage` stores, at place `replica` of the data-parallel axis.
+
+    ZeRO-0 and 1, and every stage on one data-parallel rank, with N elements in an optimizer group of the rank, all its
+    chunks together, and n shards (1 with ZeRO-0):
+        weights      w n ceil(N / n)   w of `WEIGHT_ELEMENT_BYTES`
+        gradients    g N               g of `BYTES_PER_PARAMETER`
+        optimizer    ceil(N / n) elements of moments, masters and gradient copies
+                     4                 a step counter for each group; with n = 1 for each tensor
+
+    ZeRO-2 and 3 over several ranks (fully_shard), with R rows of C columns in a tensor, k = ceil(R / n), of which this
+    rank has r = min(max(R - i k, 0), k) at place i:
+        weights      s k C         they are the fp32 masters, s = 4; s = 2 where no master is kept
+        gradients    s k C
+        optimizer    8 r C         moments; 4 r C more where a copy of the gradients is kept
+                     4             a step counter for each tensor, whether or not the rank has a part of it
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param (padding to the largest chunk of
+    torch.chunk); Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1.
+    Differs from `weight_bytes` and its like with ZeRO-2 and 3, which shard flat groups as DeepSpeed does: fully_shard
+    pads each tensor, and its stored weights are the masters, which DeepSpeed keeps beside 16-bit weights.
+    """
+    each = BYTES_PER_PARAMETER[recipe.precision]
+    tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
+    if not layout.fully_sharded:
+        shards = optimizer_shards(layout)
+        groups = optimizer_groups(architecture, recipe, layout, stage=stage)
+        parameters, padded = sum(groups), sum(shard_elements(elements, shards) for elements in groups)
+        element = int(each.gradient_copy + each.master_weights + each.moments)
+        if update is Update.ADAFACTOR:
+            element -= int(each.moments)
+            factors = sum(FP32 * adafactor_elements(tensor) for tensor in tensors)
+            counters = STEP_COUNTER_BYTES * len(tensors)
+            return ExecutedState(
+                parameters,
+                WEIGHT_ELEMENT_BYTES[recipe.precision] * parameters,
+                int(each.gradients) * parameters,
+                element * parameters + factors + counters,
+            )
+        return ExecutedState(
+            parameters,
+            WEIGHT_ELEMENT_BYTES[recipe.precision] * shards * padded,
+            int(each.gradients) * parameters,
+            element * padded + STEP_COUNTER_BYTES * len(groups if shards > 1 else tensors),
+        )
+    own = sum(own_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
+    padded = sum(padded_shard_elements(tensor, layout.data_parallel) for tensor in tensors)
+    stored = stored_element_bytes(recipe.precision)
+    element = int(each.gradient_copy + each.moments)
+    return ExecutedState(own, stored * padded, stored * padded, element * own + STEP_COUNTER_BYTES * len(tensors))
+
+
+def adafactor_elements(tensor: ParameterTensor) -> int:
+    """Elements of Adafactor's second moment of a tensor: R + C of a matrix of R rows and C columns, N of a vector.
+
+    Source: Shazeer and Stern 2018, arXiv 1804.04235, section 3; torch/optim/_adafactor.py, _init_group.
+    """
+    return tensor.rows + tensor.elements // tensor.rows if tensor.matrix else tensor.elements
+
+
+def parameter_tensors_of_rank(architecture: Architecture, layout: Layout, *, stage: int) -> list[ParameterTensor]:
+    """The parameter tensors of every chunk of a rank of `stage`, chunk by chunk; before sharding over dp."""
+    chunks = range(stage, layout.pipeline_stages * layout.virtual_stages, layout.pipeline_stages)
+    return [tensor for chunk in chunks for tensor in chunk_tensors(architecture, layout, chunk=chunk)]
+
+
+def optimizer_groups(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int) -> list[int]:
+    """Elements of each optimizer group of a rank of `stage`: that decay, then that do not; empty ones left out."""
+    tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
+    decaying = sum(tensor.elements for tensor in tensors if tensor.matrix or recipe.decay_of_vectors)
+    groups = (decaying, sum(tensor.elements for tensor in tensors) - decaying)
+    return [elements for elements in groups if elements]
+
+
+def stored_element_bytes(precision: Precision) -> int:
+    """Bytes of one element of a weight that fully_shard stores: 4, as it is the master itself; 2 where none is kept."""
+    return 2 if precision is Precision.FP16_NO_MASTER else FP32
+
+
+def padded_shard_elements(tensor: ParameterTensor, ranks: int) -> int:
+    """Elements of every rank's shard of a tensor that is split by rows over `ranks`, padding included."""
+    return ceil_division(tensor.rows, ranks) * (tensor.elements // tensor.rows)
+
+
+def own_shard_elements(tensor: ParameterTensor, ranks: int, *, replica: int) -> int:
+    """Elements of the rank at place `replica` of a tensor that is split by rows over `ranks`, without padding."""
+    most = ceil_division(tensor.rows, ranks)
+    rows = min(max(tensor.rows - replica * most, 0), most)
+    return rows * (tensor.elements // tensor.rows)
+
+
+def sharded_units(architecture: Architecture, layout: Layout) -> tuple[int, int]:
+    """Elements that a rank's padded shards have of all layers, each a unit of fully_shard, and of the unit outside."""
+    outside = layers = 0
+    for tensor in parameter_tensors_of_rank(architecture, layout, stage=0):
+        elements = padded_shard_elements(tensor, layout.data_parallel)
+        if tensor.name.startswith("blocks."):
+            layers += elements
+        else:
+            outside += elements
+    return layers, outside
+
+
+def script_update_bytes(architecture: Architecture, layout: Layout, script: Script, *, stage: int) -> list[int]:
+    """Bytes of each thing that the update holds at a time beside state and gradients, in fp32; none at once.
+
+    With N_g elements in the largest group of weight decay, and N_t in the largest tensor:
+        foreach      4 N_g       square roots of the second moments of all tensors of a group
+        loop         8 N_t       a tensor's square roots, and their quotient by the bias correction
+        fused        0
+        adafactor    4 N_t       a tensor's second moment, made of its factors; then the update, in its place
+        logged norm  4 N_t       a tensor's squares, before they are summed
+
+    Source: torch/optim/adam.py, _multi_tensor_adam, _single_tensor_adam; _adafactor.py, _single_tensor_adafactor.
+    """
+    tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
+    largest = max(tensor.elements for tensor in tensors)
+    sizes = []
+    if script.synchronises:
+        sizes.append(FP32 * largest)
+    if script.update is Update.FOREACH:
+        sizes.append(FP32 * largest_group_elements(tensors))
+    elif script.update is Update.LOOP:
+        sizes.append(2 * FP32 * largest)
+    elif script.update is Update.ADAFACTOR:
+        sizes.append(FP32 * largest)
+    return sizes
+
+
+def largest_group_elements(tensors: list[ParameterTensor]) -> int:
+    """Elements of the matrices, which decay, or of the vectors, which do not: the more of both."""
+    matrices = sum(tensor.elements for tensor in tensors if tensor.matrix)
+    return max(matrices, sum(tensor.elements for tensor in tensors) - matrices)

@@ -1,0 +1,280 @@
+"""Bytes and messages that one rank hands to collectives in one step as it is executed here, by axis and operation."""
+
+from __future__ import annotations
+
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.placement import chunk_layers
+from reference_runs.run import Architecture, Recipe
+from suite.job.options import Averaging
+from suite.machine.half_precision import WORK_DTYPES
+from suite.predict.analytic.flop import groups_stopped_early
+from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets
+from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES, shard_elements
+from suite.predict.analytic.parameters import ParameterTensor
+from suite.predict.analytic.process_groups import Traffic
+from suite.predict.analytic.traffic import (
+    CROSS_ENTROPY_REDUCTIONS,
+    activation_message_bytes,
+    pipeline_traffic,
+    reduced_gradient_element_bytes,
+    tied_embedding_traffic,
+)
+from suite.predict.simulation.gradient_averaging import averaging_traffic
+from suite.predict.simulation.state import (
+    optimizer_groups,
+    own_shard_elements,
+    parameter_tensors_of_rank,
+    sharded_units,
+    stored_element_bytes,
+)
+
+
+def executed_traffic(
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    replica: int,
+    compiled: bool = False,
+    averaging: Averaging = Averaging.EXACT,
+) -> list[Traffic]:
+    """What one rank of `stage`, at place `replica` of the data-parallel axis, hands to collectives in a step.
+
+    One entry for each axis and operation that has messages:
+        dp           `executed_gradient_traffic`
+        tp           `executed_tensor_traffic`
+        pp           `pipeline_traffic`
+        embedding    `tied_embedding_traffic`
+        tp, pp, dp   `scalar_traffic`
+    """
+    return _summed(
+        [
+            entry
+            for _, entry in _typed_traffic(
+                architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled, averaging=averaging
+            )
+        ]
+    )
+
+
+def executed_traffic_of_dtypes(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, compiled: bool = False
+) -> dict[str, list[Traffic]]:
+    """`executed_traffic` by the element type that a collective is given: fp32, bf16 or fp16.
+
+    hidden states and weights    that of the arithmetic
+    gradients                    fp32 where they accumulate in it, else as the weights; of norms and learned positions
+                                 that of the shard, with ZeRO-2 and 3
+    loss, scalars                fp32
+    """
+    typed = _typed_traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled)
+    return {
+        dtype: _summed([entry for of, entry in typed if of == dtype]) for dtype in sorted({dtype for dtype, _ in typed})
+    }
+
+
+def _typed_traffic(
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    replica: int,
+    compiled: bool,
+    averaging: Averaging = Averaging.EXACT,
+) -> list[tuple[str, Traffic]]:
+    """Every entry with its element type; of gradients that are not averaged exactly, the type before compression."""
+    weights = WORK_DTYPES[recipe.precision]
+    gradients = "fp32" if reduced_gradient_element_bytes(recipe.precision) == FP32 else weights
+    of_gradients = executed_gradient_traffic(architecture, recipe, layout, stage=stage, averaging=averaging)
+    micro_batches = accumulation(recipe, layout)
+    return [
+        *((weights if entry.operation == "all_gather" else gradients, entry) for entry in of_gradients),
+        *executed_tensor_traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled),
+        (weights, pipeline_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)),
+        (gradients, tied_embedding_traffic(architecture, recipe, layout, stage=stage)),
+        *(("fp32", entry) for entry in scalar_traffic(layout, averaging)),
+    ]
+
+
+def _summed(entries: list[Traffic]) -> list[Traffic]:
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for axis, operation, payload, messages in entries:
+        if messages:
+            so_far = sums.get((axis, operation), (0, 0))
+            sums[axis, operation] = (so_far[0] + payload, so_far[1] + messages)
+    return [Traffic(*key, *counts) for key, counts in sums.items()]
+
+
+def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> list[Traffic]:
+    """The fp32 scalars that a rank all-reduces once a step, one message over each axis of several ranks.
+
+    tp    squared gradient norm
+    pp    loss, squared gradient norm
+    dp    loss; with ZeRO-2 and 3 squared gradient norm too, as each rank has a shard of the gradients, and with 1-bit
+          Adam, as each has its own
+    """
+    differs = layout.zero_stage >= 2 or averaging is Averaging.ONE_BIT
+    scalars = {
+        "tp": (layout.tensor_parallel, 1),
+        "pp": (layout.pipeline_stages, 2),
+        "dp": (layout.data_parallel, 2 if differs else 1),
+    }
+    return [Traffic(axis, "all_reduce", FP32 * numbers, 1) for axis, (ranks, numbers) in scalars.items() if ranks > 1]
+
+
+def executed_gradient_traffic(
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    averaging: Averaging = Averaging.EXACT,
+) -> list[Traffic]:
+    """What one rank hands to collectives over its data-parallel group in a step, scalars left out.
+
+    With n ranks, m micro-batches, g bytes a reduced gradient, w a weight:
+        stage 0   all_reduce       g N    once a step, in the buckets of each chunk's DistributedDataParallel;
+                                          `averaging_traffic` has the other ways
+        stage 1   all_reduce       g N    as stage 0
+                  all_gather       w n ceil(N / n) for each optimizer group of the rank, a message each
+        stage 2   all_gather       w n P           once a step: gathered weights stay until its last backward pass
+                  reduce_scatter   m g n P         a message for each unit and micro-batch
+        stage 3   all_gather       2 m w n P       of layers, forward and backward
+                                   m w n P         of the unit outside them, which stays gathered; of all units where
+                                                   weights are not dropped after the forward pass
+                  reduce_scatter   m g n P         as stage 2
+
+    Stages 2 and 3 are fully_shard's: each layer is a unit, and all tensors outside the layers are one; P are the
+    elements of its padded shards on a rank (see `sharded_units`).
+    Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2; torch/distributed/fsdp/_fully_shard/_fully_shard.py
+    (reshard_after_forward). ZeRO-1 all-reduces whole gradients, as BLOOM's BF16_Optimizer does.
+    Differs from `zero_traffic` with stages 2 and 3 by the padding of each tensor, by messages for each layer with
+    stage 2, and by one gather of the outer unit with stage 3.
+    """
+    n = layout.data_parallel
+    if n == 1:
+        return []
+    gradient, weight = reduced_gradient_element_bytes(recipe.precision), WEIGHT_ELEMENT_BYTES[recipe.precision]
+    if layout.zero_stage <= 1:
+        buckets = _stage_buckets(architecture, layout, stage=stage, element_bytes=gradient)
+        traffic = averaging_traffic(
+            architecture, layout, stage=stage, averaging=averaging, buckets=buckets, element_bytes=gradient
+        )
+        if layout.zero_stage == 1:
+            groups = optimizer_groups(architecture, recipe, layout, stage=stage)
+            gathered = sum(weight * n * shard_elements(elements, n) for elements in groups)
+            traffic.append(Traffic("dp", "all_gather", gathered, len(groups)))
+        return traffic
+    layers, micro_batches = architecture.layers, accumulation(recipe, layout)
+    in_layers, outside = sharded_units(architecture, layout)
+    of_layers = of_outside = 1
+    if layout.zero_stage == 3:
+        of_layers, of_outside = (2 if layout.reshard_after_forward else 1) * micro_batches, micro_batches
+    gathered = weight * n * (of_layers * in_layers + of_outside * outside)
+    scattered = gradient * n * micro_batches * (in_layers + outside)
+    return [
+        Traffic("dp", "all_gather", gathered, of_layers * layers + of_outside),
+        Traffic("dp", "reduce_scatter", scattered, micro_batches * (layers + 1)),
+    ]
+
+
+def _stage_buckets(architecture: Architecture, layout: Layout, *, stage: int, element_bytes: int) -> list[int]:
+    """Buckets of every chunk of a rank of `stage`: each chunk has a reducer of its own."""
+    dealt = chunk_layers(architecture.layers, layout)
+    return [
+        bucket
+        for chunk in range(stage, len(dealt), layout.pipeline_stages)
+        for bucket in chunk_gradient_buckets(
+            architecture,
+            tensor_parallel=layout.tensor_parallel,
+            layers=len(dealt[chunk]),
+            first=chunk == 0,
+            last=chunk == len(dealt) - 1,
+            bucket_bytes=layout.bucket_bytes,
+            element_bytes=element_bytes,
+        )
+    ]
+
+
+def executed_tensor_traffic(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, compiled: bool = False
+) -> list[tuple[str, Traffic]]:
+    """What one rank hands to collectives over its tensor-parallel group in a step by element type, scalars left out.
+
+    With a = b s h e bytes of hidden states, l layers in the rank's chunks, [first] and [last] where it has embedding
+    and head, for each micro-batch:
+        o = 2 l + [first]    outputs to sum forward: of projections and contractions, of the embedding
+        i = 2 l + [last]     inputs of split columns, whose gradients are summed backward: of query, key, value and
+                             expansion, of the head
+        r = 2 l - e          outputs to sum again in full recomputation, e groups of which stop before their last sum;
+                             none of compiled blocks, which are computed again as a whole
+        [last]               all_reduce of the gradient of a top-query layer's queries, with sequence parallelism too
+        3 [last]             all_reduces of 4 b s bytes for the loss: maximum, target's logit, sum of exponentials
+
+    all_reduce             (o + i + r) a
+    with sequence parallelism, whose ranks keep the gathered inputs for the weights' gradients:
+        all_gather         (o + i + 2 l) a, the last with full recomputation alone
+        reduce_scatter     (o + i + r) a
+        all_reduce         once a step, in one message, the gradients of norms and of the learned positions, of which
+                           each rank saw its own
+
+    Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2;
+    `groups_stopped_early` for e.
+    Differs from `tensor_parallel_traffic`: a parallel residual sums twice, not once; e; gathered inputs are kept, not
+    gathered again (2 l + [last] gathers fewer); biases behind a sum need no reduction, as every rank has whole
+    gradients of them.
+    """
+    t, last = layout.tensor_parallel, stage == layout.pipeline_stages - 1
+    if t == 1:
+        return []
+    micro_batches, a = accumulation(recipe, layout), activation_message_bytes(architecture, recipe, layout)
+    layers = again = stopped = 0
+    for chunk in chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]:
+        layers += len(chunk)
+        if not compiled:
+            dropout = recipe.hidden_dropout
+            stopped += groups_stopped_early(architecture, layout, hidden_dropout=dropout, layers=len(chunk))
+    if layout.recomputation is Recomputation.FULL:
+        again = 2 * layers
+    both = micro_batches * (2 * layers + (stage == 0) + 2 * layers + last)
+    summed = both + micro_batches * (again - stopped)
+    queries = micro_batches * (last and architecture.top_query_layer)
+    losses = micro_batches * CROSS_ENTROPY_REDUCTIONS * last
+    loss_bytes = losses * FP32 * layout.micro_batch * architecture.sequence
+    hidden, loss = WORK_DTYPES[recipe.precision], ("fp32", Traffic("tp", "all_reduce", loss_bytes, losses))
+    if not layout.sequence_parallel:
+        return [(hidden, Traffic("tp", "all_reduce", (summed + queries) * a, summed + queries)), loss]
+    gathered = both + micro_batches * again
+    return [
+        (hidden, Traffic("tp", "all_reduce", queries * a, queries)),
+        loss,
+        _partial_gradients(architecture, recipe, layout, stage=stage, replica=replica),
+        (hidden, Traffic("tp", "all_gather", gathered * a, gathered)),
+        (hidden, Traffic("tp", "reduce_scatter", summed * a, summed)),
+    ]
+
+
+def _partial_gradients(
+    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int
+) -> tuple[str, Traffic]:
+    """The gradients of norms and learned positions on a rank, of its shards with ZeRO-2 and 3; one message, if any."""
+    tensors = [
+        tensor for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage) if _by_positions(tensor)
+    ]
+    if layout.zero_stage <= 1:
+        element = reduced_gradient_element_bytes(recipe.precision)
+        elements = sum(tensor.elements for tensor in tensors)
+    else:
+        element = stored_element_bytes(recipe.precision)
+        elements = sum(own_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
+    dtype = "fp32" if element == FP32 else WORK_DTYPES[recipe.precision]
+    return dtype, Traffic("tp", "all_reduce", element * elements, 1 if tensors else 0)
+
+
+def _by_positions(tensor: ParameterTensor) -> bool:
+    """Whether each rank has its gradient of its own positions alone: of a norm or a learned position."""
+    owner = tensor.name.split(".")[-2]
+    return owner == "position" or owner.endswith("norm")

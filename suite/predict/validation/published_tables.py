@@ -1,0 +1,283 @@
+"""Predictions beside published measurements: errors by table, and those of one constant MFU on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.accelerator import dense_peak_flop_per_second
+from reference_runs.errors import InputError
+from reference_runs.layout import layout_text
+from reference_runs.machine_model import machine_model
+from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
+from suite.machine.half_precision import dtype_of
+from suite.predict.analytic.flop import model_flop
+from suite.predict.analytic.framework_memory import NANOTRON, framework_memory, fullest_peak
+from suite.predict.analytic.memory import peak_bytes
+from suite.predict.machine_model.published_rows import catalogued, prepared_row, row_step_seconds
+
+FRAMEWORKS = {"nanotron": NANOTRON}  # stack -> what its log's memory counts
+
+
+class WorstRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the rows that are farthest from their prediction; the error is signed, in percent of what was measured."""
+
+    line: int
+    model: str
+    accelerators: int
+    layout: str
+    measured_seconds: float
+    predicted_seconds: float
+    error_percent: float
+
+
+class SkippedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that does not count, and why."""
+
+    line: int
+    reason: str
+
+
+class Fits(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether rows ran, beside whether their predicted peak fits into the accelerator's memory."""
+
+    fits_and_ran: int
+    fits_and_failed: int
+    exceeds_and_ran: int
+    exceeds_and_failed: int
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How near predictions come to one table. Errors are (predicted - measured) / measured, in percent.
+
+    Args:
+        used: rows whose step time or peak memory was measured and predicted; with `skipped` all `rows`.
+        step_seconds_mape: mean absolute error; None: no step time was measured.
+        step_seconds_bias: mean signed error.
+        step_seconds_max: the signed error that is largest in size.
+        constant_mfu_mape: mean absolute error of the best constant MFU, `constant_mfu`, on the same rows.
+        peak_bytes_rows: rows whose memory was measured, those whose time alone does not count included.
+        assumed: what was assumed, and in how many used rows.
+        fits: None where no row failed.
+    """
+
+    table: str
+    rows: int
+    used: int
+    skipped: int
+    step_seconds_mape: float | None
+    constant_mfu_mape: float | None
+    peak_bytes_mape: float | None
+    worst: list[WorstRow]
+    step_seconds_bias: float | None
+    step_seconds_max: float | None
+    constant_mfu: float | None
+    peak_bytes_rows: int
+    peak_bytes_bias: float | None
+    fits: Fits | None
+    assumed: dict[str, int]
+    skipped_rows: list[SkippedLine]
+
+
+class RowPrediction(NamedTuple):
+    """What is predicted of a published row.
+
+    Args:
+        peak_bytes: as its framework's log prints it.
+        fullest_bytes: of the accelerator that needs most, which decides whether the layout fits.
+    """
+
+    step_seconds: float
+    peak_bytes: float
+    fullest_bytes: float
+
+
+class _Predicted(NamedTuple):
+    row: PublishedRow
+    step_seconds: float
+    peak_bytes: float
+    fullest_bytes: float
+
+
+def row_prediction(row: PublishedRow) -> RowPrediction:
+    """Seconds of a step, and bytes at the fullest instant.
+
+    Nanotron's log prints what the first stage's accelerator has reserved; of other frameworks it is the fullest one.
+
+    Raises:
+        InputError: the accelerator has no peak in the row's dtype.
+    """
+    layout, prepared = row.layout, prepared_row(row)
+    model, micro_batches = machine_model(), prepared.micro_batches
+    seconds = row_step_seconds(model, model.values(), prepared)
+    device_bytes = prepared.device.board.memory_bytes
+    framework = FRAMEWORKS.get(row.stack)
+    if framework is None or layout.zero_stage > 1:
+        peak = peak_bytes(row.architecture, row.recipe, layout, micro_batches=micro_batches)
+        return RowPrediction(seconds, peak, peak)
+    first = framework_memory(
+        row.architecture, row.recipe, layout, framework, stage=0, micro_batches=micro_batches
+    ).peak(device_bytes)
+    fullest, _ = fullest_peak(
+        row.architecture,
+        row.recipe,
+        layout,
+        framework,
+        micro_batches=micro_batches,
+        device_bytes=device_bytes,
+    )
+    return RowPrediction(seconds, first, fullest)
+
+
+def table_score(table: PublishedTable, *, worst: int) -> Score:
+    """The errors of a table, and its `worst` rows."""
+    predicted, refused = _predictions(table.rows)
+    skipped = sorted((*table.skipped, *refused), key=lambda each: each.line)
+    timed = [each for each in predicted if each.row.step_seconds is not None]
+    measured = [each.row.step_seconds or 0.0 for each in timed]
+    errors = relative_errors([each.step_seconds for each in timed], measured)
+    others, _ = _predictions([each.row for each in table.skipped if each.row is not None])
+    of_memory = {each.line for each in table.skipped if each.memory_counts}
+    weighed = [*predicted, *(each for each in others if each.row.line in of_memory)]
+    weighed = [each for each in weighed if each.row.peak_bytes is not None]
+    peak_errors = relative_errors(
+        [each.peak_bytes for each in weighed], [each.row.peak_bytes or 0.0 for each in weighed]
+    )
+    mfu, mfu_error = constant_mfu([each.row for each in timed])
+    order = sorted(range(len(timed)), key=lambda place: -abs(errors[place]))
+    assumed: dict[str, int] = {}
+    for each in predicted:
+        for words in each.row.assumed:
+            assumed[words] = assumed.get(words, 0) + 1
+    return Score(
+        table=table.name,
+        rows=len(table.rows) + len(table.skipped),
+        used=len(predicted),
+        skipped=len(skipped),
+        step_seconds_mape=_percent(_mean([abs(error) for error in errors])),
+        constant_mfu_mape=_percent(mfu_error),
+        peak_bytes_mape=_percent(_mean([abs(error) for error in peak_errors])),
+        worst=[_worst(timed[place], errors[place]) for place in order[:worst]],
+        step_seconds_bias=_percent(_mean(errors)),
+        step_seconds_max=_percent(errors[order[0]]) if order else None,
+        constant_mfu=mfu,
+        peak_bytes_rows=len(weighed),
+        peak_bytes_bias=_percent(_mean(peak_errors)),
+        fits=_fits(predicted, others),
+        assumed=assumed,
+        skipped_rows=[SkippedLine(line=each.line, reason=each.reason) for each in skipped],
+    )
+
+
+def _predictions(rows: Sequence[PublishedRow]) -> tuple[list[_Predicted], list[SkippedRow]]:
+    predicted: list[_Predicted] = []
+    refused: list[SkippedRow] = []
+    for row in rows:
+        try:
+            predicted.append(_Predicted(row, *row_prediction(row)))
+        except InputError as error:
+            refused.append(SkippedRow(row.line, str(error)))
+    return predicted, refused
+
+
+def step_times(table: PublishedTable) -> list[tuple[float, float]]:
+    """Measured and predicted seconds of each used row of a table whose step time was measured."""
+    predicted, _ = _predictions(table.rows)
+    return [(each.row.step_seconds, each.step_seconds) for each in predicted if each.row.step_seconds is not None]
+
+
+class TimedRow(NamedTuple):
+    """A used row whose step time was measured, with its prediction, and nothing of its memory."""
+
+    row: PublishedRow
+    measured: float
+    predicted: float
+
+
+def timed_rows(table: PublishedTable) -> list[TimedRow]:
+    """The rows whose step time was measured and is predicted; several times as fast as `step_times`."""
+    model, found = machine_model(), []
+    for row in table.rows:
+        if row.step_seconds is not None:
+            with suppress(InputError):
+                found.append(
+                    TimedRow(row, row.step_seconds, row_step_seconds(model, model.values(), prepared_row(row)))
+                )
+    return found
+
+
+def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
+    """(predicted - measured) / measured of each pair."""
+    return [left / right - 1 for left, right in zip(predicted, measured, strict=True)]
+
+
+def best_constant(ratios: Sequence[float]) -> float:
+    """The factor c that minimises the mean of |c r - 1| over the ratios r.
+
+    The sum is convex and piecewise linear in c with corners at 1 / r, where its slope grows by 2 r: the best c is the
+    first corner, from the smallest on, by which the slopes have grown by half of all.
+
+    Raises:
+        ValueError: no ratio.
+    """
+    if not ratios:
+        raise ValueError("expected one ratio at least")
+    half, passed = sum(ratios) / 2, 0.0
+    for ratio in sorted(ratios, reverse=True):
+        passed += ratio
+        if passed >= half:
+            return 1 / ratio
+    return 1 / min(ratios)
+
+
+def constant_mfu(rows: Sequence[PublishedRow]) -> tuple[float | None, float | None]:
+    """The MFU whose step times model_flop / (accelerators * peak * MFU) are nearest on these rows, and their error."""
+    if not rows:
+        return None, None
+    ratios = []
+    for row in rows:
+        peak = dense_peak_flop_per_second(catalogued(row.accelerator), dtype_of(row.recipe.precision))
+        flop = model_flop(row.architecture, samples=row.recipe.global_batch)
+        ratios.append(flop / (row.layout.ranks * peak) / (row.step_seconds or 0.0))
+    constant = best_constant(ratios)
+    return 1 / constant, _mean([abs(constant * ratio - 1) for ratio in ratios])
+
+
+def _fits(predicted: Sequence[_Predicted], others: Sequence[_Predicted]) -> Fits | None:
+    """Over every complete row, those that do not count included; None where none failed."""
+    if all(each.row.ran for each in others):
+        return None
+    counts = {(fits, ran): 0 for fits in (True, False) for ran in (True, False)}
+    for each in (*predicted, *others):
+        device = catalogued(each.row.accelerator)
+        counts[each.fullest_bytes <= device.board.memory_bytes, each.row.ran] += 1
+    return Fits(
+        fits_and_ran=counts[True, True],
+        fits_and_failed=counts[True, False],
+        exceeds_and_ran=counts[False, True],
+        exceeds_and_failed=counts[False, False],
+    )
+
+
+def _worst(each: _Predicted, error: float) -> WorstRow:
+    row = each.row
+    return WorstRow(
+        line=row.line,
+        model=row.model,
+        accelerators=row.layout.ranks,
+        layout=layout_text(row.layout),
+        measured_seconds=row.step_seconds or 0.0,
+        predicted_seconds=each.step_seconds,
+        error_percent=100 * error,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value

@@ -1,0 +1,1 @@
+"""Launches on disk: write, read, index, query."""

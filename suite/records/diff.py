@@ -1,0 +1,65 @@
+"""What differs between two records: figures of the job and of ranks, hardware, software, policy, input."""
+
+from __future__ import annotations
+
+import msgspec
+
+from suite.metrics.comparison import Row, Verdict, compare
+from suite.records.record import Record
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """A fact that is not the same on both sides; null where a side lacks it."""
+
+    name: str
+    left: str | None
+    right: str | None
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Two records side by side.
+
+    Args:
+        facts: those that differ.
+        figures: all, measured ones: exact quantities pass or fail, others are shown.
+    """
+
+    left: str
+    right: str
+    facts: list[Fact]
+    figures: list[Row]
+
+    @property
+    def exact_agree(self) -> bool:
+        """Whether no exact figure differs, and none is on one side alone."""
+        return all(row.verdict is not Verdict.FAIL for row in self.figures)
+
+
+def difference(left: Record, right: Record) -> Difference:
+    """What differs between two records."""
+    ours, theirs = _facts(left), _facts(right)
+    names = dict.fromkeys([*ours, *theirs])
+    figures = [record.end.figures if record.end else [] for record in (left, right)]
+    return Difference(
+        left=left.begin.id,
+        right=right.begin.id,
+        facts=[Fact(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)],
+        figures=compare(*figures, left_name="left", right_name="right", judge=True),
+    )
+
+
+def _facts(record: Record) -> dict[str, str]:
+    """Of the job, the corpus, the machine and the ranks' environment, as texts."""
+    begin, end = record.begin, record.end
+    job = begin.job
+    found = {"run": begin.run, "status": record.status, "node": begin.node}
+    for name in ("hardware", "software", "policy"):
+        found |= {f"{name}.{key}": value for key, value in getattr(begin, name).items() if key != "layout"}
+    for name in ("architecture", "recipe", "layout"):
+        facts = msgspec.to_builtins(getattr(job, name))
+        found |= {f"{name}.{key}": str(value) for key, value in facts.items() if value is not None}
+    found |= {"job.steps": str(job.steps), "job.seed": str(job.seed), "corpus.sha256": begin.corpus.sha256}
+    for rank in end.ranks if end else []:
+        found |= {f"rank {rank.rank}.{key}": value for key, value in rank.environment.items()}
+        found[f"rank {rank.rank}.arithmetic"] = rank.arithmetic
+    return found

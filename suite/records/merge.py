@@ -1,0 +1,75 @@
+"""Records of another results directory joined into this one: never overwritten, and the same however often."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.records.index import launches
+from suite.records.record import BEGIN, contents
+from suite.records.store import end_of, read, records_directory, write_new
+
+
+class Merged(msgspec.Struct, frozen=True, kw_only=True):
+    """How many records were added, got the end that they lacked, and were here already; and which were not taken.
+
+    Args:
+        conflicts: records whose id has another content here; both are kept where they are.
+        damaged: why records there were left out, and records here that could not be compared.
+    """
+
+    added: int
+    ended: int
+    same: int
+    conflicts: list[str]
+    damaged: list[str]
+
+
+def merged(source: Path, results: Path) -> Merged:
+    """Copy every whole record below `source` that is not below `results`, bytes as they are.
+
+    First halves first, each file whole or not at all: a merge that is killed is finished by the next one.
+
+    Raises:
+        InputError: `source` holds no records' directory, or `results` cannot be written.
+        StoreFullError: there is no room.
+    """
+    if not (source / "records").is_dir():
+        raise InputError("no results directory", got=str(source), allowed="a directory that holds records/")
+    theirs, damaged = launches(source)
+    own = {launch.id: launch.path for launch in launches(results)[0]}
+    added = ended = same = 0
+    conflicts: list[str] = []
+    left_out = [str(error) for error in damaged]
+    for launch in theirs:
+        begin = Path(launch.path)
+        place = results / "records" / launch.run / begin.name
+        elsewhere = own.get(launch.id, str(place))
+        try:
+            read(begin)  # whole: what is damaged does not spread
+            halves = [(begin, place), *([(end_of(begin), end_of(place))] if end_of(begin).exists() else [])]
+            if Path(elsewhere) != place or any(_differs(there, here) for there, here in halves):
+                conflicts.append(f"{launch.path}: another content than {elsewhere}, of the same id; both are kept")
+                continue
+        except InputError as error:
+            left_out.append(str(error))
+            continue
+        missing = [(there, here) for there, here in halves if not os.path.lexists(here)]
+        if not missing:
+            same += 1
+            continue
+        records_directory(results, launch.run)
+        for there, here in missing:
+            write_new(here, contents(str(there)))
+        if missing[0][1].name.endswith(BEGIN):
+            added += 1
+        else:
+            ended += 1
+    return Merged(added=added, ended=ended, same=same, conflicts=conflicts, damaged=left_out)
+
+
+def _differs(there: Path, here: Path) -> bool:
+    return os.path.lexists(here) and contents(str(there)) != contents(str(here))

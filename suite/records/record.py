@@ -1,0 +1,295 @@
+"""One launch on paper: fingerprints, samples, counted figures, status; JSON in and out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Recipe
+from suite.job.corpus import Corpus
+from suite.job.events import Status, Step
+from suite.job.options import SUITE, Script
+from suite.job.training_job import Job
+from suite.machine.fingerprint import digest, hardware, node_identity, software
+from suite.machine.half_precision import Kernels
+from suite.metrics.figures import Figure
+
+THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
+
+# 1.1: traces, profiled steps, figures of a step's terms; 1.2: the job's averaging; 1.3: its renewal; 1.4: its script,
+# what each rank reserved, and how often it waited
+SCHEMA = "1.4"
+BEGIN, END = ".begin.json", ".end.json"  # of the names of a record's two files
+PRUNED = ".pruned"  # of the hidden name that a first half has while its record is removed
+
+
+class Launcher(msgspec.Struct, frozen=True):
+    """The process that wrote a begin record: enough to tell later whether it still runs."""
+
+    pid: int
+    started_ticks: int
+    boot: str
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """Written before the run starts, so that a hang or a killed node leaves evidence.
+
+    Three fingerprints apart: hardware, software, policy. Node identity is a hash of its own.
+    """
+
+    schema: str
+    id: str
+    run: str
+    started: float
+    node: str
+    launcher: Launcher
+    hardware: dict[str, str]
+    software: dict[str, str]
+    policy: dict[str, str]
+    hashes: dict[str, str]
+    job: Job
+    corpus: Corpus
+
+
+class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank left behind: its samples, its last phase and step, and its own words where it failed.
+
+    Args:
+        resident_bytes, reserved_bytes, synchronisations: as of `suite.job.training_job.Finished`.
+    """
+
+    rank: int
+    steps: list[Step]
+    last: str
+    environment: dict[str, str]
+    failure: str = ""
+    arithmetic: str = ""
+    resident_bytes: int | None = None
+    reserved_bytes: int | None = None
+    synchronisations: int | None = None
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """Written when the run has ended, however it ended.
+
+    Args:
+        predicted: step time, its terms and rates, where a machine profile said what to expect.
+        profile: that profile's file, or why there was none.
+        others_share, steal_share: of the processors, what other processes, and other guests of the host, took while
+            steps were timed; None where the system does not tell.
+    """
+
+    schema: str
+    id: str
+    status: Status
+    message: str
+    ranks_at_fault: list[int]
+    finished: float
+    figures: list[Figure]
+    ranks: list[RankOutcome]
+    log_tail: str = ""
+    predicted: list[Figure] = []
+    profile: str = ""
+    others_share: float | None = None
+    steal_share: float | None = None
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Both halves of one launch; without an end it is running, or crashed where its launcher is gone."""
+
+    path: str
+    begin: Begin
+    end: End | None
+
+    @property
+    def status(self) -> str:
+        """The end's status. Where there is none: "running", "crashed", or "unknown" for another machine's launch."""
+        if self.end is not None:
+            return self.end.status.value
+        return status_without_end(self.begin.node, self.begin.launcher)
+
+
+Half = TypeVar("Half", Begin, End)
+
+
+def encode(half: Begin | End) -> bytes:
+    """One half of a record as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(half), indent=1) + b"\n"
+
+
+def contents(path: str) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        InputError: it is no file, or cannot be read.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe that nobody writes would block
+        try:
+            facts = os.fstat(file)
+            if not stat.S_ISREG(facts.st_mode):
+                raise OSError(errno.EISDIR if stat.S_ISDIR(facts.st_mode) else errno.EINVAL, "not a regular file")
+            parts = [os.read(file, facts.st_size + 1)]
+            while parts[-1]:
+                parts.append(os.read(file, 1 << 20))
+            return b"".join(parts)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise InputError(f"cannot read the record: {error.strerror}", where=path) from error
+
+
+def own_names(identity: str, run: str, path: str) -> None:
+    """Refuse a first half that lies where another launch's would.
+
+    Raises:
+        InputError: its id is not the file's name, or its run not the directory's.
+    """
+    directory, name = os.path.split(path)  # a Path for each of 100,000 costs a second
+    if identity + BEGIN != name:
+        raise InputError("damaged record: its id is not the file's name", got=repr(identity), where=path)
+    if run != os.path.basename(directory or os.getcwd()):  # noqa: PTH109, PTH119
+        raise InputError("damaged record: its run is not the directory's name", got=repr(run), where=path)
+
+
+def own_end(begin: str, end: str, path: str) -> None:
+    """Refuse the second half of another launch.
+
+    Raises:
+        InputError: the ids of the halves differ.
+    """
+    if begin != end:
+        raise InputError("damaged record: the end of another launch", got=repr(end), where=path)
+
+
+def known_schema(data: bytes, where: str) -> None:
+    """Refuse a record of a major schema version that this suite does not know.
+
+    Raises:
+        InputError: of another major version, or no JSON object.
+    """
+    try:
+        schema = msgspec.json.decode(data).get("schema", "")
+    except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"damaged record: {error}", where=where) from error
+    if str(schema).split(".")[0] != SCHEMA.split(".")[0]:
+        raise InputError("unknown schema version", got=repr(schema), allowed=f"{SCHEMA.split('.')[0]}.x", where=where)
+
+
+def decode(data: bytes, kind: type[Half], where: str) -> Half:
+    """One half of a record; fields that only a later minor schema has are left out.
+
+    Raises:
+        InputError: not JSON, fields missing, or a major schema version that this suite does not know.
+    """
+    known_schema(data, where)
+    try:
+        data.decode()
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError:
+            return msgspec.convert(_without_unknown(msgspec.json.decode(data)), kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"damaged record: {error}", where=where) from error
+
+
+def _without_unknown(record: Any) -> Any:
+    """The same without the fields of a job that its types, which are those of run files too, would refuse."""
+    job = record.get("job")
+    if not isinstance(job, dict):
+        return record
+    known = {"architecture": Architecture, "recipe": Recipe, "layout": Layout}
+    own = {
+        name: {key: job[name][key] for key in job[name] if key in kind.__struct_fields__}
+        for name, kind in known.items()
+        if isinstance(job.get(name), dict)
+    }
+    return record | {"job": job | own}
+
+
+def policy(job: Job) -> dict[str, str]:
+    """What decides results besides hardware and software: precision, layout, compilation, determinism, batch."""
+    recipe = job.recipe
+    script = {} if job.script == SUITE else {"script": msgspec.json.encode(_comparable(job.script)).decode()}
+    return {
+        "device": job.device,
+        "precision": recipe.precision.value,
+        "layout": msgspec.json.encode(job.layout).decode(),
+        "compiled": str(job.compiled),
+        "kernels": job.kernels.value,
+        "averaging": job.averaging.value,
+        "exact_steps": str(job.exact_steps),
+        "renewal": str(job.renewal),
+        "deterministic": str(job.device == "cpu"),
+        "threads": str(job.threads),
+        "global_batch": str(recipe.global_batch),
+        "micro_batch": str(job.layout.micro_batch),
+        "architecture": digest(job.architecture),
+        "recipe": digest(recipe),
+        **script,
+        **({} if job.interface is None else {"interface": job.interface}),
+    }
+
+
+def _comparable(script: Script) -> Script:
+    """The same without the paths of its texts, whose hash the corpus has."""
+    return msgspec.structs.replace(script, texts=None)
+
+
+def _started_ticks(pid: int) -> int:
+    """When process `pid` started, in clock ticks since boot; -1 where it is gone or unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"
+
+
+def status_without_end(node: str, launcher: Launcher) -> str:
+    """Of a launch without an end half: "running" or "crashed" on this machine, "unknown" on another."""
+    if node != node_identity():
+        return "unknown"
+    alive = launcher.boot == _boot() and _started_ticks(launcher.pid) == launcher.started_ticks != -1
+    return "running" if alive else Status.CRASHED.value
+
+
+def begin_record(job: Job, corpus: Corpus, identity: str) -> Begin:
+    """The first half for a launch that is about to start in this process."""
+    fingerprints = {"hardware": hardware(), "software": software(), "policy": policy(job)}
+    return Begin(
+        schema=SCHEMA,
+        id=identity,
+        run=job.name,
+        started=time.time(),
+        node=node_identity(),
+        launcher=Launcher(os.getpid(), _started_ticks(os.getpid()), _boot()),
+        hashes={name: digest(facts) for name, facts in fingerprints.items()},
+        job=job,
+        corpus=corpus,
+        hardware=fingerprints["hardware"],
+        software=fingerprints["software"],
+        policy=fingerprints["policy"],
+    )
+
+
+def recorded_kernels(record: Record) -> Kernels:
+    """Which kernels the ranks of a recorded launch used, by their own words."""
+    ranks = record.end.ranks if record.end else []
+    return Kernels(
+        cuda=record.begin.job.device == "cuda",
+        products_through_fp32=any(THROUGH_FP32 in rank.arithmetic for rank in ranks),
+    )

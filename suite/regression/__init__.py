@@ -1,0 +1,1 @@
+"""Did anything get slower, bigger or wrong since a baseline?"""

@@ -1,0 +1,143 @@
+"""What a run is compared with: accepted launches, a record, a commit, or the best stretch of its history."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.records.store import writable, write_new
+from suite.records.summary import Launch
+from suite.regression.change_points import segments
+from suite.regression.comparability import OK, commit_of, identical_groups, is_modified, seconds, setup_of
+
+BEST = "best"
+SCHEMA = "1.0"
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """One move of a baseline: from when on which launches count, and what they replaced."""
+
+    schema: str
+    accepted: float
+    run: str
+    setup: str
+    launches: list[str]
+    suite: str
+    median_seconds: float | None
+    replaced: list[str]
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """Launches to compare with, oldest first, and in words where they come from."""
+
+    launches: tuple[Launch, ...]
+    words: str
+
+    @property
+    def median(self) -> float | None:
+        """Seconds of their median step."""
+        own = [value for value in map(seconds, self.launches) if value is not None]
+        return statistics.median(own) if own else None
+
+
+def resolved(reference: str | None, launches: Sequence[Launch], results: Path, repository: Path) -> str | None:
+    """The reference, once it is known to mean something: as it is, or the full hash of a commit.
+
+    Raises:
+        InputError: it is no record's id, no commit of the repository, and not "best".
+    """
+    if reference is None or reference == BEST or any(one.id == _identity(reference) for one in launches):
+        return reference if reference is None else _identity(reference)
+    commit = full_commit(reference, repository)
+    if commit is None:
+        allowed = f"the id of a record below {results}, a commit of this repository, or best"
+        raise InputError("unknown baseline", got=repr(reference), allowed=allowed, where="--baseline")
+    return commit
+
+
+def _identity(reference: str) -> str:
+    return Path(reference).name.removesuffix(".json").removesuffix(".begin").removesuffix(".end")
+
+
+def full_commit(reference: str, repository: Path) -> str | None:
+    """The full hash of a commit; None where the repository has none of that name, or is none."""
+    command = ["git", "-C", str(repository), "rev-parse", "--verify", "--quiet", "--end-of-options"]
+    try:
+        done = subprocess.run([*command, f"{reference}^{{commit}}"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def baseline(reference: str | None, setup: str, launches: Sequence[Launch], results: Path) -> Baseline | None:
+    """The launches of a setup that `reference` (see `resolved`) names; None where there are none.
+
+    A record stands for all launches identical with it, a commit for those of its unmodified checkout; None is what was
+    accepted last.
+    """
+    own = [one for one in launches if setup_of(one) == setup and one.status == OK]
+    if reference is None:
+        moves = [move for move in accepted(results)[0] if move.setup == setup]
+        kept = [one for one in own if moves and one.id in moves[-1].launches]
+        words = f"accepted {time.strftime('%Y-%m-%d', time.gmtime(moves[-1].accepted))}" if moves else ""
+    elif reference == BEST:
+        found = segments(own)
+        best = {point.id for point in found[0].best_points} if found else set()
+        kept, words = [one for one in own if one.id in best], "best stretch of the history"
+    elif any(one.id == reference for one in launches):
+        groups = [group for group in identical_groups(own) if any(one.id == reference for one in group)]
+        kept = groups[0] if groups else [one for one in own if one.id == reference]
+        words = f"record {reference}"
+    else:
+        kept = [one for one in own if (c := commit_of(one)) and reference.startswith(c) and not is_modified(one)]
+        words = f"commit {reference[:12]}"
+    return Baseline(launches=tuple(kept), words=words) if kept else None
+
+
+def accepted(results: Path) -> tuple[list[Accepted], list[InputError]]:
+    """All moves below the results directory, oldest first, and why others are left out."""
+    good: list[Accepted] = []
+    bad: list[InputError] = []
+    for path in sorted((results / "baselines").glob("*/*.json")):
+        try:
+            move = msgspec.json.decode(path.read_bytes(), type=Accepted)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            bad.append(InputError(f"damaged baseline: {error}", where=str(path)))
+            continue
+        if move.schema.partition(".")[0] != SCHEMA.partition(".")[0]:
+            bad.append(InputError("unknown schema version", got=repr(move.schema), allowed="1.x", where=str(path)))
+            continue
+        good.append(move)
+    return sorted(good, key=lambda move: move.accepted), bad
+
+
+def accept(results: Path, setup: str, now: Sequence[Launch], before: Baseline | None) -> Path:
+    """Make launches the baseline of their setup; an earlier one stays on disk. The path of what was written.
+
+    Raises:
+        InputError: the results directory cannot be written.
+        StoreFullError: there is no room.
+    """
+    directory = writable(results / "baselines" / now[0].run, results)
+    moment = time.time()
+    move = Accepted(
+        schema=SCHEMA,
+        accepted=moment,
+        run=now[0].run,
+        setup=setup,
+        launches=[one.id for one in now],
+        suite=now[0].suite,
+        median_seconds=Baseline(launches=tuple(now), words="").median,
+        replaced=[one.id for one in before.launches] if before else [],
+    )
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(moment))
+    path = directory / f"{stamp}__{setup}__{secrets.token_hex(4)}.json"
+    write_new(path, msgspec.json.format(msgspec.json.encode(move), indent=1) + b"\n")
+    return path

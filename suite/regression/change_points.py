@@ -1,0 +1,129 @@
+"""Launches of one setup over time: segments of equal fingerprint, change points inside them, the best stretch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from suite.metrics.change_points import LEAST_STRETCH, change_points
+from suite.records.summary import Launch
+from suite.regression.comparability import seconds, setup_of
+
+MOST_SEARCHED = 1000  # launches, the newest: the search takes 0.02 s for so many, and four times that for twice as many
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch in a history: `seconds` of its median step, and the software that it ran."""
+
+    id: str
+    started: float
+    node: str
+    seconds: float
+    suite: str
+    software: str
+
+
+class Stretch(msgspec.Struct, frozen=True, kw_only=True):
+    """Launches between two change points: places `first` to `last`, both inside, of the segment's points."""
+
+    first: int
+    last: int
+    median: float
+    suites: tuple[str, ...]
+
+    @property
+    def launches(self) -> int:
+        """How many."""
+        return self.last - self.first + 1
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """All launches of one setup (run, hardware, policy, steps, seed) that ended well, oldest first.
+
+    Args:
+        setup: its fingerprint; `example` a launch that tells what it is of.
+        stretches: in order, without gaps; each boundary is a change point.
+        best: place of the stretch with the lowest median among those of 5 launches or more; of all where none has 5.
+        searched: of the newest points; older ones belong to the first stretch, unsearched.
+    """
+
+    setup: str
+    example: Launch
+    points: tuple[Point, ...]
+    stretches: tuple[Stretch, ...]
+    best: int
+    searched: int
+
+    @property
+    def change_points(self) -> list[int]:
+        """Places of the launches with which a stretch begins, but for the first."""
+        return [stretch.first for stretch in self.stretches[1:]]
+
+    @property
+    def best_points(self) -> tuple[Point, ...]:
+        """The launches of the best stretch."""
+        stretch = self.stretches[self.best]
+        return self.points[stretch.first : stretch.last + 1]
+
+
+def segments(launches: Iterable[Launch]) -> list[Segment]:
+    """Of every setup, in the order of their first launch."""
+    found = by_setup(launches)
+    return segments_of(found, [change_points(values) for values in searched_times(found)])
+
+
+def by_setup(launches: Iterable[Launch]) -> dict[str, list[Launch]]:
+    """Launches that ended well by the fingerprint of their setup, oldest first; setups by their first launch."""
+    setups: dict[str, list[Launch]] = {}
+    for launch in sorted(launches, key=lambda one: (one.started, one.id)):
+        if seconds(launch) is not None:
+            setups.setdefault(setup_of(launch), []).append(launch)
+    return setups
+
+
+def searched_times(setups: Mapping[str, Sequence[Launch]]) -> list[list[float]]:
+    """Seconds of a step of each setup's launches, of those alone in which change points are searched."""
+    return [[seconds(one) or 0.0 for one in own[-MOST_SEARCHED:]] for own in setups.values()]
+
+
+def segments_of(setups: Mapping[str, list[Launch]], changes: Iterable[list[int]]) -> list[Segment]:
+    """Of launches by setup, and the change points in the `searched_times` of each."""
+    return [_segment(setup, own, found) for (setup, own), found in zip(setups.items(), changes, strict=True)]
+
+
+def _segment(setup: str, launches: list[Launch], found: list[int]) -> Segment:
+    points = tuple(
+        Point(
+            id=one.id,
+            started=one.started,
+            node=one.node,
+            seconds=seconds(one) or 0.0,
+            suite=one.suite,
+            software=one.hashes.get("software", ""),
+        )
+        for one in launches
+    )
+    skipped = max(0, len(points) - MOST_SEARCHED)
+    edges = [0, *(skipped + place for place in found), len(points)]
+    stretches = tuple(
+        Stretch(
+            first=first,
+            last=end - 1,
+            median=statistics.median(point.seconds for point in points[first:end]),
+            suites=tuple(dict.fromkeys(point.suite for point in points[first:end])),
+        )
+        for first, end in pairwise(edges)
+    )
+    long = [place for place, one in enumerate(stretches) if one.launches >= LEAST_STRETCH] or range(len(stretches))
+    best = min(long, key=lambda place: stretches[place].median)
+    return Segment(
+        setup=setup,
+        example=launches[-1],
+        points=points,
+        stretches=stretches,
+        best=best,
+        searched=len(points) - skipped,
+    )

@@ -1,0 +1,84 @@
+"""What makes launches comparable, and what makes them identical."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+import msgspec
+
+from suite.metrics.noise_floor import Floor, noise_floor
+from suite.records.summary import Launch
+
+SECONDS = "step_seconds"
+OK = "ok"
+MODIFIED = "modified"  # of a checkout that differs from its commit: see `suite.machine.fingerprint.suite_version`
+
+
+def setup_of(launch: Launch) -> str:
+    """The fingerprint that comparable launches share (see `setup`)."""
+    return _setup(launch.run, tuple(launch.hardware.items()), tuple(launch.policy.items()), launch.steps, launch.seed)
+
+
+def setup(run: str, hardware: Mapping[str, str], policy: Mapping[str, str], steps: int, seed: int) -> str:
+    """The fingerprint of run, hardware, policy, steps and seed: 16 hex digits.
+
+    Software is no part of it: that is what changes. Memory counts in GiB: what the kernel keeps of it for itself
+    differs from boot to boot.
+    """
+    return _setup(run, tuple(hardware.items()), tuple(policy.items()), steps, seed)
+
+
+Facts = tuple[tuple[str, str], ...]
+
+
+@cache
+def _setup(run: str, hardware: Facts, policy: Facts, steps: int, seed: int) -> str:
+    facts = [run, comparable_hardware(dict(hardware)), dict(policy), steps, seed]
+    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
+
+
+def comparable_hardware(hardware: Mapping[str, str]) -> dict[str, str]:
+    """The same with memory in GiB."""
+    size, _, unit = hardware.get("memory", "").partition(" ")
+    rounded = {"memory": f"{round(int(size) / 2**20)} GiB"} if unit == "kB" and size.isdigit() else {}
+    return {**hardware, **rounded}
+
+
+def seconds(launch: Launch) -> float | None:
+    """Of its median step; None where the launch did not end well or its clock stood still."""
+    value = launch.measured.of(SECONDS) if launch.status == OK else None
+    return value if value else None
+
+
+def commit_of(launch: Launch) -> str:
+    """The commit of its suite; empty without a checkout."""
+    inside = launch.suite.partition("(")[2].partition(")")[0].partition(",")[0]
+    return "" if inside == "no checkout" else inside
+
+
+def is_modified(launch: Launch) -> bool:
+    """Whether its code is not that of its commit, so that nobody can tell what it was."""
+    return MODIFIED in launch.suite
+
+
+def identical_groups(launches: Iterable[Launch]) -> list[list[Launch]]:
+    """Launches that ended well, of one setup, node and software; those of a modified checkout are left out."""
+    groups: dict[tuple[str, str, str], list[Launch]] = {}
+    for launch in launches:
+        if seconds(launch) is not None and not is_modified(launch):
+            groups.setdefault((setup_of(launch), launch.node, launch.hashes.get("software", "")), []).append(launch)
+    return list(groups.values())
+
+
+def floor_of(setup: str, node: str, launches: Sequence[Launch]) -> tuple[Floor | None, str]:
+    """The noise floor of a setup's step seconds on this node, or on others of the same hardware; and whose it is."""
+    groups = [group for group in identical_groups(launches) if setup_of(group[0]) == setup]
+    for where, own in (("this machine", True), ("other machines of the same hardware", False)):
+        values = [[seconds(one) or 0.0 for one in group] for group in groups if (group[0].node == node) == own]
+        floor = noise_floor(values)
+        if floor is not None:
+            return floor, f"{len(floor.deviations)} identical launches on {where}"
+    most = max((len(group) for group in groups), default=0)
+    return None, f"{most} identical launches are recorded, 10 are needed"

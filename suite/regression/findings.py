@@ -1,0 +1,233 @@
+"""What became of every quantity of a run since its baseline: by one launch, or by a verdict on times."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from suite.metrics.figures import EXACT, UNIT, Figure, Quantity
+from suite.records.record import Record
+from suite.regression.verdicts import Change, Judged
+
+# relative; the tolerances of the predictions (suite.predict), which are the reasons too
+TOLERANCE = {
+    Quantity.ACTIVATION_BYTES: 0.02,
+    Quantity.PEAK_BYTES: 0.02,
+    Quantity.SENT_BYTES: 0.03,
+    Quantity.FIRST_LOSS: 0.02,
+}
+LOSSES = "losses"  # of all steps of rank 0
+
+Key = tuple[str, str | None, str | None, int | None, int | None, str | None]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One quantity: baseline, now, and the verdict. What does not apply is null.
+
+    Args:
+        before, after: of times the medians of the launches; of what one launch decides its value.
+        ratio: after over before, with `interval`.
+        q, family, band, least_detectable, rerun: as of `suite.regression.verdicts.Judged`; `rerun` is a ratio.
+    """
+
+    run: str
+    quantity: str
+    axis: str | None = None
+    operation: str | None = None
+    rank: int | None = None
+    stage: int | None = None
+    term: str | None = None
+    unit: str = "1"
+    before: int | float | None
+    after: int | float | None
+    before_launches: int
+    after_launches: int
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    q: float | None = None
+    family: int | None = None
+    band: float | None = None
+    least_detectable: float | None = None
+    rerun: float | None = None
+    change: Change
+    why: str
+
+
+def time_finding(
+    run: str, quantity: str, unit: str, before: Sequence[float], after: Sequence[float], verdict: Judged
+) -> Finding:
+    """One member of the family of times."""
+    return Finding(
+        run=run,
+        quantity=quantity,
+        unit=unit,
+        before=statistics.median(before),
+        after=statistics.median(after),
+        before_launches=len(before),
+        after_launches=len(after),
+        ratio=verdict.difference.ratio,
+        interval=verdict.difference.interval,
+        q=verdict.q,
+        family=verdict.family,
+        band=verdict.band,
+        least_detectable=verdict.least_detectable,
+        rerun=None if verdict.rerun is None else verdict.rerun.ratio,
+        change=verdict.change,
+        why=verdict.why,
+    )
+
+
+def record_findings(run: str, before: Sequence[Record], after: Sequence[Record]) -> list[Finding]:
+    """Everything but the step's seconds themselves, in the order of the vocabulary; records that ended well.
+
+    Exact quantities and, of one stack and seed, losses: by ==, with one launch. Memory and bytes on the wire: by one
+    launch too, within their tolerance. Terms and rates follow from the step's seconds, or split them: they are shown
+    and belong to no family, as they would count the same seconds twice.
+    """
+    left, right = _values(before), _values(after)
+    found = []
+    for key in dict.fromkeys([*left, *right]):
+        if key == (Quantity.STEP_SECONDS, None, None, None, None, None):
+            continue
+        sides = left.get(key, []), right.get(key, [])
+        counts = len(before), len(after)
+        found.append(_finding(run, key, sides, counts, same_stack=_same_stack(before, after)))
+    order = {quantity.value: place for place, quantity in enumerate(Quantity)}
+    found.sort(key=lambda one: (order[one.quantity], one.rank is not None))
+    return [*found, _losses(run, before, after)]
+
+
+def _values(records: Sequence[Record]) -> dict[Key, list[int | float]]:
+    values: dict[Key, list[int | float]] = {}
+    for record in records:
+        figures: list[Figure] = record.end.figures if record.end else []
+        for figure in figures:
+            values.setdefault(figure.key, []).append(figure.value)
+    return values
+
+
+def _finding(
+    run: str,
+    key: Key,
+    sides: tuple[list[int | float], list[int | float]],
+    counts: tuple[int, int],
+    *,
+    same_stack: str,
+) -> Finding:
+    quantity = Quantity(key[0])
+    before, after = sides
+    values: tuple[int | float | None, int | float | None]
+    if quantity in EXACT:
+        values, change, why = _exact(before, after, counts)
+    elif quantity in TOLERANCE and before and after:
+        values, change, why = _within(quantity, before, after, same_stack)
+    else:
+        middles = [statistics.median(side) if side else None for side in sides]
+        values, change, why = (middles[0], middles[1]), Change.SHOWN, "" if before and after else "of one side alone"
+    ratio = values[1] / values[0] if values[0] and values[1] is not None else None
+    names = dict(zip(("quantity", "axis", "operation", "rank", "stage", "term"), key, strict=True))
+    return Finding(
+        run=run,
+        **names,  # type: ignore[arg-type]  # the key's parts have the fields' types
+        unit=UNIT[quantity],
+        before=values[0],
+        after=values[1],
+        before_launches=counts[0],
+        after_launches=counts[1],
+        ratio=ratio,
+        change=change,
+        why=why,
+    )
+
+
+Values = tuple[int | float | None, int | float | None]
+
+
+def _exact(before: list[int | float], after: list[int | float], counts: tuple[int, int]) -> tuple[Values, Change, str]:
+    """By one launch, in either direction: what counts less may have been left out, until somebody accepts it."""
+    if not before or not after:
+        values = before[0] if before else None, after[0] if after else None
+        return values, Change.REGRESSION, "not counted in the baseline" if after else "no longer counted"
+    if len({*before}) > 1 or len(before) < counts[0]:
+        return (before[0], after[0]), Change.INCONCLUSIVE, "the baseline's launches disagree"
+    other = next((value for value in after if value != before[0]), None)
+    if other is None and len(after) == counts[1]:
+        return (before[0], after[0]), Change.SAME, "exact"
+    if other is None:
+        return (before[0], after[0]), Change.REGRESSION, "exact: some launches do not count it"
+    return (before[0], other), Change.REGRESSION, f"exact: {other - before[0]:+,}"
+
+
+def _within(
+    quantity: Quantity, before: list[int | float], after: list[int | float], same_stack: str
+) -> tuple[Values, Change, str]:
+    """The largest of each side within the tolerance; the first loss of one stack by ==, on any side of its worst."""
+    if quantity is Quantity.FIRST_LOSS and not same_stack:
+        other = next((value for value in after if value != before[0]), after[0])
+        if len({*before}) > 1:
+            return (before[0], other), Change.INCONCLUSIVE, "the baseline's launches disagree"
+        if other == before[0]:
+            return (before[0], other), Change.SAME, "bit-equal"
+        return (before[0], other), Change.REGRESSION, "one stack and seed, but not bit-equal"
+    left, right = max(before), max(after)
+    tolerance = TOLERANCE[quantity]
+    if left == right:
+        return (left, right), Change.SAME, "equal"
+    if abs(right - left) <= tolerance * abs(left):
+        return (left, right), Change.SAME, f"within {tolerance:.0%}"
+    if quantity is Quantity.FIRST_LOSS:
+        return (left, right), Change.REGRESSION, f"beyond {tolerance:.0%}; {same_stack}"
+    return (left, right), Change.REGRESSION if right > left else Change.IMPROVED, f"beyond {tolerance:.0%}"
+
+
+def _same_stack(before: Sequence[Record], after: Sequence[Record]) -> str:
+    """Why losses need not be bit-equal; empty where they must be: all but this suite's own code is the same."""
+    stacks = {
+        (record.begin.corpus.sha256, tuple(sorted((k, v) for k, v in record.begin.software.items() if k != "suite")))
+        for record in [*before, *after]
+    }
+    if len({corpus for corpus, _ in stacks}) > 1:
+        return "another corpus"
+    if len(stacks) > 1:
+        return "another software stack"
+    if any(record.begin.policy.get("deterministic") != "True" for record in [*before, *after]):
+        return "not deterministic"
+    return ""
+
+
+def _losses(run: str, before: Sequence[Record], after: Sequence[Record]) -> Finding:
+    """The losses of all steps, which are bit-equal with one stack and seed."""
+    left, right = ([_curve(record) for record in side] for side in (before, after))
+    why_not = _same_stack(before, after)
+    differing = [
+        next((step for step, (x, y) in enumerate(zip(left[0], curve, strict=False)) if x != y), None)
+        for curve in [*left, *right]
+    ]
+    first_before, first_after = (
+        min((step for step in steps if step is not None), default=None)
+        for steps in (differing[: len(left)], differing[len(left) :])
+    )
+    if why_not:
+        change, why = Change.SHOWN, why_not
+    elif first_before is not None:
+        change, why = Change.INCONCLUSIVE, "the baseline's launches disagree"
+    elif first_after is not None:
+        change, why = Change.REGRESSION, f"one stack and seed, but not bit-equal from step {first_after} on"
+    else:
+        change, why = Change.SAME, f"bit-equal in {len(left[0])} steps"
+    return Finding(
+        run=run,
+        quantity=LOSSES,
+        before=left[0][-1] if left[0] else None,
+        after=right[0][-1] if right[0] else None,
+        before_launches=len(before),
+        after_launches=len(after),
+        change=change,
+        why=why,
+    )
+
+
+def _curve(record: Record) -> list[float]:
+    return [step.loss for step in record.end.ranks[0].steps] if record.end and record.end.ranks else []

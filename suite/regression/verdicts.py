@@ -1,0 +1,161 @@
+"""Verdicts on times of now beside those of a baseline: what must come together before a change is one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+from suite.metrics.detectable_change import LEAST_EFFECT, least_detectable
+from suite.metrics.noise_floor import Floor, band, own_floor
+from suite.metrics.two_sample import FALSE_DISCOVERIES, Difference, adjusted, difference, largest_family, least_p
+
+
+class Change(enum.StrEnum):
+    """What became of one quantity."""
+
+    REGRESSION = "regression"
+    IMPROVED = "improved"
+    SAME = "same"  # of what is decided by one launch: equal, or within its tolerance
+    NOISE = "noise"
+    INCONCLUSIVE = "inconclusive"
+    UNCALIBRATED = "uncalibrated"
+    SHOWN = "shown"  # follows from a judged quantity, or explains it
+
+
+class Sets(msgspec.Struct, frozen=True, kw_only=True):
+    """Launches of one time, one value each: of the baseline, of now, and of both in turn again.
+
+    Args:
+        rerun: of baseline and now, launched in turn (A B A B ...) after the comparison; None where there was none.
+        no_rerun: why there can be none; empty where there can.
+        floor: of the machine's identical launches; None where there are fewer than 10.
+    """
+
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    floor: Floor | None = None
+    rerun: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    no_rerun: str = ""
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one time and all it rests on.
+
+    Args:
+        q: the p of the rank test, adjusted for the family; `family` its size.
+        band: relative; None where not even the launches themselves have a spread.
+        least_detectable: relative slow-down that the whole rule finds in 9 of 10 comparisons; None: none at all.
+        rerun: the re-run's own difference.
+        to_confirm: nothing but the re-run is missing.
+    """
+
+    difference: Difference
+    q: float
+    family: int
+    band: float | None
+    least_detectable: float | None
+    rerun: Difference | None
+    change: Change
+    why: str
+    to_confirm: bool = False
+
+
+def judged(family: Sequence[Sets]) -> list[Judged]:
+    """The verdicts on a family of times, in its order; each of the sets is one hypothesis of it.
+
+    A change is one where all of these hold, in the comparison and again in the re-run by itself (whose family is one):
+
+        q < 0.05                        Mann-Whitney, adjusted after Benjamini and Hochberg over the family
+        the interval of the ratio       wholly beyond the band of the machine's identical launches
+        the ratio                       2 % or more: at least 1.02, or at most 1 / 1.02
+
+    Raises:
+        ValueError: an empty set, or a value not above 0.
+    """
+    differences = [difference(sets.before, sets.after) for sets in family]
+    adjusted_p = adjusted([one.p for one in differences])
+    return [_judged(sets, one, q, len(family)) for sets, one, q in zip(family, differences, adjusted_p, strict=True)]
+
+
+def _judged(sets: Sets, first: Difference, q: float, family: int) -> Judged:
+    floor = sets.floor or own_floor(sets.before, sets.after)
+    launches = min(len(sets.before), len(sets.after))
+    width = None if floor is None else band(floor, launches)
+    rerun = None if sets.rerun is None else difference(*sets.rerun)
+    change, why, to_confirm = _verdict(sets, first, q, family, width, rerun)
+    least = None
+    if floor is not None:
+        least = least_detectable(floor, len(sets.before), len(sets.after), family=family, rerun=_rerun_launches(sets))
+    return Judged(
+        difference=first,
+        q=q,
+        family=family,
+        band=width,
+        least_detectable=least,
+        rerun=rerun,
+        change=change,
+        why=why,
+        to_confirm=to_confirm,
+    )
+
+
+def _rerun_launches(sets: Sets) -> int:
+    """That it had, or would have: as many as there are of now."""
+    return len(sets.after) if sets.rerun is None else min(map(len, sets.rerun))
+
+
+def _verdict(
+    sets: Sets, first: Difference, q: float, family: int, width: float | None, rerun: Difference | None
+) -> tuple[Change, str, bool]:
+    least = least_p(len(sets.before), len(sets.after))
+    if sets.floor is None or width is None:
+        return Change.UNCALIBRATED, "fewer than 10 identical launches of one setup are recorded here", False
+    if q >= FALSE_DISCOVERIES:
+        if family * least >= FALSE_DISCOVERIES:
+            most = largest_family(len(sets.before), len(sets.after))
+            return Change.INCONCLUSIVE, _too_few(sets, family, most), False
+        return Change.NOISE, f"no difference: q {q:.2g}", False
+    if not _large(first):
+        return Change.NOISE, f"less than {LEAST_EFFECT:.0%}", False
+    if _within(first, width):
+        return Change.NOISE, "the interval lies within the band", False
+    if not _beyond(first, width):
+        return Change.INCONCLUSIVE, "the interval reaches into the band: more launches would tell", False
+    if rerun is None:
+        why = sets.no_rerun or "a re-run of both in turn has to confirm it"
+        return Change.INCONCLUSIVE, why, not sets.no_rerun
+    return _confirmed(first, rerun, width)
+
+
+def _too_few(sets: Sets, family: int, most: int) -> str:
+    counts = f"{len(sets.before)} and {len(sets.after)} launches"
+    if most < 1:
+        return f"{counts} never differ by the rank test"
+    return f"{counts} show one change among {most} quantities at most, here are {family}"
+
+
+def _confirmed(first: Difference, rerun: Difference, width: float) -> tuple[Change, str, bool]:
+    slower = first.ratio > 1
+    if rerun.p < FALSE_DISCOVERIES and _large(rerun) and _beyond(rerun, width) and (rerun.ratio > 1) == slower:
+        change = Change.REGRESSION if slower else Change.IMPROVED
+        return change, f"confirmed in turn: {rerun.ratio - 1:+.1%}", False
+    if rerun.p >= FALSE_DISCOVERIES or _within(rerun, width) or not _large(rerun):
+        return Change.NOISE, f"not confirmed in turn: {rerun.ratio - 1:+.1%}, p {rerun.p:.2g}", False
+    return Change.INCONCLUSIVE, f"the re-run does not settle it: {rerun.ratio - 1:+.1%}", False
+
+
+def _large(one: Difference) -> bool:
+    return max(one.ratio, 1 / one.ratio) >= 1 + LEAST_EFFECT
+
+
+def _beyond(one: Difference, width: float) -> bool:
+    if one.interval is None:
+        return False
+    low, high = one.interval
+    return low > 1 + width or 1 / high > 1 + width
+
+
+def _within(one: Difference, width: float) -> bool:
+    return one.interval is not None and max(one.interval[1], 1 / one.interval[0]) <= 1 + width

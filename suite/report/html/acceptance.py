@@ -1,0 +1,125 @@
+"""Acceptance batteries on the page: the newest of every node with its findings, and a row for each one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from reference_runs.errors import InputError
+from suite.acceptance.battery_record import Closed, Opening, decode, directory
+from suite.acceptance.check_table import CHECKS
+from suite.acceptance.findings import Finding, worst_first
+from suite.report.html.setup_details import stamp
+from suite.report.terminal.acceptance import finding_reason, number_text, summary
+
+MOST_BATTERIES = 200
+MOST_NODES = 50  # whose findings are shown
+NOT_ENDED = "not ended"
+
+
+class FindingRow(NamedTuple):
+    """A finding, as texts."""
+
+    check: int
+    name: str
+    subject: str
+    measured: str
+    expected: str
+    ratio: str
+    verdict: str
+    part: str
+    why: str
+
+
+class Battery(NamedTuple):
+    """A battery, as texts.
+
+    Args:
+        decision: of its end; `NOT_ENDED` where there is none.
+        says: the one line that a scheduler gets.
+        newest: whether it is the last one of its node on this hardware.
+        rows: of the findings, worst first; of the newest alone.
+    """
+
+    id: str
+    started: float
+    day: str
+    node: str
+    profile: str
+    decision: str
+    seconds: str
+    says: str
+    newest: bool
+    rows: Sequence[FindingRow]
+
+
+class Batteries(NamedTuple):
+    """The newest batteries first, how many more there are, and what could not be read."""
+
+    shown: list[Battery]
+    left_out: int
+    damaged: list[InputError]
+
+
+def batteries(results: Path) -> Batteries:
+    """Of all nodes that wrote below `results`."""
+    damaged: list[InputError] = []
+    found: list[tuple[Opening, Closed | None]] = []
+    for path in sorted(directory(results).glob("*.begin.json")):
+        try:
+            opening = decode(path.read_bytes(), Opening, str(path))
+        except (OSError, InputError) as error:
+            damaged.append(_named(error, path))
+            continue
+        end = path.with_name(path.name.replace(".begin.json", ".end.json"))
+        closed = None
+        if end.exists():
+            try:
+                closed = decode(end.read_bytes(), Closed, str(end))
+            except (OSError, InputError) as error:
+                damaged.append(_named(error, end))
+        found.append((opening, closed))
+    found.sort(key=lambda both: (-both[0].started, both[0].id))
+    nodes: set[tuple[str, str]] = set()
+    shown = []
+    for opening, closed in found[:MOST_BATTERIES]:
+        node = (opening.node, opening.hashes.get("hardware", ""))
+        newest = node not in nodes and len(nodes) < MOST_NODES
+        nodes.add(node)
+        shown.append(_battery(opening, closed, newest=newest))
+    return Batteries(shown, len(found) - len(shown), damaged)
+
+
+def _named(error: OSError | InputError, path: Path) -> InputError:
+    return error if isinstance(error, InputError) else InputError(f"cannot be read: {error.strerror}", where=str(path))
+
+
+def _battery(opening: Opening, closed: Closed | None, *, newest: bool) -> Battery:
+    return Battery(
+        id=f"battery-{opening.id}",
+        started=opening.started,
+        day=stamp(opening.started),
+        node=opening.node,
+        profile=opening.profile,
+        decision=NOT_ENDED if closed is None else closed.decision.value,
+        seconds="" if closed is None else f"{closed.seconds:,.0f} s",
+        says="it was interrupted, or still runs; --resume goes on with it" if closed is None else summary(closed),
+        newest=newest,
+        rows=[_row(finding) for finding in worst_first(closed.findings)] if newest and closed else [],
+    )
+
+
+def _row(finding: Finding) -> FindingRow:
+    known = finding.check < len(CHECKS)
+    return FindingRow(
+        check=finding.check,
+        name=CHECKS[finding.check].name if known else f"check {finding.check}",
+        subject=finding.subject,
+        measured=number_text(finding.measured, finding.unit),
+        expected=number_text(finding.expected, finding.unit),
+        ratio="" if finding.ratio is None else f"{finding.ratio:.3f}",
+        verdict=finding.verdict.value,
+        part=finding.part,
+        why=finding_reason(finding),
+    )

@@ -1,0 +1,165 @@
+"""Step times of a setup over time: segments of equal fingerprint, change points, and the best stretch."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+
+from suite.regression.change_points import Point, Segment
+from suite.report.html.plot import INK, MILLISECONDS, Cell, Plot, Trace, colour, significant, symbol
+
+NEWEST = 300  # launches of a segment that are drawn one by one
+BUCKETS = 60  # that the older ones are thinned to
+MOST_SEGMENTS = 8  # drawn: those with the newest launches
+
+
+def history(key: str, segments: Sequence[Segment]) -> Plot | None:
+    """None where fewer than two launches ended well."""
+    drawn = sorted(segments, key=lambda one: (one.points[-1].started, one.setup))[-MOST_SEGMENTS:]
+    if sum(len(one.points) for one in drawn) < 2:
+        return None
+    traces: list[Trace] = []
+    shapes: list[dict[str, object]] = []
+    rows: list[list[Cell]] = []
+    thinned = changes = 0
+    for place, segment in enumerate(drawn):
+        older, newer = segment.points[:-NEWEST], segment.points[-NEWEST:]
+        thinned += len(older)
+        name = _name(segment, drawn)
+        if older:
+            traces.append(_thinned(older, place, name))
+        traces.append(_newest(newer, place, name))
+        for number, stretch in enumerate(segment.stretches):
+            first, last = segment.points[stretch.first], segment.points[stretch.last]
+            best = number == segment.best
+            if stretch.launches > 1:
+                traces.append(_level(first, last, stretch.median, place, best))
+            change = ""
+            if number:
+                before = segment.stretches[number - 1].median
+                change = f"{stretch.median / before - 1:+.1%}"
+                changes += 1
+                shapes.append(_edge(first))
+            rows.append(
+                [
+                    name,
+                    _day(first.started),
+                    _day(last.started),
+                    str(stretch.launches),
+                    f"{MILLISECONDS * stretch.median:,.4g}",
+                    change,
+                    "best" if best and len(segment.stretches) > 1 else "",
+                    ", ".join(stretch.suites[-2:]),
+                ]
+            )
+    counted = sum(len(one.points) for one in segments)
+    says = f"Step times of {counted} launches over time in {len(segments)} segments, with {changes} change points."
+    if len(drawn) < len(segments):
+        says += f" The {len(segments) - len(drawn)} segments that ended first are left out."
+    if thinned:
+        says += f" {thinned:,} older launches are thinned to medians of groups, with their least and largest."
+    return Plot(
+        id=f"history-{key}",
+        title="History of the step time",
+        says=says,
+        traces=traces,
+        layout={
+            "xaxis": {"type": "date"},
+            "yaxis": {"title": {"text": "milliseconds a step"}, "rangemode": "tozero"},
+            "shapes": shapes,
+        },
+        columns=["segment", "from", "to", "launches", "median ms", "change", "", "suite"],
+        rows=rows,
+        height=330 + 20 * len(drawn),
+    )
+
+
+def _name(segment: Segment, among: Sequence[Segment]) -> str:
+    """What tells the segment from the others: its seed and steps, and the beginning of its fingerprint."""
+    one = segment.example
+    words = []
+    if len({other.example.seed for other in among}) > 1:
+        words.append(f"seed {one.seed}")
+    if len({other.example.steps for other in among}) > 1:
+        words.append(f"{one.steps} steps")
+    return ", ".join([*words, segment.setup[:6]])
+
+
+def _stamp(started: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(started))
+
+
+def _day(started: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(started))
+
+
+def _newest(points: Sequence[Point], place: int, name: str) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "legendgroup": name,
+        "x": [_stamp(one.started) for one in points],
+        "y": [significant(MILLISECONDS * one.seconds) for one in points],
+        "text": [one.suite for one in points],
+        "marker": {"color": colour(place), "symbol": symbol(place), "size": 7, "opacity": 0.75},
+        "hovertemplate": "%{x|%Y-%m-%d %H:%M}: %{y:.4g} ms<br>%{text}",
+    }
+
+
+def _thinned(points: Sequence[Point], place: int, name: str) -> Trace:
+    groups = list(_groups(points))
+    middles = [statistics.median(one.seconds for one in group) for group in groups]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": f"{name}, thinned",
+        "legendgroup": name,
+        "x": [_stamp(group[len(group) // 2].started) for group in groups],
+        "y": [significant(MILLISECONDS * middle) for middle in middles],
+        "text": [f"median of {len(group)} launches" for group in groups],
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [
+                significant(MILLISECONDS * (max(one.seconds for one in group) - middle), 3)
+                for group, middle in zip(groups, middles, strict=True)
+            ],
+            "arrayminus": [
+                significant(MILLISECONDS * (middle - min(one.seconds for one in group)), 3)
+                for group, middle in zip(groups, middles, strict=True)
+            ],
+            "color": colour(place),
+            "thickness": 1,
+            "width": 0,
+        },
+        "marker": {"color": colour(place), "symbol": f"{symbol(place)}-open", "size": 6},
+        "hovertemplate": "%{x|%Y-%m-%d}: %{y:.4g} ms<br>%{text}",
+    }
+
+
+def _groups(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
+    """At most `BUCKETS` neighbouring groups whose sizes differ by one at most."""
+    count = min(BUCKETS, len(points))
+    for number in range(count):
+        yield points[number * len(points) // count : (number + 1) * len(points) // count]
+
+
+def _level(first: Point, last: Point, middle: float, place: int, best: bool) -> Trace:
+    y = significant(MILLISECONDS * middle)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [_stamp(first.started), _stamp(last.started)],
+        "y": [y, y],
+        "line": {"color": colour(place), "width": 3 if best else 2, "dash": "solid" if best else "dot"},
+        "showlegend": False,
+        "hoverinfo": "skip",
+    }
+
+
+def _edge(first: Point) -> dict[str, object]:
+    x = _stamp(first.started)
+    line = {"color": INK, "width": 1, "dash": "dash"}
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line}

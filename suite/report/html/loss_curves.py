@@ -1,0 +1,101 @@
+"""Loss curves of runs: every setup and seed that was recorded, the newest launch of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from suite.records.index import Launch
+from suite.records.store import end_of
+from suite.report.html.plot import Cell, Plot, Trace, colour, significant, symbol
+from suite.report.html.setups import Setup
+
+MOST_CURVES = 10  # of a run: the newest
+MOST_STEPS = 400  # drawn of a curve: of a longer one every second, third ... step
+
+
+class _Step(msgspec.Struct):
+    step: int
+    loss: float | None
+
+
+class _Rank(msgspec.Struct):
+    steps: list[_Step]
+
+
+class _End(msgspec.Struct):
+    ranks: list[_Rank]
+
+
+_DECODER = msgspec.json.Decoder(_End)
+
+
+def loss_curve(launch: Launch) -> list[tuple[int, float]]:
+    """Steps and losses of rank 0; nothing where the record does not have them."""
+    try:
+        ranks = _DECODER.decode(end_of(Path(launch.path)).read_bytes()).ranks
+    except (OSError, msgspec.MsgspecError):
+        return []
+    steps = ranks[0].steps if ranks else []
+    return [(one.step, one.loss) for one in steps if one.loss is not None]
+
+
+def losses(run: str, setups: list[Setup]) -> Plot | None:
+    """The curves of one run; None where there is none of two steps or more."""
+    newest: dict[tuple[str, int], Launch] = {}
+    for setup in setups:
+        for one in setup.launches:
+            if one.first_loss is not None:
+                newest[setup.key.id, one.seed] = one
+    names = {setup.key.id: setup.key for setup in setups}
+    layouts = {key.layout for key in names.values()}
+    several = len({setup.key.machine for setup in setups}) > 1
+    ordered = sorted(newest.items(), key=lambda each: (each[1].started, each[1].id), reverse=True)
+    traces: list[Trace] = []
+    rows: list[list[Cell]] = []
+    for (key, seed), one in ordered:
+        points = loss_curve(one) if len(traces) < MOST_CURVES else []
+        if len(points) < 2:
+            continue
+        every = -(-len(points) // MOST_STEPS)
+        drawn = points[:-1:every] + points[-1:]
+        about = names[key]
+        ranks = f"{about.ranks} rank{'s' if about.ranks > 1 else ''}"
+        words = [ranks, about.layout, about.execution, f"seed {seed}", *([f"node {one.node}"] if several else [])]
+        name, place = ", ".join(words), len(traces)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": ", ".join([ranks, *_told_apart(about.layout, layouts), about.execution, f"seed {seed}"]),
+                "x": [step for step, _ in drawn],
+                "y": [significant(loss) for _, loss in drawn],
+                "line": {"color": colour(place), "width": 1.75},
+                "marker": {"symbol": symbol(place), "size": 6, "color": colour(place)},
+                "hovertemplate": "step %{x}: %{y:.4f}",
+            }
+        )
+        rows.append([name, str(len(points)), f"{points[0][1]:.4f}", f"{points[-1][1]:.4f}", one.status, one.id])
+    if not traces:
+        return None
+    return Plot(
+        id=f"loss-{setups[0].key.id}",
+        title=f"Loss of {run}",
+        says=f"The loss by step of {len(traces)} launch{'es' if len(traces) > 1 else ''}, the newest of each setup and "
+        f"seed; in the newest of all it goes from {rows[0][2]} to {rows[0][3]}.",
+        traces=traces,
+        layout={
+            "xaxis": {"title": {"text": "step"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "loss, nats a token"}},
+        },
+        columns=["launch", "steps", "first loss", "last loss", "status", "record"],
+        rows=rows,
+        height=330 + 22 * len(traces),
+    )
+
+
+def _told_apart(layout: str, layouts: set[str]) -> list[str]:
+    """The words of a layout that not all of them have."""
+    common = set.intersection(*(set(one.split(",")) for one in layouts))
+    return [word for word in layout.split(",") if word not in common]

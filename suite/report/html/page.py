@@ -1,0 +1,396 @@
+"""The page's file: sections gathered from the records, put into the template with everything that it needs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from reference_runs.catalog import miniatures
+from reference_runs.errors import InputError
+from suite.metrics.figures import Quantity
+from suite.records.index import Launch
+from suite.regression.change_points import Segment, by_setup, searched_times, segments_of
+from suite.report.html.acceptance import batteries
+from suite.report.html.change_point_worker import Search
+from suite.report.html.ladder import ladders
+from suite.report.html.loss_curves import losses
+from suite.report.html.plot import MILLISECONDS, Plot
+from suite.report.html.roofline import benchmarks, profiles, rooflines
+from suite.report.html.setup_details import Detail, Line, detail, stamp
+from suite.report.html.setups import Key, Setup, execution, newest, setups
+from suite.report.html.sources import Facts, recorded_facts
+from suite.report.html.validation import validation
+from suite.report.html.verdicts import Judged, judged_setup, mark, remembered, tone
+
+if TYPE_CHECKING:
+    import jinja2
+
+TITLE = "Reference runs"
+MOST_DETAILS = 150  # setups that are judged and shown in full: those that were launched last
+MOST_ROWS = 2000  # setups that have a row
+MOST_CHANGES = 200  # change points in the table of all setups
+NOT_JUDGED = "not judged"
+HERE = Path(__file__).parent
+SECTIONS = (
+    *(("overview", "Overview"), ("setups", "Setups"), ("runs", "Run by run"), ("history", "History"), ("loss", "Loss")),
+    *(
+        ("acceptance", "Acceptance"),
+        ("ladder", "Ladder"),
+        ("roofline", "Roofline"),
+        ("validation", "Validation"),
+        ("facts", "Facts"),
+    ),
+)
+OF_RECORDS = frozenset({"overview", "setups", "runs", "history", "loss"})
+SETUP_COLUMNS = (
+    *(("run", ""), ("verdict", ""), ("ranks", "n"), ("layout", ""), ("execution", ""), ("machine", "")),
+    *(
+        ("launches", "n"),
+        ("predicted", "n"),
+        ("measured", "n"),
+        ("error", "n"),
+        ("against best", "n"),
+        ("last launch", ""),
+    ),
+)
+
+
+class Summary(NamedTuple):
+    """A setup's row, and what the filters know of it."""
+
+    id: str
+    run: str
+    machine: str
+    machine_id: str
+    ranks: int
+    layout: str
+    execution: str
+    verdict: str
+    why: str
+    launches: int
+    launches_text: str
+    predicted: float | None
+    predicted_text: str
+    measured: float | None
+    measured_text: str
+    error: float | None
+    error_text: str
+    slower: float | None
+    slower_text: str
+    day: str
+    text: str
+    detail: bool
+    about: Sequence[tuple[str, str]] = ()
+    plots: Sequence[Plot] = ()
+    rows: Sequence[Line] = ()
+    logs: Sequence[tuple[str, str]] = ()
+
+
+class Change(NamedTuple):
+    """A change point, as texts."""
+
+    started: float
+    id: str
+    run: str
+    machine_id: str
+    layout: str
+    day: str
+    before: str
+    after: str
+    change: str
+    launches: str
+    suite: str
+    text: str
+
+
+class RecordedFacts(NamedTuple):
+    """Facts, and the run by which the filters know them: a miniature's name where there is one."""
+
+    run: str
+    facts: Facts
+
+
+def page(
+    results: Path, launches: Sequence[Launch], damaged: Iterable[InputError] = (), search: Search | None = None
+) -> str:
+    """The whole page; the same bytes for the same records, whether a `search` has been started for it or not."""
+    if search is None:
+        with Search() as started:
+            return page(results, launches, damaged, started)
+    histories = by_setup(launches)
+    search.ask(searched_times(histories))
+    names = machine_names(launches)
+    found = setups(launches)
+    runs = sorted({setup.key.run for setup in found})
+    curves = [(run, losses(run, [setup for setup in found if setup.key.run == run])) for run in runs]
+    kept = [(run, plot) for run, plot in curves if plot is not None]
+    machine_profiles, bad_profiles = profiles(results)
+    timings, bad_timings = benchmarks(results)
+    roofs = rooflines(machine_profiles, timings)
+    of_predictor = validation()
+    climbs, bad_climbs = ladders(results)
+    accepted = batteries(results)
+    facts = _facts()
+    template = _template()
+    shown, rest = newest(found, MOST_DETAILS)
+    expected = remembered()
+    all_judged = [judged_setup(setup, expected) for setup in shown]
+    history = segments_of(histories, search.answer())
+    segments: dict[Key, list[Segment]] = {}
+    for one in history:
+        segments.setdefault(_key(one.example), []).append(one)
+    details = []
+    for setup, judged in zip(shown, all_judged, strict=True):
+        own = segments.get(setup.key, [])
+        details.append(_summary(setup, judged, detail(judged, own), names, own))
+    older = newest(rest, MOST_ROWS - len(shown))[0]
+    summaries = [*details, *(_summary(setup, None, None, names, segments.get(setup.key, [])) for setup in older)]
+    summaries.sort(key=lambda one: (one.run, one.machine, one.ranks, one.layout, one.execution))
+    changes = _changes(history, names)
+    plots = [
+        *(plot for one in details for plot in one.plots),
+        *(plot for _, plot in kept),
+        *(plot for _, plot in roofs),
+        *of_predictor,
+        *climbs,
+    ]
+    matrix: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    counted = Counter((one.run, one.machine_id, one.verdict) for one in summaries)
+    for (run, machine, verdict), count in sorted(counted.items()):
+        matrix.setdefault((run, machine), []).append((verdict, count))
+    machines = sorted({(_machine_id(words), name) for words, name in names.items()}, key=lambda one: one[1])
+    left_out = sorted(str(error) for error in (*damaged, *bad_profiles, *bad_timings, *bad_climbs, *accepted.damaged))
+    return _rendered(
+        template,
+        plots,
+        title=TITLE,
+        heading="What the runs did, and what arithmetic says",
+        summary=_headline(launches, found, machines),
+        notices=_notices(left_out, len(found) - len(summaries)),
+        sections=[
+            one
+            for one in SECTIONS
+            if (found or one[0] not in OF_RECORDS)
+            and (accepted.shown or one[0] != "acceptance")
+            and (climbs or one[0] != "ladder")
+        ],
+        setups=summaries,
+        setup_columns=SETUP_COLUMNS,
+        details=details,
+        left_out_details=_without_details(len(rest)),
+        runs=runs,
+        machines=machines,
+        verdicts=sorted({one.verdict for one in summaries}),
+        matrix={(run, machine): matrix.get((run, machine), []) for run in runs for machine, _ in machines},
+        changes=changes[:MOST_CHANGES],
+        history_note=_history_note(history, len(changes)),
+        losses=kept,
+        batteries=accepted.shown,
+        batteries_left_out=accepted.left_out,
+        rooflines=roofs,
+        validation=of_predictor,
+        ladders=climbs,
+        facts=facts,
+    )
+
+
+def _template() -> jinja2.Template:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("page.html.jinja")
+
+
+def _rendered(template: jinja2.Template, plots: list[Plot], **context: Any) -> str:
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    scripts = {"plotly": get_plotlyjs(), "script": (HERE / "page.js").read_text(encoding="utf-8")}
+    hashes = (hashlib.sha256(script.encode()).digest() for script in scripts.values())
+    return template.render(
+        plots=Markup(in_script(plots)),
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        script_hashes=Markup(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)),
+        mark=mark,
+        tone=tone,
+        **{name: Markup(script) for name, script in scripts.items()},
+        **context,
+    )
+
+
+def in_script(plots: list[Plot]) -> str:
+    """The plots as JSON that no text in it can end the script element of."""
+    content = {
+        plot.id: {
+            "traces": plot.traces,
+            "layout": plot.layout,
+            "columns": plot.columns,
+            "rows": plot.rows,
+            "height": plot.height,
+        }
+        for plot in plots
+    }
+    text = msgspec.json.encode(content).decode()
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _key(launch: Launch) -> Key:
+    return Key(launch.run, launch.machine, launch.ranks, launch.layout, execution(launch))
+
+
+def machine_names(launches: Iterable[Launch]) -> dict[str, str]:
+    """Short name of each machine, by its words in the records; the words themselves where two would be alike."""
+    short: dict[str, str] = {}
+    for one in launches:
+        if one.machine not in short:
+            hardware = one.hardware
+            host = f"{hardware.get('cpu', 'unknown')}, {hardware.get('cores', '?')} cores"
+            gpus = Counter(hardware.get("gpus", "none").split(", "))
+            devices = ", ".join(f"{count} {name}" for name, count in sorted(gpus.items()))
+            short[one.machine] = host if one.device == "cpu" else f"{devices} ({host})"
+    alike = Counter(short.values())
+    return {words: name if alike[name] == 1 else words for words, name in short.items()}
+
+
+def _machine_id(words: str) -> str:
+    """What the address of the page names a machine by."""
+    return hashlib.sha256(words.encode()).hexdigest()[:8]
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{MILLISECONDS * seconds:,.4g} ms"
+
+
+def _summary(
+    setup: Setup, judged: Judged | None, full: Detail | None, names: dict[str, str], own: Sequence[Segment]
+) -> Summary:
+    key, shown = setup.key, setup.latest_ok
+    predicted = shown.predicted.of(Quantity.STEP_SECONDS) if shown else None
+    measured = shown.measured.of(Quantity.STEP_SECONDS) if shown else None
+    error = predicted / measured - 1 if predicted and measured else None
+    failed = sum(one.status != "ok" for one in setup.launches)
+    count = len(setup.launches)
+    why = judged.why if judged else ""
+    slower = _against_best(own)
+    return Summary(
+        id=key.id,
+        run=key.run,
+        machine=names[key.machine],
+        machine_id=_machine_id(key.machine),
+        ranks=key.ranks,
+        layout=key.layout,
+        execution=key.execution,
+        verdict=judged.verdict if judged else NOT_JUDGED,
+        why=why,
+        launches=count,
+        launches_text=f"{count:,}" + (f", {failed:,} failed" if failed else ""),
+        predicted=predicted,
+        predicted_text=_milliseconds(predicted),
+        measured=measured,
+        measured_text=_milliseconds(measured),
+        error=error,
+        error_text="-" if error is None else f"{error:+.1%}",
+        slower=slower,
+        slower_text="-" if slower is None else f"{slower:+.1%}",
+        day=time.strftime("%Y-%m-%d", time.gmtime(setup.latest.started)),
+        text=" ".join([*map(str, key), setup.latest.status, setup.latest.message, why]),
+        detail=full is not None,
+        about=full.about if full else (),
+        plots=full.plots if full else (),
+        rows=full.rows if full else (),
+        logs=full.logs if full else (),
+    )
+
+
+def _against_best(own: Sequence[Segment]) -> float | None:
+    """In the longest segment: the level of the last stretch over that of the best, less 1; None without a change."""
+    longest = max(own, key=lambda one: (len(one.points), one.points[-1].started, one.setup), default=None)
+    if longest is None or len(longest.stretches) < 2:
+        return None
+    return longest.stretches[-1].median / longest.stretches[longest.best].median - 1
+
+
+def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[Change]:
+    """Of all segments, newest first."""
+    found = []
+    for one in history:
+        key = _key(one.example)
+        for before, after in zip(one.stretches, one.stretches[1:], strict=False):
+            started = one.points[after.first].started
+            found.append(
+                Change(
+                    started=started,
+                    id=key.id,
+                    run=key.run,
+                    machine_id=_machine_id(key.machine),
+                    layout=key.layout,
+                    day=stamp(started),
+                    before=_milliseconds(before.median),
+                    after=_milliseconds(after.median),
+                    change=f"{after.median / before.median - 1:+.1%}",
+                    launches=f"{before.launches:,} and {after.launches:,}",
+                    suite=one.points[after.first].suite,
+                    text=" ".join([*map(str, key), names[key.machine]]),
+                )
+            )
+    return sorted(found, key=lambda one: (-one.started, one.id))
+
+
+def _headline(launches: Sequence[Launch], found: Sequence[Setup], machines: Sequence[tuple[str, str]]) -> str:
+    if not launches:
+        return "Nothing is recorded in this directory yet."
+    days = [time.strftime("%Y-%m-%d", time.gmtime(launches[place].started)) for place in (0, -1)]
+    when = " to ".join(dict.fromkeys(days))
+    runs = len({one.key.run for one in found})
+    return (
+        f"{_many(len(launches), 'launch', 'launches')} of {_many(runs, 'run')} in {_many(len(found), 'setup')} on "
+        f"{_many(len(machines), 'machine')}, {when}."
+    )
+
+
+def _many(count: int, one: str, more: str = "") -> str:
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
+
+
+def _notices(left_out: Sequence[str], unlisted: int) -> list[str]:
+    lines = []
+    if unlisted:
+        lines.append(f"{_many(unlisted, 'setup')} that were launched longest ago are left out.")
+    if left_out:
+        more = len(left_out) - 5
+        names = "; ".join(left_out[:5]) + (f"; and {more:,} more" if more > 0 else "")
+        lines.append(f"Left out, because damaged: {names}")
+    return lines
+
+
+def _without_details(count: int) -> str:
+    if not count:
+        return ""
+    return f"{_many(count, 'older setup')} have a row above, and neither a verdict nor pictures."
+
+
+def _history_note(history: Sequence[Segment], changes: int) -> str:
+    searched = sum(one.searched for one in history)
+    points = sum(len(one.points) for one in history)
+    note = f"{_many(changes, 'change point')} among {points:,} launches in {_many(len(history), 'segment')}"
+    if searched < points:
+        note += f"; {points - searched:,} older launches were not searched"
+    if changes > MOST_CHANGES:
+        note += f"; the newest {MOST_CHANGES} are listed"
+    return f"{note}."
+
+
+def _facts() -> list[RecordedFacts]:
+    names = {run: mini for mini, run in miniatures().items()}
+    return [RecordedFacts(names.get(one.name, one.name), one) for one in recorded_facts()]

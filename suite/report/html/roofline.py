@@ -1,0 +1,252 @@
+"""Rooflines of the machines that were calibrated, with their matrix products and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.machine.profile import Profile, machines_directory, read
+from suite.predict.analytic.kernel_flop import kernel_flop
+from suite.report.html.plot import MUTED, Cell, Plot, Trace, colour, significant, symbol
+
+MOST_MACHINES = 12  # profiles that are drawn: the newest of each machine
+_MEMORY = ("copy", "triad")
+_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+class Kernel(NamedTuple):
+    """One benchmark: what ran, its arithmetic, least bytes, and median seconds."""
+
+    name: str
+    form: str
+    dtype: str
+    flop: float
+    least_bytes: float
+    seconds: float
+
+
+class Benchmarks(NamedTuple):
+    """One run of the kernel benchmarks."""
+
+    file: str
+    machine: Mapping[str, object]
+    copy_bytes_per_second: float
+    kernels: list[Kernel]
+
+
+class _Extra(msgspec.Struct):
+    kernel: str
+    variant: str
+    dtype: str
+    form: str
+    sizes: dict[str, int]
+    least_bytes: float
+    copy_bytes_per_second: float
+    direction: str = msgspec.field(name="pass")
+
+
+class _Stats(msgspec.Struct):
+    median: float
+
+
+class _Benchmark(msgspec.Struct):
+    extra_info: _Extra
+    stats: _Stats
+
+
+class _File(msgspec.Struct):
+    machine_info: dict[str, str | int | float | bool | dict[str, object] | list[object] | None]
+    benchmarks: list[_Benchmark]
+
+
+def benchmarks(results: Path) -> tuple[list[Benchmarks], list[InputError]]:
+    """The newest file of each directory of kernel benchmarks, and those that cannot be read."""
+    good: list[Benchmarks] = []
+    bad: list[InputError] = []
+    for directory in sorted(path for path in (results / "kernels").glob("*") if path.is_dir()):
+        for path in sorted(directory.glob("*.json"), reverse=True)[:1]:
+            try:
+                read_file = msgspec.json.decode(path.read_bytes(), type=_File)
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                bad.append(InputError(f"damaged benchmarks: {error}", where=str(path)))
+                continue
+            kernels = [found for one in read_file.benchmarks if (found := _kernel(one)) is not None]
+            if kernels:
+                copies = sorted(one.extra_info.copy_bytes_per_second for one in read_file.benchmarks)
+                file = f"{directory.name}/{path.name}"
+                good.append(Benchmarks(file, read_file.machine_info, copies[len(copies) // 2], kernels))
+    return good, bad
+
+
+def _kernel(one: _Benchmark) -> Kernel | None:
+    """None where its arithmetic is not known."""
+    about = one.extra_info
+    name, variant = about.kernel, about.variant
+    if variant.startswith("attention"):
+        name = "attention"
+    elif (name, variant) == ("sign_pack", "unpack"):
+        name = "sign_unpack"
+    try:
+        flop = getattr(kernel_flop(name, variant, **about.sizes), about.direction)
+    except (ValueError, KeyError, AttributeError):
+        return None
+    if flop is None or about.least_bytes <= 0 or one.stats.median <= 0:
+        return None
+    sizes = " x ".join(str(value) for key, value in about.sizes.items() if not key.endswith("bytes"))
+    words = " ".join(filter(None, (about.kernel, about.variant, about.direction, about.dtype, sizes)))
+    return Kernel(words, about.form, about.dtype, flop, about.least_bytes, one.stats.median)
+
+
+def profiles(results: Path) -> tuple[list[Profile], list[InputError]]:
+    """The newest readable profile of each machine, newest machine first; and why others are left out."""
+    good: dict[tuple[str, str], Profile] = {}
+    bad: list[InputError] = []
+    for path in sorted(machines_directory(results).glob("*.json")):
+        try:
+            one = read(path)
+        except InputError as error:
+            bad.append(error)
+            continue
+        key = one.fingerprint.node, one.fingerprint.device
+        if key not in good or good[key].measured < one.measured:
+            good[key] = one
+    newest = sorted(good.values(), key=lambda one: (-one.measured, one.fingerprint.node))
+    return newest[:MOST_MACHINES], bad
+
+
+def machine_words(profile: Profile) -> str:
+    """The machine as the launches' setups name it."""
+    hardware = profile.fingerprint.hardware
+    device = profile.fingerprint.device
+    return f"{hardware.get('cpu')}, {hardware.get('cores')} cores, GPUs: {hardware.get('gpus')}, {device}"
+
+
+def rooflines(found: list[Profile], measured: list[Benchmarks]) -> list[tuple[str, Plot]]:
+    """Machine and picture, of every profile with the kernels timed on such hardware, then of kernels alone.
+
+    The memory roof is the faster one of copy and triad beyond every cache, by one rank alone.
+    """
+    left = list(measured)
+    plots = []
+    for place, profile in enumerate(found):
+        own = [one for one in left if _same(one, profile)]
+        left = [one for one in left if one not in own]
+        words = machine_words(profile)
+        try:
+            peaks = {dtype: profile.achievable_flop_per_second(dtype) for dtype in _dtypes(profile)}
+            bandwidth = max(profile.memory_bytes_per_second(name) for name in _MEMORY if _was_timed(profile, name))
+        except (InputError, ValueError):  # a profile without products or memory has no roof
+            continue
+        name = f"{profile.fingerprint.node}-{profile.fingerprint.device}-{place}"
+        plots.append((words, _plot(name, words, bandwidth, peaks, list(_products(profile)), own)))
+    for place, one in enumerate(left):
+        words = f"{one.machine.get('cpu') or one.machine.get('gpu') or 'unknown'}, {one.machine.get('device', '')}"
+        plots.append((words, _plot(f"kernels-{place}", words, one.copy_bytes_per_second, {}, [], [one])))
+    return plots
+
+
+def _same(one: Benchmarks, profile: Profile) -> bool:
+    hardware = profile.fingerprint.hardware
+    same = one.machine.get("device") == profile.fingerprint.device
+    if profile.fingerprint.device == "cuda":
+        return same and str(one.machine.get("gpu", "?")) in hardware.get("gpus", "")
+    return same and one.machine.get("cpu") == hardware.get("cpu") and one.machine.get("cores") == hardware.get("cores")
+
+
+def _was_timed(profile: Profile, operation: str) -> bool:
+    return any(table.subject.operation == operation for table in profile.tables)
+
+
+def _dtypes(profile: Profile) -> list[str]:
+    own = {t.subject.dtype for t in profile.tables if t.subject.operation == "product" and t.subject.ranks == 1}
+    return [dtype for dtype in _ELEMENT if dtype in own]
+
+
+def _products(profile: Profile) -> Iterator[Kernel]:
+    """Every matrix product that one rank timed alone."""
+    for table in profile.tables:
+        subject = table.subject
+        if subject.operation != "product" or subject.ranks != 1 or subject.dtype not in _ELEMENT:
+            continue
+        points = product(*(axis.points for axis in table.axes))
+        for (m, n, k), timing in zip(points, table.timings, strict=True):
+            size = _ELEMENT[subject.dtype] * (m * k + k * n + m * n)
+            name = f"product {subject.variant} {m:.0f} x {n:.0f} x {k:.0f} {subject.dtype}"
+            yield Kernel(name, f"products, {subject.dtype}", subject.dtype, 2 * m * n * k, size, timing.seconds)
+
+
+def _plot(
+    name: str, words: str, bandwidth: float, peaks: Mapping[str, float], products: list[Kernel], own: list[Benchmarks]
+) -> Plot:
+    kernels = [kernel for one in own for kernel in one.kernels]
+    every = [*products, *kernels]
+    intensities = [one.flop / one.least_bytes for one in every]
+    least, most = min(intensities) / 2, max(intensities) * 2
+    traces = list(_roofs(bandwidth, peaks, least, most))
+    rows: list[list[Cell]] = []
+    forms = dict.fromkeys(one.form for one in every)
+    for place, form in enumerate(forms):
+        points = [one for one in every if one.form == form]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": form if form.startswith("products") else f"kernels, {form}",
+                "x": [significant(one.flop / one.least_bytes, 4) for one in points],
+                "y": [significant(one.flop / one.seconds, 4) for one in points],
+                "text": [one.name for one in points],
+                "marker": {"color": colour(place), "symbol": symbol(place), "size": 7, "opacity": 0.7},
+                "hovertemplate": "%{text}<br>%{y:.3s}flop/s at %{x:.3g} flop/byte",
+            }
+        )
+        for one in points:
+            roof = min(bandwidth * one.flop / one.least_bytes, peaks.get(one.dtype, float("inf")))
+            rows.append(
+                [
+                    form,
+                    one.name,
+                    f"{one.flop / one.least_bytes:,.3g}",
+                    f"{one.flop / one.seconds / 1e9:,.4g}",
+                    f"{one.least_bytes / one.seconds / 1e9:,.4g}",
+                    f"{one.flop / one.seconds / roof:.0%}",
+                ]
+            )
+    best = max((one.flop / one.seconds for one in every), default=0.0)
+    highest = ", ".join(f"{dtype} {peak / 1e9:,.4g} Gflop/s" for dtype, peak in peaks.items())
+    return Plot(
+        id=f"roofline-{name}",
+        title=f"Roofline of {words}",
+        says=f"Log-log scatter of {len(products)} matrix products and {len(kernels)} kernel timings below a memory "
+        f"roof of {bandwidth / 1e9:,.4g} GB/s{' and peaks of ' + highest if highest else ''}; the fastest reaches "
+        f"{best / 1e9:,.4g} Gflop/s.",
+        traces=traces,
+        layout={
+            "xaxis": {"type": "log", "dtick": 1, "title": {"text": "flop a byte"}},
+            "yaxis": {"type": "log", "dtick": 1, "title": {"text": "flop a second"}, "exponentformat": "SI"},
+        },
+        columns=["", "what", "flop a byte", "Gflop/s", "least GB/s", "of the roof"],
+        rows=rows,
+        height=560,
+    )
+
+
+def _roofs(bandwidth: float, peaks: Mapping[str, float], least: float, most: float) -> Iterator[Trace]:
+    """The memory roof alone where no peak is known, else one roof a dtype."""
+    dashes = ("solid", "dash", "dot", "dashdot")
+    for place, (dtype, peak) in enumerate(peaks.items() or [("memory", bandwidth * most)]):
+        knee = min(max(peak / bandwidth, least), most)
+        x = sorted({least, knee, most})
+        yield {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"roof, {dtype}",
+            "x": [significant(one) for one in x],
+            "y": [significant(min(bandwidth * one, peak)) for one in x],
+            "line": {"color": MUTED, "width": 1.5, "dash": dashes[place % len(dashes)]},
+            "hoverinfo": "skip",
+        }

@@ -1,0 +1,151 @@
+"""One setup in full: its pictures, its figures, and the words of a launch that failed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from suite.job.events import Status
+from suite.metrics.comparison import Row, Verdict
+from suite.metrics.figures import Quantity
+from suite.records.record import Record
+from suite.regression.change_points import Segment
+from suite.report.html.history import history
+from suite.report.html.memory import memory
+from suite.report.html.plot import Plot
+from suite.report.html.setups import Setup
+from suite.report.html.step_time import traffic, waterfall
+from suite.report.html.verdicts import Judged
+from suite.report.terminal.prediction import percent, read
+
+LOG_LINES = 40  # of a failed launch: the last ones
+
+
+class Line(NamedTuple):
+    """One row of the table of figures, as texts."""
+
+    name: str
+    left: str
+    right: str
+    difference: str
+    tolerance: str
+    verdict: str
+    why: str
+
+
+class Detail(NamedTuple):
+    """What the page shows of one setup besides what its row has."""
+
+    about: list[tuple[str, str]]
+    plots: list[Plot]
+    rows: list[Line]
+    logs: list[tuple[str, str]]
+
+
+def detail(judged: Judged, segments: Sequence[Segment]) -> Detail:
+    """Pictures and tables of a setup; of its last launch that ended well, where one did."""
+    setup, record = judged.setup, judged.record
+    key = setup.key.id
+    found: list[Plot | None] = [history(key, segments)]
+    if judged.rows:
+        found = [waterfall(key, judged.rows), traffic(key, judged.rows), *found]
+    if record is not None and setup.latest_ok is not None:
+        found.insert(1, memory(key, record))
+    return Detail(
+        about=_about(setup, record),
+        plots=[plot for plot in found if plot is not None],
+        rows=[_line(row) for row in judged.rows if _is_shown(row)],
+        logs=_logs(record) if setup.latest_ok is None else [],
+    )
+
+
+def _is_shown(row: Row) -> bool:
+    """Rows of the whole job; those of a rank or stage where they failed; a step's terms are in their picture."""
+    if row.quantity == Quantity.STEP_SECONDS and row.term is not None:
+        return False
+    return (row.rank is None and row.stage is None) or row.verdict is Verdict.FAIL
+
+
+def _line(row: Row) -> Line:
+    rank = "" if row.rank is None else f"rank {row.rank}"
+    difference = "-"
+    if row.difference is not None:
+        relative = row.difference and row.left and row.tolerance != 0
+        exact = f"{row.difference:+,}" if isinstance(row.difference, int) else f"{row.difference:+,.4g}"
+        difference = percent(row.difference, row.left or 1) if relative else exact
+        difference = "0" if row.difference == 0 else difference
+    return Line(
+        name=" ".join(filter(None, (row.quantity, row.axis, row.operation, row.term, rank))),
+        left=_number(row.left, row),
+        right=_number(row.right, row),
+        difference=difference,
+        tolerance="" if row.tolerance is None else f"{row.tolerance:.0%}",
+        verdict=row.verdict.value,
+        why=row.why or "",
+    )
+
+
+def _number(value: int | float | None, row: Row) -> str:
+    return f"{value:,}" if isinstance(value, int) else read(value, row.quantity)
+
+
+def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
+    last = setup.latest
+    ended = Counter(one.status for one in setup.launches)
+    about = [
+        ("machine", setup.key.machine),
+        ("launches", ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items()))),
+        ("last launch", f"{stamp(last.started)}, {last.id}"),
+        ("nodes", _counted(one.node for one in setup.launches)),
+        ("seeds", _counted(str(one.seed) for one in setup.launches)),
+    ]
+    if record is None:
+        return about
+    begin, end = record.begin, record.end
+    recipe, software = begin.job.recipe, begin.software
+    about += [
+        ("precision and batch", f"{recipe.precision.value}, {recipe.global_batch} samples"),
+        ("steps", str(begin.job.steps)),
+        ("software", f"suite {software.get('suite', '-')}; torch {software.get('torch', '-')}"),
+    ]
+    if end is not None:
+        shares = [
+            f"{share:.0%} {who}"
+            for share, who in ((end.others_share, "other processes"), (end.steal_share, "other guests"))
+            if share is not None
+        ]
+        about += [
+            ("machine profile", end.profile.rpartition("/")[2].removesuffix(".json") or "none"),
+            ("others on the processors", ", ".join(shares) or "unknown"),
+        ]
+        arithmetic = next((rank.arithmetic for rank in end.ranks if rank.arithmetic), "")
+        if arithmetic:
+            about.append(("arithmetic", arithmetic))
+    return about
+
+
+def _counted(values: Iterable[str]) -> str:
+    """The first few of distinct values, and how many more."""
+    distinct = list(dict.fromkeys(values))
+    more = len(distinct) - 4
+    return ", ".join(distinct[:4]) + (f" and {more} more" if more > 0 else "")
+
+
+def stamp(started: float) -> str:
+    """Minutes in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started))
+
+
+def _logs(record: Record | None) -> list[tuple[str, str]]:
+    if record is None or record.end is None or record.end.status is Status.OK:
+        return []
+    logs = [(f"Rank {rank.rank}, after {rank.last}", _tail(rank.failure)) for rank in record.end.ranks if rank.failure]
+    if record.end.log_tail.strip():
+        logs.append(("Log", _tail(record.end.log_tail)))
+    return logs[:3]
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-LOG_LINES:])

@@ -1,0 +1,75 @@
+"""Launches by setup: what is compared on the page, run by run and machine by machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from suite.job.events import Status
+from suite.job.options import Averaging, KernelChoice, Script
+from suite.records.index import Launch
+
+
+class Key(NamedTuple):
+    """What the launches of one setup share, in words."""
+
+    run: str
+    machine: str
+    ranks: int
+    layout: str
+    execution: str
+
+    @property
+    def id(self) -> str:
+        """The name of the setup's place on the page: the same for the same words."""
+        return f"s-{hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:10]}"
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """The launches of one setup, oldest first."""
+
+    key: Key
+    launches: list[Launch]
+
+    @property
+    def latest(self) -> Launch:
+        """The last one that was started."""
+        return self.launches[-1]
+
+    @property
+    def latest_ok(self) -> Launch | None:
+        """The last one that ended well."""
+        return next((one for one in reversed(self.launches) if one.status == Status.OK), None)
+
+
+def execution(launch: Launch) -> str:
+    """How it was executed, in words: eager or compiled, kernels and averaging where they are not PyTorch's, a rung."""
+    kernels = launch.policy.get("kernels", KernelChoice.TORCH.value)
+    averaging = launch.policy.get("averaging", Averaging.EXACT.value)
+    words = ["compiled" if launch.compiled else "eager"]
+    if kernels != KernelChoice.TORCH.value:
+        words.append(f"{kernels} kernels")
+    if averaging != Averaging.EXACT.value:
+        words.append(averaging)
+    if "script" in launch.policy:
+        words.append(msgspec.json.decode(launch.policy["script"], type=Script).rung)
+    return ", ".join(words)
+
+
+def setups(launches: Iterable[Launch]) -> list[Setup]:
+    """The setups of launches that come oldest first, in the order of run, machine, ranks and layout."""
+    found: dict[Key, list[Launch]] = {}
+    for one in launches:
+        key = Key(one.run, one.machine, one.ranks, one.layout, execution(one))
+        found.setdefault(key, []).append(one)
+    return [Setup(key=key, launches=found[key]) for key in sorted(found)]
+
+
+def newest(found: list[Setup], most: int) -> tuple[list[Setup], list[Setup]]:
+    """The `most` setups that were launched last, and the others; both in the order given."""
+    ordered = sorted(found, key=lambda one: (one.latest.started, one.key), reverse=True)
+    kept = {one.key for one in ordered[:most]}
+    return [one for one in found if one.key in kept], [one for one in found if one.key not in kept]

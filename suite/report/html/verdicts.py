@@ -1,0 +1,126 @@
+"""The verdict of a setup: its last launch beside what arithmetic expects of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.job.events import Status
+from suite.job.training_job import Job
+from suite.machine.half_precision import Kernels
+from suite.metrics.comparison import Row, Verdict, overall
+from suite.metrics.figures import Figure
+from suite.predict.executed_run.figures import expected_figures, judged
+from suite.records.record import Record, recorded_kernels
+from suite.records.store import read
+from suite.report.html.setups import Setup
+
+Expected = Callable[[Job, Kernels, int], list[Figure]]
+MARKS = {
+    "pass": "✓",
+    "fail": "✗",
+    "shown": "○",
+    "regression": "▲",
+    "improved": "▼",
+    "noise": "≈",
+    "inconclusive": "?",
+    "uncalibrated": "○",
+    "running": "…",
+    "unknown": "?",
+    "not judged": "○",
+    "PASS": "✓",
+    "WARN": "⚠",
+    "FAIL": "✗",
+    "INCONCLUSIVE": "?",
+    "INVALID": "?",
+    "accepted": "✓",
+    "rejected": "✗",
+    "not decidable": "?",
+}
+GOOD = frozenset({"pass", "improved", "PASS", "accepted"})
+BAD = frozenset(
+    {
+        "fail",
+        "regression",
+        "FAIL",
+        "HANG",
+        "rejected",
+        "execution failed",
+        *(status.value for status in Status if status is not Status.OK),
+    }
+)
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """A setup with its verdict.
+
+    Args:
+        verdict: of its last launch: pass, fail or shown where it ended well, otherwise how it ended.
+        record: the whole last launch that ended well, or the last one where none did; None where it cannot be read.
+        rows: of that launch; none where it did not end well.
+        why: in words, where there is something to say.
+    """
+
+    setup: Setup
+    verdict: str
+    record: Record | None
+    rows: list[Row]
+    why: str = ""
+
+
+def mark(verdict: str) -> str:
+    """A sign that tells the verdict without its colour."""
+    return MARKS.get(verdict, "!" if verdict in BAD else "○")
+
+
+def tone(verdict: str) -> str:
+    """good, bad or plain: the class of its colour."""
+    return "good" if verdict in GOOD else "bad" if verdict in BAD else "plain"
+
+
+def remembered() -> Expected:
+    """`expected_figures`, once for each job that differs in what they depend on."""
+    known: dict[bytes, list[Figure]] = {}
+
+    def expected(job: Job, kernels: Kernels, cores: int) -> list[Figure]:
+        alone = job.device == "cuda" or job.layout.ranks <= cores
+        facts = (job.architecture, job.recipe, job.layout, job.compiled, job.averaging, job.kernels, job.device)
+        script = msgspec.structs.replace(job.script, rung="", texts=None)
+        key = msgspec.json.encode([*facts, script, list(kernels), alone])
+        if key not in known:
+            known[key] = expected_figures(job, kernels=kernels, cores=cores)
+        return known[key]
+
+    return expected
+
+
+def judged_setup(setup: Setup, expected: Expected) -> Judged:
+    """The verdict of a setup, and the launch that its pictures show."""
+    last, shown = setup.latest, setup.latest_ok
+    why = "" if last.status == Status.OK else last.message
+    try:
+        record = read(Path((shown or last).path))
+        rows = _rows(record, expected) if shown else []
+    except (InputError, OSError) as error:
+        return Judged(setup=setup, verdict="unknown", record=None, rows=[], why=f"its record cannot be read: {error}")
+    except ValueError as error:  # a layout or an architecture that this version does not predict
+        return Judged(setup=setup, verdict="not judged", record=record, rows=[], why=f"not predicted: {error}")
+    if last.status != Status.OK:
+        return Judged(setup=setup, verdict=last.status, record=record, rows=rows, why=why)
+    failed = [row for row in rows if row.verdict is Verdict.FAIL and row.rank is None] or [
+        row for row in rows if row.verdict is Verdict.FAIL
+    ]
+    why = ", ".join(dict.fromkeys(" ".join(filter(None, (row.quantity, row.axis, row.operation))) for row in failed))
+    return Judged(setup=setup, verdict=overall(rows).value, record=record, rows=rows, why=why)
+
+
+def _rows(record: Record, expected: Expected) -> list[Row]:
+    if record.end is None:
+        return []
+    text = record.begin.hardware.get("cores", "")
+    cores = int(text) if text.isdigit() else 1
+    figures = expected(record.begin.job, recorded_kernels(record), cores)
+    return judged(figures, record.end.predicted, record.end.figures)

@@ -1,0 +1,1 @@
+"""Results as Markdown: TABLES.md and the summaries of one command."""

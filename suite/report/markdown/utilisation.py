@@ -1,0 +1,109 @@
+"""Model-flop utilisation of GPT-2 on one GPU beside what is asked of it, as a Markdown table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
+from reference_runs.errors import InputError
+from reference_runs.run import Precision
+from suite.job.events import Status
+from suite.ladder.rungs import RUNGS
+from suite.machine.half_precision import dtype_of
+from suite.machine.timings import median
+from suite.metrics.figures import Quantity
+from suite.records.index import Launch
+
+
+class Asked(NamedTuple):
+    """What one GPU should reach.
+
+    Args:
+        how: the command that measures it.
+        least: mfu against the dense peak of the data sheet, of 6 N + 12 L H Q T flop a token; None: only shown.
+    """
+
+    run: str
+    how: str
+    least: float | None
+
+
+class _Reached(NamedTuple):
+    """By one launch: model flop a second, and that over the GPU's dense peak in the launch's dtype."""
+
+    launch: Launch
+    rate: float
+    mfu: float
+
+
+RUNG_LABELS = frozenset(f"{rung.walk}/{rung.name}" for rung in RUNGS)  # neither twins nor what was broken on purpose
+ASKED = (
+    Asked("gpt2-mini", "`reproduce gpt2-mini --device cuda --ranks 1`", None),
+    Asked("gpt2-124m", "`reproduce gpt2-124m --device cuda --ranks 1`", 0.45),
+    Asked("gpt2-1558m", "`reproduce gpt2-1558m --device cuda --ranks 1`", 0.52),
+)
+
+
+def utilisation_table(recorded: Sequence[Launch]) -> str:
+    """A row for each run on each GPU model that it was recorded on, the median over launches; else "unmeasured".
+
+    Where the run's ladder was climbed, one more of the fastest rung there.
+    """
+    lines = ["| run | GPU | launches | mfu | asked | measured | how |", "|---|---|---:|---:|---:|---|---|"]
+    for asked in ASKED:
+        rows = [*_rows(asked, recorded), *_climbed(asked, recorded)]
+        lines += rows or [_line(asked, "-", "0", "unmeasured", "-")]
+    return "\n".join(lines) + "\n"
+
+
+def _line(asked: Asked, gpu: str, launches: str, mfu: str, day: str) -> str:
+    least = "-" if asked.least is None else f"{asked.least:.0%}"
+    return f"| {asked.run} | {gpu} | {launches} | {mfu} | {least} | {day} | {asked.how} |"
+
+
+def _rows(asked: Asked, recorded: Iterable[Launch]) -> Iterator[str]:
+    for gpu, reached in _reached(asked.run, recorded):
+        yield _measured(asked, gpu, reached)
+
+
+def _climbed(asked: Asked, recorded: Iterable[Launch]) -> Iterator[str]:
+    """By model flop a second, not by mfu: fp32's is a share of a smaller peak."""
+    for gpu, reached in _reached(f"{asked.run}-ladder", recorded):
+        rungs: dict[str, list[_Reached]] = {}
+        for one in reached:
+            if one.launch.rung in RUNG_LABELS:
+                rungs.setdefault(one.launch.rung, []).append(one)
+        if rungs:
+            best = max(rungs, key=lambda rung: median(one.rate for one in rungs[rung]))
+            name = best.partition("/")[2]
+            how = f"`ladder {asked.run} --device cuda`: its fastest rung on one GPU, `{name}`"
+            yield _measured(asked._replace(how=how), gpu, rungs[best])
+
+
+def _measured(asked: Asked, gpu: str, reached: Sequence[_Reached]) -> str:
+    day = time.strftime("%Y-%m-%d", time.gmtime(max(one.launch.started for one in reached)))
+    return _line(asked, gpu, str(len(reached)), f"{median(one.mfu for one in reached):.1%}", day)
+
+
+def _reached(run: str, recorded: Iterable[Launch]) -> list[tuple[str, list[_Reached]]]:
+    """By the launches of a run on one GPU that ended well, by the GPU's model."""
+    found: dict[str, list[_Reached]] = {}
+    for launch in recorded:
+        if launch.run != run or launch.device != "cuda" or launch.ranks != 1 or launch.status != Status.OK:
+            continue
+        device = _known(launch.hardware["gpus"].split(", ")[0])
+        rate = launch.measured.of(Quantity.MODEL_FLOP_PER_SECOND)
+        if device is None or rate is None:
+            continue
+        peak = dense_peak_flop_per_second(device, dtype_of(Precision(launch.precision)))
+        found.setdefault(device.title, []).append(_Reached(launch, rate, rate / peak))
+    return sorted(found.items())
+
+
+def _known(model: str) -> Accelerator | None:
+    try:
+        return accelerator(model)
+    except InputError:
+        return None

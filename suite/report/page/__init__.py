@@ -1,1 +1,0 @@
-"""The page: everything that is recorded in one file of HTML that needs no network."""

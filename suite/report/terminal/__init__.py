@@ -1,0 +1,1 @@
+"""Tables and progress in a terminal."""

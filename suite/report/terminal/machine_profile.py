@@ -1,0 +1,220 @@
+"""A machine profile as tables: what the machine can do, how well lines and interpolation describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+from typing import NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+
+from reference_runs.units import printed
+from suite.machine.half_precision import kernels_for
+from suite.machine.profile import Check, Profile, disturbed
+from suite.machine.timing_tables import COLLECTIVES, Line, Subject, Table
+from suite.machine.timings import Timing, median, quantile
+from suite.predict.simulation.step_correction import BesideParts, beside_parts
+from suite.report.terminal.tables import plain_table
+
+# Least elements that an operator reads and writes for each of its input: of its dtype and of fp32, forward and backward
+_MOVED = {
+    "add": ((3, 0), (0, 0)),
+    "scale": ((2, 0), (2, 0)),
+    "gelu_tanh": ((2, 0), (3, 0)),
+    "gelu": ((2, 0), (3, 0)),
+    "relu": ((2, 0), (3, 0)),
+    "fast_gelu": ((2, 0), (3, 0)),
+    "geglu": ((3, 0), (5, 0)),
+    "permuted": ((2, 0), (0, 0)),
+    "zeros": ((1, 0), (0, 0)),
+    "vector_norm": ((1, 0), (0, 0)),
+    "column_sum": ((1, 0), (0, 0)),
+    "dropout": ((3, 0), (3, 0)),
+    "to_fp32": ((1, 1), (1, 1)),
+    "from_fp32": ((1, 1), (1, 1)),
+    "chain": ((2, 0), (3, 0)),
+    "adam": ((0, 7), (0, 0)),
+    "layer_norm": ((2, 0), (3, 0)),
+    "softmax": ((2, 0), (3, 0)),
+    "cross_entropy": ((1, 0), (2, 0)),
+    "embedding": ((2, 0), (2, 0)),
+}
+_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+class Rate(NamedTuple):
+    """The best point of a table: its sizes, timing, and work a second."""
+
+    sizes: tuple[float, ...]
+    timing: Timing
+    unit: str
+    per_second: float
+
+
+def moved_bytes(subject: Subject) -> int:
+    """Least bytes that an operator moves for each element of its input; 0 where it moves none."""
+    passes = _MOVED.get(subject.operation, ((0, 0), (0, 0)))
+    own, wide = passes[subject.variant == "backward"]
+    return own * _ELEMENT[subject.dtype] + 4 * wide
+
+
+def best_rate(table: Table) -> Rate:
+    """The point of the table with the most work a second; of copy and triad the last one, beyond every cache."""
+    points = list(product(*(axis.points for axis in table.axes)))
+    unit, _ = work(table.subject, points[0])
+    rates = [
+        Rate(p, t, unit, work(table.subject, p)[1] / t.seconds) for p, t in zip(points, table.timings, strict=True)
+    ]
+    return rates[-1] if len(table.axes) == 1 else max(rates, key=lambda rate: rate.per_second)
+
+
+def work(subject: Subject, sizes: tuple[float, ...]) -> tuple[str, float]:
+    """Unit of the rate and amount of work at one point of a table.
+
+    Flop of products (2 M N K) and attention (causal: half of 4 T^2 K a head forward, 2.5 times as much backward: five
+    products in place of two); least bytes of all else.
+    """
+    if subject.operation == "product":
+        return "flop/s", 2 * sizes[0] * sizes[1] * sizes[2]
+    if subject.operation in ("batched_product", "attention"):
+        share = 2.5 if subject.variant == "backward" else 1.0
+        return "flop/s", share * 2 * sizes[0] * sizes[1] ** 2 * sizes[2]
+    if subject.operation in ("copy", "triad"):
+        return "byte/s", sizes[0]
+    return "byte/s", moved_bytes(subject) * sizes[0] * sizes[1]
+
+
+def _spread(timing: Timing) -> str:
+    return f"{timing.low / timing.median - 1:+.0%} {timing.high / timing.median - 1:+.0%}"
+
+
+def _by_ranks(subjects: Iterable[Subject]) -> dict[Subject, set[int]]:
+    """Subjects without their ranks, in order -> the numbers of ranks that were measured at once."""
+    found: dict[Subject, set[int]] = {}
+    for subject in subjects:
+        found.setdefault(msgspec.structs.replace(subject, ranks=0), set()).add(subject.ranks)
+    return found
+
+
+def _rates(profile: Profile, counts: list[int]) -> Iterator[list[str]]:
+    for subject in _by_ranks(table.subject for table in profile.tables):
+        row, sizes = [_name(subject)], ""
+        for ranks in counts:
+            own = msgspec.structs.replace(subject, ranks=ranks)
+            best = max((best_rate(t) for t in profile.tables if t.subject == own), key=lambda rate: rate.per_second)
+            row += [f"{printed(best.per_second, best.unit)}{best.unit}", _spread(best.timing)]
+            sizes = " x ".join(f"{size:,.0f}" for size in best.sizes)
+        yield [*row, sizes]
+
+
+def _operators(profile: Profile, counts: list[int]) -> Iterator[list[str]]:
+    lines = {line.subject: line for line in profile.lines if line.subject.operation not in COLLECTIVES}
+    for subject in _by_ranks(lines):
+        row = [_name(subject)]
+        for ranks in counts:
+            row += _cells(lines[msgspec.structs.replace(subject, ranks=ranks)])[:3]
+        yield row
+
+
+def _name(subject: Subject) -> str:
+    return " ".join(
+        word
+        for word in (subject.operation, subject.variant, subject.dtype, "compiled" if subject.compiled else "")
+        if word
+    )
+
+
+def _cells(line: Line) -> list[str]:
+    """Fixed seconds, bandwidth, residual, worst residual."""
+    moved = 1 if line.unit == "byte" else moved_bytes(line.subject) if line.unit == "element" else 0
+    each = "-"
+    if moved and line.seconds_per_unit:
+        each = f"{printed(moved * line.units_per_second, 'byte/s')}byte/s"
+    elif line.unit in ("tensor", "call"):
+        each = f"{line.seconds_per_unit * 1e6:,.3g} us a {line.unit}"
+    return [f"{line.fixed_seconds * 1e6:,.4g}", each, f"{line.residual:.0%}", f"{line.worst:.0%}"]
+
+
+def check_rows(checks: list[Check]) -> Iterator[list[str]]:
+    """Errors by kind, operation and ranks at once: points, median, 90 % quantile, largest, and median with its sign."""
+    grouped: dict[tuple[str, str, int], list[float]] = {}
+    for check in checks:
+        key = (check.subject.operation, check.kind, check.subject.ranks)
+        grouped.setdefault(key, []).append(check.error)
+    for (operation, kind, ranks), errors in sorted(grouped.items()):
+        sizes = [abs(error) for error in errors]
+        middle, most = f"{median(sizes):.1%}", f"{max(sizes):.1%}"
+        tail, sign = f"{quantile(sizes, 0.9):.1%}", f"{median(errors):+.1%}"
+        yield [operation, kind, str(ranks), str(len(errors)), middle, tail, most, sign]
+
+
+def trials_beside_parts(profile: Profile) -> list[BesideParts]:
+    """Trial steps beside the sum of their parts, as the profile has these."""
+    device = profile.fingerprint.device
+    return [
+        beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, device))
+        for timed in profile.trials
+    ]
+
+
+def _trial_rows(profile: Profile) -> Iterator[list[str]]:
+    for found in trials_beside_parts(profile):
+        own, timing = found.timed.trial, found.timed.timing
+        yield [
+            "compiled" if own.compiled else "eager",
+            str(own.layout.ranks),
+            f"{1000 * found.parts_seconds:.4g}",
+            f"{1000 * timing.seconds:.4g}",
+            _spread(timing),
+            str(timing.repetitions),
+            f"{found.factor:.2f}",
+        ]
+
+
+def print_profile(out: Console, profile: Profile) -> None:
+    """Print the machine, its rates, its lines, the errors of interpolation, and what disturbed the measurement."""
+    conditions = profile.conditions
+    hardware = profile.fingerprint.hardware
+    out.print(
+        escape(
+            f"{hardware.get('cpu')}, {hardware.get('cores')} cores, GPUs: {hardware.get('gpus')}; measured on "
+            f"{profile.fingerprint.device} with up to {conditions.ranks} ranks at once in {conditions.seconds:.0f} s"
+        ),
+        soft_wrap=True,
+    )
+    counts = sorted({1, conditions.ranks})  # what lies between is in the file
+    titles = [title for ranks in counts for title in (f"{ranks} at once", "20 % 80 %")]
+    out.print(plain_table(["best rate", *titles, "at"], _rates(profile, counts)))
+    titles = [title for ranks in counts for title in (f"{ranks} at once: us", "and", "residual")]
+    out.print(plain_table(["operator", *titles], _operators(profile, counts)))
+    between = [line for line in profile.lines if line.subject.operation in COLLECTIVES]
+    if between:
+        rows = [[_name(line.subject), str(line.subject.ranks), *_cells(line)] for line in between]
+        out.print(plain_table(["collective", "ranks", "latency us", "bandwidth", "residual", "worst"], rows))
+    if profile.trials:
+        titles = ["ranks", "its parts: ms", "it took: ms", "20 % 80 %", "steps", "times"]
+        out.print(plain_table(["trial step", *titles], _trial_rows(profile)))
+    titles = ["kind", "ranks", "points", "median", "90 %", "largest", "signed"]
+    out.print(plain_table(["interpolation error", *titles], check_rows(profile.checks)))
+    out.print(f"[dim]{escape(disturbance(profile))}[/]", soft_wrap=True)
+    for fact in ("hurried", "over_budget"):
+        if fact in conditions.facts:
+            out.print(f"[yellow]{escape(conditions.facts[fact])}[/]", soft_wrap=True)
+    if why := disturbed(profile):
+        out.print(f"[yellow]{why}: no step is predicted from it; calibrate again when they are done[/]", soft_wrap=True)
+
+
+def disturbance(profile: Profile) -> str:
+    """What else the machine did meanwhile, in one line."""
+    conditions = profile.conditions
+    said = ("governor", "gpu_log", "rounds")
+    parts = [f"{name} {value}" for name, value in sorted(conditions.facts.items()) if name in said]
+    if conditions.load_before is not None and conditions.load_after is not None:
+        parts.append(f"load {conditions.load_before:.1f} before, {conditions.load_after:.1f} after")
+    if conditions.others_share is not None:
+        parts.append(f"other processes took {conditions.others_share:.0%} of the processors")
+    if conditions.steal_share is not None:
+        parts.append(f"other guests {conditions.steal_share:.1%}")
+    return "; ".join(parts)

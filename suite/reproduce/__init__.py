@@ -1,0 +1,1 @@
+"""One reproduction: request, plan, launch, record, verdict."""

@@ -1,0 +1,145 @@
+"""What the ranks reported, as figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+import msgspec
+
+from suite.job.events import Finished, Step, StepKind
+from suite.job.training_job import Job
+from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, StepTerm, with_maximum_over_ranks
+
+
+def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]]) -> list[Figure]:
+    """Figures of a launch that ended well, from the report and the steps of every rank.
+
+    Parameters are summed over the ranks that hold different ones: the first of the data-parallel axis, or all where
+    ZeRO-3 or 2 shards them. Flop are summed over all ranks. A step takes as long as its slowest rank; the median over
+    timed steps is the launch's value. The bubble is the share of their pipeline's time
+    in which ranks did not compute, where a pipeline takes as long as its slowest rank: the median likewise.
+    """
+    timed = [max(s.seconds for s in at) for at in zip(*steps, strict=True) if at[0].kind is StepKind.TIMED]
+    step_seconds = statistics.median(timed)
+    failures = sorted({report.no_terms for report in finished if report.no_terms})
+    spread = "; ".join([f"median of {len(timed)} steps, {min(timed):.4g} to {max(timed):.4g} s", *failures])
+    tokens = job.recipe.global_batch * job.architecture.sequence
+    model_flop = sum(report.model_flop for report in finished)
+    hardware_flop = sum(report.hardware_flop for report in finished)
+    per_accelerator = job.layout.ranks * step_seconds
+    job_figures = [
+        Figure(
+            quantity=Quantity.PARAMETERS,
+            value=sum(
+                report.own_parameters
+                for report in finished
+                if report.coordinates["dp"] == 0 or job.layout.zero_stage >= 2
+            ),
+        ),
+        Figure(quantity=Quantity.MODEL_FLOP, value=model_flop),
+        Figure(quantity=Quantity.HARDWARE_FLOP, value=hardware_flop),
+        Figure(quantity=Quantity.FIRST_LOSS, value=steps[0][0].loss),
+        Figure(quantity=Quantity.STEP_SECONDS, value=step_seconds, why=spread),
+        *_term_figures(step_seconds, finished),
+        Figure(quantity=Quantity.TOKENS_PER_SECOND, value=tokens / step_seconds),
+        Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=model_flop / per_accelerator),
+        Figure(quantity=Quantity.HARDWARE_FLOP_PER_SECOND, value=hardware_flop / per_accelerator),
+    ]
+    if job.layout.pipeline_stages > 1:
+        job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=_idle_fraction(finished)))
+    work = [figure for rank, report in enumerate(finished) for figure in _work_figures(rank, report)]
+    kept = [figure for rank, report in enumerate(finished) for figure in _rank_figures(rank, report)]
+    return (
+        job_figures
+        + [_on_stage(job, finished, figure) for figure in work]
+        + with_maximum_over_ranks([_on_stage(job, finished, figure) for figure in kept])
+    )
+
+
+_MEASURED_BY = {
+    StepTerm.DATA_LOADING: "clocks around it",
+    StepTerm.HOST_DEVICE_COPY: "clocks around it, and copies in the profile that no compute hides",
+    StepTerm.BUBBLE: "clocks around every pass of a chunk: what a stage waits, for messages too",
+}
+
+
+def _term_figures(step_seconds: float, finished: list[Finished]) -> list[Figure]:
+    """The terms of a step: of the job the mean over ranks, then every rank's own; none where a rank has none.
+
+    The job's add up to `step_seconds`, a rank's own to the median of that rank's steps. A step of the job takes as long
+    as its slowest rank: what that is more than the mean of ranks is unexplained too.
+    """
+    if not all(report.term_seconds for report in finished):
+        return []
+    mean: dict[str, float] = {}
+    for term in StepTerm:
+        mean[term] = statistics.fmean(report.term_seconds[term] for report in finished)
+    mean[StepTerm.UNEXPLAINED] = 0.0
+    mean[StepTerm.UNEXPLAINED] = step_seconds - sum(mean.values())
+    whys = dict.fromkeys(StepTerm, "clocks around the phases, and their parts in a profile of the last two steps")
+    whys |= _MEASURED_BY | {StepTerm.UNEXPLAINED: "the step's seconds minus the terms above"}
+    own: list[tuple[int | None, Mapping[str, float]]] = [
+        (rank, report.term_seconds) for rank, report in enumerate(finished)
+    ]
+    return [
+        Figure(quantity=Quantity.STEP_SECONDS, value=values[term], term=term.value, rank=rank, why=whys[term])
+        for rank, values in [(None, mean), *own]
+        for term in StepTerm
+    ]
+
+
+def _idle_fraction(finished: list[Finished]) -> float:
+    """Share of the pipelines' time in which their ranks did not compute, median over the timed steps."""
+
+    def idle(step: int) -> float:
+        longest: dict[tuple[int, int], float] = {}
+        for report in finished:
+            pipeline = report.coordinates["dp"], report.coordinates["tp"]
+            longest[pipeline] = max(longest.get(pipeline, 0.0), report.pipeline_seconds[step])
+        whole = sum(longest[report.coordinates["dp"], report.coordinates["tp"]] for report in finished)
+        return 1 - sum(report.worked_seconds[step] for report in finished) / whole
+
+    return statistics.median(idle(step) for step in range(len(finished[0].pipeline_seconds)))
+
+
+def _on_stage(job: Job, finished: list[Finished], figure: Figure) -> Figure:
+    if job.layout.pipeline_stages == 1 or figure.rank is None:
+        return figure
+    return msgspec.structs.replace(figure, stage=finished[figure.rank].coordinates["pp"])
+
+
+def _work_figures(rank: int, report: Finished) -> list[Figure]:
+    """What the job's figures are the sums of (of parameters, with those that several ranks store counted once)."""
+    return [
+        Figure(quantity=Quantity.PARAMETERS, value=report.parameters, rank=rank),
+        Figure(quantity=Quantity.MODEL_FLOP, value=report.model_flop, rank=rank),
+        Figure(quantity=Quantity.HARDWARE_FLOP, value=report.hardware_flop, rank=rank),
+    ]
+
+
+def _rank_figures(rank: int, report: Finished) -> list[Figure]:
+    figures = [
+        Figure(quantity=Quantity.WEIGHT_BYTES, value=report.weight_bytes, rank=rank),
+        Figure(quantity=Quantity.GRADIENT_BYTES, value=report.gradient_bytes, rank=rank),
+        Figure(quantity=Quantity.OPTIMIZER_BYTES, value=report.optimizer_bytes, rank=rank),
+        Figure(quantity=Quantity.ACTIVATION_BYTES, value=report.activation_bytes, rank=rank, convention=ACTIVATIONS),
+        Figure(quantity=Quantity.PEAK_BYTES, value=report.peak_bytes, rank=rank, convention=ALLOCATED),
+    ]
+    for collective in report.collectives:
+        figures += [
+            Figure(
+                quantity=quantity,
+                value=value,
+                axis=collective.axis,
+                operation=collective.operation,
+                rank=rank,
+            )
+            for quantity, value in (
+                (Quantity.PAYLOAD_BYTES, collective.payload_bytes),
+                (Quantity.MESSAGES, collective.messages),
+            )
+        ]
+    if report.interface_sent_bytes is not None:
+        figures.append(Figure(quantity=Quantity.SENT_BYTES, value=report.interface_sent_bytes, rank=rank))
+    return figures

@@ -1,0 +1,288 @@
+"""What is asked of a reproduction, checked: a request becomes a plan, and a plan with its corpus a job."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.catalog import check_layout, miniatures, reference_run, run_names
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, parse_layout
+from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature
+from reference_runs.run import (
+    Architecture,
+    Recipe,
+)
+from reference_runs.scaled_layout import scaled_layout
+from suite.job.corpus import Corpus, tokenised_corpus
+from suite.job.options import SUITE, Averaging, KernelChoice, Script
+from suite.job.training_job import COUNTED_STEPS, Job, warm_up_steps
+from suite.launch.network_namespaces import INTERFACE
+from suite.machine.devices import resolved_device, usable_cores
+from suite.predict.analytic.parameters import parameter_count
+from suite.reproduce.supported import (
+    check_averaging,
+    check_executable,
+    check_executable_layout,
+    check_fused_attention,
+    check_ramp_up,
+)
+from suite.reproduce.trace_file import checked_trace
+
+COLLECTIVE_TIMEOUT_SECONDS = 900.0
+MOST_STEPS = 1_000_000  # a record keeps every step of every rank: 512 MB for 2 ranks
+MOST_SEED = 2**32 - 1
+OPTIMIZERS: tuple[str, ...] = ("adam", Averaging.ONE_BIT.value)  # adam: Adam or AdamW, as recorded
+COMPRESSIONS: tuple[str, ...] = ("none", Averaging.FP16.value, Averaging.BF16.value, Averaging.POWER_SGD.value)
+EXACT_SHARE = 0.15  # of the steps, as in Tang et al. 2021, arXiv 2102.02888, section 7
+LEAST_EXACT_STEPS = 2  # PyTorch's PowerSGD averages the first two exactly, in which buckets are arranged
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for; None where nothing was said."""
+
+    name: str
+    ranks: int | None = None
+    layout: str | None = None
+    device: str = "auto"
+    compiled: bool | None = None
+    steps: int = DEFAULT_STEPS
+    seed: int = 1
+    kernels: str = KernelChoice.TORCH.value
+    optimizer: str = OPTIMIZERS[0]
+    gradient_compression: str = COMPRESSIONS[0]
+    exact_steps: int | None = None
+    renewal: bool = False
+    corpus: Path | None = None
+    trace: Path | None = None
+    results: Path
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request: everything but the corpus. `learns`: the recipe is ours to scale, so its loss must fall.
+
+    Args:
+        hosts: that have a rank each, where there is more than one: network namespaces of this machine, or
+        host_names: others, entered by ssh.
+        interface: of each of those, that its messages leave by; None: the backend's choice.
+    """
+
+    name: str
+    architecture: Architecture
+    recipe: Recipe
+    layout: Layout
+    device: str
+    compiled: bool
+    steps: int
+    seed: int
+    learns: bool = False
+    trace: Path | None = None
+    kernels: KernelChoice = KernelChoice.TORCH
+    averaging: Averaging = Averaging.EXACT
+    exact_steps: int = 0
+    renewal: bool = False
+    script: Script = SUITE
+    hosts: int = 1
+    host_names: tuple[str, ...] = ()
+    interface: str | None = None
+
+    @property
+    def joined_by(self) -> str | None:
+        """The interface by which messages leave: of namespaces the one that they are made with."""
+        return INTERFACE if self.hosts > 1 and not self.host_names else self.interface
+
+
+def plan(request: Request) -> Plan:
+    """The checked plan for a request.
+
+    Raises:
+        InputError: unknown name, broken file, bad layout, ranks, steps, seed or device, or no place for a trace.
+    """
+    if request.ranks is not None and request.ranks < 1:
+        raise InputError("ranks", got=request.ranks, allowed="1 or more", where="--ranks")
+    averaging, exact_steps = checked_averaging(request)
+    first = warm_up_steps(exact_steps)
+    if request.steps < (least := first + COUNTED_STEPS + 1):
+        raise InputError(
+            f"too few steps: {first} warm up, {COUNTED_STEPS} are counted, the rest is timed",
+            got=request.steps,
+            allowed=f"{least} or more",
+            where="--steps",
+        )
+    if request.steps > MOST_STEPS:
+        raise InputError("too many steps", got=request.steps, allowed=f"at most {MOST_STEPS}", where="--steps")
+    if not 0 <= request.seed <= MOST_SEED:
+        raise InputError("seed out of range", got=request.seed, allowed=f"0 to {MOST_SEED}", where="--seed")
+    minis = miniatures()
+    is_file = request.name.endswith(".toml")
+    in_own_size = is_file or request.name in run_names()
+    if not in_own_size and request.name not in minis:
+        allowed = ", ".join(minis) + ", on a GPU a recorded run (see `runs`), or a run file ending in .toml"
+        raise InputError("unknown run", got=repr(request.name), allowed=allowed)
+    run = reference_run(request.name if in_own_size else minis[request.name])
+    device, default_ranks = resolved_device(request.device)
+    if in_own_size and not is_file and device != "cuda":
+        allowed = "--device cuda" if run.miniature is None else f"--device cuda, or {run.miniature}"
+        raise InputError("a recorded run in its own size", got=device, allowed=allowed, where=run.name)
+    if in_own_size:
+        name, architecture, recipe, base = run.name, run.architecture, run.recipe, run.layout
+        default_ranks = base.ranks
+    else:
+        ranks = default_ranks if request.ranks is None else request.ranks
+        small = miniature(run, device, ranks=ranks, steps=request.steps)
+        name, architecture, recipe, base = small.name, small.architecture, small.recipe, small.layout
+    layout = _layout(request, architecture, base, default_ranks)
+    if averaging is not Averaging.EXACT and request.layout is None:
+        layout = msgspec.structs.replace(layout, zero_stage=0)  # every rank needs the whole momentum or gradient
+    if averaging is Averaging.POWER_SGD and device == "cpu":
+        # PyTorch's hook waits for messages in gloo's threads: two buckets can take both and wait for each other
+        layout = msgspec.structs.replace(layout, bucket_bytes=4 * parameter_count(architecture))
+    where = "--layout" if request.layout else run.where if in_own_size and request.ranks is None else "--ranks"
+    if not in_own_size:
+        recipe = in_batches(recipe, run, device, layout, steps=request.steps)
+    check_executable(architecture, recipe, run.where)
+    check_layout(architecture, recipe, layout, where)
+    check_executable_layout(architecture, recipe, layout, where)
+    check_fused_attention(recipe, layout, device, where)
+    check_ramp_up(recipe, layout, run.where)
+    check_averaging(averaging, recipe, layout, device)
+    if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
+        raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
+    trace = request.trace
+    if trace is not None:
+        trace = checked_trace(trace, ranks=layout.ranks, device=device, steps=request.steps)
+    return Plan(
+        name=name,
+        architecture=architecture,
+        recipe=recipe,
+        layout=layout,
+        device=device,
+        compiled=device == "cuda" if request.compiled is None else request.compiled,
+        steps=request.steps,
+        seed=request.seed,
+        learns=not in_own_size,
+        trace=trace,
+        kernels=checked_kernels(request.kernels),
+        averaging=averaging,
+        exact_steps=exact_steps,
+        renewal=checked_renewal(request, averaging, exact_steps),
+    )
+
+
+def checked_averaging(request: Request) -> tuple[Averaging, int]:
+    """How gradients are averaged, and the steps that average exactly before: 15 % of all, where nothing is said.
+
+    Raises:
+        InputError: an unknown word, both an optimizer and a compression of gradients, or too few or many exact steps.
+    """
+    for what, got, words, where in (
+        ("optimizer", request.optimizer, OPTIMIZERS, "--optimizer"),
+        ("gradient compression", request.gradient_compression, COMPRESSIONS, "--gradient-compression"),
+    ):
+        if got not in words:
+            raise InputError(f"unknown {what}", got=repr(got), allowed=", ".join(words), where=where)
+    compression = request.gradient_compression
+    if request.optimizer == Averaging.ONE_BIT:
+        if compression != COMPRESSIONS[0]:
+            raise InputError(
+                "1-bit Adam does not average gradients", got=compression, allowed="none", where="--gradient-compression"
+            )
+        averaging = Averaging.ONE_BIT
+    else:
+        averaging = Averaging.EXACT if compression == COMPRESSIONS[0] else Averaging(compression)
+    asked = request.exact_steps
+    if not averaging.exact_at_first:
+        if asked is not None:
+            raise InputError(
+                "exact steps before what never changes",
+                got=asked,
+                allowed="with --optimizer one-bit-adam or --gradient-compression powersgd",
+                where="--exact-steps",
+            )
+        return averaging, 0
+    steps = max(LEAST_EXACT_STEPS, round(EXACT_SHARE * request.steps)) if asked is None else asked
+    if not LEAST_EXACT_STEPS <= steps < max(request.steps, LEAST_EXACT_STEPS + 1):
+        allowed = f"{LEAST_EXACT_STEPS} or more, and fewer than --steps"
+        raise InputError("exact steps out of range", got=steps, allowed=allowed, where="--exact-steps")
+    return averaging, steps
+
+
+def checked_renewal(request: Request, averaging: Averaging, exact_steps: int) -> bool:
+    """Whether 1-bit Adam's second moment is renewed.
+
+    Raises:
+        InputError: it has none, or the first renewal would begin before the counted steps, which are compressed, end.
+    """
+    if not request.renewal:
+        return False
+    where = "--renew-second-moment"
+    if averaging is not Averaging.ONE_BIT:
+        raise InputError("nothing to renew", got=averaging, allowed="--optimizer one-bit-adam", where=where)
+    if 2 * exact_steps < (counted := warm_up_steps(exact_steps) + COUNTED_STEPS):
+        least = counted - exact_steps
+        raise InputError("too few exact steps to renew", got=exact_steps, allowed=f"{least} or more", where=where)
+    return True
+
+
+def checked_kernels(kernels: str) -> KernelChoice:
+    """The kernels that were asked for.
+
+    Raises:
+        InputError: an unknown word, or Triton where it is not installed.
+    """
+    if kernels not in list(KernelChoice):
+        raise InputError("unknown kernels", got=repr(kernels), allowed=", ".join(KernelChoice), where="--kernels")
+    if kernels == KernelChoice.TRITON and importlib.util.find_spec("triton") is None:
+        raise InputError("kernels without Triton", got="it is not installed", allowed="torch", where="--kernels")
+    return KernelChoice(kernels)
+
+
+def _layout(request: Request, architecture: Architecture, base: Layout, default_ranks: int) -> Layout:
+    if request.layout is not None:
+        layout = parse_layout(request.layout, base=base)
+        if request.ranks is not None and layout.ranks != request.ranks:
+            raise InputError(
+                f"--layout {request.layout} is {layout.ranks} ranks", got=f"--ranks {request.ranks}", where="--ranks"
+            )
+        return layout
+    ranks = default_ranks if request.ranks is None else request.ranks
+    if ranks == base.ranks:
+        return base
+    return scaled_layout(base, architecture, ranks=ranks)
+
+
+def corpus_for(plan: Plan, path: Path | None) -> Corpus:
+    """The tokens that the plan trains on (see `suite.job.corpus.tokenised_corpus`)."""
+    return tokenised_corpus(
+        path,
+        vocabulary=plan.architecture.vocabulary,
+        least_tokens=plan.recipe.global_batch * plan.architecture.sequence + 1,
+    )
+
+
+def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
+    """The job that the ranks read, with `scratch` as the directory of their events."""
+    return Job(
+        name=plan.name,
+        architecture=plan.architecture,
+        recipe=plan.recipe,
+        layout=plan.layout,
+        device=plan.device,
+        compiled=plan.compiled,
+        seed=plan.seed,
+        steps=plan.steps,
+        tokens_file=corpus.tokens_file,
+        tokens=corpus.tokens,
+        directory=scratch,
+        threads=max(1, usable_cores() // (plan.layout.ranks // max(1, len(plan.host_names)))),
+        collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
+        trace=None if plan.trace is None else str(plan.trace),
+        kernels=plan.kernels,
+        averaging=plan.averaging,
+        exact_steps=plan.exact_steps,
+        renewal=plan.renewal,
+        script=plan.script,
+        interface=plan.joined_by,
+    )

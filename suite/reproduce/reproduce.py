@@ -1,0 +1,238 @@
+"""One reproduction: the job of a plan is launched, recorded and compared with its prediction."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.job.corpus import Corpus
+from suite.job.events import Event, Failed, Finished, Phase, Status, Step
+from suite.launch.launcher import Outcome, launch
+from suite.launch.multi_host import Hosts, Way
+from suite.launch.network_namespaces import hosts as namespaces
+from suite.machine.cpu_contention import others_shares
+from suite.machine.cpu_speed import over_ranks
+from suite.machine.devices import usable_cores
+from suite.machine.half_precision import kernels_for
+from suite.machine.profile import Profile
+from suite.metrics.comparison import Row, Verdict, overall
+from suite.metrics.figures import Figure
+from suite.predict.executed_run.figures import countable, expected_figures, judged
+from suite.records import store
+from suite.records.record import SCHEMA, End, RankOutcome, begin_record
+from suite.reproduce.measured_figures import counted_figures
+from suite.reproduce.plan import Plan, job_for
+from suite.reproduce.residuals import Residuals, residuals
+from suite.reproduce.step_time import peaks_of, with_pace, with_time
+from suite.reproduce.utilisation import utilisation
+
+LOSS_MUST_FALL_STEPS = 20
+LOSS_MUST_FALL = 0.5
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch, its record and its comparison; no rows where it did not end well.
+
+    Args:
+        loss_scales: of each step, where the precision needs one.
+        skipped: numbers of the steps that an overflow skipped.
+        profile: path of the machine profile, or why there is none.
+        time: the step time beside its prediction, where there is one.
+        others_share, steal_share: see `End`.
+        finished: what every rank counted.
+        steps: of rank 0.
+        figures: what was measured.
+    """
+
+    run: str
+    status: Status
+    verdict: Verdict
+    message: str
+    record: str
+    rows: list[Row]
+    losses: list[float]
+    loss_scales: list[float]
+    skipped: list[int]
+    arithmetic: str
+    profile: str = ""
+    time: Residuals | None = None
+    others_share: float | None = None
+    steal_share: float | None = None
+    finished: list[Finished] = []
+    steps: list[Step] = []
+    figures: list[Figure] = []
+
+
+def reproduce(
+    plan: Plan,
+    corpus: Corpus,
+    results: Path,
+    on_event: Callable[[int, Event], None],
+    *,
+    profile: Profile | None = None,
+    profile_source: str = "",
+    sample_seconds: float = 0.0,
+) -> Result:
+    """Launch the plan once, keep its record below `results`, and compare it with the prediction.
+
+    Step time is predicted before anything is launched; only at the pace that the processors had, behind it.
+
+    Args:
+        profile: what this machine was measured to do; None where nothing valid is known.
+        profile_source: its path, or why there is none.
+        sample_seconds: to read and tokenise a sample's documents, where the plan's script does so.
+
+    Raises:
+        InputError: the results directory cannot be written.
+        StoreFullError: the record could not be written.
+    """
+    directory = store.records_directory(results, plan.name)
+    identity = store.new_identity()
+    times: list[Figure] = []
+    unpredicted = ""
+    try:
+        times, _ = with_time(plan, profile, [], sample_seconds=sample_seconds)
+    except InputError as error:  # the run's own shapes or precision, which no calibration covers
+        unpredicted = f": step time is not predicted: {error}"
+    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
+        job = job_for(plan, corpus, scratch)
+        (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
+        opened = store.Opened(directory, begin_record(job, corpus, identity))
+        outcome: Outcome | None = None
+        try:
+            with hosts_of(plan) as where:
+                outcome = launch(job, identity, on_event, hosts=where)
+            figures: list[Figure] = []
+            if outcome.status is Status.OK:
+                steps = [[e for e in events if isinstance(e, Step)] for events in outcome.events]
+                figures = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
+                if profile is not None and not unpredicted:
+                    figures += utilisation(figures, peaks_of(plan, profile))
+                    pace = over_ranks([report.pace for report in outcome.finished if report.pace is not None])
+                    if pace is not None:
+                        at_pace = with_pace(plan, profile, pace, figures, sample_seconds=sample_seconds)
+                        times, figures = times + at_pace[0], figures + at_pace[1]
+                profile_source += unpredicted
+            else:
+                times = []
+            ended_well = outcome.finished if outcome.status is Status.OK else []
+            others_share, steal_share = others_shares([report.shared for report in ended_well])
+            end = msgspec.structs.replace(
+                _end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome),
+                predicted=times,
+                profile=profile_source,
+                others_share=others_share,
+                steal_share=steal_share,
+            )
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            status = Status.INTERRUPTED if interrupted else Status.CRASHED
+            message = f"the launcher ended: {type(error).__name__}"
+            opened.close(_end(identity, status, message, [], [], outcome=outcome))
+            raise
+        opened.close(end)
+    rows: list[Row] = []
+    if outcome.status is Status.OK:
+        kernels = kernels_for(plan.recipe.precision, plan.device)
+        rows = judged(expected_figures(job, kernels=kernels, cores=usable_cores()), times, figures)
+    ran = [event for event in outcome.events[0] if isinstance(event, Step)]
+    losses = [step.loss for step in ran]
+    verdict, message = overall(rows), outcome.message
+    if outcome.status is Status.OK and plan.learns and not loss_fell(losses):
+        verdict = Verdict.FAIL
+        message = (
+            f"the loss did not fall: {losses[0]:.3f} at first, {last_loss(losses):.3f} at last, "
+            f"at least {LOSS_MUST_FALL} less expected"
+        )
+    return Result(
+        run=plan.name,
+        status=outcome.status,
+        verdict=verdict if outcome.status is Status.OK else Verdict.FAIL,
+        message=message,
+        record=str(opened.path),
+        rows=rows,
+        losses=losses,
+        loss_scales=[step.loss_scale for step in ran if step.loss_scale is not None],
+        skipped=[step.step for step in ran if step.skipped],
+        arithmetic=outcome.finished[0].arithmetic if outcome.finished else "",
+        profile=profile_source,
+        time=residuals(rows),
+        others_share=others_share,
+        steal_share=steal_share,
+        finished=outcome.finished,
+        steps=ran,
+        figures=figures,
+    )
+
+
+@contextmanager
+def hosts_of(plan: Plan) -> Iterator[Hosts]:
+    """The plan's hosts: those that it names, or namespaces that live as long as the launch."""
+    if plan.host_names:
+        yield Hosts(Way.SSH, plan.host_names)
+    elif plan.hosts > 1:
+        with namespaces(plan.hosts) as names:
+            yield Hosts(Way.NAMESPACE, tuple(names))
+    else:
+        yield Hosts()
+
+
+def loss_fell(losses: list[float]) -> bool:
+    """Whether training learned: the last loss is below the first by 0.5 nats a token or more.
+
+    Runs of fewer than 20 steps are not judged.
+    """
+    return len(losses) < LOSS_MUST_FALL_STEPS or last_loss(losses) <= losses[0] - LOSS_MUST_FALL
+
+
+def last_loss(losses: list[float]) -> float:
+    """Mean loss of the last 3 steps."""
+    return sum(losses[-3:]) / len(losses[-3:])
+
+
+def _end(
+    identity: str,
+    status: Status,
+    message: str,
+    faulty: list[int],
+    figures: list[Figure],
+    *,
+    outcome: Outcome | None = None,
+) -> End:
+    ranks = [] if outcome is None else [_rank_outcome(n, events) for n, events in enumerate(outcome.events)]
+    return End(
+        schema=SCHEMA,
+        id=identity,
+        status=status,
+        message=message,
+        ranks_at_fault=faulty,
+        finished=time.time(),
+        figures=figures,
+        ranks=ranks,
+        log_tail=outcome.log_tail if outcome else "",
+    )
+
+
+def _rank_outcome(rank: int, events: list[Event]) -> RankOutcome:
+    finished = next((event for event in events if isinstance(event, Finished)), None)
+    failed = next((event for event in events if isinstance(event, Failed)), None)
+    steps = [event for event in events if isinstance(event, Step)]
+    phases = [event.name for event in events if isinstance(event, Phase)]
+    last = f"step {steps[-1].step} done" if steps else (phases[-1] if phases else "not started")
+    return RankOutcome(
+        rank=rank,
+        steps=steps,
+        last="finished" if finished else last,
+        environment=finished.environment if finished else {},
+        arithmetic=finished.arithmetic if finished else "",
+        failure=failed.traceback if failed else "",
+        resident_bytes=finished.resident_bytes if finished else None,
+        reserved_bytes=finished.reserved_bytes if finished else None,
+        synchronisations=finished.synchronisations if finished else None,
+    )

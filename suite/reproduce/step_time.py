@@ -1,0 +1,112 @@
+"""Step time of a reproduction, predicted from this machine's profile."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_runs.errors import InputError
+from suite.job.options import Averaging, KernelChoice
+from suite.machine.cpu_speed import AtPace, Pace, slowdown
+from suite.machine.devices import usable_cores
+from suite.machine.half_precision import kernels_for
+from suite.machine.oversubscription import TakingTurns
+from suite.machine.profile import Profile
+from suite.machine.timing_tables import Measured
+from suite.metrics.figures import Figure, Quantity, of_job
+from suite.predict.executed_run.step_time import time_figures
+from suite.predict.simulation.step_correction import beside_parts, nearest_trial
+from suite.reproduce.plan import Plan
+from suite.reproduce.utilisation import Peak, peaks, utilisation
+
+PACE_REASON = "what fixed work takes, over what it took in the calibration (docs/step_time.md); not judged"
+AT_PACE_REASON = "the calibrated machine with its processors at that pace; not judged"
+
+
+def with_time(
+    plan: Plan, profile: Profile | None, measured: list[Figure], *, sample_seconds: float = 0.0
+) -> tuple[list[Figure], list[Figure]]:
+    """Predicted step time with its terms and rates, and the measured figures with their shares of peaks.
+
+    Without a profile nothing is predicted.
+
+    Raises:
+        InputError: the profile lacks an operation, or has no times of the kernels.
+    """
+    if profile is None:
+        return [], measured
+    if plan.kernels is not KernelChoice.TORCH:
+        raise InputError("kernels without a measured time", got=plan.kernels, allowed="torch", where="--kernels")
+    if plan.averaging is not Averaging.EXACT:
+        where = "--optimizer, --gradient-compression"
+        raise InputError("averaging without a measured time", got=plan.averaging, allowed="exact", where=where)
+    times = _time_figures(plan, profile, factor=in_step_factor(plan, profile), sample_seconds=sample_seconds)
+    shares_of = peaks_of(plan, profile)
+    return times + utilisation(times, shares_of), measured + utilisation(measured, shares_of)
+
+
+def peaks_of(plan: Plan, profile: Profile) -> list[Peak]:
+    """The peak rates that a plan's utilisation is a share of."""
+    return peaks(profile, plan.recipe.precision, ranks=plan.layout.ranks, cores=_cores(plan))
+
+
+def _cores(plan: Plan) -> int:
+    """That the ranks have together: hosts that ssh enters have their own, as many as this one."""
+    return usable_cores() * max(1, len(plan.host_names))
+
+
+def with_pace(
+    plan: Plan, profile: Profile, pace: Pace, measured: list[Figure], *, sample_seconds: float = 0.0
+) -> tuple[list[Figure], list[Figure]]:
+    """The processors' pace against the calibration's, and the step predicted at that pace beside the measured one.
+
+    Nothing where the profile has no pace, or the step is not predicted.
+
+    Args:
+        pace: of the processors while the steps in `measured` were timed.
+    """
+    calibrated = profile.pace(ranks=plan.layout.ranks)
+    if calibrated is None:
+        return [], []
+    slower = slowdown(pace, calibrated)
+    factor = in_step_factor(plan, profile)  # steps and parts were as slow as each other when it was measured
+    at_pace = _time_figures(plan, AtPace(profile, slower), factor=factor, sample_seconds=sample_seconds)
+    expected, took = of_job(at_pace, Quantity.STEP_SECONDS), of_job(measured, Quantity.STEP_SECONDS)
+    if expected is None or took is None:
+        return [], []
+    kinds = msgspec.structs.asdict(slower)
+    return [
+        *(Figure(quantity=Quantity.PACE, term=kind, value=1.0, why=PACE_REASON) for kind in kinds),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=expected, why=AT_PACE_REASON),
+    ], [
+        *(Figure(quantity=Quantity.PACE, term=kind, value=value) for kind, value in kinds.items()),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=took),
+    ]
+
+
+def in_step_factor(plan: Plan, profile: Profile) -> float:
+    """How many times as long the plan's step takes as its parts: as the nearest trial step; 1 where none was timed.
+
+    Raises:
+        InputError: the profile lacks an operation.
+    """
+    timed = nearest_trial(profile.trials, ranks=min(plan.layout.ranks, _cores(plan)), compiled=plan.compiled)
+    if timed is None:
+        return 1.0
+    return beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, plan.device)).factor
+
+
+def _time_figures(plan: Plan, measured: Measured, *, factor: float, sample_seconds: float) -> list[Figure]:
+    if plan.device == "cpu":
+        measured = TakingTurns(measured, cores=_cores(plan))
+    return time_figures(
+        measured,
+        plan.architecture,
+        plan.recipe,
+        plan.layout,
+        kernels=kernels_for(plan.recipe.precision, plan.device),
+        compiled=plan.compiled,
+        script=plan.script,
+        sample_seconds=sample_seconds,
+        cores=usable_cores(),
+        in_step_factor=factor,
+    )

@@ -1,0 +1,218 @@
+"""What this version executes of what it describes; everything else is refused in one line."""
+
+from __future__ import annotations
+
+from reference_runs.catalog import accumulation
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, Offload, Recomputation, Schedule
+from reference_runs.placement import chunk_layers
+from reference_runs.run import (
+    BLANK_TOKENS,
+    LEAST_WINDOW,
+    Activation,
+    Architecture,
+    Mask,
+    Norm,
+    Objective,
+    Position,
+    Recipe,
+    Residual,
+)
+from suite.job.batch_rampup import global_batch_at
+from suite.job.options import Averaging
+from suite.job.training_job import WARM_UP_STEPS
+
+_EXECUTED = {
+    "architecture.norm": (Norm.PRE_LAYER_NORM, Norm.DEEP_NORM),
+    "architecture.activation": tuple(activation for activation in Activation if activation is not Activation.SWIGLU),
+}
+
+
+def check_executable(architecture: Architecture, recipe: Recipe, where: str) -> None:
+    """Refuse an architecture or recipe that this version describes but does not execute.
+
+    Raises:
+        InputError: it is one of them.
+    """
+    records = {"architecture": architecture, "recipe": recipe}
+    for key, executed in _EXECUTED.items():
+        section, name = key.split(".")
+        if (value := getattr(records[section], name)) not in executed:
+            allowed = ", ".join(str(choice) for choice in executed)
+            raise InputError(f"this version does not execute that {key}", got=value, allowed=allowed, where=where)
+    if recipe.precision.scaled and (recipe.initial_loss_scale is None or recipe.loss_scale_window is None):
+        raise InputError(
+            f"{recipe.precision.value} is executed with a dynamic loss scale, and the file does not record one",
+            allowed="recipe.initial_loss_scale and recipe.loss_scale_window",
+            where=where,
+        )
+    if architecture.kv_heads != architecture.heads:
+        raise InputError(
+            "this version does not execute grouped-query attention",
+            got=f"{architecture.kv_heads} architecture.kv_heads",
+            allowed=f"as many as heads, {architecture.heads}",
+            where=where,
+        )
+    _check_combination(architecture, recipe, where)
+
+
+def _check_combination(architecture: Architecture, recipe: Recipe, where: str) -> None:
+    """Refuse what is executed in some architectures in one where it is not."""
+    a = architecture
+    blanks = recipe.objective is Objective.BLANK_INFILLING
+    short = 0 if recipe.packed_samples is None else LEAST_WINDOW * recipe.packed_samples
+    for wrong, what, got, allowed in (
+        (
+            a.norm is Norm.DEEP_NORM and (a.residual is Residual.PARALLEL or a.top_query_layer),
+            "deep-norm in that block",
+            f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}",
+            "sequential, False",
+        ),
+        (
+            a.top_query_layer and a.position is not Position.LEARNED,
+            "a top-query layer with those positions",
+            a.position.value,
+            Position.LEARNED.value,
+        ),
+        (
+            blanks != (a.mask is Mask.PREFIX),
+            "that recipe.objective with that mask",
+            f"{recipe.objective.value} with {a.mask.value}",
+            "causal-lm with causal, blank-infilling with prefix",
+        ),
+        (blanks and a.position is not Position.ROTARY, "blank infilling with those positions", a.position, "rotary"),
+        (
+            blanks and a.padded_vocabulary < a.vocabulary + len(BLANK_TOKENS),
+            "blank infilling without rows for its special tokens",
+            f"{a.padded_vocabulary} architecture.padded_vocabulary",
+            f"at least {a.vocabulary + len(BLANK_TOKENS)}",
+        ),
+        (
+            blanks and a.sequence < short,
+            "blank infilling in so short windows",
+            f"{a.sequence} architecture.sequence",
+            f"at least {short}",
+        ),
+    ):
+        if wrong:
+            raise InputError(f"this version does not execute {what}", got=got, allowed=allowed, where=where)
+
+
+def check_executable_layout(architecture: Architecture, recipe: Recipe, layout: Layout, where: str) -> None:
+    """Refuse a layout that this version describes but does not execute.
+
+    Raises:
+        InputError: it is one of them.
+    """
+    micro_batches = accumulation(recipe, layout)
+    refused = {
+        f"cp{layout.context_parallel}": layout.context_parallel > 1,
+        f"sp with tp{layout.tensor_parallel}": layout.sequence_parallel and layout.tensor_parallel == 1,
+        f"recompute-{layout.recomputation}": layout.recomputation is Recomputation.FROM_INPUT,
+        layout.schedule.value: layout.schedule not in (Schedule.GPIPE, Schedule.ONE_F_ONE_B),
+        # PyTorch's schedules accumulate whole gradients over the micro-batches where stages are fully sharded
+        f"zero{layout.zero_stage} with pp{layout.pipeline_stages}": layout.zero_stage > 1
+        and layout.pipeline_stages > 1,
+        # PyTorch's kernels that never store the scores know a causal mask and no bias of the scores
+        "fused attention with ALiBi": layout.fused_attention and architecture.position is Position.ALIBI,
+        "fused attention with a prefix mask": layout.fused_attention and architecture.mask is Mask.PREFIX,
+        "partitioned checkpoints": layout.partitioned_checkpoints and layout.tensor_parallel > 1,
+        "scatter-gather": layout.scatter_gather and layout.tensor_parallel > 1,
+        f"{micro_batches} micro-batches, 1f1b, pp{layout.pipeline_stages}": layout.schedule is Schedule.ONE_F_ONE_B
+        and micro_batches < layout.pipeline_stages,
+        "a top-query layer apart from the head": architecture.top_query_layer
+        and not chunk_layers(architecture.layers, layout)[-1],
+        f"offload {layout.offload} with zero{layout.zero_stage}": layout.offload is not Offload.NONE
+        and (layout.offload is not Offload.STATE or layout.zero_stage < 2),
+    }
+    for word, is_asked in refused.items():
+        if is_asked:
+            raise InputError(
+                "this version does not execute that layout",
+                got=word,
+                allowed="dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, "
+                "zero0/1, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, "
+                "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN",
+                where=where,
+            )
+
+
+def check_fused_attention(recipe: Recipe, layout: Layout, device: str, where: str) -> None:
+    """Refuse a fused attention with dropout on a CPU, whose kernel has none: PyTorch would store the scores.
+
+    Raises:
+        InputError: it is asked for.
+    """
+    if layout.fused_attention and recipe.attention_dropout > 0 and device == "cpu":
+        raise InputError(
+            "fused attention drops nothing on a CPU",
+            got=f"{recipe.attention_dropout} recipe.attention_dropout",
+            allowed="0, unfused, or --device cuda",
+            where=where,
+        )
+
+
+def check_averaging(averaging: Averaging, recipe: Recipe, layout: Layout, device: str) -> None:
+    """Refuse a way of averaging that does not go with the rest.
+
+    Raises:
+        InputError: it does not.
+    """
+    if averaging is Averaging.EXACT:
+        return
+    name = averaging.value
+    for wrong, what, got, allowed in (
+        (layout.data_parallel == 1, f"{name} without data-parallel ranks to average over", "dp1", "dp2 or more"),
+        (layout.zero_stage > 0, f"{name} with state that is sharded over ranks", f"zero{layout.zero_stage}", "zero0"),
+        (
+            averaging is Averaging.POWER_SGD and recipe.precision.scaled,
+            "powersgd of fp16 gradients, whose factors need fp32",
+            recipe.precision.value,
+            "bf16, fp32",
+        ),
+        (averaging is Averaging.BF16 and device == "cpu", "bf16 without NCCL (PyTorch's hook)", device, "cuda"),
+    ):
+        if wrong:
+            raise InputError(what, got=got, allowed=allowed, where="--optimizer, --gradient-compression, --layout")
+
+
+def check_ramp_up(recipe: Recipe, layout: Layout, where: str) -> None:
+    """Refuse a ramp-up that cannot be executed, or that is still going on in the steps that are counted.
+
+    Raises:
+        InputError: it is recorded in part; its batches are not whole micro-batches of every replica (with 1F1B, one for
+            each stage); it does not end at the whole batch, or not within the warm-up steps, or with pipeline stages
+            not before the last of them, which prepares the schedule of the whole batch.
+    """
+    ramp_up = (recipe.batch_rampup_start, recipe.batch_rampup_increment, recipe.batch_rampup_samples)
+    start, increment, samples = ramp_up
+    if start is None or increment is None or samples is None:
+        if ramp_up != (None, None, None):
+            raise InputError("recipe.batch_rampup_start, increment, samples: all or none", got=ramp_up, where=where)
+        return
+    replicas = layout.data_parallel * layout.micro_batch
+    least = replicas * (layout.pipeline_stages if layout.schedule is Schedule.ONE_F_ONE_B else 1)
+    if start % replicas or increment % replicas or not least <= start <= recipe.global_batch:
+        raise InputError(
+            "recipe.batch_rampup_start and batch_rampup_increment",
+            got=f"{start} and {increment}",
+            allowed=f"multiples of data_parallel * micro_batch = {replicas}, from {least} to {recipe.global_batch}",
+            where=where,
+        )
+    if (recipe.global_batch - start) % increment:
+        raise InputError(
+            "recipe.batch_rampup_increment does not divide global_batch - batch_rampup_start = "
+            f"{recipe.global_batch - start}",
+            got=increment,
+            where=where,
+        )
+    seen = 0
+    for _ in range(WARM_UP_STEPS - (layout.pipeline_stages > 1)):
+        seen += global_batch_at(recipe, seen)
+    if global_batch_at(recipe, seen) < recipe.global_batch:
+        raise InputError(
+            "recipe.batch_rampup_samples: the steps that are counted need the whole batch",
+            got=samples,
+            allowed=f"a ramp-up that ends within the first {seen} samples",
+            where=where,
+        )

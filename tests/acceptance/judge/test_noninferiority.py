@@ -1,0 +1,117 @@
+"""The decision on step times errs no more often than promised, whatever number of looks it takes."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import statistics
+
+import pytest
+from scipy.stats import t as student
+
+from suite.acceptance.findings import Verdict
+from suite.acceptance.judge.noninferiority import FALSE_ACCEPTANCE, FALSE_REJECTION, LOOKS, launches_missing, look
+from suite.metrics.launch_statistics import t_quantile
+from suite.paths import ROOT
+
+MARGIN = 0.05
+RUNS = 2000
+RECORDED = ROOT / "launches.csv"
+
+
+def decided(ratios, looks=LOOKS):
+    """What the procedure says after at most all looks."""
+    for n in looks:
+        verdict = look(ratios[:n], margin=MARGIN, looks=looks).verdict
+        if verdict is not Verdict.INCONCLUSIVE:
+            return verdict
+    return Verdict.INCONCLUSIVE
+
+
+def shares(slowdown, variation, looks=LOOKS):
+    """How often normal launches of a node with this slowdown are accepted and rejected."""
+    chance = random.Random(7)
+    verdicts = []
+    for _ in range(RUNS):
+        logs = [chance.gauss(math.log1p(slowdown), variation) for _ in range(max(looks))]
+        verdicts.append(decided([math.exp(x) for x in logs], looks))
+    return verdicts.count(Verdict.PASS) / RUNS, verdicts.count(Verdict.FAIL) / RUNS
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 4, 5, 9, 14, 30])
+@pytest.mark.parametrize("probability", [0.5, 0.9, 1 - FALSE_ACCEPTANCE / 3, 1 - FALSE_REJECTION / 3])
+def test_quantiles_are_those_of_scipy(degrees, probability):
+    assert t_quantile(probability, degrees) == pytest.approx(student.ppf(probability, degrees), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("variation", [0.01, 0.05])
+def test_a_node_exactly_at_the_margin_is_wrongly_judged_no_more_often_than_promised(variation):
+    accepted, rejected = shares(MARGIN, variation)
+    # three standard errors of the simulated shares
+    assert accepted <= FALSE_ACCEPTANCE + 3 * math.sqrt(FALSE_ACCEPTANCE / RUNS)
+    assert rejected <= FALSE_REJECTION + 3 * math.sqrt(FALSE_REJECTION / RUNS)
+
+
+def test_without_sharing_the_error_three_looks_would_reject_more_than_twice_as_often_as_promised():
+    chance, wrong = random.Random(7), 0
+    for _ in range(RUNS):
+        logs = [chance.gauss(0, 1) for _ in range(max(LOOKS))]
+        wrong += any(
+            statistics.fmean(logs[:n])
+            > t_quantile(1 - FALSE_REJECTION, n - 1) * statistics.stdev(logs[:n]) / math.sqrt(n)
+            for n in LOOKS
+        )
+    assert wrong / RUNS > 2 * FALSE_REJECTION
+
+
+def test_a_good_node_is_accepted_and_a_slow_one_rejected():
+    assert shares(0.0, 0.01)[0] > 0.999
+    assert shares(0.15, 0.01)[1] > 0.999
+
+
+def test_recorded_launches_of_a_busy_machine_are_rejected_in_at_most_1_of_100_resampled_batteries():
+    """With replacement, from 52 launches whose variation is 10 %; expected is their median: the node is good."""
+    lines = [line for line in RECORDED.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    seconds = [float(row["step_seconds"]) for row in csv.DictReader(lines)]
+    assert len(seconds) == 52
+    middle, chance = statistics.median(seconds), random.Random(7)
+    verdicts = [decided([chance.choice(seconds) / middle for _ in range(max(LOOKS))]) for _ in range(RUNS)]
+    assert verdicts.count(Verdict.FAIL) <= RUNS / 100
+    # the rule is not merely silent: the same launches 30 % slower are rejected in most batteries
+    slow = [decided([1.3 * chance.choice(seconds) / middle for _ in range(max(LOOKS))]) for _ in range(RUNS // 4)]
+    assert slow.count(Verdict.FAIL) > 0.9 * len(slow)
+
+
+def test_the_least_detectable_slowdown_is_rejected_in_about_9_of_10_batteries():
+    variation = 0.02
+    chance = random.Random(3)
+    typical = statistics.median(
+        look([math.exp(chance.gauss(0, variation)) for _ in range(15)], margin=MARGIN).least_detectable
+        for _ in range(500)
+    )
+    found = 0
+    for _ in range(RUNS):
+        ratios = [math.exp(chance.gauss(math.log1p(typical), variation)) for _ in range(15)]
+        found += look(ratios, margin=MARGIN).verdict is Verdict.FAIL
+    # the threshold's spread is taken from the same launches: the normal approximation of a noncentral t
+    assert 0.85 <= found / RUNS <= 0.95
+
+
+def test_a_look_that_was_not_declared_decides_nothing():
+    assert look([1.0, 1.001, 0.999, 1.0], margin=MARGIN).verdict is Verdict.INCONCLUSIVE
+    assert look([1.0, 1.001, 0.999, 1.0, 1.0], margin=MARGIN).verdict is Verdict.PASS
+    assert look([2.0, 2.001, 1.999, 2.0, 2.0, 2.0], margin=MARGIN).verdict is Verdict.INCONCLUSIVE
+
+
+def test_further_launches_are_asked_for_up_to_the_next_look_and_no_further():
+    noisy = [0.8, 1.3, 0.9, 1.2, 1.05]
+    assert launches_missing(noisy[:3], margin=MARGIN) == 2
+    assert launches_missing(noisy, margin=MARGIN) == 5
+    assert launches_missing([1.0, 1.001, 0.999, 1.0, 1.0], margin=MARGIN) == 0
+    assert launches_missing(3 * noisy, margin=MARGIN) == 0
+
+
+def test_a_bound_from_two_launches_is_refused():
+    with pytest.raises(ValueError, match="3 launches"):
+        look([1.0, 1.0], margin=MARGIN)

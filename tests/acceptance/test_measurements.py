@@ -1,0 +1,99 @@
+"""What ranks reported becomes evidence, whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from suite.acceptance import measurements
+from suite.acceptance.context import Battery, Settings
+from suite.acceptance.past_batteries import History
+from suite.acceptance.phases import COUNTING_STEPS, START_SECONDS, STEP_SECONDS, launch_phases
+from suite.acceptance.presets import EFFORTS, EXACT_STEPS
+from suite.calibration import calibrate
+from suite.job.events import Status
+from suite.job.probe_job import Probed, Soaked
+from suite.launch.launcher import Outcome
+from suite.machine.cpu_contention import Shared
+from suite.metrics.figures import Figure, Quantity
+from tests.support.profiles import profile
+
+
+def probed(monkeypatch, events, device="cpu", profile="quick"):
+    """The evidence of a probe whose ranks report these events, and its job."""
+    jobs = []
+
+    def launch(job, _identity, _on_event):
+        jobs.append(job)
+        return Outcome(status=Status.OK, message="", ranks_at_fault=[], events=events, log_tail="")
+
+    monkeypatch.setattr(measurements, "launch", launch)
+    options = {"replays": False, "exchanges": False, "soak": True, "on_event": lambda *_: None}
+    return measurements.probed(device, len(events), EFFORTS[profile], **options), jobs[0]
+
+
+def test_a_probe_says_who_shared_the_processors(monkeypatch):
+    shared = Shared(own=3.0, busy=8.0, steal=1.0, whole=20.0)
+    events = [
+        [
+            Soaked(bytes=8, passes=2, wrong=0, first="", time=0.0),
+            Probed(environment={}, time=1.0, shared=shared),
+        ]
+        for _rank in range(2)
+    ]
+    evidence, _ = probed(monkeypatch, events)
+    assert evidence.others_share == pytest.approx(0.1)
+    assert evidence.steal_share == pytest.approx(0.05)
+    assert [one.passes for one in evidence.soaks] == [2, 2]
+    untold, _ = probed(monkeypatch, [[Probed(environment={}, time=1.0)]])
+    assert (untold.others_share, untold.steal_share) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("device", "profile", "asked"), [("cpu", "quick", 256 * 2**20), ("cpu", "accept", 0), ("cuda", "quick", 0)]
+)
+def test_how_much_a_full_soak_fills_is_left_to_the_ranks(monkeypatch, device, profile, asked):
+    _, job = probed(monkeypatch, [[Probed(environment={}, time=1.0)]], device, profile)
+    assert job.soak_bytes == asked
+
+
+def test_a_calibration_that_hangs_says_which_rank_and_where(monkeypatch, tmp_path):
+    hung = Outcome(
+        status=Status.HANG, message="rank 1 behind", ranks_at_fault=[1], events=[[], []], log_tail="rank 0:\nThread 1"
+    )
+    monkeypatch.setattr(calibrate, "launch", lambda *_arguments, **_options: hung)
+    evidence, profile = measurements.micro("cpu", 2, EFFORTS["quick"], tmp_path, lambda *_: None)
+    assert profile is None
+    assert (evidence.status, evidence.ranks_at_fault, evidence.stacks) == (Status.HANG, [1], "rank 0:\nThread 1")
+
+
+def test_a_launch_is_predicted_from_the_machine_profile_where_it_has_the_step(tmp_path, monkeypatch):
+    settings = Settings(
+        profile="quick",
+        effort=EFFORTS["quick"],
+        device="cpu",
+        ranks=2,
+        results=tmp_path,
+        fleet=None,
+        selected=frozenset({7}),
+        miniatures=("gpt2-mini",),
+        timed=(),
+        devices=None,
+        others=0.05,
+        resume=False,
+    )
+    run = Battery(settings, None, History(), print)
+    (unknown,) = launch_phases(run)
+    assert unknown.predicted_seconds == START_SECONDS + (EXACT_STEPS + COUNTING_STEPS) * STEP_SECONDS
+    monkeypatch.setattr(measurements, "with_time", lambda _plan, profile, _measured: ([step(profile)], []))
+    for run.profile in (0.25, 4.0):
+        (known,) = launch_phases(run)
+        assert known.predicted_seconds == START_SECONDS + (EXACT_STEPS + COUNTING_STEPS) * run.profile
+
+
+def step(seconds):
+    return Figure(quantity=Quantity.STEP_SECONDS, value=seconds, why="")
+
+
+def test_a_profile_without_the_operations_predicts_no_step(tmp_path):
+    assert measurements.predicted_step_seconds("gpt2-mini", "cpu", 2, tmp_path, profile()) is None
+    assert measurements.predicted_step_seconds("gpt2-mini", "cpu", 2, tmp_path, None) is None

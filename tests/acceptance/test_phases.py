@@ -1,0 +1,253 @@
+"""The limit of a battery holds: probe and re-runs are counted before anything optional begins."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from suite.__main__ import main
+from suite.acceptance import battery, context, measurements
+from suite.acceptance import phases as planned_phases
+from suite.acceptance.evidence import Health, Launched, Micro, Probing, Replay, Soaking
+from suite.acceptance.past_batteries import History
+from suite.acceptance.presets import EFFORTS
+from suite.acceptance.reruns import Due, affordable, launches_that_fit
+from suite.job.events import Status
+
+LAUNCH_SECONDS = 25.0
+MICRO_SECONDS = 90.0
+
+
+class Node:
+    """A node that takes as long as predicted on a clock of its own; what it was asked for, in order.
+
+    Attributes:
+        slow: step time over prediction by miniature, of launches one after the other; the last one goes on.
+        stragglers: miniatures whose second rank is slow.
+        stolen: share of the processors that other guests take by miniature, or of "micro", of one after the other;
+            behind them none; `used` likewise of other processes.
+        unequal: launches with a wrong figure, by miniature.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[str] = []
+        self.slow: dict[str, list[float]] = {}
+        self.stragglers: set[str] = set()
+        self.stolen: dict[str, list[float]] = {}
+        self.used: dict[str, list[float]] = {}
+        self.unequal: dict[str, int] = {}
+        self.wrong = 0
+        self.peak: float | None = None
+        self.probe_parts: list[tuple[bool, bool, bool]] = []
+
+    def shares(self, name):
+        made = self.asked.count(name)
+        both = {"steal_share": self.stolen, "others_share": self.used}
+        return {kind: dict(enumerate(of.get(name, []))).get(made, 0.0) for kind, of in both.items()}
+
+    def launched(self, name, purpose, **_options):
+        made = self.asked.count(name)
+        shares = self.shares(name)
+        self.asked.append(name)
+        self.now += LAUNCH_SECONDS
+        factors = self.slow.get(name, [1.0])
+        slow = 1.3 if name in self.stragglers else 1.0
+        return Launched(
+            run=name,
+            purpose=purpose,
+            status=Status.OK,
+            message="",
+            ranks_at_fault=[],
+            record="",
+            seconds=LAUNCH_SECONDS,
+            exact=36,
+            unequal=["parameters: 1, not 2"] if self.unequal.get(name) == made else [],
+            **shares,
+            step_seconds=factors[made % len(factors)] * (1 + made / 1000),
+            predicted_seconds=1.0,
+            compute_seconds=[1.0, slow],
+        )
+
+    def micro(self, *_arguments):
+        shares = self.shares("micro")
+        self.asked.append("micro")
+        self.now += MICRO_SECONDS
+        rates = {"matrix": [1.0], "copy": [1.0], "triad": [1.0], "peak": self.peak}
+        return Micro(status=Status.OK, message="", seconds=MICRO_SECONDS, **shares, **rates), None
+
+    def probed(self, _device, _ranks, effort, *, replays, exchanges, soak, **_options):
+        self.asked.append("probe")
+        self.probe_parts.append((replays, exchanges, soak))
+        seconds = 10.0 + (33.0 if replays else 0.0) + (effort.soak_seconds if soak else 0.0)
+        self.now += seconds
+        hashes = [
+            Replay(rank=0, replay=n, step=0, loss="a", gradients="b", parameters=str(n) if self.wrong else "c")
+            for n in range(3)
+        ]
+        return Probing(
+            status=Status.OK,
+            message="",
+            ranks_at_fault=[],
+            seconds=seconds,
+            replays=hashes if replays else [],
+            soaks=[Soaking(rank=0, bytes=1, passes=1, wrong=self.wrong, first="x")] if soak else [],
+        )
+
+
+@pytest.fixture
+def node(monkeypatch):
+    """A node whose clock is that of the battery."""
+    own = Node()
+    monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
+    for name in ("launched", "micro", "probed"):
+        monkeypatch.setattr(measurements, name, getattr(own, name))
+    for module in (battery, context):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: own.now))
+    return own
+
+
+def accept(capsys, tmp_path, *arguments):
+    """Findings by check and subject."""
+    main(["accept", *arguments, "--results", str(tmp_path), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    return {(f["check"], f["subject"]): f for f in report["findings"]}
+
+
+@pytest.mark.parametrize("profile", ["accept", "soak"])
+def test_looks_and_re_runs_leave_the_probe_its_time(tmp_path, capsys, node, profile):
+    for name in EFFORTS[profile].timed:
+        node.slow[name] = [0.8, 1.8]  # no look decides
+    node.stragglers = {"gpt2-mini"}
+    found = accept(capsys, tmp_path, "--profile", profile, "--only", "7,8,10,11,14,15")
+    assert node.now <= EFFORTS[profile].limit_seconds
+    assert node.asked.count("bloom-mini") > 6  # with further looks, where there is time for them
+    assert found[11, "gpt2-mini"]["verdict"] == "FAIL"
+    assert "confirmed by a re-run" in found[11, "gpt2-mini"]["evidence"]
+
+
+def test_behind_the_limit_nothing_is_run_again_and_the_finding_stays_open(tmp_path, capsys, node, monkeypatch):
+    node.stragglers = {"gpt2-mini"}
+    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: 74.0))  # 3 launches take 75 s
+    found = accept(capsys, tmp_path, "--only", "11", "--miniatures", "gpt2-mini")
+    assert node.asked == ["gpt2-mini"] * 5
+    assert found[11, "gpt2-mini"]["verdict"] == "INCONCLUSIVE"
+    assert "no time was left for a re-run" in found[11, "gpt2-mini"]["evidence"]
+
+
+def test_a_short_re_run_of_one_miniature_leaves_the_full_one_of_another_its_looks(tmp_path, capsys, node, monkeypatch):
+    node.slow = {"bloom-mini": [1.6], "opt-mini": [1.6]}
+    first, again = MICRO_SECONDS + 10 * LAUNCH_SECONDS, 8 * LAUNCH_SECONDS
+    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: first + again - node.now))
+    found = accept(capsys, tmp_path, "--only", "8", "--miniatures", "bloom-mini,opt-mini")
+    assert [node.asked.count(name) for name in ("micro", "bloom-mini", "opt-mini")] == [1, 10, 8]
+    verdicts = {subject: finding["verdict"] for (_, subject), finding in found.items()}
+    assert verdicts == {"bloom-mini": "FAIL", "opt-mini": "FAIL"}
+
+
+def test_a_failure_that_was_not_run_again_is_not_confirmed_by_its_own_launches(tmp_path, capsys, node, monkeypatch):
+    node.stragglers = {"bloom-mini", "opt-mini"}
+    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: 100.0))  # for one of the two
+    found = accept(capsys, tmp_path, "--only", "11", "--miniatures", "bloom-mini,opt-mini")
+    assert [node.asked.count(name) for name in ("bloom-mini", "opt-mini")] == [9, 5]
+    verdicts = {subject: finding["verdict"] for (_, subject), finding in found.items()}
+    assert verdicts == {"bloom-mini": "FAIL", "opt-mini": "INCONCLUSIVE"}
+
+
+def test_micro_measurements_alone_confirm_no_step_time(tmp_path, capsys, node, monkeypatch):
+    node.slow = {"bloom-mini": [1.6]}
+    node.peak = 10.0  # of which the products reach a tenth
+    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: 74.0))
+    monkeypatch.setattr(sys.modules[__name__], "MICRO_SECONDS", 20.0)
+    found = accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini")
+    assert [node.asked.count(name) for name in ("micro", "bloom-mini")] == [2, 5]
+    assert found[1, "slowest rank"]["verdict"] == "FAIL"
+    assert found[8, "bloom-mini"]["verdict"] == "INCONCLUSIVE"
+
+
+def test_of_the_probe_only_the_failed_part_is_run_again(tmp_path, capsys, node):
+    node.wrong = 1
+    accept(capsys, tmp_path, "--profile", "soak", "--only", "14,15")
+    assert node.probe_parts == [(True, False, True)]  # a second soak has no room, and wrong bits stand
+    node.probe_parts.clear()
+    accept(capsys, tmp_path, "--only", "14")
+    assert node.probe_parts == [(True, False, False)]  # INVALID: no replay agrees with another
+
+
+@pytest.mark.parametrize(
+    ("numbers", "made", "verdict", "words"),
+    [
+        ({6}, 11, "INCONCLUSIVE", "failed once, not in the re-run (PASS)"),
+        ({6, 7}, 7, "FAIL", "confirmed by a re-run"),
+    ],
+)
+def test_a_slow_further_look_is_run_again(tmp_path, capsys, node, monkeypatch, numbers, made, verdict, words):
+    node.slow["bloom-mini"] = [0.8, 1.8]  # no look decides
+
+    def launched(name, purpose, *, on_event, **options):
+        one = node.launched(name, purpose, **options)
+        if node.asked.count(name) in numbers:
+            node.now += 600.0
+            on_event(0, None)
+        return one
+
+    monkeypatch.setattr(measurements, "launched", launched)
+    found = accept(capsys, tmp_path, "--profile", "accept", "--only", "8,17", "--miniatures", "bloom-mini")
+    assert node.asked.count("bloom-mini") == made
+    guard = found[17, "bloom-mini times"]
+    assert guard["verdict"] == verdict
+    assert words in guard["evidence"]
+
+
+def test_another_attempt_is_recorded_apart_and_judged_as_the_phase_that_it_is(node):
+    names = []
+    opened = SimpleNamespace(kept=lambda _name: None, keep=lambda name, _evidence: names.append(name))
+    run = context.Battery(SimpleNamespace(device="cpu"), opened, History(), print)
+    phase = context.Phase(
+        name="micro-measurements", predicted_seconds=1.0, serves=frozenset(), run=lambda _on_event: []
+    )
+    assert [run.run(phase, attempt)[0].phase for attempt in ("", "anew", "again")] == ["micro-measurements"] * 3
+    assert names == ["micro-measurements", "micro-measurements anew", "micro-measurements again"]
+
+
+def test_gpus_are_watched_until_the_last_re_run(tmp_path, capsys, node, monkeypatch):
+    read: list[tuple[str, int]] = []
+
+    class Watch:
+        def lap(self):
+            return Health(gpus=[])
+
+        def so_far(self):
+            read.append(("so far", len(node.asked)))
+            return Health(gpus=[])
+
+        def finished(self):
+            read.append(("finished", len(node.asked)))
+            return Health(gpus=[])
+
+    monkeypatch.setattr(battery, "HealthWatch", Watch)
+    node.stragglers = {"gpt2-mini"}
+    accept(capsys, tmp_path, "--only", "11,12", "--miniatures", "gpt2-mini")
+    assert read == [("so far", 5), ("finished", 10)]
+
+
+def due(name, seconds, *, launches=0, needed=True):
+    return Due(name=name, seconds=seconds, launches=launches, needed=needed)
+
+
+def test_needed_re_runs_come_before_others_and_short_ones_before_long_ones():
+    micro, long, short = due("micro", 90.0, needed=False), due("a", 200.0, launches=5), due("b", 50.0)
+    assert [one.name for one in affordable([micro, long, short], 300.0)] == ["micro", "a", "b"]
+    assert [one.name for one in affordable([micro, long, short], 200.0)] == ["a", "b"]
+    assert [one.name for one in affordable([micro, long, short], 100.0)] == ["b"]
+    assert affordable([micro, long, short], 10.0) == []
+
+
+@pytest.mark.parametrize(("left", "launches"), [(500.0, 5), (310.0, 5), (309.0, 4), (200.0, 3), (119.0, None)])
+def test_launches_leave_what_is_behind_them_its_shortest_re_run(left, launches):
+    later = [due("b", 150.0, launches=5), due("c", 20.0)]  # 90 and 20 s
+    assert launches_that_fit(due("a", 200.0, launches=5), later, left) == launches
+    assert launches_that_fit(due("a", 20.0), later, 20.0) == 0

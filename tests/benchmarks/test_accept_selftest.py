@@ -1,0 +1,114 @@
+"""The self-test counts clean batteries, and does not pass where something did not run."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import msgspec
+import pytest
+
+from benchmarks.accept_selftest import __main__ as selftest
+from benchmarks.accept_selftest.__main__ import Answer
+from benchmarks.accept_selftest.faults import INJECTIONS
+from suite.acceptance.battery_record import OpenedBattery
+from suite.acceptance.evidence import Timed
+from suite.acceptance.findings import Decision, Finding, Verdict
+from suite.commands import exit_codes
+from suite.machine.devices import cuda_devices, usable_cores
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """A function: exit code, lines and the last line of a self-test whose batteries answer with these codes in turn."""
+
+    def answered(*arguments, codes=(0,), problems=(), why_not=None):
+        asked: list[list[str]] = []
+        decisions = {0: "accepted", 1: "rejected", 3: "not decidable"}
+
+        def accept(own, _environment, _prefix):
+            code = codes[min(len(asked), len(codes) - 1)]
+            asked.append(own)
+            return Answer(code, json.dumps({"decision": decisions[code], "summary": f"line {code}"}), "", 1.0)
+
+        monkeypatch.setattr(selftest, "_accept", accept)
+        monkeypatch.setattr(selftest, "_baseline", lambda *_arguments, **_options: why_not)
+        monkeypatch.setattr(selftest, "_injected", lambda *_arguments: (list(problems), Answer(0, "", "", 1.0)))
+        monkeypatch.setattr(sys, "argv", ["selftest", *arguments])
+        code = selftest.main()
+        said = capsys.readouterr()
+        return code, said.out.splitlines(), said.err.splitlines()[-1], asked
+
+    return answered
+
+
+def test_clean_batteries_share_one_results_directory_and_must_all_be_accepted(run):
+    code, lines, last, asked = run("--clean", "3", "--only", "none")
+    assert code == exit_codes.PASS
+    assert [line.split()[:5] for line in lines] == [["clean", str(n), "of", "3", "accepted"] for n in (1, 2, 3)]
+    assert "seconds" in lines[0]
+    assert len({own[own.index("--results") + 1] for own in asked}) == 1
+    assert all("--others" not in own and "--only" not in own for own in asked)
+    assert last == "3 of 3 clean batteries accepted, 0 of 0 injections caught, 0 not run"
+    for bad in (exit_codes.FAIL, exit_codes.INCONCLUSIVE):
+        code, lines, last, _ = run("--clean", "2", "--only", "nan", codes=(0, bad))
+        assert code == exit_codes.FAIL
+        assert f"why line {bad}" in lines[1]
+        assert last.startswith("1 of 2 clean batteries accepted, 1 of 1 injections caught")
+
+
+def test_what_did_not_run_is_no_pass_unless_it_is_allowed(run):
+    needy = "no accepted battery"
+    code, lines, last, _ = run("--only", "nan,crash", why_not=needy)
+    assert code == exit_codes.INCONCLUSIVE
+    assert last == f"0 of 0 injections caught, 2 not run (2: {needy})"
+    assert [line.split()[1:3] for line in lines] == [["NOT", "RUN"]] * 2
+    assert run("--only", "nan", "--allow-not-run", why_not=needy)[0] == exit_codes.INCONCLUSIVE  # nothing ran at all
+    assert run("--clean", "1", "--only", "nan", why_not=needy)[0] == exit_codes.INCONCLUSIVE
+    assert run("--clean", "1", "--only", "nan", "--allow-not-run", why_not=needy)[0] == exit_codes.PASS
+    assert run("--only", "nan")[0] == exit_codes.PASS
+    assert run("--only", "nan", problems=["exit code 0, not 4"])[0] == exit_codes.FAIL
+
+
+def test_a_bad_argument_is_refused(run):
+    for arguments in (["--only", "bit-rot"], ["--clean", "-1"]):
+        with pytest.raises(SystemExit) as ended:
+            run(*arguments)
+        assert ended.value.code == exit_codes.BAD_INPUT
+
+
+def test_no_two_injections_share_a_name():
+    assert len({injection.name for injection in INJECTIONS}) == len(INJECTIONS) > 40
+
+
+def test_a_hang_is_caught_where_the_record_has_every_ranks_stacks_and_the_rest_ran(tmp_path):
+    (hang,) = [injection for injection in INJECTIONS if injection.name == "hang-in-a-collective"]
+    frames = 'rank 0:\nThread 1:\n  File "a.py", line 1\nrank 1:\n'
+    both = frames + 'Thread 1:\n  File "b.py", line 2\n'
+
+    def problems(stacks, verdict):
+        opened = OpenedBattery(tmp_path, profile="quick", options={})
+        timed = Timed(
+            phase="p", predicted_seconds=1.0, budget_seconds=1.0, seconds=1.0, outcome="hang", stacks=f"log\n{stacks}"
+        )
+        opened.keep("p", [timed])
+        findings = [
+            Finding(check=14, subject="", verdict=verdict),
+            Finding(check=17, subject="p", verdict=Verdict.HANG, part="rank 1", evidence="stacks of rank 0, rank 1"),
+        ]
+        path = opened.close(Decision.EXECUTION_FAILED, findings, {})
+        told = {"decision": "execution failed", "record": str(path)}
+        report = told | {"findings": msgspec.to_builtins(findings)}
+        return selftest._problems(hang, Answer(4, json.dumps(report), "", 1.0))
+
+    assert problems(both, Verdict.PASS) == []
+    assert problems(frames + "no answer", Verdict.PASS) == ["no stacks of rank 1 in the record"]
+    assert problems(both, Verdict.NOT_RUN) == ["check 14 did not pass beside it: ['NOT RUN']"]
+
+
+def test_no_injection_asks_for_a_number_of_cores_that_this_machine_has():
+    (wrong,) = [injection for injection in INJECTIONS if injection.name == "wrong-devices"]
+    with wrong.prepare(None) as prepared:
+        flag, count = prepared.arguments
+    devices = cuda_devices() or usable_cores()
+    assert (flag, int(count), wrong.part) == ("--devices", devices + 1, f"in place of {devices + 1}")

@@ -1,0 +1,345 @@
+"""What a calibration times: the range of the miniatures' shapes, and none of those shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.catalog import miniatures, reference_run
+from reference_runs.layout import Layout, parse_layout
+from reference_runs.miniature import miniature
+from suite.acceptance.presets import EFFORTS
+from suite.calibration.calibrate import CalibrationRequest, planned_calibration
+from suite.calibration.plan import (
+    DENSITIES,
+    DTYPES,
+    LINE,
+    MEMORY_SECONDS,
+    MOST_ROW_ELEMENTS,
+    TABLE,
+    Density,
+    Planned,
+    axis_points,
+    plan,
+    trials,
+)
+from suite.calibration.plan import counts_at_once as counts
+from suite.calibration.shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
+from suite.machine import cpu_caches
+from suite.machine.half_precision import Kernels
+from suite.machine.profile import REPEATED, UNSEEN
+from suite.machine.timing_tables import COLLECTIVES, Axis, Line, Subject
+from suite.machine.timings import Timing
+from suite.predict.simulation.step_time import step_seconds
+
+SCALES = [("cpu", 1), ("cpu", 2), ("cpu", 4), ("cuda", 1), ("cuda", 8)]
+
+
+def planned(device: str, ranks: int) -> tuple[Shapes, list[Planned]]:
+    used = miniature_shapes(device, ranks=ranks)
+    return used, plan(used, device=device, cores=2, ranks=ranks, density=DENSITIES[device])
+
+
+def tables(entries: list[Planned], operation: str, variant: str, dtype: str, ranks: int) -> Iterator[tuple[Axis, ...]]:
+    for entry in entries:
+        s = entry.task.subject
+        if entry.kind == TABLE and (s.operation, s.variant, s.dtype, s.ranks) == (operation, variant, dtype, ranks):
+            yield entry.axes
+
+
+def inside(axes: tuple[Axis, ...], sizes: tuple[int, ...]) -> bool:
+    return all(axis.points[0] <= size <= axis.points[-1] for axis, size in zip(axes, sizes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "ranks", "at_once"),
+    [
+        ("cpu", 3, 4, {1, 2, 3, 4}),  # of four that share three cores, what three take is asked for
+        ("cpu", 6, 8, {1, 2, 4, 6, 8}),
+        ("cpu", 2, 4, {1, 2, 4}),
+        ("cpu", 3, 2, {1, 2}),
+        ("cuda", 3, 4, {1, 2, 4}),
+    ],
+)
+def test_one_rank_for_each_core_is_timed_where_there_are_more_ranks(
+    device: str, cores: int, ranks: int, at_once: set[int]
+) -> None:
+    entries = plan(
+        miniature_shapes(device, ranks=ranks), device=device, cores=cores, ranks=ranks, density=DENSITIES[device]
+    )
+    assert {one.task.subject.ranks for one in entries if one.task.subject.operation == "product"} == at_once
+
+
+ORDERS = {"NT": (0, 1, 2), "NN": (0, 2, 1), "TN": (1, 2, 0)}  # of tokens, outputs, inputs
+
+
+@pytest.mark.parametrize(("device", "ranks"), SCALES)
+@pytest.mark.parametrize("name", miniatures())
+def test_every_shape_of_every_miniature_lies_inside_a_table_of_each_dtype_and_number_of_ranks(
+    name: str, device: str, ranks: int
+) -> None:
+    _, entries = planned(device, ranks)
+    own = [shapes(a, layout) for who, a, layout in miniature_layouts(device, ranks=ranks) if who == name]
+    assert own
+    for count in counts(ranks):
+        for dtype in DTYPES:
+            for used in own:
+                for variant, order in ORDERS.items():
+                    for layer in used.blocks | used.heads:
+                        sizes = tuple(layer[place] for place in order)
+                        found = [inside(axes, sizes) for axes in tables(entries, "product", variant, dtype, count)]
+                        assert any(found), (variant, sizes)
+                    for sizes in used.attentions:
+                        (axes,) = tables(entries, "batched_product", variant, dtype, count)
+                        assert inside(axes, sizes)
+                for variant in ("forward", "backward"):
+                    for sizes in used.attentions:
+                        (axes,) = tables(entries, "attention", variant, dtype, count)
+                        assert inside(axes, sizes)
+                    for sizes in used.norms:
+                        (axes,) = tables(entries, "layer_norm", variant, dtype, count)
+                        assert inside(axes, sizes)
+                    for operation, several in (("softmax", used.softmaxes), ("cross_entropy", used.losses)):
+                        (axes,) = tables(entries, operation, variant, "fp32", count)
+                        last = axes[0].points[-1]
+                        # tensors of more than 4 GB are extrapolated by their rows
+                        cut = last * axes[1].points[-1] >= MOST_ROW_ELEMENTS
+                        assert all(inside(axes, (min(rows, int(last)) if cut else rows, n)) for rows, n in several)
+                        assert not cut or device == "cuda"
+
+
+@pytest.mark.parametrize(("device", "ranks"), SCALES)
+def test_no_shape_that_is_timed_is_one_of_a_miniature(device: str, ranks: int) -> None:
+    used, entries = planned(device, ranks)
+    own = {
+        "product": {tuple(layer[p] for p in order) for layer in used.blocks | used.heads for order in ORDERS.values()},
+        "batched_product": used.attentions,
+        "attention": used.attentions,
+        "layer_norm": used.norms,
+        "embedding": used.norms,
+        "softmax": used.softmaxes,
+        "cross_entropy": used.losses,
+    }
+    timed = 0
+    for entry in entries:
+        left_out = own.get(entry.task.subject.operation, {(size,) for size in used.activations | used.parameters})
+        assert not left_out & set(entry.task.sizes), entry.task.subject
+        timed += len(entry.task.sizes)
+    assert timed > 500
+
+
+@pytest.mark.parametrize(("device", "ranks"), SCALES)
+def test_unseen_sizes_lie_inside_a_table_and_are_none_of_its_points_and_repeated_ones_are(
+    device: str, ranks: int
+) -> None:
+    _, entries = planned(device, ranks)
+    points = {(entry.task.subject, sizes) for entry in entries if entry.kind == TABLE for sizes in entry.task.sizes}
+    ranges = [(entry.task.subject, entry.axes) for entry in entries if entry.kind == TABLE]
+    kinds = {UNSEEN: 0, REPEATED: 0}
+    for entry in entries:
+        if entry.kind in (TABLE, LINE):
+            continue
+        for sizes in entry.task.sizes:
+            kinds[entry.kind] += 1
+            assert ((entry.task.subject, sizes) in points) == (entry.kind == REPEATED)
+            assert (entry.task.subject, entry.axes) in ranges
+            assert inside(entry.axes, sizes)
+            in_own = all(size in axis.points for size, axis in zip(sizes, entry.axes, strict=True))
+            assert in_own == (entry.kind == REPEATED)
+    assert kinds[UNSEEN] > kinds[REPEATED] > 40
+
+
+def test_the_sizes_of_a_task_are_the_points_of_its_axes_in_the_table_s_order() -> None:
+    _, entries = planned("cpu", 1)
+    for entry in entries:
+        if entry.kind == TABLE:
+            expected = 1
+            for axis in entry.axes:
+                expected *= len(axis.points)
+            assert len(entry.task.sizes) == expected
+            assert entry.task.sizes[0] == tuple(axis.points[0] for axis in entry.axes)
+            assert entry.task.sizes[-1] == tuple(axis.points[-1] for axis in entry.axes)
+            assert list(entry.task.sizes) == sorted(entry.task.sizes)
+
+
+def test_every_collective_is_timed_in_every_group_and_ranks_share_the_cores() -> None:
+    _, entries = planned("cpu", 4)
+    groups = {
+        (e.task.subject.operation, e.task.subject.ranks) for e in entries if e.task.subject.operation in COLLECTIVES
+    }
+    assert groups == {(name, ranks) for name in COLLECTIVES for ranks in (2, 4)} - {("send", 4)}
+    threads = {(e.task.subject.ranks, e.task.threads) for e in entries if e.task.subject.operation not in COLLECTIVES}
+    assert threads == {(1, 2), (2, 1), (4, 1)}
+
+
+def test_numbers_of_ranks_at_once_are_powers_of_two_and_all() -> None:
+    assert [counts(ranks) for ranks in (1, 2, 3, 6, 8)] == [(1,), (1, 2), (1, 2, 3), (1, 2, 4, 6), (1, 2, 4, 8)]
+
+
+@given(st.sets(st.integers(2, 60_000), min_size=1, max_size=12), st.floats(1.5, 20), st.sampled_from([1, 4, 8, 64]))
+def test_points_of_an_axis_increase_surround_what_is_used_and_avoid_it(used: set[int], ratio: float, step: int) -> None:
+    points = axis_points(used, ratio=ratio, step=step)
+    assert list(points) == sorted(set(points))
+    assert not used & set(points)
+    assert points[0] < min(used) <= max(used) < points[-1]
+
+
+def test_the_shapes_of_bloom_mini_are_those_of_its_layers() -> None:
+    small = miniature(reference_run("bloom-176b"), "cpu", ranks=1)
+    a = small.architecture
+    assert (a.hidden, a.heads, a.head_dim, a.ffn_hidden, a.padded_vocabulary, a.sequence) == (
+        224,
+        14,
+        16,
+        896,
+        3920,
+        64,
+    )
+    whole = shapes(a, Layout(micro_batch=2))
+    assert whole.blocks == {
+        Linear(128, 672, 224),
+        Linear(128, 224, 224),
+        Linear(128, 896, 224),
+        Linear(128, 224, 896),
+    }
+    assert whole.heads == {Linear(128, 3920, 224)}
+    assert whole.attentions == {(28, 64, 16)}
+    assert whole.softmaxes == {(28 * 64, 64)}
+    halved = shapes(a, parse_layout("tp2,sp", base=Layout(micro_batch=2)))
+    assert halved.blocks == {
+        Linear(128, 336, 224),
+        Linear(128, 224, 112),
+        Linear(128, 448, 224),
+        Linear(128, 224, 448),
+    }
+    assert (halved.heads, halved.norms) == ({Linear(128, 1960, 224)}, {(64, 224)})
+
+
+def test_a_gated_expansion_is_twice_as_wide_and_a_top_query_layer_has_products_of_its_own() -> None:
+    glm = miniature(reference_run("glm-130b"), "cpu", ranks=1)
+    assert Linear(64, 2 * 512, 192) in shapes(glm.architecture, glm.layout).blocks
+    top = miniature(reference_run("codegeex-13b"), "cpu", ranks=1)
+    assert {Linear(512, 160, 160), Linear(512, 320, 160)} <= shapes(top.architecture, top.layout).blocks
+
+
+class Asked:
+    """A machine that answers what a calibration plans to time, and nothing else."""
+
+    def __init__(self, entries: list[Planned]) -> None:
+        self.axes = {entry.task.subject: len(entry.task.sizes[0]) for entry in entries if entry.kind in (TABLE, LINE)}
+        self.lines = {entry.task.subject for entry in entries if entry.kind == LINE}
+
+    def seconds(self, subject: Subject, *sizes: float) -> float:
+        assert self.axes[subject] == len(sizes), subject
+        return 1e-6
+
+    def line(self, subject: Subject) -> Line:
+        assert subject in self.lines, subject
+        return Line(
+            subject=subject,
+            unit="call",
+            sizes=(1.0,),
+            timings=(Timing(1e-6, 1e-6, 1e-6, 1e-6, 1, 0),),
+            fixed_seconds=0.0,
+            seconds_per_unit=1e-6,
+            residual=0.0,
+            worst=0.0,
+        )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("device", "ranks"), [("cpu", 1), ("cpu", 2), ("cuda", 2)])
+@pytest.mark.parametrize("name", miniatures())
+def test_all_that_the_prediction_of_a_miniatures_time_asks_for_is_timed(
+    name: str, device: str, ranks: int, compiled: bool
+) -> None:
+    _, entries = planned(device, ranks)
+    small = miniature(reference_run(miniatures()[name]), device, ranks=ranks)
+    (stage,) = step_seconds(
+        Asked(entries),
+        small.architecture,
+        small.recipe,
+        small.layout,
+        kernels=Kernels(cuda=device == "cuda"),
+        compiled=compiled,
+    )
+    assert stage.forward > 0
+    assert stage.backward > stage.forward
+    assert (stage.communication > 0) == (ranks > 1)
+    assert (stage.copy > 0) == (device == "cuda")
+
+
+@pytest.mark.parametrize("density", [None, EFFORTS["quick"].densities["cpu"]])
+@pytest.mark.parametrize(
+    ("caches", "moved"), [(0, (200, 200)), (34_000_000, (200, 200)), (150_000_000, (300, 200)), (10**9, (2000, 1000))]
+)
+def test_copies_of_all_ranks_at_once_move_twice_what_all_caches_hold(
+    density: Density | None, caches: int, moved: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_caches, "all_bytes", lambda: caches)
+    asked = planned_calibration(CalibrationRequest(results=tmp_path, ranks=2, device="cpu"), density)
+    copies = {t.subject.ranks: t.sizes for one in asked.planned if (t := one.task).subject.operation == "copy"}
+    least = density.memory_bytes if density else 200_000_000
+    if least == 200_000_000:
+        assert tuple(copies[ranks][2][0] // 10**6 for ranks in (1, 2)) == moved
+    assert all(sizes[:2] == ((least // 256,), (least // 16,)) for sizes in copies.values())
+
+
+@pytest.mark.parametrize(("device", "ranks"), SCALES)
+def test_large_products_are_timed_on_all_gpus_at_once_and_on_no_cpu(device: str, ranks: int) -> None:
+    _, entries = planned(device, ranks)
+    squares = [entry for entry in entries if entry.task.subject.operation == "square_product"]
+    assert [entry.task.subject.ranks for entry in squares] == ([ranks] if device == "cuda" else [])
+    for entry in squares:
+        assert (entry.kind, entry.unit, entry.task.subject.dtype) == (LINE, "flop", "bf16")
+        assert entry.task.sizes == ((2 * 4096**3,), (2 * 8192**3,))
+
+
+@pytest.mark.parametrize(("device", "ranks"), SCALES)
+def test_copies_and_triads_by_all_ranks_are_timed_for_longer_than_anything_that_a_phase_of_the_machine_covers(
+    device: str, ranks: int
+) -> None:
+    _, entries = planned(device, ranks)
+    longer = {
+        (entry.task.subject.operation, entry.task.subject.ranks): entry.task.point_seconds
+        for entry in entries
+        if entry.kind == TABLE and entry.task.point_seconds != DENSITIES[device].point_seconds
+    }
+    assert longer == {("copy", ranks): MEMORY_SECONDS, ("triad", ranks): MEMORY_SECONDS}
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "ranks", "found"),
+    [
+        ("cpu", 2, 1, [(1, False, 2), (1, True, 2)]),
+        ("cpu", 2, 2, [(1, False, 2), (2, False, 1), (2, True, 1)]),
+        ("cpu", 8, 4, [(1, False, 8), (4, False, 2), (4, True, 2)]),
+        ("cpu", 3, 8, [(1, False, 3), (3, False, 1), (3, True, 1)]),  # ranks that take turns: as one for each core
+        ("cuda", 16, 2, []),
+    ],
+)
+def test_trials_are_of_one_rank_and_of_all_that_have_a_core_and_compiled_of_these(
+    device: str, cores: int, ranks: int, found: list[tuple[int, bool, int]]
+) -> None:
+    planned = trials(device=device, cores=cores, ranks=ranks, density=DENSITIES[device])
+    assert [(one.layout.ranks, one.compiled, one.threads) for one in planned] == found
+    eager = [entry for entry in found if not entry[1]]
+    quick = trials(device=device, cores=cores, ranks=ranks, density=EFFORTS["quick"].densities["cpu"])
+    assert [(one.layout.ranks, one.compiled, one.threads) for one in quick] == eager
+    without = DENSITIES[device]._replace(dtypes=("fp32", "fp16"))
+    assert trials(device=device, cores=cores, ranks=ranks, density=without) == []
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(2, 1), (2, 2), (2, 4), (3, 8), (8, 6)])
+def test_all_parts_of_a_trial_are_timed_by_as_many_ranks_as_train_it(cores: int, ranks: int) -> None:
+    density = DENSITIES["cpu"]
+    entries = plan(miniature_shapes("cpu", ranks=ranks), device="cpu", cores=cores, ranks=ranks, density=density)
+    for one in trials(device="cpu", cores=cores, ranks=ranks, density=density):
+        (stage,) = step_seconds(
+            Asked(entries), one.architecture, one.recipe, one.layout, kernels=Kernels(), compiled=one.compiled
+        )
+        assert stage.step > 0

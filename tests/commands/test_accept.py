@@ -1,0 +1,483 @@
+"""`accept` as it is typed: arguments, output for people and machines, exit codes, and the record that is left."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from suite.__main__ import main
+from suite.acceptance import battery_record, context, measurements
+from suite.acceptance import phases as planned_phases
+from suite.acceptance.battery import Report
+from suite.acceptance.battery_record import Closed, PhaseEvidence
+from suite.acceptance.context import Phase
+from suite.acceptance.evidence import Launched, Micro, Probing, Replay, Timed
+from suite.acceptance.findings import Decision, Finding, Past, Verdict
+from suite.acceptance.presets import EFFORTS, MINIATURES
+from suite.commands import accept as accept_module
+from suite.commands import exit_codes
+from suite.job.events import Status
+from suite.machine import profile
+from suite.machine.competing_processes import Competitor
+from suite.machine.fingerprint import Fingerprint, fingerprint
+from suite.records import store
+from suite.report.terminal.acceptance import _LINE, summary
+from tests.support.profiles import profile as machine
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """A machine on which nobody else computes."""
+    monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Launches that end at once, as `answers` says by miniature; the names of those that were asked for."""
+    asked: list[str] = []
+    answers: dict[str, dict[str, object]] = {}
+
+    def launched(name, purpose, **_options):
+        asked.append(name)
+        usual = {"status": Status.OK, "message": "", "ranks_at_fault": [], "exact": 40}
+        return Launched(run=name, purpose=purpose, record="r", seconds=1.0, **(usual | answers.get(name, {})))
+
+    monkeypatch.setattr(measurements, "launched", launched)
+    return asked, answers
+
+
+def accept(capsys, *arguments):
+    """Exit code and the one JSON object of a battery."""
+    code = main(["accept", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, capsys, launches):
+    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
+    assert (code, report["decision"], report["exit_code"]) == (exit_codes.PASS, "accepted", 0)
+    asked, _ = launches
+    assert asked == list(MINIATURES)
+    (path,) = (tmp_path / "acceptance").glob("*.end.json")
+    assert report["record"] == str(path)
+    closed = battery_record.decode(path.read_bytes(), Closed, str(path))
+    assert closed.decision == "accepted"
+    assert [f.check for f in closed.findings] == [f["check"] for f in report["findings"]]
+    assert list((tmp_path / "acceptance").glob(".*")) == []
+
+
+def test_an_unequal_figure_rejects_the_node_after_it_was_launched_again(tmp_path, capsys, launches):
+    asked, answers = launches
+    answers["opt-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
+    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
+    assert (code, report["decision"]) == (exit_codes.FAIL, "rejected")
+    (bad,) = [f for f in report["findings"] if f["verdict"] == "FAIL"]
+    assert (bad["name"], bad["subject"]) == ("exact figures", "opt-mini")
+    assert "confirmed by a re-run" in bad["evidence"]
+    assert asked == [*MINIATURES, "opt-mini"]
+
+
+def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(tmp_path, capsys, launches):
+    asked, answers = launches
+    answers["opt-mini"] = {
+        "status": Status.HANG,
+        "ranks_at_fault": [1],
+        "message": "rank 1 behind the others",
+        "stacks": "rank 0:\nFile train.py",
+    }
+    code, report = accept(capsys, "--only", "7,17", "--results", str(tmp_path))
+    assert (code, report["decision"]) == (exit_codes.EXECUTION_FAILED, "execution failed")
+    hung = [(f["check"], f["part"]) for f in report["findings"] if f["verdict"] == "HANG"]
+    assert hung == [(7, "rank 1"), (17, "rank 1")]
+    assert asked == list(MINIATURES)
+    path = next((tmp_path / "acceptance").glob("*.opt-mini_exact.phase.json"))
+    kept = battery_record.decode(path.read_bytes(), PhaseEvidence, str(path))
+    assert "File train.py" in kept.evidence[0].stacks
+
+
+def test_a_hang_in_the_micro_measurements_names_its_rank_and_keeps_its_stacks(tmp_path, capsys, monkeypatch):
+    hung = Micro(status=Status.HANG, message="rank 1 behind", seconds=1.0, ranks_at_fault=[1], stacks="rank 0:\nFile x")
+    monkeypatch.setattr(measurements, "micro", lambda *_arguments: (hung, None))
+    code, report = accept(capsys, "--only", "1,17", "--results", str(tmp_path))
+    assert code == exit_codes.EXECUTION_FAILED
+    (found,) = [f for f in report["findings"] if f["check"] == 17 and f["verdict"] == "HANG"]
+    assert (found["part"], found["evidence"]) == ("rank 1", "rank 1 behind; stacks of rank 0 in the record")
+
+
+@pytest.mark.parametrize(
+    ("before", "device", "code"),
+    [("NVIDIA H200, NVIDIA H200", [], 3), ("NVIDIA H200, NVIDIA H200", ["--device", "cpu"], 0), ("none", [], 0)],
+)
+def test_a_node_that_lost_its_gpus_is_not_accepted(tmp_path, capsys, launches, monkeypatch, before, device, code):
+    own = battery_record.opening("", "quick", {}, 0.0)
+    if own.hardware["gpus"] != "none":
+        pytest.skip("NOT RUN: this machine has GPUs")
+    with monkeypatch.context() as then:
+        earlier = msgspec.structs.replace(own, id="20000101T000000Z", hardware=own.hardware | {"gpus": before})
+        then.setattr(battery_record, "opening", lambda *_arguments: earlier)
+        battery_record.OpenedBattery(tmp_path, profile="quick", options={}).close(Decision.ACCEPTED, [], {})
+    ended, report = accept(capsys, "--only", "0,7", *device, "--results", str(tmp_path))
+    (found,) = [f for f in report["findings"] if f["subject"] == "devices"]
+    assert (ended, found["verdict"]) == (code, "INVALID" if code else "PASS")
+    assert found["part"] == (f"GPUs: none in place of {before}" if code else "")
+
+
+def test_a_competing_process_is_named_and_the_verdict_left_open(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(planned_phases, "competitors", lambda: ([Competitor(pid=7, name="other", cores=1.0)], 0.5))
+    code, report = accept(capsys, "--only", "0", "--results", str(tmp_path))
+    assert code == exit_codes.INCONCLUSIVE
+    assert "environment INVALID: other processes: other (pid 7) 100% of a core" in report["summary"]
+    assert report["summary"].count("INVALID") == 2  # the part, and the count
+    assert accept(capsys, "--only", "0", "--others", "0.6", "--results", str(tmp_path))[0] == exit_codes.PASS
+
+
+def test_where_nothing_ran_the_exit_code_is_3(tmp_path, capsys):
+    code, report = accept(capsys, "--only", "4", "--results", str(tmp_path))
+    assert (code, {f["verdict"] for f in report["findings"]}) == (exit_codes.INCONCLUSIVE, {"NOT RUN"})
+
+
+def test_an_interrupted_battery_goes_on_where_it_was(tmp_path, capsys, launches, monkeypatch):
+    asked, answers = launches
+    answers["opt-mini"] = {"status": Status.INTERRUPTED}
+    arguments = ["--only", "0,7", "--results", str(tmp_path)]
+    assert main(["accept", *arguments]) == exit_codes.INTERRUPTED
+    assert "accept --resume goes on" in capsys.readouterr().err
+    assert asked == ["bloom-mini", "opt-mini"]
+    answers.clear()
+    other = accept(capsys, *arguments, "--devices", "2", "--resume")[1]
+    assert other["notes"] == ["nothing to resume: a new battery"]
+    asked.clear()
+    code, report = accept(capsys, *arguments, "--resume")
+    assert code == exit_codes.PASS
+    assert asked == list(MINIATURES[1:])
+    assert report["notes"] == [f"resumed {report['id']}"]
+    again = accept(capsys, *arguments, "--resume")[1]
+    assert again["notes"] == ["nothing to resume: a new battery"]
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_a_resumed_battery_uses_no_machine_profile_of_another_machine(tmp_path, capsys, launches, monkeypatch, stale):
+    _, answers = launches
+    measured = []
+    here = fingerprint("cpu")
+    of_there = Fingerprint(node="other", device="cpu", hardware=here.hardware, software=here.software)
+    path = tmp_path / "profile.json"
+
+    def micro(*_arguments):
+        measured.append(len(measured))
+        path.write_bytes(profile.encode(machine(fingerprint=of_there if stale else here)))
+        own = Micro(status=Status.OK, message="", seconds=1.0, matrix=[1.0], copy=[1.0], triad=[1.0], profile=str(path))
+        return own, machine()
+
+    monkeypatch.setattr(measurements, "micro", micro)
+    answers["gpt2-mini"] = {"status": Status.INTERRUPTED}
+    arguments = ["--only", "3,8", "--miniatures", "gpt2-mini", "--results", str(tmp_path)]
+    assert main(["accept", *arguments]) == exit_codes.INTERRUPTED
+    answers.clear()
+    assert main(["accept", *arguments, "--resume"]) == exit_codes.INCONCLUSIVE
+    err = capsys.readouterr().err
+    assert ("not used: " in err and "a machine profile of another machine" in err) == stale
+    assert len(measured) == 1 + stale
+
+
+def test_values_of_accepted_batteries_are_the_past_of_the_next_one(tmp_path, capsys, monkeypatch):
+    def probed(*_arguments, **_options):
+        rates = [1e9, 1e9]
+        from suite.acceptance.evidence import Exchange
+
+        return Probing(
+            status=Status.OK,
+            message="",
+            ranks_at_fault=[],
+            seconds=1.0,
+            exchanges=[
+                Exchange(rank=rank, peer=peer, bytes_per_second=speed[0] * rate, wrong=0, first="")
+                for rank, rate in enumerate(rates)
+                for peer in (1 - rank, None)
+            ],
+        )
+
+    speed = [1.0]
+    monkeypatch.setattr(measurements, "probed", probed)
+    arguments = ["--only", "0,5", "--results", str(tmp_path)]
+    codes, seen = [], []
+    for speed[0] in (1.0, 1.01, 0.99, 0.9):
+        code, report = accept(capsys, *arguments)
+        codes.append(code)
+        seen += [(f["verdict"], f["source"]) for f in report["findings"] if f["subject"] == "link 0-1"]
+    assert codes == [0, 0, 0, exit_codes.FAIL]
+    assert seen[0] == ("NOT RUN", "")
+    assert seen[1] == ("PASS", "median of 1 accepted batteries of this node, spread unknown")
+    assert seen[3] == ("FAIL", "median of 3 accepted batteries of this node, spread 1.0%")
+    code, report = accept(capsys, *arguments, "--ranks", "1")
+    (link,) = [f for f in report["findings"] if f["subject"] == "link 0-1"]
+    assert (code, link["verdict"]) == (exit_codes.PASS, "NOT RUN")  # of other ranks
+
+
+def test_junit_and_summary_say_what_the_report_says(tmp_path, capsys, launches):
+    _, answers = launches
+    answers["glm-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
+    file = tmp_path / "a.xml"
+    arguments = ["--only", "0,7,12", "--results", str(tmp_path), "--junit", str(file), "--summary"]
+    assert main(["accept", *arguments]) == exit_codes.FAIL
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert len(out) <= _LINE + 1
+    assert out.startswith("quick: rejected: exact figures FAIL: software")
+    (suite,) = ElementTree.parse(file).getroot()
+    cases = suite.findall("testcase")
+    assert suite.get("failures") == "1" == str(len(suite.findall("testcase/failure")))
+    assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
+    assert len(cases) == int(suite.get("tests", "0"))
+
+
+def test_a_rejected_node_is_told_since_when(tmp_path, capsys, launches):
+    _, answers = launches
+    arguments = ["--only", "0,7", "--results", str(tmp_path)]
+    good = accept(capsys, *arguments)[1]
+    answers["glm-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
+    first = accept(capsys, *arguments)[1]
+    assert re.search(rf"good until \d{{4}}-\d\d-\d\d \d\d:\d\d UTC \(battery {good['id']}\)", first["summary"])
+    assert "bad since" not in first["summary"]
+    second = accept(capsys, *arguments)[1]
+    (bad,) = [f for f in second["findings"] if f["verdict"] == "FAIL"]
+    assert (bad["good_until"]["battery"], bad["bad_since"]["battery"]) == (good["id"], first["id"])
+    assert len(second["summary"]) <= _LINE
+    main(["accept", *arguments])
+    assert f"(battery {first['id']}); 1 differ: messages" in capsys.readouterr().out
+
+
+def test_since_when_gives_way_to_the_parts_where_the_line_is_full():
+    past = Past(battery="B" * 40, finished=0.0)
+    bad = [
+        Finding(check=7, subject="x", verdict=Verdict.FAIL, part=f"part {number} " + "p" * 80, good_until=past)
+        for number in range(3)
+    ]
+    usual = {"id": "i", "profile": "quick", "decision": Decision.REJECTED, "notes": [], "seconds": 1.0, "record": "r"}
+    one, three = (summary(Report(findings=bad[:count], **usual)) for count in (1, 3))
+    assert f"good until 1970-01-01 00:00 UTC (battery {'B' * 40})" in one
+    assert three.count("good until") == 0
+    assert "part 2" in three
+    assert max(len(one), len(three)) <= _LINE
+
+
+def test_the_table_is_printed_for_people(tmp_path, capsys, launches):
+    assert main(["accept", "--only", "0,7", "--results", str(tmp_path)]) == exit_codes.PASS
+    out = capsys.readouterr().out
+    assert "exact figures" in out
+    assert "40 figures equal" in out
+    assert out.splitlines()[-1].startswith("quick: accepted (")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--profile", "fast"], "unknown profile; got 'fast'"),
+        (["--only", "99"], "unknown check; got '99'"),
+        (["--only", "7", "--skip", "7"], "no check is left"),
+        (["--miniatures", "bloom"], "unknown miniature; got 'bloom'"),
+        (["--others", "2"], "share of the processors; got 2.0"),
+        (["--devices", "0"], "devices; got 0"),
+        (["--ranks", "999"], "ranks; got 999"),
+        (["--fleet", "/nonexistent"], "the fleet is no directory"),
+        (["--junit", "/nonexistent/a.xml"], "no directory for the file"),
+        (["--junit", "/proc"], "cannot write the file: Is a directory"),
+        (["--junit", "/proc/a.xml"], "cannot write the file"),
+        (["--device", "cuda"], "no CUDA device here"),
+        (["--results", "/proc/nowhere"], "cannot write to the results directory"),
+    ],
+)
+def test_a_bad_argument_is_one_line_and_exit_code_2(arguments, words, tmp_path, capsys):
+    if "--results" not in arguments:
+        arguments = [*arguments, "--results", str(tmp_path)]
+    assert main(["accept", *arguments]) == exit_codes.BAD_INPUT
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert words in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_disk_that_fills_up_the_verdict_says_so_and_the_exit_code_is_4(tmp_path, capsys, launches, monkeypatch):
+    write = store.write_new
+
+    def full(path, data):
+        if path.name.endswith(".phase.json"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, data)
+
+    monkeypatch.setattr(store, "write_new", full)
+    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path))
+    assert code == exit_codes.EXECUTION_FAILED
+    assert "cannot write a phase: No space left on device" in report["findings"][0]["evidence"]
+    assert sorted(path.suffixes[0] for path in (tmp_path / "acceptance").iterdir()) == [".begin", ".end"]
+    (path,) = (tmp_path / "acceptance").glob("*.end.json")
+    assert battery_record.decode(path.read_bytes(), Closed, str(path)).decision is Decision.EXECUTION_FAILED
+
+
+def test_a_verdict_is_written_where_a_file_system_has_no_links(tmp_path, capsys, launches, monkeypatch):
+    def no_links(*_arguments):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert accept(capsys, "--only", "0,7", "--results", str(tmp_path))[0] == exit_codes.PASS
+    assert len(list((tmp_path / "acceptance").glob("*.end.json"))) == 1
+    assert list((tmp_path / "acceptance").glob(".*")) == []
+
+
+def test_a_report_is_printed_where_its_junit_file_cannot_be_written_any_more(tmp_path, capsys, launches, monkeypatch):
+    file = tmp_path / "a.xml"
+    monkeypatch.setattr(accept_module, "junit", lambda _report: file.mkdir() or "")
+    code, report = accept(capsys, "--only", "0,7", "--results", str(tmp_path), "--junit", str(file))
+    assert (code, report["decision"]) == (exit_codes.PASS, "accepted")
+
+
+@pytest.fixture
+def slow_launches(monkeypatch):
+    """Launches that the guard ends where their numbers are in the set; the others end at once."""
+    monkeypatch.setattr(context, "LEAST_BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(planned_phases, "START_SECONDS", 1e-9)
+    monkeypatch.setattr(planned_phases, "STEP_SECONDS", 0.0)
+    slow: set[int] = set()
+    made: list[str] = []
+
+    def launched(name, purpose, *, on_event, **_options):
+        made.append(name)
+        if len(made) in slow:
+            on_event(0, None)
+            raise AssertionError("the guard did not end it")
+        usual = {"status": Status.OK, "message": "", "ranks_at_fault": [], "exact": 40, "others_share": 0.9}
+        return Launched(run=name, purpose=purpose, record="r", seconds=1.0, **usual)
+
+    monkeypatch.setattr(measurements, "launched", launched)
+    return slow, made
+
+
+@pytest.mark.parametrize(
+    ("numbers", "left", "code", "verdict", "words"),
+    [
+        ({1, 2}, 900.0, exit_codes.FAIL, "FAIL", "confirmed by a re-run"),
+        ({1}, 900.0, exit_codes.INCONCLUSIVE, "INCONCLUSIVE", "failed once, not in the re-run (PASS)"),
+        ({1}, -1.0, exit_codes.INCONCLUSIVE, "INCONCLUSIVE", "no time was left for a re-run"),
+    ],
+)
+def test_a_phase_over_its_budget_is_slow_where_it_is_so_twice(
+    tmp_path, capsys, monkeypatch, slow_launches, numbers, left, code, verdict, words
+):
+    slow, made = slow_launches
+    slow |= numbers
+    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: left))
+    ended, report = accept(capsys, "--only", "7,17", "--miniatures", "opt-mini", "--results", str(tmp_path))
+    assert made == ["opt-mini"] * (1 if left < 0 else 2)
+    (found,) = [f for f in report["findings"] if f["check"] == 17 and f["subject"] != "phases"]
+    assert (ended, found["verdict"]) == (code, verdict)
+    assert found["subject"] == "opt-mini exact"
+    assert "still making progress" in found["evidence"]
+    assert words in found["evidence"]
+
+
+def test_a_slow_phase_whose_re_run_hangs_is_a_hang_and_not_confirmed(tmp_path, capsys, monkeypatch, slow_launches):
+    slow, made = slow_launches
+    slow |= {1}
+    first = measurements.launched
+
+    def hangs_again(name, purpose, **options):
+        one = first(name, purpose, **options)
+        return msgspec.structs.replace(one, status=Status.HANG, ranks_at_fault=[1], message="rank 1 behind")
+
+    monkeypatch.setattr(measurements, "launched", hangs_again)
+    code, report = accept(capsys, "--only", "7,17", "--miniatures", "opt-mini", "--results", str(tmp_path))
+    assert made == ["opt-mini"] * 2
+    assert (code, report["decision"]) == (exit_codes.EXECUTION_FAILED, "execution failed")
+    found = [(f["check"], f["verdict"]) for f in report["findings"] if f["subject"].startswith("opt-mini")]
+    assert found == [(7, "HANG"), (17, "INCONCLUSIVE"), (17, "HANG")]
+
+
+def test_what_ended_well_in_a_slow_phase_is_kept_and_says_who_else_computed(tmp_path, capsys, slow_launches):
+    slow, made = slow_launches
+    slow |= {3, 6}
+    code, report = accept(capsys, "--only", "0,11,17", "--miniatures", "opt-mini", "--results", str(tmp_path))
+    assert made == ["opt-mini"] * 3  # in an invalid environment a slow phase is not judged, nor run again
+    (around,) = [f for f in report["findings"] if f["subject"] == "other processes"]
+    assert (code, around["verdict"]) == (exit_codes.INCONCLUSIVE, "INVALID")
+    path = next((tmp_path / "acceptance").glob("*.opt-mini_times.phase.json"))
+    kept = battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
+    assert [one.outcome if isinstance(one, Timed) else one.status for one in kept] == ["ok", "ok", "slow"]
+
+
+@pytest.mark.parametrize(("again", "code", "verdict"), [(1.3, exit_codes.FAIL, "FAIL"), (1.0, 3, "INCONCLUSIVE")])
+def test_a_re_run_that_does_not_fit_has_fewer_launches(tmp_path, capsys, monkeypatch, again, code, verdict):
+    made = []
+
+    def launched(name, purpose, **_options):
+        made.append(purpose)
+        slow = 1.3 if len(made) <= 5 else again
+        return Launched(
+            run=name,
+            purpose=purpose,
+            status=Status.OK,
+            message="",
+            ranks_at_fault=[],
+            record="",
+            seconds=1.0,
+            exact=36,
+            step_seconds=1.0 + len(made) / 1000,
+            compute_seconds=[1.0, slow + len(made) / 1000],
+        )
+
+    monkeypatch.setattr(measurements, "launched", launched)
+    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: 3.5))
+    ended, report = accept(capsys, "--only", "11", "--miniatures", "gpt2-mini", "--results", str(tmp_path))
+    assert made == ["times"] * (5 + 3)
+    assert (ended, report["findings"][0]["verdict"]) == (code, verdict)
+
+
+def test_the_quick_profile_is_predicted_to_end_in_5_minutes_on_2_cores(tmp_path):
+    """Of what is told before each phase, without a machine profile."""
+    from suite.acceptance.past_batteries import History
+    from suite.commands.accept import _settings
+
+    settings = _settings(
+        profile="quick",
+        only=None,
+        skip=None,
+        miniatures=None,
+        resume=False,
+        device="cpu",
+        ranks=2,
+        devices=None,
+        others=0.05,
+        fleet=None,
+        results=tmp_path,
+    )
+    run = context.Battery(settings, None, History(), print)
+    planned: list[Phase] = [
+        planned_phases.environment_phase(run),
+        planned_phases.micro_phase(run),
+        *planned_phases.launch_phases(run),
+        planned_phases.probe_phase(run),
+    ]
+    total = sum(phase.predicted_seconds for phase in planned)
+    assert len(planned) == 10
+    assert total <= EFFORTS["quick"].limit_seconds == 300.0
+
+
+def test_replays_reach_the_vote_as_the_ranks_reported_them(tmp_path, capsys, monkeypatch):
+    def probed(*_arguments, replays, exchanges, soak, **_options):
+        assert (replays, exchanges, soak) == (True, False, False)
+        hashes = [
+            Replay(rank=rank, replay=n, step=0, loss="a", gradients="b", parameters="x" if (rank, n) == (1, 2) else "c")
+            for rank in (0, 1)
+            for n in range(3)
+        ]
+        return Probing(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, replays=hashes)
+
+    monkeypatch.setattr(measurements, "probed", probed)
+    code, report = accept(capsys, "--only", "14", "--results", str(tmp_path))
+    assert code == exit_codes.FAIL
+    assert report["findings"][0]["part"] == "rank 1: arithmetic or memory"

@@ -1,0 +1,419 @@
+"""`reproduce` measures a machine that it does not know, once, and never lets a calibration decide over the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from reference_runs.errors import InputError
+from suite.__main__ import main
+from suite.calibration import calibrate
+from suite.calibration.calibrate import CalibrationRequest, CalibrationResult, stored
+from suite.commands import machine_profile
+from suite.commands.machine_profile import profile_for
+from suite.job.events import Status
+from suite.machine.competing_processes import Competitor
+from suite.machine.devices import usable_cores
+from suite.machine.fingerprint import fingerprint
+from suite.machine.profile import Profile, current_profile, encode, machines_directory
+from suite.metrics.comparison import Verdict
+from suite.paths import ROOT
+from suite.report.terminal.tables import console
+from suite.reproduce.reproduce import Result
+from tests.end_to_end.test_faults import run_file
+from tests.support.launches import small_plan
+from tests.support.profiles import SPARSE, profile
+
+pytestmark = pytest.mark.ranks
+
+HERE = fingerprint("cpu")
+INTERRUPTED = "interrupted while calibrating: no profile is stored, nothing is reproduced"
+START_SECONDS = 90.0  # imports of torch on a busy machine
+TWO_CORES = pytest.mark.skipif(usable_cores() < 2, reason="NOT RUN: two ranks on one core are not calibrated")
+
+
+def made_up(results: Path, **changes: Any) -> Path:
+    """A profile of this machine below `results`, with `changes`; its path."""
+    directory = machines_directory(results)
+    directory.mkdir(parents=True, exist_ok=True)
+    return stored(profile(**({"fingerprint": HERE} | changes)), directory / "made_up.json")
+
+
+class Suite:
+    """`reproduce` with launches and calibrations that are made up."""
+
+    def __init__(self, results: Path, patch: pytest.MonkeyPatch, output: pytest.CaptureFixture[str]) -> None:
+        self.results = results
+        self.requests: list[CalibrationRequest] = []
+        self.reproduced: list[tuple[Profile | None, str]] = []
+        self.verdict = Verdict.PASS
+        self.calibrated: Callable[[], CalibrationResult] = self.measured
+        self._output = output
+        patch.setattr(machine_profile, "usable_cores", lambda: 2)
+        patch.setattr(machine_profile, "competitors", lambda _: ([], 0.0))
+        patch.setattr(machine_profile, "planned_calibration", self._planned)
+        patch.setattr(machine_profile, "calibrate", lambda *_: self.calibrated())
+        patch.setattr("suite.commands.reproduce.corpus_for", lambda *_: None)
+        patch.setattr("suite.commands.reproduce.reproduce", self._reproduce)
+
+    def measured(self) -> CalibrationResult:
+        path = made_up(self.results)
+        return CalibrationResult(status=Status.OK, message="", profile=profile(fingerprint=HERE), path=str(path))
+
+    def _planned(self, request: CalibrationRequest) -> calibrate.Calibration:
+        self.requests.append(request)
+        return calibrate.Calibration(device="cpu", ranks=2, results=self.results, planned=[], rounds=1)
+
+    def _reproduce(self, *_: Any, profile: Profile | None, profile_source: str) -> Result:
+        self.reproduced.append((profile, profile_source))
+        return Result(
+            run="bloom-mini",
+            status=Status.OK,
+            verdict=self.verdict,
+            message="",
+            record="record",
+            rows=[],
+            losses=[8.0, 7.0],
+            loss_scales=[],
+            skipped=[],
+            arithmetic="fp32",
+            profile=profile_source,
+        )
+
+    def run(self, *options: str) -> tuple[int, str, list[str]]:
+        """Exit code, output, and the lines on stderr but the first, which names the run."""
+        code = main(["reproduce", "bloom-mini", "--device", "cpu", "--results", str(self.results), *options])
+        out, err = self._output.readouterr()
+        return code, out, err.splitlines()[1:]
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Suite:
+    monkeypatch.delenv("SUITE_CALIBRATE")
+    return Suite(tmp_path, monkeypatch, capsys)
+
+
+def test_an_unknown_machine_is_calibrated_once_before_all_launches(suite: Suite) -> None:
+    code, out, err = suite.run("--launches", "3", "--json")
+    machines = suite.results / "machines"
+    assert code == 0
+    assert suite.requests == [CalibrationRequest(results=suite.results, ranks=2, device="cpu")]
+    assert err == [
+        f"calibrating first, about 90 s: no valid machine profile in {machines}: calibrate makes one",
+    ]
+    assert suite.reproduced == [(profile(fingerprint=HERE), str(machines / "made_up.json"))] * 3
+    told = [json.loads(line) for line in out.splitlines()[:3]]
+    assert [launch["profile"] for launch in told] == [str(machines / "made_up.json")] * 3
+
+
+@pytest.mark.parametrize("option", [[], ["--no-calibrate"]])
+def test_a_valid_profile_is_used_as_it_is(option: list[str], suite: Suite) -> None:
+    path = made_up(suite.results)
+    code, out, err = suite.run(*option)
+    assert (code, suite.requests, err) == (0, [], [])
+    assert suite.reproduced == [(profile(fingerprint=HERE), str(path))]
+    assert f"machine profile {path}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("ranks", "spoil", "reason"),
+    [
+        (2, {"fingerprint": msgspec.structs.replace(HERE, node="other")}, "a machine profile of another machine; got"),
+        (2, {"fingerprint": msgspec.structs.replace(HERE, device="cuda")}, "a stale machine profile: device has chan"),
+        (
+            2,
+            {"fingerprint": msgspec.structs.replace(HERE, hardware=HERE.hardware | {"cores": "64"})},
+            "a stale machine profile: cores has changed; got 64",
+        ),
+        (
+            2,
+            {"fingerprint": msgspec.structs.replace(HERE, software=HERE.software | {"torch": "1.0"})},
+            "a stale machine profile: torch has changed; got 1.0",
+        ),
+        (2, {"ranks": 1}, "measured with 1 ranks at once, 2 are needed"),
+        (2, {"others_share": 0.85}, "measured while other processes took 85% and other guests 0% of the processors"),
+        (2, {"others_share": 0.06, "steal_share": 0.05}, "other processes took 6% and other guests 5% of the process"),
+        (2, None, "damaged machine profile, truncated perhaps"),
+    ],
+    ids=[
+        "another node",
+        "another device",
+        "stale hardware",
+        "stale software",
+        "fewer ranks",
+        "others",
+        "others and guests",
+        "damaged",
+    ],
+)
+def test_a_profile_that_does_not_hold_is_measured_anew_and_the_line_says_why(
+    ranks: int, spoil: dict[str, Any] | None, reason: str, suite: Suite
+) -> None:
+    if spoil is None:
+        machines_directory(suite.results).mkdir()
+        (machines_directory(suite.results) / "cut.json").write_bytes(encode(profile(fingerprint=HERE))[:-100])
+    else:
+        made_up(suite.results, **spoil)
+    before = {path: path.read_bytes() for path in machines_directory(suite.results).iterdir()}
+    code, _, (line,) = suite.run("--ranks", str(ranks))
+    assert (code, len(suite.requests)) == (0, 1)
+    assert line.startswith("calibrating first, about 90 s: no valid machine profile")
+    assert reason in line
+    assert all(path.read_bytes() == data for path, data in before.items())
+    assert suite.reproduced[0][0] == profile(fingerprint=HERE)
+
+
+@pytest.mark.parametrize(
+    ("variable", "options", "calibrates"),
+    [
+        (None, [], True),
+        (None, ["--no-calibrate"], False),
+        ("0", [], False),
+        ("1", [], True),
+        ("0", ["--calibrate"], True),
+        ("1", ["--no-calibrate"], False),
+    ],
+)
+def test_option_before_variable_before_default(
+    variable: str | None, options: list[str], calibrates: bool, suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("SUITE_CALIBRATE", variable)
+    code, out, err = suite.run(*options)
+    assert (code, len(suite.requests), len(err)) == (0, calibrates, calibrates)
+    missing = f"step time is not predicted: no valid machine profile in {suite.results / 'machines'}"
+    assert (out.count(missing), suite.reproduced[0][0] is None) == (not calibrates, not calibrates)
+
+
+def test_a_variable_that_says_neither_is_refused(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SUITE_CALIBRATE", "perhaps")
+    assert main(["reproduce", "bloom-mini", "--results", str(suite.results)]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "SUITE_CALIBRATE" in line
+    assert "perhaps" in line
+    assert suite.reproduced == []
+
+
+def crashed() -> CalibrationResult:
+    return CalibrationResult(status=Status.CRASHED, message="rank 1 killed by SIGKILL")
+
+
+def full() -> CalibrationResult:
+    raise OSError(28, "No space left on device", "/some/where")
+
+
+def full_without_a_name() -> CalibrationResult:
+    raise OSError(28, "No space left on device")
+
+
+def refused() -> CalibrationResult:
+    raise InputError("cannot write to the results directory: Read-only file system", where="--results")
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (crashed, "crashed: rank 1 killed by SIGKILL"),
+        (full, "No space left on device: /some/where"),
+        (full_without_a_name, "No space left on device"),
+        (refused, "--results: cannot write to the results directory: Read-only file system"),
+    ],
+)
+@pytest.mark.parametrize(("verdict", "code"), [(Verdict.PASS, 0), (Verdict.FAIL, 1)])
+def test_a_calibration_that_fails_is_one_line_and_the_exit_code_is_the_runs_own(
+    failure: Callable[[], CalibrationResult], reason: str, verdict: Verdict, code: int, suite: Suite
+) -> None:
+    suite.calibrated, suite.verdict = failure, verdict
+    ended, out, err = suite.run()
+    line = f"the calibration failed: {reason}; no profile is stored"
+    assert (ended, err[1:]) == (code, [line])
+    assert suite.reproduced == [(None, line)]
+    assert f"step time is not predicted: {line}\n" in out
+
+
+def test_a_directory_for_profiles_that_cannot_be_written_is_one_line_and_the_run_goes_on(suite: Suite) -> None:
+    machines_directory(suite.results).write_text("a file")
+    code, _, (line,) = suite.run()
+    assert (code, suite.requests, len(suite.reproduced)) == (0, [], 1)
+    assert line.startswith("the calibration failed: --results: cannot write to the results directory: File exists")
+
+
+def interrupted_in_time() -> CalibrationResult:
+    return CalibrationResult(status=Status.INTERRUPTED, message="interrupted by the user")
+
+
+def interrupted_before_the_ranks() -> CalibrationResult:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("end", [interrupted_in_time, interrupted_before_the_ranks])
+def test_an_interrupted_calibration_ends_all_with_130(end: Callable[[], CalibrationResult], suite: Suite) -> None:
+    suite.calibrated = end
+    code, out, err = suite.run("--json")
+    assert (code, out, suite.reproduced) == (130, "", [])
+    assert INTERRUPTED in err
+    assert list(machines_directory(suite.results).iterdir()) == []
+
+
+def test_a_calibration_beside_other_work_is_stored_and_not_used(suite: Suite) -> None:
+    busy = profile(fingerprint=HERE, others_share=0.5)
+    suite.calibrated = lambda: CalibrationResult(status=Status.OK, message="", profile=busy, path="busy.json")
+    code, out, err = suite.run()
+    why = "measured while other processes took 50% and other guests 0% of the processors"
+    line = f"the calibration is not used: busy.json: {why}"
+    assert (code, err[1:], suite.reproduced) == (0, [line], [(None, line)])
+    assert f"step time is not predicted: {line}\n" in out
+
+
+def test_nothing_is_calibrated_on_busy_processors(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [Competitor(pid=7, name="stress", cores=1.2)]
+    monkeypatch.setattr(machine_profile, "competitors", lambda _: (others, 0.6))
+    code, _, err = suite.run()
+    line = "not calibrated: others take 60% of the processors now: stress (7)"
+    assert (code, suite.requests, err, suite.reproduced) == (0, [], [line], [(None, line)])
+    monkeypatch.setattr(machine_profile, "competitors", lambda _: (others, 0.08))
+    assert suite.run()[0] == 0
+    assert len(suite.requests) == 1
+
+
+def test_work_beside_a_gpu_makes_no_profile_useless(suite: Suite) -> None:
+    here = msgspec.structs.replace(fingerprint("cpu"), device="cuda")
+    path = made_up(suite.results, fingerprint=here, others_share=0.85)
+    assert current_profile(suite.results, here)[1] == str(path)
+
+
+def test_more_ranks_than_cores_are_not_calibrated_without_being_asked(suite: Suite) -> None:
+    code, out, err = suite.run("--ranks", "4")
+    assert (code, suite.requests, err) == (0, [], [])
+    assert "for 4 ranks on 2 cores only by hand: calibrate --ranks 4\n" in out
+    path = made_up(suite.results, ranks=4)
+    suite.run("--ranks", "4")
+    assert suite.reproduced[-1] == (profile(fingerprint=HERE, ranks=4), str(path))
+
+
+@pytest.mark.parametrize(("device", "ranks", "asked"), [("cpu", 1, 2), ("cpu", 2, 2), ("cuda", 2, None)])
+def test_a_calibration_has_two_ranks_at_least_and_all_gpus(
+    device: str, ranks: int, asked: int | None, suite: Suite
+) -> None:
+    plan = msgspec.structs.replace(small_plan(ranks=ranks), device=device)
+    profile_for(plan, suite.results, may_calibrate=True, messages=console(stderr=True))
+    assert suite.requests == [CalibrationRequest(results=suite.results, ranks=asked, device=device)]
+
+
+def test_of_two_commands_at_once_one_measures_and_the_other_waits_for_its_profile(
+    suite: Suite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slowly() -> CalibrationResult:
+        time.sleep(0.5)
+        return suite.measured()
+
+    suite.calibrated = slowly
+    plan, found = small_plan(ranks=2), []
+
+    def choose() -> None:
+        found.append(profile_for(plan, suite.results, may_calibrate=True, messages=console(stderr=True)))
+
+    threads = [threading.Thread(target=choose) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    path = str(machines_directory(suite.results) / "made_up.json")
+    assert len(suite.requests) == 1
+    assert found == [(profile(fingerprint=HERE), path)] * 3
+    assert capsys.readouterr().err.count("waiting for another calibration to end\n") == 2
+
+
+@pytest.mark.rare
+def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibrate, "DENSITIES", {"cpu": SPARSE._replace(dtypes=("fp32", "bf16"))})
+    results = tmp_path / "results"
+    run = ["reproduce", str(run_file(tmp_path / "tiny.toml", data_parallel=1, accumulation=4)), "--steps", "6"]
+    run += ["--device", "cpu", "--json", "--calibrate", "--results", str(results)]
+    assert main(run) == 0
+    first = capsys.readouterr()
+    assert first.err.count("calibrating first") == 1
+    (path,) = (str(path) for path in machines_directory(results).iterdir())
+    assert json.loads(first.out)["profile"] == path
+    assert current_profile(results, HERE, ranks=1)[1] == path
+    assert main(run) == 0
+    second = capsys.readouterr()
+    assert "calibrating first" not in second.err
+    told = json.loads(second.out)
+    assert told["profile"] == path
+    times = [row for row in told["figures"] if row["quantity"] == "step_seconds" and row["term"] is None]
+    assert [row["left"] is not None and row["left"] > 0 for row in times] == [True]
+
+
+class Running:
+    """`reproduce` of a tiny run as a user starts it, on a machine that nobody knows."""
+
+    def __init__(self, directory: Path) -> None:
+        self.results, self.scratch = directory / "results", directory / "scratch"
+        self.scratch.mkdir()
+        command = [sys.executable, "-m", "suite", "reproduce", str(run_file(directory / "tiny.toml")), "--json"]
+        self.process = subprocess.Popen(
+            [*command, "--device", "cpu", "--steps", "6", "--calibrate", "--results", str(self.results)],
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(self.scratch)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def measuring(self) -> int:
+        """Process number of rank 1, once rank 0 has measured something."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None
+            data = [b"".join(p.read_bytes() for p in self.scratch.glob(f"suite-*/rank{r}.jsonl")) for r in (0, 1)]
+            if b'"measured"' in data[0] and data[1].count(b'"phase"') >= 2:
+                return int(json.loads(data[1].partition(b"\n")[0])["pid"])
+            time.sleep(0.05)
+        pytest.fail("no rank measured anything")
+
+
+@pytest.mark.rare
+@TWO_CORES
+def test_after_a_calibration_whose_rank_was_killed_the_run_passes_without_a_profile(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    os.kill(running.measuring(), signal.SIGKILL)
+    out, err = running.process.communicate(timeout=START_SECONDS)
+    assert running.process.returncode == 0, err
+    line = "the calibration failed: crashed: rank 1 killed by SIGKILL; no profile is stored"
+    assert line in err.splitlines()
+    assert json.loads(out)["profile"] == line
+    assert list(machines_directory(running.results).iterdir()) == []
+
+
+@pytest.mark.rare
+@TWO_CORES
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_during_the_calibration_leaves_no_profile_and_no_record(
+    kind: signal.Signals, tmp_path: Path
+) -> None:
+    running = Running(tmp_path)
+    running.measuring()
+    running.process.send_signal(kind)
+    out, err = running.process.communicate(timeout=START_SECONDS)
+    assert (running.process.returncode, out) == (130, "")
+    assert INTERRUPTED in err.splitlines()
+    assert list(machines_directory(running.results).iterdir()) == []
+    assert list((running.results / "records" / "tiny").iterdir()) == []
+    assert list(running.scratch.glob("suite-*")) == []

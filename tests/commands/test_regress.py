@@ -1,0 +1,471 @@
+"""The command on launches on paper: a planted change gets its verdict, its exit code and its place in CI's files."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from suite.__main__ import main
+from suite.job.corpus import Corpus
+from suite.job.events import Status, Step, StepKind
+from suite.metrics.comparison import Verdict
+from suite.metrics.figures import Figure, Quantity
+from suite.records import store
+from suite.records.record import SCHEMA, End, RankOutcome, begin_record
+from suite.records.store import new_identity, records_directory
+from suite.regression.baseline_checkout import OldCodeError, checkout, old_launch
+from suite.regression.baselines import accepted
+from suite.reproduce.plan import job_for
+from suite.reproduce.reproduce import Result
+
+CORPUS = Corpus(
+    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none.tokens"
+)
+OLD, NEW = "aaaaaaaaaaaa", "bbbbbbbbbbbb"
+COUNTS = {
+    "parameters": 1000,
+    "optimizer_bytes": 6000,
+    "messages": 5,
+    "payload_bytes": 4000,
+    "peak_bytes": 100_000,
+    "first_loss": 9.5,
+}
+
+
+class Machine:
+    """Launches on paper: each takes what its code takes, times the machine's own factor and 1 % of chance."""
+
+    def __init__(self, results):
+        self.results = results
+        self.commit = OLD
+        self.slower = {OLD: 1.0, NEW: 1.0}  # by code
+        self.drift = 1.0
+        self.counts = {}
+        self.losses = [9.5, 9.0, 8.5]
+        self.status = Status.OK
+        self.torch = "2.13.0"
+        self.modified = False
+        self.order = []
+        self.chance = random.Random(7)
+
+    def launch(self, plan, commit):
+        """One launch of `commit`, recorded; the path of its record."""
+        self.order.append(commit)
+        job = job_for(plan, CORPUS, "/none")
+        first = begin_record(job, CORPUS, new_identity())
+        suite = f"0.1.0 ({commit}, modified)" if self.modified and commit == self.commit else f"0.1.0 ({commit})"
+        software = first.software | {"suite": suite, "torch": self.torch}
+        first = msgspec.structs.replace(
+            first, software=software, hashes=first.hashes | {"software": str(sorted(software.items()))}
+        )
+        seconds = self.slower[commit] * self.drift * (1 + 0.01 * self.chance.gauss(0, 1))
+        counts = COUNTS | (self.counts if commit == self.commit else {})
+        figures = [
+            Figure(quantity=Quantity.STEP_SECONDS, value=seconds),
+            Figure(quantity=Quantity.STEP_SECONDS, value=0.6 * seconds, term="backward"),
+            Figure(quantity=Quantity.TOKENS_PER_SECOND, value=1000 / seconds),
+            *(Figure(quantity=Quantity(name), value=value) for name, value in counts.items() if value is not None),
+        ]
+        steps = [Step(n, StepKind.TIMED, loss, seconds, 0.0) for n, loss in enumerate(self.losses)]
+        end = End(
+            schema=SCHEMA,
+            id=first.id,
+            status=self.status,
+            message="" if self.status is Status.OK else "rank 1 killed by SIGKILL",
+            ranks_at_fault=[],
+            finished=time.time(),
+            figures=figures if self.status is Status.OK else [],
+            ranks=[RankOutcome(rank=0, steps=steps, last="finished", environment={})],
+        )
+        opened = store.Opened(records_directory(self.results, plan.name), first)
+        opened.close(end)
+        return Result(
+            run=plan.name,
+            status=self.status,
+            verdict=Verdict.PASS,
+            message=end.message,
+            record=str(opened.path),
+            rows=[],
+            losses=self.losses,
+            loss_scales=[],
+            skipped=[],
+            arithmetic="",
+        )
+
+    def regress(self, *arguments, run="gpt2-mini"):
+        """The command's exit code, with new launches by the code that is checked out."""
+        return main(["regress", run, *arguments, "--device", "cpu", "--results", str(self.results)])
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Seventeen launches of the old code, accepted; the next ones are of the new code."""
+    here = Machine(tmp_path / "results")
+    plans = {}
+
+    def reproduce(plan, corpus, results, live, **_):
+        plans[plan.name] = plan
+        return here.launch(plan, here.commit)
+
+    @contextmanager
+    def tree(commit, repository):
+        yield Path(commit)
+
+    def old(tree, arguments):
+        return here.launch(plans[arguments[0]], tree.name[:12]).record
+
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    monkeypatch.setattr("suite.records.store._RESERVED_BYTES", 0)
+    monkeypatch.setattr("suite.commands.regress.reproduce", reproduce)
+    monkeypatch.setattr("suite.commands.regress.corpus_for", lambda *_: CORPUS)
+    monkeypatch.setattr("suite.regression.check.checkout", tree)
+    monkeypatch.setattr("suite.regression.check.old_launch", old)
+    for module in ("suite.regression.baseline_checkout", "suite.regression.baselines"):
+        monkeypatch.setattr(
+            f"{module}.full_commit",
+            lambda ref, _: {OLD: OLD + 28 * "a", "main": OLD + 28 * "a", NEW: NEW + 28 * "b"}.get(ref),
+        )
+    assert here.regress("--launches", "17", "--accept") == 0
+    here.commit = NEW
+    here.order.clear()
+    return here
+
+
+def told(capsys, machine, *arguments):
+    """Exit code, and the findings by quantity and term."""
+    capsys.readouterr()
+    code = machine.regress(*arguments, "--json")
+    (comparison,) = json.loads(capsys.readouterr().out)["comparisons"]
+    return code, {(one["quantity"], one["term"]): one for one in comparison["findings"]}
+
+
+STEP = ("step_seconds", None)
+
+
+def test_the_same_code_is_noise_and_passes(machine, capsys):
+    code, found = told(capsys, machine)
+    assert code == 0
+    assert found[STEP]["change"] == "noise"
+    assert {one["change"] for one in found.values()} == {"noise", "same", "shown"}
+    assert (found[STEP]["before_launches"], found[STEP]["after_launches"], found[STEP]["family"]) == (17, 7, 1)
+
+
+@pytest.mark.parametrize("multiple", [1, 2, 4])
+def test_a_slowdown_by_multiples_of_what_is_printed_as_detectable_is_found(multiple, machine, capsys):
+    _, found = told(capsys, machine)
+    least = found[STEP]["least_detectable"]
+    assert 0.02 < least < 0.06
+    machine.slower[NEW] = 1 + multiple * least
+    machine.order.clear()
+    code, found = told(capsys, machine)
+    assert (code, found[STEP]["change"]) == (1, "regression")
+    assert machine.order == 7 * [NEW] + 7 * [OLD, NEW]
+
+
+def test_a_speed_up_is_an_improvement_and_passes(machine, capsys):
+    machine.slower[NEW] = 0.8
+    code, found = told(capsys, machine)
+    assert (code, found[STEP]["change"]) == (0, "improved")
+
+
+def test_a_machine_that_became_slower_is_no_regression(machine, capsys):
+    """All launches since the baseline take 1.3 times as long, of old code and new: the re-run in turn tells."""
+    machine.drift = 1.3
+    code, found = told(capsys, machine)
+    assert (code, found[STEP]["change"]) == (0, "noise")
+    assert found[STEP]["why"].startswith("not confirmed in turn")
+    assert found[STEP]["ratio"] > 1.25
+
+
+def test_without_the_old_code_a_slowdown_stays_inconclusive(machine, capsys, monkeypatch):
+    monkeypatch.setattr("suite.regression.baseline_checkout.full_commit", lambda *_: None)
+    machine.slower[NEW] = 1.3
+    code, found = told(capsys, machine)
+    assert (code, found[STEP]["change"]) == (3, "inconclusive")
+    assert found[STEP]["why"] == f"commit {OLD} is not in this repository: no re-run in turn"
+
+
+def test_old_code_that_does_not_run_leaves_a_slowdown_inconclusive(machine, capsys, monkeypatch):
+    def broken(tree, arguments):
+        raise OldCodeError("the old code does not run (exit code 1): ImportError")
+
+    monkeypatch.setattr("suite.regression.check.old_launch", broken)
+    machine.slower[NEW] = 1.3
+    code, found = told(capsys, machine)
+    assert (code, found[STEP]["why"]) == (3, "the old code does not run (exit code 1): ImportError")
+
+
+def test_another_torch_is_named_and_its_slowdown_inconclusive(machine, capsys):
+    machine.torch, machine.slower[NEW] = "2.14.0", 1.3
+    assert machine.regress() == 3
+    out = capsys.readouterr().out
+    assert "software differs: torch 2.13.0 -> 2.14.0" in out
+    words = "the baseline ran other software (torch 2.13.0 -> 2.14.0): no re-run in turn"
+    assert words.replace(" ", "") in "".join(out.split())  # the last column folds
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value", "why"),
+    [
+        ("messages", 6, "exact: +1"),
+        ("messages", 4, "exact: -1"),
+        ("optimizer_bytes", 6004, "exact: +4"),
+        ("payload_bytes", None, "no longer counted"),
+        ("weight_bytes", 2000, "not counted in the baseline"),
+        ("peak_bytes", 102_001, "beyond 2%"),
+        ("first_loss", 9.500000000000002, "one stack and seed, but not bit-equal"),
+    ],
+)
+def test_one_launch_decides_what_is_exact_and_memory(quantity, value, why, machine, capsys):
+    machine.counts = {quantity: value}
+    code, found = told(capsys, machine, "--launches", "1")
+    one = found[quantity, None]
+    assert (code, one["change"], one["why"]) == (1, "regression", why)
+    assert [key for key, other in found.items() if other["change"] == "regression"] == [(quantity, None)]
+
+
+def test_one_launch_judges_no_time(machine, capsys):
+    machine.slower[NEW] = 2.0
+    code, found = told(capsys, machine, "--launches", "1")
+    assert (code, found[STEP]["change"]) == (3, "inconclusive")
+
+
+@pytest.mark.parametrize(("value", "change"), [(102_000, "same"), (98_000, "same"), (97_999, "improved")])
+def test_memory_within_2_percent_is_the_same_and_less_an_improvement(value, change, machine, capsys):
+    machine.counts = {"peak_bytes": value}
+    code, found = told(capsys, machine)
+    assert (code, found["peak_bytes", None]["change"]) == (0, change)
+
+
+def test_one_odd_launch_of_seven_is_enough_for_an_exact_figure(machine, capsys):
+    chosen = machine.launch
+
+    def odd(plan, commit):
+        machine.counts = {"messages": 6} if len(machine.order) == 4 else {}
+        return chosen(plan, commit)
+
+    machine.launch = odd
+    code, found = told(capsys, machine)
+    assert (code, found["messages", None]["change"]) == (1, "regression")
+
+
+def test_a_loss_that_leaves_the_curve_names_its_step(machine, capsys):
+    machine.losses = [9.5, 9.0, 8.500001]
+    code, found = told(capsys, machine)
+    assert (code, found["losses", None]["why"]) == (1, "one stack and seed, but not bit-equal from step 2 on")
+
+
+def test_with_another_torch_losses_may_differ_in_their_tolerance(machine, capsys):
+    machine.torch, machine.losses, machine.counts = "2.14.0", [9.51, 9.0, 8.5], {"first_loss": 9.51}
+    code, found = told(capsys, machine)
+    assert (code, found["first_loss", None]["change"], found["losses", None]["change"]) == (0, "same", "shown")
+
+
+def test_terms_and_rates_are_shown_and_in_no_family(machine, capsys):
+    machine.slower[NEW] = 1.3
+    _, found = told(capsys, machine)
+    for key in (("step_seconds", "backward"), ("tokens_per_second", None)):
+        assert (found[key]["change"], found[key]["family"]) == ("shown", None)
+    assert found["step_seconds", "backward"]["ratio"] > 1.25
+
+
+def test_a_first_run_has_no_baseline_and_says_how_to_make_one(machine, capsys):
+    assert machine.regress(run="bloom-mini") == 3
+    out = capsys.readouterr().out
+    assert "bloom-mini: 7 launches, no baseline" in out
+    assert "--accept makes these 7 launches one, --baseline COMMIT launches older code in turn" in out
+    assert machine.regress("--accept", run="bloom-mini") == 0
+    out = capsys.readouterr().out
+    assert f"accepted: bloom-mini: first baseline: 7 launches of 0.1.0 ({NEW}), median 1." in out.replace("0.99", "1.")
+
+
+def test_another_number_of_steps_or_ranks_is_another_setup(machine):
+    assert machine.regress("--steps", "31", "--launches", "1") == 3
+    assert machine.regress("--ranks", "1", "--launches", "1") == 3
+
+
+def test_fewer_than_ten_identical_launches_are_uncalibrated(machine, capsys):
+    assert machine.regress("--accept", run="bloom-mini") == 0
+    machine.commit = OLD
+    assert machine.regress(run="bloom-mini") == 3
+    out = capsys.readouterr().out
+    assert "uncalibrated" in out
+    assert "10 launches of one commit, on this machine, with the same options, calibrate it" in out
+
+
+def test_accept_moves_the_baseline_says_from_where_to_where_and_keeps_the_old_one(machine, capsys):
+    machine.slower[NEW] = 1.3
+    capsys.readouterr()
+    assert machine.regress("--accept") == 0
+    out = capsys.readouterr().out
+    assert f"accepted: gpt2-mini: baseline moved from 17 launches of 0.1.0 ({OLD}), median " in out
+    assert f"to 7 launches of 0.1.0 ({NEW}), median 1.3" in out.replace("1.29", "1.3")
+    moves, bad = accepted(machine.results)
+    assert bad == []
+    assert [len(move.launches) for move in moves] == [17, 7]
+    assert moves[1].replaced == moves[0].launches
+    assert machine.regress() in (0, 3)
+
+
+def test_a_damaged_baseline_is_named_and_the_earlier_one_counts(machine, capsys):
+    (good,) = (machine.results / "baselines").glob("*/*.json")
+    for name, data in (("cut", good.read_bytes()[:50]), ("later", good.read_bytes().replace(b'"1.0"', b'"2.0"'))):
+        good.with_name(f"{name}.json").write_bytes(data)
+    capsys.readouterr()
+    assert machine.regress() == 0
+    err = " ".join(capsys.readouterr().err.split())
+    assert f"{good.with_name('cut.json')}: damaged baseline" in err
+    assert f"{good.with_name('later.json')}: unknown schema version" in err
+
+
+def test_a_record_stands_for_its_identical_launches(machine, capsys):
+    record = sorted((machine.results / "records" / "gpt2-mini").glob("*.begin.json"))[3]
+    for reference in (record.name.removesuffix(".begin.json"), str(record)):
+        _, found = told(capsys, machine, "--baseline", reference)
+        assert found[STEP]["before_launches"] == 17
+
+
+def test_a_commit_that_is_recorded_is_not_launched_again(machine, capsys):
+    _, found = told(capsys, machine, "--baseline", OLD)
+    assert (found[STEP]["before_launches"], machine.order) == (17, 7 * [NEW])
+
+
+def test_a_commit_that_is_not_recorded_is_launched_in_turn(machine, capsys):
+    code, found = told(capsys, machine, "--baseline", "main", "--steps", "20", "--launches", "10")
+    assert machine.order == 10 * [OLD, NEW]
+    assert (code, found[STEP]["change"], found[STEP]["before_launches"]) == (0, "noise", 10)
+
+
+def test_the_best_stretch_shows_what_crept_in(machine, capsys):
+    """Each step of 2.5 % may pass as noise and be accepted; beside the best stretch the sum is seen."""
+    machine.slower[NEW] = 1.06
+    assert machine.regress("--accept") == 0
+    capsys.readouterr()
+    machine.regress()
+    out = capsys.readouterr().out
+    assert f"beside the best stretch of the history, 0.1.0 ({OLD})" in out
+    code, found = told(capsys, machine, "--baseline", "best")
+    assert (code, found[STEP]["change"]) == (1, "regression")
+
+
+def test_a_launch_that_fails_is_an_execution_failure_in_every_file(machine, capsys, tmp_path):
+    machine.status = Status.CRASHED
+    files = ("--junit", str(tmp_path / "junit.xml"), "--markdown", str(tmp_path / "summary.md"))
+    assert machine.regress(*files) == 4
+    assert "gpt2-mini: crashed: rank 1 killed by SIGKILL" in capsys.readouterr().out
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    assert (suite.get("errors"), suite.get("failures")) == ("1", "0")
+    assert "did not end well" in (tmp_path / "summary.md").read_text()
+
+
+def test_junit_has_a_test_a_quantity_and_its_counts_add_up(machine, tmp_path):
+    machine.slower[NEW], machine.counts = 1.3, {"messages": 6}
+    path = tmp_path / "junit.xml"
+    assert machine.regress("--junit", str(path)) == 1
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "testsuites"
+    (suite,) = root
+    cases = suite.findall("testcase")
+    assert len(cases) == int(suite.get("tests")) == len({(c.get("classname"), c.get("name")) for c in cases})
+    failed = {case.get("name"): case.find("failure") for case in cases if case.find("failure") is not None}
+    assert set(failed) == {"step_seconds", "messages"}
+    assert int(suite.get("failures")) == 2
+    assert failed["messages"].get("message") == "5 -> 6, ratio 1.2000: exact: +1"
+    assert "verdict: regression" in failed["step_seconds"].text
+    assert {case.get("classname") for case in cases} == {"gpt2-mini"}
+    assert suite.get("skipped") == suite.get("errors") == "0"
+
+
+def test_junit_skips_what_was_not_decided(machine, tmp_path):
+    path = tmp_path / "junit.xml"
+    assert machine.regress("--junit", str(path), run="bloom-mini") == 3
+    (case,) = ElementTree.parse(path).getroot().iter("testcase")
+    assert (case.get("classname"), case.get("name")) == ("bloom-mini", "baseline")
+    assert case.find("skipped").get("message") == "bloom-mini: 7 launches, no baseline"
+
+
+def test_the_summary_is_appended_and_its_rows_have_as_many_cells(machine, tmp_path):
+    machine.counts = {"messages": 6}
+    path = tmp_path / "summary.md"
+    path.write_text("earlier\n")
+    assert machine.regress("--markdown", str(path), "--launches", "1") == 1
+    text = path.read_text()
+    assert text.startswith("earlier\n## Regressions\n")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in rows} == {11}
+    assert any(line.startswith("| messages |") and "| regression | exact: +1 |" in line for line in rows)
+
+
+def test_several_runs_are_one_family(machine, capsys):
+    assert main(["regress", "bloom-mini", "--accept", "--device", "cpu", "--results", str(machine.results)]) == 0
+    capsys.readouterr()
+    main(["regress", "gpt2-mini", "bloom-mini", "--json", "--device", "cpu", "--results", str(machine.results)])
+    comparisons = json.loads(capsys.readouterr().out)["comparisons"]
+    assert [one["findings"][0]["family"] for one in comparisons] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "NAME: no run; allowed: one or more, such as bloom-mini"),
+        (["bloom-mini", "bloom-mini"], "NAME: a run twice; got bloom-mini bloom-mini"),
+        (["bloom-mini", "--launches", "0"], "--launches: launches; got 0, allowed: 1 or more"),
+        (["no-such-run"], "unknown run; got 'no-such-run'"),
+        (["bloom-mini", "--baseline", "no such"], "--baseline: unknown baseline; got 'no such', allowed: the id of a"),
+        (["bloom-mini", "--junit", "/no/where.xml"], "--junit: cannot write: No such file or directory"),
+        (["bloom-mini", "--steps", "1"], "--steps: too few steps"),
+    ],
+    ids=str,
+)
+def test_bad_usage_is_one_line_and_starts_nothing(arguments, line, tmp_path, capsys):
+    code = main(["regress", *arguments, "--device", "cpu", "--results", str(tmp_path / "results")])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {line}")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A git repository of two commits; the first one's `suite` prints a result that is not well."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    package = tmp_path / "suite"
+    package.mkdir()
+    (package / "__init__.py").touch()
+
+    def commit(text):
+        (package / "__main__.py").write_text(text)
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "-qm", "one"], check=True)
+        return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+    subprocess.run([*git, "init", "-q"], check=True)
+    hang = 'print(\'{"status": "hang", "record": "r", "message": "silent"}\')'
+    return tmp_path, commit(hang), commit("import sys; print(len(sys.argv)); sys.exit('no module')")
+
+
+def test_the_old_code_is_checked_out_beside_this_one_and_gone_afterwards(repository):
+    root, old, new = repository
+    with checkout(old, root) as tree:
+        assert "hang" in (tree / "suite" / "__main__.py").read_text()
+        with pytest.raises(OldCodeError, match="the old code's launch ended as hang: silent"):
+            old_launch(tree, ["bloom-mini"])
+    assert not tree.exists()
+    listed = subprocess.run(["git", "-C", str(root), "worktree", "list"], capture_output=True, text=True).stdout
+    assert listed.count("\n") == 1
+    with checkout(new, root) as tree, pytest.raises(OldCodeError, match=r"does not run \(exit code 1\): no module"):
+        old_launch(tree, ["bloom-mini"])
+
+
+def test_a_commit_that_is_not_there_cannot_be_checked_out(repository):
+    with pytest.raises(OldCodeError, match="git cannot check out 000000000000"), checkout("0" * 40, repository[0]):
+        pass

@@ -1,0 +1,263 @@
+"""The commands on records: what they choose, compare, export, take over, and never remove."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from suite.__main__ import main
+from suite.commands.results import NAMES
+from suite.job.events import Status
+from suite.metrics.figures import Figure, Quantity
+from suite.records import store
+from suite.records.index import launches
+from suite.records.record import SCHEMA
+from tests.records.test_store import begin, contents, end
+from tests.report.markdown.test_step_times import MEASURED, record, scaled
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two launches that ended well, one that crashed."""
+    root = tmp_path / "results"
+    record(root, measured=MEASURED, started=1000.0)
+    record(root, measured=scaled(2.0), started=86400.0 * 366)
+    record(root, measured=MEASURED, started=86400.0 * 400, status=Status.CRASHED)
+    return root
+
+
+def everything(results: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(results)): path.read_bytes() for path in results.rglob("*") if path.is_file()}
+
+
+def ids(results: Path) -> list[str]:
+    return [launch.id for launch in launches(results)[0]]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main(["results", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [
+        ((), (0, 1, 2)),
+        (("--status", "ok"), (0, 1)),
+        (("--status", "ok", "--status", "crashed"), (0, 1, 2)),
+        (("--since", "1971-01-02"), (1, 2)),
+        (("--since", "1971-01-02T00:00:01+00:00"), (2,)),
+        (("--since", "1d"), ()),
+        (("--limit", "1"), (2,)),
+        (("--run", "small"), (0, 1, 2)),
+        (("--run", "large"), ()),
+        (("--machine", "cores, gpus: "), (0, 1, 2)),
+        (("--machine", "no such machine"), ()),
+    ],
+)
+def test_list_chooses(
+    options: tuple[str, ...], places: tuple[int, ...], results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "list", "--json", "--results", results, *options)
+    assert [json.loads(line)["id"] for line in out.splitlines()] == [ids(results)[place] for place in places]
+    assert code == (0 if places else 3)
+
+
+def test_list_for_people_has_a_line_a_launch_below_the_titles(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "list", "--results", results)
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()] == ["id", *ids(results)]
+
+
+def test_a_record_is_found_by_path_beginning_and_last_digits(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launch = launches(results)[0][1]
+    for text in (launch.id, launch.id[-8:], launch.path, launch.path.replace("begin", "end")):
+        code, out, _ = run(capsys, "show", text, "--json", "--results", results)
+        assert (code, json.loads(out)["begin"]["id"]) == (0, launch.id)
+    whole = store.read(Path(launch.path))
+    shown = json.loads(out)
+    assert shown["begin"] == msgspec.to_builtins(whole.begin)
+    assert shown["end"] == msgspec.to_builtins(whole.end)
+    for text, words in (("2", "several records; got '2'"), ("nothing", "no such record"), ("", "no such record")):
+        code, out, err = run(capsys, "show", text, "--results", results)
+        assert (code, out) == (2, "")
+        assert words in err
+        assert err.count("\n") == 1
+
+
+def two_records(results: Path, *figures: list[Figure], **changes: object) -> list[str]:
+    for place, own in enumerate(figures):
+        first = begin(**(changes if place else {}))
+        opened = store.Opened(store.records_directory(results, "small"), first)
+        opened.close(msgspec.structs.replace(end(first.id), figures=own))
+    return [launch.id for launch in launches(results)[0]]
+
+
+def test_diff_fails_on_one_message_more_of_one_rank_and_names_the_fact_that_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = [Figure(quantity=Quantity.MESSAGES, value=7), Figure(quantity=Quantity.MESSAGES, value=7, rank=0)]
+    other = [same[0], msgspec.structs.replace(same[1], value=8)]
+    software = begin().software | {"torch": "9.9"}
+    left, right = two_records(tmp_path, same, other, software=software)
+    code, out, _ = run(capsys, "diff", left, right, "--json", "--results", tmp_path)
+    told = json.loads(out)
+    assert (code, told["agree"]) == (1, False)
+    assert [fact["name"] for fact in told["facts"]] == ["software.torch"]
+    assert told["facts"][0]["right"] == "9.9"
+    assert [(row["rank"], row["difference"]) for row in told["figures"]] == [(None, 0), (0, 1)]
+    assert run(capsys, "diff", left, left, "--results", tmp_path)[0] == 0
+    code, out, _ = run(capsys, "diff", left, right, "--results", tmp_path)
+    assert (code, "rank 0" in out, "software.torch" in out) == (1, True, True)
+
+
+def test_diff_shows_times_and_judges_them_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = [[Figure(quantity=Quantity.STEP_SECONDS, value=value)] for value in (1.0, 2.0)]
+    left, right = two_records(tmp_path, *seconds)
+    code, out, _ = run(capsys, "diff", left, right, "--results", tmp_path)
+    assert (code, "+100.00%" in out) == (0, True)
+    assert run(capsys, "diff", left, right, "--quantity", "messages", "--results", tmp_path)[0] == 3
+    assert run(capsys, "diff", left, right, "--quantity", "speed", "--results", tmp_path)[0] == 2
+
+
+def test_csv_and_parquet_hold_what_was_recorded(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = results / "launches.csv"
+    assert run(capsys, "export", "--out", out, "--results", results)[0] == 0
+    with out.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == ids(results)
+    assert [row["measured.step_seconds"] for row in rows] == ["0.8", "1.6", "0.8"]
+    assert rows[0]["predicted.step_seconds.backward"] == "0.5"
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out = results / "launches.parquet"
+    assert run(capsys, "export", "--format", "parquet", "--out", out, "--results", results)[0] == 0
+    table = parquet.read_table(out).to_pydict()
+    assert table["id"] == ids(results)
+    assert table["measured.step_seconds"] == [pytest.approx(0.8), pytest.approx(1.6), pytest.approx(0.8)]
+    assert table["compiled"] == [False] * 3
+
+
+def test_parquet_without_pyarrow_is_refused_in_one_line(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    out = results / "launches.parquet"
+    code, _, err = run(capsys, "export", "--format", "parquet", "--out", out, "--results", results)
+    assert (code, out.exists()) == (2, False)
+    assert err == ("error: --format: Parquet needs pyarrow, which is not installed; got parquet, allowed: csv\n")
+
+
+def test_merging_adds_what_is_missing_and_merging_again_changes_nothing(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "here"
+    record(here, measured=scaled(3.0), started=500.0)
+    own = everything(here)
+    code, out, _ = run(capsys, "merge", results, "--results", here, "--json")
+    assert (code, json.loads(out)["added"]) == (0, 3)
+    merged = everything(here)
+    assert merged == own | everything(results)
+    code, out, _ = run(capsys, "merge", results, "--results", here, "--json")
+    assert (code, json.loads(out)["same"]) == (0, 3)
+    assert everything(here) == merged
+
+
+def test_merging_brings_the_end_of_a_launch_that_was_merged_while_it_ran(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Path(shutil.copytree(results, tmp_path / "here"))
+    next((here / "records" / "small").glob("*.end.json")).unlink()
+    code, out, _ = run(capsys, "merge", results, "--results", here, "--json")
+    told = json.loads(out)
+    assert (code, told["added"], told["ended"], told["same"]) == (0, 0, 1, 2)
+    assert everything(here) == everything(results)
+
+
+@pytest.mark.parametrize("half", ["begin", "end"])
+def test_merging_names_an_id_of_two_contents_and_keeps_both(
+    half: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Path(shutil.copytree(results, tmp_path / "here"))
+    path = next((here / "records" / "small").glob(f"*.{half}.json"))
+    path.write_bytes(path.read_bytes().replace(f'"schema": "{SCHEMA}"'.encode(), b'"schema": "1.1"'))
+    before, there = everything(here), everything(results)
+    code, out, err = run(capsys, "merge", results, "--results", here, "--json")
+    assert (code, len(json.loads(out)["conflicts"]), json.loads(out)["same"]) == (1, 1, 2)
+    assert f"another content than {here}" in err
+    assert (everything(here), everything(results)) == (before, there)
+
+
+def test_merging_takes_no_damaged_record_over(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = next((results / "records" / "small").glob("*.end.json"))
+    path.write_bytes(path.read_bytes()[:99])
+    code, out, err = run(capsys, "merge", results, "--results", tmp_path / "here", "--json")
+    assert (code, json.loads(out)["added"]) == (2, 2)
+    assert f"left out: {path}" in err
+    assert launches(tmp_path / "here")[1] == []
+
+
+@pytest.mark.parametrize("options", [("--older-than", "30"), ("--status", "crashed"), ("--status", "ok")])
+def test_prune_removes_nothing_without_yes(
+    options: tuple[str, ...], results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(results)
+    code, out, err = run(capsys, "prune", *options, "--results", results)
+    assert (code, "would remove " in out) == (0, True)
+    assert "nothing is removed without --yes" in err
+    assert everything(results) == before
+
+
+def test_prune_removes_what_fits_all_options_but_no_baseline_and_nothing_that_runs(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = results / "records" / "small"
+    store.Opened(directory, running := begin(started=2000.0))
+    store.Opened(directory, elsewhere := begin(started=3000.0, node="00000000"))
+    first, second, crashed = (launch.id for launch in launches(results)[0] if launch.status in ("ok", "crashed"))
+    (results / "baselines").mkdir()
+    (results / "baselines" / "mine.json").write_text(json.dumps({"launches": [first]}), encoding="utf-8")
+    assert run(capsys, "prune", "--older-than", "1", "--status", "ok", "--yes", "--results", results)[0] == 0
+    assert ids(results) == [first, running.id, elsewhere.id, crashed]
+    assert run(capsys, "prune", "--older-than", "1", "--yes", "--results", results)[0] == 0
+    assert ids(results) == [first, running.id, elsewhere.id]
+    assert run(capsys, "prune", "--older-than", "1", "--yes", "--results", results)[0] == 3
+    assert run(capsys, "prune", "--status", "unknown", "--yes", "--results", results)[0] == 0
+    assert ids(results) == [first, running.id]
+    assert second not in "".join(contents(directory))
+
+
+def test_a_prune_that_was_killed_halfway_is_finished_by_the_next_and_never_seen(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch = launches(results)[0][0]
+    Path(launch.path).rename(Path(launch.path).with_name(f".{launch.id}.pruned"))
+    assert launch.id not in ids(results)
+    assert launches(results)[1] == []
+    assert run(capsys, "prune", "--status", "oom", "--yes", "--results", results)[0] == 3
+    assert [name for name in everything(results) if launch.id in name] == []
+
+
+def test_prune_asks_what_to_remove(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ((), ("--damaged", "--status", "ok"), ("--older-than", "-1"), ("--status", "bad")):
+        code, out, err = run(capsys, "prune", *options, "--yes", "--results", results)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+    assert len(ids(results)) == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_takes_results_and_json_and_shows_an_example(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["results", name, "--help"]) == 0
+    told = capsys.readouterr().out
+    for words in ("--results", "--json", f"Example: python -m suite results {name}", "Exit codes:"):
+        assert words in " ".join(told.split())

@@ -1,0 +1,209 @@
+"""Predictions are scored against tables; bad ones are refused in a line, incomplete rows named."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.published import STEP
+from reference_runs.published_tables import PUBLISHED, shipped_tables
+from suite.__main__ import main
+from suite.predict.validation.published_tables import best_constant
+
+pytestmark = pytest.mark.timing
+
+KEYS = [
+    "table",
+    "rows",
+    "used",
+    "skipped",
+    "step_seconds_mape",
+    "constant_mfu_mape",
+    "peak_bytes_mape",
+    "worst",
+]
+
+
+def recorded(name: str) -> list[dict[str, str]]:
+    with open(PUBLISHED / f"{name}.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def written(path: Path, rows: list[dict[str, str]]) -> str:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def scores(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict]:
+    assert main(["validate", *arguments, "--json"]) == code
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_without_arguments_every_published_table_is_scored(capsys) -> None:
+    found = scores(capsys)
+    assert [score["table"] for score in found] == [path.stem for path in shipped_tables()]
+    for score in found:
+        assert list(score)[: len(KEYS)] == KEYS
+        assert score["used"] + score["skipped"] == score["rows"]
+        assert len(score["skipped_rows"]) == score["skipped"]
+        assert score["used"] > 0
+        assert len(score["worst"]) == 5
+        assert abs(score["worst"][0]["error_percent"]) == pytest.approx(abs(score["step_seconds_max"]))
+        assert 0 <= abs(score["step_seconds_bias"]) <= score["step_seconds_mape"] <= abs(score["step_seconds_max"])
+        assert 0 < score["constant_mfu"] < 1
+    assert {score["table"] for score in found if score["peak_bytes_mape"] is not None} == {
+        "real_runs",
+        "playbook_h100_1b",
+    }
+
+
+def test_errors_are_those_of_the_rows(capsys, tmp_path) -> None:
+    """A table whose times are scaled by known factors from the prediction has those errors."""
+    rows = recorded("megatron_sc21_table1")
+    path = written(tmp_path / "own.csv", rows)
+    (score,) = scores(capsys, path, "--worst", "10")
+    predicted = {each["line"]: each["predicted_seconds"] for each in score["worst"]}
+    factors = [0.5, 0.8, 1, 1, 1, 1, 1, 1, 1, 2]
+    for line, (row, factor) in enumerate(zip(rows, factors, strict=True), start=2):
+        row[STEP] = repr(predicted[line] * factor)
+    (score,) = scores(capsys, written(tmp_path / "own.csv", rows), "--worst", "2")
+    assert score["step_seconds_mape"] == pytest.approx((100 + 25 + 50) / 10)
+    assert score["step_seconds_bias"] == pytest.approx((100 + 25 - 50) / 10)
+    assert score["step_seconds_max"] == pytest.approx(100)
+    assert [each["line"] for each in score["worst"]] == [2, 11]
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))
+def test_no_other_constant_is_nearer(ratios: list[float]) -> None:
+    def error(constant: float) -> float:
+        return sum(abs(constant * ratio - 1) for ratio in ratios)
+
+    best = best_constant(ratios)
+    least = min(error(1 / ratio) for ratio in ratios)  # convex and piecewise linear: one of the corners is the least
+    assert error(best) <= least * (1 + 1e-9)
+
+
+def test_the_confusion_of_fitting_and_running_counts_every_complete_row(capsys) -> None:
+    (score,) = scores(capsys, str(PUBLISHED / "playbook_h100_1b.csv"))
+    fits, rows = score["fits"], recorded("playbook_h100_1b")
+    assert fits["fits_and_ran"] + fits["exceeds_and_ran"] == sum(row["status"] == "ok" for row in rows)
+    incomplete = sum(row["status"] != "ok" and int(row["pp"]) > int(row["layers"]) for row in rows)
+    failed = sum(row["status"] != "ok" for row in rows)
+    assert fits["fits_and_failed"] + fits["exceeds_and_failed"] == failed - incomplete
+
+
+def test_a_row_fits_where_its_predicted_peak_is_within_the_accelerators_memory(capsys, tmp_path) -> None:
+    # 1.7 and 1,008 billion parameters on 32 and 8 accelerators of 80 GB: 27 GB and 2 TB of state on each
+    small, *_, large = recorded("megatron_sc21_table1")
+    large |= {"pp": "1", "vpp": "1", "dp": "1", "gpus": "8", "global_batch": "1"}
+    failed = {"status": "oom", STEP: ""}
+    rows = [small, small | failed, small | failed, large | failed, large | failed, large | failed]
+    (score,) = scores(capsys, written(tmp_path / "own.csv", rows))
+    assert score["fits"] == {
+        "fits_and_ran": 1,
+        "fits_and_failed": 2,
+        "exceeds_and_ran": 0,
+        "exceeds_and_failed": 3,
+    }
+
+
+def test_a_table_for_people_names_what_was_skipped_assumed_and_missed(capsys) -> None:
+    assert main(["validate", str(PUBLISHED / "playbook_h100_1b.csv"), "--worst", "1"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "and 223 more: status is failed_or_oom",
+        "recompute = none (195)",
+        "predicted not to fit",
+        "worst: line",
+        "constant MFU",
+    ):
+        assert words in out
+
+
+def test_each_incomplete_row_of_an_own_table_is_named(capsys, tmp_path) -> None:
+    rows = recorded("megatron_sc21_table1")
+    rows[3] |= {"layers": "", "hidden": "", "heads": ""}
+    rows[5] |= {"seq_len": "long"}
+    path = written(tmp_path / "own.csv", rows)
+    (score,) = scores(capsys, path)
+    assert (score["used"], score["skipped"]) == (8, 2)
+    assert score["skipped_rows"] == [
+        {"line": 5, "reason": "layers, hidden, heads are blank"},
+        {"line": 7, "reason": "seq_len: expected a number from 0 to 1e+18; got 'long'"},
+    ]
+    assert main(["validate", path]) == 0
+    assert "skipped line 5: layers, hidden, heads are blank" in capsys.readouterr().out
+
+
+def test_a_long_list_of_reasons_ends_with_a_count(capsys, tmp_path) -> None:
+    rows = [recorded("megatron_sc21_table1")[0] | {"tp": f"x{place}"} for place in range(40)]
+    assert main(["validate", written(tmp_path / "own.csv", rows)]) == 3
+    assert "30 more rows for 30 other reasons" in capsys.readouterr().out
+
+
+def test_a_table_without_a_usable_row_is_inconclusive(capsys, tmp_path) -> None:
+    rows = [row | {STEP: ""} for row in recorded("megatron_sc21_table1")]
+    (score,) = scores(capsys, written(tmp_path / "own.csv", rows), code=3)
+    assert (score["used"], score["skipped"], score["step_seconds_mape"], score["worst"]) == (0, 10, None, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nowhere.csv"], "error: nowhere.csv: cannot read the table: No such file or directory\n"),
+        (["--worst", "-1"], "error: Invalid value for '--worst': -1 is not in the range x>=0.\n"),
+    ],
+)
+def test_a_bad_argument_is_one_line(capsys, tmp_path, monkeypatch, arguments: list[str], line: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["validate", *arguments]) == 2
+    assert capsys.readouterr().err == line
+
+
+def test_a_table_of_something_else_is_refused_with_the_columns(capsys) -> None:
+    assert main(["validate", str(PUBLISHED / "collectives_measured.csv")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: published/collectives_measured.csv: missing column layers, hidden, ")
+    assert "allowed: layers, hidden, heads, vocab, seq_len, gpu, gpus, dp, tp, pp, global_batch" in err
+    assert err.count("\n") == 1
+
+
+def test_three_thousand_rows_take_ten_seconds_at_most(capsys, tmp_path) -> None:
+    # layouts, batches and models all differ, so that nothing can be looked up; 10 s are what the command promises
+    rows = []
+    for place in range(3000):
+        dp, tp, pp = 2 ** (place % 5), 2 ** (place // 5 % 4), 2 ** (place // 20 % 5)
+        hidden = 1024 * (1 + place // 100)
+        rows.append(
+            recorded_row
+            | {
+                "hidden": str(hidden),
+                "heads": str(hidden // 64),
+                "kv_heads": str(hidden // 64),
+                "ffn_hidden": str(4 * hidden),
+                "layers": str(32),
+                "dp": str(dp),
+                "tp": str(tp),
+                "pp": str(pp),
+                "gpus": str(dp * tp * pp),
+                "global_batch": str(64 * dp),
+                "micro_batch": str(1 + place % 2),
+            }
+        )
+    path = written(tmp_path / "own.csv", rows)
+    start = time.process_time()
+    (score,) = scores(capsys, path)
+    assert time.process_time() - start <= 10
+    assert score["used"] == 3000
+
+
+recorded_row = recorded("megatron_sc21_table1")[0]

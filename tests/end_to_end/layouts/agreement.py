@@ -1,0 +1,198 @@
+"""In what a layout disagrees with its prediction and with the single process: sentences, none where it agrees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from reference_runs.run import Activation, Architecture, Precision
+from suite.execute.precision import DTYPES
+from suite.job.training_job import Job
+from suite.machine.half_precision import kernels_for
+from suite.metrics.comparison import Verdict, compare
+from suite.metrics.figures import EXACT, Quantity
+from suite.predict.executed_run.counts import prediction
+from suite.predict.executed_run.memory import memory_figures
+from suite.reproduce.measured_figures import counted_figures
+from tests.end_to_end.layouts.execution import Executed
+from tests.end_to_end.layouts.table import STEPS
+
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def differences_from_prediction(executed: Executed) -> Iterator[str]:
+    """Exact figures, and activations, that are not as predicted, or that one side alone has.
+
+    Not peaks: of so small runs the messages that communication threads free late are several per cent.
+    """
+    job = executed.job
+    predicted = prediction(job.architecture, job.recipe, job.layout)
+    predicted += memory_figures(job.architecture, job.recipe, job.layout, kernels_for(job.recipe.precision, "cpu"))
+    counted = counted_figures(job, executed.finished, executed.steps)
+    for row in compare(predicted, counted, left_name="predicted", right_name="measured", judge=True):
+        wrong = row.quantity in EXACT and row.verdict is Verdict.FAIL
+        if wrong or (row.quantity == Quantity.ACTIVATION_BYTES and row.left != row.right):
+            where = [str(key) for key in (row.axis, row.operation) if key is not None]
+            where += [] if row.rank is None else [f"rank {row.rank}"]
+            yield f"{' '.join([row.quantity, *where])}: predicted {row.left}, measured {row.right}"
+
+
+def differing_losses(executed: Executed, single: Executed) -> Iterator[str]:
+    """Losses of the judged steps that are further from the single process's than `loss_bound`."""
+    steps, bound = judged_steps(executed), loss_bound(executed)
+    expected = [step.loss for step in single.steps[0]]
+    for rank, own in enumerate(executed.steps):
+        assert len(own) == len(expected) == STEPS
+        for step, wanted in zip(own[:steps], expected, strict=False):
+            if not abs(step.loss - wanted) <= bound * wanted:
+                yield f"loss of step {step.step} on rank {rank}: {step.loss}, in one process {wanted}"
+
+
+def differing_norms(executed: Executed, single: Executed) -> Iterator[str]:
+    """Norms of the first step's whole gradient that are further from the single process's than `gradient_bound`."""
+    wanted, bound = single.steps[0][0].gradient_norm, gradient_bound(executed)
+    assert wanted is not None
+    for rank, own in enumerate(executed.steps):
+        norm = own[0].gradient_norm
+        if norm is None or not abs(norm - wanted) <= bound * wanted:
+            yield f"gradient norm of rank {rank}: {norm}, in one process {wanted}"
+
+
+def differing_copies(executed: Executed) -> Iterator[str]:
+    """First gradients of parameters that tensor-parallel ranks store whole, where they are not the same bits."""
+    first: dict[tuple[int, int, str], Tensor] = {}
+    for rank, (report, gradients) in enumerate(zip(executed.finished, executed.gradients, strict=True)):
+        for name, (gradient, dim) in gradients.items():
+            whose = report.coordinates["dp"], report.coordinates["pp"], name
+            if dim is None and not torch.equal(first.setdefault(whose, gradient), gradient):
+                yield f"gradient of {name} on rank {rank}: not that of the other tensor-parallel ranks"
+
+
+def differing_gradients(executed: Executed, single: Executed) -> Iterator[str]:
+    """Tensors whose first gradient is further from the single process's than `gradient_bound`."""
+    bound = gradient_bound(executed)
+    (expected,) = single.gradients
+    found: set[str] = set()
+    for name, whose, gradient in whole_gradients(executed):
+        found.add(name)
+        wanted = expected[name][0].double()
+        distance = torch.linalg.vector_norm(gradient.double() - wanted) / torch.linalg.vector_norm(wanted)
+        if not distance <= bound:
+            yield f"gradient of {name} on {whose}: off by {distance:.2g} of its norm"
+    for name in sorted(set(expected) - found):
+        yield f"no rank has a gradient of {name}"
+
+
+def whole_gradients(executed: Executed) -> Iterator[tuple[str, str, Tensor]]:
+    """Every gradient of the whole model, put together anew for each of the ranks that hold copies: name, whose, value.
+
+    The last pipeline stage's copy of a tied table goes by the table's name.
+    """
+    layout = executed.job.layout
+    parts: dict[str, dict[tuple[int, int], Tensor]] = {}
+    dims: dict[str, int | None] = {}
+    for report, gradients in zip(executed.finished, executed.gradients, strict=True):
+        for name, (part, dim) in gradients.items():
+            place = report.coordinates["dp"], report.coordinates["tp"]
+            parts.setdefault(name, {})[place] = part
+            dims[name] = dim
+    data, tensor = range(layout.data_parallel), range(layout.tensor_parallel)
+    for name, held in parts.items():
+        known = name
+        if name == "head.weight" and executed.job.architecture.tied_embeddings:
+            known = "embedding.weight"
+        if layout.zero_stage >= 2:
+            held = {(0, t): torch.cat([held[d, t] for d in data]) for t in tensor}
+        if (dim := dims[name]) is not None:
+            held = {(d, 0): torch.cat([held[d, t] for t in tensor], dim) for d in {d for d, _ in held}}
+        for (d, t), whole in held.items():
+            yield known, f"dp {d}, tp {t} ({name})", whole
+
+
+def disagreements(executed: Executed, single: Executed | None) -> list[str]:
+    """All of them; `single`: the same run in one process, where dropout does not tell them apart."""
+    found = [*differences_from_prediction(executed), *differing_copies(executed)]
+    if single is not None:
+        found += differing_losses(executed, single)
+        found += differing_norms(executed, single)
+        found += differing_gradients(executed, single)
+    return found
+
+
+def judged_steps(executed: Executed) -> int:
+    """All steps in fp32; in 16 bit the first, because Adam makes as much of a rounding error as of a gradient."""
+    return STEPS if executed.job.recipe.precision is Precision.FP32 else 1
+
+
+def loss_bound(executed: Executed) -> float:
+    """How far losses may be from the single process's, relative to it.
+
+    fp32: each of the steps adds the error of a forward pass.
+    16 bit: logits are no larger than the loss, which is the mean over tokens whose errors are independent.
+    """
+    job = executed.job
+    if job.recipe.precision is Precision.FP32:
+        return STEPS * relative_error(job, passes=1)
+    return relative_error(job, passes=1) / math.sqrt(tokens(job))
+
+
+def gradient_bound(executed: Executed) -> float:
+    """How far a gradient may be from the single process's, relative to its norm: there and back through the model.
+
+    ReLU jumps in its derivative. Of two normal inputs whose difference is e of their deviation, the share
+    arccos(1 - e^2 / 2) / pi = e / pi has different signs: of T tokens * F units in each of L layers, as many pass a
+    gradient in one of the two only; and one unit, for the chance of it. Half of the units pass one, so that of its norm
+        sqrt(2 L (e / pi + 1 / (T F)))
+    is different, with the error e of the forward pass.
+    """
+    job, a = executed.job, executed.job.architecture
+    bound = relative_error(job, passes=2)
+    if a.activation is Activation.RELU:
+        turned = relative_error(job, passes=1) / math.pi + 1 / (tokens(job) * a.ffn_hidden)
+        bound += math.sqrt(2 * a.layers * turned)
+    return bound
+
+
+def relative_error(job: Job, *, passes: int) -> float:
+    """Relative distance of two results of `passes` passes through the model that round differently."""
+    if job.recipe.precision is Precision.FP32:
+        return fp32_error(job, products=passes * products_in_row(job.architecture))
+    return error_16_bit(job, roundings=passes * roundings_in_row(job.architecture))
+
+
+def tokens(job: Job) -> int:
+    return job.recipe.global_batch * job.architecture.sequence
+
+
+def products_in_row(architecture: Architecture) -> int:
+    """Matrix products between a token and its loss: six a layer (queries, scores, context, projection, expansion,
+    contraction), and the head."""
+    return 6 * architecture.layers + 1
+
+
+def roundings_in_row(architecture: Architecture) -> int:
+    """Roundings of hidden states between a token and its logits: 17 a layer, and the head's.
+
+    A layer's: 2 norms, queries and keys and 3 of their rotation, scores, weights, context, projection, the sum of its
+    tensor-parallel parts, residual; expansion, activation, contraction, the sum of its parts, residual.
+    """
+    return 17 * architecture.layers + 1
+
+
+def fp32_error(job: Job, *, products: int) -> float:
+    """Relative distance of two results of `products` products in a row that sum in different orders.
+
+    A sum of K terms is off by 2^-24 sqrt(K) of its size, a random walk of roundings; n products in a row by sqrt(n)
+    times that. K is that of the longest sum: over a width, the vocabulary, or the tokens of a step.
+    """
+    a = job.architecture
+    terms = max(a.hidden, a.ffn_hidden, a.padded_vocabulary, tokens(job))
+    return math.sqrt(products) * math.sqrt(terms) * ROUNDING[torch.float32]
+
+
+def error_16_bit(job: Job, *, roundings: int) -> float:
+    """Relative distance of two results of `roundings` roundings in a row: a random walk of both."""
+    return math.sqrt(2 * roundings) * ROUNDING[DTYPES[job.recipe.precision]]

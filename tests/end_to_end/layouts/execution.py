@@ -1,0 +1,138 @@
+"""Launches the cases of one mesh together, one after the other on the same ranks, and collects what they reported.
+
+Starting the ranks costs 8 s on 2 cores, a case 2 s. A mesh has its own launch because PyTorch's caches of placements
+do not tell two meshes apart whose axes have equal names and ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from suite.job.events import Event, Finished, Step
+from suite.job.training_job import Job
+from suite.machine.processes import LAUNCH_VARIABLE, die_with_parent, end_all
+from suite.paths import ROOT
+from suite.records import store
+from suite.reproduce.plan import corpus_for, job_for
+from tests.end_to_end.layouts.table import Case, mesh_of, small_run
+from tests.support.launches import TEXT
+
+START_SECONDS = 120
+CASE_SECONDS = 180
+
+
+class Executed(NamedTuple):
+    """What the ranks reported of one case, in their order.
+
+    Args:
+        gradients: of the first step, of each rank: name -> its part, and the dim that tensor parallelism splits.
+    """
+
+    job: Job
+    finished: list[Finished]
+    steps: list[list[Step]]
+    gradients: list[dict[str, tuple[Tensor, int | None]]]
+
+
+class FailedCaseError(AssertionError):
+    """A case that did not end well, with the ranks' last words."""
+
+
+class Executions:
+    """Executes cases when one of them is asked for: all of its mesh, and the single-process ones."""
+
+    def __init__(self, cases: list[Case], directory: Path) -> None:
+        self._cases = list(dict.fromkeys([*(case.single for case in cases), *cases]))
+        self._directory = directory
+        self._places: dict[Case, tuple[Path, int, Job]] = {}
+        self._failures: dict[Case, str] = {}
+
+    def __call__(self, case: Case) -> Executed:
+        """What the ranks reported of `case`.
+
+        Raises:
+            FailedCaseError: it failed or hung.
+        """
+        if case not in self._places:
+            self._launch([other for other in self._cases if mesh_of(other) == mesh_of(case)])
+        if case in self._failures:
+            raise FailedCaseError(f"{case.name}: {self._failures[case]}")
+        directory, number, job = self._places[case]
+        finished, steps, gradients = [], [], []
+        for rank in range(job.layout.ranks):
+            told = torch.load(directory / f"{number}.rank{rank}.pt", weights_only=True)
+            events = msgspec.json.decode(told["events"], type=list[Event])
+            finished += [event for event in events if isinstance(event, Finished)]
+            steps.append([event for event in events if isinstance(event, Step)])
+            gradients.append(told["gradients"])
+        return Executed(job, finished, steps, gradients)
+
+    def _launch(self, cases: list[Case]) -> None:
+        sizes = mesh_of(cases[0])
+        directory = self._directory / "dp{}-tp{}-pp{}".format(*sizes)
+        directory.mkdir()
+        corpus = corpus_for(small_run(cases[0]), TEXT)  # the vocabulary and the batch are the same in all
+        jobs = [job_for(small_run(case), corpus, str(directory)) for case in cases]
+        jobs = [msgspec.structs.replace(job, threads=1) for job in jobs]  # products are too small to be shared
+        (directory / "jobs.json").write_bytes(msgspec.json.encode(jobs))
+        self._places |= {case: (directory, number, jobs[number]) for number, case in enumerate(cases)}
+        first = 0
+        while first < len(cases):
+            log = _launched(directory, first, jobs)
+            first = self._first_unfinished(cases, directory, jobs, first, log)
+
+    def _first_unfinished(self, cases: list[Case], directory: Path, jobs: list[Job], first: int, log: str) -> int:
+        """The first case that a new launch must execute; the one before it, if it ended this launch, has failed."""
+        ranks = range(jobs[0].layout.ranks)
+        for number in range(first, len(cases)):
+            if all((directory / f"{number}.rank{rank}.pt").exists() for rank in ranks):
+                continue
+            words = [path.read_text() for rank in ranks if (path := directory / f"{number}.rank{rank}.failed").exists()]
+            if words or (directory / f"{number}.begun").exists():
+                # a rank without words was killed, or hung: what it left, its stacks, is in the log
+                self._failures[cases[number]] = "\n".join([*words, log])
+                return number + 1
+            self._failures |= dict.fromkeys(cases[number:], f"the launch failed: {log}")
+            break
+        return len(cases)
+
+
+def _launched(directory: Path, first: int, jobs: list[Job]) -> str:
+    """Execute the jobs from number `first` on; returns the end of the log."""
+    identity = store.new_identity()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
+    command += [f"--nproc-per-node={jobs[0].layout.ranks}", "--monitor-interval=0.1"]
+    environment = {
+        "GLOO_SOCKET_IFNAME": "lo",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "OMP_NUM_THREADS": str(jobs[0].threads),
+        LAUNCH_VARIABLE: identity,
+    }
+    log_path = directory / f"{first}.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "-m", "tests.end_to_end.layouts.worker", str(directory), str(first), str(CASE_SECONDS)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+    try:
+        process.wait(START_SECONDS + CASE_SECONDS * (len(jobs) - first))
+    except subprocess.TimeoutExpired:
+        pass  # ranks end a case that takes too long by themselves; this one did not even
+    finally:
+        end_all(process, identity, [])
+    return log_path.read_text(encoding="utf-8", errors="replace")[-8000:]

@@ -1,0 +1,195 @@
+"""The table of layouts, and the small runs that are executed in them: one of each miniature's features."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import msgspec
+
+from reference_runs.catalog import check_layout, miniatures, reference_run
+from reference_runs.layout import Layout, Recomputation, parse_layout
+from reference_runs.miniature import miniature
+from reference_runs.run import Mask, Position
+from suite.execute.optim.loss_scale import SCALED
+from suite.job.training_job import LEAST_STEPS
+from suite.reproduce.plan import Plan
+from tests.support.launches import FP32_WITHOUT_DROPOUT, WHOLE_BATCHES
+
+STEPS = LEAST_STEPS
+GLOBAL_BATCH = 8
+MICRO_BATCH = 2
+SINGLE = "dp1"
+DROPOUT = 0.1
+
+LAYOUTS = (
+    SINGLE,
+    "dp1,recompute-selective",
+    "dp1,recompute-full",
+    "dp1,recompute-full,every3",
+    "dp1,fused",
+    "dp1,fused,recompute-selective",
+    "dp1,fused,recompute-full",
+    "dp2",
+    "dp2,zero1",
+    "dp2,zero2",
+    "dp2,zero3",
+    "dp2,zero3,reshard",
+    "dp2,zero3,noreshard",
+    "dp2,zero3,offload",
+    "dp2,zero2,recompute-selective",
+    "dp2,zero3,recompute-full",
+    "dp2,zero1,fused",
+    "dp2,zero3,fused,recompute-selective",
+    "tp2",
+    "tp2,sp",
+    "tp2,sp,fused",
+    "tp2,fused,recompute-full,every2",
+    "tp2,recompute-selective",
+    "tp2,recompute-full",
+    "tp2,sp,recompute-full,every2",
+    "pp2,gpipe",
+    "pp2,1f1b",
+    "pp2,1f1b,recompute-selective",
+    "pp2,1f1b,recompute-full,every2",
+    "pp2,1f1b,interleave2",
+    "pp2,1f1b,fused,recompute-selective",
+    "dp4",
+    "dp4,zero1",
+    "dp4,zero2",
+    "dp4,zero3",
+    "tp4,sp",
+    "pp4,1f1b",
+    "dp2,tp2",
+    "dp2,tp2,sp,zero1",
+    "dp2,tp2,zero2",
+    "dp2,tp2,sp,zero3",
+    "dp2,pp2,gpipe",
+    "dp2,pp2,1f1b,zero1",
+    "dp2,pp2,1f1b,interleave2",
+    "tp2,pp2,1f1b",
+    "tp2,pp2,1f1b,interleave2,sp,recompute-full",
+    "dp2,tp2,pp2,1f1b",
+    "dp2,tp2,pp2,1f1b,interleave2,sp,zero1,recompute-full",
+)
+# Where dropout changes what is recomputed and sent; masks differ between ranks, so that only figures can agree
+WITH_DROPOUT = (
+    "dp1,recompute-full",
+    "dp2,zero3,recompute-full",
+    "tp2,recompute-full",
+    "tp2,sp,recompute-full,every2",
+    "pp2,1f1b,recompute-full,every2",
+)
+
+
+class Case(NamedTuple):
+    """One run in one layout.
+
+    Args:
+        run: name of the miniature.
+        arithmetic: "fp32" or, in the recorded precision, "16bit", both without dropout; "dropout": fp32 with dropout.
+        layout: what it says, in the command line's grammar; ZeRO-0, no recomputation and 1F1B where it says nothing.
+    """
+
+    run: str
+    arithmetic: str
+    layout: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.run}:{self.arithmetic}:{self.layout.replace(',', '+')}"
+
+    @property
+    def single(self) -> Case:
+        """The same run in one process."""
+        return self._replace(layout=SINGLE)
+
+
+def table() -> list[Case]:
+    """Every miniature in every layout that it has; layouts of one mesh stand together."""
+    return [
+        Case(run, arithmetic, layout)
+        for layout in LAYOUTS
+        for run, recorded in miniatures().items()
+        for arithmetic in ("fp32", "16bit", "dropout")
+        if (arithmetic != "dropout" or layout in WITH_DROPOUT)
+        and ("fused" not in layout.split(",") or has_plain_mask(recorded))
+    ]
+
+
+@functools.cache
+def has_plain_mask(recorded: str) -> bool:
+    """Whether the recorded run's scores are causal and have no bias, as fused attention wants them."""
+    shape = reference_run(recorded).architecture
+    return shape.mask is Mask.CAUSAL and shape.position is not Position.ALIBI
+
+
+@functools.cache
+def small_run(case: Case) -> Plan:
+    """The miniature of the case with four layers of 64: about 250,000 parameters; all batches are whole ones.
+
+    The rest of the shape keeps its recorded ratio to the hidden size. On four ranks no table of 34 positions (OPT) and
+    in no bucket of 60 kB do the parameters divide evenly.
+    """
+    recorded = reference_run(miniatures()[case.run])
+    mini = miniature(recorded, "cpu", ranks=1, steps=STEPS)
+    shape = mini.architecture
+    architecture = msgspec.structs.replace(
+        shape,
+        layers=4,
+        hidden=64,
+        heads=4,
+        head_dim=16,
+        kv_heads=4,
+        ffn_hidden=64 * shape.ffn_hidden // shape.hidden // 8 * 8,
+        vocabulary=600,
+        padded_vocabulary=608,
+        sequence=32,
+        rotary_dim=shape.rotary_dim and 16 * shape.rotary_dim // shape.head_dim // 2 * 2,
+    )
+    recipe = msgspec.structs.replace(
+        mini.recipe,
+        global_batch=GLOBAL_BATCH,
+        tokens=STEPS * GLOBAL_BATCH * architecture.sequence,
+        warmup=GLOBAL_BATCH,
+        decay=STEPS * GLOBAL_BATCH,
+        **(FP32_WITHOUT_DROPOUT | WHOLE_BATCHES),
+    )
+    if case.arithmetic == "dropout":
+        recipe = msgspec.structs.replace(
+            recipe, embedding_dropout=DROPOUT, hidden_dropout=DROPOUT, attention_dropout=DROPOUT
+        )
+    if case.arithmetic == "16bit":
+        precision = mini.recipe.precision
+        recipe = msgspec.structs.replace(recipe, precision=precision)
+        if precision in SCALED:
+            recipe = msgspec.structs.replace(recipe, initial_loss_scale=1024.0)  # no step is skipped
+    layout = parse_layout(
+        case.layout,
+        base=Layout(
+            micro_batch=MICRO_BATCH,
+            recomputation=Recomputation.NONE,
+            bucket_bytes=60_000,
+            rank_order=recorded.layout.rank_order,
+            stage_assignment=recorded.layout.stage_assignment,
+            reshard_after_forward=recorded.layout.reshard_after_forward,
+        ),
+    )
+    architecture.check(case.name)
+    check_layout(architecture, recipe, layout, case.name)
+    return Plan(
+        name=case.name,
+        architecture=architecture,
+        recipe=recipe,
+        layout=layout,
+        device="cpu",
+        compiled=False,
+        steps=STEPS,
+        seed=3,
+    )
+
+
+def mesh_of(case: Case) -> tuple[int, int, int]:
+    """Sizes of the data-, tensor- and pipeline-parallel axes."""
+    layout = small_run(case).layout
+    return layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages

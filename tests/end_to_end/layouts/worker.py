@@ -1,0 +1,103 @@
+"""One rank of a launch that executes many jobs of one mesh.
+
+python -m tests.end_to_end.layouts.worker DIRECTORY FIRST_JOB SECONDS
+
+Of job number N it writes N.begun, then N.rankR.pt; or N.rankR.failed, and the launch ends. A job that takes longer than
+SECONDS ends it too, with the stacks of all ranks in the log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import gc
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from suite.execute import rank as life
+from suite.execute.measure.peak_memory import AllocatedPeak
+from suite.execute.parallel.mesh import device_mesh, dropout_seed
+from suite.execute.parallel.parallelize import Leaf, parallelize
+from suite.execute.precision import prepare_arithmetic
+from suite.execute.training.loop import train
+from suite.job.events import Event
+from suite.job.training_job import Job
+
+CPU = torch.device("cpu")
+
+
+class Noted:
+    """An optimizer that keeps a copy of the gradients of its first step, as they are when it is called."""
+
+    def __init__(self, optimizer: Any, leaves: list[Leaf]) -> None:
+        self._optimizer = optimizer
+        self._leaves = leaves
+        self.gradients: dict[str, tuple[Tensor, int | None]] | None = None
+
+    def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
+        if self.gradients is None:
+            # through NumPy: PyTorch's allocator, whose bytes are measured, has what trains alone
+            self.gradients = {
+                leaf.name: (torch.from_numpy(leaf.gradient.numpy().copy()), leaf.tensor_dim) for leaf in self._leaves
+            }
+        self._optimizer.step(learning_rate, gradient_factor)
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        state: list[Tensor] = self._optimizer.state_tensors
+        return state
+
+
+def executed(job: Job, mesh: DeviceMesh) -> dict[str, Any]:
+    """What this rank reports of the job; and its part of each gradient of the first step, with the dim of the split."""
+    events: list[Event] = []
+    arithmetic = prepare_arithmetic(job.recipe.precision, CPU)
+    peak = AllocatedPeak(CPU)
+    training = parallelize(
+        job.architecture, job.recipe, job.layout, mesh=mesh, device=CPU, compiled=job.compiled, seed=job.seed
+    )
+    noted = Noted(training.optimizer, training.leaves)
+    torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
+    noting = dataclasses.replace(training, optimizer=noted)  # type: ignore[arg-type]  # it has what train() uses
+    told = train(job, noting, mesh, CPU, peak=peak, arithmetic=arithmetic, report=events.append)
+    events.append(told)
+    if training.embedding_group is not None:
+        dist.destroy_process_group(training.embedding_group)
+    return {"events": msgspec.json.encode(events), "gradients": noted.gradients}
+
+
+def main(directory: Path, first: int, seconds: float) -> None:
+    jobs = msgspec.json.decode((directory / "jobs.json").read_bytes(), type=list[Job])
+    torch.set_num_threads(jobs[0].threads)
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+    rank = dist.get_rank()
+    mesh = device_mesh(jobs[0].layout, "cpu")
+    for number in range(first, len(jobs)):
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        (directory / f"{number}.begun").touch()
+        try:
+            torch.save(executed(jobs[number], mesh), directory / f"{number}.rank{rank}.part")
+            (directory / f"{number}.rank{rank}.part").rename(directory / f"{number}.rank{rank}.pt")
+            gc.collect()
+            dist.barrier()  # so that one job at most is under way when a rank fails
+        except BaseException:  # the rank's last words; torchrun ends the others
+            (directory / f"{number}.rank{rank}.failed").write_text(traceback.format_exc())
+            life.leave(1)
+    faulthandler.cancel_dump_traceback_later()
+    dist.destroy_process_group()
+    life.leave(0)
+
+
+if __name__ == "__main__":
+    life.die_with_parent()
+    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

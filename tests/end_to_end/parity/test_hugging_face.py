@@ -1,0 +1,296 @@
+"""Logits and gradients of each family equal those of its implementation in transformers, on the same weights, in fp32.
+
+Letters of shapes: B samples, T tokens, D hidden, H heads, K head size, V vocabulary rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from reference_runs.catalog import reference_run
+from reference_runs.run import Activation, Architecture
+from suite.execute.model.decoder import Decoder
+from tests.support.launches import FP32_WITHOUT_DROPOUT
+
+pytestmark = pytest.mark.ranks
+
+# odd sizes: no power of two among heads, head size, layers, vocabulary and length
+SIZES = [
+    {"layers": 2, "heads": 4, "head_dim": 16, "vocabulary": 128, "sequence": 32},
+    {"layers": 3, "heads": 7, "head_dim": 12, "vocabulary": 211, "sequence": 29},
+]
+RELATIVE = 1e-5  # fp32, as stated for this comparison; sums of up to 4 h = 336 terms
+
+
+def shape_of(name: str, size: dict[str, int]) -> Architecture:
+    """The recorded architecture of a run in another size."""
+    recorded = reference_run(name).architecture
+    hidden = size["heads"] * size["head_dim"]
+    rotary_dim = None if recorded.rotary_dim is None else size["head_dim"] * recorded.rotary_dim // recorded.head_dim
+    return msgspec.structs.replace(
+        recorded,
+        **size,
+        hidden=hidden,
+        kv_heads=size["heads"],
+        ffn_hidden=4 * hidden,
+        padded_vocabulary=size["vocabulary"],
+        rotary_dim=rotary_dim,
+    )
+
+
+def bloom(a: Architecture) -> nn.Module:
+    return BloomForCausalLM(
+        BloomConfig(
+            vocab_size=a.vocabulary,
+            hidden_size=a.hidden,
+            n_layer=a.layers,
+            n_head=a.heads,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            attn_implementation="eager",
+        )
+    )
+
+
+def opt(a: Architecture) -> nn.Module:
+    return OPTForCausalLM(
+        OPTConfig(
+            vocab_size=a.vocabulary,
+            hidden_size=a.hidden,
+            word_embed_proj_dim=a.hidden,
+            num_hidden_layers=a.layers,
+            num_attention_heads=a.heads,
+            ffn_dim=a.ffn_hidden,
+            max_position_embeddings=a.sequence,
+            dropout=0.0,
+            attn_implementation="eager",
+        )
+    )
+
+
+def gpt_neox(a: Architecture) -> nn.Module:
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=a.vocabulary,
+            hidden_size=a.hidden,
+            num_hidden_layers=a.layers,
+            num_attention_heads=a.heads,
+            intermediate_size=a.ffn_hidden,
+            hidden_act="gelu" if a.activation is Activation.GELU else "gelu_new",
+            max_position_embeddings=a.sequence,
+            use_parallel_residual=True,
+            tie_word_embeddings=False,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": a.rotary_base,
+                "partial_rotary_factor": (a.rotary_dim or 0) / a.head_dim,
+            },
+            attn_implementation="eager",
+        )
+    )
+
+
+def gpt2(a: Architecture) -> nn.Module:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=a.vocabulary,
+            n_embd=a.hidden,
+            n_layer=a.layers,
+            n_head=a.heads,
+            n_positions=a.sequence,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            activation_function="gelu_new",
+            attn_implementation="eager",
+        )
+    )
+
+
+def by_part(weight: Tensor, a: Architecture) -> Tensor:
+    """Rows [H, 3, K, ...] of our fused projection in the order [3, H, K, ...]: queries, keys, values."""
+    return weight.reshape(a.heads, 3, a.head_dim, -1).transpose(0, 1).reshape(weight.shape)
+
+
+def same(weight: Tensor, _: Architecture) -> Tensor:
+    return weight
+
+
+def transposed(weight: Tensor, _: Architecture) -> Tensor:
+    return weight.T
+
+
+Rename = dict[str, tuple[str, Callable[[Tensor, Architecture], Tensor]]]
+
+
+def pairs(layer: str, names: dict[str, str], *, fused: Callable[[Tensor, Architecture], Tensor], linear: Any) -> Rename:
+    """Ours -> (theirs, how the tensor is laid out there), for the weights and biases of a layer."""
+    out: Rename = {}
+    for ours, theirs in names.items():
+        matrix = fused if ours.endswith("query_key_value") else same if ours.endswith("norm") else linear
+        out[f"blocks.{{}}.{ours}.weight"] = f"{layer}.{theirs}.weight", matrix
+        out[f"blocks.{{}}.{ours}.bias"] = f"{layer}.{theirs}.bias", fused if matrix is fused else same
+    return out
+
+
+def gpt2_fused(weight: Tensor, a: Architecture) -> Tensor:
+    parts = by_part(weight, a)
+    return parts if parts.dim() == 1 else parts.T
+
+
+MEGATRON = {
+    "attention_norm": "input_layernorm",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.expansion": "mlp.dense_h_to_4h",
+    "feed_forward.contraction": "mlp.dense_4h_to_h",
+}
+FAMILIES: dict[str, tuple[Callable[[Architecture], nn.Module], Rename]] = {
+    "bloom-176b": (
+        bloom,
+        {
+            "embedding.weight": ("transformer.word_embeddings.weight", same),
+            "embedding_norm.weight": ("transformer.word_embeddings_layernorm.weight", same),
+            "embedding_norm.bias": ("transformer.word_embeddings_layernorm.bias", same),
+            "final_norm.weight": ("transformer.ln_f.weight", same),
+            "final_norm.bias": ("transformer.ln_f.bias", same),
+        }
+        | pairs(
+            "transformer.h.{}",
+            MEGATRON
+            | {
+                "attention.query_key_value": "self_attention.query_key_value",
+                "attention.projection": "self_attention.dense",
+            },
+            fused=same,
+            linear=same,
+        ),
+    ),
+    "gpt-neox-20b": (
+        gpt_neox,
+        {
+            "embedding.weight": ("gpt_neox.embed_in.weight", same),
+            "head.weight": ("lm_head.weight", same),
+            "final_norm.weight": ("gpt_neox.final_layer_norm.weight", same),
+            "final_norm.bias": ("gpt_neox.final_layer_norm.bias", same),
+        }
+        | pairs(
+            "gpt_neox.layers.{}",
+            MEGATRON
+            | {"attention.query_key_value": "attention.query_key_value", "attention.projection": "attention.dense"},
+            fused=same,
+            linear=same,
+        ),
+    ),
+    "gpt2-124m": (
+        gpt2,
+        {
+            "embedding.weight": ("transformer.wte.weight", same),
+            "position.weight": ("transformer.wpe.weight", same),
+            "final_norm.weight": ("transformer.ln_f.weight", same),
+            "final_norm.bias": ("transformer.ln_f.bias", same),
+        }
+        | pairs(
+            "transformer.h.{}",
+            {
+                "attention_norm": "ln_1",
+                "attention.query_key_value": "attn.c_attn",
+                "attention.projection": "attn.c_proj",
+                "feed_forward_norm": "ln_2",
+                "feed_forward.expansion": "mlp.c_fc",
+                "feed_forward.contraction": "mlp.c_proj",
+            },
+            fused=gpt2_fused,
+            linear=transposed,
+        ),
+    ),
+}
+SPLIT = ("q_proj", "k_proj", "v_proj")  # OPT's projections stand apart
+OPT_NAMES: Rename = {
+    "embedding.weight": ("model.decoder.embed_tokens.weight", same),
+    "position.weight": ("model.decoder.embed_positions.weight", same),
+    "final_norm.weight": ("model.decoder.final_layer_norm.weight", same),
+    "final_norm.bias": ("model.decoder.final_layer_norm.bias", same),
+} | pairs(
+    "model.decoder.layers.{}",
+    {
+        "attention_norm": "self_attn_layer_norm",
+        "attention.projection": "self_attn.out_proj",
+        "feed_forward_norm": "final_layer_norm",
+        "feed_forward.expansion": "fc1",
+        "feed_forward.contraction": "fc2",
+    },
+    fused=same,
+    linear=same,
+)
+FAMILIES["opt-175b"] = (opt, OPT_NAMES)
+
+
+def named_pairs(ours: Decoder, theirs: nn.Module, name: str, *, gradients: bool) -> list[tuple[Tensor, Tensor]]:
+    """Each tensor of ours, laid out as theirs, beside theirs; together they are all of both models."""
+    a = ours.architecture
+    _, names = FAMILIES[name]
+    left = {key: p.grad if gradients else p.data for key, p in ours.named_parameters()}
+    right = {key: p.grad if gradients else p.data for key, p in theirs.named_parameters()}
+    found: list[tuple[Tensor, Tensor]] = []
+    for key, value in left.items():
+        assert value is not None
+        _, _, rest = key.partition("blocks.")
+        layer = rest.partition(".")[0]
+        general = key.replace(f"blocks.{layer}.", "blocks.{}.") if rest else key
+        if "query_key_value" in general and name == "opt-175b":
+            kind = general.rpartition(".")[2]
+            others = [right.pop(f"model.decoder.layers.{layer}.self_attn.{part}.{kind}") for part in SPLIT]
+            # a key's bias shifts all scores of a token alike: its gradient is 0 but for rounding, so they go together
+            parts = by_part(value, a)
+            found += [(parts, torch.cat(others))] if gradients else zip(parts.chunk(3), others, strict=True)
+            continue
+        theirs_name, laid_out = names[general]
+        other = right.pop(theirs_name.format(layer))
+        found.append((laid_out(value, a), other))
+    assert not right, sorted(right)
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES, ids=["even", "odd"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_and_gradients_equal_those_of_transformers(name: str, size: dict[str, int]) -> None:
+    architecture = shape_of(name, size)
+    recipe = msgspec.structs.replace(reference_run(name).recipe, **FP32_WITHOUT_DROPOUT)
+    torch.manual_seed(3)
+    ours = Decoder(architecture, recipe)
+    theirs = FAMILIES[name][0](architecture).train()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() == 1 else 0.1))
+        for own, other in named_pairs(ours, theirs, name, gradients=False):
+            other.copy_(own)
+    tokens = torch.randint(architecture.vocabulary, (2, architecture.sequence))
+    targets = torch.randint(architecture.vocabulary, (2, architecture.sequence))
+    got, expected = ours(tokens), theirs(input_ids=tokens).logits
+    assert relative(got, expected) <= RELATIVE
+    ours.loss(got, targets).backward()
+    ours.loss(expected, targets).backward()
+    for own, other in named_pairs(ours, theirs, name, gradients=True):
+        assert relative(own, other) <= RELATIVE
+
+
+def relative(got: Tensor, expected: Tensor) -> float:
+    """The largest difference over the largest value."""
+    got, expected = got.detach(), expected.detach()
+    return float((got - expected).abs().max() / expected.abs().max())

@@ -1,0 +1,103 @@
+"""Messages between the hosts of the ladder's last rung are timed, and predict its step."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from suite.calibration import calibrate
+from suite.calibration.calibrate import CalibrationResult, between_hosts
+from suite.job.events import Status
+from suite.ladder import extra_profiles as timing
+from suite.ladder.run import Errand
+from suite.ladder.rungs import RUNGS, Setting
+from suite.launch import network_namespaces
+from suite.launch.multi_host import Hosts, Way
+from suite.machine.reference_step import TimedTrial, trial
+from suite.machine.timing_tables import Subject
+from suite.predict.simulation.step_correction import BesideParts
+from tests.support.climbs import CORPUS, CPU, TEXTS
+from tests.support.profiles import profile
+from tests.support.profiles import timing as timing_of
+
+pytestmark = pytest.mark.ranks
+
+ALL_REDUCE = Subject(operation="all_reduce", ranks=2)
+OVER_HOSTS = Setting(hosts=2, data_parallel=2)
+
+
+def errand(*rungs: str, **changes: Any) -> Errand:
+    usual = {"profile": profile(), "profile_source": "stored", "results": Path("/none")}
+    return Errand(climbing=CPU, corpus=CORPUS, texts=TEXTS, chosen=frozenset(rungs), **(usual | changes))
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[CalibrationResult]:
+    """What a calibration between hosts will say; namespaces are permitted and none is made."""
+    answers: list[CalibrationResult] = []
+    monkeypatch.setattr("suite.launch.network_namespaces.why_not", lambda: None)
+    monkeypatch.setattr(timing, "hosts_of", lambda _plan: nullcontext(Hosts(Way.NAMESPACE, ("a", "b"))))
+    monkeypatch.setattr(timing, "between_hosts", lambda *_args, **_options: answers.pop())
+    return answers
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+def test_only_what_runs_over_hosts_is_predicted_by_messages_between_them(timed: list[CalibrationResult]) -> None:
+    other = msgspec.structs.replace(profile(), measured=5.0)
+    timed.append(CalibrationResult(status=Status.OK, message="", profile=other))
+    found = timing.with_messages(errand("ddp-hosts"), quiet)
+    assert found.profile_for(OVER_HOSTS) == (other, "stored, messages between hosts timed apart")
+    assert found.profile_for(Setting(data_parallel=2)) == (profile(), "stored")
+
+
+def test_a_climb_without_that_rung_or_without_a_profile_times_no_messages(timed: list[CalibrationResult]) -> None:
+    unknown = errand("ddp-hosts", profile=None, profile_source="no profile")
+    for one in (errand(*(rung.name for rung in RUNGS if rung.name != "ddp-hosts")), unknown):
+        assert timing.with_messages(one, quiet) == one
+    assert unknown.profile_for(OVER_HOSTS) == (None, "no profile")
+    assert timed == []
+
+
+def test_messages_that_cannot_be_timed_leave_the_rung_unpredicted_and_say_why(timed: list[CalibrationResult]) -> None:
+    timed.append(CalibrationResult(status=Status.CRASHED, message="rank 1: ConnectionError"))
+    found = timing.with_messages(errand("ddp-hosts"), quiet)
+    why = "messages between hosts could not be timed: crashed: rank 1: ConnectionError"
+    assert found.profile_for(OVER_HOSTS) == (None, why)
+    assert found.profile_for(Setting()) == (profile(), "stored")
+
+
+def test_an_interrupt_while_messages_are_timed_ends_the_command(timed: list[CalibrationResult]) -> None:
+    timed.append(CalibrationResult(status=Status.INTERRUPTED, message="interrupted by the user"))
+    with pytest.raises(KeyboardInterrupt):
+        timing.with_messages(errand("ddp-hosts"), quiet)
+
+
+@pytest.mark.timeout(300)
+def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    if (why := network_namespaces.why_not()) is not None:
+        pytest.skip(f"NOT RUN: {why}")
+    bits = 1.6e9
+    tried = TimedTrial(trial=trial(2, compiled=False, threads=1), timing=timing_of(3.0))
+    here = msgspec.structs.replace(profile(), trials=[tried])
+    # the profile has too little to price the trial by: as if it took 2 s by its parts, with this machine's messages
+    monkeypatch.setattr(calibrate, "beside_parts", lambda known, timed, **_: BesideParts(timed, 2.0 * (known is here)))
+    with network_namespaces.hosts(2) as names:
+        network_namespaces.limit(names, bits)
+        found = between_hosts(
+            here, Hosts(Way.NAMESPACE, tuple(names)), interface=network_namespaces.INTERFACE, on_event=quiet
+        )
+    assert found.status is Status.OK, found.message
+    assert found.profile is not None
+    assert found.profile.tables == profile().tables
+    assert found.profile.trials == [msgspec.structs.replace(tried, parts_seconds=2.0)]
+    # a ring of two sends the payload once from each; headers of TCP and Ethernet take 4 % of a link
+    line = found.profile.line(ALL_REDUCE)
+    assert 0.7 * bits / 8 < line.sizes[-1] / line.timings[-1].seconds < bits / 8
+    assert 0.7 * bits / 8 < line.units_per_second < 1.1 * bits / 8

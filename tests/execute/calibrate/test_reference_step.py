@@ -1,0 +1,137 @@
+"""Trials are trained in bursts between a calibration's tasks, and leave no trace in what follows."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+
+from suite.execute.calibrate.reference_step import STEPS, Trials
+from suite.execute.calibrate.run import calibrate, due_shares, places_of_bursts
+from suite.job.calibration_job import CalibrationJob, Measured, Task, TrialSteps
+from suite.job.events import Event
+from suite.machine.reference_step import Trial, trial
+from suite.machine.timing_tables import Subject
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    """One rank; what calibrations and compilation set is as before afterwards."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    numbers, threads = torch.get_rng_state(), torch.get_num_threads()
+    donated = torch._functorch.config.donated_buffer
+    yield
+    torch._functorch.config.donated_buffer = donated
+    torch._dynamo.reset()
+    torch.set_rng_state(numbers)
+    torch.set_num_threads(threads)
+    gc.enable()
+    dist.destroy_process_group()
+
+
+def small(*, compiled: bool) -> Trial:
+    usual = trial(1, compiled=compiled, threads=1)
+    narrow = msgspec.structs.replace(
+        usual.architecture, layers=1, hidden=32, heads=2, kv_heads=2, ffn_hidden=64, vocabulary=64, padded_vocabulary=64
+    )
+    return msgspec.structs.replace(usual, architecture=narrow)
+
+
+def job(scratch: Path, *, trials: tuple[Trial, ...] = (), tasks: int = 1, **changes: float) -> CalibrationJob:
+    one = Task(subject=Subject(operation="calls"), threads=1, sizes=((1,),), point_seconds=0.0)
+    usual = CalibrationJob(
+        directory=str(scratch),
+        device="cpu",
+        ranks=1,
+        threads=1,
+        tasks=(one,) * tasks,
+        rounds=1,
+        budget_seconds=60.0,
+        collective_timeout_seconds=60.0,
+        trials=trials,
+    )
+    return msgspec.structs.replace(usual, **changes)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_burst_tells_every_step_of_every_trial_and_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    events: list[Event] = []
+    trials = Trials(job(tmp_path, trials=(small(compiled=False), small(compiled=False))), CPU, events.append)
+    for burst in (1, 2):
+        trials.burst()
+        told = [event for event in events if isinstance(event, TrialSteps)]
+        assert [event.trial for event in told] == [0, 1] * burst
+        assert all(len(event.seconds) == STEPS for event in told)
+        timed = sum(sum(event.seconds) for event in told[-2:])
+        assert timed < trials.next_seconds < trials.seconds, "a step is left out of each, and what was built"
+    # two to warm up, then one to warm up again and those that are timed, in either burst
+    assert [steps.step for steps in trials._steps.values()] == [2 + 2 * (1 + STEPS)] * 2
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.filterwarnings("ignore")
+def test_what_follows_a_burst_finds_all_settings_and_random_numbers_as_they_were(tmp_path: Path) -> None:
+    torch._functorch.config.donated_buffer = False  # as a calibration has it
+    settings = (torch._dynamo.config.optimize_ddp, torch._dynamo.config.fail_on_recompile_limit_hit)
+    gc.disable()
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    Trials(job(tmp_path, trials=(small(compiled=True),)), CPU, lambda _event: None).burst()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not gc.isenabled()
+    assert torch._functorch.config.donated_buffer is False
+    assert (torch._dynamo.config.optimize_ddp, torch._dynamo.config.fail_on_recompile_limit_hit) == settings
+
+
+class Counted:
+    """Bursts that say that they take a second each."""
+
+    def __init__(self) -> None:
+        self.seconds = self.next_seconds = 0.0
+        self.before: list[int] = []
+        self.tasks = 0
+
+    def burst(self) -> None:
+        self.seconds += 1.0
+        self.next_seconds = 1.0
+        self.before.append(self.tasks)
+
+    def __call__(self, event: Event) -> None:
+        self.tasks += isinstance(event, Measured)
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize(
+    ("changes", "before"),
+    [
+        ({"trial_seconds": 5.0}, [1, 4, 7, 10, 13]),
+        ({"trial_seconds": 0.0}, [1, 4, 7]),  # of the first round all
+        ({"trial_seconds": 50.0}, [1, 4, 7, 10, 13, 16, 19, 22, 25]),
+        ({"trial_seconds": 50.0, "budget_seconds": 0.9}, [1, 4, 7]),  # none that would end behind the budget
+        ({"trial_seconds": 50.0, "bursts": 0}, []),
+    ],
+)
+def test_bursts_lie_in_the_middles_of_equal_parts_of_a_round_as_long_as_there_is_time(
+    tmp_path: Path, changes: dict[str, float], before: list[int]
+) -> None:
+    counted = Counted()
+    calibrate(job(tmp_path, tasks=9, rounds=3, **({"bursts": 3} | changes)), CPU, counted, counted)
+    assert counted.before == before
+
+
+def test_a_round_s_parts_are_equal_in_points() -> None:
+    sizes = [1] * 6 + [6]
+    tasks = tuple(
+        Task(subject=Subject(operation="calls"), threads=1, sizes=((1,),) * count, point_seconds=0.0) for count in sizes
+    )
+    due = due_shares(msgspec.structs.replace(job(Path()), tasks=tasks))
+    assert due == pytest.approx([1 / 12, 2 / 12, 3 / 12, 4 / 12, 5 / 12, 6 / 12, 1])
+    assert places_of_bursts(due, 3) == {1, 5, 6}
+    assert places_of_bursts(due, 0) == frozenset()

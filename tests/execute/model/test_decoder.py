@@ -1,0 +1,372 @@
+"""The decoder against an independent float64 forward pass in NumPy, and the laws that it must keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from reference_runs.layout import Recomputation
+from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Recipe, Residual
+from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.model.torch_operations import ACTIVATIONS
+from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
+
+Array = NDArray[np.float64]
+
+
+def _variant(**changes: Any) -> tuple[Architecture, Recipe]:
+    plan = small_plan(ranks=1, recipe={**FP32_WITHOUT_DROPOUT, "init_std": 0.3})
+    shape = {"heads": 3, "head_dim": 7, "kv_heads": 3, "hidden": 21, "ffn_hidden": 29, "sequence": 13}
+    shape |= {"vocabulary": 51, "padded_vocabulary": 53}
+    small = msgspec.structs.replace(plan.architecture, **(shape | changes))
+    return small, plan.recipe
+
+
+def _decoder(
+    architecture: Architecture,
+    recipe: Recipe,
+    *,
+    recomputation: Recomputation = Recomputation.NONE,
+    fused_attention: bool = False,
+) -> Decoder:
+    torch.manual_seed(5)
+    decoder = Decoder(architecture, recipe, fused_attention=fused_attention)
+    decoder.recompute(recomputation)
+    initialise(decoder, recipe, seed=5)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.dim() == 1:  # biases and gains that are not 0 and 1 show where they are used
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return decoder
+
+
+def _norm(x: Array, w: dict[str, Array], name: str) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def _act(kind: Activation, x: Array) -> Array:
+    if kind is Activation.RELU:
+        return np.maximum(x, 0)
+    if kind in (Activation.GELU, Activation.GEGLU):
+        return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    if kind is Activation.FAST_GELU:
+        return x / (1 + np.exp(-1.702 * x))
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+Sees = Callable[[int, int], bool]  # whether the first position attends to the second
+
+
+def _attention(
+    a: Architecture, w: dict[str, Array], name: str, x: Array, sees: Sees, places: list[int], query: Array | None
+) -> Array:
+    length = x.shape[0]
+    if query is None:
+        qkv = x @ w[f"{name}.query_key_value.weight"].T + w[f"{name}.query_key_value.bias"]
+        q, k, v = np.moveaxis(qkv.reshape(length, a.heads, 3, a.head_dim), 2, 0)
+    else:
+        q = query @ w[f"{name}.query.weight"].T + w[f"{name}.query.bias"]
+        q = q.reshape(length, a.heads, a.head_dim)
+        kv = x @ w[f"{name}.key_value.weight"].T + w[f"{name}.key_value.bias"]
+        k, v = np.moveaxis(kv.reshape(length, a.heads, 2, a.head_dim), 2, 0)
+    if a.rotary_dim is not None and a.rotary_base is not None:
+        half = a.rotary_dim // 2
+        for at, place in enumerate(places):
+            for i in range(half):
+                # as complex numbers: multiplied by e^(i angle)
+                turn = np.exp(1j * place * a.rotary_base ** (-2 * i / a.rotary_dim))
+                for x_THK in (q, k):
+                    turned = (x_THK[at, :, i] + 1j * x_THK[at, :, i + half]) * turn
+                    x_THK[at, :, i], x_THK[at, :, i + half] = turned.real, turned.imag
+    out = np.zeros((length, a.heads, a.head_dim))
+    # Press et al.: three heads have the slopes of two, 1/16 and 1/256, and the first of four, 1/4
+    slopes = [1 / 16, 1 / 256, 1 / 4] if a.position is Position.ALIBI else [0.0] * a.heads
+    for head in range(a.heads):
+        for at in range(length):
+            seen = [to for to in range(length) if sees(at, to)]
+            scores = np.array(
+                [q[at, head] @ k[to, head] / math.sqrt(a.head_dim) - slopes[head] * (at - to) for to in seen]
+            )
+            weights = np.exp(scores - scores.max())
+            out[at, head] = (weights / weights.sum()) @ v[seen, head]
+    return out.reshape(length, -1) @ w[f"{name}.projection.weight"].T + w[f"{name}.projection.bias"]
+
+
+def _feed_forward(a: Architecture, w: dict[str, Array], name: str, x: Array) -> Array:
+    inner = x @ w[f"{name}.expansion.weight"].T + w[f"{name}.expansion.bias"]
+    inner = _act(a.activation, inner[:, ::2]) * inner[:, 1::2] if a.activation.gated else _act(a.activation, inner)
+    return inner @ w[f"{name}.contraction.weight"].T + w[f"{name}.contraction.bias"]
+
+
+def _causal(at: int, to: int) -> bool:
+    return to <= at
+
+
+def _forward(
+    a: Architecture, w: dict[str, Array], tokens: list[int], sees: Sees = _causal, places: list[int] | None = None
+) -> Array:
+    places = list(range(len(tokens))) if places is None else places
+    x = w["embedding.weight"][tokens]
+    if a.position is Position.LEARNED:
+        x = x + w["position.weight"][a.extra_positions : a.extra_positions + len(tokens)]
+    if a.embedding_norm:
+        x = _norm(x, w, "embedding_norm")
+    for layer in range(a.layers):
+        part, query = f"blocks.{layer}", None
+        norms = f"{part}.attention_norm", f"{part}.feed_forward_norm"
+        if a.norm is Norm.DEEP_NORM:
+            x = (2 * a.layers) ** 0.5 * x + _attention(a, w, f"{part}.attention", x, sees, places, None)
+            x = _norm(x, w, norms[0])
+            x = _norm((2 * a.layers) ** 0.5 * x + _feed_forward(a, w, f"{part}.feed_forward", x), w, norms[1])
+            continue
+        if a.top_query_layer and layer == a.layers - 1:
+            x, query = _norm(x, w, "final_norm"), w["query_position.weight"][: len(tokens)]
+        attended = x + _attention(a, w, f"{part}.attention", _norm(x, w, norms[0]), sees, places, query)
+        read = x if a.residual is Residual.PARALLEL else attended
+        x = attended + _feed_forward(a, w, f"{part}.feed_forward", _norm(read, w, norms[1]))
+    if not a.top_query_layer:
+        x = _norm(x, w, "final_norm")
+    return x @ w["embedding.weight" if a.tied_embeddings else "head.weight"].T
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "bloom": {},
+    "parallel residual": {"residual": Residual.PARALLEL},
+    "learned, relu, untied": {
+        "position": Position.LEARNED,
+        "activation": Activation.RELU,
+        "tied_embeddings": False,
+        "embedding_norm": False,
+    },
+    "rotary, partly": {"position": Position.ROTARY, "rotary_dim": 4, "rotary_base": 100.0},
+    "rotary, parallel, exact gelu": {
+        "position": Position.ROTARY,
+        "rotary_dim": 6,
+        "rotary_base": 10000.0,
+        "residual": Residual.PARALLEL,
+        "activation": Activation.GELU,
+    },
+    "positions with an offset": {"position": Position.LEARNED, "extra_positions": 2},
+    "fast gelu": {"activation": Activation.FAST_GELU},
+    "codegeex": {
+        "position": Position.LEARNED,
+        "activation": Activation.FAST_GELU,
+        "embedding_norm": False,
+        "top_query_layer": True,
+    },
+    "one layer alone, of the top query": {"position": Position.LEARNED, "top_query_layer": True, "layers": 1},
+    "deep norm, geglu": {
+        "norm": Norm.DEEP_NORM,
+        "activation": Activation.GEGLU,
+        "embedding_norm": False,
+        "layers": 3,
+        "position": Position.ROTARY,
+        "rotary_dim": 6,
+        "rotary_base": 10000.0,
+    },
+}
+GLM: dict[str, Any] = {
+    "norm": Norm.DEEP_NORM,
+    "activation": Activation.GEGLU,
+    "embedding_norm": False,
+    "position": Position.ROTARY,
+    "rotary_base": 10000.0,
+    "mask": Mask.PREFIX,
+}
+
+
+FUSED = {f"{name}, fused": changes for name, changes in VARIANTS.items() if "position" in changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fused"),
+    [*((changes, False) for changes in VARIANTS.values()), *((changes, True) for changes in FUSED.values())],
+    ids=[*VARIANTS, *FUSED],
+)
+def test_logits_equal_an_independent_float64_forward_pass(changes: dict[str, Any], *, fused: bool) -> None:
+    architecture, recipe = _variant(**changes)
+    decoder = _decoder(architecture, recipe, fused_attention=fused).double()
+    tokens = torch.randint(0, 51, (2, 13))
+    weights = {name: p.detach().numpy() for name, p in decoder.named_parameters()}
+    expected = np.stack([_forward(architecture, weights, row.tolist()) for row in tokens])
+    got = decoder(tokens).detach().numpy()
+    # The softmax is computed in fp32, and so are the angles of rotary positions: 2^-24 each, and 2 layers of products
+    # over at most 29 terms of size 1 pass that on to logits of the size of their largest.
+    bound = 2 * 29 * 2.0**-24 * np.abs(expected).max()
+    assert np.abs(got - expected).max() <= bound
+
+
+# two samples of each length, as first and end places that attend, and positions: a prefix, the rest generated; and
+# spans at the position of their [MASK], at length 13 behind a window that is all visible but its last two tokens
+BLANKS = {
+    13: (
+        {"heads": 3, "head_dim": 8, "hidden": 24, "kv_heads": 3, "rotary_dim": 8, "ffn_hidden": 31, "layers": 3},
+        [
+            ([0] * 5 + list(range(5, 13)), [13] * 13, list(range(13))),
+            ([0] * 4 + [4, 5] + [6] * 4 + [10, 11, 12], [6] * 6 + [13] * 7, [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 1, 1, 1]),
+        ],
+    ),
+    8: (
+        {"heads": 2, "head_dim": 6, "hidden": 12, "kv_heads": 2, "rotary_dim": 4, "ffn_hidden": 16},
+        [
+            ([0, 1, 2, 3, 4, 5, 6, 7], [8] * 8, list(range(8))),
+            ([0] * 7 + [7], [8] * 8, [0, 1, 2, 3, 4, 5, 6, 2]),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("length", BLANKS)
+def test_logits_behind_a_prefix_equal_an_independent_float64_forward_pass(length: int) -> None:
+    changes, samples = BLANKS[length]
+    architecture, recipe = _variant(**(GLM | {"sequence": length} | changes))
+    decoder = _decoder(architecture, recipe).double()
+    tokens = torch.randint(0, 51, (2, length))
+    weights = {name: p.detach().numpy() for name, p in decoder.named_parameters()}
+    expected = np.stack(
+        [
+            _forward(architecture, weights, row.tolist(), _between(first, end), places)
+            for row, (first, end, places) in zip(tokens, samples, strict=True)
+        ]
+    )
+    seen, positions = _arguments(samples)
+    got = decoder(tokens, positions_BT=positions, seen_B2S=seen).detach().numpy()
+    # as for a causal mask, over at most 31 terms and 3 layers; a norm behind each part divides what it lets pass by
+    # the deviation of alpha x + f(x), at least that of x
+    assert np.abs(got - expected).max() <= 3 * 31 * 2.0**-24 * np.abs(expected).max()
+
+
+def _between(first: list[int], end: list[int]) -> Sees:
+    return lambda at, to: first[to] <= at < end[to]
+
+
+def _arguments(samples: list[tuple[list[int], list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        torch.tensor([[first, end] for first, end, _ in samples]),
+        torch.tensor([places for _, _, places in samples]),
+    )
+
+
+def test_the_embeddings_gradient_is_the_recorded_share_and_its_value_the_same() -> None:
+    architecture, recipe = _variant(tied_embeddings=False)
+    tokens = torch.randint(0, 51, (2, 13), generator=torch.Generator().manual_seed(1))
+    whole, shrunk = (
+        _decoder(architecture, msgspec.structs.replace(recipe, embedding_gradient_shrink=share)).double()
+        for share in (None, 0.1)
+    )
+    losses = [decoder(tokens, tokens) for decoder in (whole, shrunk)]
+    for loss in losses:
+        loss.backward()
+    # a x + (1 - a) x rounds x twice in float64; the loss passes that on, and is taken of logits in fp32
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
+    for (name, left), right in zip(whole.named_parameters(), shrunk.parameters(), strict=True):
+        share = 0.1 if name == "embedding.weight" else 1.0
+        assert left.grad is not None
+        assert right.grad is not None
+        torch.testing.assert_close(right.grad, share * left.grad, rtol=1e-5, atol=1e-6 * left.grad.abs().max().item())
+
+
+@pytest.mark.parametrize("changes", [VARIANTS["codegeex"], VARIANTS["deep norm, geglu"]], ids=["codegeex", "glm"])
+def test_chunks_one_after_the_other_are_the_whole_model(changes: dict[str, Any]) -> None:
+    architecture, recipe = _variant(**(changes | {"layers": 3}))
+    whole = Decoder(architecture, recipe)
+    first = Decoder(architecture, recipe, layers=range(2), last=False)
+    last = Decoder(architecture, recipe, layers=range(2, 3), first=False)
+    for decoder in (whole, first, last):
+        initialise(decoder, recipe, seed=4)
+    tokens = torch.randint(0, 51, (2, 13))
+    assert torch.equal(whole(tokens), last(first(tokens)))
+    names = {name for chunk in (first, last) for name, _ in chunk.named_parameters()}
+    assert names == {name for name, _ in whole.named_parameters()} | {"head.weight"}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_a_later_token_changes_no_earlier_logit(changes: dict[str, Any]) -> None:
+    decoder = _decoder(*_variant(**changes))
+    tokens = torch.randint(0, 51, (1, 13))
+    other = tokens.clone()
+    other[0, 9] = (other[0, 9] + 1) % 51
+    before, after = decoder(tokens)[0], decoder(other)[0]
+    assert torch.equal(before[:9], after[:9])
+    assert not torch.equal(before[9:], after[9:])
+
+
+def test_fast_gelu_neither_overflows_nor_leaves_its_limits() -> None:
+    fast = ACTIVATIONS[Activation.FAST_GELU]
+    x = torch.tensor([-65504.0, -100.0, -20.0, 0.0, 20.0, 100.0, 65504.0], dtype=torch.float16)
+    assert fast(x).tolist() == [0.0, 0.0, 0.0, 0.0, 20.0, 100.0, 65504.0]
+
+
+@pytest.mark.parametrize("changes", [{}, VARIANTS["codegeex"], VARIANTS["deep norm, geglu"]])
+def test_recomputation_changes_neither_loss_nor_gradients(changes: dict[str, Any]) -> None:
+    architecture, recipe = _variant(**changes)
+    recipe = msgspec.structs.replace(recipe, hidden_dropout=0.2, attention_dropout=0.2, embedding_dropout=0.2)
+    tokens = torch.randint(0, 51, (2, 13), generator=torch.Generator().manual_seed(1))
+    kept = []
+    for recomputation in (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL):
+        decoder = _decoder(architecture, recipe, recomputation=recomputation)
+        torch.manual_seed(7)
+        loss = decoder(tokens, tokens)
+        loss.backward()
+        kept.append((loss.detach(), [parameter.grad for parameter in decoder.parameters()]))
+    for loss, gradients in kept[1:]:
+        assert torch.equal(kept[0][0], loss)
+        assert all(torch.equal(a, b) for a, b in zip(kept[0][1], gradients, strict=True))
+
+
+def test_initialisation_has_the_recorded_deviations() -> None:
+    architecture, recipe = _variant(layers=2, padded_vocabulary=5000, hidden=60, heads=3, head_dim=20, ffn_hidden=240)
+    decoder = Decoder(architecture, recipe)
+    initialise(decoder, recipe, seed=0)
+    # the standard deviation of n draws is off by 1 / sqrt(2 n) of itself; four of those
+    expected = {
+        "embedding.weight": recipe.init_std,
+        "blocks.0.feed_forward.expansion.weight": recipe.init_std,
+        "blocks.1.feed_forward.contraction.weight": recipe.init_std / math.sqrt(4),
+        "blocks.1.attention.projection.weight": recipe.init_std / math.sqrt(4),
+    }
+    for name, parameter in decoder.named_parameters():
+        if name in expected:
+            bound = 4 / math.sqrt(2 * parameter.numel())
+            assert parameter.std().item() == pytest.approx(expected[name], rel=bound)
+        elif parameter.dim() == 1:
+            assert torch.equal(parameter, torch.full_like(parameter, 1.0 if name.endswith("norm.weight") else 0.0))
+
+
+def test_deep_norm_draws_the_tensors_that_it_names_from_xaviers_distribution() -> None:
+    wide: dict[str, Any] = {"layers": 7, "hidden": 120, "heads": 5, "kv_heads": 5, "head_dim": 24, "ffn_hidden": 320}
+    architecture, recipe = _variant(**(GLM | wide | {"rotary_dim": 24}))
+    decoder = Decoder(architecture, recipe, layers=range(2))
+    initialise(decoder, recipe, seed=0)
+    gain = 1 / math.sqrt(2 * 7)
+    weights = dict(decoder.named_parameters())
+    query, key, value = weights["blocks.1.attention.query_key_value.weight"].reshape(5, 3, 24, 120).unbind(1)
+    expansion = weights["blocks.0.feed_forward.expansion.weight"]
+    for weight, expected in (
+        (weights["embedding.weight"], recipe.init_std),
+        (query, recipe.init_std),
+        (key, recipe.init_std),
+        (value, gain * math.sqrt(2 / 240)),
+        (weights["blocks.0.attention.projection.weight"], gain * math.sqrt(2 / 240)),
+        (expansion[::2], gain * math.sqrt(2 / 440)),
+        (expansion[1::2], gain * math.sqrt(2 / 440)),
+        (weights["blocks.1.feed_forward.contraction.weight"], gain * math.sqrt(2 / 440)),
+    ):
+        # as above: four deviations of the deviation of n draws
+        assert weight.std().item() == pytest.approx(expected, rel=4 / math.sqrt(2 * weight.numel()))
+
+
+def test_a_top_query_layer_has_the_parameters_of_a_fused_one_and_its_table() -> None:
+    changes = VARIANTS["codegeex"]
+    top, fused = (Decoder(*_variant(**(changes | {"top_query_layer": is_top}))) for is_top in (True, False))
+    count = {decoder: sum(p.numel() for p in decoder.parameters()) for decoder in (top, fused)}
+    assert count[top] - count[fused] == 13 * 21

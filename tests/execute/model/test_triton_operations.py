@@ -1,0 +1,63 @@
+"""A miniature with Triton kernels, interpreted, is the miniature with PyTorch's operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from reference_runs.catalog import miniatures
+from suite.execute.data.token_stream import token_stream
+from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.parallel.parallelize import operations
+from suite.execute.precision import DTYPES, prepare_arithmetic
+from suite.job.options import KernelChoice
+from suite.reproduce.plan import Plan, corpus_for, job_for
+from tests.end_to_end.layouts.agreement import gradient_bound, loss_bound
+from tests.end_to_end.layouts.table import Case, small_run
+
+SAMPLES = 2
+SCALE = 1024.0  # of the loss, as with loss scaling: gradients in fp16 do not underflow
+
+
+def loss_and_gradients(plan: Plan, kernels: KernelChoice, directory: Path) -> tuple[float, dict[str, Tensor]]:
+    """Of the first samples, from the same weights whatever the kernels."""
+    prepare_arithmetic(plan.recipe.precision, torch.device("cpu"))
+    decoder = Decoder(plan.architecture, plan.recipe, operations(plan.architecture, kernels))
+    initialise(decoder, plan.recipe, seed=5)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.dim() == 1:  # biases and gains that are not 0 and 1 show where they are used
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    decoder.to(DTYPES[plan.recipe.precision])
+    batch = token_stream(job_for(plan, corpus_for(plan, None), str(directory))).micro_batch(0, SAMPLES)
+    loss = decoder(batch.tokens_BT, **batch.arguments)
+    (loss * SCALE).backward()
+    return loss.item(), {name: leaf.grad.double() / SCALE for name, leaf in decoder.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("name", "arithmetic"),
+    [
+        *((name, "fp32") for name in miniatures()),
+        ("bloom-mini", "16bit"),
+        *(pytest.param(name, "16bit", marks=pytest.mark.rare) for name in miniatures() if name != "bloom-mini"),
+    ],
+)
+def test_loss_and_gradients_are_those_of_pytorchs_operators(name: str, arithmetic: str, tmp_path: Path) -> None:
+    plan = small_run(Case(name, arithmetic, "dp1"))
+    shape = msgspec.structs.replace(plan.architecture, layers=2, sequence=16)
+    plan = msgspec.structs.replace(plan, architecture=shape)
+    expected, expected_gradients = loss_and_gradients(plan, KernelChoice.TORCH, tmp_path)
+    loss, gradients = loss_and_gradients(plan, KernelChoice.TRITON, tmp_path)
+    executed = SimpleNamespace(job=plan)
+    assert loss == pytest.approx(expected, rel=loss_bound(executed), abs=0)
+    assert gradients.keys() == expected_gradients.keys()
+    whole = torch.cat([gradient.flatten() for gradient in expected_gradients.values()]).norm()
+    difference = torch.cat([(gradients[own] - expected_gradients[own]).flatten() for own in gradients]).norm()
+    assert difference <= gradient_bound(executed) * whole

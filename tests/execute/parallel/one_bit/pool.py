@@ -1,0 +1,79 @@
+"""Four processes that have joined gloo, and groups of the first 1, 2, 3 and 4 of them; a call runs on one group."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from suite.machine.processes import die_with_parent
+
+RANKS = 4
+SECONDS = 120
+
+
+class Pool:
+    """Runs functions of importable modules on several ranks."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        self._ends: list[Connection] = []
+        self._processes = []
+        for rank in range(RANKS):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    def __call__(self, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What `function(group, *arguments)` returned on each of the first `ranks` ranks.
+
+        Raises:
+            RuntimeError: it failed on one, or took too long.
+        """
+        name = (function.__module__, function.__qualname__)
+        for end in self._ends[:ranks]:
+            end.send((ranks, name, arguments))
+        answers = []
+        for rank, end in enumerate(self._ends[:ranks]):
+            if not end.poll(SECONDS):
+                raise RuntimeError(f"rank {rank} did not answer within {SECONDS} s")
+            answers.append(end.recv())
+        failures = [words for done, words in answers if not done]
+        if failures:
+            raise RuntimeError("\n".join(failures))
+        return [value for _, value in answers]
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve(rank: int, port: int, end: Connection) -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=SECONDS)
+    )
+    groups = {ranks: dist.new_group(list(range(ranks))) for ranks in range(1, RANKS + 1)}
+    while True:
+        ranks, (module, name), arguments = end.recv()
+        try:
+            end.send((True, getattr(importlib.import_module(module), name)(groups[ranks], *arguments)))
+        except Exception:  # whatever it is: it is told to the caller, and the rank goes on
+            end.send((False, f"rank {rank}: {traceback.format_exc()}"))

@@ -1,0 +1,79 @@
+"""A wrong bit in a replay, in memory, in a product or in a message is seen, and right ones repeat."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from suite.execute.probe import run
+from tests.support.launches import probe_job
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def job(tmp_path):
+    return probe_job(tmp_path, replays=2, replay_steps=2, samples=2, exchanges=2, exchange_bytes=4096)
+
+
+def replayed(job):
+    """Hashes of a replay's steps."""
+    events = []
+    run.run_replay(job, 0, CPU, events.append)
+    return [(event.loss, event.gradients, event.parameters) for event in events]
+
+
+def test_replays_repeat_each_other_to_the_bit(job):
+    first = replayed(job)
+    assert first == replayed(job)
+    assert len({hashes for step in first for hashes in step}) == 6  # every step has hashes of its own
+
+
+def test_one_bit_of_one_weight_changes_every_hash_behind_it(job, monkeypatch):
+    right, update = replayed(job), run.update
+
+    def flipping(decoder):
+        update(decoder)
+        weight = next(iter(decoder.parameters())).detach().view(-1).view(torch.uint8)
+        weight[7] ^= 1
+
+    monkeypatch.setattr(run, "update", flipping)
+    wrong = replayed(job)
+    assert wrong[0][:2] == right[0][:2]
+    assert wrong[0][2] != right[0][2]
+
+
+def test_the_hash_is_of_every_byte():
+    tensor = torch.arange(1000, dtype=torch.float32).to(torch.bfloat16)
+    before = run.digest([tensor])
+    tensor.view(torch.uint8)[1999] ^= 1
+    assert run.digest([tensor]) != before
+
+
+@pytest.mark.parametrize("exchanges", [2, 0])
+def test_processors_are_watched_during_the_exchanges_alone(job, monkeypatch, exchanges):
+    """Neither replays nor the soak are timed: who computes beside them disturbs nothing, nor may they hide who does."""
+    seen = []
+
+    class Watched:
+        since_start = None
+
+        def start(self):
+            seen.append("start")
+
+        def lap(self):
+            seen.append("lap")
+            self.since_start = "shared"
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda _mode: None)
+    monkeypatch.setattr(run, "SharedProcessors", Watched)
+    for name, answer in (("new_group", None), ("barrier", None), ("get_world_size", 2), ("get_rank", 0)):
+        monkeypatch.setattr(run.dist, name, lambda *_words, answer=answer, **_named: answer)
+    for part in ("run_replay", "exchanged", "reduced", "soaked"):
+        monkeypatch.setattr(run, part, lambda *_words, part=part, **_named: seen.append(part))
+    parts = msgspec.structs.replace(job, ranks=2, replays=1, exchanges=exchanges, soak_seconds=1.0)
+    ended = run.probe(parts, CPU, lambda _event: None)
+    timed = ["start", "exchanged", "reduced", "lap"] if exchanges else []
+    assert (seen, ended.shared) == (["run_replay", *timed, "soaked"], "shared" if exchanges else None)

@@ -1,0 +1,149 @@
+"""Text to tokens."""
+
+from __future__ import annotations
+
+import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reference_runs.errors import InputError
+from suite.job import corpus
+from suite.job.corpus import END_OF_TEXT, standard_library_files, tokenised_corpus
+
+WORDS = ["loss", "step", "rank", "token", "layer", "batch", "stage", "weight", "moment", "shard"]
+TEXT = "".join(
+    f"The {WORDS[n % 10]} of {WORDS[n * 7 % 10]} {n} is {n * n % 1009}: λ = {n / 7:.3f}\n" for n in range(900)
+)
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def _tokens(path: str) -> array.array[int]:
+    tokens = array.array("i")
+    data = Path(path).read_bytes()
+    tokens.frombytes(data)
+    return tokens
+
+
+def test_the_same_text_gives_the_same_tokens(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    two = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    assert one.tokens_file != two.tokens_file
+    assert one.sha256 == two.sha256
+    assert _tokens(one.tokens_file) == _tokens(two.tokens_file)
+
+
+def test_tokens_are_below_the_vocabulary_and_compress_the_text(text_file: Path) -> None:
+    told = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    tokens = _tokens(told.tokens_file)
+    assert told.tokens == len(tokens)
+    assert min(tokens) >= 0
+    assert max(tokens) < 400
+    assert len(tokens) < told.text_bytes / 2
+    assert len(set(tokens)) > 100
+
+
+def test_a_cached_corpus_is_not_tokenised_again(text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("tokenised again")
+
+    monkeypatch.setattr(corpus, "_encoded", refuse)
+    assert tokenised_corpus(text_file, vocabulary=400, least_tokens=100) == first
+    with pytest.raises(AssertionError, match="tokenised again"):
+        tokenised_corpus(text_file, vocabulary=401, least_tokens=100)
+
+
+def test_other_text_has_another_hash(text_file: Path) -> None:
+    before = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    text_file.write_text(TEXT.replace("loss", "gain", 1), encoding="utf-8")
+    after = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    assert before.sha256 != after.sha256
+    assert before.tokens_file != after.tokens_file
+
+
+def test_documents_end_with_the_end_of_text_token(tmp_path: Path) -> None:
+    directory = tmp_path / "texts"
+    directory.mkdir()
+    for name in ("b.txt", "a.txt"):
+        (directory / name).write_text(TEXT, encoding="utf-8")
+    told = tokenised_corpus(directory, vocabulary=400, least_tokens=100)
+    tokens = _tokens(told.tokens_file)
+    assert told.files == 2
+    half = len(tokens) // 2
+    assert tokens[:half] == tokens[half:]
+    assert tokens[-1] == tokens[half - 1]
+    assert list(tokens).count(tokens[-1]) == 2
+
+
+def test_tokens_decode_to_the_text_with_a_tokenizer_trained_alike(tmp_path: Path) -> None:
+    from tokenizers import ByteLevelBPETokenizer
+
+    directory = tmp_path / "texts"
+    directory.mkdir()
+    texts = [TEXT[:9000], "", TEXT[9000:] + "é 🙂\r\n"]
+    for name, text in zip("abc", texts, strict=True):
+        (directory / name).write_text(text, encoding="utf-8", newline="")
+    tokens = _tokens(tokenised_corpus(directory, vocabulary=400, least_tokens=100).tokens_file)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(texts, vocab_size=400, min_frequency=0, special_tokens=[END_OF_TEXT])
+    # reading a text turns its \r\n into \n
+    expected = "".join(text.replace("\r\n", "\n") + END_OF_TEXT for text in texts)
+    assert tokenizer.decode(list(tokens), skip_special_tokens=False) == expected
+
+
+def test_readers_see_only_whole_corpora(text_file: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[Path]] = []
+
+    class Watched(array.array):
+        def tofile(self, file: Any) -> None:
+            super().tofile(file)
+            seen.append(list(private_cache.rglob("*.tokens")))
+
+    encoded = corpus._encoded
+    monkeypatch.setattr(corpus, "_encoded", lambda *arguments: Watched("i", encoded(*arguments)))
+    told = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    assert seen == [[]]
+    assert [path for path in private_cache.rglob("*") if path.is_file()] == [Path(told.tokens_file)]
+
+
+def test_an_interrupted_write_leaves_no_cache(
+    text_file: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(InputError, match="cannot write the cache: No space left on device"):
+        tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    assert [path for path in private_cache.rglob("*") if path.is_file()] == []
+    monkeypatch.undo()
+
+
+def test_repetitive_text_is_refused_with_what_it_gives(tmp_path: Path) -> None:
+    path = tmp_path / "same.txt"
+    path.write_text("ab " * 4000)
+    with pytest.raises(InputError, match=r"too few distinct words for a vocabulary of 400 tokens; got 2\d\d tokens"):
+        tokenised_corpus(path, vocabulary=400, least_tokens=100)
+
+
+def test_the_default_corpus_is_real_python_text_without_tests() -> None:
+    files = standard_library_files()
+    assert len(files) > 200
+    assert {"ast.py", "typing.py"} <= {path.name for path in files}
+    assert not any({"test", "site-packages"} & set(path.parts[-4:-1]) for path in files)

@@ -1,0 +1,182 @@
+"""What more ranks take at once than the profile has is measured before the climb, and predicts their rung."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from suite.__main__ import main
+from suite.calibration.calibrate import CalibrationResult, with_ranks
+from suite.calibration.plan import Density
+from suite.commands import exit_codes
+from suite.commands import ladder as command
+from suite.job.events import Status
+from suite.ladder import extra_profiles
+from suite.ladder.climb import Climb, unclimbed, wanted
+from suite.ladder.run import Errand
+from suite.ladder.rungs import RUNGS, Setting
+from suite.machine.cpu_speed import Pace
+from suite.machine.profile import Profile
+from suite.machine.timing_tables import COLLECTIVES, Subject
+from tests.support.climbs import CORPUS, CPU, TEXTS
+from tests.support.profiles import profile
+
+pytestmark = pytest.mark.ranks
+
+FOUR = Setting(data_parallel=4, fully_sharded=True)
+SPARSE = Density(
+    ratio=1e9,
+    coarse=1e9,
+    sparse=1e9,
+    unseen=1,
+    point_seconds=1e-5,
+    rounds=1,
+    memory_bytes=1_000_000,
+    dtypes=("fp32",),
+    compiled=(),
+)
+
+
+def errand(*rungs: str, **changes: Any) -> Errand:
+    usual = {"profile": profile(), "profile_source": "stored", "results": Path("/none")}
+    return Errand(climbing=CPU, corpus=CORPUS, texts=TEXTS, chosen=frozenset(rungs), **(usual | changes))
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, result: CalibrationResult) -> None:
+    monkeypatch.setattr(extra_profiles, "with_ranks", lambda *_args, **_options: result)
+
+
+def with_four(**conditions: Any) -> Profile:
+    return msgspec.structs.replace(
+        profile(), conditions=msgspec.structs.replace(profile().conditions, ranks=4, **conditions)
+    )
+
+
+def test_the_most_ranks_of_what_is_climbed_are_missing_where_the_profile_has_fewer() -> None:
+    assert extra_profiles.ranks_missing(errand("fsdp-4")) == 4
+    assert extra_profiles.ranks_missing(errand(*(rung.name for rung in RUNGS))) == 4
+    assert extra_profiles.ranks_missing(errand("fsdp-4", profile=with_four())) is None
+    assert extra_profiles.ranks_missing(errand("fsdp-2", "ddp", "offline")) is None
+    assert extra_profiles.ranks_missing(errand("fsdp-4", profile=None, profile_source="none")) is None
+
+
+def test_only_what_has_more_ranks_is_predicted_by_the_second_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, CalibrationResult(status=Status.OK, message="", profile=with_four()))
+    found = extra_profiles.with_more_ranks(errand("fsdp-4"), 4, quiet)
+    assert found.profile_for(FOUR) == (with_four(), "stored, 4 ranks at once timed apart")
+    assert found.profile_for(Setting(data_parallel=2)) == (profile(), "stored")
+    assert errand("fsdp-4").profile_for(FOUR) == (profile(), "stored")
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (
+            CalibrationResult(status=Status.CRASHED, message="rank 3: MemoryError"),
+            "4 ranks at once could not be timed: crashed: rank 3: MemoryError",
+        ),
+        (
+            CalibrationResult(status=Status.OK, message="", profile=with_four(others_share=0.3)),
+            "4 ranks at once were timed beside others: measured while other processes took 30% "
+            "and other guests 0% of the processors",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_timed_leave_their_rung_unpredicted_and_say_why(
+    monkeypatch: pytest.MonkeyPatch, result: CalibrationResult, why: str
+) -> None:
+    measured(monkeypatch, result)
+    found = extra_profiles.with_more_ranks(errand("fsdp-4"), 4, quiet)
+    assert found.profile_for(FOUR) == (None, why)
+    assert found.profile_for(Setting()) == (profile(), "stored")
+
+
+def test_an_interrupt_while_ranks_are_timed_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, CalibrationResult(status=Status.INTERRUPTED, message="interrupted by the user"))
+    with pytest.raises(KeyboardInterrupt):
+        extra_profiles.with_more_ranks(errand("fsdp-4"), 4, quiet)
+
+
+def test_ranks_on_hosts_of_their_own_are_not_timed_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = msgspec.structs.replace(profile(), conditions=msgspec.structs.replace(profile().conditions, ranks=1))
+    found = msgspec.structs.replace(
+        errand("ddp-hosts", profile=one), climbing=msgspec.structs.replace(CPU, host_names=("a", "b"))
+    )
+    rungs, applicable = wanted(found)
+    assert extra_profiles.ranks_missing(found) == 2  # of ddp, which it is compared with
+    alone = [rung for rung in rungs if rung.name == "ddp-hosts"]
+    monkeypatch.setattr(extra_profiles, "wanted", lambda _errand: (alone, applicable))
+    assert extra_profiles.ranks_missing(found) is None
+
+
+@pytest.mark.parametrize(
+    ("rungs", "whether", "timed"),
+    [("fsdp-4", "--calibrate", [4]), ("fsdp-4", "--no-calibrate", []), ("fsdp-2", "--calibrate", [])],
+)
+def test_the_command_times_the_ranks_that_are_missing_unless_told_not_to_calibrate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rungs: str, whether: str, timed: list[int]
+) -> None:
+    asked: list[int] = []
+    climbed: list[Errand] = []
+
+    def more(errand: Errand, ranks: int, _on_event: object) -> Errand:
+        asked.append(ranks)
+        return msgspec.structs.replace(errand, more_ranks=with_four(), more_ranks_source="timed")
+
+    def climb(errand: Errand, *_: object) -> Climb:
+        climbed.append(errand)
+        nothing = unclimbed(CPU, frozenset({"pinned"}))
+        assert nothing is not None
+        return nothing
+
+    monkeypatch.setattr(command, "tokenised_documents", lambda *_args, **_options: (CORPUS, TEXTS))
+    monkeypatch.setattr(command, "profile_for", lambda *_args, **_options: (profile(), "stored"))
+    monkeypatch.setattr(command, "sample_seconds", lambda *_args, **_options: 0.01)
+    monkeypatch.setattr(command, "with_more_ranks", more)
+    monkeypatch.setattr(command, "climb", climb)
+    line = ["ladder", "gpt2-mini", "--rungs", rungs, "--device", "cpu", "--results", str(tmp_path), whether]
+    assert main(line) == exit_codes.INCONCLUSIVE
+    assert asked == timed
+    assert [errand.profile_for(FOUR)[1] for errand in climbed] == ["timed" if timed else "stored"]
+
+
+def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object, **_options: object) -> CalibrationResult:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(extra_profiles, "with_ranks", full)
+    found = extra_profiles.with_more_ranks(errand("fsdp-4"), 4, quiet)
+    assert found.profile_for(FOUR) == (None, "4 ranks at once could not be timed: No space left on device")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("cores", "had", "computing"), [(2, 2, set()), (4, 2, {3}), (2, 1, {2})])
+def test_three_ranks_at_once_are_added_and_what_they_compute_where_they_have_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, had: int, computing: set[int]
+) -> None:
+    """On fewer cores they take turns: messages are added, and one rank for each core where the profile has fewer."""
+    monkeypatch.setattr("suite.calibration.calibrate.usable_cores", lambda: cores)
+    paces = dict.fromkeys(range(1, had + 1), Pace(host=1e-6, product=1e-6, elementwise=1e-6, memory=1e-6))
+    conditions = msgspec.structs.replace(profile().conditions, ranks=had, pace=paces)
+    before = msgspec.structs.replace(profile(), conditions=conditions)
+    found = with_ranks(before, 3, on_event=quiet, density=SPARSE)
+    assert found.status is Status.OK, found.message
+    assert found.profile is not None
+    assert found.profile.tables[: len(before.tables)] == before.tables
+    assert {table.subject.ranks for table in found.profile.tables[len(before.tables) :]} == computing
+    added = [line.subject for line in found.profile.lines[len(before.lines) :]]
+    assert {(one.ranks, one.operation in COLLECTIVES) for one in added} == {(3, True)} | {(n, False) for n in computing}
+    assert found.profile.line(Subject(operation="all_gather", ranks=3)).units_per_second > 0
+    assert found.profile.conditions.ranks == 3
+    assert set(found.profile.conditions.threads) == set(before.conditions.threads) | {3} | computing
+    # what ranks that take turns compute was timed at another pace than their messages, unless it is timed now
+    assert (found.profile.pace(ranks=3) is None) == (not computing)
+    assert {count: found.profile.conditions.pace[count] for count in paces} == paces

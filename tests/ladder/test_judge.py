@@ -1,0 +1,49 @@
+"""What ranks and launches of one rung differ by: whose peak is judged, and that losses are the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from suite.ladder.climb import failures
+from suite.ladder.judge import Mark
+from suite.ladder.run import Height
+from tests.support.climbs import Machine, climbed, heights
+
+
+def peak_words(height: Height) -> tuple[Mark, str]:
+    (check,) = (check for check in height.checks if check.name == "peak")
+    return check.mark, check.says
+
+
+def test_the_largest_peak_of_all_ranks_is_judged(machine: Machine) -> None:
+    machine.rank_peaks = {"speed/ddp": [1.0, 1.06], "speed/compile": [1.04, 1.0]}
+    outcome = climbed(["compile", "ddp"])
+    assert peak_words(heights(outcome)["ddp"]) == (Mark.FAIL, "predicted -5.7%")
+    assert peak_words(heights(outcome)["compile"]) == (Mark.PASS, "predicted -3.8%")
+    measured = heights(outcome)["ddp"].measured
+    assert measured is not None
+    assert measured.peak_bytes == measured.largest_peak_bytes
+
+
+def test_of_state_sharded_over_a_processor_s_ranks_the_median_one_is_judged_and_the_line_says_so(
+    machine: Machine,
+) -> None:
+    machine.rank_peaks = {"memory/fsdp-4": [1.0, 1.0, 1.23, 1.0]}
+    words = "predicted +0.0% of the median rank; one has +23.0%, gloo's messages perhaps: not judged"
+    mark, says = peak_words(heights(climbed(["fsdp-4"]))["fsdp-4"])
+    assert (mark, says.replace("-0.0%", "+0.0%")) == (Mark.PASS, words)
+    machine.rank_peaks = {"memory/fsdp-4": [1.07, 1.07, 1.07, 1.0]}
+    assert peak_words(heights(climbed(["fsdp-4"]))["fsdp-4"])[0] is Mark.FAIL
+
+
+@pytest.mark.parametrize(("name", "crashes"), [("speed-baseline", ""), ("offline", "workers"), ("batch", "")])
+def test_launches_of_one_seed_with_other_losses_fail_whatever_stands_below(
+    machine: Machine, name: str, crashes: str
+) -> None:
+    """A baseline has nothing below it, `offline` a rung that crashed, and `batch` promises other losses anyway."""
+    machine.drifting = {f"speed/{name}"}
+    machine.wrong = {f"speed/{crashes}"}
+    found = failures(climbed([name, crashes] if crashes else [name], repeat=2))
+    assert f"{name}: repeats: launches of one seed have different losses" in found
+    machine.drifting = set()
+    assert not any("repeats" in line for line in failures(climbed([name], repeat=2)))

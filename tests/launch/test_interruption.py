@@ -1,0 +1,112 @@
+"""Ctrl-C and SIGTERM end a command once; all commands that start ranks take them in one way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from suite.launch.interruption import check_interrupted, end_as_interrupted, held
+from suite.machine.processes import die_with_parent
+from suite.paths import ROOT
+
+POLITE = (signal.SIGINT, signal.SIGTERM)
+COMMANDS = ROOT / "suite" / "commands"
+
+
+@pytest.fixture
+def _handlers() -> Iterator[None]:
+    before = [signal.getsignal(kind) for kind in POLITE]
+    yield
+    end_as_interrupted()  # forgets this test's signal: it would end the launches of tests behind this one
+    for kind, handler in zip(POLITE, before, strict=True):
+        signal.signal(kind, handler)
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("first", POLITE)
+@pytest.mark.parametrize("second", POLITE)
+def test_the_first_signal_interrupts_and_a_second_one_disturbs_nothing(
+    first: signal.Signals, second: signal.Signals
+) -> None:
+    end_as_interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(first)
+    signal.raise_signal(second)
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_an_interrupt_that_python_loses_is_found_by_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: lost.append(told.exc_type.__name__))
+    end_as_interrupted()
+    check_interrupted()
+
+    def callback(_dead: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    watched = Watched()
+    kept = weakref.ref(watched, callback)
+    del watched
+    assert kept() is None
+    assert lost == ["KeyboardInterrupt"]
+    with pytest.raises(KeyboardInterrupt):
+        check_interrupted()
+    end_as_interrupted()  # the next command's
+    check_interrupted()
+
+
+class Watched:
+    pass
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_an_interrupt_waits_until_a_process_is_started() -> None:
+    end_as_interrupted()
+    reached = []
+
+    def start() -> None:
+        with held():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end of the block")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert reached == ["the end of the block"]
+    end_as_interrupted()
+    with held():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_an_interrupt_while_a_process_is_forked_is_not_lost() -> None:
+    armed = [True]
+
+    def behind_the_fork() -> None:  # cannot be taken back: it does nothing from the second time on
+        if armed and armed.pop():
+            signal.raise_signal(signal.SIGINT)
+
+    os.register_at_fork(after_in_parent=behind_the_fork)
+    end_as_interrupted()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        with held():
+            started.append(subprocess.Popen(["true"], preexec_fn=die_with_parent))
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    (process,) = started
+    assert process.wait(20) == 0
+
+
+def test_no_command_has_a_handler_of_its_own() -> None:
+    own = [path.name for path in COMMANDS.glob("*.py") if "signal.signal(" in path.read_text(encoding="utf-8")]
+    assert own == []

@@ -1,0 +1,142 @@
+"""What the pages in docs/ quote is what the program does."""
+
+from __future__ import annotations
+
+import enum
+import re
+import types
+import typing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from reference_runs.catalog import load
+from reference_runs.fit_scores import fit_scores
+from reference_runs.layout import Layout
+from reference_runs.machine_model import machine_model
+from reference_runs.published_tables import load_tables
+from reference_runs.run import Architecture, Cluster, Measurement, Recipe, Reported, Software
+from reference_runs.sourced import Kind
+from suite.__main__ import main
+from suite.paths import ROOT
+from suite.predict.analytic.parameters import parameter_count
+from suite.report.markdown.machine_model import fit_page
+
+DOCS = ROOT / "docs"
+EXAMPLE = (DOCS / "example_run.toml").read_text(encoding="utf-8")
+PAGE = (DOCS / "writing_a_run.md").read_text(encoding="utf-8")
+MISTAKES = re.findall(r"^- (.+)\n\+ (.+)\n(error: .+)$", PAGE, re.MULTILINE)
+TABLES: dict[str, tuple[type[msgspec.Struct], ...]] = {
+    "| `[architecture]` |": (Architecture,),
+    "| `[recipe]` |": (Recipe,),
+    "| `[layout]` |": (Layout,),
+    "| `[cluster]`, `[software]` |": (Cluster, Software),
+    "| `[reported]` |": (Reported,),
+}
+
+
+def test_the_example_run_loads_and_shows_a_conflict_an_assumption_and_a_gap() -> None:
+    run = load(DOCS / "example_run.toml")
+    assert run.reported.parameters == parameter_count(run.architecture)
+    assert run.cluster is not None
+    assert run.layout.ranks == run.cluster.accelerators
+    kinds = {key: fact.kind for key, fact in run.facts.items()}
+    assert kinds["recipe.init_std"] is Kind.ASSUMED
+    assert kinds["cluster.network_interface_bandwidth"] is Kind.NOT_PUBLISHED
+    assert [reading.value for reading in run.facts["reported.step_seconds"].readings] == [47]
+    # every source is used
+    assert {fact.source.split()[0].rstrip(",") for fact in run.facts.values()} | {"dashboard"} == set(run.sources)
+
+
+def test_the_page_quotes_every_error_line_with_its_mistake() -> None:
+    assert len(MISTAKES) == PAGE.count("error: ") >= 5
+
+
+@pytest.mark.parametrize(("right", "wrong", "error"), MISTAKES, ids=[wrong for _, wrong, _ in MISTAKES])
+def test_a_quoted_error_line_is_what_the_program_prints(
+    right: str,
+    wrong: str,
+    error: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert right in EXAMPLE
+    monkeypatch.chdir(tmp_path)
+    Path("my_run.toml").write_text(EXAMPLE.replace(right, wrong, 1), encoding="utf-8")
+    assert main(["show", "my_run.toml"]) == 2
+    assert capsys.readouterr().err == f"{error}\n"
+
+
+def rows(head: str) -> dict[str, tuple[str, bool]]:
+    """Key -> (value and unit, needed), from the page's table under `head`."""
+    lines = PAGE.partition(head)[2].partition("\n\n")[0].splitlines()[2:]
+    found: dict[str, tuple[str, bool]] = {}
+    for line in lines:
+        keys, value, needed = (cell.strip() for cell in line.strip("|").split("|"))
+        names = re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", keys))
+        assert not found.keys() & set(names)
+        found |= dict.fromkeys(names, (value, needed == "yes"))
+    return found
+
+
+DEALT = "stage_layer_counts"  # follows from the stack: a list, which no fact of a run file can be
+
+
+def schema(*kinds: type[msgspec.Struct]) -> dict[str, tuple[str, bool]]:
+    """The same from the records' types."""
+    found: dict[str, tuple[str, bool]] = {}
+    for kind in kinds:
+        for field in msgspec.structs.fields(kind):
+            if field.name == DEALT:
+                continue
+            bare, unit = field.type, "1"
+            if typing.get_origin(bare) in (types.UnionType, typing.Union):
+                bare = next(option for option in typing.get_args(bare) if option is not type(None))
+            if typing.get_origin(bare) is typing.Annotated:
+                bare, meta = typing.get_args(bare)[:2]
+                unit = (meta.extra or {}).get("unit", "1")
+            if issubclass(bare, enum.Enum):
+                text = "one of " + ", ".join(bare)
+            else:
+                text = {bool: "true or false", int: f'integer, "{unit}"', float: f'number, "{unit}"', str: "text"}[bare]
+            found[field.name] = (text, field.required)
+    return found
+
+
+@pytest.mark.parametrize("head", TABLES)
+def test_the_page_lists_every_key_with_its_type_unit_and_whether_it_is_needed(head: str) -> None:
+    assert rows(head) == schema(*TABLES[head])
+
+
+def test_the_page_gives_the_layouts_defaults() -> None:
+    table = PAGE.partition("| `[layout]` |")[2].partition("\n\n")[0]
+    given = {
+        name: line.rpartition("| no: ")[2].removesuffix(" |")
+        for line in table.splitlines()[2:]
+        for name in re.findall(r"`(\w+)`", line)
+    }
+    default = {name: str(value) for name, value in msgspec.structs.asdict(Layout()).items()}
+    default |= {name: text.lower() for name, text in default.items() if text in ("True", "False")}
+    assert default.pop(DEALT) == "None"
+    # None and a number of bytes are written for people
+    assert (default.pop("accumulation"), default.pop("bucket_bytes")) == ("None", str(25 * 2**20))
+    assert (given.pop("accumulation"), given.pop("bucket_bytes")) == ("what the global batch gives", "25 MiB")
+    assert given == default
+
+
+def test_the_page_lists_every_key_of_a_measurement() -> None:
+    needed, optional = re.search(r"It needs (.+?),? and may have (.+?)\n\n", PAGE, re.DOTALL).groups()  # type: ignore[union-attr]  # a missing sentence fails the test
+    found = dict.fromkeys(re.findall(r"`(\w+)`", needed), True) | dict.fromkeys(re.findall(r"`(\w+)`", optional), False)
+    assert found == {name: required for name, (_, required) in schema(Measurement).items()}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_page_explains_every_kind(kind: Kind) -> None:
+    assert f"| `{kind.value}` | " in PAGE
+
+
+def test_the_machine_models_numbers_are_those_of_the_fit() -> None:
+    page = (DOCS / "machine_model_numbers.md").read_text(encoding="utf-8")
+    assert page == fit_page(machine_model(), fit_scores(), load_tables())

@@ -1,0 +1,70 @@
+"""What sessions of the noxfile run, without nox: it is not among what tests are installed with."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from suite.paths import ROOT
+
+
+class Session:
+    """Notes what it is told to run, and answers with a number of GPUs."""
+
+    def __init__(self, place: Path, answer: str, *posargs: str) -> None:
+        self.posargs, self.env, self.ran = list(posargs), dict[str, str](), list[tuple[str, ...]]()
+        self.virtualenv = SimpleNamespace(location=str(place))
+        self._answer = answer
+
+    def install(self, *packages: str) -> None:
+        """Nothing."""
+
+    def run(self, *command: str, silent: bool = False, **_options: Any) -> str | None:
+        if not silent:
+            self.ran.append(command)
+        return self._answer if silent else None
+
+
+@pytest.fixture
+def noxfile(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    nox, command = ModuleType("nox"), ModuleType("nox.command")
+    nox.__dict__.update(
+        session=lambda function: function,
+        options=SimpleNamespace(),
+        project=SimpleNamespace(load_toml=lambda name: tomllib.loads((ROOT / name).read_text(encoding="utf-8"))),
+    )
+    command.__dict__["CommandFailed"] = RuntimeError
+    monkeypatch.setitem(sys.modules, "nox", nox)
+    monkeypatch.setitem(sys.modules, "nox.command", command)
+    monkeypatch.chdir(ROOT)
+    return runpy.run_path("noxfile.py")
+
+
+@pytest.mark.parametrize(
+    ("answer", "places"),
+    [
+        ("0\n", ["cpu 2", "cpu 1"]),
+        ("UserWarning: an old driver (found version 9)\n1\n", ["cpu 2", "cpu 1", "cuda 1"]),
+        ("8\n", ["cpu 2", "cpu 1", "cuda 1"]),
+    ],
+)
+def test_the_accuracy_table_is_made_behind_a_calibration_on_the_processor_and_on_one_gpu_where_there_is_one(
+    answer: str, places: list[str], noxfile: dict[str, Any], tmp_path: Path
+) -> None:
+    session = Session(tmp_path, answer, "gpt2-mini")
+    noxfile["accuracy"](session)
+    first, *runs, last = [" ".join(command[3:]) for command in session.ran]
+    devices = [place.split() for place in places]
+    assert first == "calibrate --device cpu --ranks 2"
+    assert runs == [
+        f"reproduce gpt2-mini --device {device} --ranks {ranks} {execution} --launches 3"
+        for device, ranks in devices
+        for execution in ("--no-compile", "--compile")
+    ]
+    assert last == "report"

@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.layout import Layout, Recomputation, StageAssignment
+from reference_runs.run import Architecture, Norm, Position, Recipe
+from suite.execute.measure.counters import flop_counter
+from suite.execute.model.decoder import Decoder
+from suite.predict.analytic.flop import (
+    executed_flop,
+    flop_conventions,
+    groups_stopped_early,
+    hardware_flop,
+    layer_forward_flop,
+    megatron_flop,
+    model_flop,
+    rank_executed_flop,
+    rank_model_flop,
+    recomputed_flop,
+    recomputed_layers_from_input,
+)
+from suite.predict.analytic.parameters import stage_layers
+from tests.support.executed_runs import (
+    MANY,
+    Place,
+    Run,
+    dealt_layers,
+    executed_runs,
+    groups,
+    own_chunks,
+    places,
+    stops_early,
+)
+from tests.support.strategies import BLOOM, architectures, described_architectures, dropouts, recipes
+
+PLAIN = [position for position in Position if position is not Position.ALIBI]
+RECOMPUTATIONS = st.sampled_from([Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
+
+
+def fused_flop(
+    architecture: Architecture, recipe: Recipe, *, samples: int, layout: Layout, counter: FlopCounterMode
+) -> int:
+    model = Decoder(architecture, recipe, fused_attention=True)
+    model.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
+    tokens = torch.randint(architecture.vocabulary, (samples, architecture.sequence + 1))
+    with counter:
+        model(tokens[:, :-1], tokens[:, 1:]).backward()
+    return int(counter.get_total_flops())
+
+
+def counted_flop(architecture: Architecture, recipe: Recipe, *, samples: int, layout: Layout) -> int:
+    model = Decoder(architecture, recipe)
+    model.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
+    tokens = torch.randint(architecture.vocabulary, (samples, architecture.sequence + 1))
+    with FlopCounterMode(display=False) as counter:
+        model(tokens[:, :-1], tokens[:, 1:]).backward()
+    return counter.get_total_flops()
+
+
+@given(architectures(), recipes(), st.integers(1, 3))
+def test_model_flop_equal_the_flop_counter_without_recomputation(
+    architecture: Architecture, recipe: Recipe, samples: int
+) -> None:
+    counted = counted_flop(architecture, recipe, samples=samples, layout=Layout())
+    assert model_flop(architecture, samples=samples) == counted
+
+
+@given(architectures(), recipes(), st.integers(1, 3), RECOMPUTATIONS, st.integers(1, 3))
+def test_executed_flop_equal_the_flop_counter(
+    architecture: Architecture, recipe: Recipe, samples: int, recomputation: Recomputation, group: int
+) -> None:
+    layout = Layout(recomputation=recomputation, checkpoint_layers=group)
+    counted = counted_flop(architecture, recipe, samples=samples, layout=layout)
+    assert counted == executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
+
+
+@given(architectures(positions=PLAIN), recipes(), st.integers(1, 3), RECOMPUTATIONS, st.integers(1, 3))
+def test_flop_of_a_fused_attention_equal_the_flop_counter(
+    architecture: Architecture, recipe: Recipe, samples: int, recomputation: Recomputation, group: int
+) -> None:
+    recipe = msgspec.structs.replace(recipe, attention_dropout=0.0)
+    layout = Layout(recomputation=recomputation, checkpoint_layers=group, fused_attention=True)
+    counted = fused_flop(architecture, recipe, samples=samples, layout=layout, counter=flop_counter())
+    assert counted == executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
+    needed = flop_counter(recomputes=False)
+    counted = fused_flop(architecture, recipe, samples=samples, layout=Layout(), counter=needed)
+    assert counted == model_flop(architecture, samples=samples)
+
+
+class Gated(nn.Module):
+    """One gated feed-forward part and one attention with grouped queries, as PyTorch operators."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        h, f = architecture.hidden, architecture.ffn_hidden
+        self.qkv = nn.Linear(h, h + 2 * architecture.kv_heads * architecture.head_dim)
+        self.projection = nn.Linear(h, h)
+        self.expansion = nn.Linear(h, 2 * f if architecture.activation.gated else f)
+        self.contraction = nn.Linear(f, h)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape, (samples, length, _) = self.architecture, x.shape
+        kv = shape.kv_heads * shape.head_dim
+        q, k, v = self.qkv(x).split([shape.hidden, kv, kv], dim=-1)
+        group = shape.heads // shape.kv_heads
+        q = q.view(samples, length, shape.heads, shape.head_dim).transpose(1, 2)
+        k, v = (
+            part.view(samples, length, shape.kv_heads, shape.head_dim).repeat_interleave(group, 2).transpose(1, 2)
+            for part in (k, v)
+        )
+        context = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        x = x + self.projection(context.transpose(1, 2).reshape(x.shape))
+        wide = self.expansion(x)
+        if shape.activation.gated:
+            gate, wide = wide.chunk(2, dim=-1)
+            wide = wide * gate.sigmoid()
+        return x + self.contraction(wide)
+
+
+@given(described_architectures(), st.integers(1, 3))
+def test_model_flop_of_any_described_shape_equal_the_flop_counter(architecture: Architecture, samples: int) -> None:
+    layers = nn.Sequential(*(Gated(architecture) for _ in range(architecture.layers)))
+    head = nn.Linear(architecture.hidden, architecture.padded_vocabulary, bias=False)
+    x = torch.randn(samples, architecture.sequence, architecture.hidden, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        head(layers(x)).sum().backward()
+    assert counter.get_total_flops() == model_flop(architecture, samples=samples)
+
+
+@pytest.mark.parametrize("name", run_names())
+def test_flop_of_every_recorded_run_equal_the_flop_counter_on_the_meta_device(name: str) -> None:
+    shape = reference_run(name).architecture
+    with torch.device("meta"):
+        layers = nn.Sequential(*(Gated(shape) for _ in range(shape.layers)))
+        head = nn.Linear(shape.hidden, shape.padded_vocabulary, bias=False)
+        x = torch.empty(1, shape.sequence, shape.hidden, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        head(layers(x)).sum().backward()
+    assert counter.get_total_flops() == model_flop(shape, samples=1)
+
+
+@pytest.mark.parametrize("name", run_names())
+def test_flop_of_every_recorded_run_equal_a_count_product_by_product(name: str) -> None:
+    shape = reference_run(name).architecture
+    tokens, products = shape.sequence, []
+    for _ in range(shape.layers):
+        products.append((tokens, shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim))
+        products += shape.heads * [(tokens, shape.head_dim, tokens), (tokens, tokens, shape.head_dim)]
+        products.append((tokens, shape.heads * shape.head_dim, shape.hidden))
+        products += (2 if shape.activation.gated else 1) * [(tokens, shape.hidden, shape.ffn_hidden)]
+        products.append((tokens, shape.ffn_hidden, shape.hidden))
+    products.append((tokens, shape.hidden, shape.padded_vocabulary))
+    forward = sum(2 * m * k * n for m, k, n in products)
+    assert model_flop(shape, samples=7) == 7 * 3 * forward
+
+
+@given(described_architectures(), st.integers(1, 10**6), st.sampled_from(Recomputation))
+def test_flop_are_proportional_to_samples(
+    architecture: Architecture, samples: int, recomputation: Recomputation
+) -> None:
+    layout = Layout(recomputation=recomputation)
+    one, many = (hardware_flop(architecture, layout, samples=n) for n in (1, samples))
+    assert many == samples * one
+    for name, flop in flop_conventions(architecture, samples=samples).items():
+        assert flop == samples * flop_conventions(architecture, samples=1)[name] > 0
+
+
+@given(described_architectures(), st.integers(1, 100), st.sampled_from(list(Recomputation)[:3]))
+def test_every_layer_adds_the_same_flop(architecture: Architecture, layers: int, recomputation: Recomputation) -> None:
+    def flop(number: int) -> int:
+        shape = msgspec.structs.replace(architecture, layers=number)
+        return hardware_flop(shape, Layout(recomputation=recomputation), samples=2)
+
+    assert flop(layers + 1) - flop(layers) == flop(2) - flop(1) > 0
+
+
+@given(described_architectures())
+def test_more_recomputation_only_adds(architecture: Architecture) -> None:
+    flop = [hardware_flop(architecture, Layout(recomputation=kind), samples=1) for kind in Recomputation]
+    assert flop[0] == model_flop(architecture, samples=1)
+    assert flop[0] < flop[1] < flop[2] <= flop[3]
+    assert (flop[2] == flop[3]) == (architecture.layers == 1)
+
+
+@given(described_architectures(), st.integers(1, 9), st.sampled_from(StageAssignment))
+def test_restarting_from_each_stages_input_equals_the_sum_over_stages(
+    architecture: Architecture, stages: int, assignment: StageAssignment
+) -> None:
+    layout = Layout(
+        pipeline_stages=min(stages, architecture.layers),
+        stage_assignment=assignment,
+        recomputation=Recomputation.FROM_INPUT,
+    )
+    forward = sum(layer_forward_flop(architecture, samples=1).values())
+    restarts = 0
+    for stage in range(layout.pipeline_stages):
+        for layer in range(stage_layers(architecture, layout, stage=stage)):
+            restarts += 1 + layer
+    again = hardware_flop(architecture, layout, samples=1) - model_flop(architecture, samples=1)
+    assert again == restarts * forward
+
+
+def test_restarting_from_the_input_costs_the_worked_examples_forwards() -> None:
+    assert recomputed_layers_from_input(80) == 3240
+
+
+@given(described_architectures(), dropouts(), st.integers(1, 5))
+def test_the_early_stop_takes_one_product_off_each_group(
+    architecture: Architecture, dropout: float, group: int
+) -> None:
+    layout = Layout(recomputation=Recomputation.FULL, checkpoint_layers=group)
+    saved = hardware_flop(architecture, layout, samples=1) - executed_flop(
+        architecture, layout, samples=1, hidden_dropout=dropout
+    )
+    product = 2 * architecture.sequence * architecture.hidden * architecture.ffn_hidden
+    groups = len(range(0, architecture.layers, group))
+    stops = dropout == 0 and architecture.norm is not Norm.DEEP_NORM
+    assert saved == (groups * product if stops else 0)
+
+
+class FedForward(nn.Module):
+    """A norm in front of a feed-forward part, or behind its sum with the residual stream."""
+
+    def __init__(self, *, behind: bool, bias: bool) -> None:
+        super().__init__()
+        self.behind = behind
+        self.norm = nn.LayerNorm(8, bias=bias)
+        self.expansion, self.contraction = nn.Linear(8, 32, bias=bias), nn.Linear(32, 8, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = x if self.behind else self.norm(x)
+        x = x + self.contraction(self.expansion(inner).relu())
+        return self.norm(x) if self.behind else x
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("norm", "behind"), [(Norm.PRE_LAYER_NORM, False), (Norm.DEEP_NORM, True)])
+def test_pytorch_stops_before_the_last_product_unless_a_norm_behind_it_keeps_its_input(
+    norm: Norm, behind: bool, bias: bool
+) -> None:
+    blocks = [FedForward(behind=behind, bias=bias) for _ in range(3)]
+
+    def executed(*, recomputed: bool) -> int:
+        x = torch.randn(4, 8, requires_grad=True)
+        with FlopCounterMode(display=False) as counter:
+            for block in blocks:
+                x = checkpoint(block, x, use_reentrant=False) if recomputed else block(x)
+            x.sum().backward()
+        return counter.get_total_flops()
+
+    again = executed(recomputed=True) - executed(recomputed=False)
+    product = 2 * 4 * 8 * 32
+    shape = msgspec.structs.replace(BLOOM.architecture, layers=3, norm=norm)
+    layout = Layout(recomputation=Recomputation.FULL)
+    stopped = groups_stopped_early(shape, layout, hidden_dropout=0.0, layers=3)
+    assert again == (2 * 3 - stopped) * product
+
+
+def rank_products(run: Run, place: Place, *, again: bool) -> int:
+    """Flop of every product of one rank in a step of one sample, or of those that are computed again."""
+    shape, layout, t = run.architecture, run.layout, run.layout.tensor_parallel
+    tokens, f = shape.sequence, shape.ffn_hidden // t
+    heads, kv_heads = shape.heads // t, shape.kv_heads // t
+    scores = heads * [(tokens, shape.head_dim, tokens)]
+    context = heads * [(tokens, tokens, shape.head_dim)]
+    contraction = [(tokens, f, shape.hidden)]
+    others = [(tokens, shape.hidden, (heads + 2 * kv_heads) * shape.head_dim)]
+    others.append((tokens, heads * shape.head_dim, shape.hidden))
+    others += (2 if shape.activation.gated else 1) * [(tokens, shape.hidden, f)]
+    layer = [*scores, *context, *others, *contraction]
+    products = []
+    for chunk in own_chunks(run, place):
+        if again:
+            if layout.fused_attention:  # by its backward pass
+                products += len(dealt_layers(run)[chunk]) * scores
+            for group in groups(run, chunk):
+                for number in range(1, len(group) + 1):
+                    if layout.recomputation is Recomputation.SELECTIVE:
+                        products += [*scores, *context] if layout.fused_attention else scores
+                    elif layout.recomputation is Recomputation.FULL:
+                        products += [*scores, *context, *others]
+                        products += [] if number == len(group) and stops_early(run) else contraction
+            continue
+        products += len(dealt_layers(run)[chunk]) * layer
+        if chunk == layout.pipeline_stages * layout.virtual_stages - 1:
+            products.append((tokens, shape.hidden, shape.padded_vocabulary // t))
+    return sum(2 * m * k * n for m, k, n in products)
+
+
+@settings(max_examples=MANY)
+@given(executed_runs(), st.integers(1, 9))
+def test_the_flop_of_every_rank_equal_a_count_product_by_product(run: Run, samples: int) -> None:
+    for place in set(places(run.layout)):
+        forward = samples * rank_products(run, place, again=False)
+        again = samples * rank_products(run, place, again=True)
+        needed = rank_model_flop(run.architecture, run.layout, stage=place.pp, samples=samples)
+        executed = rank_executed_flop(
+            run.architecture,
+            run.layout,
+            stage=place.pp,
+            samples=samples,
+            hidden_dropout=run.recipe.hidden_dropout,
+        )
+        assert (needed, executed) == (3 * forward, 3 * forward + again)
+
+
+@given(executed_runs())
+def test_the_ranks_of_a_replica_share_its_flop(run: Run) -> None:
+    shape, layout, dropout = run.architecture, run.layout, run.recipe.hidden_dropout
+    stages = range(layout.pipeline_stages)
+    needed = sum(rank_model_flop(shape, layout, stage=stage, samples=7) for stage in stages)
+    executed = sum(
+        rank_executed_flop(shape, layout, stage=stage, samples=7, hidden_dropout=dropout) for stage in stages
+    )
+    assert layout.tensor_parallel * needed == model_flop(shape, samples=7)
+    assert layout.tensor_parallel * executed == executed_flop(shape, layout, samples=7, hidden_dropout=dropout)
+
+
+def test_selective_recomputation_adds_a_third_of_what_korthikanti_print() -> None:
+    # their hardware flop 72 B s L h^2 (1 + s / 3h + ...) exceed the model flop by 72 B s L h^2 s / 6h = 12 B s^2 L h
+    architecture = reference_run("gpt3-175b").architecture
+    again = recomputed_flop(architecture, samples=1, recomputation=Recomputation.SELECTIVE, layers=architecture.layers)
+    assert 3 * again == 12 * architecture.sequence**2 * architecture.layers * architecture.hidden
+
+
+def equation_3(architecture: Architecture, *, factor: int, samples: int) -> Fraction:
+    """Narayanan et al. 2021, equation 3: `factor` 96 with full recomputation (V / 16 L h), 72 without (V / 12)."""
+    h, s = architecture.hidden, architecture.sequence
+    layers, rows = architecture.layers, architecture.padded_vocabulary
+    return factor * (samples * s * layers * h**2) * (1 + Fraction(s, 6 * h) + Fraction(rows, factor // 6 * layers * h))
+
+
+def test_bloom_flop_equal_equation_3_exactly() -> None:
+    architecture, samples = BLOOM.architecture, BLOOM.recipe.global_batch
+    assert model_flop(architecture, samples=samples) == equation_3(architecture, factor=72, samples=samples)
+    full = hardware_flop(architecture, Layout(recomputation=Recomputation.FULL), samples=samples)
+    assert full == equation_3(architecture, factor=96, samples=samples)
+
+
+@pytest.mark.parametrize("name", run_names())
+def test_megatrons_convention_is_equation_3(name: str) -> None:
+    architecture = reference_run(name).architecture
+    for recomputed, factor in ((True, 96), (False, 72)):
+        flop = megatron_flop(architecture, samples=3, recomputed=recomputed)
+        assert flop == equation_3(architecture, factor=factor, samples=3)
+
+
+def test_the_conventions_differ_by_what_they_leave_out() -> None:
+    architecture = BLOOM.architecture
+    flop = flop_conventions(architecture, samples=1)
+    tokens, h = architecture.sequence, architecture.hidden
+    vectors = 70 * 13 * h + 4 * h  # biases and norms, which 6 N and PaLM count as multiplied
+    assert flop["palm"] - flop["6N"] == 12 * 70 * h * tokens * tokens
+    assert flop["palm"] - flop["megatron-eq3-model"] == 6 * vectors * tokens
+    assert flop["megatron-eq3-model"] - flop["causal half"] == 3 * 70 * 2 * tokens * tokens * h
+    assert flop["megatron-eq3-model"] - flop["without head"] == 6 * tokens * h * 250880
+
+
+def test_bloom_flop_equal_the_rate_and_step_time_that_the_log_prints() -> None:
+    assert BLOOM.reported.hardware_flop_per_second is not None
+    assert BLOOM.reported.step_seconds is not None
+    assert BLOOM.cluster is not None
+    logged = BLOOM.reported.hardware_flop_per_second * BLOOM.cluster.accelerators * BLOOM.reported.step_seconds
+    predicted = hardware_flop(BLOOM.architecture, BLOOM.layout, samples=BLOOM.recipe.global_batch)
+    # both are printed to two decimals, so half a unit of the last place each: 0.005 / 149.02 + 0.005 / 105.22 = 8.1e-5
+    assert predicted == pytest.approx(logged, rel=0.005 / 149.02 + 0.005 / 105.22)

@@ -1,0 +1,91 @@
+"""Least bytes of kernels: those of the tensors that PyTorch makes for them, and the worked numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from suite.paths import ROOT
+from suite.predict.analytic.kernel_cost import FORMULAS, kernel_bytes
+
+M, N, V = 48, 640, 5000
+SIZES = {"rows": M, "columns": N, "element_bytes": 2}
+
+
+def half(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def fp32(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="meta")
+
+
+def packed(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.uint8, device="meta")
+
+
+x, w, m = half(M, N), fp32(N), fp32(N)
+# kernel, sizes, tensors read and written forward, and backward
+MOVED: list[tuple[str, dict[str, int], list[Tensor], list[Tensor]]] = [
+    ("layer_norm", SIZES, [x, x], [x, x, x]),
+    ("residual_layer_norm", SIZES, [x, x, x], [x, x, x]),
+    ("residual_layer_norm", SIZES | {"kept": 1}, [x, x, x, x], [x, x, x, x]),
+    ("residual_layer_norm", SIZES | {"scaled": 1}, [x, x, x], [x, x, x, x]),
+    ("parallel_layer_norms", SIZES, [x, x, x], [x, x, x, x]),
+    ("bias_activation", SIZES, [x, x], [x, x, x]),
+    ("geglu", SIZES, [half(M, 2 * N), x], [half(M, 2 * N), x, half(M, 2 * N)]),
+    # 3 sequences of 7 positions, 8 heads of queries and 2 of keys of 16 dimensions, however many of them turn
+    ("rotary", {"elements": 3 * 7 * (8 + 2) * 16, "element_bytes": 2}, 2 * [half(3, 8, 7, 16), half(3, 2, 7, 16)], []),
+    ("masked_softmax", SIZES, [x, x], [x, x, x]),
+    ("masked_softmax", SIZES | {"causal": 1}, [half(M, N // 2), x], [half(M, N // 2), half(M, N // 2), x]),
+    # half of the positions are a prefix: its rows read half, the others three quarters on average
+    (
+        "masked_softmax",
+        SIZES | {"causal": 1, "prefix": N // 2},
+        [half(M, N * 5 // 8), x],
+        [half(M, N * 5 // 8), half(M, N * 5 // 8), x],
+    ),
+    ("attention", {"heads": 6, "length": 8, "head_size": N, "element_bytes": 2}, [x] * 4, [x] * 7),
+    ("cross_entropy", SIZES, [x, x], []),
+    ("linear_cross_entropy", SIZES | {"vocabulary": V}, 2 * [x, half(V, N)], []),
+    ("adamw", {"parameters": N}, [w, w, w, w, w, w, w], []),
+    ("adamw", {"parameters": N, "copy_bytes": 2}, [w, w, w, w, w, w, w, half(N)], []),
+    ("adamw", {"parameters": N, "gradient_bytes": 2, "weight_bytes": 2}, [*3 * [half(N)], *4 * [m]], []),
+    ("gradient_norm", {"parameters": N, "gradient_bytes": 2}, [half(N)], []),
+    ("sign_pack", {"elements": 1001, "element_bytes": 4}, [*5 * [fp32(1001)], packed(126)], []),
+    ("sign_pack", {"elements": 1000, "element_bytes": 2}, [*2 * [half(1000)], *3 * [fp32(1000)], packed(125)], []),
+    ("sign_unpack", {"elements": 1001, "ranks": 3}, [packed(3, 126), fp32(1001)], []),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "forward", "backward"), MOVED)
+def test_bytes_are_those_of_the_tensors_that_are_read_and_written(
+    name: str, sizes: dict[str, int], forward: list[Tensor], backward: list[Tensor]
+) -> None:
+    found = kernel_bytes(name, **sizes)
+    assert found.forward == sum(tensor.nbytes for tensor in forward)
+    if name == "rotary":
+        assert found.backward == found.forward
+    else:
+        assert (found.backward or 0) == sum(tensor.nbytes for tensor in backward)
+
+
+def test_every_formula_is_counted_by_hand() -> None:
+    assert {name for name, *_ in MOVED} == set(FORMULAS)
+
+
+def test_adamw_moves_28_bytes_a_parameter_and_sign_packing_20_and_an_eighth() -> None:
+    assert kernel_bytes("adamw", parameters=1).forward == 28
+    assert kernel_bytes("adamw", parameters=1, copy_bytes=2).forward == 30
+    assert kernel_bytes("sign_pack", elements=8, element_bytes=4).forward == 8 * 20.125
+
+
+def test_every_kernel_has_a_formula() -> None:
+    others = {"bits", "half_matmul", "interpreter", "operator", "tensor_table"}  # no kernels of bandwidth
+    assert {path.stem for path in (ROOT / "kernels").glob("[a-z]*.py")} - others <= set(FORMULAS)
+
+
+def test_an_unknown_kernel_is_refused() -> None:
+    with pytest.raises(ValueError, match="^kernel: allowed layer_norm, .*, got sofmax$"):
+        kernel_bytes("sofmax", rows=1)

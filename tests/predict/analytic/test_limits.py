@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.catalog import reference_run
+from reference_runs.run import Architecture, Precision
+from suite.predict.analytic.limits import (
+    fits,
+    fitting,
+    fp16_spacing,
+    global_batch,
+    gradient_transfer_seconds,
+    head_flop_per_byte,
+    inference_bytes,
+    key_value_cache_bytes,
+    largest_model_parameters,
+    largest_useful_tensor_parallel,
+    least_accelerators,
+    least_accelerators_of_dimensions,
+    least_pipeline_stages,
+    least_shards,
+    machine_flop_per_byte,
+    micro_steps,
+    needed_link_bytes_per_second,
+    needed_network_bytes_per_second,
+    network_share,
+    remaining_axis_size,
+    updates,
+    usable_tensor_parallel,
+    world_size,
+)
+from suite.predict.analytic.memory import zero_bytes_per_parameter
+from suite.predict.analytic.parameters import parameter_count
+from tests.support.strategies import architectures
+
+LLAMA = reference_run("llama2-70b").architecture
+COUNTS = st.integers(1, 10**4)
+PARAMETERS = st.integers(1, 10**13)
+MEMORIES = st.integers(1, 10**12)
+
+
+@pytest.mark.parametrize(
+    ("peak", "both_ways", "bound", "usable"),
+    # the RTX 4090 over PCIe 4 and the H100 over NVLink, bandwidths as printed; bounds to three decimals
+    [(330e12, 64e9, 2.383, 2), (989e12, 900e9, 11.182, 8)],
+)
+def test_tensor_parallelism_pays_up_to_the_worked_examples(
+    peak: float, both_ways: float, bound: float, usable: int
+) -> None:
+    found = largest_useful_tensor_parallel(
+        hidden=8192, bytes_per_parameter=2, peak_flop_per_second=peak, link_bytes_per_second=both_ways / 2
+    )
+    assert found == pytest.approx(bound, abs=5e-4)
+    assert usable_tensor_parallel(found, heads=64) == usable
+
+
+def test_a_head_on_each_4090_needs_859_gb_a_second() -> None:
+    assert head_flop_per_byte(hidden=8192, heads=64, bytes_per_parameter=2) == 384
+    assert needed_link_bytes_per_second(peak_flop_per_second=330e12, flop_per_byte=384) == 859.375e9
+    # 2197.8 is printed to one decimal
+    ratio = machine_flop_per_byte(peak_flop_per_second=989e12, link_bytes_per_second=450e9)
+    assert ratio == pytest.approx(2197.8, abs=0.05)
+
+
+@given(st.integers(1, 512), st.floats(1e12, 1e15), st.integers(1, 128), st.integers(1, 128))
+def test_at_the_bound_a_rank_computes_exactly_as_much_as_its_link_needs(
+    heads: int, peak: float, head_dim: int, ratio: int
+) -> None:
+    bound = largest_useful_tensor_parallel(
+        hidden=heads * head_dim, bytes_per_parameter=2, peak_flop_per_second=peak, link_bytes_per_second=peak / ratio
+    )
+    # a rank of `bound` stands for a head among as many heads; six roundings
+    as_heads: Any = bound
+    at_bound = head_flop_per_byte(hidden=heads * head_dim, heads=as_heads, bytes_per_parameter=2)
+    assert at_bound == pytest.approx(ratio, rel=1e-15, abs=0)
+
+
+@given(st.floats(0.01, 300), st.integers(1, 512))
+def test_the_usable_size_is_the_largest_power_of_two_that_divides_the_heads(bound: float, heads: int) -> None:
+    fitting_sizes = [2**power for power in range(10) if 2**power <= bound and heads % 2**power == 0]
+    assert usable_tensor_parallel(bound, heads=heads) == max([1, *fitting_sizes])
+
+
+@pytest.mark.parametrize(("memory", "accelerators"), [(80e9, 24), (24e9, 78)])
+def test_llama_70bs_1850_gb_need_this_many_accelerators(memory: float, accelerators: int) -> None:
+    assert least_accelerators(total_bytes=1850e9, memory_bytes=memory) == accelerators
+
+
+@given(PARAMETERS, MEMORIES)
+def test_the_least_accelerators_hold_the_total_and_one_fewer_does_not(total: int, memory: int) -> None:
+    number = least_accelerators(total_bytes=total, memory_bytes=memory)
+    assert (number - 1) * memory < total <= number * memory
+    stages = least_pipeline_stages(total_bytes=total, memory_bytes=memory)
+    assert (stages - 1) * memory <= total < stages * memory
+
+
+def test_13b_needs_four_stages_and_no_zero_size_suffices() -> None:
+    assert least_pipeline_stages(total_bytes=18 * 13e9 + 34e9, memory_bytes=80e9) == 4
+    needs: dict[str, Any] = {"parameters": 13e9, "activation_bytes": 34e9, "precision": Precision.BF16}
+    assert least_shards(memory_bytes=80e9, zero_stage=1, **needs) is None
+    # the 78 GB of weights and gradients that no sharding of the optimizer makes smaller, and 34 GB of activations
+    assert least_shards(memory_bytes=112e9, zero_stage=1, **needs) is None
+    assert least_shards(memory_bytes=113e9, zero_stage=1, **needs) == 157
+
+
+@given(
+    st.integers(1, 10**10),
+    st.integers(10**9, 10**12),
+    st.integers(0, 10**11),
+    st.sampled_from(Precision),
+    st.integers(0, 3),
+)
+def test_the_least_shards_fit_and_one_fewer_does_not(
+    parameters: int, memory: int, activations: int, precision: Precision, zero_stage: int
+) -> None:
+    def stored(shards: int) -> float:
+        each = zero_bytes_per_parameter(precision, zero_stage=zero_stage, ranks=shards)
+        return parameters * each + activations
+
+    shards = least_shards(
+        parameters=parameters,
+        memory_bytes=memory,
+        activation_bytes=activations,
+        precision=precision,
+        zero_stage=zero_stage,
+    )
+    # at the very edge a byte decides, of sums that are rounded to 2**-52 of at most 10**12
+    edge = 1e-3
+    if shards is None:
+        assert stored(10**15) >= memory - edge
+    else:
+        assert stored(shards) < memory + edge
+        assert shards == 1 or stored(shards - 1) >= memory - edge
+
+
+@pytest.mark.parametrize(("zero_stage", "billions"), [(0, 2.0), (1, 7.6), (2, 14.4), (3, 128.0)])
+def test_the_largest_models_on_64_accelerators_of_32_gb_are_those_of_zeros_table(
+    zero_stage: int, billions: float
+) -> None:
+    # Rajbhandari et al. 2020, Table 2: theoretical maximum without model parallelism, printed to one decimal
+    found = largest_model_parameters(memory_bytes=32e9, precision=Precision.FP16, zero_stage=zero_stage, ranks=64)
+    assert found / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+@given(MEMORIES, st.integers(0, 10**12), st.sampled_from(Precision), st.integers(0, 3), COUNTS)
+def test_the_largest_model_fills_the_memory(
+    memory: int, activations: int, precision: Precision, zero_stage: int, ranks: int
+) -> None:
+    number = largest_model_parameters(
+        memory_bytes=memory, precision=precision, zero_stage=zero_stage, ranks=ranks, activation_bytes=activations
+    )
+    stored = number * zero_bytes_per_parameter(precision, zero_stage=zero_stage, ranks=ranks)
+    assert stored == pytest.approx(max(memory - activations, 0), rel=1e-15, abs=0)
+
+
+@given(architectures(), st.integers(1, 50), st.sampled_from([torch.float16, torch.float32]))
+def test_the_cache_holds_a_key_and_a_value_of_every_layer_and_token(
+    architecture: Architecture, tokens: int, dtype: torch.dtype
+) -> None:
+    shape = (tokens, architecture.kv_heads, architecture.head_dim)
+    tensors = [torch.empty(shape, dtype=dtype, device="meta") for _ in range(2 * architecture.layers)]
+    found = key_value_cache_bytes(architecture, tokens=tokens, element_bytes=dtype.itemsize)
+    assert found == sum(tensor.nbytes for tensor in tensors)
+
+
+MEMORY_BYTES = {"rtx-4090": 24e9, "h100": 80e9, "h200": 141e9, "mi300x": 192e9, "cluster": 1.4e12}
+
+
+def test_llama_70b_infers_where_its_weights_and_cache_fit() -> None:
+    found = fits(
+        LLAMA,
+        Precision.BF16,
+        MEMORY_BYTES,
+        training_activation_bytes=0,
+        cached_tokens=4096,
+        cache_element_bytes=2,
+    )
+    # 68.98e9 parameters of 2, 1 and half a byte, and 1.34e9 bytes of 80 layers' 8 key-value heads of 128
+    assert parameter_count(LLAMA) == 68_976_648_192
+    assert found == {
+        "training, bf16": ("cluster",),
+        "inference, 16-bit weights": ("h200", "mi300x", "cluster"),
+        "inference, 8-bit weights": ("h100", "h200", "mi300x", "cluster"),
+        "inference, 4-bit weights": ("h100", "h200", "mi300x", "cluster"),
+    }
+    needed = inference_bytes(LLAMA, weight_bits=16, cached_tokens=4096, cache_element_bytes=2)
+    assert needed == 2 * 68_976_648_192 + 2 * 80 * 8 * 128 * 2 * 4096
+
+
+@given(st.dictionaries(st.text(min_size=1), st.floats(1, 1e12), max_size=6), st.floats(1, 1e12))
+def test_fitting_accelerators_are_all_that_are_large_enough_in_order(memories: dict[str, float], needed: float) -> None:
+    found = fitting(needed, memories)
+    assert set(found) == {name for name, size in memories.items() if size >= needed}
+    assert [memories[name] for name in found] == sorted(memories[name] for name in found)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "accelerators"),
+    [
+        ((8, 4, 12), 384),
+        ((192, 8, 1), 1536),
+        ((24, 4, 8), 768),
+        ((124, 8, 1), 992),
+        ((16, 8, 35), 4480),
+        ((12, 2, 4), 96),
+    ],
+)
+def test_axes_multiply_to_the_published_accelerators(sizes: tuple[int, ...], accelerators: int) -> None:
+    assert world_size(sizes) == accelerators == len(list(itertools.product(*map(range, sizes))))
+    assert remaining_axis_size(accelerators, sizes=sizes[1:]) == sizes[0]
+
+
+def test_mt_nlgs_measured_machines_are_8_10_and_12_replicas() -> None:
+    assert [remaining_axis_size(n, sizes=(8, 35)) for n in (4480, 2240, 2800, 3360)] == [16, 8, 10, 12]
+    assert remaining_axis_size(80, sizes=(8,)) == 10
+    with pytest.raises(ValueError, match="280 ranks of the other axes do not divide 4481 accelerators"):
+        remaining_axis_size(4481, sizes=(8, 35))
+
+
+@pytest.mark.parametrize(("dimensions", "accelerators"), [(0, 1), (2, 4), (3, 8)])
+def test_two_ranks_on_each_axis_are_the_least(dimensions: int, accelerators: int) -> None:
+    assert least_accelerators_of_dimensions(dimensions) == accelerators == world_size([2] * dimensions)
+
+
+def test_batches_multiply_to_the_worked_examples() -> None:
+    assert global_batch(accumulation=2, nodes=1, processes_per_node=1, micro_batch=5) == 10
+    assert global_batch(accumulation=1, nodes=256, processes_per_node=8, micro_batch=8) == 16384
+    assert micro_steps(samples=1000, micro_batch=5) == 200
+    assert updates(samples=1000, micro_batch=5, accumulation=2) == 100
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 9))
+def test_micro_steps_and_updates_equal_those_of_a_loop(samples: int, micro: int, accumulation: int) -> None:
+    passes = list(range(0, samples, micro))
+    assert micro_steps(samples=samples, micro_batch=micro) == len(passes)
+    taken = [passes[place : place + accumulation] for place in range(0, len(passes), accumulation)]
+    assert updates(samples=samples, micro_batch=micro, accumulation=accumulation) == len(taken)
+
+
+def test_a_layer_groups_gradients_cross_pcie_in_an_eighth_of_a_second() -> None:
+    assert gradient_transfer_seconds(parameters=1e9, link_bytes_per_second=32e9) == 0.125
+    assert 2 * gradient_transfer_seconds(parameters=1e9, link_bytes_per_second=32e9) == 0.25
+
+
+def test_eight_nics_of_200_gbit_give_78_percent_of_eight_pcie_links() -> None:
+    needed = needed_network_bytes_per_second(accelerators_per_node=8, host_bytes_per_second=32e9)
+    assert 8 * needed == 2.048e12  # bit/s
+    share = network_share(needed_bytes_per_second=needed, interfaces=8, interface_bytes_per_second=200e9 / 8)
+    assert share == 1.6 / 2.048
+
+
+@pytest.mark.parametrize("exponent", range(-14, 16))
+def test_fp16_spacing_is_the_step_to_the_next_number(exponent: int) -> None:
+    number = numpy.float16(2.0**exponent)
+    assert fp16_spacing(exponent) == numpy.spacing(number)
+    assert number + numpy.float16(fp16_spacing(exponent) / 2.5) == number
+    assert fp16_spacing(-3) == 2**-13 == 1.220703125e-4
+
+
+@pytest.mark.parametrize("exponent", [-15, 16])
+def test_an_exponent_beyond_fp16_is_refused(exponent: int) -> None:
+    with pytest.raises(ValueError, match=f"exponent must be from -14 to 15, got {exponent}"):
+        fp16_spacing(exponent)
+
+
+def test_arrays_give_what_each_number_gives() -> None:
+    totals: Any = numpy.array([1e9, 79e9, 80e9, 1850e9])
+    for function in (least_accelerators, least_pipeline_stages):
+        each = [function(total_bytes=total, memory_bytes=80e9) for total in totals.tolist()]
+        found: Any = function(total_bytes=totals, memory_bytes=80e9)
+        assert list(found) == each

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+import torch
+import torch.nn.functional as functional
+from hypothesis import given
+
+from reference_runs.layout import Layout
+from reference_runs.run import Architecture, Position, Precision, Recipe, Residual
+from suite.predict.analytic.memory_bound_operators import (
+    embedding_bytes,
+    layer_operator_bytes,
+    loss_bytes,
+    score_operator_bytes,
+    update_element_bytes,
+)
+from tests.support.machines import Case, cases
+from tests.support.strategies import BLOOM
+
+
+def moved(*tensors: torch.Tensor) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def empty(precision: Precision, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float32 if precision is Precision.FP32 else torch.float16, device="meta")
+
+
+def dropped(x: torch.Tensor) -> int:
+    return moved(x, *torch.native_dropout(x, 0.1, True))
+
+
+def executed_layer_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+    """Bytes of inputs and outputs of each operator, of tensors as PyTorch would make them on one rank."""
+    precision, t = recipe.precision, layout.tensor_parallel
+    b, s = layout.micro_batch, architecture.sequence // layout.context_parallel
+    d, a, k = architecture.head_dim, architecture.heads // t, architecture.kv_heads // t
+    x = empty(precision, s // t if layout.sequence_parallel else s, b, architecture.hidden)
+    branch, inner = torch.empty_like(x), empty(precision, s, b, architecture.ffn_hidden // t)
+    found = {"norm": 2 * moved(x, functional.layer_norm(x, x.shape[-1:]))}
+    if architecture.residual is Residual.PARALLEL:
+        found["residual add"] = moved(x, branch, branch, x + branch + branch)
+    else:
+        found["residual add"] = 2 * moved(x, branch, x + branch)
+    gate = [torch.empty_like(inner)] if architecture.activation.gated else []
+    found["activation"] = moved(inner, *gate, functional.gelu(inner))
+    if recipe.hidden_dropout:
+        found["dropout"] = 2 * dropped(x)
+    if architecture.biases:
+        columns = (a + 2 * k) * d + (1 + len(gate)) * inner.shape[-1]
+        found["bias"] = moved(empty(precision, columns), *(empty(precision, architecture.hidden) for _ in range(2)))
+    if architecture.position is Position.ROTARY:
+        rotated = [empty(precision, s, b, heads, architecture.rotary_dim or 0) for heads in (a, k)]
+        found["rotary"] = moved(*rotated, *(part * 1 for part in rotated))
+    if not layout.fused_attention:
+        scores = empty(precision, b, a, s, architecture.sequence)
+        found["softmax"] = moved(scores, scores.softmax(-1))
+        if recipe.attention_dropout:
+            found["attention dropout"] = dropped(scores)
+    return found
+
+
+@given(cases())
+def test_a_layers_bytes_are_those_of_the_tensors_that_its_operators_read_and_write(case: Case) -> None:
+    architecture, recipe, layout, _ = case
+    expected = executed_layer_bytes(architecture, recipe, layout)
+    assert layer_operator_bytes(architecture, recipe, layout) == expected
+    on_scores = {name: size for name, size in expected.items() if name in ("softmax", "attention dropout")}
+    assert score_operator_bytes(architecture, recipe, layout) == on_scores
+
+
+@given(cases())
+def test_bytes_before_and_behind_the_layers_are_those_of_their_tensors(case: Case) -> None:
+    architecture, recipe, layout, _ = case
+    precision, t = recipe.precision, layout.tensor_parallel
+    b, s = layout.micro_batch, architecture.sequence // layout.context_parallel
+    whole = empty(precision, s, b, architecture.hidden)
+    x = empty(precision, s // t if layout.sequence_parallel else s, b, architecture.hidden)
+    before = moved(whole, torch.empty_like(whole))  # the rows, and what they are copied to
+    if architecture.position is Position.LEARNED:
+        before += moved(x, torch.empty_like(x), x + x)
+    if architecture.embedding_norm:
+        before += moved(x, functional.layer_norm(x, x.shape[-1:]))
+    if recipe.embedding_dropout:
+        before += dropped(x)
+    assert embedding_bytes(architecture, recipe, layout) == before
+    logits = empty(precision, s, b, architecture.padded_vocabulary // t)
+    assert loss_bytes(architecture, recipe, layout) == moved(x, functional.layer_norm(x, x.shape[-1:]), logits)
+
+
+# what clipping and Adam read and then write of one parameter, in bytes
+UPDATES: dict[Precision, tuple[Iterable[int], Iterable[int]]] = {
+    # gradient (norm), gradient, weight, moments; weight, moments
+    Precision.FP32: ((4, 4, 4, 4, 4), (4, 4, 4)),
+    # gradient (norm), gradient, master weight, moments; master weight, weight, moments
+    Precision.BF16: ((4, 4, 4, 4, 4), (4, 2, 4, 4)),
+    Precision.FP16: ((2, 2, 4, 4, 4), (4, 2, 4, 4)),
+    # gradient; its copy; copy (norm), copy, master weight, moments; master weight, weight, moments
+    Precision.FP16_GRADIENT_COPY: ((2, 4, 4, 4, 4, 4), (4, 4, 2, 4, 4)),
+    # gradient (norm), gradient, weight, moments; weight, moments
+    Precision.FP16_NO_MASTER: ((2, 2, 2, 4, 4), (2, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_an_update_reads_and_writes_each_value_once(precision: Precision) -> None:
+    read, written = UPDATES[precision]
+    assert update_element_bytes(precision) == sum(read) + sum(written)
+
+
+def test_blooms_softmax_moves_0_94_gb_a_layer_and_its_norms_and_sums_1_17_gb() -> None:
+    sizes = layer_operator_bytes(BLOOM.architecture, BLOOM.recipe, BLOOM.layout)
+    # two samples of 2048 * 2048 scores of 28 heads, read and written in bf16
+    assert sizes["softmax"] == 2 * 2 * (2 * 2048 * 2048 * 28)
+    # and two samples of 2048 tokens, each of 14336 elements: two norms, two sums
+    assert sizes["norm"] + sizes["residual add"] == (2 * 2 + 2 * 3) * 2 * (2 * 2048 * 14336)
+
+
+@given(cases())
+def test_fused_attention_stores_no_scores(case: Case) -> None:
+    fused = msgspec.structs.replace(case.layout, fused_attention=True)
+    assert score_operator_bytes(case.architecture, case.recipe, fused) == {}
+    plain = msgspec.structs.replace(case.layout, fused_attention=False)
+    assert sum(score_operator_bytes(case.architecture, case.recipe, plain).values()) > 0

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.predict.analytic.one_bit_compression import (
+    compressed_all_reduce_sent_bytes,
+    compressed_all_reduce_traffic,
+    compressed_elements,
+    compression_ratio,
+    error_feedback_bytes,
+    training_saving,
+)
+
+ELEMENTS = st.integers(1, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "elements", "padded", "sent", "against_fp32", "against_bf16"),
+    [
+        (2, 1_000_003, 1_000_016, 125_010, 32.00, 16.00),
+        (3, 65_536, 65_592, 10_948, 31.93, 15.96),
+        (4, 1_000, 1_024, 216, 27.78, 13.89),
+    ],
+)
+def test_bytes_equal_the_worked_table(
+    ranks: int, elements: int, padded: int, sent: int, against_fp32: float, against_bf16: float
+) -> None:
+    assert compressed_elements(elements, ranks=ranks) == padded
+    assert compressed_all_reduce_sent_bytes(elements, ranks=ranks) == sent
+    # two printed decimals
+    assert compression_ratio(elements, ranks=ranks, element_bytes=4) == pytest.approx(against_fp32, abs=0.005)
+    assert compression_ratio(elements, ranks=ranks, element_bytes=2) == pytest.approx(against_bf16, abs=0.005)
+
+
+@given(ELEMENTS, st.integers(1, 40))
+def test_padding_is_the_least_that_fills_chunks_of_whole_bytes_for_each_rank(elements: int, ranks: int) -> None:
+    multiple = ranks * math.lcm(ranks, 8)
+    padded = compressed_elements(elements, ranks=ranks)
+    assert padded % multiple == 0
+    assert 0 <= padded - elements < multiple
+    assert padded % (8 * ranks) == 0
+
+
+def played_through(elements: int, ranks: int) -> tuple[list[int], list[int], list[int]]:
+    """Bytes that each rank sends in both phases, message by message, then its worker and its server error's bytes."""
+    multiple = ranks * math.lcm(ranks, 8)
+    padded = elements + -elements % multiple
+    chunk = padded // ranks
+    sent = [0] * ranks
+    signs = [[(element + rank) % 3 > 0 for element in range(padded)] for rank in range(ranks)]
+
+    def packed(bits: list[bool]) -> bytes:
+        return bytes(sum(bit << place for place, bit in enumerate(bits[at : at + 8])) for at in range(0, len(bits), 8))
+
+    received: list[list[bytes]] = [[] for _ in range(ranks)]
+    for rank in range(ranks):
+        for server in range(ranks):
+            message = packed(signs[rank][server * chunk : (server + 1) * chunk])
+            received[server].append(message)
+            if server != rank:
+                sent[rank] += len(message) + 4  # the signs and the scale
+    assert all(len(messages) == ranks for messages in received)
+    for server in range(ranks):
+        for rank in range(ranks):
+            if rank != server:
+                sent[server] += len(received[server][0]) + 4
+    return sent, [4 * elements] * ranks, [4 * chunk] * ranks
+
+
+@given(st.integers(1, 3000), st.integers(1, 9))
+def test_bytes_equal_both_phases_played_through(elements: int, ranks: int) -> None:
+    sent, worker, server = played_through(elements, ranks)
+    for rank in range(ranks):
+        assert compressed_all_reduce_sent_bytes(elements, ranks=ranks) == sent[rank]
+        assert error_feedback_bytes(elements, ranks=ranks) == worker[rank] + server[rank]
+
+
+@given(ELEMENTS)
+def test_one_rank_hands_nothing_over(elements: int) -> None:
+    assert all(t.payload_bytes == t.messages == 0 for t in compressed_all_reduce_traffic([elements], ranks=1))
+
+
+@given(st.integers(2, 64), st.sampled_from([2, 4]))
+def test_the_ratio_tends_to_the_bits_of_an_element(ranks: int, element_bytes: int) -> None:
+    bits = 8 * element_bytes
+    # N / 8 bytes pass the ring twice; padding adds at most n lcm(n, 8) <= 8 n^2 elements, scales 8 n bytes = 32 n
+    # elements' worth: a share of (8 n^2 + 32 n) / N of the sent bytes
+    for elements in (10**9, 10**12):
+        ratio = compression_ratio(elements, ranks=ranks, element_bytes=element_bytes)
+        assert bits / (1 + (8 * ranks**2 + 32 * ranks) / elements) <= ratio <= bits
+
+
+def test_a_warm_up_of_15_percent_leaves_a_saving_of_4_9() -> None:
+    assert round(training_saving(warmup_share=0.15, ratio=16), 3) == 4.923
+
+
+@given(st.integers(0, 1000), st.integers(1, 1000), st.integers(2, 64))
+def test_the_saving_equals_bytes_added_up_step_by_step(warm_up: int, compressed: int, ratio: int) -> None:
+    steps = warm_up + compressed
+    plain = sum(ratio for _ in range(steps))
+    sent = sum(ratio if step < warm_up else 1 for step in range(steps))
+    # a handful of float operations
+    assert training_saving(warmup_share=warm_up / steps, ratio=ratio) == pytest.approx(plain / sent, rel=1e-14)
+
+
+@given(st.lists(st.tuples(ELEMENTS, st.integers(2, 40)), min_size=1, max_size=5))
+def test_arrays_equal_one_number_after_the_other(rows: list[tuple[int, int]]) -> None:
+    elements, ranks = (numpy.array(column, dtype=float) for column in zip(*rows, strict=True))
+    sent = compressed_all_reduce_sent_bytes(elements, ranks=ranks)
+    kept = error_feedback_bytes(elements, ranks=ranks)
+    ratios = compression_ratio(elements, ranks=ranks, element_bytes=4)
+    for place, (one, n) in enumerate(rows):
+        assert sent[place] == compressed_all_reduce_sent_bytes(one, ranks=n)
+        assert kept[place] == error_feedback_bytes(one, ranks=n)
+        assert ratios[place] == compression_ratio(one, ranks=n, element_bytes=4)

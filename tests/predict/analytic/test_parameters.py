@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from reference_runs.catalog import reference_run, run_names
+from reference_runs.layout import Layout, StageAssignment
+from reference_runs.run import Architecture, Norm, Position
+from suite.execute.model.decoder import Decoder
+from suite.predict.analytic.parameters import (
+    chunk_tensors,
+    layer_tensors,
+    outer_tensors,
+    parameter_count,
+    parameter_counts,
+    parameter_tensors,
+    rank_parameters,
+    stage_layers,
+)
+from tests.support.executed_runs import Run, chunk_parameters, executed_runs
+from tests.support.strategies import BLOOM, architectures, described_architectures
+
+
+def meta_decoder(architecture: Architecture) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(architecture, BLOOM.recipe)
+
+
+class FirstUses(TorchFunctionMode):
+    """Names of parameters in the order in which operations that compute something receive them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names_of = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.order: dict[str, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if resolve_name(func) is not None:
+            for value in [*args, *(kwargs or {}).values()]:
+                if id(value) in self.names_of:
+                    self.order.setdefault(self.names_of[id(value)])
+        return func(*args, **(kwargs or {}))
+
+
+def names_in_order_of_use(architecture: Architecture) -> list[str]:
+    model = Decoder(architecture, BLOOM.recipe)
+    with FirstUses(model) as uses:
+        model(torch.zeros(1, architecture.sequence, dtype=torch.long))
+    return list(uses.order)
+
+
+@given(architectures())
+def test_the_count_equals_the_elements_of_the_model(architecture: Architecture) -> None:
+    elements = sum(parameter.numel() for parameter in meta_decoder(architecture).parameters())
+    assert parameter_count(architecture) == elements
+    assert sum(tensor.elements for tensor in parameter_tensors(architecture)) == elements
+
+
+@given(architectures())
+def test_every_tensor_has_the_name_and_size_of_the_models(architecture: Architecture) -> None:
+    built = {name: (p.numel(), p.dim() > 1, p.shape[0]) for name, p in meta_decoder(architecture).named_parameters()}
+    tensors = parameter_tensors(architecture)
+    assert {tensor.name: (tensor.elements, tensor.matrix, tensor.rows) for tensor in tensors} == built
+
+
+@given(executed_runs())
+def test_the_tensors_of_every_chunk_equal_its_shapes_one_by_one(run: Run) -> None:
+    for chunk in range(run.layout.pipeline_stages * run.layout.virtual_stages):
+        tensors = chunk_tensors(run.architecture, run.layout, chunk=chunk)
+        expected = chunk_parameters(run, chunk)
+        assert [(t.elements, t.matrix, t.rows) for t in tensors] == [
+            (math.prod(parameter.shape), len(parameter.shape) > 1, parameter.shape[0]) for parameter in expected
+        ]
+        for tensor, parameter in zip(tensors, expected, strict=True):
+            layer = f"blocks.{parameter.unit}." if parameter.unit >= 0 else ""
+            assert tensor.name.startswith(layer)
+            assert tensor.name.endswith(parameter.name)
+
+
+@given(executed_runs())
+def test_chunks_together_are_the_model_with_a_tied_table_twice(run: Run) -> None:
+    chunks = run.layout.pipeline_stages * run.layout.virtual_stages
+    layout = msgspec.structs.replace(run.layout, tensor_parallel=1)
+    names = [tensor.name for chunk in range(chunks) for tensor in chunk_tensors(run.architecture, layout, chunk=chunk)]
+    copied = ["head.weight"] if chunks > 1 and run.architecture.tied_embeddings else []
+    assert names == [tensor.name for tensor in parameter_tensors(run.architecture)] + copied
+
+
+@given(architectures())
+def test_tensors_stand_in_the_order_in_which_the_forward_pass_reads_them(architecture: Architecture) -> None:
+    assert [tensor.name for tensor in parameter_tensors(architecture)] == names_in_order_of_use(architecture)
+
+
+@given(architectures(), st.integers(1, 200), st.integers(1, 200))
+def test_parameters_are_additive_in_layers(architecture: Architecture, first: int, second: int) -> None:
+    def count(layers: int) -> int:
+        return parameter_count(msgspec.structs.replace(architecture, layers=layers))
+
+    assert count(first + second) - count(first) == second * (count(2) - count(1))
+
+
+def meta_model(shape: Architecture, layout: Layout, *, stage: int) -> nn.Module:
+    """The modules that one rank of a stage holds, built one by one on the meta device."""
+    t = layout.tensor_parallel
+    h, width, f = shape.hidden, shape.kv_heads * shape.head_dim, shape.ffn_hidden
+    norm = nn.RMSNorm if shape.norm is Norm.PRE_RMS_NORM else partial(nn.LayerNorm, bias=shape.biases)
+
+    def columns(fan_in: int, fan_out: int) -> nn.Module:
+        return nn.Linear(fan_in, fan_out // t, bias=shape.biases)
+
+    def rows(fan_in: int, fan_out: int) -> nn.Module:
+        return nn.Linear(fan_in // t, fan_out, bias=shape.biases)
+
+    model = nn.ModuleList()
+    first, last = stage == 0, stage == layout.pipeline_stages - 1
+    with torch.device("meta"):
+        for _ in range(stage_layers(shape, layout, stage=stage)):
+            model += [columns(h, h), columns(h, width), columns(h, width), rows(h, h), norm(h), norm(h)]
+            model += [columns(h, f), rows(f, h)] + ([columns(h, f)] if shape.activation.gated else [])
+        if first:
+            model.append(nn.Embedding(shape.padded_vocabulary // t, h))
+            if shape.position is Position.LEARNED:
+                model.append(nn.Embedding(shape.sequence + shape.extra_positions, h))
+            if shape.embedding_norm:
+                model.append(norm(h))
+        if last:
+            model.append(norm(h))
+            if shape.top_query_layer:
+                model.append(nn.Embedding(shape.sequence, h))
+            if not (first and shape.tied_embeddings):
+                model.append(nn.Linear(h, shape.padded_vocabulary // t, bias=False))
+    return model
+
+
+@given(st.data(), st.sampled_from([1, 2, 3]), st.integers(1, 5), st.sampled_from(StageAssignment))
+def test_a_ranks_parameters_equal_the_elements_of_its_modules(
+    data: st.DataObject, tensor_parallel: int, stages: int, assignment: StageAssignment
+) -> None:
+    shape = data.draw(described_architectures(tensor_parallel=tensor_parallel))
+    layout = Layout(
+        tensor_parallel=tensor_parallel, pipeline_stages=min(stages, shape.layers), stage_assignment=assignment
+    )
+    for stage in range(layout.pipeline_stages):
+        model = meta_model(shape, layout, stage=stage)
+        predicted = rank_parameters(shape, layout, stage=stage)
+        assert predicted.matrices == sum(p.numel() for p in model.parameters() if p.dim() > 1)
+        assert predicted.vectors == sum(p.numel() for p in model.parameters() if p.dim() == 1)
+        whole = meta_model(shape, msgspec.structs.replace(layout, tensor_parallel=1), stage=stage)
+        unsharded = sum(p.numel() for p in whole.parameters())
+        assert unsharded - predicted.replicated == tensor_parallel * (predicted.all - predicted.replicated)
+
+
+@pytest.mark.parametrize("name", run_names())
+def test_a_recorded_run_has_the_elements_of_a_meta_device_model(name: str) -> None:
+    run = reference_run(name)
+    model = meta_model(run.architecture, Layout(), stage=0)
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    assert parameter_count(run.architecture) == elements
+    assert sum(tensor.elements for tensor in parameter_tensors(run.architecture)) == elements
+    assert rank_parameters(run.architecture, Layout(), stage=0).all == elements
+
+
+@given(described_architectures(tensor_parallel=2))
+def test_the_tensors_of_a_rank_are_its_parameters(shape: Architecture) -> None:
+    before, behind = outer_tensors(shape, tensor_parallel=2)
+    tensors = before + shape.layers * layer_tensors(shape, tensor_parallel=2) + behind
+    predicted = rank_parameters(shape, Layout(tensor_parallel=2), stage=0)
+    assert sum(tensor.elements for tensor in tensors if tensor.matrix) == predicted.matrices
+    assert sum(tensor.elements for tensor in tensors if not tensor.matrix) == predicted.vectors
+
+
+@given(described_architectures(), st.integers(1, 9), st.sampled_from(StageAssignment))
+def test_stages_share_all_layers_and_differ_by_one_slot(
+    shape: Architecture, stages: int, assignment: StageAssignment
+) -> None:
+    layout = Layout(pipeline_stages=min(stages, shape.layers), stage_assignment=assignment)
+    layers = [stage_layers(shape, layout, stage=stage) for stage in range(layout.pipeline_stages)]
+    assert sum(layers) == shape.layers
+    if assignment is StageAssignment.LAYERS_AND_TABLES:
+        layers[0] += 1
+        layers[-1] += 1
+    assert layers == sorted(layers, reverse=True)
+    assert layers[0] - layers[-1] <= 1
+
+
+def test_the_recorded_stage_assignments_are_the_published_ones() -> None:
+    def layers(name: str) -> list[int]:
+        run = reference_run(name)
+        stages = range(run.layout.pipeline_stages)
+        return [stage_layers(run.architecture, run.layout, stage=stage) for stage in stages]
+
+    assert layers("bloom-176b") == [5, *10 * [6], 5]
+    assert layers("glm-130b") == [8, *6 * [9], 8]
+    assert layers("mt-nlg-530b") == 35 * [3]
+
+
+def test_arrays_of_layouts_give_what_each_layout_gives() -> None:
+    shape = BLOOM.architecture
+    cases = [(t, p, k) for t in (1, 2, 4, 8) for p in (1, 2, 5, 12, 70) for k in {0, p // 2, p - 1}]
+    t, p, k = (numpy.array(column, dtype=float) for column in zip(*cases, strict=True))
+    for assignment in StageAssignment:
+        many = rank_parameters(
+            shape, Layout(tensor_parallel=t, pipeline_stages=p, stage_assignment=assignment), stage=k
+        )
+        for place, (tensor_parallel, stages, stage) in enumerate(cases):
+            layout = Layout(tensor_parallel=tensor_parallel, pipeline_stages=stages, stage_assignment=assignment)
+            one = rank_parameters(shape, layout, stage=stage)
+            assert [column[place] for column in many] == list(one)
+
+
+@given(architectures())
+def test_the_parts_sum_to_the_tensors_of_their_names(architecture: Architecture) -> None:
+    sums: dict[str, int] = dict.fromkeys(parameter_counts(architecture), 0)
+    for tensor in parameter_tensors(architecture):
+        owner = tensor.name.rsplit(".", 1)[0].split(".")
+        part = owner[0] if owner[0] in ("embedding", "position", "embedding_norm", "head") else owner[-1]
+        if len(owner) > 2:
+            part = owner[2]
+        part = (
+            "norm" if part.endswith("norm") and part != "embedding_norm" else part.replace("embedding_", "embedding ")
+        )
+        sums[part.replace("feed_forward", "feed-forward")] += tensor.elements
+    assert sums == parameter_counts(architecture)
+
+
+@given(architectures())
+def test_the_published_closed_form_holds_for_blooms_kind(architecture: Architecture) -> None:
+    h = architecture.hidden
+    same_kind = msgspec.structs.replace(
+        architecture,
+        ffn_hidden=4 * h,
+        position=Position.ALIBI,
+        embedding_norm=True,
+        biases=True,
+        tied_embeddings=True,
+    )
+    layers, rows = architecture.layers, architecture.padded_vocabulary
+    assert parameter_count(same_kind) == layers * (12 * h**2 + 13 * h) + rows * h + 4 * h
+
+
+def test_bloom_has_its_published_count() -> None:
+    assert parameter_count(BLOOM.architecture) == BLOOM.reported.parameters == 176_247_271_424

@@ -1,0 +1,417 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, Offload, Recomputation, Schedule
+from reference_runs.run import Architecture, FlopConvention, Mask, Recipe
+from suite.predict.analytic import step_time as subject
+from suite.predict.analytic.collective_time import collective_seconds
+from suite.predict.analytic.flop import (
+    conventional_flop,
+    head_forward_flop,
+    layer_forward_flop,
+    model_flop,
+    recomputed_flop,
+)
+from suite.predict.analytic.gemm import flat_efficiency
+from suite.predict.analytic.layer_time import fused_attention_seconds, layer_products, layer_time
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.memory_bound_operators import (
+    embedding_bytes,
+    layer_operator_bytes,
+    loss_bytes,
+    score_operator_bytes,
+)
+from suite.predict.analytic.parameters import rank_parameters, stage_layers
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction
+from suite.predict.analytic.rates import flop_per_second, hfu, mfu, tokens_per_second
+from suite.predict.analytic.step_time import StepTime, axis_groups, exposed_data_parallel_seconds, step_time
+from suite.predict.analytic.traffic import step_traffic
+from tests.support.machines import A100, Case, at_peak, cases, machines
+from tests.support.steps import (
+    ROUNDING,
+    bloom,
+    changed,
+    pass_seconds,
+    stage_times,
+    time_of,
+    traffic_of,
+    waiting_stages,
+)
+from tests.support.strategies import BLOOM
+
+
+@given(cases())
+def test_the_products_of_all_ranks_have_the_flop_of_the_layer(case: Case) -> None:
+    architecture, _, layout, _ = case
+    ranks = layout.tensor_parallel * layout.context_parallel
+    flop = {
+        part: ranks * products * 2 * M * N * K
+        for part, (products, M, N, K) in layer_products(architecture, layout).items()
+    }
+    flop["feed-forward"] = flop.pop("expansion") + flop.pop("contraction")
+    assert flop == layer_forward_flop(architecture, samples=layout.micro_batch)
+
+
+@given(cases(), machines())
+def test_a_machine_without_other_limits_takes_the_flop_over_the_peak(case: Case, machine: Machine) -> None:
+    machine = at_peak(machine)
+    architecture, _, layout, micro_batches = case = changed(case, fused_attention=False)
+    ranks = layout.tensor_parallel * layout.context_parallel
+    b = layout.micro_batch
+    most = 0.0
+    for stage in range(layout.pipeline_stages):
+        layers = stage_layers(architecture, layout, stage=stage)
+        flop = 3 * layers * sum(layer_forward_flop(architecture, samples=b).values())
+        flop += recomputed_flop(architecture, samples=b, recomputation=layout.recomputation, layers=layers)
+        if stage == layout.pipeline_stages - 1:
+            flop += 3 * head_forward_flop(architecture, samples=b)
+        most = max(most, micro_batches * flop / (ranks * machine.peak_flop_per_second))
+    time = time_of(case, machine)
+    assert time.matrix_seconds == pytest.approx(most, rel=ROUNDING, abs=0)
+    assert time.total_seconds == pytest.approx(time.matrix_seconds + time.bubble_seconds, rel=ROUNDING, abs=0)
+
+
+@given(cases(), machines())
+def test_equal_stages_of_unlimited_links_compute_the_model_flop_of_the_whole_job(case: Case, machine: Machine) -> None:
+    architecture, recipe, layout, micro_batches = changed(case, fused_attention=False)
+    layout = msgspec.structs.replace(
+        layout, pipeline_stages=1, virtual_stages=1, recomputation=Recomputation.NONE, schedule=Schedule.ONE_F_ONE_B
+    )
+    machine = at_peak(machine)
+    case = Case(architecture, recipe, layout, micro_batches)
+    flop = model_flop(architecture, samples=recipe.global_batch)
+    utilization = mfu(
+        model_flop=flop,
+        step_seconds=time_of(case, machine).total_seconds,
+        accelerators=layout.ranks,
+        peak_flop_per_second=machine.peak_flop_per_second,
+    )
+    assert utilization == pytest.approx(1.0, rel=ROUNDING, abs=0)
+
+
+@given(cases(), machines())
+def test_terms_are_finite_not_negative_and_add_up(case: Case, machine: Machine) -> None:
+    time = time_of(case, machine)
+    assert all(0 <= seconds < math.inf for seconds in time)
+    assert time.total_seconds == pytest.approx(math.fsum(time), rel=ROUNDING, abs=0)
+    assert time.forward_seconds > 0
+    assert time.optimizer_seconds > 0
+
+
+RATES = ("peak_flop_per_second", "memory_bytes_per_second", "link_bytes_per_second", "network_bytes_per_second")
+
+
+@given(cases(), machines(), st.sampled_from(RATES), st.floats(1.0, 1e6))
+def test_a_faster_machine_is_never_slower(case: Case, machine: Machine, rate: str, times: float) -> None:
+    faster = msgspec.structs.replace(machine, **{rate: times * getattr(machine, rate)})
+    assert time_of(case, faster).total_seconds <= time_of(case, machine).total_seconds * (1 + ROUNDING)
+
+
+@given(cases(), machines())
+def test_a_machine_twice_as_fast_in_everything_takes_half_the_time(case: Case, machine: Machine) -> None:
+    twice = msgspec.structs.replace(
+        machine,
+        **{rate: 2 * getattr(machine, rate) for rate in RATES},
+        link_latency_seconds=machine.link_latency_seconds / 2,
+        network_latency_seconds=machine.network_latency_seconds / 2,
+    )
+    # powers of two do not round
+    assert time_of(case, twice) == tuple(seconds / 2 for seconds in time_of(case, machine))
+
+
+@given(cases(), machines())
+def test_infinite_bandwidths_leave_the_matrix_products_and_the_bubble(case: Case, machine: Machine) -> None:
+    infinite = msgspec.structs.replace(
+        machine,
+        memory_bytes_per_second=math.inf,
+        link_bytes_per_second=math.inf,
+        network_bytes_per_second=math.inf,
+        link_latency_seconds=0.0,
+        network_latency_seconds=0.0,
+    )
+    time = time_of(case, infinite)
+    assert time.total_seconds == pytest.approx(time.matrix_seconds + time.bubble_seconds, rel=ROUNDING, abs=0)
+    assert time.bubble_seconds > 0 or case.layout.pipeline_stages == 1 or "pipedream" in case.layout.schedule
+
+
+@given(cases(), machines())
+def test_one_rank_communicates_and_waits_for_nothing(case: Case, machine: Machine) -> None:
+    alone = changed(
+        case,
+        data_parallel=1,
+        tensor_parallel=1,
+        context_parallel=1,
+        pipeline_stages=1,
+        virtual_stages=1,
+        schedule=Schedule.ONE_F_ONE_B,
+    )
+    time = time_of(alone, machine)
+    assert time[4:10] == (0, 0, 0, 0, 0, 0)
+    assert StepTime._fields[4:10] == (
+        "tensor_parallel_seconds",
+        "context_parallel_seconds",
+        "pipeline_seconds",
+        "bubble_seconds",
+        "data_parallel_seconds",
+        "tied_embedding_seconds",
+    )
+
+
+@given(cases(), machines(), st.integers(1, 3))
+def test_equal_stages_wait_for_the_schedules_bubble(case: Case, machine: Machine, layers: int) -> None:
+    stages = case.layout.pipeline_stages
+    architecture = msgspec.structs.replace(case.architecture, layers=layers * stages * case.layout.virtual_stages)
+    _, recipe, layout, micro_batches = case = changed(
+        case._replace(architecture=architecture), stage_assignment="layers"
+    )
+    traffic = traffic_of(case)
+    with pytest.MonkeyPatch.context() as patch:  # neither embedding nor head, and of every stage the last one's traffic
+        patch.setattr(subject, "head_seconds", lambda *_: (0.0, 0.0))
+        patch.setattr(subject, "embedding_bytes", lambda *_: 0)
+        patch.setattr(subject, "loss_bytes", lambda *_: 0)
+        same = len(traffic) * traffic[-1:]
+        time = step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=same)
+    # all terms up to the bubble are what the pipeline repeats
+    share = time.bubble_seconds / math.fsum(time[:8])
+    assert share == pytest.approx(bubble_fraction(layout, micro_batches=micro_batches), rel=ROUNDING, abs=0)
+
+
+@given(cases(), machines())
+def test_gpipe_takes_as_long_as_1f1b(case: Case, machine: Machine) -> None:
+    case = changed(case, virtual_stages=1)
+    gpipe, one_f_one_b = (
+        time_of(changed(case, schedule=schedule), machine) for schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+    )
+    assert gpipe == one_f_one_b
+
+
+def test_interleaving_divides_the_bubble_and_multiplies_the_messages() -> None:
+    case = changed(bloom(), stage_assignment="layers", pipeline_stages=7, schedule=Schedule.ONE_F_ONE_B)
+    plain, interleaved = (time_of(changed(case, virtual_stages=virtual), A100) for virtual in (1, 5))
+    # a middle stage sends twice a micro-batch and chunk, the last stage once less; one of them is the slowest
+    assert interleaved.pipeline_seconds / plain.pipeline_seconds == pytest.approx(9, rel=ROUNDING, abs=0)
+    for time, virtual in ((plain, 1), (interleaved, 5)):
+        alone = stage_times(changed(case, virtual_stages=virtual), A100)
+        # the last of seven stages decides, and fills with a chunk of each of the six before it
+        assert time.forward_seconds == alone[6].forward_seconds > alone[5].forward_seconds
+        others = math.fsum(pass_seconds(each, micro_batches=128) for each in alone[:6])
+        assert time.bubble_seconds == pytest.approx(others / virtual, rel=ROUNDING, abs=0)
+
+
+@given(cases(), machines())
+def test_no_stage_that_waits_for_every_other_takes_longer_than_the_one_that_decides(
+    case: Case, machine: Machine
+) -> None:
+    layout, longest = case.layout, max(time.total_seconds for time in waiting_stages(case, machine))
+    counts = [stage_layers(case.architecture, layout, stage=stage) for stage in range(1, layout.pipeline_stages - 1)]
+    # Stages between the ends are timed as the second of them, layer by layer. One with l - 1 layers for the second's l
+    # is then off by its messages, which are as many, and by the recomputation from a stage's input, which is quadratic:
+    # together by at most the time of one of the second's layers.
+    shorter = sum(count < counts[0] for count in counts)
+    of_a_layer = 0.0
+    if shorter and layout.schedule not in NO_FLUSH:
+        second = stage_times(case, machine)[1]
+        of_a_layer = pass_seconds(second, micro_batches=case.micro_batches) / counts[0] / layout.virtual_stages
+    decided = time_of(case, machine).total_seconds
+    assert decided == pytest.approx(longest, rel=ROUNDING, abs=shorter * of_a_layer)
+
+
+@given(cases(), machines())
+def test_operators_take_their_bytes_three_times_and_once_more_where_they_are_recomputed(
+    case: Case, machine: Machine
+) -> None:
+    architecture, recipe, layout, micro_batches = case
+    layer = sum(layer_operator_bytes(architecture, recipe, layout).values())
+    scores = sum(score_operator_bytes(architecture, recipe, layout).values())
+    for stage, time in enumerate(stage_times(case, machine)):
+        layers = stage_layers(architecture, layout, stage=stage)
+        moved = 3 * layers * layer
+        if stage == 0:
+            moved += 3 * embedding_bytes(architecture, recipe, layout)
+        if stage == layout.pipeline_stages - 1:
+            moved += 3 * loss_bytes(architecture, recipe, layout)
+        moved += {
+            Recomputation.NONE: 0,
+            Recomputation.SELECTIVE: layers * scores,
+            Recomputation.FULL: layers * layer,
+            Recomputation.FROM_INPUT: sum(range(layers + 1)) * layer,
+        }[layout.recomputation]
+        seconds = micro_batches * moved / machine.achievable_memory_bytes_per_second
+        assert time.operator_seconds == pytest.approx(seconds, rel=ROUNDING, abs=0)
+
+
+@given(cases(), machines())
+def test_communication_terms_are_the_seconds_of_the_collectives_of_their_axis(case: Case, machine: Machine) -> None:
+    architecture, recipe, layout, micro_batches = case
+    # all computation hides traffic that it may overlap with, and computation takes far longer than any traffic
+    machine = msgspec.structs.replace(machine, overlap_share=1.0)
+    slow = msgspec.structs.replace(machine, peak_flop_per_second=machine.peak_flop_per_second * 1e-30)
+    for stage, time in enumerate(stage_times(case, slow)):
+        seconds = dict.fromkeys(("tp", "cp", "pp", "dp", "embedding"), 0.0)
+        for axis, operation, payload, messages in step_traffic(
+            architecture, recipe, layout, stage=stage, micro_batches=micro_batches
+        ):
+            hidden = axis == "dp" and (operation != "all_gather" or layout.zero_stage == 3)
+            if not hidden:
+                members = axis_groups(layout, machine)[axis]
+                seconds[axis] += collective_seconds(operation, members, payload_bytes=payload, messages=messages)
+        assert (
+            time.tensor_parallel_seconds,
+            time.context_parallel_seconds,
+            time.pipeline_seconds,
+            time.data_parallel_seconds,
+            time.tied_embedding_seconds,
+        ) == pytest.approx(tuple(seconds.values()), rel=ROUNDING, abs=0)
+
+
+@given(cases(), machines())
+def test_without_overlap_all_data_parallel_traffic_is_exposed(case: Case, machine: Machine) -> None:
+    open_, half = (time_of(case, msgspec.structs.replace(machine, overlap_share=o)) for o in (0.0, 0.5))
+    assert half.total_seconds <= open_.total_seconds * (1 + ROUNDING)
+    if case.layout.pipeline_stages == 1:
+        assert half[:8] == open_[:8]
+        assert half.data_parallel_seconds <= open_.data_parallel_seconds
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "exposed"),
+    # reduction 10, gathers 4, backward pass 3 of a computation of 5, four micro-batches, half of which hides
+    [(0, 10 - 1.5 + 4), (1, 10 - 1.5 + 4), (2, 10 - 6 + 4), (3, 14 - 10)],
+)
+def test_exposed_traffic_is_what_the_computation_that_it_may_overlap_leaves(zero_stage: int, exposed: float) -> None:
+    times: dict[str, Any] = {
+        "gather_seconds": 4.0,
+        "backward_seconds": 3.0,
+        "computation_seconds": 5.0,
+        "micro_batches": 4,
+        "overlap_share": 0.5,
+    }
+    layout = Layout(zero_stage=zero_stage)
+    assert exposed_data_parallel_seconds(layout, reduction_seconds=10.0, **times) == exposed
+    hidden = exposed_data_parallel_seconds(layout, reduction_seconds=0.5, **times)
+    assert hidden == (0 if zero_stage == 3 else 4)
+
+
+def test_an_axis_in_the_node_uses_links_and_one_across_nodes_the_network() -> None:
+    axes = axis_groups(BLOOM.layout, A100)
+    link, network = A100.achievable_link_bytes_per_second, A100.achievable_network_bytes_per_second
+    # tp 4 and, two to a node, dp 8; stages and their tables are in different nodes
+    assert axes["tp"][:2] == (4, link)
+    assert axes["dp"][:2] == (8, network * 2 / 8)
+    assert axes["pp"][:2] == (12, network / 8)
+    assert axes["embedding"][:2] == (2, network / 8)
+    turned = msgspec.structs.replace(BLOOM.layout, rank_order="pp-dp-cp-tp")
+    assert axis_groups(turned, A100)["tp"].bytes_per_second == network / 8
+
+
+def test_selective_recomputation_repeats_attention_alone() -> None:
+    none, selective, full = (
+        time_of(changed(bloom(), recomputation=recomputation), A100)
+        for recomputation in (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
+    )
+    assert none.recomputation_seconds == 0 < selective.recomputation_seconds < full.recomputation_seconds
+    layer = layer_time(BLOOM.architecture, BLOOM.recipe, BLOOM.layout, A100)
+    layers = selective.recomputation_seconds / (128 * layer.attention_seconds)
+    # with little to repeat the last stage, 5 layers and the head, takes longer than the 6 layers of a middle one
+    assert layers == pytest.approx(5, rel=ROUNDING, abs=0)
+    again = selective.operator_seconds - none.operator_seconds
+    # a difference of two terms ten times as large loses another digit
+    assert again == pytest.approx(128 * 5 * layer.attention_operator_seconds, rel=100 * ROUNDING, abs=0)
+
+
+@given(cases(), machines())
+def test_attention_that_stores_no_scores_moves_queries_keys_values_and_output(case: Case, machine: Machine) -> None:
+    architecture, recipe, layout, _ = case
+    slow_memory = msgspec.structs.replace(machine, peak_flop_per_second=math.inf)
+    forward, backward = fused_attention_seconds(architecture, recipe, layout, slow_memory)
+    c, t, b = layout.context_parallel, layout.tensor_parallel, layout.micro_batch
+    element = 4 if recipe.precision == "fp32" else 2
+    queries = b * architecture.sequence // c * architecture.hidden // t
+    keys = b * architecture.sequence * architecture.kv_heads * architecture.head_dim // t
+    seconds = element * (2 * queries + 2 * keys) / machine.achievable_memory_bytes_per_second
+    assert (forward, backward) == pytest.approx((seconds, 2 * seconds), rel=ROUNDING, abs=0)
+
+
+@pytest.mark.parametrize(("mask", "computed"), [(Mask.CAUSAL, 0.5), (Mask.PREFIX, 1.0)])
+def test_attention_that_stores_no_scores_computes_them_again_and_skips_the_masked_half(
+    mask: Mask, computed: float
+) -> None:
+    architecture = msgspec.structs.replace(BLOOM.architecture, mask=mask)
+    machine = msgspec.structs.replace(at_peak(A100), fused_attention_efficiency=0.25)
+    forward, backward = fused_attention_seconds(architecture, BLOOM.recipe, Layout(tensor_parallel=4), machine)
+    flop = layer_forward_flop(architecture, samples=1)
+    square = flop["attention scores"] + flop["attention context"]
+    assert forward == pytest.approx(computed * square / 4 / (0.25 * 312e12), rel=ROUNDING, abs=0)
+    # scores again, and two products for each of the two forward ones
+    assert backward == pytest.approx(5 / 2 * forward, rel=ROUNDING, abs=0)
+
+
+def test_the_optimizers_shard_shrinks_with_zero() -> None:
+    plain, sharded = (time_of(changed(bloom(), zero_stage=stage), A100) for stage in (0, 1))
+    stored = max(rank_parameters(BLOOM.architecture, BLOOM.layout, stage=stage).all for stage in range(12))
+    # 34 bytes a parameter of the slowest stage, at most those of the fullest
+    assert plain.optimizer_seconds <= 34 * stored / A100.achievable_memory_bytes_per_second * (1 + ROUNDING)
+    assert plain.optimizer_seconds == pytest.approx(8 * sharded.optimizer_seconds, rel=ROUNDING, abs=0)
+
+
+def test_state_in_the_hosts_memory_is_refused() -> None:
+    with pytest.raises(InputError, match="layout.offload: no time is predicted; got optimizer, allowed: none"):
+        time_of(changed(bloom(), offload=Offload.OPTIMIZER), A100)
+
+
+@given(cases(), machines(), st.data())
+def test_arrays_of_layouts_give_what_each_layout_gives(case: Case, machine: Machine, data: st.DataObject) -> None:
+    machine = msgspec.structs.replace(machine, matrix_efficiency=flat_efficiency(0.75))
+    architecture, recipe, layout, micro_batches = changed(
+        case, virtual_stages=1, tensor_parallel=1, pipeline_stages=1, stage_assignment="layers"
+    )
+    rows = [
+        {
+            "data_parallel": data.draw(st.integers(1, 40)),
+            "tensor_parallel": data.draw(st.sampled_from([1, case.layout.tensor_parallel])),
+            "pipeline_stages": data.draw(st.integers(1, architecture.layers)),
+            "micro_batch": data.draw(st.integers(1, 4)),
+        }
+        for _ in range(3)
+    ]
+    columns = {name: numpy.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+    found = time_of(Case(architecture, recipe, msgspec.structs.replace(layout, **columns), micro_batches), machine)
+    for place, row in enumerate(rows):
+        each = time_of(Case(architecture, recipe, msgspec.structs.replace(layout, **row), micro_batches), machine)
+        swept = [float(numpy.broadcast_to(seconds, len(rows))[place]) for seconds in found]
+        # of stages that take equally long but for a rounding, either may be the one whose terms are shown
+        assert math.fsum(swept) == pytest.approx(each.total_seconds, rel=ROUNDING, abs=0)
+        if row["pipeline_stages"] == 1:
+            assert swept == list(each)
+
+
+def test_blooms_step_is_within_a_quarter_of_its_log() -> None:
+    time = time_of(bloom(), A100).total_seconds
+    # products take 0.7 of the time, and their assumed efficiency could as well be 0.55 or 0.95
+    assert time == pytest.approx(105.22, rel=0.25)
+    at_least = at_peak(A100)
+    assert time_of(bloom(), at_least).total_seconds < time
+
+
+def test_rates_of_blooms_log_follow_from_its_step() -> None:
+    architecture: Architecture = BLOOM.architecture
+    recipe: Recipe = BLOOM.recipe
+    counted = conventional_flop(architecture, samples=2048, convention=FlopConvention.MEGATRON_RECOMPUTED)
+    # the log prints two decimals of 105.22 seconds, 149.02 teraflop/s and 19.463 samples/s
+    assert flop_per_second(flop=counted, step_seconds=105.22, accelerators=384) / 1e12 == pytest.approx(
+        149.02, abs=0.012
+    )
+    assert tokens_per_second(samples=recipe.global_batch, sequence=2048, step_seconds=105.22) == pytest.approx(
+        19.463 * 2048, rel=1e-4
+    )
+    utilization = hfu(hardware_flop=counted, step_seconds=105.22, accelerators=384, peak_flop_per_second=312e12)
+    assert utilization == pytest.approx(149.02 / 312, abs=0.012 / 312)

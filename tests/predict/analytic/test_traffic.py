@@ -1,0 +1,789 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.catalog import accumulation, reference_run, run_names
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun, Residual
+from suite.predict.analytic.gradient_buckets import fused_messages, gradient_bucket_count, stage_gradient_buckets
+from suite.predict.analytic.parameters import (
+    chunk_tensors,
+    parameter_count,
+    parameter_tensors,
+    rank_parameters,
+    stage_layers,
+)
+from suite.predict.analytic.process_groups import (
+    Traffic,
+    group_ranks,
+    node_crossing_share,
+    ranks_in_node,
+    ring_factor,
+    ring_sent_bytes,
+    sent_bytes,
+)
+from suite.predict.analytic.traffic import pipeline_messages, step_traffic
+from suite.predict.simulation.traffic import executed_traffic
+from tests.support.strategies import BLOOM, architectures, data_parallel_layouts, described_architectures, recipes
+
+CAPS = st.integers(1, 20_000)
+LOSS = 4  # bytes of the loss, whose mean is reported
+
+
+def data_parallel_traffic(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Traffic]:
+    return executed_traffic(architecture, recipe, layout, stage=0, replica=0)
+
+
+def traffic_by_operation(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, Traffic]:
+    return {traffic.operation: traffic for traffic in data_parallel_traffic(architecture, recipe, layout)}
+
+
+def gradient_buckets(architecture: Architecture, *, bucket_bytes: int) -> list[int]:
+    return stage_gradient_buckets(architecture, Layout(bucket_bytes=bucket_bytes), stage=0, element_bytes=4)
+
+
+@given(architectures(), CAPS)
+def test_buckets_equal_the_assignment_of_torch(architecture: Architecture, cap: int) -> None:
+    gradients = [torch.empty(tensor.elements, device="meta") for tensor in reversed(parameter_tensors(architecture))]
+    assignment, _ = dist._compute_bucket_assignment_by_size(gradients, [cap])
+    expected = [4 * sum(gradients[place].numel() for place in bucket) for bucket in assignment]
+    assert gradient_buckets(architecture, bucket_bytes=cap) == expected
+
+
+@given(architectures(), st.data())
+def test_a_bucket_that_holds_exactly_its_cap_is_closed(architecture: Architecture, data: st.DataObject) -> None:
+    gradients = [4 * tensor.elements for tensor in reversed(parameter_tensors(architecture))]
+    place = data.draw(st.integers(1, len(gradients) - 1))
+    cap = sum(gradients[:place])
+    assert gradient_buckets(architecture, bucket_bytes=cap)[0] == cap
+
+
+@given(architectures(), CAPS)
+def test_buckets_hold_every_gradient_once_in_fp32(architecture: Architecture, cap: int) -> None:
+    buckets = gradient_buckets(architecture, bucket_bytes=cap)
+    assert sum(buckets) == 4 * parameter_count(architecture)
+    assert all(size >= cap for size in buckets[:-1])
+
+
+@given(architectures(), CAPS, CAPS)
+def test_larger_buckets_are_never_more(architecture: Architecture, first: int, second: int) -> None:
+    smaller, larger = sorted((first, second))
+    many, few = (gradient_buckets(architecture, bucket_bytes=cap) for cap in (smaller, larger))
+    assert len(few) <= len(many) <= len(parameter_tensors(architecture))
+    assert gradient_buckets(architecture, bucket_bytes=10**9) == [4 * parameter_count(architecture)]
+
+
+@given(architectures(), recipes(), data_parallel_layouts(), CAPS)
+def test_payload_does_not_depend_on_the_bucket_size(
+    architecture: Architecture, recipe: Recipe, layout: Layout, cap: int
+) -> None:
+    other = msgspec.structs.replace(layout, bucket_bytes=cap)
+    assert [traffic.payload_bytes for traffic in data_parallel_traffic(architecture, recipe, layout)] == [
+        traffic.payload_bytes for traffic in data_parallel_traffic(architecture, recipe, other)
+    ]
+
+
+@given(architectures(), recipes(), st.integers(2, 16), st.integers(0, 1))
+def test_the_gradient_and_the_loss_are_all_reduced_once_a_step(
+    architecture: Architecture, recipe: Recipe, ranks: int, zero_stage: int
+) -> None:
+    for micro_batches in (1, 8):
+        layout = Layout(data_parallel=ranks, zero_stage=zero_stage, accumulation=micro_batches)
+        reduced = traffic_by_operation(architecture, recipe, layout)["all_reduce"]
+        assert reduced.payload_bytes == 4 * parameter_count(architecture) + LOSS
+        assert reduced.messages == len(gradient_buckets(architecture, bucket_bytes=layout.bucket_bytes)) + 1
+
+
+@given(architectures(), recipes(), st.integers(2, 16))
+def test_sharding_adds_one_gather_of_the_padded_weights_for_each_group(
+    architecture: Architecture, recipe: Recipe, ranks: int
+) -> None:
+    plain, sharded = (
+        traffic_by_operation(architecture, recipe, Layout(data_parallel=ranks, zero_stage=stage)) for stage in (0, 1)
+    )
+    assert plain == {"all_reduce": sharded["all_reduce"]}
+    gathered = sharded["all_gather"]
+    groups = 1 if recipe.decay_of_vectors else 2
+    element = {Precision.BF16: 2, Precision.FP32: 4}[recipe.precision]
+    padding = gathered.payload_bytes - element * parameter_count(architecture)
+    assert gathered.messages == groups
+    assert gathered.payload_bytes % (element * ranks) == 0
+    assert 0 <= padding <= element * groups * (ranks - 1)
+
+
+@given(architectures(), recipes(), st.integers(0, 1))
+def test_one_rank_sends_nothing(architecture: Architecture, recipe: Recipe, zero_stage: int) -> None:
+    assert data_parallel_traffic(architecture, recipe, Layout(data_parallel=1, zero_stage=zero_stage)) == []
+
+
+def reduce_scattered(ranks: int) -> tuple[list[list[set[int]]], list[int]]:
+    """Chunks of each rank as sets of the contributions they hold, and chunks sent: a ring's n - 1 steps."""
+    held = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
+    sent = [0] * ranks
+    for step in range(ranks - 1):
+        messages = [(rank, (rank - step) % ranks, held[rank][(rank - step) % ranks]) for rank in range(ranks)]
+        for rank, chunk, content in messages:
+            held[(rank + 1) % ranks][chunk] = held[(rank + 1) % ranks][chunk] | content
+            sent[rank] += 1
+    return held, sent
+
+
+def all_gathered(held: list[list[set[int]]], ranks: int, owned: int) -> list[int]:
+    """Chunks sent while every rank passes on what it holds whole: at first chunk rank + owned, then what arrives."""
+    sent = [0] * ranks
+    for step in range(ranks - 1):
+        messages = [
+            (rank, (rank + owned - step) % ranks, held[rank][(rank + owned - step) % ranks]) for rank in range(ranks)
+        ]
+        for rank, chunk, content in messages:
+            held[(rank + 1) % ranks][chunk] = set(content)
+            sent[rank] += 1
+    return sent
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_ring_factors_equal_a_ring_that_is_played_through(ranks: int) -> None:
+    whole = set(range(ranks))
+    held, scattered = reduce_scattered(ranks)
+    # rank r ends with the whole sum of chunk r + 1
+    assert all(held[rank][(rank + 1) % ranks] == whole for rank in range(ranks))
+    gathered = all_gathered(held, ranks, owned=1)
+    assert all(chunk == whole for chunks in held for chunk in chunks)
+    for rank in range(ranks):
+        # a chunk is 1 / n of the payload
+        assert ring_factor("reduce_scatter", ranks=ranks) * ranks == scattered[rank]
+        assert ring_factor("all_gather", ranks=ranks) * ranks == gathered[rank]
+        assert ring_factor("all_reduce", ranks=ranks) * ranks == scattered[rank] + gathered[rank]
+    # a chunk to each of the others
+    assert ring_factor("all_to_all", ranks=ranks) * ranks == ranks - 1
+
+
+@pytest.mark.parametrize("operation", ["broadcast", "send"])
+def test_what_is_passed_on_whole_leaves_a_rank_once(operation: str) -> None:
+    assert [ring_factor(operation, ranks=ranks) for ranks in (1, 2, 7)] == [0, 1, 1]
+    assert [ring_sent_bytes(operation, payload_bytes=10**20 + 1, ranks=ranks) for ranks in (1, 2)] == [0, 10**20 + 1]
+
+
+PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+
+
+@given(st.sampled_from(sorted(PASSES)), st.integers(1, 1000), st.integers(0, 10**13))
+def test_sent_bytes_are_within_half_a_byte_of_the_factor(operation: str, ranks: int, payload: int) -> None:
+    sent = ring_sent_bytes(operation, payload_bytes=payload, ranks=ranks)
+    passes = PASSES[operation]
+    assert abs(2 * ranks * sent - 2 * passes * (ranks - 1) * payload) <= ranks
+
+
+@pytest.mark.parametrize("ranks", [0, -1])
+def test_a_ring_of_no_ranks_is_refused(ranks: int) -> None:
+    with pytest.raises(ValueError, match=f"ranks must be at least 1, got {ranks}"):
+        ring_factor("all_reduce", ranks=ranks)
+
+
+def test_an_operation_without_a_ring_is_refused() -> None:
+    with pytest.raises(ValueError, match="no ring factor for 'gather'; allowed: all_reduce"):
+        ring_factor("gather", ranks=2)
+
+
+def test_blooms_shape_without_model_parallelism_reduces_705_gb_a_step() -> None:
+    layout = msgspec.structs.replace(BLOOM.layout, tensor_parallel=1, pipeline_stages=1)
+    reduced = traffic_by_operation(BLOOM.architecture, BLOOM.recipe, layout)["all_reduce"]
+    assert reduced.payload_bytes == 4 * 176_247_271_424 + LOSS
+
+
+def walked_buckets(architecture: Architecture, layout: Layout, stage: int, element_bytes: int) -> list[int]:
+    """Every tensor of the stage in turn, with no shortcut over layers."""
+    # the textbook's stage is one chunk
+    one_chunk = msgspec.structs.replace(layout, virtual_stages=1)
+    tensors = chunk_tensors(architecture, one_chunk, chunk=stage)
+    buckets, filled = [], 0
+    for tensor in reversed(tensors):
+        filled += element_bytes * tensor.elements
+        if filled >= layout.bucket_bytes:
+            buckets.append(filled)
+            filled = 0
+    return [*buckets, filled] if filled else buckets
+
+
+@given(st.data(), st.sampled_from([1, 2, 4]), st.integers(1, 4), st.integers(1, 60), st.integers(1, 400_000))
+def test_buckets_of_a_stage_equal_a_walk_over_all_its_tensors(
+    data: st.DataObject, tensor_parallel: int, stages: int, layers: int, cap: int
+) -> None:
+    shape = data.draw(described_architectures(tensor_parallel=tensor_parallel))
+    architecture = msgspec.structs.replace(shape, layers=layers)
+    layout = Layout(tensor_parallel=tensor_parallel, pipeline_stages=stages, bucket_bytes=cap)
+    for stage in range(stages):
+        for element in (2, 4):
+            buckets = stage_gradient_buckets(architecture, layout, stage=stage, element_bytes=element)
+            assert buckets == walked_buckets(architecture, layout, stage, element)
+            assert len(buckets) == gradient_bucket_count(architecture, layout, stage=stage, element_bytes=element)
+            assert sum(buckets) == element * rank_parameters(architecture, layout, stage=stage).all
+
+
+@st.composite
+def runs(draw: st.DrawFn, *, stages: int = 4) -> tuple[Architecture, Recipe, Layout]:
+    """A described shape on all axes, each count dividing what it splits; small enough to list every message."""
+    tensor_parallel, context_parallel = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    architecture = draw(described_architectures(tensor_parallel=tensor_parallel * context_parallel))
+    layout = Layout(
+        micro_batch=draw(st.integers(1, 2)),
+        data_parallel=draw(st.integers(1, 4)),
+        tensor_parallel=tensor_parallel,
+        context_parallel=context_parallel,
+        pipeline_stages=draw(st.integers(1, stages)),
+        virtual_stages=draw(st.integers(1, 3)),
+        sequence_parallel=draw(st.booleans()),
+        zero_stage=draw(st.integers(0, 3)),
+        recomputation=draw(st.sampled_from(Recomputation)),
+        reshard_after_forward=draw(st.booleans()),
+        checkpoint_layers=draw(st.integers(1, 3)),
+        partitioned_checkpoints=draw(st.booleans()),
+        scatter_gather=draw(st.booleans()),
+        bucket_bytes=draw(CAPS),
+    )
+    return architecture, draw(recipes()), layout
+
+
+Message = tuple[str, str, int]  # axis, operation, payload bytes
+
+
+def ring_attention_sends(ranks: int) -> tuple[int, int, int]:
+    """Blocks that each rank sends forward, backward, and gradients of blocks backward, from a ring played through."""
+    held = list(range(ranks))
+    seen = [{block} for block in held]
+    forward = 0
+    for _ in range(ranks - 1):
+        held = [held[rank - 1] for rank in range(ranks)]
+        forward += 1
+        for rank in range(ranks):
+            seen[rank].add(held[rank])
+    assert all(blocks == set(range(ranks)) for blocks in seen)
+    # the other way round, from where the forward ring ended; contributions to a block's gradient travel along
+    contributions = [{rank} for rank in range(ranks)]
+    backward = gradients = 0
+    for _ in range(ranks - 1):
+        held = [held[(rank + 1) % ranks] for rank in range(ranks)]
+        backward += 1
+        contributions = [contributions[(rank + 1) % ranks] | {rank} for rank in range(ranks)]
+        gradients += 1
+    assert held == list(range(ranks))
+    assert all(ranks_seen == set(range(ranks)) for ranks_seen in contributions)
+    return forward, backward, gradients
+
+
+def messages_of_step(
+    architecture: Architecture, recipe: Recipe, layout: Layout, stage: int, micro_batches: int
+) -> Iterator[Message]:
+    """Every message of one rank of `stage` in one step, one after the other."""
+    t, c, p, v = layout.tensor_parallel, layout.context_parallel, layout.pipeline_stages, layout.virtual_stages
+    h, element = architecture.hidden, 4 if recipe.precision is Precision.FP32 else 2
+    gradient = 4 if recipe.precision in (Precision.FP32, Precision.BF16) else 2
+    hidden_states = element * layout.micro_batch * (architecture.sequence // c) * h
+    keys_and_values = (
+        element * 2 * layout.micro_batch * (architecture.sequence // c) * (architecture.kv_heads // t)
+    ) * architecture.head_dim
+    first, last = stage == 0, stage == p - 1
+    layers = stage_layers(architecture, layout, stage=stage)
+    norms = ["attention", "feed-forward"]
+    sums = ["attention and feed-forward"] if architecture.residual is Residual.PARALLEL else norms
+    ring_forward, ring_backward, ring_gradients = ring_attention_sends(c)
+    sequence_parallel = layout.sequence_parallel
+
+    def joined(operation: str) -> Iterator[Message]:
+        yield "tp", operation, hidden_states
+
+    def ring(blocks: int) -> Iterator[Message]:
+        for _ in range(blocks):
+            yield "cp", "send", keys_and_values
+
+    def forward() -> Iterator[Message]:
+        for _ in norms if sequence_parallel else []:
+            yield from joined("all_gather")  # what a norm hands to a column-parallel layer
+        for _ in sums:
+            yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")
+        yield from ring(ring_forward)
+
+    def backward() -> Iterator[Message]:
+        for _ in sums if sequence_parallel else []:
+            yield from joined("all_gather")  # gradient of the output
+        for _ in norms:
+            if sequence_parallel:
+                yield from joined("all_gather")  # the input, for the weight's gradient
+            yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")  # gradient of the input
+        yield from ring(ring_backward + ring_gradients)
+
+    def transfer() -> Iterator[Message]:
+        yield "pp", "send", hidden_states // t if sequence_parallel or layout.scatter_gather else hidden_states
+
+    for _ in range(micro_batches):
+        for chunk in range(p * v):
+            # chunk `chunk` sends to the next one, and its gradient to the one before
+            if p > 1 and chunk % p == stage:
+                if chunk < p * v - 1:
+                    yield from transfer()
+                    if layout.scatter_gather and not sequence_parallel:
+                        yield from joined("all_gather")  # the gradient that comes back
+                if chunk > 0:
+                    yield from transfer()
+                    if layout.scatter_gather and not sequence_parallel:
+                        yield from joined("all_gather")  # the activation that came
+        if first:
+            yield from joined("reduce_scatter" if sequence_parallel else "all_reduce")
+            if sequence_parallel:
+                yield from joined("all_gather")
+        for _ in range(layers):
+            yield from forward()
+        if last:
+            if sequence_parallel:
+                for operation in ("all_gather", "all_gather", "reduce_scatter"):
+                    yield from joined(operation)
+            else:
+                yield from joined("all_reduce")
+            for _ in ("maximum", "target's logit", "sum of exponentials"):
+                yield "tp", "all_reduce", 4 * layout.micro_batch * (architecture.sequence // c)
+        kept = 0
+        for layer in reversed(range(layers)):
+            if layout.recomputation is Recomputation.FULL:
+                yield from forward()
+            elif layout.recomputation is Recomputation.FROM_INPUT:
+                for _ in range(layer + 1):
+                    yield from forward()
+            elif layout.recomputation is Recomputation.SELECTIVE:
+                yield from ring(ring_forward)
+            yield from backward()
+        for _ in range(v):
+            # every chunk counts as the fullest one
+            for layer in range(-(-layers // v)):
+                kept += layout.recomputation is Recomputation.FULL and layer % layout.checkpoint_layers == 0
+                kept += layout.recomputation is Recomputation.FROM_INPUT and layer == 0
+        if layout.partitioned_checkpoints and not sequence_parallel:
+            for _ in range(kept):
+                yield from joined("all_gather")
+    if sequence_parallel:
+        yield "tp", "all_reduce", gradient * rank_parameters(architecture, layout, stage=stage).replicated
+    if architecture.tied_embeddings and p > 1 and (first or last):
+        yield "embedding", "all_reduce", gradient * (architecture.padded_vocabulary // t) * h
+    yield from gradient_messages(architecture, recipe, layout, stage, micro_batches)
+
+
+def gradient_messages(
+    architecture: Architecture, recipe: Recipe, layout: Layout, stage: int, micro_batches: int
+) -> Iterator[Message]:
+    """Every message of data parallelism; what comes in several messages of unequal size is listed whole."""
+    n = layout.data_parallel * layout.context_parallel
+    element = 4 if recipe.precision is Precision.FP32 else 2
+    gradient = 4 if recipe.precision in (Precision.FP32, Precision.BF16) else 2
+    rank = rank_parameters(architecture, layout, stage=stage)
+    groups = [rank.all] if recipe.decay_of_vectors else [rank.matrices, rank.vectors]
+    padded = [elements + -elements % n for elements in groups if elements]
+    if layout.zero_stage <= 1:
+        for bucket in walked_buckets(architecture, layout, stage, gradient):
+            yield "dp", "all_reduce", bucket
+    if layout.zero_stage in (1, 2):
+        for elements in padded:
+            yield "dp", "all_gather", element * elements
+    for _ in range(micro_batches if layout.zero_stage >= 2 else 0):
+        yield "dp", "reduce_scatter", gradient * sum(padded)
+        if layout.zero_stage == 3:
+            for _ in ("forward", "backward") if layout.reshard_after_forward else ("forward",):
+                yield "dp", "all_gather", element * sum(padded)
+
+
+def listed(messages: Iterator[Message], layout: Layout) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
+    """Payload bytes and messages by axis and operation; a group of one rank has none."""
+    payload: Counter[tuple[str, str]] = Counter()
+    count: Counter[tuple[str, str]] = Counter()
+    for axis, operation, size in messages:
+        if group_ranks(layout, axis) > 1:
+            payload[axis, operation] += size
+            count[axis, operation] += 1
+    return payload, count
+
+
+@given(runs(), st.integers(1, 3))
+def test_a_step_equals_the_list_of_its_messages(run: tuple[Architecture, Recipe, Layout], micro_batches: int) -> None:
+    architecture, recipe, layout = run
+    for stage in range(layout.pipeline_stages):
+        payload, messages = listed(messages_of_step(architecture, recipe, layout, stage, micro_batches), layout)
+        traffic = step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+        assert len({(entry.axis, entry.operation) for entry in traffic}) == len(traffic)
+        assert {(t.axis, t.operation): t.payload_bytes for t in traffic} == payload
+        for entry in traffic:
+            if entry.axis != "dp" or layout.zero_stage <= 1:
+                assert entry.messages == messages[entry.axis, entry.operation]
+
+
+@pytest.mark.parametrize(
+    "run", [run for run in map(reference_run, run_names()) if run.recorded_layout], ids=lambda run: run.name
+)
+def test_a_step_of_every_recorded_run_equals_the_list_of_its_messages(run: ReferenceRun) -> None:
+    micro_batches = accumulation(run.recipe, run.layout)
+    for stage in {0, run.layout.pipeline_stages // 2, run.layout.pipeline_stages - 1}:
+        counted, _ = listed(
+            messages_of_step(run.architecture, run.recipe, run.layout, stage, micro_batches), run.layout
+        )
+        traffic = step_traffic(run.architecture, run.recipe, run.layout, stage=stage, micro_batches=micro_batches)
+        assert {(t.axis, t.operation): t.payload_bytes for t in traffic} == counted
+
+
+@given(runs(), st.integers(1, 3))
+def test_sharded_gradients_and_weights_come_in_buckets_and_layers(
+    run: tuple[Architecture, Recipe, Layout], micro_batches: int
+) -> None:
+    architecture, recipe, layout = run
+    layout = msgspec.structs.replace(layout, data_parallel=2, pipeline_stages=1)
+    second, third = (msgspec.structs.replace(layout, zero_stage=zero) for zero in (2, 3))
+    messages = {
+        (zero, entry.operation): entry.messages
+        for zero, of_stage in ((2, second), (3, third))
+        for entry in step_traffic(architecture, recipe, of_stage, stage=0, micro_batches=micro_batches)
+        if entry.axis == "dp"
+    }
+    buckets = len(walked_buckets(architecture, layout, 0, 4))
+    units = architecture.layers + 1
+    assert messages == {
+        (2, "reduce_scatter"): micro_batches * buckets,
+        (2, "all_gather"): 1 if recipe.decay_of_vectors else 2,
+        (3, "reduce_scatter"): micro_batches * units,
+        (3, "all_gather"): micro_batches * units * (2 if layout.reshard_after_forward else 1),
+    }
+
+
+@given(runs())
+def test_one_rank_hands_nothing_to_collectives(run: tuple[Architecture, Recipe, Layout]) -> None:
+    architecture, recipe, layout = run
+    alone = msgspec.structs.replace(
+        layout, data_parallel=1, tensor_parallel=1, pipeline_stages=1, context_parallel=1, virtual_stages=1
+    )
+    assert step_traffic(architecture, recipe, alone, stage=0, micro_batches=3) == []
+    for axis in ("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel"):
+        one = msgspec.structs.replace(layout, **{axis: 1})
+        name = {"data_parallel": "dp", "tensor_parallel": "tp", "pipeline_stages": "pp", "context_parallel": "cp"}[axis]
+        entries = step_traffic(architecture, recipe, one, stage=0, micro_batches=3)
+        silent = {name, "embedding"} if name == "pp" else {name}
+        # gradients are reduced over dp and cp together
+        silent -= {"dp"} if one.context_parallel > 1 else set()
+        assert not silent & {entry.axis for entry in entries}
+
+
+@given(architectures(), recipes(), data_parallel_layouts())
+def test_plain_data_parallelism_equals_what_is_executed_less_the_loss(
+    architecture: Architecture, recipe: Recipe, layout: Layout
+) -> None:
+    executed = data_parallel_traffic(architecture, recipe, layout)
+    expected = [
+        t._replace(payload_bytes=t.payload_bytes - LOSS, messages=t.messages - 1) if t.operation == "all_reduce" else t
+        for t in executed
+    ]
+    assert step_traffic(architecture, recipe, layout, stage=0, micro_batches=5) == expected
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "reshard", "micro_batches", "passes"),
+    [
+        # Rajbhandari et al. 2020, section 7: 2 Psi, 2 Psi, 3 Psi; stage 1 with an all-reduce is a Psi more
+        (0, True, 1, 2),
+        (1, True, 1, 3),
+        (2, True, 1, 2),
+        (3, True, 1, 3),
+        (3, False, 1, 2),
+        # gradients of each micro-batch are reduced on their own from stage 2 on
+        (0, True, 4, 2),
+        (1, True, 4, 3),
+        (2, True, 4, 5),
+        (3, True, 4, 12),
+        (3, False, 4, 8),
+    ],
+)
+def test_zero_sends_the_published_multiple_of_the_parameters(
+    zero_stage: int, reshard: bool, micro_batches: int, passes: int
+) -> None:
+    recipe = msgspec.structs.replace(BLOOM.recipe, precision=Precision.FP32)
+    # BLOOM's matrices and vectors divide by 8
+    layout = Layout(data_parallel=8, zero_stage=zero_stage, reshard_after_forward=reshard)
+    traffic = step_traffic(BLOOM.architecture, recipe, layout, stage=0, micro_batches=micro_batches)
+    psi = 4 * parameter_count(BLOOM.architecture)
+    assert 8 * sum(sent_bytes(entry, layout) for entry in traffic) == passes * 7 * psi
+
+
+def test_tensor_parallelism_sends_8_b_s_h_elements_a_layer_less_its_own_share() -> None:
+    # Narayanan et al. 2021, section 3.2: 8 b s h (t - 1) / t for each layer and micro-batch, b s h to the next stage
+    layout = msgspec.structs.replace(BLOOM.layout, recomputation=Recomputation.NONE)
+    traffic = step_traffic(BLOOM.architecture, BLOOM.recipe, layout, stage=5, micro_batches=1)
+    sent = {entry.axis: sent_bytes(entry, layout) for entry in traffic}
+    hidden_states = 2 * 2048 * 14336
+    assert sent["tp"] == 2 * 6 * 8 * hidden_states * 3 // 4
+    assert sent["pp"] == 2 * 2 * hidden_states
+
+
+@pytest.mark.parametrize(
+    ("recomputation", "all_reduces", "gathers", "scatters"),
+    [("none", 3, 5, 3), ("selective", 3, 5, 3), ("full", 4, 7, 4)],
+)
+def test_gpt_neox_reduces_a_layers_output_once_and_both_its_input_gradients(
+    recomputation: str, all_reduces: int, gathers: int, scatters: int
+) -> None:
+    neox = reference_run("gpt-neox-20b")
+    layout = Layout(tensor_parallel=2, pipeline_stages=4, recomputation=Recomputation(recomputation))
+
+    def messages(layout: Layout) -> dict[str, int]:
+        # 11 layers, no table
+        traffic = step_traffic(neox.architecture, neox.recipe, layout, stage=1, micro_batches=1)
+        return {entry.operation: entry.messages for entry in traffic if entry.axis == "tp"}
+
+    assert messages(layout) == {"all_reduce": 11 * all_reduces}
+    sequence = messages(msgspec.structs.replace(layout, sequence_parallel=True))
+    assert sequence == {"all_reduce": 1, "all_gather": 11 * gathers, "reduce_scatter": 11 * scatters}
+
+
+def by_key(traffic: list[Traffic]) -> dict[tuple[str, str], Traffic]:
+    return {(entry.axis, entry.operation): entry for entry in traffic}
+
+
+@given(runs(), st.integers(1, 3))
+def test_sequence_parallelism_adds_the_gathers_for_weight_gradients_and_nothing_else(
+    run: tuple[Architecture, Recipe, Layout], micro_batches: int
+) -> None:
+    architecture, recipe, layout = run
+    # with a parallel residual f and g do not come in pairs: each pass forward gathers two inputs and scatters one sum
+    architecture = msgspec.structs.replace(architecture, residual=Residual.SEQUENTIAL)
+    plain = msgspec.structs.replace(
+        layout, sequence_parallel=False, partitioned_checkpoints=False, scatter_gather=False
+    )
+    sequence = msgspec.structs.replace(plain, sequence_parallel=True)
+    t = layout.tensor_parallel
+    for stage in range(layout.pipeline_stages):
+        # times t / (t - 1): whole buffers that pass the ring
+        passed = [
+            sum(
+                {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[entry.operation] * entry.payload_bytes
+                for entry in step_traffic(architecture, recipe, choice, stage=stage, micro_batches=micro_batches)
+                if entry.axis == "tp"
+            )
+            for choice in (plain, sequence)
+        ]
+        element = {Precision.FP32: 4, Precision.BF16: 2}[recipe.precision]
+        hidden_states = element * layout.micro_batch * architecture.sequence * architecture.hidden
+        inputs = 2 * stage_layers(architecture, layout, stage=stage) + (stage == layout.pipeline_stages - 1)
+        again = micro_batches * inputs * hidden_states // layout.context_parallel
+        replicated = 2 * 4 * rank_parameters(architecture, layout, stage=stage).replicated
+        assert passed[1] - passed[0] == (again + replicated if t > 1 else 0)
+
+
+@given(runs(), st.integers(1, 3))
+def test_stages_together_hand_over_what_one_stage_does(
+    run: tuple[Architecture, Recipe, Layout], micro_batches: int
+) -> None:
+    architecture, recipe, layout = run
+    # restarting from a stage's input, and groups that a stage cuts short, depend on the stages
+    if layout.recomputation is Recomputation.FROM_INPUT:
+        layout = msgspec.structs.replace(layout, recomputation=Recomputation.FULL)
+    # nor are there chunks without a layer
+    chunks = layout.pipeline_stages * layout.virtual_stages
+    virtual_stages = layout.virtual_stages if architecture.layers % chunks == 0 else 1
+    layout = msgspec.structs.replace(layout, checkpoint_layers=1, scatter_gather=False, virtual_stages=virtual_stages)
+    one = msgspec.structs.replace(layout, pipeline_stages=1)
+    payload: Counter[tuple[str, str]] = Counter()
+    for stage in range(layout.pipeline_stages):
+        for entry in step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches):
+            if entry.axis in ("tp", "cp"):
+                payload[entry.axis, entry.operation] += entry.payload_bytes
+    assert payload == {
+        (entry.axis, entry.operation): entry.payload_bytes
+        for entry in step_traffic(architecture, recipe, one, stage=0, micro_batches=micro_batches)
+        if entry.axis in ("tp", "cp")
+    }
+
+
+@given(runs(), st.integers(1, 5))
+def test_each_micro_batch_and_each_layer_adds_the_same(
+    run: tuple[Architecture, Recipe, Layout], micro_batches: int
+) -> None:
+    architecture, recipe, layout = run
+    layout = msgspec.structs.replace(layout, checkpoint_layers=1, pipeline_stages=1)
+
+    def payload(layers: int, count: int) -> Counter[tuple[str, str]]:
+        shape = msgspec.structs.replace(architecture, layers=layers)
+        traffic = step_traffic(shape, recipe, layout, stage=0, micro_batches=count)
+        return Counter({(entry.axis, entry.operation): entry.payload_bytes for entry in traffic})
+
+    def added(more: Counter[tuple[str, str]], fewer: Counter[tuple[str, str]]) -> dict[tuple[str, str], int]:
+        return {key: more[key] - fewer[key] for key in more}
+
+    several = [payload(2, micro_batches + more) for more in range(3)]
+    assert added(several[1], several[0]) == added(several[2], several[1])
+    if layout.recomputation is Recomputation.FROM_INPUT:
+        return
+    deeper = [payload(2 + more, micro_batches) for more in range(3)]
+    for key, more in added(deeper[1], deeper[0]).items():
+        if key[0] != "dp":  # padding to the ranks differs from layer to layer
+            assert more == deeper[2][key] - deeper[1][key]
+
+
+@pytest.mark.parametrize(("recomputation", "gathers"), [("none", 0), ("selective", 0), ("full", 3), ("from-input", 1)])
+def test_a_partitioned_checkpoint_is_gathered_once_for_each_group(recomputation: str, gathers: int) -> None:
+    # five layers in groups of 2, 2 and 1
+    architecture = msgspec.structs.replace(BLOOM.architecture, layers=5)
+    layout = Layout(
+        tensor_parallel=4,
+        recomputation=Recomputation(recomputation),
+        checkpoint_layers=2,
+        partitioned_checkpoints=True,
+    )
+    gathered = [
+        (entry.payload_bytes, entry.messages)
+        for entry in step_traffic(architecture, BLOOM.recipe, layout, stage=0, micro_batches=7)
+        if entry.operation == "all_gather"
+    ]
+    hidden_states = 2 * 2048 * 14336
+    assert gathered == ([(7 * gathers * hidden_states, 7 * gathers)] if gathers else [])
+
+
+@pytest.mark.parametrize(
+    ("precision", "gradient", "weight"),
+    [("fp32", 4, 4), ("bf16", 4, 2), ("fp16", 2, 2), ("fp16-gradient-copy", 2, 2), ("fp16-no-master", 2, 2)],
+)
+def test_gradients_are_reduced_in_fp32_except_in_fp16(precision: str, gradient: int, weight: int) -> None:
+    recipe = msgspec.structs.replace(BLOOM.recipe, precision=Precision(precision))
+    layout = Layout(data_parallel=8, zero_stage=1)
+    elements = parameter_count(BLOOM.architecture)
+    reduced, gathered = step_traffic(BLOOM.architecture, recipe, layout, stage=0, micro_batches=1)
+    assert (reduced.payload_bytes, gathered.payload_bytes) == (gradient * elements, weight * elements)
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5))
+def test_every_boundary_between_chunks_is_crossed_twice_a_micro_batch(
+    stages: int, virtual_stages: int, micro_batches: int
+) -> None:
+    layout = Layout(pipeline_stages=stages, virtual_stages=virtual_stages)
+    sent = sum(pipeline_messages(layout, stage=stage, micro_batches=micro_batches) for stage in range(stages))
+    boundaries = stages * virtual_stages - 1 if stages > 1 else 0
+    assert sent == 2 * micro_batches * boundaries
+
+
+@given(runs(), st.data())
+def test_arrays_of_layouts_equal_one_layout_after_the_other(
+    run: tuple[Architecture, Recipe, Layout], data: st.DataObject
+) -> None:
+    architecture, recipe, layout = run
+    t, c = layout.tensor_parallel, layout.context_parallel
+    counts = st.integers(1, 4)
+    rows = [
+        {
+            "data_parallel": data.draw(counts),
+            "tensor_parallel": data.draw(st.sampled_from([1, t])),
+            "context_parallel": data.draw(st.sampled_from([1, c])),
+            "pipeline_stages": data.draw(counts),
+            "virtual_stages": data.draw(counts),
+            "micro_batch": data.draw(counts),
+            "checkpoint_layers": data.draw(counts),
+            "bucket_bytes": data.draw(CAPS),
+        }
+        for _ in range(3)
+    ]
+    micro_batches = [data.draw(counts) for _ in rows]
+    stages = [data.draw(st.integers(0, row["pipeline_stages"] - 1)) for row in rows]
+    columns = {name: numpy.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+    swept = msgspec.structs.replace(layout, **columns)
+    together = by_key(
+        step_traffic(
+            architecture,
+            recipe,
+            swept,
+            stage=numpy.array(stages, dtype=float),
+            micro_batches=numpy.array(micro_batches, dtype=float),
+        )
+    )
+    for place, row in enumerate(rows):
+        one = msgspec.structs.replace(layout, **row)
+        alone = by_key(step_traffic(architecture, recipe, one, stage=stages[place], micro_batches=micro_batches[place]))
+        assert alone.keys() <= together.keys()
+        for key, entry in together.items():
+            expected = alone.get(key, Traffic(*key, 0, 0))
+            sent = numpy.broadcast_to(sent_bytes(entry, swept), len(rows))[place]
+            crossing = node_crossing_share(swept, key[0], accelerators_per_node=4)
+            assert numpy.broadcast_to(entry.payload_bytes, len(rows))[place] == expected.payload_bytes
+            assert numpy.broadcast_to(entry.messages, len(rows))[place] == expected.messages
+            assert sent == sent_bytes(expected, one)
+            assert numpy.broadcast_to(crossing, len(rows))[place] == node_crossing_share(
+                one, key[0], accelerators_per_node=4
+            )
+
+
+def groups_of_axis(layout: Layout, axes: set[str]) -> list[list[int]]:
+    """Ranks of every group that spans `axes`, neighbours in order: coordinates counted out rank by rank."""
+    sizes = {
+        "tp": layout.tensor_parallel,
+        "cp": layout.context_parallel,
+        "dp": layout.data_parallel,
+        "pp": layout.pipeline_stages,
+    }
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(layout.ranks):
+        rest, fixed = rank, []
+        for axis in layout.rank_order.split("-"):
+            rest, coordinate = divmod(rest, sizes[axis])
+            if axis not in axes:
+                fixed.append(coordinate)
+        groups.setdefault(tuple(fixed), []).append(rank)
+    return list(groups.values())
+
+
+POWERS = st.integers(0, 3).map(lambda power: 2**power)
+
+
+@given(POWERS, POWERS, POWERS, POWERS, POWERS, st.permutations(["tp", "cp", "dp", "pp"]))
+def test_ranks_in_a_node_equal_ranks_counted_one_by_one(
+    dp: int, tp: int, cp: int, pp: int, node: int, order: list[str]
+) -> None:
+    layout = Layout(
+        data_parallel=dp, tensor_parallel=tp, context_parallel=cp, pipeline_stages=pp, rank_order="-".join(order)
+    )
+    for axis, axes in {"tp": {"tp"}, "cp": {"cp"}, "dp": {"dp", "cp"}, "pp": {"pp"}}.items():
+        inside = ranks_in_node(layout, axis, accelerators_per_node=node)
+        share = node_crossing_share(layout, axis, accelerators_per_node=node)
+        for group in groups_of_axis(layout, axes):
+            nodes = [rank // node for rank in group]
+            assert set(Counter(nodes).values()) == {inside}
+            # a ring in the order of nodes; one rank alone sends to itself
+            ring = sorted(nodes)
+            links = sum(ring[place] != ring[place - 1] for place in range(len(ring)))
+            assert links == share * len(ring)
+    ends = [(group[0] // node, group[-1] // node) for group in groups_of_axis(layout, {"pp"})]
+    together = {2 if first == last else 1 for first, last in ends}
+    assert together == {ranks_in_node(layout, "embedding", accelerators_per_node=node)}
+
+
+def test_an_unknown_axis_is_refused() -> None:
+    with pytest.raises(KeyError, match="ep"):
+        group_ranks(Layout(), "ep")
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=30), st.integers(1, 3000), st.sampled_from([0, 2]))
+def test_fused_messages_equal_buffers_that_are_filled_byte_for_byte(
+    tensors: list[int], bucket: int, copies: int
+) -> None:
+    sizes = []
+    room = 0
+    moved = 0
+    for tensor in tensors:
+        moved += copies * (tensor + tensor)  # read and written
+        while tensor:
+            if not room:
+                sizes.append(0)
+                room = bucket
+            taken = min(tensor, room)
+            sizes[-1] += taken
+            room -= taken
+            tensor -= taken
+    fused = fused_messages(sum(tensors), bucket_bytes=bucket, copies=copies)
+    assert fused == (len(sizes), sizes[0], sizes[-1], moved)

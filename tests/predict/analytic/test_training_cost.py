@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_runs.units import in_base_unit
+from suite.predict.analytic.training_cost import (
+    accelerator_cost,
+    accelerator_seconds,
+    energy_cost,
+    energy_joules,
+    six_n_seconds,
+    training_seconds,
+    training_steps,
+    training_years,
+)
+from tests.support.strategies import BLOOM
+
+COUNTS = st.integers(1, 10**6)
+
+
+@given(st.integers(1, 10**15), COUNTS, COUNTS)
+def test_steps_are_the_least_that_see_all_tokens(tokens: int, global_batch: int, sequence: int) -> None:
+    steps = training_steps(tokens=tokens, global_batch=global_batch, sequence=sequence)
+    assert (steps - 1) * global_batch * sequence < tokens <= steps * global_batch * sequence
+
+
+def test_blooms_step_and_tokens_give_its_days_within_its_interruptions() -> None:
+    recipe = BLOOM.recipe
+    seconds = training_seconds(
+        tokens=recipe.tokens, global_batch=recipe.global_batch, sequence=2048, step_seconds=105.22
+    )
+    # 118.24 days were published; restarts, the batch's ramp-up and half as many nodes at the end are not in the product
+    assert 0.8 < seconds / in_base_unit(118.24, "day", "s") < 1
+    held = accelerator_seconds(accelerators=384, seconds=seconds)
+    assert 0.8 < held / in_base_unit(1_082_990, "accelerator h", "accelerator s") < 1
+
+
+def test_blooms_published_energy_is_its_accelerator_hours_at_the_printed_power() -> None:
+    # Luccioni et al. 2022, arXiv 2211.02001, Table 1: 433,196 kWh of 1,082,990 hours at 400 W
+    joules = energy_joules(accelerator_seconds=1_082_990 * 3600, watts=400, power_share=1, power_usage_effectiveness=1)
+    assert joules == 433_196 * 3.6e6
+
+
+@given(st.floats(1, 1e10), st.floats(1, 2000), st.floats(0.1, 1), st.floats(1, 3))
+def test_energy_is_proportional_to_each_factor(held: float, watts: float, share: float, effectiveness: float) -> None:
+    def joules(*factors: float) -> float:
+        given_ = dict(
+            zip(("accelerator_seconds", "watts", "power_share", "power_usage_effectiveness"), factors, strict=True)
+        )
+        return energy_joules(**given_)
+
+    once = joules(held, watts, share, effectiveness)
+    # powers of two do not round
+    assert joules(2 * held, watts, share, effectiveness) == 2 * once
+    assert joules(held, 2 * watts, share, effectiveness) == 2 * once
+    assert joules(held, watts, share / 2, effectiveness) == once / 2
+    assert joules(held, watts, share, 2 * effectiveness) == 2 * once
+    assert joules(3600, 1000, 1, 1) == 3.6e6  # a kilowatt-hour
+
+
+def test_costs_are_hours_and_kilowatt_hours_times_their_price() -> None:
+    assert accelerator_cost(accelerator_seconds=7200, price_per_accelerator_hour=2.5) == 5
+    assert energy_cost(energy_joules=3.6e6 * 40, price_per_kilowatt_hour=0.25) == 10
+
+
+def test_a_layer_group_of_a_billion_takes_0_6_seconds_on_a_4090() -> None:
+    seconds = six_n_seconds(parameters=1e9, tokens=32768, flop_per_second=330e12)
+    # printed to five digits
+    assert seconds == pytest.approx(0.59578, abs=5e-6)
+
+
+@pytest.mark.parametrize(("tokens", "years"), [(100e9, 118.8), (300e9, 356.5)])
+def test_gpt3_takes_one_v100_centuries(tokens: float, years: float) -> None:
+    # 355 years were published, which are 3.14e23 flop: 0.3 % less than 6 * 175e9 * 300e9
+    found = training_years(parameters=175e9, tokens=tokens, flop_per_second=28e12)
+    assert found == pytest.approx(years, abs=0.05)
+    assert training_years(parameters=175e9, tokens=3.14e23 / 6 / 175e9, flop_per_second=28e12) == pytest.approx(
+        355, abs=0.5
+    )
+
+
+def test_arrays_give_what_each_number_gives() -> None:
+    batches: Any = numpy.array([7.0, 512.0, 2048.0])
+    found: Any = training_seconds(
+        tokens=366 * 10**9,
+        global_batch=batches,
+        sequence=2048,
+        step_seconds=1.5,
+    )
+    each = [
+        training_seconds(tokens=366 * 10**9, global_batch=n, sequence=2048, step_seconds=1.5) for n in (7, 512, 2048)
+    ]
+    assert list(found) == each

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from reference_runs.catalog import reference_run
+from reference_runs.layout import Layout, Recomputation, Schedule
+from reference_runs.miniature import miniature
+from reference_runs.run import Precision
+from suite.machine.half_precision import Kernels
+from suite.metrics.figures import Quantity
+from suite.predict.executed_run.memory import TOLERANCE, memory_figures, unproven_peak
+from suite.predict.simulation.state import executed_state
+from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes, executed_peaks
+from tests.support.executed_runs import Run, executed_runs
+
+CPU = Kernels()
+SMALL = miniature(reference_run("gpt2-124m"), "cpu", ranks=1)
+SHAPE = msgspec.structs.replace(
+    SMALL.architecture,
+    layers=2,
+    hidden=8,
+    heads=2,
+    head_dim=4,
+    kv_heads=2,
+    ffn_hidden=32,
+    vocabulary=20,
+    padded_vocabulary=24,
+    sequence=6,
+)
+FP32 = msgspec.structs.replace(
+    SMALL.recipe,
+    precision=Precision.FP32,
+    global_batch=4,
+    embedding_dropout=0.0,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+)
+LAYOUT = Layout(micro_batch=2, recomputation=Recomputation.NONE)
+
+
+def activations(layout: Layout, *, stage: int = 0) -> int:
+    return executed_activation_bytes(SHAPE, FP32, layout, stage=stage, kernels=CPU)
+
+
+def test_what_a_block_keeps_is_what_its_operators_are_known_to_keep() -> None:
+    states, scores, tokens = 4 * 2 * 6 * 8, 4 * 2 * 2 * 6 * 6, 2 * 6
+    # norm: its input, mean and deviation; query_key_value: the norm's output; scores: q and k, each head's copied;
+    # softmax: its output, which context keeps too, beside a copy of v; projection: the context
+    attention = (states + 2 * 4 * tokens) + states + 2 * states + scores + states + states
+    # norm; expansion: its input; GELU: 4 times as wide; contraction: the GELU
+    feed_forward = (states + 2 * 4 * tokens) + states + 4 * states + 4 * states
+    # tokens, one more a sample; last norm; head: its input; loss: logarithms, copied targets and their number
+    around = 8 * 2 * 7 + (states + 2 * 4 * tokens) + states + 4 * tokens * 24 + 8 * tokens + 4
+    assert activations(LAYOUT) == 2 * (attention + feed_forward) + around
+
+
+def test_a_fused_attention_keeps_a_number_a_row_in_place_of_scores_and_copies() -> None:
+    fused = msgspec.structs.replace(LAYOUT, fused_attention=True)
+    states, scores, rows, bias = 4 * 2 * 6 * 8, 4 * 2 * 2 * 6 * 6, 4 * 2 * 2 * 6, 4 * 6 * 6
+    # q, k and v as they lie in the projection's output: three states, of which unfused ones are copied
+    assert activations(LAYOUT) - activations(fused) == 2 * (scores - rows)
+    # computed again, only its output is kept, by the projection
+    selective = msgspec.structs.replace(fused, recomputation=Recomputation.SELECTIVE)
+    assert activations(fused) - activations(selective) == 2 * rows
+    full = msgspec.structs.replace(LAYOUT, recomputation=Recomputation.FULL)
+    fully = msgspec.structs.replace(full, fused_attention=True)
+    assert activations(full) - activations(fully) == bias
+    assert states > rows
+
+
+def test_full_recomputation_keeps_the_input_of_each_group_and_the_masks_bias() -> None:
+    layout = msgspec.structs.replace(LAYOUT, recomputation=Recomputation.FULL)
+    states, scores, tokens = 4 * 2 * 6 * 8, 4 * 6 * 6, 2 * 6
+    # the bias of the scores is the same block for both groups
+    around = 8 * 2 * 7 + (states + 2 * 4 * tokens) + states + 4 * tokens * 24 + 8 * tokens + 4
+    assert activations(layout) == 2 * states + scores + around
+    assert activations(msgspec.structs.replace(layout, checkpoint_layers=2)) == states + scores + around
+
+
+def test_a_rank_of_several_keeps_its_part() -> None:
+    split = msgspec.structs.replace(LAYOUT, tensor_parallel=2)
+    by_sequence = msgspec.structs.replace(split, sequence_parallel=True)
+    states, tokens, layers = 4 * 2 * 6 * 8, 2 * 6, 2
+    # of the norms' inputs, two a layer and the last, and their statistics half is elsewhere
+    assert activations(split) - activations(by_sequence) == (2 * layers + 1) * (states + 2 * 4 * tokens) // 2
+    assert activations(by_sequence) < activations(split) < activations(LAYOUT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(executed_runs())
+def test_the_peak_holds_state_and_what_is_kept_of_a_micro_batch(run: Run) -> None:
+    for stage in range(run.layout.pipeline_stages):
+        state = executed_state(*run, stage=stage, replica=0)
+        kept = executed_activation_bytes(*run, stage=stage, kernels=CPU)
+        most = executed_peak_bytes(*run, stage=stage, replica=0, kernels=CPU)
+        assert most >= state.weight_bytes + state.optimizer_bytes + state.gradient_bytes
+        # chunks of an interleaved schedule do not all hold a micro-batch at a time
+        if run.layout.virtual_stages == 1:
+            # views of hidden states that messages bring are kept there too
+            assert most >= state.weight_bytes + state.optimizer_bytes + kept
+
+
+def test_more_recomputation_never_needs_more() -> None:
+    long = msgspec.structs.replace(SHAPE, sequence=96, layers=4)
+    peaks = [
+        executed_peak_bytes(
+            long,
+            FP32,
+            msgspec.structs.replace(LAYOUT, recomputation=recomputation),
+            stage=0,
+            replica=0,
+            kernels=CPU,
+        )
+        for recomputation in (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(set(peaks)) == 3
+
+
+def test_gpipe_holds_all_micro_batches_where_1f1b_holds_as_many_as_stages() -> None:
+    long = msgspec.structs.replace(SHAPE, sequence=96)
+    pipeline = msgspec.structs.replace(LAYOUT, pipeline_stages=2, micro_batch=1)
+    gpipe = msgspec.structs.replace(pipeline, schedule=Schedule.GPIPE)
+    one, all_ = (
+        executed_peak_bytes(long, FP32, layout, stage=0, replica=0, kernels=CPU) for layout in (pipeline, gpipe)
+    )
+    states, tokens = 4 * 96 * 8, 8 * 97
+    kept = executed_activation_bytes(long, FP32, pipeline, stage=0, kernels=CPU) - tokens + states
+    gradients = executed_state(long, FP32, pipeline, stage=0, replica=0).gradient_bytes
+    # 4 micro-batches with their outputs in place of 2; the tokens of all are one block. gpipe's are all there before
+    # the first gradient is, 1f1b's when all are, beside the message that it posted last
+    assert 2 * kept - gradients - states <= all_ - one <= 2 * kept
+
+
+def test_of_a_gpu_and_of_fully_sharded_state_the_peak_is_shown_and_not_judged() -> None:
+    sharded = msgspec.structs.replace(LAYOUT, data_parallel=2, zero_stage=3)
+    assert unproven_peak(LAYOUT, CPU) is None
+    assert unproven_peak(sharded, CPU)
+    assert unproven_peak(LAYOUT, Kernels(cuda=True))
+    for layout, kernels, judged in ((LAYOUT, CPU, True), (sharded, CPU, False), (LAYOUT, Kernels(cuda=True), False)):
+        peaks = [
+            figure for figure in memory_figures(SHAPE, FP32, layout, kernels) if figure.quantity is Quantity.PEAK_BYTES
+        ]
+        assert [figure.rank for figure in peaks] == [None, *range(layout.ranks)]
+        assert {figure.tolerance for figure in peaks} == {TOLERANCE if judged else None}
+
+
+def test_of_a_layout_that_is_not_executed_no_memory_is_told() -> None:
+    assert memory_figures(SHAPE, FP32, msgspec.structs.replace(LAYOUT, context_parallel=2), CPU) == []
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
+def test_products_through_fp32_need_more_at_the_peak_and_keep_no_more(precision: Precision) -> None:
+    recipe = msgspec.structs.replace(FP32, precision=precision)
+    wide = Kernels(products_through_fp32=True)
+    kept = [executed_activation_bytes(SHAPE, recipe, LAYOUT, stage=0, kernels=kernels) for kernels in (CPU, wide)]
+    assert kept[0] == kept[1]
+    long = msgspec.structs.replace(SHAPE, sequence=96)
+    peaks = [executed_peak_bytes(long, recipe, LAYOUT, stage=0, replica=0, kernels=kernels) for kernels in (CPU, wide)]
+    assert peaks[0] < peaks[1]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        LAYOUT,
+        Layout(micro_batch=1, recomputation=Recomputation.FULL),
+        Layout(micro_batch=2, recomputation=Recomputation.NONE, data_parallel=2, zero_stage=3),
+        Layout(micro_batch=2, recomputation=Recomputation.NONE, pipeline_stages=2, schedule=Schedule.ONE_F_ONE_B),
+        Layout(micro_batch=1, recomputation=Recomputation.NONE, data_parallel=2, zero_stage=1),
+    ],
+    ids=str,
+)
+def test_the_largest_of_three_peaks_is_the_peak_and_each_holds_the_state(layout: Layout) -> None:
+    peaks = executed_peaks(SHAPE, FP32, layout, stage=0, replica=0, kernels=CPU)
+    assert list(peaks) == ["forward", "backward", "update"]
+    sums = {phase: sum(parts.values()) for phase, parts in peaks.items()}
+    assert max(sums.values()) == executed_peak_bytes(SHAPE, FP32, layout, stage=0, replica=0, kernels=CPU)
+    state = executed_state(SHAPE, FP32, layout, stage=0, replica=0)
+    for parts in peaks.values():
+        assert parts["weights"] == state.weight_bytes
+        assert parts["optimizer state"] == state.optimizer_bytes
+        assert min(parts.values()) > 0
+    assert peaks["update"]["gradients"] >= state.gradient_bytes
+    assert "forward pass" not in peaks["update"]
+    assert "update" not in peaks["backward"]
+    assert ("gathered weights" in peaks["forward"]) == layout.fully_sharded
+    assert ("computed again" in peaks["backward"]) == (layout.recomputation is Recomputation.FULL)

@@ -1,0 +1,137 @@
+"""The machine that a prediction stands on."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from reference_runs.accelerator import accelerator
+from reference_runs.catalog import reference_run
+from reference_runs.errors import InputError
+from reference_runs.fit_scores import fit_scores
+from reference_runs.machine_model import machine_model
+from reference_runs.run import Precision
+from reference_runs.stack import AttentionKernel, Generation
+from suite.predict.analytic.gemm import efficiency
+from suite.predict.machine_model.from_cluster import RunMachine, run_machine
+
+BLOOM = reference_run("bloom-176b")
+
+
+def of(**changes: object) -> RunMachine:
+    given: dict[str, object] = {
+        "cluster": BLOOM.cluster,
+        "precision": Precision.BF16,
+        "ranks": 384,
+        "accelerator_name": None,
+    }
+    found = run_machine(**(given | changes))  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def test_blooms_machine_is_its_accelerator_in_its_cluster() -> None:
+    found = of()
+    assert found.machine is not None
+    assert found.accelerator.name == "a100-sxm-80gb"
+    assert found.machine.peak_flop_per_second == 312e12
+    assert found.machine.network_bytes_per_second == 4 * 12.5e9
+    assert found.machine.link_bytes_per_second == 300e9
+    assert found.machine.accelerators_per_node == 8
+    assert found.machine.overlap_share == machine_model().parameters["overlap_share"].value
+
+
+def test_another_accelerator_keeps_the_runs_network_and_says_so() -> None:
+    found = of(accelerator_name="GB200")
+    assert found.machine is not None
+    assert found.machine.peak_flop_per_second == accelerator("gb200").peak_flop_per_second["bf16"]
+    assert found.machine.network_bytes_per_second == 4 * 12.5e9
+    assert found.machine.accelerators_per_node == accelerator("gb200").board.accelerators_per_node != 8
+    assert "400 Gbit/s out of each node, as recorded for the run" in found.notes
+    assert any("accelerators a node, as is usual for gb200" in note for note in found.notes)
+
+
+def test_several_nodes_without_a_recorded_network_have_no_time_and_the_fact_is_named() -> None:
+    cluster = msgspec.structs.replace(BLOOM.cluster, network_interface_bandwidth=None)
+    found = of(cluster=cluster)
+    assert found.machine is None
+    assert "cluster.network_interface_bandwidth" in found.missing
+    assert of(cluster=cluster, ranks=8).machine is not None
+    assert of(cluster=None, ranks=8, accelerator_name="h100").machine is not None
+    assert of(cluster=None, ranks=9, accelerator_name="h100").machine is None
+
+
+def test_without_cluster_and_accelerator_there_is_no_machine() -> None:
+    assert run_machine(None, Precision.BF16, ranks=8, accelerator_name=None) is None
+
+
+def test_an_accelerator_without_the_recipes_dtype_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="v100-sxm-32gb has no peak_flop_per_second for the dtype; got 'bf16'"):
+        of(accelerator_name="v100")
+    assert of(accelerator_name="v100", precision=Precision.FP16_NO_MASTER).dtype == "fp16"
+    assert of(precision=Precision.FP32).dtype == "fp32"
+
+
+def test_the_software_is_the_runs_own_and_older_libraries_stay_with_their_machine() -> None:
+    there, elsewhere = of(software=BLOOM.software), of(software=BLOOM.software, accelerator_name="h100")
+    assert there.stack.name == elsewhere.stack.name == "deepspeed-pipeline"
+    assert there.stack.switches.generation is Generation.EARLY_2021
+    assert elsewhere.stack.switches == msgspec.structs.replace(there.stack.switches, generation=Generation.CURRENT)
+    assert any(note.startswith(f"software: {there.stack.title} (`--stack`; ") for note in there.notes)
+    assert any(f"{there.stack.title}, with current libraries (" in note for note in elsewhere.notes)
+    asked = of(software=BLOOM.software, accelerator_name="h100", stack_name="deepspeed-pipeline")
+    assert asked.stack == there.stack
+    assert of().stack.name == "generic"
+
+
+def test_older_libraries_multiply_at_their_share_of_the_rate() -> None:
+    values = machine_model().values()
+    for name, share in (
+        ("deepspeed-pipeline", values["libraries_early_2021"]),
+        ("megatron-lm-2021", values["libraries_2021"]),
+        ("megatron-lm-2022", 1.0),
+    ):
+        machine = of(stack_name=name).machine
+        assert machine is not None
+        reached = efficiency(machine.matrix_efficiency, M=4096, N=4096, K=4096, element_bytes=2)
+        assert reached == values["matrix_efficiency.ampere"] * share
+
+
+def test_a_stack_that_launches_from_c_has_no_host_to_wait_for() -> None:
+    python, c = of(stack_name="generic").machine, of(stack_name="llm-c").machine
+    assert python is not None
+    assert c is not None
+    assert python.launch_seconds == machine_model().parameters["launch_seconds"].value > 0
+    assert c.launch_seconds == c.step_overhead_seconds == 0
+
+
+def test_the_error_to_expect_is_that_of_tables_that_a_fit_has_not_seen() -> None:
+    tables = fit_scores().tables.values()
+    unseen = sum(each.table_left_out for each in tables) / len(tables) / 100
+    known = "deepspeed-pipeline"
+    assert of(stack_name=known).uncertainty == pytest.approx(unseen, rel=1e-12)
+    assert unseen > fit_scores().all_terms / 100
+    # an accelerator that no table measured has its family's error besides, as the other leg of a right triangle
+    family = machine_model().families["hopper"]
+    assert "gb200" not in family.accelerators
+    found = of(accelerator_name="gb200", stack_name=known)
+    assert found.uncertainty == pytest.approx(math.hypot(unseen, family.uncertainty), rel=1e-12)
+    assert any("of hopper accelerators, as none of gb200 is published" in note for note in found.notes)
+    # and so has a stack of which no row tells
+    generic = of(stack_name="generic")
+    assert generic.uncertainty == pytest.approx(math.hypot(unseen, machine_model().unmeasured_stack), rel=1e-12)
+    assert any("no published step times tell of generic" in note for note in generic.notes)
+
+
+def test_an_accelerator_takes_the_parameters_of_its_family() -> None:
+    model = machine_model()
+    for name, family in (("a100", "ampere"), ("v100", "ampere"), ("h100", "hopper"), ("b200", "hopper")):
+        machine = of(accelerator_name=name, precision=Precision.FP16, stack_name="nanotron").machine
+        assert machine is not None
+        assert machine.memory_efficiency == model.parameters[f"memory_efficiency.{family}"].value
+        assert machine.matrix_saturation == model.parameters[f"matrix_saturation.{family}"].value
+        kernel = model.families[family].attention[AttentionKernel.FLASH_ATTENTION_2]
+        assert machine.fused_attention_efficiency == kernel * model.parameters["attention"].value
+        assert machine.kernel_seconds == model.parameters["kernel_seconds"].value

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import msgspec
+import numpy
+import pytest
+
+from reference_runs.errors import InputError
+from reference_runs.layout import Layout, Offload, Recomputation, Schedule
+from reference_runs.run import ReferenceRun
+from suite.predict.analytic.machine import Machine
+from suite.predict.machine_model.from_cluster import run_machine
+from suite.predict.recorded_run.prediction import run_prediction
+from suite.predict.recorded_run.sweep import layout_figures
+from tests.support.strategies import BLOOM
+
+AXES = ("data_parallel", "tensor_parallel", "pipeline_stages", "micro_batch", "virtual_stages")
+
+
+def machine_of(run: ReferenceRun) -> Machine:
+    found = run_machine(run.cluster, run.recipe.precision, ranks=run.layout.ranks, accelerator_name=None)
+    assert found is not None
+    assert found.machine is not None
+    return found.machine
+
+
+def many_layouts() -> list[tuple[int, ...]]:
+    """Data, tensor and pipeline parallel sizes, micro-batch and virtual stages that divide BLOOM and its batch."""
+    sizes = itertools.product((1, 2, 8, 64), (1, 2, 7, 8, 16), (1, 2, 5, 12, 35, 70), (1, 2, 4), (1, 2))
+    return [case for case in sizes if case[4] == 1 or (case[2] in (5, 35) and 70 % (case[2] * 2) == 0)]
+
+
+def as_arrays(base: Layout, cases: list[tuple[int, ...]]) -> Layout:
+    columns = numpy.array(cases, dtype=float).T
+    return msgspec.structs.replace(base, accumulation=None, **dict(zip(AXES, columns, strict=True)))
+
+
+def variants() -> Iterator[dict[str, object]]:
+    yield {}
+    for stage in (0, 2, 3):
+        yield {"zero_stage": stage, "sequence_parallel": stage > 0, "reshard_after_forward": stage != 3}
+    for recomputation in Recomputation:
+        yield {"recomputation": recomputation, "fused_attention": recomputation is Recomputation.NONE}
+    for schedule in Schedule:
+        yield {"schedule": schedule, "scatter_gather": True}
+    yield {"context_parallel": 2, "rank_order": "dp-tp-cp-pp"}
+
+
+@pytest.mark.parametrize("variant", list(variants()), ids=str)
+def test_a_sweep_gives_every_layout_what_it_gets_alone(variant: dict[str, object]) -> None:
+    base = msgspec.structs.replace(BLOOM.layout, **variant)
+    cases = many_layouts()
+    machine = machine_of(BLOOM)
+    together = layout_figures(BLOOM.architecture, BLOOM.recipe, as_arrays(base, cases), machine)
+    columns = [numpy.broadcast_to(column, len(cases)) for column in together]
+    for place, case in list(enumerate(cases))[::7]:
+        alone = layout_figures(
+            BLOOM.architecture,
+            BLOOM.recipe,
+            msgspec.structs.replace(base, accumulation=None, **dict(zip(AXES, case, strict=True))),
+            machine,
+        )
+        # integers are exact up to 2^53 in float64 and rounded beyond; a few hundred roundings of 2^-53 at most
+        assert [column[place] for column in columns] == pytest.approx(list(alone), rel=500 * 2**-53)
+
+
+def test_offload_has_memory_but_no_time() -> None:
+    layout = msgspec.structs.replace(BLOOM.layout, offload=Offload.OPTIMIZER)
+    prediction = run_prediction(BLOOM.architecture, BLOOM.recipe, layout, machine_of(BLOOM))
+    assert prediction.memory[0].moments == 0
+    assert prediction.step is None
+    with pytest.raises(InputError, match="no time is predicted"):
+        layout_figures(BLOOM.architecture, BLOOM.recipe, layout, machine_of(BLOOM))

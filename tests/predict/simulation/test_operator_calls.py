@@ -1,0 +1,158 @@
+"""The operators that a prediction of time counts are those that PyTorch dispatches, call by call, at the same sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reference_runs.catalog import miniatures, reference_run
+from reference_runs.layout import Recomputation
+from reference_runs.miniature import miniature
+from reference_runs.run import Mask
+from suite.execute.data.token_stream import TokenStream
+from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.precision import store_weights
+from suite.machine.half_precision import Kernels
+from suite.predict.simulation.autograd_tape import Works
+from suite.predict.simulation.operator_calls import loading_works, micro_batch_works
+
+Calls = Counter[tuple[str, tuple[int, ...]]]
+HALVES = (torch.float16, torch.bfloat16)
+SAME_NAME = {
+    "native_layer_norm": "layer_norm forward",
+    "native_layer_norm_backward": "layer_norm backward",
+    "_softmax": "softmax forward",
+    "_softmax_backward_data": "softmax backward",
+    "_log_softmax": "cross_entropy forward",
+    "_log_softmax_backward_data": "cross_entropy backward",
+}
+ACTIVATIONS = {"gelu": "forward", "relu": "forward", "gelu_backward": "backward", "threshold_backward": "backward"}
+
+
+class Dispatched(TorchDispatchMode):
+    """Counts the operators that run, by the works that they belong to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Calls = Counter()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = operator(*args, **(kwargs or {}))
+        tensors = [value for value in args if isinstance(value, Tensor)]
+        if tensors:
+            self._count(operator._opname, tensors, out)
+        return out
+
+    def _count(self, name: str, tensors: list[Tensor], out: Any) -> None:
+        shape = tuple(tensors[0].shape)
+        if name in ("mm", "addmm"):
+            a_MK, b_KN = tensors[-2:]
+            self.calls["product", (a_MK.shape[0], b_KN.shape[1], a_MK.shape[1])] += 1
+            if name == "addmm":
+                self.calls["bias", (a_MK.shape[0] * b_KN.shape[1],)] += 1
+        elif name == "bmm":
+            self.calls["batched_product", (shape[0], prod(shape[1:]) * tensors[1].shape[2])] += 1
+        elif name.startswith("_scaled_dot_product_flash_attention"):
+            backward = name.endswith("backward")
+            samples, heads, length, width = tensors[1].shape if backward else shape
+            variant = "backward" if backward else "forward"
+            self.calls[f"attention {variant}", (samples * heads, length, width)] += 1
+        elif name in SAME_NAME:
+            self.calls[SAME_NAME[name], (prod(shape[:-1]), shape[-1])] += 1
+        elif name == "bernoulli_":
+            self.calls["dropout forward", (prod(shape),)] += 1
+        elif name in ACTIVATIONS:
+            self.calls[f"activation {ACTIVATIONS[name]}", (prod(shape),)] += 1
+        elif name == "sum" and len(shape) == 2:
+            self.calls["column_sum", shape] += 1
+        elif name == "clone" and tensors[0].is_floating_point():
+            self.calls["permuted", (prod(shape),)] += 1
+        elif name == "_to_copy" and tensors[0].dtype in HALVES and out.dtype is torch.float32:
+            self.calls["to_fp32", (prod(shape),)] += 1
+        elif name == "_to_copy" and tensors[0].dtype is torch.float32 and out.dtype in HALVES:
+            self.calls["from_fp32", (prod(shape),)] += 1
+
+
+def counted(works: Works) -> Calls:
+    """The same keys from predicted works."""
+    calls: Calls = Counter()
+    for (_, work), times in works.items():
+        name, sizes = work.operation, work.sizes
+        if name == "batched_product":
+            sizes = (sizes[0], sizes[1] ** 2 * sizes[2])
+        elif name in ("layer_norm", "softmax", "cross_entropy", "attention"):
+            name = f"{name} {work.variant}"
+        elif name in ("gelu", "gelu_tanh", "relu", "geglu"):
+            name = f"activation {work.variant}"
+        elif name == "dropout" and work.variant == "forward":
+            name = "dropout forward"
+        elif name not in ("product", "bias", "column_sum", "permuted", "to_fp32", "from_fp32"):
+            continue
+        calls[name, sizes] += times
+    return calls
+
+
+@pytest.mark.parametrize("recomputation", [Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
+@pytest.mark.parametrize("name", miniatures())
+def test_products_and_passes_are_the_dispatched_ones(name: str, recomputation: Recomputation) -> None:
+    _agrees(name, recomputation, fused=False)
+
+
+@pytest.mark.parametrize("recomputation", [Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])
+@pytest.mark.parametrize("name", ["gpt2-mini", "gpt-neox-mini", "codegeex-mini"])
+def test_of_a_fused_attention_they_are_too(name: str, recomputation: Recomputation) -> None:
+    _agrees(name, recomputation, fused=True)
+
+
+def _agrees(name: str, recomputation: Recomputation, *, fused: bool) -> None:
+    small = miniature(reference_run(miniatures()[name]), "cpu", ranks=1)
+    layout = msgspec.structs.replace(small.layout, zero_stage=0, recomputation=recomputation, fused_attention=fused)
+    architecture, recipe = msgspec.structs.replace(small.architecture, layers=2), small.recipe
+    if fused:
+        recipe = msgspec.structs.replace(recipe, attention_dropout=0.0)
+    decoder = Decoder(architecture, recipe, fused_attention=fused)
+    decoder.recompute(recomputation, checkpoint_layers=layout.checkpoint_layers)
+    initialise(decoder, recipe, seed=1)
+    store_weights([decoder], recipe, shards=1, device=torch.device("cpu"))
+    samples, length = layout.micro_batch, architecture.sequence
+    both = torch.randint(0, architecture.vocabulary, (samples, length + 1))
+    more: dict[str, Tensor] = {}
+    if architecture.mask is Mask.PREFIX:
+        more["positions_BT"] = torch.arange(length).expand(samples, length)
+        ends = [torch.zeros(samples, length, dtype=torch.long), torch.full((samples, length), length)]
+        more["seen_B2S"] = torch.stack(ends, 1)
+    with Dispatched() as dispatched:
+        decoder(both[:, :-1], both[:, 1:], **more).backward()
+    (chunk,) = micro_batch_works(architecture, recipe, layout, stage=0, kernels=Kernels(), compiled=False)
+    assert counted(chunk.works) == dispatched.calls
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_making_a_micro_batch_dispatches_as_many_operators_as_its_price_is_assumed_from(
+    samples: int, tmp_path: Path
+) -> None:
+    class Counted(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += 1
+            return operator(*args, **(kwargs or {}))
+
+    path = tmp_path / "tokens"
+    path.write_bytes(bytes(4 * 1000))
+    stream = TokenStream(str(path), tokens=1000, sequence=8, seed=1)
+    stream.micro_batch(0, samples)  # shuffles
+    with Counted() as counted:
+        stream.micro_batch(samples, samples)
+    assert counted.calls == 4 + 3 * samples
+    mini = miniature(reference_run("bloom-176b"), "cpu", ranks=1)
+    layout = msgspec.structs.replace(mini.layout, micro_batch=samples)
+    assert sum(loading_works(mini.architecture, mini.recipe, layout).values()) >= counted.calls

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference_runs.catalog import reference_run
+from reference_runs.layout import Layout, StageAssignment
+from reference_runs.run import Precision
+from suite.predict.analytic.memory import gradient_bytes, optimizer_bytes, weight_bytes
+from suite.predict.analytic.parameters import ParameterTensor, parameter_count
+from suite.predict.simulation.state import (
+    ExecutedState,
+    executed_state,
+    own_shard_elements,
+    padded_shard_elements,
+    sharded_units,
+)
+from tests.support.executed_runs import MANY, Place, Run, executed_runs, places, rank_parameters
+from tests.support.strategies import BLOOM
+
+# What an element of a parameter costs: read weight, gradient, and copies for the optimizer besides two moments of 4.
+WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "fp16-gradient-copy": 2, "fp16-no-master": 2}
+GRADIENT = {"fp32": 4, "bf16": 4, "fp16": 2, "fp16-gradient-copy": 2, "fp16-no-master": 2}
+MASTER = {"fp32": 0, "bf16": 4, "fp16": 4, "fp16-gradient-copy": 4, "fp16-no-master": 0}
+COPY = {"fp32": 0, "bf16": 0, "fp16": 0, "fp16-gradient-copy": 4, "fp16-no-master": 0}
+
+
+def stored(run: Run, place: Place) -> ExecutedState:
+    """State of one rank from its tensors, one after the other."""
+    precision, n = run.recipe.precision, run.layout.data_parallel
+    tensors = rank_parameters(run, place)
+    if run.layout.zero_stage >= 2 and n > 1:
+        element = 2 if precision is Precision.FP16_NO_MASTER else 4
+        own = padded = 0
+        for tensor in tensors:
+            shards = torch.empty(tensor.shape, device="meta").chunk(n)
+            padded += shards[0].numel()
+            own += shards[place.dp].numel() if place.dp < len(shards) else 0
+        moments = (4 + 4 + COPY[precision]) * own
+        return ExecutedState(own, element * padded, element * padded, moments + 4 * len(tensors))
+    groups: dict[bool, int] = {}
+    whole = n == 1 or run.layout.zero_stage == 0
+    for tensor in tensors:
+        decays = len(tensor.shape) > 1 or run.recipe.decay_of_vectors
+        groups[decays] = groups.get(decays, 0) + math.prod(tensor.shape)
+    shards_of_group = n if run.layout.zero_stage == 1 else 1
+    weights = optimizer = 0
+    for elements in groups.values():
+        while elements % shards_of_group:
+            elements += 1
+        share = elements // shards_of_group
+        weights += WEIGHT[precision] * elements
+        optimizer += (4 + 4 + MASTER[precision] + COPY[precision]) * share
+    counters = len(tensors if whole else groups)
+    elements = sum(math.prod(tensor.shape) for tensor in tensors)
+    return ExecutedState(elements, weights, GRADIENT[precision] * elements, optimizer + 4 * counters)
+
+
+@settings(max_examples=MANY)
+@given(executed_runs())
+def test_the_state_of_every_rank_equals_its_tensors_one_by_one(run: Run) -> None:
+    for place in set(places(run.layout)):
+        state = executed_state(*run, stage=place.pp, replica=place.dp)
+        assert state == stored(run, place)
+
+
+@given(executed_runs())
+def test_without_sharded_gradients_the_state_is_that_of_the_textbook(run: Run) -> None:
+    layout = msgspec.structs.replace(
+        run.layout, zero_stage=min(run.layout.zero_stage, 1), virtual_stages=1, stage_assignment=StageAssignment.LAYERS
+    )
+    for stage in range(layout.pipeline_stages):
+        state = executed_state(run.architecture, run.recipe, layout, stage=stage, replica=0)
+        expected = [
+            formula(run.architecture, run.recipe, layout, stage=stage)
+            for formula in (weight_bytes, gradient_bytes, optimizer_bytes)
+        ]
+        if layout.data_parallel == 1 or layout.zero_stage == 0:  # a step counter for each tensor, not for each group
+            tensors = rank_parameters(run._replace(layout=layout), Place(0, 0, stage))
+            groups = {len(tensor.shape) > 1 or run.recipe.decay_of_vectors for tensor in tensors}
+            expected[2] += 4 * (len(tensors) - len(groups))
+        assert list(state[1:]) == expected
+
+
+@given(executed_runs())
+def test_the_shards_of_all_ranks_are_the_model(run: Run) -> None:
+    layout = msgspec.structs.replace(run.layout, tensor_parallel=1, pipeline_stages=1, virtual_stages=1, zero_stage=3)
+    states = [
+        executed_state(run.architecture, run.recipe, layout, stage=0, replica=replica)
+        for replica in range(layout.data_parallel)
+    ]
+    assert sum(state.parameters for state in states) == parameter_count(run.architecture)
+    assert len({state.weight_bytes for state in states}) == 1
+    assert states[0].parameters == max(state.parameters for state in states)
+
+
+@given(executed_runs())
+def test_stages_together_store_the_model_and_a_copy_of_a_tied_table(run: Run) -> None:
+    layout = msgspec.structs.replace(run.layout, zero_stage=0, tensor_parallel=1)
+    whole = sum(
+        executed_state(run.architecture, run.recipe, layout, stage=stage, replica=0).parameters
+        for stage in range(layout.pipeline_stages)
+    )
+    table = run.architecture.padded_vocabulary * run.architecture.hidden
+    copied = layout.pipeline_stages > 1 and run.architecture.tied_embeddings
+    assert whole - parameter_count(run.architecture) == (table if copied else 0)
+
+
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 12))
+def test_rows_are_sharded_like_torch_chunks(rows: int, columns: int, ranks: int) -> None:
+    tensor = ParameterTensor("weight", rows * columns, True, rows)
+    chunks = torch.empty(rows, columns, device="meta").chunk(ranks)
+    own = [own_shard_elements(tensor, ranks, replica=replica) for replica in range(ranks)]
+    assert own == [chunk.numel() for chunk in chunks] + [0] * (ranks - len(chunks))
+    assert padded_shard_elements(tensor, ranks) == chunks[0].numel()
+
+
+@given(executed_runs())
+def test_units_are_the_layers_and_the_rest(run: Run) -> None:
+    layout = msgspec.structs.replace(run.layout, pipeline_stages=1, virtual_stages=1)
+    one = run._replace(layout=layout)
+    n = layout.data_parallel
+
+    def padded(shapes: list[tuple[int, ...]]) -> int:
+        return sum(torch.empty(shape, device="meta").chunk(n)[0].numel() for shape in shapes)
+
+    tensors = rank_parameters(one, Place(0, 0, 0))
+    outside = [tensor.shape for tensor in tensors if tensor.unit < 0]
+    layers = [tensor.shape for tensor in tensors if tensor.unit >= 0]
+    assert sharded_units(run.architecture, layout) == (padded(layers), padded(outside))
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "precision", "bytes_of_an_element"),
+    [
+        # stage 1 over 8: 2 + 4 + 12 / 8; stages 2 and 3 as fully_shard: (4 + 4 + 8) / 8, (2 + 2 + 8) / 8
+        (1, Precision.BF16, 6 + 12 / 8),
+        (3, Precision.BF16, 16 / 8),
+        (2, Precision.FP16_GRADIENT_COPY, 20 / 8),
+        (3, Precision.FP16_NO_MASTER, 12 / 8),
+    ],
+)
+def test_a_large_model_needs_the_known_bytes_an_element(
+    zero_stage: int, precision: Precision, bytes_of_an_element: float
+) -> None:
+    opt = reference_run("opt-175b")
+    recipe = msgspec.structs.replace(BLOOM.recipe, precision=precision)
+    state = executed_state(opt.architecture, recipe, Layout(data_parallel=8, zero_stage=zero_stage), stage=0, replica=0)
+    # every size of OPT divides by 8 except its 2050 positions, padded by 6 rows of 12288: 4e-7 of the elements; step
+    # counters are 4 bytes of 10^5 elements and more
+    elements = parameter_count(opt.architecture)
+    assert sum(state[1:]) == pytest.approx(bytes_of_an_element * elements, rel=1e-6)

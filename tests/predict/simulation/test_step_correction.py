@@ -1,0 +1,137 @@
+"""A step takes as many times as long as its parts as a trial step did, whose shapes are those of no miniature."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from reference_runs.catalog import miniatures, reference_run
+from reference_runs.layout import parse_layout
+from reference_runs.miniature import miniature
+from suite.calibration.shapes import miniature_shapes
+from suite.job.options import SUITE
+from suite.machine.half_precision import Kernels
+from suite.machine.reference_step import TimedTrial, trial
+from suite.machine.timings import Timing
+from suite.predict.simulation.operator_calls import micro_batch_works
+from suite.predict.simulation.step_correction import beside_parts, nearest_trial
+from suite.predict.simulation.step_time import StepSeconds, step_seconds
+from tests.predict.simulation.test_step_time import Machine
+
+CPU = Kernels()
+MACHINE = Machine(fixed=1e-6, per_unit=1e-11, host=1e-6, start=1e-5, latency=1e-4, per_byte=1e-9)
+
+
+def timed(ranks: int, *, compiled: bool = False, seconds: float = 1.0) -> TimedTrial:
+    return TimedTrial(
+        trial=trial(ranks, compiled=compiled, threads=1), timing=Timing(seconds, seconds, seconds, seconds, 3, 0)
+    )
+
+
+def parts(one: TimedTrial) -> float:
+    own = one.trial
+    (stage,) = step_seconds(MACHINE, own.architecture, own.recipe, own.layout, kernels=CPU, compiled=own.compiled)
+    return stage.step
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_factor_is_what_the_trial_took_over_the_sum_of_its_parts(ranks: int, compiled: bool) -> None:
+    alone = parts(timed(ranks, compiled=compiled))
+    found = beside_parts(MACHINE, timed(ranks, compiled=compiled, seconds=1.25 * alone), kernels=CPU)
+    assert found.parts_seconds == alone > 0
+    assert found.factor == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize("name", miniatures())
+def test_every_term_of_a_step_takes_the_factor_times_as_long(name: str) -> None:
+    mini = miniature(reference_run(miniatures()[name]), "cpu", ranks=2)
+
+    def predicted(factor: float) -> list[StepSeconds]:
+        return step_seconds(
+            MACHINE, mini.architecture, mini.recipe, mini.layout, kernels=CPU, compiled=False, in_step_factor=factor
+        )
+
+    for once, longer in zip(predicted(1.0), predicted(1.5), strict=True):
+        assert once.step > 0
+        assert tuple(longer) == pytest.approx(tuple(1.5 * seconds for seconds in once))
+
+
+def test_the_stages_of_a_pipeline_take_the_factor_times_as_long_and_wait_likewise() -> None:
+    mini = miniature(reference_run(miniatures()["bloom-mini"]), "cpu", ranks=2)
+    layout = parse_layout("pp2,micro2", base=mini.layout)
+    whole, longer = (
+        step_seconds(
+            MACHINE, mini.architecture, mini.recipe, layout, kernels=CPU, compiled=False, in_step_factor=factor
+        )
+        for factor in (1.0, 3.0)
+    )
+    assert len(whole) == 2
+    assert all(stage.bubble > 0 for stage in whole)
+    for once, thrice in zip(whole, longer, strict=True):
+        assert tuple(thrice) == pytest.approx(tuple(3 * seconds for seconds in once))
+
+
+def test_what_tokenising_was_measured_to_take_has_no_factor() -> None:
+    mini = miniature(reference_run(miniatures()["gpt2-mini"]), "cpu", ranks=1)
+    script = msgspec.structs.replace(SUITE, tokenises=True)
+
+    def loading(factor: float, sample_seconds: float) -> float:
+        (stage,) = step_seconds(
+            MACHINE,
+            mini.architecture,
+            mini.recipe,
+            mini.layout,
+            kernels=CPU,
+            compiled=False,
+            script=script,
+            sample_seconds=sample_seconds,
+            in_step_factor=factor,
+        )
+        return stage.data_loading
+
+    assert loading(2.0, 0.0) == pytest.approx(2 * loading(1.0, 0.0))
+    assert loading(2.0, 0.5) - loading(2.0, 0.0) == pytest.approx(0.5 * mini.recipe.global_batch)
+
+
+def test_parts_that_the_profile_no_longer_has_are_those_that_are_kept_with_the_trial() -> None:
+    kept = msgspec.structs.replace(timed(2, seconds=3.0), parts_seconds=2.0)
+    assert beside_parts(MACHINE, kept, kernels=CPU) == (kept, 2.0)
+    assert beside_parts(MACHINE, kept, kernels=CPU).factor == pytest.approx(1.5)
+
+
+def test_the_trial_nearest_to_a_layout_is_executed_likewise_by_as_many_ranks_or_more() -> None:
+    one, two, both, eight = timed(1), timed(2), timed(2, compiled=True), timed(8)
+    trials = [one, two, both, eight]
+    assert nearest_trial(trials, ranks=1, compiled=False) is one
+    assert nearest_trial(trials, ranks=2, compiled=False) is two
+    assert nearest_trial(trials, ranks=3, compiled=False) is eight
+    assert nearest_trial(trials, ranks=9, compiled=False) is eight
+    assert nearest_trial(trials, ranks=1, compiled=True) is both
+    assert nearest_trial(trials, ranks=8, compiled=True) is both
+    assert nearest_trial([one, two], ranks=2, compiled=True) is None
+    assert nearest_trial([], ranks=2, compiled=False) is None
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_no_shape_of_a_trial_is_one_of_a_miniature(ranks: int) -> None:
+    used = miniature_shapes("cpu", ranks=ranks)
+    theirs = {
+        "product": {tuple(sorted(shape)) for layers in (used.blocks, used.heads) for shape in layers},
+        "batched_product": {tuple(shape) for shape in used.attentions},
+        "layer_norm": set(used.norms),
+        "softmax": set(used.softmaxes),
+        "cross_entropy": set(used.losses),
+    }
+    own = trial(ranks, compiled=False, threads=1)
+    (chunk,) = micro_batch_works(own.architecture, own.recipe, own.layout, stage=0, kernels=CPU, compiled=False)
+    shapes = {(work.operation, work.sizes) for _, work in chunk.works if work.operation in theirs}
+    assert {operation for operation, _ in shapes} == set(theirs)
+    for operation, sizes in shapes:
+        # of a product and its backward pass the same three sizes change their places
+        assert (tuple(sorted(sizes)) if operation == "product" else sizes) not in theirs[operation]
+
+
+def test_a_trial_is_written_and_read_as_it_is() -> None:
+    one = timed(2, compiled=True)
+    assert msgspec.json.decode(msgspec.json.encode(one), type=TimedTrial) == one

@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+
+from reference_runs.layout import Layout, Recomputation
+from reference_runs.run import Norm, Precision, Residual
+from suite.predict.analytic.process_groups import Traffic
+from suite.predict.analytic.traffic import step_traffic
+from suite.predict.executed_run.textbook_gap import TEXTBOOK_TERM, textbook_differences
+from suite.predict.simulation.traffic import executed_traffic, executed_traffic_of_dtypes, scalar_traffic
+from tests.support.executed_runs import (
+    MANY,
+    Place,
+    Run,
+    chunk_parameters,
+    dealt_layers,
+    executed_runs,
+    groups,
+    micro_batches,
+    own_chunks,
+    places,
+    rank_parameters,
+    stops_early,
+)
+from tests.support.strategies import BLOOM
+
+Message = tuple[str, str, str, int]  # element type, axis, operation, payload bytes
+
+
+def weight_element(run: Run) -> int:
+    return 4 if run.recipe.precision is Precision.FP32 else 2
+
+
+def gradient_element(run: Run) -> int:
+    return 4 if run.recipe.precision in (Precision.FP32, Precision.BF16) else 2
+
+
+def weight_dtype(run: Run) -> str:
+    """Of hidden states too."""
+    return {Precision.FP32: "fp32", Precision.BF16: "bf16"}.get(run.recipe.precision, "fp16")
+
+
+def gradient_dtype(run: Run) -> str:
+    return "fp32" if run.recipe.precision is Precision.BF16 else weight_dtype(run)
+
+
+def hidden_states(run: Run) -> int:
+    shape = run.architecture
+    return weight_element(run) * run.layout.micro_batch * shape.sequence * shape.hidden
+
+
+def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
+    """Every message on the tensor-parallel axis but the norm's, in the order of a step."""
+    layout, a, dtype = run.layout, hidden_states(run), weight_dtype(run)
+    if layout.tensor_parallel == 1:
+        return
+    sequence, recomputed = layout.sequence_parallel, layout.recomputation is Recomputation.FULL
+    chunks = dealt_layers(run)
+
+    def split(_: str) -> Iterator[Message]:
+        """Forward in front of a product that is split by columns."""
+        if sequence:
+            yield dtype, "tp", "all_gather", a
+
+    def summed(_: str) -> Iterator[Message]:
+        """Forward behind a product that is split by rows, or behind the table's lookup."""
+        yield dtype, "tp", "reduce_scatter" if sequence else "all_reduce", a
+
+    def split_backward(_: str) -> Iterator[Message]:
+        yield dtype, "tp", "reduce_scatter" if sequence else "all_reduce", a
+
+    def summed_backward(_: str) -> Iterator[Message]:
+        if sequence:
+            yield dtype, "tp", "all_gather", a
+
+    def layer_forward(*, whole: bool) -> Iterator[Message]:
+        yield from split("query, key, value")
+        yield from summed("projection")
+        yield from split("expansion")
+        if whole:
+            yield from summed("contraction")
+
+    for _ in range(micro_batches(run)):
+        for chunk in own_chunks(run, place):
+            if chunk == 0:
+                yield from summed("embedding")
+            for _ in chunks[chunk]:
+                yield from layer_forward(whole=True)
+            if chunk == len(chunks) - 1:
+                yield from split("head")
+                for _ in ("maximum", "target's logit", "sum of exponentials"):
+                    yield "fp32", "tp", "all_reduce", 4 * layout.micro_batch * run.architecture.sequence
+                yield from split_backward("head")
+            for group in reversed(list(groups(run, chunk))):
+                for place_in_group, _ in enumerate(group) if recomputed else ():
+                    last = place_in_group == len(group) - 1
+                    yield from layer_forward(whole=not (last and stops_early(run)))
+                for layer in group:
+                    if run.architecture.top_query_layer and layer == run.architecture.layers - 1:
+                        # the gradient of the queries, of which every rank has them all
+                        yield dtype, "tp", "all_reduce", a
+                    for inner, outer in (("contraction", "expansion"), ("projection", "query, key, value")):
+                        yield from summed_backward(inner)
+                        yield from split_backward(outer)
+            if chunk == 0:
+                yield from summed_backward("embedding")
+    if sequence:
+        of_own_positions = [
+            tensor.shape
+            for tensor in rank_parameters(run, place)
+            if tensor.name.split(".")[0] == "position" or "norm." in tensor.name
+        ]
+        if layout.zero_stage <= 1:
+            dtype = gradient_dtype(run)
+            payload = gradient_element(run) * sum(math.prod(shape) for shape in of_own_positions)
+        else:
+            shards = [torch.empty(shape, device="meta").chunk(layout.data_parallel) for shape in of_own_positions]
+            own = sum(chunks[place.dp].numel() for chunks in shards if place.dp < len(chunks))
+            stored = run.recipe.precision is Precision.FP16_NO_MASTER
+            dtype, payload = ("fp16", 2 * own) if stored else ("fp32", 4 * own)
+        if of_own_positions:  # also where this rank's shards of them are empty
+            yield dtype, "tp", "all_reduce", payload
+
+
+def pipeline_messages(run: Run, place: Place) -> Iterator[Message]:
+    layout, chunks = run.layout, dealt_layers(run)
+    if layout.pipeline_stages == 1:
+        return
+    size = hidden_states(run)
+    if layout.sequence_parallel:
+        size //= layout.tensor_parallel
+    for chunk in own_chunks(run, place):
+        for _ in range(micro_batches(run)):
+            if chunk + 1 < len(chunks):
+                yield weight_dtype(run), "pp", "send", size  # an activation
+            if chunk > 0:
+                yield weight_dtype(run), "pp", "send", size  # a gradient
+    if run.architecture.tied_embeddings and place.pp in (0, layout.pipeline_stages - 1):
+        table = run.architecture.padded_vocabulary // layout.tensor_parallel * run.architecture.hidden
+        yield gradient_dtype(run), "embedding", "all_reduce", gradient_element(run) * table
+
+
+def gradient_messages(run: Run, place: Place) -> Iterator[Message]:
+    layout, n = run.layout, run.layout.data_parallel
+    if n == 1:
+        return
+    if layout.zero_stage <= 1:
+        for chunk in own_chunks(run, place):
+            dtype = torch.float32 if gradient_element(run) == 4 else torch.float16
+            gradients = [
+                torch.empty(tensor.shape, dtype=dtype, device="meta")
+                for tensor in reversed(chunk_parameters(run, chunk))
+            ]
+            buckets, _ = dist._compute_bucket_assignment_by_size(gradients, [layout.bucket_bytes])
+            for bucket in buckets:
+                yield gradient_dtype(run), "dp", "all_reduce", sum(gradients[number].nbytes for number in bucket)
+        if layout.zero_stage == 1:
+            decaying = [len(t.shape) > 1 or run.recipe.decay_of_vectors for t in rank_parameters(run, place)]
+            sizes = [math.prod(tensor.shape) for tensor in rank_parameters(run, place)]
+            for kind in (True, False):
+                elements = sum(size for size, decays in zip(sizes, decaying, strict=True) if decays is kind)
+                if elements:
+                    yield weight_dtype(run), "dp", "all_gather", weight_element(run) * (elements + -elements % n)
+        return
+    yield from _sharded_messages(run, place)
+
+
+def _sharded_messages(run: Run, place: Place) -> Iterator[Message]:
+    """Units of fully_shard: what is gathered when it is needed and not there, and dropped as the stage says."""
+    layout, n = run.layout, run.layout.data_parallel
+    elements: Counter[int] = Counter()
+    for tensor in rank_parameters(run, place):
+        elements[tensor.unit] += n * torch.empty(tensor.shape, device="meta").chunk(n)[0].numel()
+    layers = list(range(run.architecture.layers))
+    gathered: set[int] = set()
+
+    def needed(unit: int) -> Iterator[Message]:
+        if unit not in gathered:
+            gathered.add(unit)
+            yield weight_dtype(run), "dp", "all_gather", weight_element(run) * elements[unit]
+
+    for micro_batch in range(micro_batches(run)):
+        for unit in [-1, *layers]:
+            yield from needed(unit)
+            if unit >= 0 and layout.zero_stage == 3 and layout.reshard_after_forward:
+                gathered.remove(unit)
+        for unit in [*reversed(layers), -1]:
+            yield from needed(unit)
+            yield gradient_dtype(run), "dp", "reduce_scatter", gradient_element(run) * elements[unit]
+            if layout.zero_stage == 3 or micro_batch == micro_batches(run) - 1:
+                gathered.remove(unit)
+    assert not gathered
+
+
+def scalars(run: Run) -> Iterator[Message]:
+    layout = run.layout
+    norm, loss = 4, 4
+    if layout.tensor_parallel > 1:
+        yield "fp32", "tp", "all_reduce", norm
+    if layout.pipeline_stages > 1:
+        yield "fp32", "pp", "all_reduce", loss + norm
+    if layout.data_parallel > 1:
+        yield "fp32", "dp", "all_reduce", loss + norm if layout.zero_stage >= 2 else loss
+
+
+def messages(run: Run, place: Place) -> Iterator[Message]:
+    yield from tensor_parallel_messages(run, place)
+    yield from pipeline_messages(run, place)
+    yield from gradient_messages(run, place)
+    yield from scalars(run)
+
+
+def listed(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
+    payload: Counter[tuple[str, str]] = Counter()
+    count: Counter[tuple[str, str]] = Counter()
+    for _, axis, operation, size in messages(run, place):
+        payload[axis, operation] += size
+        count[axis, operation] += 1
+    return {key: (payload[key], count[key]) for key in count}
+
+
+def predicted(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
+    traffic = executed_traffic(*run, stage=place.pp, replica=place.dp)
+    assert len({(entry.axis, entry.operation) for entry in traffic}) == len(traffic)
+    return {(entry.axis, entry.operation): (entry.payload_bytes, entry.messages) for entry in traffic}
+
+
+@settings(max_examples=MANY)
+@given(executed_runs())
+def test_the_traffic_of_every_rank_equals_the_list_of_its_messages(run: Run) -> None:
+    for place in set(places(run.layout)):
+        assert predicted(run, place) == listed(run, place)
+
+
+@settings(max_examples=MANY)
+@given(executed_runs())
+def test_messages_have_the_element_type_of_what_they_carry(run: Run) -> None:
+    for place in set(places(run.layout)):
+        payload: Counter[tuple[str, str, str]] = Counter()
+        for dtype, axis, operation, size in messages(run, place):
+            payload[dtype, axis, operation] += size
+        found = executed_traffic_of_dtypes(*run, stage=place.pp, replica=place.dp)
+        assert payload == {
+            (dtype, entry.axis, entry.operation): entry.payload_bytes
+            for dtype, entries in found.items()
+            for entry in entries
+        }
+
+
+@given(executed_runs())
+def test_one_rank_hands_over_nothing(run: Run) -> None:
+    alone = msgspec.structs.replace(run.layout, data_parallel=1, tensor_parallel=1, pipeline_stages=1, virtual_stages=1)
+    assert executed_traffic(run.architecture, run.recipe, alone, stage=0, replica=0) == []
+
+
+@given(executed_runs())
+def test_sends_are_received_and_groups_agree_on_their_messages(run: Run) -> None:
+    layout = run.layout
+    crossings = 2 * (len(dealt_layers(run)) - 1) * micro_batches(run)
+    counted = [predicted(run, Place(0, 0, stage)) for stage in range(layout.pipeline_stages)]
+    sent = sum(entries.get(("pp", "send"), (0, 0))[1] for entries in counted)
+    assert sent == (crossings if layout.pipeline_stages > 1 else 0)
+    tables = [entries["embedding", "all_reduce"] for entries in counted if ("embedding", "all_reduce") in entries]
+    both = layout.pipeline_stages > 1 and run.architecture.tied_embeddings
+    assert len(tables) == (2 if both else 0)
+    assert len(set(tables)) == both
+
+
+def without_scalars(run: Run, stage: int) -> dict[tuple[str, str], int]:
+    left_out = {entry.axis: entry.payload_bytes for entry in scalar_traffic(run.layout)}
+    payload = {
+        (entry.axis, entry.operation): entry.payload_bytes
+        - (left_out.get(entry.axis, 0) if entry.operation == "all_reduce" else 0)
+        for entry in executed_traffic(*run, stage=stage, replica=0)
+    }
+    return {key: size for key, size in payload.items() if size}
+
+
+def textbook(run: Run, stage: int) -> dict[tuple[str, str], int]:
+    traffic = step_traffic(*run, stage=stage, micro_batches=micro_batches(run))
+    return {(entry.axis, entry.operation): entry.payload_bytes for entry in traffic}
+
+
+@given(executed_runs())
+def test_without_what_pytorch_does_otherwise_the_papers_traffic_is_executed(run: Run) -> None:
+    architecture = msgspec.structs.replace(run.architecture, residual=Residual.SEQUENTIAL, top_query_layer=False)
+    layout = msgspec.structs.replace(
+        run.layout, sequence_parallel=False, zero_stage=min(run.layout.zero_stage, 1), virtual_stages=1
+    )
+    recipe = msgspec.structs.replace(run.recipe, hidden_dropout=0.1)
+    same = Run(architecture, recipe, layout)
+    for stage in range(layout.pipeline_stages):
+        assert without_scalars(same, stage) == textbook(same, stage)
+    assert textbook_differences(*same) == []
+
+
+@settings(max_examples=MANY)
+@given(executed_runs())
+def test_every_departure_from_the_papers_is_told_with_its_reason(run: Run) -> None:
+    executed = [without_scalars(run, stage) for stage in range(run.layout.pipeline_stages)]
+    papers = [textbook(run, stage) for stage in range(run.layout.pipeline_stages)]
+    expected = {}
+    for key in {key for payload in (*executed, *papers) for key in payload}:
+        own = [payload.get(key, 0) for payload in executed]
+        stage = own.index(max(own))
+        if papers[stage].get(key, 0) != own[stage]:
+            expected[key] = papers[stage].get(key, 0) - own[stage]
+    figures = textbook_differences(*run)
+    assert {(figure.axis, figure.operation): figure.value for figure in figures} == expected
+    for figure in figures:
+        assert (figure.term, figure.rank, figure.stage) == (TEXTBOOK_TERM, None, None)
+        assert figure.why
+
+
+RECOMPUTED = {"recomputation": Recomputation.FULL, "dropout": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "times"),
+    [
+        # 2 sums forward where the paper has 1
+        ({"residual": Residual.PARALLEL}, "a parallel residual is summed in two parts", -1),
+        # 2 forward, 2 backward, 2 again; PyTorch stops before the last
+        (
+            {"recomputation": Recomputation.FULL, "dropout": 0.0},
+            "recomputation stops before the last sum of a group",
+            1,
+        ),
+        # a norm behind the last product keeps its input: nothing is left out
+        ({"recomputation": Recomputation.FULL, "dropout": 0.0, "norm": Norm.DEEP_NORM}, "", 0),
+    ],
+    ids=["parallel", "early-stop", "deep-norm"],
+)
+def test_a_departure_is_worth_an_all_reduce_a_layer(changes: dict[str, object], reason: str, times: int) -> None:
+    shape = {name: changes[name] for name in ("residual", "norm") if name in changes}
+    architecture = msgspec.structs.replace(BLOOM.architecture, layers=5, **shape)
+    recipe = msgspec.structs.replace(BLOOM.recipe, hidden_dropout=changes.get("dropout", 0.1), global_batch=3)
+    layout = Layout(tensor_parallel=4, recomputation=changes.get("recomputation", Recomputation.NONE))
+    figures = textbook_differences(architecture, recipe, layout)
+    hidden_states = 2 * 2048 * 14336
+    told = [(figure.why, figure.value) for figure in figures]
+    assert told == ([(reason, times * 3 * 5 * hidden_states)] if times else [])
+
+
+def test_bloom_176b_all_reduces_its_gradients_in_the_buckets_of_each_stage() -> None:
+    layout = msgspec.structs.replace(BLOOM.layout, scatter_gather=False)
+    first, middle = (
+        {
+            (entry.axis, entry.operation): entry
+            for entry in executed_traffic(BLOOM.architecture, BLOOM.recipe, layout, stage=stage, replica=0)
+        }
+        for stage in (0, 5)
+    )
+    h = 14336
+    layer = (12 * h * h + 7 * h) // 4 + 6 * h  # of 13 h biases and norms 7 are split over 4, 6 are whole
+    loss = 4
+    assert middle["dp", "all_reduce"].payload_bytes == 4 * 6 * layer + loss
+    assert first["dp", "all_reduce"].payload_bytes == 4 * (5 * layer + 250880 * h // 4 + 2 * h) + loss
+    assert middle["pp", "all_reduce"] == Traffic("pp", "all_reduce", 8, 1)

@@ -1,0 +1,86 @@
+"""The stored scores of the fit are those of the shipped tables and of the machine model beside them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from reference_runs.errors import InputError
+from reference_runs.fit_scores import FIT_SCORES, fit_scores
+from reference_runs.machine_model import machine_model
+from reference_runs.published import load_table
+from reference_runs.published_tables import shipped_tables
+from suite.predict.validation.published_tables import table_score
+
+SCORES = fit_scores()
+DIGITS = 1e-3  # of numbers stored with four digits: half a unit of the last is at most 0.0005 of the number
+
+
+def test_every_shipped_table_has_its_scores() -> None:
+    tables = [load_table(path) for path in shipped_tables()]
+    assert list(SCORES.tables) == [table.name for table in tables]
+    for table in tables:
+        timed = sum(row.step_seconds is not None for row in table.rows)
+        assert SCORES.tables[table.name].rows == timed
+
+
+@pytest.mark.parametrize("path", shipped_tables(), ids=lambda path: path.stem)
+def test_a_tables_stored_error_is_that_of_the_shipped_model(path: Path) -> None:
+    found = table_score(load_table(path), worst=0).step_seconds_mape
+    # Values are stored with four digits: nineteen parameters, each off by up to 0.0005 of itself, move the times by
+    # at most some 0.1 %, so the error by as many points.
+    assert found == pytest.approx(SCORES.tables[path.stem].fitted, abs=0.1)
+
+
+def test_the_error_of_the_whole_is_the_mean_over_tables() -> None:
+    fitted = [score.fitted for score in SCORES.tables.values()]
+    assert SCORES.all_terms == pytest.approx(math.fsum(fitted) / len(fitted), rel=DIGITS)
+    for term, by_table in SCORES.without_term_by_table.items():
+        assert set(by_table) == set(SCORES.tables)
+        assert SCORES.without_term[term] == pytest.approx(math.fsum(by_table.values()) / len(by_table), rel=DIGITS)
+    assert set(SCORES.without_term) == set(SCORES.without_term_by_table)
+
+
+def test_only_recorded_runs_are_left_out_one_by_one() -> None:
+    for name, score in SCORES.tables.items():
+        assert (score.run_left_out is not None) == (score.run_left_out_max is not None) == (name == "real_runs")
+    recorded = SCORES.tables["real_runs"]
+    assert recorded.run_left_out is not None
+    assert recorded.run_left_out_max is not None
+    assert recorded.run_left_out <= recorded.run_left_out_max <= recorded.rows * recorded.run_left_out
+
+
+def test_the_free_parameters_are_those_of_the_machine_model() -> None:
+    assert SCORES.free_parameters == sum(parameter.fitted for parameter in machine_model().parameters.values())
+
+
+def test_no_table_is_predicted_better_by_a_fit_that_has_not_seen_it() -> None:
+    # up to what a fit gains that stops within 1e-5 of the least cost, and whose cost is not this error
+    for score in SCORES.tables.values():
+        assert score.table_left_out >= 0.9 * score.fitted
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("[tables.real_runs]", "[tables.real_runs", "not valid TOML"),
+        ("free_parameters", "parameters", "unknown"),
+        ("size_left_out", "sizes_left_out", "sizes_left_out"),
+        ("free_parameters = ", "free_parameters = 0.", "Expected `int`, got `float`"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    path, text = tmp_path / "mine.toml", FIT_SCORES.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        fit_scores(path)
+    assert "mine.toml" in str(refused.value)
+    assert reason in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none.toml: cannot read the scores of the fit file: No such file"):
+        fit_scores(tmp_path / "none.toml")

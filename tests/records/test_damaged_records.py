@@ -1,0 +1,225 @@
+"""Ten kinds of damage, and more: each is named, its record is left out, the others are used, the exit code says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from suite.__main__ import main
+from suite.records.index import launches
+from tests.report.markdown.test_step_times import MEASURED, record
+
+NOBODY = 65534
+
+
+def written(path: Path, data: bytes) -> None:
+    path.unlink()
+    path.write_bytes(data)
+
+
+def replaced(old: bytes, new: bytes) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        data = path.read_bytes()
+        assert re.search(old, data), old
+        written(path, re.sub(old, new, data, count=1))
+
+    return change
+
+
+def directory_instead(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def loop_instead(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere.json")
+
+
+def pipe_instead(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def no_permission(path: Path) -> None:
+    path.chmod(0)
+
+
+def other_encoding(path: Path) -> None:
+    written(path, path.read_text(encoding="utf-8").encode("utf-16"))
+
+
+def latin_1_in_a_text_that_no_table_needs(path: Path) -> None:
+    data = path.read_bytes()
+    key = b'"source": "' if b'"source": "' in data else b'"log_tail": "'
+    written(path, data.replace(key, key + "\u00e9".encode("latin-1"), 1))
+
+
+# what is done to either half -> what the line about it says
+OF_A_HALF: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (lambda path: written(path, path.read_bytes()[: path.stat().st_size // 2]), "damaged record: "),
+    "one-byte-short": (lambda path: written(path, path.read_bytes().rstrip()[:-1]), "damaged record: "),
+    "empty": (lambda path: written(path, b""), "damaged record: "),
+    "zeros": (lambda path: written(path, bytes(4096)), "damaged record: "),
+    "wrong-type": (replaced(rb'"(started|finished)": [0-9.]+', rb'"\1": "yesterday"'), "Expected `float`, got `str`"),
+    "no-object": (lambda path: written(path, b"[1, 2]"), "damaged record: "),
+    "nested-without-end": (lambda path: written(path, b"[" * 100_000), "damaged record: "),
+    "not-a-number": (replaced(rb'"(started|finished)": [0-9.]+', rb'"\1": NaN'), "damaged record: "),
+    "beyond-numbers": (replaced(rb'"(started|finished)": [0-9.]+', rb'"\1": 1e999'), "damaged record: "),
+    "future-schema": (replaced(rb'"schema": "1[.]', rb'"schema": "2.'), "unknown schema version; got '2."),
+    "no-schema": (replaced(rb'"schema": "[^"]*",', b""), "unknown schema version; got ''"),
+    "schema-of-another-type": (replaced(rb'"schema": "[^"]*"', b'"schema": 1'), "damaged record: "),
+    "other-encoding": (other_encoding, "damaged record: "),
+    "other-encoding-in-part": (latin_1_in_a_text_that_no_table_needs, "damaged record: "),
+    "symlink-loop": (loop_instead, "Too many levels of symbolic links"),
+    "symlink-to-nothing": (link_to_nothing, "No such file or directory"),
+    "no-permission": (no_permission, "Permission denied"),
+    "directory": (directory_instead, "not a regular file"),
+    "named-pipe": (pipe_instead, "not a regular file"),
+    "id-of-another": (replaced(rb'"id": "[^"]*"', b'"id": "another"'), "got 'another'"),
+}
+
+
+def same_id_in_another_run(path: Path) -> Path:
+    other = path.parent.parent / "other"
+    other.mkdir()
+    copy = Path(shutil.copy(path, other))
+    replaced(rb'"run": "small"', b'"run": "other"')(copy)
+    return path  # "other" comes before "small"
+
+
+def copied_into_another_run(path: Path) -> Path:
+    (path.parent.parent / "other").mkdir()
+    return Path(shutil.copy(path, path.parent.parent / "other"))
+
+
+def under_another_name(path: Path) -> Path:
+    return path.rename(path.with_name(f"another{path.name}"))
+
+
+def end_without_a_begin(path: Path) -> Path:
+    path.unlink()
+    return path.with_name(path.name.replace("begin", "end"))
+
+
+OF_A_RECORD: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "duplicate-id": (same_id_in_another_run, "the id of "),
+    "copied-into-another-run": (copied_into_another_run, "its run is not the directory's name; got 'small'"),
+    "under-another-name": (under_another_name, "its id is not the file's name"),
+    "end-without-a-begin": (end_without_a_begin, "an end without its first half"),
+}
+CASES = [*((name, half) for name in OF_A_HALF for half in ("begin", "end")), *((name, "") for name in OF_A_RECORD)]
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All modules that the commands need, before a user asks for them whom Python's own directory may refuse."""
+    root = tmp_path_factory.mktemp("imported")
+    record(root, measured=MEASURED, started=1000.0)
+    (root / "records" / "small" / "x.begin.json").write_bytes(b"")
+    for command in (["results", "list"], ["results", "check"], ["report"]):
+        assert main([*command, "--results", str(root)]) == 2
+
+
+@pytest.fixture
+def results(imported: None) -> Iterator[Path]:
+    """Three records in a directory that every user may enter, read by a user whom permissions bind."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for started in (1000.0, 2000.0, 3000.0):
+            record(root, measured=MEASURED, started=started)
+        for path in (root, *root.rglob("*")):
+            os.chown(path, NOBODY, NOBODY) if os.getuid() == 0 else None
+        unprivileged = os.getuid() == 0
+        if unprivileged:
+            os.setresuid(NOBODY, NOBODY, 0)
+        try:
+            yield root
+        finally:
+            if unprivileged:
+                os.setresuid(0, 0, 0)
+
+
+def damage(results: Path, kind: str, half: str) -> tuple[Path, str]:
+    """What was damaged of the second record, and what must be said of it."""
+    path = sorted((results / "records" / "small").glob("*.begin.json"), key=lambda path: path.read_bytes())[1]
+    if half:
+        change, words = OF_A_HALF[kind]
+        path = path.with_name(path.name.replace("begin", half))
+        change(path)
+        return path, words
+    change_record, words = OF_A_RECORD[kind]
+    return change_record(path), words
+
+
+@pytest.mark.parametrize(("kind", "half"), CASES)
+def test_damage_is_named_and_the_other_records_are_used(
+    kind: str, half: str, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, words = damage(results, kind, half)
+    found, bad = launches(results)
+    (line,) = (str(error) for error in bad if str(error).startswith(f"{path}: "))
+    assert words in line
+    assert len(bad) == 1 + (kind == "under-another-name")  # and its end
+    assert len(found) >= 2
+
+    assert main(["results", "list", "--json", "--results", str(results)]) == 2
+    out, err = capsys.readouterr()
+    assert [json.loads(entry)["id"] for entry in out.splitlines()] == [launch.id for launch in found]
+    assert f"left out: {line}" in err
+
+    assert main(["report", "--results", str(results)]) == 2
+    assert f"left out: {line}" in capsys.readouterr().err
+    tables = (results / "TABLES.md").read_text(encoding="utf-8")
+    ok = sum(launch.run == "small" and launch.status == "ok" for launch in found)
+    assert re.search(rf"\| small \| 2 \| [^|]+ \| eager \| {ok} \|", tables)
+
+    assert main(["results", "check", "--json", "--results", str(results)]) == 2
+    checked = json.loads(capsys.readouterr().out)
+    assert checked["whole"] == len(found)
+    assert str(path) in [entry["path"] for entry in checked["damaged"]]
+
+
+def test_damage_where_no_table_looks_is_found_by_check(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = next((results / "records" / "small").glob("*.begin.json"))
+    replaced(rb'"learning_rate": [0-9.e-]+', b'"learning_rate": "high"')(path)
+    assert main(["results", "list", "--results", str(results)]) == 0
+    capsys.readouterr()
+    assert main(["results", "check", "--results", str(results)]) == 2
+    assert f"{path}: damaged record: Expected `float`, got `str`" in capsys.readouterr().err
+
+
+def test_records_that_cannot_be_looked_into_are_named(results: Path) -> None:
+    (results / "records" / "closed").mkdir(mode=0)
+    (results / "records" / "loop").symlink_to("loop")
+    (results / "records" / "note.txt").write_text("no record", encoding="utf-8")
+    found, bad = launches(results)
+    assert len(found) == 3
+    assert [str(error) for error in bad] == [
+        f"{results / 'records' / 'closed'}: cannot read the records: Permission denied",
+        f"{results / 'records' / 'loop'}: cannot read the records: Too many levels of symbolic links",
+    ]
+
+
+def test_damaged_records_go_on_request_and_then_all_is_well(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = damage(results, "truncated", "end")
+    before = sorted(results.rglob("*.json"))
+    assert main(["results", "prune", "--damaged", "--results", str(results)]) == 0
+    assert sorted(results.rglob("*.json")) == before
+    assert main(["results", "prune", "--damaged", "--yes", "--results", str(results)]) == 0
+    stem = path.name.removesuffix(".end.json")
+    assert sorted(results.rglob("*.json")) == [file for file in before if not file.name.startswith(stem)]
+    assert main(["results", "list", "--results", str(results)]) == 0
+    capsys.readouterr()

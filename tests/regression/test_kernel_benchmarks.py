@@ -1,0 +1,116 @@
+"""Stored kernel benchmarks: one stored run is one launch, rounds are none, and the same rules decide."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from suite.__main__ import main
+from suite.paths import ROOT
+from suite.regression.kernel_benchmarks import NO_RERUN, compared_sides, kernel_findings, stored_runs
+from suite.regression.verdicts import Change
+from tests.support.histories import normal_launches
+
+STORED = ROOT / "results" / "kernels"
+KERNELS = ("rotary-fp32-forward-plain", "adamw-fp32-forward-plain")
+
+
+def store(storage, number, commit, seconds, *, cpu="AMD EPYC", dirty=False, torch="2.13.0"):
+    """One stored run in which every kernel took `seconds`, and eager PyTorch ten times that in one round of many."""
+    benchmarks = [
+        {
+            "name": f"test_seconds[{name}]",
+            "stats": {"median": value, "rounds": 40},
+            "extra_info": {"form": "eager" if "eager" in name else "plain"},
+        }
+        for name, value in [*((name, seconds) for name in KERNELS), ("adamw-fp32-forward-eager", 10 * seconds)]
+    ]
+    facts = {
+        "machine_info": {"cpu": cpu, "cores": "2", "torch": torch},
+        "commit_info": {"id": 40 * commit, "dirty": dirty},
+        "datetime": f"2026-11-22T06:{number:02d}:00+00:00",
+        "benchmarks": benchmarks,
+    }
+    path = storage / "Linux" / f"{number:04d}_{40 * commit}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(facts))
+
+
+def series(storage, order, **factors):
+    """A run a letter of `order`, the letter being its commit; factors by letter."""
+    for number, (commit, seconds) in enumerate(zip(order, normal_launches(5, len(order)), strict=True)):
+        store(storage, number, commit, seconds * factors.get(commit, 1.0))
+    return stored_runs(storage)[0]
+
+
+def test_the_stored_run_of_this_repository_is_read():
+    runs, bad = stored_runs(STORED)
+    assert bad == []
+    assert runs[0].number == "0001"
+    assert runs[0].hardware["cpu"] == "AMD EPYC"
+    assert set(runs[0].software) >= {"torch", "triton", "python_version"}
+    assert all(name.endswith(("-plain", "-kernel")) for name in runs[0].seconds)
+    assert len(runs[0].seconds) > 80
+
+
+def test_a_run_is_one_launch_of_every_kernel_of_ours(tmp_path):
+    runs = series(tmp_path, "aab")
+    before, after = compared_sides(runs, None)
+    assert [run.number for run in before] == ["0000", "0001"]
+    found = kernel_findings(before, after, runs)
+    assert [one.quantity for one in found] == list(KERNELS)
+    assert {(one.before_launches, one.after_launches, one.family) for one in found} == {(2, 1, 2)}
+    assert {one.change for one in found} == {Change.UNCALIBRATED}
+
+
+def test_runs_stored_in_turn_confirm_themselves(tmp_path):
+    runs = series(tmp_path, 14 * "ab", b=1.2)
+    found = kernel_findings(*compared_sides(runs, None), runs)
+    assert {one.change for one in found} == {Change.REGRESSION}
+    assert {(one.before_launches, one.after_launches) for one in found} == {(7, 7)}
+
+
+def test_runs_stored_one_after_the_other_leave_a_change_inconclusive(tmp_path):
+    runs = series(tmp_path, 14 * "a" + 7 * "b", b=1.2)
+    found = kernel_findings(*compared_sides(runs, None), runs)
+    assert {(one.change, one.why) for one in found} == {(Change.INCONCLUSIVE, NO_RERUN)}
+
+
+def test_other_hardware_and_modified_checkouts_are_not_mixed(tmp_path):
+    store(tmp_path, 1, "a", 1.0)
+    store(tmp_path, 2, "a", 1.0, cpu="another")
+    store(tmp_path, 3, "a", 1.0, dirty=True)
+    store(tmp_path, 4, "b", 1.0)
+    runs, _ = stored_runs(tmp_path)
+    before, after = compared_sides(runs, None)
+    assert ([run.number for run in before], [run.number for run in after]) == (["0003"], ["0004"])
+    assert [run.number for run in compared_sides(runs, "0001")[0]] == ["0001"]
+    assert compared_sides(runs[1:2], None) == ([], [runs[1]])
+
+
+def test_the_command_says_what_is_missing(tmp_path, capsys):
+    results = tmp_path / "results"
+    assert main(["regress", "kernels", "--results", str(results)]) == 2
+    assert "no stored kernel benchmark" in capsys.readouterr().err
+    series(results / "kernels", "a")
+    assert main(["regress", "kernels", "--results", str(results)]) == 3
+    assert "kernels: 1 launches, no baseline" in capsys.readouterr().out
+    series(results / "kernels", 14 * "ab", b=1.2)
+    (results / "kernels" / "damaged.json").write_text("{")
+    assert main(["regress", "kernels", "--results", str(results), "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["comparisons"][0]["findings"][0]["change"] == "regression"
+    assert "damaged.json: damaged benchmark" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("arguments", [["kernels", "bloom-mini"], ["kernels", "--accept"]], ids=str)
+def test_kernels_stand_alone(arguments, capsys):
+    assert main(["regress", *arguments]) == 2
+    assert "kernels are compared alone" in capsys.readouterr().err
+
+
+def test_an_unknown_baseline_lists_what_is_stored(tmp_path, capsys):
+    series(tmp_path / "kernels", "ab")
+    assert main(["regress", "kernels", "--baseline", "0009", "--results", str(tmp_path)]) == 2
+    assert "allowed: 0000 (aaaaaaaaaaaa)" in capsys.readouterr().err

@@ -1,0 +1,194 @@
+"""A regression is what all conditions agree on, twice; each condition alone can stop it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suite.metrics.detectable_change import least_detectable
+from suite.metrics.noise_floor import noise_floor
+from suite.metrics.two_sample import rank_test_p
+from suite.regression.verdicts import Change, Sets, judged
+from tests.support.histories import normal_launches
+
+FLOOR = noise_floor([normal_launches(9, 40)])
+BEFORE = tuple(normal_launches(1, 7))
+AGAIN = tuple(normal_launches(3, 7))
+
+
+def moved(seed, factor, launches=7):
+    return tuple(normal_launches(seed, launches, median=factor))
+
+
+def slower(factor=1.08, *, rerun=1.08, **changes):
+    """Sets of which the later one takes `factor` times as long, and in the re-run `rerun` times."""
+    again = None if rerun is None else (AGAIN, moved(4, rerun))
+    sets = Sets(before=BEFORE, after=moved(2, factor), floor=FLOOR, rerun=again)
+    return msgspec.structs.replace(sets, **changes)
+
+
+def verdict(sets, others=()):
+    return judged([sets, *others])[0]
+
+
+def test_a_change_that_the_rerun_confirms_is_a_regression():
+    found = verdict(slower())
+    assert (found.change, found.why) == (Change.REGRESSION, "confirmed in turn: +8.3%")
+    assert found.difference.ratio == pytest.approx(1.08, abs=0.02)
+    assert 0.01 < found.band < 0.02 < found.least_detectable < 0.05
+
+
+def test_the_same_downwards_is_an_improvement():
+    assert verdict(slower(1 / 1.08, rerun=1 / 1.08)).change is Change.IMPROVED
+
+
+def test_a_change_that_the_rerun_does_not_show_is_noise():
+    found = verdict(slower(rerun=1.0))
+    assert found.change is Change.NOISE
+    assert found.why.startswith("not confirmed in turn")
+
+
+def test_a_rerun_that_shows_the_opposite_confirms_nothing():
+    assert verdict(slower(rerun=1 / 1.08)).change is Change.INCONCLUSIVE
+
+
+def test_before_the_rerun_nothing_is_a_regression():
+    found = verdict(slower(rerun=None))
+    assert (found.change, found.to_confirm) == (Change.INCONCLUSIVE, True)
+
+
+def test_without_the_old_code_a_change_stays_inconclusive_and_says_why():
+    found = verdict(slower(rerun=None, no_rerun="the old code is not here"))
+    assert (found.change, found.why, found.to_confirm) == (Change.INCONCLUSIVE, "the old code is not here", False)
+
+
+def test_without_ten_identical_launches_nothing_is_judged():
+    found = verdict(slower(floor=None))
+    assert found.change is Change.UNCALIBRATED
+    assert found.least_detectable is not None
+
+
+def test_less_than_2_percent_is_noise_however_sure():
+    quiet = noise_floor([normal_launches(9, 40, variation=1e-4)])
+    before, after = (tuple(normal_launches(n, 7, variation=1e-4, median=m)) for n, m in ((1, 1.0), (2, 1.019)))
+    sets = Sets(before=before, after=after, floor=quiet, rerun=(before, after))
+    found = verdict(sets)
+    assert (found.change, found.q < 0.05, found.band) == (Change.NOISE, True, 0.01)
+    once = verdict(msgspec.structs.replace(sets, rerun=None))
+    assert (once.change, once.to_confirm) == (Change.NOISE, False)
+    more = tuple(value * 1.002 for value in after)
+    assert verdict(msgspec.structs.replace(sets, after=more, rerun=(before, more))).change is Change.REGRESSION
+
+
+def test_an_interval_that_reaches_into_the_band_is_inconclusive():
+    found = verdict(slower(1.025))
+    assert found.q < 0.05
+    assert found.change is Change.INCONCLUSIVE
+
+
+def test_a_wide_band_makes_the_same_launches_noise():
+    """Of a machine whose launches spread by 10 %, launches that happen to lie close prove nothing."""
+    loud = noise_floor([normal_launches(9, 40, variation=0.1)])
+    assert verdict(slower(floor=loud)).change is Change.NOISE
+
+
+def test_sets_that_overlap_are_noise():
+    assert verdict(slower(1.002)).change is Change.NOISE
+
+
+def test_three_launches_are_too_few_to_show_anything():
+    found = verdict(msgspec.structs.replace(slower(), before=BEFORE[:3], after=moved(2, 2.0, 3)))
+    assert (found.change, found.why) == (Change.INCONCLUSIVE, "3 and 3 launches never differ by the rank test")
+    assert found.least_detectable is None
+
+
+def unchanged(count, launches=7):
+    """Members of a family in which nothing changed."""
+    half = [tuple(normal_launches(100 + n, launches)) for n in range(2 * count)]
+    found = [Sets(before=a, after=b, floor=FLOOR) for a, b in zip(half[::2], half[1::2], strict=True)]
+    return [one for one in found if rank_test_p(one.before, one.after) > 0.4]
+
+
+def test_one_true_change_among_forty_is_found_at_7_launches():
+    others = unchanged(120)[:39]
+    assert len(others) == 39
+    found = judged([slower(), *others])
+    assert [one.change for one in found] == [Change.REGRESSION] + 39 * [Change.NOISE]
+    assert found[0].q == pytest.approx(40 * 2 / 3432)
+    assert {one.family for one in found} == {40}
+
+
+def test_one_true_change_among_seven_is_not_found_at_5_launches_and_the_verdict_says_why():
+    sets = msgspec.structs.replace(slower(), before=BEFORE[:5], after=moved(2, 1.3, 5))
+    assert verdict(sets).change is Change.REGRESSION
+    found = verdict(sets, unchanged(40, launches=5)[:6])
+    assert found.change is Change.INCONCLUSIVE
+    assert found.why == "5 and 5 launches show one change among 6 quantities at most, here are 7"
+    assert found.least_detectable is None
+
+
+def test_no_family_has_no_verdicts():
+    assert judged([]) == []
+
+
+values = st.floats(0.5, 2.0)
+sets_of_7 = st.lists(values, min_size=7, max_size=7).map(tuple)
+few = settings(max_examples=15)
+
+
+@few
+@given(sets_of_7)
+def test_identical_sets_are_never_a_regression(launches):
+    found = verdict(Sets(before=launches, after=launches, floor=FLOOR, rerun=(launches, launches)))
+    assert found.change is Change.NOISE
+
+
+SWAPPED = {Change.REGRESSION: Change.IMPROVED, Change.IMPROVED: Change.REGRESSION}
+
+
+@few
+@given(st.integers(0, 99), st.floats(0.9, 1.12))
+def test_swapping_baseline_and_now_swaps_regression_and_improved(seed, factor):
+    first, again = ((tuple(normal_launches(seed + n, 7)), moved(seed + n + 200, factor)) for n in (0, 100))
+    there = Sets(before=first[0], after=first[1], floor=FLOOR, rerun=again)
+    back = Sets(before=first[1], after=first[0], floor=FLOOR, rerun=(again[1], again[0]))
+    forth, other = verdict(there).change, verdict(back).change
+    assert other is SWAPPED.get(forth, forth)
+
+
+@few
+@given(st.integers(0, 99), st.sampled_from([2.0**-6, 8.0]), st.randoms())
+def test_order_and_unit_of_time_change_no_verdict(seed, unit, chance):
+    sets = msgspec.structs.replace(slower(), after=moved(seed, 1.04), rerun=(AGAIN, moved(seed + 1, 1.05)))
+    other = Sets(
+        before=tuple(unit * value for value in chance.sample(sets.before, 7)),
+        after=tuple(unit * value for value in chance.sample(sets.after, 7)),
+        floor=FLOOR,
+        rerun=tuple(tuple(unit * value for value in chance.sample(one, 7)) for one in sets.rerun),
+    )
+    assert verdict(other) == verdict(sets)
+
+
+def test_more_launches_show_smaller_changes():
+    least = [least_detectable(FLOOR, n, n, family=1, rerun=n) for n in (5, 7, 9, 13)]
+    assert least == sorted(least, reverse=True)
+    assert least[0] > 1.5 * least[-1]
+
+
+def test_a_larger_family_needs_a_change_at_least_as_large():
+    least = [least_detectable(FLOOR, 7, 7, family=family, rerun=7) for family in (1, 40, 85)]
+    assert least == sorted(least)
+    assert least_detectable(FLOOR, 7, 7, family=86, rerun=7) is None
+
+
+def test_what_is_printed_as_detectable_is_found_in_nine_of_ten_comparisons():
+    """Fresh normal launches, not the floor's own; 100 comparisons: three standard errors of 0.9 are 0.09."""
+    least = least_detectable(FLOOR, 7, 7, family=1, rerun=7)
+    found = 0
+    for seed in range(0, 400, 4):
+        sets = [tuple(normal_launches(1000 + seed + n, 7, median=1 + least * (n % 2))) for n in range(4)]
+        one = verdict(Sets(before=sets[0], after=sets[1], floor=FLOOR, rerun=(sets[2], sets[3])))
+        found += one.change is Change.REGRESSION
+    assert found / 100 >= 0.81

@@ -1,0 +1,513 @@
+"""The page without a browser: the same bytes, nothing from outside, no text that becomes markup, true numbers."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import re
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from suite.__main__ import main
+from suite.acceptance.findings import Decision
+from suite.job.events import Status
+from suite.metrics.comparison import Row, Verdict
+from suite.metrics.figures import Quantity, StepTerm
+from suite.predict.analytic.kernel_cost import FORMULAS
+from suite.predict.analytic.kernel_flop import kernel_flop
+from suite.records.index import launches
+from suite.regression.change_points import segments
+from suite.report.html import acceptance, page, requirements
+from suite.report.html import cache as computing
+from suite.report.html.acceptance import batteries
+from suite.report.html.cache import computed_once
+from suite.report.html.history import BUCKETS, NEWEST, history
+from suite.report.html.loss_curves import losses
+from suite.report.html.memory import REST, memory
+from suite.report.html.plot import Plot
+from suite.report.html.roofline import benchmarks, profiles, rooflines
+from suite.report.html.setups import newest, setups
+from suite.report.html.sources import linked, recorded_facts
+from suite.report.html.step_time import WHOLE, traffic, waterfall
+from suite.report.html.validation import computed_validation, validation
+from suite.report.html.verdicts import Judged, judged_setup, remembered
+from tests.support.histories import launch_of, normal_launches
+from tests.support.page_records import EVIL_MESSAGE, EVIL_RUN, THERE, battery, job_of, page_records, record
+
+pytest.importorskip("plotly", reason="plotly is not installed")
+pytest.importorskip("jinja2", reason="jinja2 is not installed")
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and all text outside of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.raw: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        del tag
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in ("script", "style"):
+            self.raw.append(data)
+        else:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return page_records(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def html(results: Path) -> str:
+    return page.page(results, launches(results)[0])
+
+
+@pytest.fixture(scope="module")
+def elements(html: str) -> Elements:
+    return Elements(html)
+
+
+@pytest.fixture(scope="module")
+def plots(elements: Elements) -> dict[str, Any]:
+    return dict(json.loads(elements.raw[1]))
+
+
+def judged(results: Path, run: str, machine: str = "AMD", **wanted: Any) -> Judged:
+    found = setups(launches(results, run=run)[0])
+    (one,) = [
+        s
+        for s in found
+        if machine in s.key.machine and all(getattr(s.key, name) == value for name, value in wanted.items())
+    ]
+    return judged_setup(one, remembered())
+
+
+def test_the_same_records_give_the_same_bytes(results: Path, html: str) -> None:
+    assert page.page(results, launches(results)[0]) == html
+
+
+def test_nothing_is_loaded_from_anywhere_and_only_links_lead_out(elements: Elements) -> None:
+    for tag, attributes in elements.elements:
+        assert "src" not in attributes
+        assert tag not in ("link", "iframe", "object", "img", "form") or tag == "form"
+        if "href" in attributes:
+            assert tag == "a"
+            assert re.match(r"#|https?://", attributes["href"] or ""), attributes
+            assert attributes["href"][:1] == "#" or "noopener" in (attributes["rel"] or "")
+
+
+def test_only_the_page_s_own_scripts_may_run(elements: Elements) -> None:
+    (policy,) = [a["content"] for tag, a in elements.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    scripts = elements.raw[2:]
+    assert len(scripts) == 2
+    assert allowed == {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts}
+    assert "default-src 'none'" in policy
+    assert "script-src 'unsafe" not in policy
+
+
+def test_names_and_messages_with_markup_are_text(elements: Elements, html: str) -> None:
+    tags = [tag for tag, _ in elements.elements]
+    assert tags.count("script") == 3
+    assert "img" not in tags
+    assert EVIL_RUN in elements.text
+    assert EVIL_MESSAGE in elements.text
+    assert "window.hacked" not in "".join(elements.raw[2:])
+    assert not any(name.startswith("on") for _, attributes in elements.elements for name in attributes)
+
+
+def test_no_text_in_a_picture_ends_the_script_that_holds_it() -> None:
+    evil = "</script><!-- \u2028 &"
+    rows: list[Any] = [[evil]]
+    plot = Plot(id="x", title="", says="", traces=[{"name": evil}], layout={}, columns=[evil], rows=rows)
+    text = page.in_script([plot])
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text)["x"]["rows"] == rows
+
+
+def test_every_element_with_a_name_has_one_of_its_own_and_every_inner_link_leads_somewhere(elements: Elements) -> None:
+    names = [attributes["id"] for _, attributes in elements.elements if "id" in attributes]
+    assert len(names) == len(set(names))
+    for tag, attributes in elements.elements:
+        href = attributes.get("href") or ""
+        if tag == "a" and href.startswith("#"):
+            assert href[1:].partition("?")[0] in names
+        for name in (attributes.get("aria-labelledby") or "").split():
+            assert name in names
+
+
+def test_every_picture_is_one_that_plotly_knows_and_has_numbers(elements: Elements, plots: dict[str, Any]) -> None:
+    from plotly import graph_objects
+
+    drawn = [attributes["data-plot"] for _, attributes in elements.elements if "data-plot" in attributes]
+    assert sorted(filter(None, drawn)) == sorted(plots)
+    kinds = {name.partition("-")[0] for name in plots}
+    assert kinds == {"time", "memory", "bytes", "history", "loss", "roofline", "predicted", "errors"}
+    for name, plot in plots.items():
+        text = re.sub(r'"--[a-z0-9]+"', '"#123456"', json.dumps(plot))
+        spec = json.loads(text)
+        graph_objects.Figure(data=spec["traces"], layout=spec["layout"])
+        assert plot["rows"], name
+        assert all(len(row) == len(plot["columns"]) for row in plot["rows"])
+
+
+def test_headings_go_down_one_level_at_a_time(elements: Elements) -> None:
+    levels = [int(tag[1]) for tag, _ in elements.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_every_table_has_a_caption_and_every_header_a_scope(elements: Elements) -> None:
+    tags = [tag for tag, _ in elements.elements]
+    assert tags.count("table") == tags.count("caption") > 5
+    assert all(attributes.get("scope") in ("col", "row") for tag, attributes in elements.elements if tag == "th")
+
+
+def test_a_launch_as_expected_passes_and_one_message_more_fails_by_its_name(results: Path) -> None:
+    good = judged(results, "bloom-mini", execution="eager")
+    bad = judged(results, "bloom-mini", "Xeon")
+    assert (good.verdict, good.why) == ("pass", "")
+    assert bad.verdict == "fail"
+    assert set(bad.why.split(", ")) == {"messages dp all_reduce", "messages dp all_gather"}
+
+
+def test_a_launch_that_hung_says_so_whatever_came_before(results: Path) -> None:
+    hung = judged(results, "gpt2-mini", "Xeon")
+    assert (hung.verdict, hung.why) == ("hang", "rank 0 was silent")
+    assert hung.rows == []
+
+
+def test_a_setup_whose_last_launch_failed_shows_the_one_before_and_why(tmp_path: Path) -> None:
+    record(tmp_path, job_of("small"), 1)
+    record(tmp_path, job_of("small"), 2, seconds=0.6)
+    record(tmp_path, job_of("small"), 3, status=Status.NAN, message="the loss is NaN")
+    one = judged(tmp_path, "small")
+    assert (one.verdict, one.why) == ("nan", "the loss is NaN")
+    assert one.record is not None
+    assert one.record.begin.started == setups(launches(tmp_path)[0])[0].launches[1].started
+    assert one.rows
+
+
+def test_a_waterfall_s_terms_follow_each_other_to_the_whole_step(results: Path) -> None:
+    plot = waterfall("x", judged(results, "bloom-mini", execution="compiled").rows)
+    assert plot is not None
+    predicted, measured = plot.traces
+    for trace, seconds in ((predicted, 0.55), (measured, 0.5)):
+        ends = [base + length for base, length in zip(trace["base"], trace["x"], strict=True)]
+        assert trace["base"][0] == trace["base"][-1] == 0
+        assert trace["base"][1:-1] == pytest.approx(ends[:-2], rel=1e-4)
+        assert ends[-1] == pytest.approx(1e3 * seconds)
+        assert ends[-2] == pytest.approx(1e3 * seconds, rel=1e-4)
+    assert plot.rows[-1] == [WHOLE, "550", "500", "-50", "-10.0%"]
+
+
+def row(quantity: Quantity, **changes: Any) -> Row:
+    nothing: dict[str, Any] = dict.fromkeys(Row.__struct_fields__)
+    return Row(**{**nothing, "quantity": quantity, "unit": "s", "verdict": Verdict.SHOWN, **changes})
+
+
+def test_a_measured_step_without_prediction_is_drawn_alone() -> None:
+    rows = [row(Quantity.STEP_SECONDS, right=2.0), row(Quantity.STEP_SECONDS, term=StepTerm.FORWARD, right=2.0)]
+    plot = waterfall("x", rows)
+    assert plot is not None
+    assert [trace["name"] for trace in plot.traces] == ["measured"]
+    assert waterfall("x", rows[:1]) is None
+    assert traffic("x", rows) is None
+
+
+def test_memory_shows_three_predicted_peaks_and_the_measured_one_by_category(results: Path) -> None:
+    one = judged(results, "bloom-mini", execution="eager")
+    assert one.record is not None
+    plot = memory("x", one.record)
+    assert plot is not None
+    assert [row[1] for row in plot.rows] == ["forward", "backward", "update", "measured"]
+    sums = [int(str(row[-1]).replace(",", "")) for row in plot.rows]
+    peaks = {r.left for r in one.rows if r.quantity == Quantity.PEAK_BYTES}
+    assert {max(sums[:3]), sums[3]} == peaks
+    rest = plot.columns.index(REST)
+    assert plot.rows[3][rest]
+    assert all(row[rest] is None for row in plot.rows[:3])
+    for place, peak in enumerate(sums):
+        drawn = sum(trace["x"][place] for trace in plot.traces)
+        assert drawn == pytest.approx(peak / 1e6, rel=1e-4)
+
+
+def test_a_peak_below_the_state_is_one_bar(results: Path) -> None:
+    one = judged(results, "bloom-mini", execution="eager").record
+    assert one is not None
+    assert one.end is not None
+    figures = [f for f in one.end.figures if f.quantity is not Quantity.PEAK_BYTES]
+    low = [msgspec.structs.replace(f, value=7) if f.quantity is Quantity.PEAK_BYTES else f for f in one.end.figures]
+    for kept, last in ((figures, "update"), (low, "measured")):
+        plot = memory("x", msgspec.structs.replace(one, end=msgspec.structs.replace(one.end, figures=kept)))
+        assert plot is not None
+        assert plot.rows[-1][1] == last
+    assert plot.rows[-1][-1] == "7"
+
+
+def long_history(count: int) -> Plot:
+    values = normal_launches(1, count)
+    (segment,) = segments([launch_of(n, value) for n, value in enumerate(values)])
+    plot = history("x", [segment])
+    assert plot is not None
+    return plot
+
+
+def test_older_launches_are_thinned_to_medians_and_the_page_says_so() -> None:
+    plot = long_history(5000)
+    older, newer = plot.traces[:2]
+    assert len(newer["x"]) == NEWEST
+    assert len(older["x"]) == BUCKETS
+    counts = [int(re.findall(r"\d+", text)[0]) for text in older["text"]]
+    assert sum(counts) == 5000 - NEWEST
+    assert "4,700 older launches are thinned" in plot.says
+    first = normal_launches(1, 5000)[: counts[0]]
+    assert older["y"][0] == pytest.approx(1e3 * statistics.median(first), rel=1e-4)
+    assert older["y"][0] + older["error_y"]["array"][0] == pytest.approx(1e3 * max(first), rel=1e-3)
+    assert older["y"][0] - older["error_y"]["arrayminus"][0] == pytest.approx(1e3 * min(first), rel=1e-3)
+    short = long_history(NEWEST)
+    assert "thinned" not in short.says
+    assert len(short.traces[0]["x"]) == NEWEST
+
+
+def test_a_change_is_in_the_setup_s_picture_in_its_row_and_in_the_list(html: str, plots: dict[str, Any]) -> None:
+    (changed,) = [plot for name, plot in plots.items() if name.startswith("history") and plot["layout"]["shapes"]]
+    assert [row[5] for row in changed["rows"] if row[5]] == ["+20.0%"]
+    assert html.count("+20.0%") == 2 + 1  # row and list; once more in the pictures' numbers
+    assert "1 change point among" in html
+
+
+def test_loss_has_the_newest_launch_of_every_setup_and_seed(results: Path) -> None:
+    found = setups(launches(results, run="bloom-mini")[0])
+    plot = losses("bloom-mini", found)
+    assert plot is not None
+    assert len(plot.traces) == 4
+    assert [trace["name"] for trace in plot.traces] == [
+        "2 ranks, eager, seed 3",
+        "2 ranks, eager, seed 4",
+        "2 ranks, compiled, seed 3",
+        "2 ranks, eager, seed 3",
+    ]
+    assert [str(row[-1])[:6] for row in plot.rows] == ["000032", "000031", "000030", "000023"]
+
+
+def test_a_roofline_s_points_are_bytes_and_seconds_of_the_records(results: Path) -> None:
+    found, bad = profiles(results)
+    timed, damaged = benchmarks(results)
+    assert not bad
+    assert not damaged
+    ((machine, plot),) = rooflines(found, timed)
+    assert machine.startswith("AMD EPYC, 2 cores")
+    rows = {str(row[1]): row for row in plot.rows}
+    # 64 x 64 x 64 in 2e-9 s a product term: 1 Gflop/s; 2 n^3 / (3 * 4 n^2) flop a byte
+    assert rows["product NT 64 x 64 x 64 fp32"][2:4] == [f"{64 / 6:.3g}", "1"]
+    kernels = [row for row in plot.rows if not str(row[0]).startswith("products")]
+    assert len(kernels) == sum(len(one.kernels) for one in timed)
+    assert sum(len(one.kernels) for one in timed) > 200
+
+
+def test_every_kernel_has_an_arithmetic_and_products_have_theirs() -> None:
+    sizes = {
+        "rows": 8, "columns": 16, "vocabulary": 32, "elements": 64, "parameters": 64, "ranks": 2, "heads": 2,
+        "length": 8, "head_size": 4,
+    }  # fmt: skip
+    assert all(kernel_flop(name, **sizes).forward > 0 for name in FORMULAS)
+    assert kernel_flop("linear_cross_entropy", rows=3, columns=5, vocabulary=7).forward == 3 * 2 * 3 * 5 * 7
+    whole = kernel_flop("masked_softmax", rows=8, columns=8)
+    half = kernel_flop("masked_softmax", rows=8, columns=8, causal=1)
+    assert half.forward == whole.forward / 2
+    assert kernel_flop("masked_softmax", rows=8, columns=8, causal=1, prefix=8) == whole
+    with pytest.raises(ValueError, match="allowed layer_norm"):
+        kernel_flop("no such kernel")
+
+
+def test_what_rests_on_the_suite_s_files_alone_is_computed_once_for_each_state_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(computing, "ROOT", tmp_path)
+    code = tmp_path / "suite" / "predict.py"
+    code.parent.mkdir()
+    code.write_text("a")
+    calls: list[int] = []
+
+    def compute() -> list[int]:
+        calls.append(1)
+        return list(calls)
+
+    def told() -> list[int]:
+        return computed_once("sums", list[int], compute)
+
+    assert [told(), told()] == [[1], [1]]
+    code.write_text("b")
+    assert [told(), told()] == [[1, 1], [1, 1]]
+    (kept,) = (tmp_path / "cache" / "llm-reference-runs").iterdir()
+    kept.write_text("{")
+    assert [told(), told()] == [[1] * 3, [1] * 3]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(code))
+    assert [told(), told()] == [[1] * 4, [1] * 5]
+
+
+def test_a_validation_that_is_read_is_the_one_that_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, again = (computed_once("validation", tuple[Plot, Plot], computed_validation) for _ in range(2))
+    assert msgspec.json.encode(first) == msgspec.json.encode(again)
+    assert first[0].traces == again[0].traces
+
+
+def test_the_predictor_s_points_are_every_published_row_that_counts() -> None:
+    scatter, boxes = validation()
+    counted = sum(len(trace["x"]) for trace in scatter.traces if trace["mode"] == "markers")
+    assert counted == len(scatter.rows) == 1116
+    assert sum(int(str(row[2])) for row in boxes.rows) == 1116
+
+
+def test_the_newest_battery_of_a_node_has_its_findings_worst_first(results: Path) -> None:
+    found = batteries(results)
+    assert [(one.node, one.decision, one.newest) for one in found.shown] == [
+        ("n3", "not ended", True),
+        ("n2", "rejected", True),
+        ("n1", "accepted", True),
+        ("n1", "rejected", False),
+    ]
+    _, rejected, accepted, older = found.shown
+    assert [row.verdict for row in rejected.rows] == ["FAIL", "PASS"]
+    worst = rejected.rows[0]
+    assert (worst.name, worst.measured, worst.expected, worst.ratio) == (
+        "peer to peer",
+        "500 Mbyte/s",
+        "1 Gbyte/s",
+        "0.500",
+    )
+    assert worst.part == EVIL_MESSAGE
+    assert len(accepted.rows) == 1
+    assert older.rows == []
+
+
+def test_a_damaged_battery_is_named_on_the_page_and_the_others_stay(tmp_path: Path) -> None:
+    battery(tmp_path, 1, "n1", decision=Decision.ACCEPTED)
+    damaged = battery(tmp_path, 2, "n2", decision=Decision.ACCEPTED)
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    found = batteries(tmp_path)
+    assert [(one.node, one.decision) for one in found.shown] == [("n2", "not ended"), ("n1", "accepted")]
+    assert str(damaged) in str(found.damaged)
+    assert damaged.name in Elements(page.page(tmp_path, [])).text
+
+
+def test_beyond_the_newest_batteries_the_page_says_how_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptance, "MOST_BATTERIES", 2)
+    for number in range(5):
+        battery(tmp_path, number, "n1", decision=Decision.ACCEPTED)
+    found = batteries(tmp_path)
+    assert [one.id[-4:] for one in found.shown] == ["004Z", "003Z"]
+    assert found.left_out == 3
+    assert "3 older batteries are left out" in Elements(page.page(tmp_path, [])).text
+
+
+def test_without_batteries_there_is_no_section_of_them(tmp_path: Path) -> None:
+    assert 'id="acceptance"' not in page.page(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("see https://example.org/a?b=c.", "https://example.org/a?b=c"),
+        ("Zeng et al., arXiv 2210.02414v2", "https://arxiv.org/abs/2210.02414v2"),
+        ("THUDM/GLM-130B@212215c logs/main-log-en.md", "https://github.com/THUDM/GLM-130B/blob/212215c/logs/main-log-en.md"),
+        ("karpathy/llm.c@f1e2ace scripts/run_gpt2_*.sh", "https://github.com/karpathy/llm.c/tree/f1e2ace"),
+        ("javascript:alert(1)", ""),
+        ("data:text/html,<script>alert(1)</script>", ""),
+        ('https://a.example/"onclick="x', "https://a.example/"),
+    ],
+)  # fmt: skip
+def test_sources_link_to_where_they_stand_and_to_nothing_else(text: str, link: str) -> None:
+    pieces = linked(text)
+    assert "".join(piece.text for piece in pieces) == text
+    assert [piece.link for piece in pieces if piece.link] == [link] * bool(link)
+
+
+def test_every_fact_of_the_catalog_is_there_with_its_source() -> None:
+    found = recorded_facts()
+    assert len(found) > 25
+    assert all(fact.source and fact.kind for one in found for fact in one.facts)
+    assert sum(any(piece.link for piece in fact.source) for one in found for fact in one.facts) > 500
+
+
+def test_a_setup_beyond_the_newest_has_a_row_and_no_verdict(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MOST_DETAILS", 2)
+    text = page.page(results, launches(results)[0])
+    found = setups(launches(results)[0])
+    assert text.count(' class="item setup card"') == 2
+    assert text.count("not judged</span>") >= len(found) - 2
+    assert "older setups have a row above" in text
+    kept, left = newest(found, 2)
+    assert min(one.latest.started for one in kept) > max(one.latest.started for one in left)
+
+
+def test_a_page_without_records_says_how_to_make_one(tmp_path: Path) -> None:
+    text = Elements(page.page(tmp_path, [])).text
+    assert "No launch is recorded yet" in text
+    assert "Validation of the predictor" in text
+    assert "Run by run" not in text
+
+
+def test_report_writes_the_page_and_names_what_it_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path, job_of("small"), 1)
+    assert main(["report", "--results", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["page"] == str(tmp_path / "index.html")
+    written = (tmp_path / "index.html").read_bytes()
+    assert main(["report", "--results", str(tmp_path), "--no-page", "--out", str(tmp_path / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["page"] is None
+    assert not (tmp_path / "b" / "index.html").exists()
+    damaged = tmp_path / "records" / "small" / "x.begin.json"
+    damaged.write_text("{", encoding="utf-8")
+    assert main(["report", "--results", str(tmp_path)]) == 2
+    assert "x.begin.json" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    damaged.unlink()
+    assert main(["report", "--results", str(tmp_path)]) == 0
+    assert (tmp_path / "index.html").read_bytes() == written
+
+
+def test_without_the_page_s_packages_the_tables_are_written_and_one_line_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path, job_of("small"), 1)
+    monkeypatch.setattr(requirements, "NEEDED", ("jinja2", "no_such_package"))
+    assert main(["report", "--results", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert (tmp_path / "TABLES.md").exists()
+    assert not (tmp_path / "index.html").exists()
+    assert told.err == f"index.html is left out: no_such_package is not installed ({requirements.INSTALL})\n"
+
+
+def test_launches_that_nobody_predicted_have_a_page_and_no_table(tmp_path: Path) -> None:
+    record(tmp_path, job_of("small"), 1, status=Status.CRASHED, message="gone", hardware=THERE)
+    assert main(["report", "--results", str(tmp_path)]) == 3
+    assert (tmp_path / "index.html").exists()
+    assert not (tmp_path / "TABLES.md").exists()

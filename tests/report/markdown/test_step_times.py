@@ -1,0 +1,271 @@
+"""The table of predicted and measured step times: one row a setup, its error, its largest residual, the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from suite.__main__ import main
+from suite.job.corpus import Corpus
+from suite.job.events import Status
+from suite.job.options import Script
+from suite.job.training_job import Job
+from suite.metrics.comparison import compare
+from suite.metrics.figures import Figure, Quantity, StepTerm
+from suite.records import store
+from suite.records.index import Launch, Values, launches
+from suite.records.record import SCHEMA, End, begin_record
+from suite.records.summary_cache import packed, unpacked
+from suite.report.markdown.step_times import step_rows, step_tables
+from suite.report.markdown.utilisation import ASKED, utilisation_table
+from suite.reproduce.plan import Request, job_for, plan
+from suite.reproduce.residuals import Residuals, residuals
+from tests.support.launches import small_plan
+
+CORPUS = Corpus(
+    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none"
+)
+PREDICTED = {StepTerm.FORWARD: 0.2, StepTerm.BACKWARD: 0.5, StepTerm.OPTIMIZER: 0.1, StepTerm.UNEXPLAINED: 0.0}
+MEASURED = {StepTerm.FORWARD: 0.25, StepTerm.BACKWARD: 0.4, StepTerm.OPTIMIZER: 0.1, StepTerm.UNEXPLAINED: 0.05}
+
+
+def figures(terms: dict[StepTerm, float]) -> list[Figure]:
+    """A step and its terms, and of rank 0 others that must not count."""
+    whole = Figure(quantity=Quantity.STEP_SECONDS, value=sum(terms.values()))
+    of_job = [Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=value) for term, value in terms.items()]
+    return [whole, *of_job, msgspec.structs.replace(of_job[0], value=99.0, rank=0)]
+
+
+def split(predicted: dict[StepTerm, float], measured: dict[StepTerm, float]) -> Residuals | None:
+    rows = compare(figures(predicted), figures(measured), left_name="predicted", right_name="measured", judge=True)
+    return residuals(rows)
+
+
+def record(results: Path, *, measured: dict[StepTerm, float], started: float, **changes: Any) -> None:
+    job = msgspec.structs.replace(job_for(small_plan(ranks=2), CORPUS, "/none"), **changes.pop("job", {}))
+    assert isinstance(job, Job)
+    begin = msgspec.structs.replace(begin_record(job, CORPUS, store.new_identity()), started=started)
+    if hardware := changes.pop("hardware", None):
+        facts = begin.hardware | hardware
+        begin = msgspec.structs.replace(begin, hardware=facts, hashes=begin.hashes | {"hardware": repr(facts)})
+    end = End(
+        schema=SCHEMA,
+        id=begin.id,
+        status=changes.pop("status", Status.OK),
+        message="",
+        ranks_at_fault=[],
+        finished=started + 9,
+        figures=figures(measured),
+        ranks=[],
+        predicted=changes.pop("predicted", figures(PREDICTED)),
+        others_share=0.12,
+    )
+    store.Opened(store.records_directory(results, "small"), begin).close(end)
+
+
+def scaled(factor: float) -> dict[StepTerm, float]:
+    return {term: factor * value for term, value in MEASURED.items()}
+
+
+def test_the_largest_residual_is_the_term_furthest_from_its_prediction() -> None:
+    told = split(PREDICTED, MEASURED)
+    assert told is not None
+    assert (told.term, told.residual) == (StepTerm.BACKWARD, pytest.approx(-0.1))
+    assert told.error == pytest.approx(0.0)
+    assert told.unexplained_share == pytest.approx(0.05 / 0.8)
+
+
+def test_what_is_unexplained_is_no_residual_of_a_term_and_has_no_sign() -> None:
+    told = split(PREDICTED, {**PREDICTED, StepTerm.UNEXPLAINED: -0.4})
+    assert told is not None
+    assert told.residual == 0
+    assert told.unexplained_share == pytest.approx(1.0)
+
+
+def test_a_term_that_took_nothing_has_a_residual_too() -> None:
+    told = split({**PREDICTED, StepTerm.BUBBLE: 0.3}, {**MEASURED, StepTerm.BUBBLE: 0.0})
+    assert told is not None
+    assert (told.term, told.residual) == (StepTerm.BUBBLE, pytest.approx(-0.3))
+
+
+def test_a_step_that_is_not_predicted_or_not_split_has_no_residuals() -> None:
+    of_step = figures(PREDICTED)[:1]
+    for left, right in (([], figures(MEASURED)), (figures(PREDICTED), of_step)):
+        assert residuals(compare(left, right, left_name="a", right_name="b", judge=True)) is None
+
+
+def test_launches_of_one_setup_are_one_row_with_the_median_launch(tmp_path: Path) -> None:
+    for place, factor in enumerate((1.0, 3.0, 1.5)):
+        record(tmp_path, measured=scaled(factor), started=1000.0 + place)
+    record(tmp_path, measured=scaled(9.0), started=2000.0, job={"compiled": True})
+    record(tmp_path, measured=scaled(7.0), started=2000.0, status=Status.CRASHED)
+    record(tmp_path, measured=scaled(7.0), started=2000.0, predicted=[])
+    good, bad = launches(tmp_path)
+    rows = step_rows(good)
+    assert not bad
+    assert [(row.setup.compiled, len(row.launches)) for row in rows] == [(False, 3), (True, 1)]
+    assert rows[0].middle.time.measured_seconds == pytest.approx(1.2)
+
+
+def test_of_a_setup_under_two_policies_the_latest_counts(tmp_path: Path) -> None:
+    record(tmp_path, measured=scaled(1.0), started=1000.0)
+    record(tmp_path, measured=scaled(2.0), started=3000.0, job={"threads": 7})
+    record(tmp_path, measured=scaled(4.0), started=2000.0)
+    (row,) = step_rows(launches(tmp_path)[0])
+    assert [one.time.measured_seconds for one in row.launches] == [pytest.approx(1.6)]
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [
+        [{"cpu": "AMD EPYC (family 25, model 1)"}, {"cpu": "AMD EPYC (family 25, model 17)"}],
+        [{"cpu": "AMD EPYC", "cpu_flags": "0a" * 8}, {"cpu": "AMD EPYC", "cpu_flags": "1b" * 8}],  # older records
+    ],
+    ids=["generation", "flags"],
+)
+def test_processors_of_one_name_have_a_table_each(processors: list[dict[str, str]], tmp_path: Path) -> None:
+    for place, (processor, factor) in enumerate(zip(processors, (1.0, 3.0), strict=True)):
+        record(tmp_path, measured=scaled(factor), started=1000.0 + place, hardware=processor)
+    record(tmp_path, measured=scaled(2.0), started=2000.0, hardware=processors[0] | {"memory": "1 kB"})  # another boot
+    text = step_tables(step_rows(launches(tmp_path)[0]))
+    headings = [line for line in text.splitlines() if line.startswith("### ")]
+    assert len(set(headings)) == 2
+    for heading, processor, milliseconds in zip(headings, processors, ("1,600", "2,400"), strict=True):
+        assert all(fact in heading for fact in processor.values())
+        assert f"| {milliseconds} ms |" in text.partition(heading)[2].partition("### ")[0]
+    assert text.count("1 setups: absolute error") == 2
+
+
+def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path, measured=scaled(3.0), started=86400.0 * 366)
+    assert main(["report", "--results", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    text = (tmp_path / "TABLES.md").read_text(encoding="utf-8")
+    assert told["setups"] == 1
+    assert told["largest_error"] == told["median_error"] == pytest.approx(2 / 3)
+    assert "Measured 1971-01-02." in text
+    asked = "15% in the median (missed), 30% at most (missed by 1), 10% unexplained at most (met)."
+    assert f"Asked: {asked}" in text
+    row = next(line for line in text.splitlines() if line.startswith("| small"))
+    cells = [cell.strip() for cell in row.split("|")][5:-1]
+    assert cells == ["1", "800 ms", "2,400 ms", "-66.7%", "-", "-", "backward", "+29.2%", "6.3%", "12%"]
+    assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "TABLES.md").read_text(encoding="utf-8") == text
+
+
+def test_the_error_at_the_pace_of_a_launch_stands_beside_its_own(tmp_path: Path) -> None:
+    at_pace = Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=1.2)
+    record(tmp_path, measured=scaled(2.0), started=1000.0, predicted=[*figures(PREDICTED), at_pace])
+    record(tmp_path, measured=scaled(1.0), started=1000.0, job={"compiled": True})
+    paced, unpaced = sorted(step_rows(launches(tmp_path)[0]), key=lambda row: row.setup.compiled)
+    assert paced.middle.pace_error == pytest.approx(1.2 / 1.6 - 1)
+    assert unpaced.middle.pace_error is None
+    text = step_tables([paced, unpaced])
+    assert "| -50.0% | 1.50 | -25.0% |" in text
+    assert "At the pace that the processors had meanwhile (1 setups): 25.0% in the median, 25.0% at most." in text
+
+
+def test_single_launches_are_judged_beside_the_medians_of_several(tmp_path: Path) -> None:
+    for factor in (0.9, 1.0, 3.0):
+        record(tmp_path, measured=scaled(factor), started=1000.0 * factor)
+    text = step_tables(step_rows(launches(tmp_path)[0]))
+    assert "1 setups: absolute error of step_seconds 0.0% in the median, 0.0% at most" in text
+    assert "Of their 3 launches, one by one: 11.1% in the median, 66.7% at most; 1 beyond 30%." in text
+    alone = tmp_path / "alone"
+    record(alone, measured=scaled(1.0), started=1000.0)
+    assert "one by one" not in step_tables(step_rows(launches(alone)[0]))
+
+
+def test_a_gpu_s_utilisation_is_unmeasured_until_it_is_recorded(tmp_path: Path) -> None:
+    record(tmp_path, measured=MEASURED, started=1000.0)
+    assert utilisation_table(launches(tmp_path)[0]).count("| unmeasured |") == len(ASKED)
+    (own,) = launches(tmp_path)[0]
+    on_gpu = msgspec.structs.replace(
+        own,
+        run="gpt2-124m",
+        hardware=own.hardware | {"gpus": "NVIDIA H200"},
+        device="cuda",
+        ranks=1,
+        measured=Values({(Quantity.MODEL_FLOP_PER_SECOND.value, None, None, None): 0}, (0.5 * 989.4e12,)),
+    )
+    lines = utilisation_table([own, on_gpu]).splitlines()
+    (line,) = [line for line in lines if "gpt2-124m" in line]
+    assert "| 1 | 50.0% | 45% | 1970-01-01 |" in line
+    assert sum("unmeasured" in line for line in lines) == len(ASKED) - 1
+
+
+def test_what_is_asked_of_a_gpu_can_be_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.reproduce.plan.resolved_device", lambda _: ("cuda", 1))
+    for asked in ASKED:
+        assert asked.how == f"`reproduce {asked.run} --device cuda --ranks 1`"
+        assert plan(Request(name=asked.run, device="cuda", ranks=1, results=tmp_path)).name == asked.run
+
+
+def test_a_gpu_s_utilisation_has_the_fastest_rung_of_a_ladder_by_its_name(tmp_path: Path) -> None:
+    """Not the one with the largest share: fp32's peak is the smaller one. Twins and broken rungs are none."""
+    record(tmp_path, measured=MEASURED, started=1000.0)
+    (own,) = launches(tmp_path)[0]
+    key = (Quantity.MODEL_FLOP_PER_SECOND.value, None, None, None)
+
+    def climbed(rung: str, rate: float, precision: str, ranks: int = 1) -> Launch:
+        return msgspec.structs.replace(
+            own,
+            run="gpt2-124m-ladder",
+            rung=rung,
+            hardware=own.hardware | {"gpus": "NVIDIA H200"},
+            device="cuda",
+            ranks=ranks,
+            precision=precision,
+            measured=Values({key: 0}, (rate,)),
+        )
+
+    ladder = [
+        climbed("speed/offline", 60e12, "fp32"),
+        climbed("speed/mixed-precision", 0.4 * 989.4e12, "bf16"),
+        climbed("speed/mixed-precision", 0.5 * 989.4e12, "bf16"),
+        climbed("speed/mixed-precision", 0.6 * 989.4e12, "bf16"),
+        climbed("speed/top without compile", 0.7 * 989.4e12, "bf16"),
+        climbed("speed/compile, broken", 0.7 * 989.4e12, "bf16"),
+        climbed("speed/ddp", 0.7 * 989.4e12, "bf16", ranks=2),
+    ]
+    (line,) = [line for line in utilisation_table([own, *ladder]).splitlines() if "gpt2-124m" in line]
+    assert "| 3 | 50.0% | 45% | 1970-01-01 |" in line
+    assert line.endswith("| `ladder gpt2-124m --device cuda`: its fastest rung on one GPU, `mixed-precision` |")
+
+
+def test_a_record_s_rung_is_read_and_kept_with_the_rest(tmp_path: Path) -> None:
+    record(tmp_path, measured=MEASURED, started=1000.0, job={"script": Script(rung="speed/compile")})
+    (launch,) = launches(tmp_path)[0]
+    assert launch.rung == "speed/compile"
+    (again,) = unpacked(packed([(launch, (1, 1, 1, 1, 1, 1))]), str(Path(launch.path).parent))
+    assert again[0].rung == "speed/compile"
+
+
+def test_nothing_recorded_is_code_3_and_a_damaged_record_is_named_left_out_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--results", str(tmp_path)]) == 3
+    assert not (tmp_path / "TABLES.md").exists()
+    record(tmp_path, measured=MEASURED, started=1000.0)
+    (tmp_path / "records" / "small" / "x.begin.json").write_text("{", encoding="utf-8")
+    capsys.readouterr()
+    assert main(["report", "--results", str(tmp_path)]) == 2
+    assert "x.begin.json" in capsys.readouterr().err
+    assert "| small |" in (tmp_path / "TABLES.md").read_text(encoding="utf-8")
+
+
+def test_a_directory_that_is_a_file_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, measured=MEASURED, started=1000.0)
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "file")]) == 2
+    assert "cannot write TABLES.md" in capsys.readouterr().err
+
+
+def test_tables_of_no_records_are_empty() -> None:
+    assert step_tables([]) == ""

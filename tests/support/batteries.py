@@ -1,0 +1,85 @@
+"""Made-up evidence and findings of a battery."""
+
+from __future__ import annotations
+
+from suite.acceptance.evidence import (
+    Launched,
+    Micro,
+    Probing,
+    Replay,
+    Surroundings,
+)
+from suite.acceptance.past_batteries import History
+from suite.job.events import Status
+
+NOTHING = History()
+
+
+def micro(**changes):
+    """Two equal ranks at 90 % of their peak."""
+    usual = {"matrix": [9e10, 9e10], "copy": [1e10, 1e10], "triad": [1e10, 1e10], "peak": 1e11, "peak_source": "clock"}
+    return Micro(**({"status": Status.OK, "message": "", "seconds": 1.0} | usual | changes))
+
+
+def probing(**parts):
+    return Probing(**({"status": Status.OK, "message": "", "ranks_at_fault": [], "seconds": 1.0} | parts))
+
+
+def replays(ranks=2, times=3, steps=3, wrong=lambda _rank, _replay, _step: False):
+    return [
+        Replay(
+            rank=rank,
+            replay=replay,
+            step=step,
+            loss="a",
+            gradients=f"{rank}{replay}" if wrong(rank, replay, step) else "b",
+            parameters="c",
+        )
+        for rank in range(ranks)
+        for replay in range(times)
+        for step in range(steps)
+    ]
+
+
+def launched(**changes):
+    """A launch that took as long as predicted."""
+    usual = {
+        "run": "bloom-mini",
+        "purpose": "times",
+        "status": Status.OK,
+        "message": "",
+        "ranks_at_fault": [],
+        "record": "r",
+        "seconds": 20.0,
+        "exact": 40,
+        "step_seconds": 1.0,
+        "predicted_seconds": 1.0,
+        "measured_terms": {"forward": 0.5, "backward": 0.5, "unexplained": 0.01},
+        "predicted_terms": {"forward": 0.5, "backward": 0.5},
+        "compute_seconds": [1.0, 1.0],
+        "timed": [1.0] * 5,
+        "losses": [8.9, 8.8, 8.7],
+        "stack": "s",
+        "deterministic": True,
+    }
+    return Launched(**(usual | changes))
+
+
+def by_check(findings):
+    return {f.check: f for f in findings}
+
+
+def times(factor, *, count=5, term="backward", **changes):
+    """Launches slowed by a factor in one term, 1 % apart."""
+    out = []
+    for number in range(count):
+        seconds = factor * (0.99, 1.0, 1.01)[number % 3]
+        terms = {"forward": 0.5, "backward": 0.5, "unexplained": 0.01}
+        terms[term] = terms.get(term, 0.1) + seconds - 1.0
+        out.append(launched(**({"step_seconds": seconds, "measured_terms": terms} | changes)))
+    return out
+
+
+def surroundings(**changes):
+    usual = {"device": "cpu", "ranks": 2, "devices": 2, "devices_expected": None, "others_share": 0.0}
+    return Surroundings(**(usual | {"competitors": []} | changes))

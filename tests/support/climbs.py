@@ -1,0 +1,181 @@
+"""A machine that is made up, on which the ladder is climbed without a launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from suite.job.corpus import Corpus
+from suite.job.events import Event, Finished, Status, Step, StepKind
+from suite.job.options import Texts
+from suite.ladder.climb import Climb, climb
+from suite.ladder.plan import Climber, climber
+from suite.ladder.results import Expected, Measured
+from suite.ladder.run import Errand, Height
+from suite.ladder.rungs import RUNGS
+from suite.machine.half_precision import Kernels
+from suite.metrics.figures import Figure, Quantity
+from suite.predict.executed_run.figures import expected_figures
+from suite.reproduce.plan import Plan, job_for
+from suite.reproduce.reproduce import Result
+
+TEXTS = Texts(tokenizer_file="/none/tokenizer", text_file="/none/text", documents_file="/none/documents")
+CORPUS = Corpus(source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=1, tokens=10**6, tokens_file="/none")
+NAMES = {rung.name: rung for rung in RUNGS}
+CPU = climber("gpt2-mini", device="cpu", seed=1)
+
+
+def found(
+    seconds: float = 1.0,
+    *,
+    peak: int = 1000,
+    spread: float = 0.01,
+    losses: list[float] | None = None,
+) -> Measured:
+    return Measured(
+        launches=1,
+        tokens=100,
+        step_seconds=seconds,
+        spread_seconds=spread,
+        terms={"forward": seconds},
+        peak_bytes=peak,
+        largest_peak_bytes=peak,
+        reserved_bytes=None,
+        resident_bytes=None,
+        model_flop_per_second=1.0,
+        synchronisations=0,
+        losses=losses or [2.0, 1.0],
+        records=[],
+    )
+
+
+def said(seconds: float | None = 1.0, *, peak: float = 1000.0) -> Expected:
+    return Expected(peak_bytes=peak, phase="backward", step_seconds=seconds, terms={})
+
+
+def figures_of(plan: Plan) -> list[Figure]:
+    return expected_figures(job_for(plan, CORPUS, ""), kernels=Kernels(cuda=plan.device == "cuda"), cores=2)
+
+
+def peak_of(plan: Plan) -> float:
+    return exact_of(plan, Quantity.PEAK_BYTES)
+
+
+def exact_of(plan: Plan, quantity: Quantity) -> float:
+    return next(f.value for f in figures_of(plan) if f.quantity is quantity and f.rank is None)
+
+
+class Machine:
+    """Launches that take as long as their setting says, and allocate what is predicted.
+
+    Attributes:
+        launched: label of every launch, in their order.
+        wrong: labels whose launch fails.
+        interrupts: the label whose launch is interrupted; interrupts_at, crashes_at: the launch, counted.
+        phases: how many times as long as it should the next launches of a label take.
+        rank_peaks: of a label, the peak of each rank over what is predicted.
+        drifting: labels each of whose launches has losses of its own.
+        spread: relative, of one step to the next.
+        now: on the clock that `launch_seconds` and nothing else moves, by each launch; those of a label `longer` more.
+    """
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+        self.wrong: set[str] = set()
+        self.interrupts = ""
+        self.interrupts_at = self.crashes_at = 0
+        self.phases: dict[str, list[float]] = {}
+        self.spread = 1e-4
+        self.rank_peaks: dict[str, list[float]] = {}
+        self.drifting: set[str] = set()
+        self.now = self.launch_seconds = 0.0
+        self.longer: dict[str, float] = {}
+
+    def seconds(self, plan: Plan) -> float:
+        script, tokens = plan.script, plan.recipe.global_batch
+        made = 0.02 * tokens * script.tokenises / (2 if script.workers else 1)
+        trained = 0.1 + 0.01 * tokens * (0.5 if plan.compiled else 1.0)
+        return made + trained + (0.3 if script.synchronises else 0.0)
+
+    def reproduce(self, plan: Plan, *_: object, **__: object) -> Result:
+        self.launched.append(plan.script.rung)
+        self.now += self.launch_seconds + self.longer.get(plan.script.rung, 0.0)
+        crashes = plan.script.rung in self.wrong or len(self.launched) == self.crashes_at
+        status = Status.CRASHED if crashes else Status.OK
+        now = plan.script.rung == self.interrupts or len(self.launched) == self.interrupts_at
+        status = Status.INTERRUPTED if now else status
+        phases = self.phases.get(plan.script.rung)
+        seconds = self.seconds(plan) * (phases.pop(0) if phases else 1.0)
+        first = 3.0 + (len(self.launched) / 100 if plan.script.rung in self.drifting else 0.0)
+        steps = [
+            Step(number, StepKind.TIMED, first - number / 10, seconds * (1 + number * self.spread), 0.0)
+            for number in range(6)
+        ]
+        figures = [
+            Figure(quantity=Quantity.STEP_SECONDS, value=seconds),
+            Figure(quantity=Quantity.STEP_SECONDS, value=seconds, term="forward"),
+            Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=1e9),
+        ]
+        report = msgspec.convert(
+            {name: 0 for name in Finished.__struct_fields__ if name not in _OPTIONAL}
+            | {"type": "finished", "coordinates": {}, "collectives": [], "worked_seconds": [], "pipeline_seconds": []}
+            | {"interface_sent_bytes": None, "arithmetic": "", "environment": {}, "peak_bytes": round(peak_of(plan))},
+            Finished,
+        )
+        return Result(
+            run=plan.name,
+            status=status,
+            verdict="pass",  # type: ignore[arg-type]  # not looked at
+            message="made up",
+            record="record",
+            rows=[],
+            losses=[step.loss for step in steps],
+            loss_scales=[],
+            skipped=[],
+            arithmetic="",
+            finished=[
+                msgspec.structs.replace(report, peak_bytes=round(share * report.peak_bytes))
+                for share in self.rank_peaks.get(plan.script.rung, [1.0])
+            ],
+            steps=steps,
+            figures=figures,
+        )
+
+
+_OPTIONAL = ("term_seconds", "no_terms", "shared", "resident_bytes", "reserved_bytes", "synchronisations", "pace")
+
+
+def climbed(
+    rungs: list[str],
+    *,
+    broken: tuple[str, ...] = (),
+    twins: bool = False,
+    repeat: int = 1,
+    run: Climber = CPU,
+    began: float = 0.0,
+) -> Climb:
+    errand = Errand(
+        climbing=run,
+        corpus=CORPUS,
+        texts=TEXTS,
+        results=Path("/none"),
+        chosen=frozenset(rungs),
+        broken=frozenset(broken),
+        twins=twins,
+        repeat=repeat,
+        profile_source="made up",
+        began=began,
+    )
+    seen: dict[str, Height] = {}
+    outcome = climb(errand, lambda height: seen.update({height.rung.name: height}), _ignore)
+    assert list(seen.items()) == [(height.rung.name, height) for height in outcome.heights]
+    return outcome
+
+
+def _ignore(_rank: int, _event: Event) -> None:
+    pass
+
+
+def heights(outcome: Climb) -> dict[str, Height]:
+    return {height.rung.name: height for height in outcome.heights}

@@ -1,0 +1,181 @@
+"""Random runs of every executed kind, and one rank of them taken apart: each tensor and each message for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+from hypothesis import strategies as st
+
+from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignment
+from reference_runs.run import Architecture, Mask, Norm, Position, Precision, Recipe
+from tests.support.strategies import described_architectures, recipes
+
+MANY = 400  # examples where choices meet, such as fp16 without masters, sequence parallelism and ZeRO-2
+AXES = ["tp", "cp", "dp", "pp"]
+
+
+class Run(NamedTuple):
+    architecture: Architecture
+    recipe: Recipe
+    layout: Layout
+
+
+class Place(NamedTuple):
+    dp: int
+    tp: int
+    pp: int
+
+
+class Parameter(NamedTuple):
+    """One tensor on a tensor-parallel rank; `unit` is its layer's number, or -1 outside the layers."""
+
+    unit: int
+    name: str
+    shape: tuple[int, ...]
+
+
+@st.composite
+def executed_runs(draw: st.DrawFn) -> Run:
+    """Any executed layout, up to 4 * 3 * 3 ranks, with as many layers as it needs."""
+    tensor_parallel = draw(st.integers(1, 3))
+    architecture = draw(described_architectures(tensor_parallel=tensor_parallel))
+    zero_stage = draw(st.integers(0, 3))
+    stages = draw(st.integers(1, 3)) if zero_stage <= 1 else 1
+    virtual_stages = draw(st.integers(1, 3)) if stages > 1 else 1
+    layout = Layout(
+        micro_batch=draw(st.integers(1, 2)),
+        data_parallel=draw(st.integers(1, 4)),
+        tensor_parallel=tensor_parallel,
+        pipeline_stages=stages,
+        virtual_stages=virtual_stages,
+        sequence_parallel=draw(st.booleans()),
+        zero_stage=zero_stage,
+        schedule=draw(st.sampled_from([Schedule.GPIPE, Schedule.ONE_F_ONE_B])),
+        recomputation=draw(st.sampled_from([Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL])),
+        checkpoint_layers=draw(st.integers(1, 3)),
+        bucket_bytes=draw(st.integers(1, 20_000)),
+        rank_order="-".join(draw(st.permutations(AXES))),
+        stage_assignment=draw(st.sampled_from(StageAssignment)),
+        reshard_after_forward=draw(st.booleans()),
+    )
+    architecture = msgspec.structs.replace(architecture, layers=max(architecture.layers, stages * virtual_stages))
+    recipe = msgspec.structs.replace(
+        draw(recipes()),
+        precision=draw(st.sampled_from(Precision)),
+        hidden_dropout=draw(st.sampled_from([0.0, 0.1])),
+        global_batch=layout.data_parallel * layout.micro_batch * draw(st.integers(1, 3)),
+    )
+    if architecture.mask is Mask.CAUSAL and architecture.position is not Position.ALIBI:
+        layout = msgspec.structs.replace(layout, fused_attention=draw(st.booleans()))
+    if not dealt_layers(Run(architecture, recipe, layout))[-1]:
+        architecture = msgspec.structs.replace(architecture, top_query_layer=False)
+    return Run(architecture, recipe, layout)
+
+
+def places(layout: Layout) -> list[Place]:
+    """The place of each rank, counted up like the wheels of a mileage counter."""
+    order = layout.rank_order.split("-")
+    sizes = {"dp": layout.data_parallel, "tp": layout.tensor_parallel, "pp": layout.pipeline_stages, "cp": 1}
+    counter = dict.fromkeys(order, 0)
+    seen = []
+    for _ in range(layout.ranks):
+        seen.append(Place(counter["dp"], counter["tp"], counter["pp"]))
+        for axis in order:
+            counter[axis] += 1
+            if counter[axis] < sizes[axis]:
+                break
+            counter[axis] = 0
+    return seen
+
+
+def micro_batches(run: Run) -> int:
+    return run.recipe.global_batch // (run.layout.data_parallel * run.layout.micro_batch)
+
+
+def dealt_layers(run: Run) -> list[list[int]]:
+    """Layers of each chunk; tables are put into the row of layers where they count as one."""
+    row = list(range(run.architecture.layers))
+    if run.layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES:
+        row = [-1, *row, -1]
+    chunks = []
+    for left in range(run.layout.pipeline_stages * run.layout.virtual_stages, 0, -1):
+        share = -(-len(row) // left)
+        chunks.append([layer for layer in row[:share] if layer >= 0])
+        row = row[share:]
+    return chunks
+
+
+def own_chunks(run: Run, place: Place) -> list[int]:
+    return [chunk for chunk in range(len(dealt_layers(run))) if chunk % run.layout.pipeline_stages == place.pp]
+
+
+def _norm(shape: Architecture, unit: int, name: str) -> list[Parameter]:
+    tensors = [Parameter(unit, f"{name}.weight", (shape.hidden,))]
+    if shape.biases and shape.norm is not Norm.PRE_RMS_NORM:
+        tensors.append(Parameter(unit, f"{name}.bias", (shape.hidden,)))
+    return tensors
+
+
+def _linear(shape: Architecture, unit: int, name: str, rows: int, columns: int) -> list[Parameter]:
+    tensors = [Parameter(unit, f"{name}.weight", (rows, columns))]
+    return [*tensors, Parameter(unit, f"{name}.bias", (rows,))] if shape.biases else tensors
+
+
+def layer_parameters(shape: Architecture, t: int, unit: int) -> list[Parameter]:
+    h, f = shape.hidden, shape.ffn_hidden
+    own, shared = shape.heads // t * shape.head_dim, 2 * shape.kv_heads // t * shape.head_dim
+    if shape.top_query_layer and unit == shape.layers - 1:
+        attention = _linear(shape, unit, "query", own, h) + _linear(shape, unit, "key_value", shared, h)
+    else:
+        attention = _linear(shape, unit, "query_key_value", own + shared, h)
+    attention += _linear(shape, unit, "projection", h, h // t)
+    feed_forward = _linear(shape, unit, "expansion", (2 if shape.activation.gated else 1) * (f // t), h)
+    feed_forward += _linear(shape, unit, "contraction", h, f // t)
+    norms = _norm(shape, unit, "attention_norm"), _norm(shape, unit, "feed_forward_norm")
+    if shape.norm is Norm.DEEP_NORM:
+        return [*attention, *norms[0], *feed_forward, *norms[1]]
+    return [*norms[0], *attention, *norms[1], *feed_forward]
+
+
+def chunk_parameters(run: Run, chunk: int) -> list[Parameter]:
+    """Tensors of one chunk in the order in which its forward pass reads them first."""
+    shape, t = run.architecture, run.layout.tensor_parallel
+    table = (shape.padded_vocabulary // t, shape.hidden)
+    chunks = dealt_layers(run)
+    tensors: list[Parameter] = []
+    if chunk == 0:
+        tensors.append(Parameter(-1, "embedding.weight", table))
+        if shape.position is Position.LEARNED:
+            tensors.append(Parameter(-1, "position.weight", (shape.sequence + shape.extra_positions, shape.hidden)))
+        if shape.embedding_norm:
+            tensors += _norm(shape, -1, "embedding_norm")
+    for layer in chunks[chunk]:
+        top = shape.top_query_layer and layer == shape.layers - 1
+        if top:
+            tensors += _norm(shape, -1, "final_norm")
+            tensors.append(Parameter(-1, "query_position.weight", (shape.sequence, shape.hidden)))
+        tensors += layer_parameters(shape, t, layer)
+    if chunk == len(chunks) - 1:
+        tensors += [] if shape.top_query_layer else _norm(shape, -1, "final_norm")
+        if not shape.tied_embeddings or chunk > 0:
+            tensors.append(Parameter(-1, "head.weight", table))
+    return tensors
+
+
+def rank_parameters(run: Run, place: Place) -> list[Parameter]:
+    return [tensor for chunk in own_chunks(run, place) for tensor in chunk_parameters(run, chunk)]
+
+
+def stops_early(run: Run) -> bool:
+    """Whether nothing behind a layer's last product is needed: no dropout mask, no norm's input."""
+    return run.recipe.hidden_dropout == 0 and run.architecture.norm is not Norm.DEEP_NORM
+
+
+def groups(run: Run, chunk: int) -> Iterator[list[int]]:
+    """Layers that are recomputed together, each group from its own kept input."""
+    layers = dealt_layers(run)[chunk]
+    while layers:
+        yield layers[: run.layout.checkpoint_layers]
+        layers = layers[run.layout.checkpoint_layers :]

@@ -1,0 +1,74 @@
+"""The step of a case, and what it would be if each pipeline stage in turn were the one that decides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from suite.predict.analytic import step_time as subject
+from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.pipeline_schedule import NO_FLUSH
+from suite.predict.analytic.step_time import RankTraffic, StepTime, step_time, timed_stages
+from suite.predict.analytic.traffic import step_traffic
+from tests.support.machines import Case
+from tests.support.strategies import BLOOM
+
+# a step is a sum of some dozens of products and quotients, each rounded to 2**-53
+ROUNDING = 1e-13
+
+
+def traffic_of(case: Case) -> list[RankTraffic]:
+    architecture, recipe, layout, micro_batches = case
+    return [
+        step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+        for stage in timed_stages(layout)
+    ]
+
+
+def time_of(case: Case, machine: Machine) -> StepTime:
+    architecture, recipe, layout, micro_batches = case
+    return step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=traffic_of(case))
+
+
+def stage_times(case: Case, machine: Machine) -> list[StepTime]:
+    """What each stage in turn takes if there is no other to wait for."""
+    architecture, recipe, layout, micro_batches = case
+    times = []
+    for stage in range(layout.pipeline_stages):
+        traffic = step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subject, "timed_stages", lambda _, stage=stage: (stage,))
+            times.append(
+                step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=[traffic])
+            )
+    return times
+
+
+def pass_seconds(time: StepTime, *, micro_batches: int) -> float:
+    """Seconds of one micro-batch in a stage: what the pipeline repeats, waiting aside."""
+    return math.fsum((*time[:7], time.launch_seconds, time.accumulation_seconds)) / micro_batches
+
+
+def waiting_stages(case: Case, machine: Machine) -> list[StepTime]:
+    """What each stage in turn takes if it waits for one micro-batch of every other, all of them walked."""
+    layout, micro_batches = case.layout, case.micro_batches
+    alone = stage_times(case, machine)
+    assert all(time.bubble_seconds == 0 for time in alone)
+    if layout.schedule in NO_FLUSH:
+        return alone
+    passes = [pass_seconds(time, micro_batches=micro_batches) for time in alone]
+    return [
+        time._replace(bubble_seconds=math.fsum(passes[:stage] + passes[stage + 1 :]) / layout.virtual_stages)
+        for stage, time in enumerate(alone)
+    ]
+
+
+def changed(case: Case, **changes: Any) -> Case:
+    return case._replace(layout=msgspec.structs.replace(case.layout, **changes))
+
+
+def bloom() -> Case:
+    return Case(BLOOM.architecture, BLOOM.recipe, BLOOM.layout, 128)
