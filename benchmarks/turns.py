@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.bare_loop import BareLoop
 from suite.execute.measure import clock
-from suite.execute.measure.cpu_speed import Pacer
+from suite.execute.measure.cpu_speed import SpeedSampler
 from suite.execute.parallel.mesh import device_mesh
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.rank import Reporter
@@ -33,7 +33,7 @@ class SuiteLoop:
         self.device = device
         self._steps = Steps(job, self.training, mesh, device)
         self._report = Reporter(events_path(job.directory, 0))
-        self._pacer = Pacer(device)
+        self._pacer = SpeedSampler(device)
         self._usual_seconds = math.inf
 
     def laps(self) -> None:

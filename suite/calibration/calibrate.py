@@ -27,18 +27,18 @@ from suite.calibration.plan import (
     trials,
 )
 from suite.calibration.shapes import miniature_shapes
-from suite.job.calibration_job import Calibrated, CalibrationJob, Measured, TrialSteps
+from suite.job.calibration_job import Calibrated, CalibrationJob, Measured, ReferenceSteps
 from suite.job.events import Event, Status
 from suite.job.training_job import WARM_UP_STEPS
 from suite.launch.launcher import HERE, Outcome, launch
 from suite.launch.multi_host import Hosts
 from suite.machine import cpu_caches, cpu_speed
-from suite.machine.cpu_speed import Pace
+from suite.machine.cpu_speed import SpeedSample
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.fingerprint import Fingerprint, fingerprint
 from suite.machine.half_precision import kernels_for
 from suite.machine.profile import Check, Conditions, Profile, encode, machines_directory
-from suite.machine.reference_step import TimedTrial, Trial
+from suite.machine.reference_step import ReferenceStep, TimedReferenceStep
 from suite.machine.timing_tables import COLLECTIVES, Line, Table, fitted
 from suite.machine.timings import Repetitions, Timing, middle_over_ranks, over_ranks, over_rounds
 from suite.predict.simulation.step_correction import beside_parts
@@ -65,7 +65,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     results: Path
     planned: list[Planned]
-    trials: list[Trial] = []
+    trials: list[ReferenceStep] = []
     rounds: int
 
 
@@ -156,7 +156,7 @@ def between_hosts(
     return CalibrationResult(status=Status.OK, message="", profile=profile)
 
 
-def _parts_seconds(profile: Profile, timed: TimedTrial) -> float:
+def _parts_seconds(profile: Profile, timed: TimedReferenceStep) -> float:
     kernels = kernels_for(timed.trial.recipe.precision, profile.fingerprint.device)
     return beside_parts(profile, timed, kernels=kernels).parts_seconds
 
@@ -182,7 +182,7 @@ def with_ranks(
     density = density._replace(caches=cpu_caches.all_bytes() if device == "cpu" else 0)
     used = miniature_shapes(device, ranks=ranks)
     timed_before = device == "cpu" and ranks > cores and profile.conditions.ranks >= cores
-    more: list[Trial] = []
+    more: list[ReferenceStep] = []
     if device == "cpu" and ranks > cores:
         exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
         planned = [one for one in exchanged if one.task.subject.ranks == ranks]
@@ -313,7 +313,7 @@ def _lines(planned: Sequence[Planned], timings: Sequence[tuple[Timing, ...]]) ->
     ]
 
 
-def _trials(calibration: Calibration, events: list[list[Event]]) -> list[TimedTrial]:
+def _trials(calibration: Calibration, events: list[list[Event]]) -> list[TimedReferenceStep]:
     """Of every trial the ranks' mean of the median over all steps: what is told of a launch is the median too."""
     found = []
     for number, one in enumerate(calibration.trials):
@@ -321,13 +321,13 @@ def _trials(calibration: Calibration, events: list[list[Event]]) -> list[TimedTr
             [
                 seconds
                 for event in own
-                if isinstance(event, TrialSteps) and event.trial == number
+                if isinstance(event, ReferenceSteps) and event.trial == number
                 for seconds in event.seconds
             ]
             for own in events[: one.layout.ranks]
         ]
-        bursts = sum(isinstance(event, TrialSteps) and event.trial == number for event in events[0])
-        found.append(TimedTrial(trial=one, timing=middle_over_ranks(ranks, warm_up=WARM_UP_STEPS + bursts)))
+        bursts = sum(isinstance(event, ReferenceSteps) and event.trial == number for event in events[0])
+        found.append(TimedReferenceStep(trial=one, timing=middle_over_ranks(ranks, warm_up=WARM_UP_STEPS + bursts)))
     return found
 
 
@@ -374,7 +374,7 @@ def _conditions(calibration: Calibration, events: list[list[Event]], load_before
     )
 
 
-def _pace(ends: Sequence[Calibrated]) -> dict[int, Pace]:
+def _pace(ends: Sequence[Calibrated]) -> dict[int, SpeedSample]:
     found = {}
     for ranks in sorted({ranks for end in ends for ranks in end.pace}):
         own = cpu_speed.over_ranks([end.pace[ranks] for end in ends if ranks in end.pace])

@@ -13,7 +13,7 @@ import msgspec
 from suite.calibration.shapes import Shapes
 from suite.job.calibration_job import WEIGHTS_OF_BLOCK, Task
 from suite.machine.profile import REPEATED, UNSEEN
-from suite.machine.reference_step import PRECISION, Trial, trial
+from suite.machine.reference_step import PRECISION, ReferenceStep, trial
 from suite.machine.timing_tables import COLLECTIVES, Axis, Subject
 
 TABLE, LINE = "table", "line"
@@ -186,7 +186,7 @@ def computing(used: Shapes, *, device: str, cores: int, counts: Sequence[int], d
     return planned
 
 
-def trials(*, device: str, cores: int, ranks: int, density: Density) -> list[Trial]:
+def trials(*, device: str, cores: int, ranks: int, density: Density) -> list[ReferenceStep]:
     """What is trained between the tasks: by one rank and by all that have a core each, and compiled by the latter.
 
     Compiling it took 11 s for 2 ranks and 15 s for one with 2 threads (2 cores of an AMD EPYC, Zen 5, 2026-11-24), and

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from suite.machine.cpu_speed import Pace
-from suite.machine.reference_step import Trial
+from suite.machine.cpu_speed import SpeedSample
+from suite.machine.reference_step import ReferenceStep
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Positive, Repetitions
 
@@ -51,7 +51,7 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     budget_seconds: float
     collective_timeout_seconds: float
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[ReferenceStep, ...] = ()
     bursts: int = 0
     trial_seconds: float = 0.0
     interface: str | None = None
@@ -66,7 +66,7 @@ class Measured(msgspec.Struct, frozen=True, tag="measured"):
     time: float
 
 
-class TrialSteps(msgspec.Struct, frozen=True, tag="trial-steps"):
+class ReferenceSteps(msgspec.Struct, frozen=True, tag="trial-steps"):
     """Seconds of some steps of a trial, as a rank that took part saw them."""
 
     trial: int
@@ -93,4 +93,4 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
     environment: dict[str, str]
     gpus: list[dict[str, float | str]]
     time: float
-    pace: dict[int, Pace] = {}
+    pace: dict[int, SpeedSample] = {}

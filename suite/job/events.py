@@ -7,10 +7,10 @@ from pathlib import PurePath
 
 import msgspec
 
-from suite.job.calibration_job import Calibrated, Measured, TrialSteps
+from suite.job.calibration_job import Calibrated, Measured, ReferenceSteps
 from suite.job.probe_job import Exchanged, Probed, Replayed, Soaked
 from suite.machine.cpu_contention import Shared
-from suite.machine.cpu_speed import Pace
+from suite.machine.cpu_speed import SpeedSample
 
 
 class Status(enum.StrEnum):
@@ -123,7 +123,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     resident_bytes: int | None = None
     reserved_bytes: int | None = None
     synchronisations: int | None = None
-    pace: Pace | None = None
+    pace: SpeedSample | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -143,7 +143,7 @@ Event = (
     | Finished
     | Failed
     | Measured
-    | TrialSteps
+    | ReferenceSteps
     | Calibrated
     | Replayed
     | Exchanged

@@ -67,7 +67,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
     cpp_operator: bool = False
 
 
-class Script(Habits, frozen=True, kw_only=True):
+class TrainingOptions(Habits, frozen=True, kw_only=True):
     """The habits of a rung of the ladder.
 
     Args:
@@ -79,7 +79,7 @@ class Script(Habits, frozen=True, kw_only=True):
     texts: Texts | None = None
 
 
-SUITE = Script(rung="")
+DEFAULT_OPTIONS = TrainingOptions(rung="")
 
 
 class KernelChoice(enum.StrEnum):

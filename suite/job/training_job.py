@@ -6,7 +6,7 @@ import msgspec
 
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
-from suite.job.options import SUITE, Averaging, KernelChoice, Script
+from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
 
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
 COUNTED_STEPS = 3  # one under the collective counter, one for the peak of memory, one under the flop counter
@@ -57,7 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     averaging: Averaging = Averaging.EXACT
     exact_steps: int = 0
     renewal: bool = False
-    script: Script = SUITE
+    script: TrainingOptions = DEFAULT_OPTIONS
 
     @property
     def ranks(self) -> int:

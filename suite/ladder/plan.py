@@ -14,7 +14,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload
 from reference_runs.miniature import miniature
 from reference_runs.run import Architecture, Precision, Recipe
-from suite.job.options import Habits, KernelChoice, Script, Texts
+from suite.job.options import Habits, KernelChoice, Texts, TrainingOptions
 from suite.ladder.rungs import MOST_DIVISOR, RUNGS, STEPS, Need, Rung, Setting, Walk, setting_of, stands_on
 from suite.launch import network_namespaces
 from suite.machine.half_precision import kernels_for
@@ -205,7 +205,7 @@ def planned(
         fused_attention=setting.fused_attention,
     )
     habits = {field: getattr(setting, field) for field in Habits.__struct_fields__}
-    script = Script(rung=label, texts=texts if setting.tokenises else None, **habits)
+    script = TrainingOptions(rung=label, texts=texts if setting.tokenises else None, **habits)
     return Plan(
         name=f"{climbing.name}-ladder",
         architecture=architecture,

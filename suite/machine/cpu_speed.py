@@ -1,4 +1,4 @@
-"""Pace: how long a machine's processors take for fixed work now, against when the machine was calibrated."""
+"""CPU speed: how long a machine's processors take for fixed work now, against when the machine was calibrated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KIND = {
 }  # all else: element-wise
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class SpeedSample(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a rank takes for fixed pieces of work; or each over what it took before, in `slowdown`.
 
     Processors differ from themselves: by their clocks, and where they are virtual by whose work runs on the other
@@ -39,19 +39,19 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     memory: Positive
 
 
-def middle(laps: Sequence[Pace]) -> Pace | None:
+def middle(laps: Sequence[SpeedSample]) -> SpeedSample | None:
     """The median of each piece over laps; None without any."""
     return _each(laps, statistics.median) if laps else None
 
 
-def over_ranks(paces: Sequence[Pace]) -> Pace | None:
+def over_ranks(paces: Sequence[SpeedSample]) -> SpeedSample | None:
     """The mean of each piece over ranks; None without any."""
     return _each(paces, statistics.fmean) if paces else None
 
 
-def slowdown(now: Pace, calibrated: Pace) -> Pace:
+def slowdown(now: SpeedSample, calibrated: SpeedSample) -> SpeedSample:
     """How many times as long each piece takes now as when the machine was calibrated."""
-    return Pace(
+    return SpeedSample(
         host=now.host / calibrated.host,
         product=now.product / calibrated.product,
         elementwise=now.elementwise / calibrated.elementwise,
@@ -59,8 +59,8 @@ def slowdown(now: Pace, calibrated: Pace) -> Pace:
     )
 
 
-def _each(paces: Sequence[Pace], mean: Callable[[list[float]], float]) -> Pace:
-    return Pace(
+def _each(paces: Sequence[SpeedSample], mean: Callable[[list[float]], float]) -> SpeedSample:
+    return SpeedSample(
         host=mean([pace.host for pace in paces]),
         product=mean([pace.product for pace in paces]),
         elementwise=mean([pace.elementwise for pace in paces]),
@@ -73,7 +73,7 @@ def kind(subject: Subject) -> str:
     return _KIND.get(subject.operation, ELEMENTWISE)
 
 
-class AtPace:
+class AtCpuSpeed:
     """A machine profile as it would be, had the processors had another pace: all seconds of a kind times its slowdown.
 
     Messages between processors are sent, and added, by the host's own code: they count as host, and so does what the
@@ -83,7 +83,7 @@ class AtPace:
     (2026-11-23).
     """
 
-    def __init__(self, measured: Measured, slower: Pace) -> None:
+    def __init__(self, measured: Measured, slower: SpeedSample) -> None:
         self._measured = measured
         self._times = {HOST: slower.host, PRODUCT: slower.product, ELEMENTWISE: slower.elementwise}
 

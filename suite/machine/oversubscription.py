@@ -7,7 +7,7 @@ import msgspec
 from suite.machine.timing_tables import COLLECTIVES, Line, Measured, Subject, scaled
 
 
-class TakingTurns:
+class Oversubscribed:
     """What ranks that share cores take to compute: as long as one for each core, times ranks over cores.
 
     Timed, it would not be seen: of operators that take microseconds, most are over before the scheduler takes the core

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.machine.cpu_speed import Pace
+from suite.machine.cpu_speed import SpeedSample
 from suite.machine.fingerprint import Fingerprint, checksum
-from suite.machine.reference_step import TimedTrial
+from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import Line, Subject, Table
 from suite.machine.timings import Timing
 
@@ -69,7 +69,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     others_share: float | None
     facts: dict[str, str]
     gpus: list[dict[str, float | str]]
-    pace: dict[int, Pace] = {}
+    pace: dict[int, SpeedSample] = {}
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[Table]
     lines: list[Line]
     checks: list[Check]
-    trials: list[TimedTrial]
+    trials: list[TimedReferenceStep]
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
         """Seconds of `subject` at `sizes`, from the table or line that reaches nearest; sizes in the order of its axes.
@@ -153,7 +153,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         (table,) = (table for table in self.tables if table.subject == best)
         return table.axes[0].points[-1] / table.timings[-1].seconds
 
-    def pace(self, *, ranks: int) -> Pace | None:
+    def pace(self, *, ranks: int) -> SpeedSample | None:
         """Of the processors while that many ranks measured at once, or the next larger number; None: not known."""
         enough = [count for count in self.conditions.pace if count >= ranks]
         return self.conditions.pace[min(enough)] if enough else None

@@ -48,7 +48,7 @@ ARCHITECTURE = Architecture(
 )
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class ReferenceStep(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained, as a launch would.
 
     Args:
@@ -65,19 +65,19 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return f"trial step {'compiled' if self.compiled else 'eager'} {self.layout.ranks} ranks"
 
 
-class TimedTrial(msgspec.Struct, frozen=True, kw_only=True):
+class TimedReferenceStep(msgspec.Struct, frozen=True, kw_only=True):
     """A trial and the seconds of its step: the ranks' mean of the median over their steps.
 
     Args:
         parts_seconds: what the step takes by its parts, where the profile no longer has those that were timed with it.
     """
 
-    trial: Trial
+    trial: ReferenceStep
     timing: Timing
     parts_seconds: float | None = None
 
 
-def trial(ranks: int, *, compiled: bool, threads: int) -> Trial:
+def trial(ranks: int, *, compiled: bool, threads: int) -> ReferenceStep:
     """A decoder like GPT-2's with dropout, in bf16, full recomputation and ZeRO-1 over the ranks."""
     samples = ranks * SAMPLES * MICRO_BATCHES
     recipe = Recipe(
@@ -111,4 +111,4 @@ def trial(ranks: int, *, compiled: bool, threads: int) -> Trial:
         recomputation=Recomputation.FULL,
         bucket_bytes=BUCKET_BYTES,
     )
-    return Trial(architecture=ARCHITECTURE, recipe=recipe, layout=layout, compiled=compiled, threads=threads)
+    return ReferenceStep(architecture=ARCHITECTURE, recipe=recipe, layout=layout, compiled=compiled, threads=threads)

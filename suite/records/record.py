@@ -16,7 +16,7 @@ from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
 from suite.job.corpus import Corpus
 from suite.job.events import Status, Step
-from suite.job.options import SUITE, Script
+from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.job.training_job import Job
 from suite.machine.fingerprint import digest, hardware, node_identity, software
 from suite.machine.half_precision import Kernels
@@ -218,7 +218,7 @@ def _without_unknown(record: Any) -> Any:
 def policy(job: Job) -> dict[str, str]:
     """What decides results besides hardware and software: precision, layout, compilation, determinism, batch."""
     recipe = job.recipe
-    script = {} if job.script == SUITE else {"script": msgspec.json.encode(_comparable(job.script)).decode()}
+    script = {} if job.script == DEFAULT_OPTIONS else {"script": msgspec.json.encode(_comparable(job.script)).decode()}
     return {
         "device": job.device,
         "precision": recipe.precision.value,
@@ -239,7 +239,7 @@ def policy(job: Job) -> dict[str, str]:
     }
 
 
-def _comparable(script: Script) -> Script:
+def _comparable(script: TrainingOptions) -> TrainingOptions:
     """The same without the paths of its texts, whose hash the corpus has."""
     return msgspec.structs.replace(script, texts=None)
 

@@ -53,7 +53,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         steps: of the whole launch, warm-up included.
         first_loss, last_loss: of rank 0's first step, and the mean of its last 3; None without steps.
         others_share, steal_share, profile: as of `suite.records.record.End`.
-        rung: of the ladder, as of `suite.job.options.Script`; empty of others.
+        rung: of the ladder, as of `suite.job.options.TrainingOptions`; empty of others.
     """
 
     id: str

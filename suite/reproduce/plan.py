@@ -17,7 +17,7 @@ from reference_runs.run import (
 )
 from reference_runs.scaled_layout import scaled_layout
 from suite.job.corpus import Corpus, tokenised_corpus
-from suite.job.options import SUITE, Averaging, KernelChoice, Script
+from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
 from suite.job.training_job import COUNTED_STEPS, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import resolved_device, usable_cores
@@ -83,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     averaging: Averaging = Averaging.EXACT
     exact_steps: int = 0
     renewal: bool = False
-    script: Script = SUITE
+    script: TrainingOptions = DEFAULT_OPTIONS
     hosts: int = 1
     host_names: tuple[str, ...] = ()
     interface: str | None = None

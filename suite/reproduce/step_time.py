@@ -6,10 +6,10 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.job.options import Averaging, KernelChoice
-from suite.machine.cpu_speed import AtPace, Pace, slowdown
+from suite.machine.cpu_speed import AtCpuSpeed, SpeedSample, slowdown
 from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
-from suite.machine.oversubscription import TakingTurns
+from suite.machine.oversubscription import Oversubscribed
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Measured
 from suite.metrics.figures import Figure, Quantity, of_job
@@ -18,8 +18,8 @@ from suite.predict.simulation.step_correction import beside_parts, nearest_trial
 from suite.reproduce.plan import Plan
 from suite.reproduce.utilisation import Peak, peaks, utilisation
 
-PACE_REASON = "what fixed work takes, over what it took in the calibration (docs/step_time.md); not judged"
-AT_PACE_REASON = "the calibrated machine with its processors at that pace; not judged"
+CPU_SPEED_REASON = "what fixed work takes, over what it took in the calibration (docs/step_time.md); not judged"
+AT_CPU_SPEED_REASON = "the calibrated machine with its processors at that pace; not judged"
 
 
 def with_time(
@@ -55,7 +55,7 @@ def _cores(plan: Plan) -> int:
 
 
 def with_pace(
-    plan: Plan, profile: Profile, pace: Pace, measured: list[Figure], *, sample_seconds: float = 0.0
+    plan: Plan, profile: Profile, pace: SpeedSample, measured: list[Figure], *, sample_seconds: float = 0.0
 ) -> tuple[list[Figure], list[Figure]]:
     """The processors' pace against the calibration's, and the step predicted at that pace beside the measured one.
 
@@ -69,14 +69,14 @@ def with_pace(
         return [], []
     slower = slowdown(pace, calibrated)
     factor = in_step_factor(plan, profile)  # steps and parts were as slow as each other when it was measured
-    at_pace = _time_figures(plan, AtPace(profile, slower), factor=factor, sample_seconds=sample_seconds)
+    at_pace = _time_figures(plan, AtCpuSpeed(profile, slower), factor=factor, sample_seconds=sample_seconds)
     expected, took = of_job(at_pace, Quantity.STEP_SECONDS), of_job(measured, Quantity.STEP_SECONDS)
     if expected is None or took is None:
         return [], []
     kinds = msgspec.structs.asdict(slower)
     return [
-        *(Figure(quantity=Quantity.PACE, term=kind, value=1.0, why=PACE_REASON) for kind in kinds),
-        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=expected, why=AT_PACE_REASON),
+        *(Figure(quantity=Quantity.PACE, term=kind, value=1.0, why=CPU_SPEED_REASON) for kind in kinds),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=expected, why=AT_CPU_SPEED_REASON),
     ], [
         *(Figure(quantity=Quantity.PACE, term=kind, value=value) for kind, value in kinds.items()),
         Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=took),
@@ -97,7 +97,7 @@ def in_step_factor(plan: Plan, profile: Profile) -> float:
 
 def _time_figures(plan: Plan, measured: Measured, *, factor: float, sample_seconds: float) -> list[Figure]:
     if plan.device == "cpu":
-        measured = TakingTurns(measured, cores=_cores(plan))
+        measured = Oversubscribed(measured, cores=_cores(plan))
     return time_figures(
         measured,
         plan.architecture,

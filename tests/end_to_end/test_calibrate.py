@@ -34,7 +34,7 @@ from suite.machine.fingerprint import fingerprint
 from suite.machine.half_precision import kernels_for
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.machine.profile import REPEATED, UNSEEN, Profile, current_profile, disturbed, read
-from suite.machine.reference_step import TimedTrial
+from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import COLLECTIVES, Subject
 from suite.metrics.figures import Quantity, of_job
 from suite.paths import ROOT
@@ -174,7 +174,9 @@ def test_trials_are_trained_by_one_rank_and_by_two_and_predictions_take_their_fa
     assert re.search(r"\ntrial step +ranks .*\neager +1 .*\neager +2 ", capsys.readouterr().out)
     plan = planned_run(RunRequest(name="mt-nlg-mini", results=tmp_path, ranks=2, device="cpu"))
     times, _ = with_time(plan, profile, [])
-    slower = TimedTrial(trial=two.trial, timing=msgspec.structs.replace(two.timing, seconds=2 * two.timing.seconds))
+    slower = TimedReferenceStep(
+        trial=two.trial, timing=msgspec.structs.replace(two.timing, seconds=2 * two.timing.seconds)
+    )
     twice, _ = with_time(plan, msgspec.structs.replace(profile, trials=[one, slower]), [])
     alone, _ = with_time(plan, msgspec.structs.replace(profile, trials=[]), [])
     step, longer, parts = (of_job(figures, Quantity.STEP_SECONDS) for figures in (times, twice, alone))

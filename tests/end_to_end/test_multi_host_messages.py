@@ -17,7 +17,7 @@ from suite.ladder.run import Errand
 from suite.ladder.rungs import RUNGS, Setting
 from suite.launch import network_namespaces
 from suite.launch.multi_host import Hosts, Way
-from suite.machine.reference_step import TimedTrial, trial
+from suite.machine.reference_step import TimedReferenceStep, trial
 from suite.machine.timing_tables import Subject
 from suite.predict.simulation.step_correction import BesideParts
 from tests.support.climbs import CORPUS, CPU, TEXTS
@@ -84,7 +84,7 @@ def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkey
     if (why := network_namespaces.why_not()) is not None:
         pytest.skip(f"NOT RUN: {why}")
     bits = 1.6e9
-    tried = TimedTrial(trial=trial(2, compiled=False, threads=1), timing=timing_of(3.0))
+    tried = TimedReferenceStep(trial=trial(2, compiled=False, threads=1), timing=timing_of(3.0))
     here = msgspec.structs.replace(profile(), trials=[tried])
     # the profile has too little to price the trial by: as if it took 2 s by its parts, with this machine's messages
     monkeypatch.setattr(calibrate, "beside_parts", lambda known, timed, **_: BesideParts(timed, 2.0 * (known is here)))

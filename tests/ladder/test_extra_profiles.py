@@ -19,7 +19,7 @@ from suite.ladder import extra_profiles
 from suite.ladder.climb import Climb, unclimbed, wanted
 from suite.ladder.run import Errand
 from suite.ladder.rungs import RUNGS, Setting
-from suite.machine.cpu_speed import Pace
+from suite.machine.cpu_speed import SpeedSample
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import COLLECTIVES, Subject
 from tests.support.climbs import CORPUS, CPU, TEXTS
@@ -164,7 +164,7 @@ def test_three_ranks_at_once_are_added_and_what_they_compute_where_they_have_cor
 ) -> None:
     """On fewer cores they take turns: messages are added, and one rank for each core where the profile has fewer."""
     monkeypatch.setattr("suite.calibration.calibrate.usable_cores", lambda: cores)
-    paces = dict.fromkeys(range(1, had + 1), Pace(host=1e-6, product=1e-6, elementwise=1e-6, memory=1e-6))
+    paces = dict.fromkeys(range(1, had + 1), SpeedSample(host=1e-6, product=1e-6, elementwise=1e-6, memory=1e-6))
     conditions = msgspec.structs.replace(profile().conditions, ranks=had, pace=paces)
     before = msgspec.structs.replace(profile(), conditions=conditions)
     found = with_ranks(before, 3, on_event=quiet, density=SPARSE)

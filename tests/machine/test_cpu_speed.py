@@ -1,4 +1,4 @@
-"""Pace: laps of fixed work on real processors, and a machine that is as much slower as they were."""
+"""CPU speed: laps of fixed work on real processors, and a machine that is as much slower as they were."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from suite.execute.measure import cpu_speed as laps
-from suite.execute.measure.cpu_speed import LAP_SECONDS, Pacer
+from suite.execute.measure.cpu_speed import LAP_SECONDS, SpeedSampler
 from suite.job.events import Status
-from suite.machine.cpu_speed import AtPace, Pace, middle, over_ranks, slowdown
+from suite.machine.cpu_speed import AtCpuSpeed, SpeedSample, middle, over_ranks, slowdown
 from suite.machine.half_precision import Kernels
 from suite.machine.profile import Profile, decode, encode
-from suite.machine.reference_step import TimedTrial, trial
+from suite.machine.reference_step import TimedReferenceStep, trial
 from suite.machine.timing_tables import Measured, Subject
 from suite.machine.timings import Timing
 from suite.metrics.figures import Figure, Quantity
@@ -26,7 +26,7 @@ from tests.predict.simulation.test_step_time import MINIS, Machine
 from tests.support.launches import launched, small_plan
 from tests.support.profiles import profile
 
-EVEN = Pace(host=1e-6, product=1e-4, elementwise=1e-5, memory=1e-4)
+EVEN = SpeedSample(host=1e-6, product=1e-4, elementwise=1e-5, memory=1e-4)
 MACHINE = Machine(fixed=1e-6, per_unit=1e-12, host=1e-7, start=1e-5, latency=1e-5, per_byte=1e-10)
 
 
@@ -37,16 +37,16 @@ def step(machine: Measured, name: str = "bloom-mini") -> StepSeconds:
 
 
 def test_processors_at_half_the_pace_make_every_term_of_a_step_twice_as_long() -> None:
-    slow = step(AtPace(MACHINE, Pace(host=2.0, product=2.0, elementwise=2.0, memory=2.0)))
+    slow = step(AtCpuSpeed(MACHINE, SpeedSample(host=2.0, product=2.0, elementwise=2.0, memory=2.0)))
     assert slow == pytest.approx([2 * term for term in step(MACHINE)])
 
 
 @pytest.mark.parametrize("kind", ["host", "product", "elementwise"])
 def test_a_step_has_work_of_each_kind_and_the_three_are_all_of_it(kind: str) -> None:
-    ones = Pace(host=1.0, product=1.0, elementwise=1.0, memory=1.0)
+    ones = SpeedSample(host=1.0, product=1.0, elementwise=1.0, memory=1.0)
     usual = step(MACHINE).step
     longer = {
-        name: step(AtPace(MACHINE, msgspec.structs.replace(ones, **{name: 2.0}))).step - usual
+        name: step(AtCpuSpeed(MACHINE, msgspec.structs.replace(ones, **{name: 2.0}))).step - usual
         for name in msgspec.structs.asdict(ones)
     }
     assert longer[kind] > 0
@@ -59,11 +59,13 @@ def test_what_a_backward_operator_has_of_the_host_follows_the_hosts_pace() -> No
     scaled = {"host": 3.0, "start": 3.0, "latency": 3.0, "per_byte": 3.0, "fixed": 0.5, "per_unit": 0.5}
     values = msgspec.structs.asdict(MACHINE)
     other = Machine(**{name: factor * values[name] for name, factor in scaled.items()})
-    assert step(AtPace(MACHINE, Pace(host=3.0, product=0.5, elementwise=0.5, memory=9.0))) == pytest.approx(step(other))
+    assert step(AtCpuSpeed(MACHINE, SpeedSample(host=3.0, product=0.5, elementwise=0.5, memory=9.0))) == pytest.approx(
+        step(other)
+    )
 
 
 def test_products_alone_follow_the_products_pace() -> None:
-    at_pace = AtPace(MACHINE, Pace(host=3.0, product=5.0, elementwise=7.0, memory=9.0))
+    at_pace = AtCpuSpeed(MACHINE, SpeedSample(host=3.0, product=5.0, elementwise=7.0, memory=9.0))
     sizes = (8.0, 8.0, 8.0)
     assert at_pace.seconds(Subject(operation="product"), *sizes) == 5 * MACHINE.seconds(
         Subject(operation="product"), *sizes
@@ -79,14 +81,14 @@ def test_laps_are_joined_by_their_median_and_ranks_by_their_mean() -> None:
     assert middle([EVEN, stalled, EVEN]) == EVEN
     assert over_ranks([EVEN, msgspec.structs.replace(EVEN, host=3e-6)]) == msgspec.structs.replace(EVEN, host=2e-6)
     assert middle([]) is over_ranks([]) is None
-    assert slowdown(stalled, EVEN) == Pace(host=1e6, product=1.0, elementwise=1.0, memory=1.0)
+    assert slowdown(stalled, EVEN) == SpeedSample(host=1e6, product=1.0, elementwise=1.0, memory=1.0)
 
 
 def test_a_lap_takes_its_time_draws_no_random_numbers_and_leaves_its_first_round_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = torch.get_rng_state()
-    pacer = Pacer(torch.device("cpu"))
+    pacer = SpeedSampler(torch.device("cpu"))
     pacer.lap()
     real = pacer.pace
     assert real is not None
@@ -95,9 +97,9 @@ def test_a_lap_takes_its_time_draws_no_random_numbers_and_leaves_its_first_round
     clock: Iterator[float] = iter([0.0, *[1.0] * 4, *[3.0] * 4, LAP_SECONDS + 1])
     monkeypatch.setattr(laps, "_seconds", lambda _: next(clock))
     monkeypatch.setattr(laps.time, "perf_counter", lambda: next(clock))
-    again = Pacer(torch.device("cpu"))
+    again = SpeedSampler(torch.device("cpu"))
     again.lap()
-    assert again.pace == Pace(host=3.0, product=3.0, elementwise=3.0, memory=3.0)
+    assert again.pace == SpeedSample(host=3.0, product=3.0, elementwise=3.0, memory=3.0)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +109,8 @@ def test_laps_between_steps_take_their_share_of_the_steps_and_no_more_than_so_ma
     step_seconds: float, taken: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    monkeypatch.setattr(Pacer, "laps", lambda _, count: counted.append(count))
-    pacer = Pacer(torch.device("cpu"))
+    monkeypatch.setattr(SpeedSampler, "laps", lambda _, count: counted.append(count))
+    pacer = SpeedSampler(torch.device("cpu"))
     pacer.expect(step_seconds)
     for _ in taken:
         pacer.behind_a_step()
@@ -126,12 +128,12 @@ def test_the_memorys_piece_goes_through_twice_what_the_caches_hold_or_the_most(m
 
 def test_a_pacer_holds_no_memory_before_its_first_lap() -> None:
     with torch.profiler.profile(profile_memory=True) as seen:
-        Pacer(torch.device("cpu"))
+        SpeedSampler(torch.device("cpu"))
     assert not any(event.self_cpu_memory_usage for event in seen.events() or [])
 
 
 def test_a_gpu_has_no_pace() -> None:
-    pacer = Pacer(torch.device("cuda"))
+    pacer = SpeedSampler(torch.device("cuda"))
     pacer.lap()
     assert pacer.pace is None
 
@@ -148,19 +150,19 @@ def test_a_profile_keeps_its_pace_and_answers_for_fewer_ranks() -> None:
 class Paced(Machine, frozen=True, kw_only=True):
     """A profile that knows its pace, and as much as `with_pace` asks for."""
 
-    calibrated: Pace | None
-    trials: tuple[TimedTrial, ...] = ()
+    calibrated: SpeedSample | None
+    trials: tuple[TimedReferenceStep, ...] = ()
 
-    def pace(self, *, ranks: int) -> Pace | None:
+    def pace(self, *, ranks: int) -> SpeedSample | None:
         assert ranks == 1
         return self.calibrated
 
 
 def test_a_launch_at_half_the_calibrated_pace_is_predicted_twice_as_long() -> None:
     plan = small_plan(ranks=1)
-    tried = TimedTrial(trial=trial(1, compiled=False, threads=1), timing=Timing(9.0, 9.0, 9.0, 9.0, 3, 0))
+    tried = TimedReferenceStep(trial=trial(1, compiled=False, threads=1), timing=Timing(9.0, 9.0, 9.0, 9.0, 3, 0))
     known = Paced(**msgspec.structs.asdict(MACHINE), calibrated=EVEN, trials=(tried,))
-    slow = Pace(host=2e-6, product=2e-4, elementwise=2e-5, memory=2e-4)
+    slow = SpeedSample(host=2e-6, product=2e-4, elementwise=2e-5, memory=2e-4)
     took = [Figure(quantity=Quantity.STEP_SECONDS, value=0.5)]
     expected, measured = step_time.with_pace(plan, cast("Profile", known), slow, took)
     usual = step_time.with_pace(plan, cast("Profile", known), EVEN, took)[0]

@@ -8,7 +8,7 @@ import pytest
 from reference_runs.run import Precision
 from suite.ladder.plan import planned
 from suite.ladder.rungs import Setting
-from suite.machine.oversubscription import TakingTurns
+from suite.machine.oversubscription import Oversubscribed
 from suite.machine.timing_tables import COLLECTIVES, Line, Subject, scaled
 from suite.reproduce import step_time
 from suite.reproduce.utilisation import peaks
@@ -27,13 +27,13 @@ def of(subject: Subject, ranks: int) -> Subject:
 def test_ranks_compute_as_long_as_one_for_each_core_times_ranks_over_cores(
     ranks: int, cores: int, turns: float
 ) -> None:
-    shared = TakingTurns(profile(), cores=cores)
+    shared = Oversubscribed(profile(), cores=cores)
     alone = profile().seconds(of(PRODUCT, min(ranks, cores)), 64, 64, 64)
     assert shared.seconds(of(PRODUCT, ranks), 64, 64, 64) == pytest.approx(turns * alone)
 
 
 def test_messages_take_what_was_measured_with_as_many_ranks() -> None:
-    shared = TakingTurns(profile(), cores=1)
+    shared = Oversubscribed(profile(), cores=1)
     assert shared.seconds(ALL_REDUCE, 1000) == profile().seconds(ALL_REDUCE, 1000)
     assert shared.line(ALL_REDUCE) == profile().line(ALL_REDUCE)
 
@@ -41,7 +41,7 @@ def test_messages_take_what_was_measured_with_as_many_ranks() -> None:
 def test_a_line_of_the_host_is_as_many_times_as_long_as_ranks_take_turns() -> None:
     one = Subject(operation="view", variant="forward")
     line = msgspec.structs.replace(profile().line(ALL_REDUCE), subject=one)
-    shared = TakingTurns(msgspec.structs.replace(profile(), lines=[line]), cores=1)
+    shared = Oversubscribed(msgspec.structs.replace(profile(), lines=[line]), cores=1)
     assert shared.line(of(one, 2)) == scaled(line, 2.0)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from suite.job.events import Status
 from suite.launch.launcher import Outcome
-from suite.machine.cpu_speed import Pace
+from suite.machine.cpu_speed import SpeedSample
 from suite.machine.profile import Profile
-from suite.machine.reference_step import TimedTrial
+from suite.machine.reference_step import TimedReferenceStep
 from suite.metrics.figures import Figure, Quantity
 from suite.records import store
 from suite.records.record import Record
@@ -28,12 +28,12 @@ PLAN = small_plan(ranks=1)
 class Measured(Machine, frozen=True):
     """A machine that answers what shares of peaks and pace ask too, and no trial was timed on."""
 
-    trials: tuple[TimedTrial, ...] = ()
+    trials: tuple[TimedReferenceStep, ...] = ()
 
     def achievable_flop_per_second(self, *_: object, **__: object) -> float:
         return 1e9
 
-    def pace(self, **_: object) -> Pace | None:
+    def pace(self, **_: object) -> SpeedSample | None:
         return None
 
     @property

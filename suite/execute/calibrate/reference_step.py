@@ -18,10 +18,10 @@ from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.training.step import Steps
-from suite.job.calibration_job import CalibrationJob, TrialSteps
+from suite.job.calibration_job import CalibrationJob, ReferenceSteps
 from suite.job.events import Event, Phase
 from suite.job.training_job import WARM_UP_STEPS, Job
-from suite.machine.reference_step import Trial
+from suite.machine.reference_step import ReferenceStep
 
 SEED = 20261124
 TOKENS = 2**16  # drawn at random: what is trained on decides no time
@@ -68,23 +68,23 @@ class Trials:
             gc.disable()
         self.seconds += time.perf_counter() - start
 
-    def _mesh(self, trial: Trial) -> DeviceMesh:
+    def _mesh(self, trial: ReferenceStep) -> DeviceMesh:
         """Of the trial's ranks; made by all ranks together."""
         ranks = trial.layout.ranks
         if ranks not in self._meshes:
             self._meshes[ranks] = device_mesh(trial.layout, self._device.type)
         return self._meshes[ranks]
 
-    def _train(self, number: int, trial: Trial, mesh: DeviceMesh) -> None:
+    def _train(self, number: int, trial: ReferenceStep, mesh: DeviceMesh) -> None:
         torch.set_num_threads(trial.threads)
         with _as_in_a_launch():
             if number not in self._steps:
                 self._steps[number] = self._begun(trial, mesh)
             found = [_step_seconds(self._steps[number], self._device) for _ in range(1 + STEPS)]
         self.next_seconds += sum(found)
-        self._report(TrialSteps(number, tuple(found[1:]), time.time()))
+        self._report(ReferenceSteps(number, tuple(found[1:]), time.time()))
 
-    def _begun(self, trial: Trial, mesh: DeviceMesh) -> Steps:
+    def _begun(self, trial: ReferenceStep, mesh: DeviceMesh) -> Steps:
         """The trial, trained until it is warm: the first step eagerly, as a launch's is."""
         if not self._tokens_file.exists():
             drawn = numpy.random.default_rng(SEED).integers(trial.architecture.vocabulary, size=TOKENS)

@@ -18,7 +18,7 @@ from suite.execute.calibrate.collectives import Collective, collective, collecti
 from suite.execute.calibrate.matmul import DTYPES, Inputs
 from suite.execute.calibrate.stopwatch import HOST_BYTES, MOST_OVERWRITTEN, OPERATORS_BYTES, Stopwatch
 from suite.execute.measure.clock import Work
-from suite.execute.measure.cpu_speed import LAPS_IN_A_ROW, Pacer
+from suite.execute.measure.cpu_speed import LAPS_IN_A_ROW, SpeedSampler
 from suite.execute.measure.environment import environment
 from suite.execute.measure.system_load import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.parallel.mesh import slowest
@@ -147,7 +147,7 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else None
     gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")
     rank, bench = dist.get_rank(), Bench(job, device)
-    pacers = {ranks: Pacer(device) for ranks in bench.agree}
+    pacers = {ranks: SpeedSampler(device) for ranks in bench.agree}
     gc.collect()
     gc.disable()  # its pauses belong to no point
     before, start, own = processor_time(), time.perf_counter(), own_seconds()

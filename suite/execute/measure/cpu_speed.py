@@ -12,7 +12,7 @@ from torch import Tensor
 
 from suite.execute.measure.clock import Work
 from suite.machine import cpu_caches
-from suite.machine.cpu_speed import Pace, middle
+from suite.machine.cpu_speed import SpeedSample, middle
 
 LAP_SECONDS = 0.006  # a lap ends by the clock, so that ranks which began together end together
 LAPS_IN_A_ROW = 4  # at most between two timed steps, and in a calibration
@@ -25,7 +25,7 @@ STREAMED = 2**18  # elements of fp32, of the memory's piece: 1 MiB read and writ
 MOST_STREAMED_THROUGH = 128 * 2**20  # bytes through which a rank's pieces go, one behind the other
 
 
-class Pacer:
+class SpeedSampler:
     """Takes laps on one rank; on a processor alone, since a GPU's clocks are logged by its driver.
 
     A lap goes round the pieces until its time is over; the first round finds cold caches and does not count. Their
@@ -33,7 +33,7 @@ class Pacer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._laps: list[Pace] = []
+        self._laps: list[SpeedSample] = []
         self._on_processor = device.type == "cpu"
         self._made: tuple[Work, ...] | None = None
         self._step_seconds = 0.0
@@ -70,10 +70,10 @@ class Pacer:
         while len(rounds) < 2 or time.perf_counter() < end:
             rounds.append(tuple(map(_seconds, pieces)))
         host, product, elementwise, memory = (statistics.fmean(seconds) for seconds in zip(*rounds[1:], strict=True))
-        self._laps.append(Pace(host=host, product=product, elementwise=elementwise, memory=memory))
+        self._laps.append(SpeedSample(host=host, product=product, elementwise=elementwise, memory=memory))
 
     @property
-    def pace(self) -> Pace | None:
+    def pace(self) -> SpeedSample | None:
         """The median over laps; None where there are none."""
         return middle(self._laps)
 

@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, relu
 from reference_runs.run import Activation, Architecture, Mask
 from suite.execute.model.loss import ChunkedCrossEntropy, CrossEntropy
 from suite.execute.model.position import prefix_bias, rotated, score_bias
-from suite.job.options import SUITE, Script
+from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 
 
 class Operations(Protocol):
@@ -77,7 +77,7 @@ class TorchOperations:
         script: whether they write into their inputs, and in how many parts the loss is computed.
     """
 
-    def __init__(self, architecture: Architecture, script: Script = SUITE) -> None:
+    def __init__(self, architecture: Architecture, script: TrainingOptions = DEFAULT_OPTIONS) -> None:
         self._architecture = architecture
         self._in_place = script.in_place
         self._loss_chunks = script.loss_chunks

@@ -30,7 +30,7 @@ from suite.execute.parallel.sharded_adamw import (
     whole_adamw,
 )
 from suite.execute.precision import DTYPES, store_weights
-from suite.job.options import SUITE, Averaging, KernelChoice, Script
+from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def parallelize(
     averaging: Averaging = Averaging.EXACT,
     exact_steps: int = 0,
     renewal: bool = False,
-    script: Script = SUITE,
+    script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> Training:
     """Build and wrap the model of this rank.
 
@@ -192,7 +192,9 @@ def parallelize(
     return Training(chunks, modules, leaves, weights, optimizer, pipeline, embedding_group(mesh) if tied else None)
 
 
-def operations(architecture: Architecture, kernels: KernelChoice, script: Script = SUITE) -> Operations:
+def operations(
+    architecture: Architecture, kernels: KernelChoice, script: TrainingOptions = DEFAULT_OPTIONS
+) -> Operations:
     """By what a decoder of this process computes all but its matrix products."""
     if kernels is KernelChoice.TORCH:
         return TorchOperations(architecture, script)

@@ -20,7 +20,7 @@ from suite.execute.measure.counters import (
     flop_counter,
     storage_bytes,
 )
-from suite.execute.measure.cpu_speed import LAPS_AROUND, Pacer
+from suite.execute.measure.cpu_speed import LAPS_AROUND, SpeedSampler
 from suite.execute.measure.environment import environment
 from suite.execute.measure.host_syncs import SynchronisationCounter
 from suite.execute.measure.peak_memory import AllocatedPeak, resident_bytes
@@ -75,7 +75,7 @@ def train(
     usual_seconds = math.inf
     resident: int | None = None
     shared = SharedProcessors()
-    pacer = Pacer(device)
+    pacer = SpeedSampler(device)
     to_count: list[Callable[[], AbstractContextManager[object]]] = [
         lambda: _both(counter, waits),
         lambda: _eagerly(peak.window()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference_runs.layout import Layout
 from reference_runs.placement import coordinates
 from reference_runs.run import Architecture, Recipe
-from suite.job.options import SUITE, Script
+from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum_over_ranks
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes
@@ -18,7 +18,11 @@ UNPROVEN = "not judged: {} is not proven"
 
 
 def memory_figures(
-    architecture: Architecture, recipe: Recipe, layout: Layout, kernels: Kernels, script: Script = SUITE
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    kernels: Kernels,
+    script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> list[Figure]:
     """Activation bytes and peak bytes of each rank, behind the largest over ranks; for layouts that `describes_ranks`.
 

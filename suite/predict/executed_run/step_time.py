@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from reference_runs.layout import Layout
 from reference_runs.placement import coordinates
 from reference_runs.run import Architecture, Recipe
-from suite.job.options import SUITE, Script
+from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import Kernels
 from suite.machine.timing_tables import Measured
 from suite.metrics.figures import Figure, Quantity, StepTerm
@@ -30,7 +30,7 @@ def time_figures(
     *,
     kernels: Kernels,
     compiled: bool,
-    script: Script = SUITE,
+    script: TrainingOptions = DEFAULT_OPTIONS,
     sample_seconds: float = 0.0,
     cores: int = 1,
     in_step_factor: float = 1.0,

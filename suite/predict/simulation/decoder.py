@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Recipe, Residual
-from suite.job.options import SUITE, Script
+from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.simulation.autograd_tape import Block, Leaf, Tape, Value
@@ -82,7 +82,7 @@ class Chunk:
         first: bool,
         last: bool,
         compiled: bool = False,
-        script: Script = SUITE,
+        script: TrainingOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.tape = tape
         self.script = script

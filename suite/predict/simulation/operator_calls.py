@@ -8,7 +8,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Objective, Precision, Recipe
-from suite.job.options import SUITE, Script, Update
+from suite.job.options import DEFAULT_OPTIONS, TrainingOptions, Update
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, optimizer_shards, shard_elements
 from suite.predict.simulation.autograd_tape import Allocator, Tape, Works
@@ -53,7 +53,7 @@ def micro_batch_works(
     stage: int,
     kernels: Kernels,
     compiled: bool,
-    script: Script = SUITE,
+    script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> list[ChunkWorks]:
     """Work of a micro-batch in each chunk of a rank of `stage`: an ordinary one that adds to earlier ones' gradients
     (the only one, where there is one), and the last one, whose gradients are reduced."""
@@ -108,7 +108,13 @@ def batch_tensor_bytes(architecture: Architecture, recipe: Recipe, layout: Layou
 
 
 def update_works(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, script: Script = SUITE
+    architecture: Architecture,
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    stage: int,
+    replica: int,
+    script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> Works:
     """Work of the update: gradient norm, clipping, Adam, and weights rounded from their masters.
 
@@ -173,7 +179,7 @@ def _master_works(tape: Tape, elements: int, dtype: str, *, in_passing: bool) ->
         tape.work("to_fp32", elements, variant="forward", dtype=dtype)
 
 
-def script_calls(script: Script) -> int:
+def script_calls(script: TrainingOptions) -> int:
     """Calls of operators on each tensor in the update, where a fused one has none."""
     adam = 0 if script.update is Update.FUSED else ADAM_CALLS
     return adam + LOGGING_CALLS * script.synchronises

@@ -6,7 +6,7 @@ is kept. Numbers of views and nodes are those of PyTorch's operators behind each
 
 from __future__ import annotations
 
-from suite.job.options import SUITE, Script
+from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import Kernels
 from suite.predict.simulation.autograd_tape import Block, Leaf, Rule, Tape, Value
 
@@ -35,7 +35,7 @@ class Operators:
         by_sequence: bool,
         dtype: str,
         reads: bool,
-        script: Script = SUITE,
+        script: TrainingOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.tape = tape
         self._reads = reads

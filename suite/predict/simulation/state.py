@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Precision, Recipe
-from suite.job.options import Script, Update
+from suite.job.options import TrainingOptions, Update
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.memory import (
     BYTES_PER_PARAMETER,
@@ -139,7 +139,9 @@ def sharded_units(architecture: Architecture, layout: Layout) -> tuple[int, int]
     return layers, outside
 
 
-def script_update_bytes(architecture: Architecture, layout: Layout, script: Script, *, stage: int) -> list[int]:
+def script_update_bytes(
+    architecture: Architecture, layout: Layout, script: TrainingOptions, *, stage: int
+) -> list[int]:
     """Bytes of each thing that the update holds at a time beside state and gradients, in fp32; none at once.
 
     With N_g elements in the largest group of weight decay, and N_t in the largest tensor:

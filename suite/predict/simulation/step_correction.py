@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from suite.machine.half_precision import Kernels
-from suite.machine.reference_step import TimedTrial
+from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import Measured
 from suite.predict.simulation.step_time import step_seconds
 
@@ -18,7 +18,7 @@ class BesideParts(NamedTuple):
         parts_seconds: what is predicted of it, part by part.
     """
 
-    timed: TimedTrial
+    timed: TimedReferenceStep
     parts_seconds: float
 
     @property
@@ -27,7 +27,7 @@ class BesideParts(NamedTuple):
         return self.timed.timing.seconds / self.parts_seconds
 
 
-def beside_parts(measured: Measured, timed: TimedTrial, *, kernels: Kernels) -> BesideParts:
+def beside_parts(measured: Measured, timed: TimedReferenceStep, *, kernels: Kernels) -> BesideParts:
     """A trial step that was timed with `measured`, beside the sum of its parts.
 
     Raises:
@@ -40,7 +40,7 @@ def beside_parts(measured: Measured, timed: TimedTrial, *, kernels: Kernels) -> 
     return BesideParts(timed, stage.step)
 
 
-def nearest_trial(trials: Sequence[TimedTrial], *, ranks: int, compiled: bool) -> TimedTrial | None:
+def nearest_trial(trials: Sequence[TimedReferenceStep], *, ranks: int, compiled: bool) -> TimedReferenceStep | None:
     """Executed likewise, by as many ranks or the next larger number, else by the most; None: none is."""
     alike = [one for one in trials if one.trial.compiled == compiled]
     return min(

@@ -9,7 +9,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Schedule
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Precision, Recipe
-from suite.job.options import SUITE, Script
+from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, optimizer_shards, shard_elements
 from suite.predict.simulation.autograd_tape import Allocator, Block, Category, Leaf, StepPhase, Tape, Value
@@ -92,7 +92,7 @@ def executed_activation_bytes(
     *,
     stage: int,
     kernels: Kernels,
-    script: Script = SUITE,
+    script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> int:
     """Bytes that autograd keeps for the backward pass of one micro-batch in the chunks of a rank of `stage`."""
     tape = Tape(Allocator(), counts=True)
@@ -128,7 +128,7 @@ def executed_chunks(
     gradients: Gradients,
     sharding: FullySharding | None,
     compiled: bool = False,
-    script: Script = SUITE,
+    script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> list[Chunk]:
     """The chunks of a rank of `stage`."""
     dealt = chunk_layers(architecture.layers, layout)
@@ -152,7 +152,7 @@ def executed_chunks(
     ]
 
 
-def gradients_of(tape: Tape, recipe: Recipe, layout: Layout, script: Script = SUITE) -> Gradients:
+def gradients_of(tape: Tape, recipe: Recipe, layout: Layout, script: TrainingOptions = DEFAULT_OPTIONS) -> Gradients:
     """Where the gradients of a rank accumulate."""
     element = int(BYTES_PER_PARAMETER[recipe.precision].gradients)
     widens = element > WEIGHT_ELEMENT_BYTES[recipe.precision]
@@ -176,7 +176,7 @@ def executed_peak_bytes(
     stage: int,
     replica: int,
     kernels: Kernels,
-    script: Script = SUITE,
+    script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> int:
     """The most bytes that are allocated at a time in a step of a rank of `stage`."""
     peaks = executed_peaks(architecture, recipe, layout, stage=stage, replica=replica, kernels=kernels, script=script)
@@ -192,7 +192,7 @@ def executed_peaks(
     stage: int,
     replica: int,
     kernels: Kernels,
-    script: Script = SUITE,
+    script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> Mapping[str, Mapping[str, int]]:
     """The most bytes that are allocated at a time in each `StepPhase` of a rank of `stage`, by `Category`.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
-from suite.job.options import SUITE, Script
+from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.machine.timing_tables import Measured, Subject, engine_seconds, engine_seconds_of_operator
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
@@ -162,7 +162,7 @@ def step_seconds(
     *,
     kernels: Kernels,
     compiled: bool,
-    script: Script = SUITE,
+    script: TrainingOptions = DEFAULT_OPTIONS,
     sample_seconds: float = 0.0,
     cores: int = 1,
     in_step_factor: float = 1.0,

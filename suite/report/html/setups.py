@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from suite.job.events import Status
-from suite.job.options import Averaging, KernelChoice, Script
+from suite.job.options import Averaging, KernelChoice, TrainingOptions
 from suite.records.index import Launch
 
 
@@ -55,7 +55,7 @@ def execution(launch: Launch) -> str:
     if averaging != Averaging.EXACT.value:
         words.append(averaging)
     if "script" in launch.policy:
-        words.append(msgspec.json.decode(launch.policy["script"], type=Script).rung)
+        words.append(msgspec.json.decode(launch.policy["script"], type=TrainingOptions).rung)
     return ", ".join(words)
 
 

@@ -151,7 +151,7 @@ def check_rows(checks: list[Check]) -> Iterator[list[str]]:
 
 
 def trials_beside_parts(profile: Profile) -> list[BesideParts]:
-    """Trial steps beside the sum of their parts, as the profile has these."""
+    """Reference steps beside the sum of their parts, as the profile has these."""
     device = profile.fingerprint.device
     return [
         beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, device))

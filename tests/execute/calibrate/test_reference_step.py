@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from suite.execute.calibrate.reference_step import STEPS, Trials
 from suite.execute.calibrate.run import calibrate, due_shares, places_of_bursts
-from suite.job.calibration_job import CalibrationJob, Measured, Task, TrialSteps
+from suite.job.calibration_job import CalibrationJob, Measured, ReferenceSteps, Task
 from suite.job.events import Event
-from suite.machine.reference_step import Trial, trial
+from suite.machine.reference_step import ReferenceStep, trial
 from suite.machine.timing_tables import Subject
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def _alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def small(*, compiled: bool) -> Trial:
+def small(*, compiled: bool) -> ReferenceStep:
     usual = trial(1, compiled=compiled, threads=1)
     narrow = msgspec.structs.replace(
         usual.architecture, layers=1, hidden=32, heads=2, kv_heads=2, ffn_hidden=64, vocabulary=64, padded_vocabulary=64
@@ -44,7 +44,7 @@ def small(*, compiled: bool) -> Trial:
     return msgspec.structs.replace(usual, architecture=narrow)
 
 
-def job(scratch: Path, *, trials: tuple[Trial, ...] = (), tasks: int = 1, **changes: float) -> CalibrationJob:
+def job(scratch: Path, *, trials: tuple[ReferenceStep, ...] = (), tasks: int = 1, **changes: float) -> CalibrationJob:
     one = Task(subject=Subject(operation="calls"), threads=1, sizes=((1,),), point_seconds=0.0)
     usual = CalibrationJob(
         directory=str(scratch),
@@ -66,7 +66,7 @@ def test_a_burst_tells_every_step_of_every_trial_and_goes_on_where_the_last_one_
     trials = Trials(job(tmp_path, trials=(small(compiled=False), small(compiled=False))), CPU, events.append)
     for burst in (1, 2):
         trials.burst()
-        told = [event for event in events if isinstance(event, TrialSteps)]
+        told = [event for event in events if isinstance(event, ReferenceSteps)]
         assert [event.trial for event in told] == [0, 1] * burst
         assert all(len(event.seconds) == STEPS for event in told)
         timed = sum(sum(event.seconds) for event in told[-2:])

@@ -23,7 +23,7 @@ from suite.execute.model.torch_operations import TorchOperations
 from suite.execute.optim.learning_rate import squared_norm
 from suite.execute.training.naive_logging import gradient_norm_by_parameter, logged_weight_norm
 from suite.job.corpus import tokenised_documents
-from suite.job.options import Script, Update
+from suite.job.options import TrainingOptions, Update
 from suite.metrics.comparison import Verdict
 from suite.metrics.figures import Quantity
 from suite.reproduce.plan import Plan
@@ -108,7 +108,7 @@ def _double_loss(head: nn.Linear, x: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(head(x).flatten(0, 1), targets.flatten(), ignore_index=NOT_LEARNED)
 
 
-def _stepped(plan: Plan, script: Script) -> list[Tensor]:
+def _stepped(plan: Plan, script: TrainingOptions) -> list[Tensor]:
     model = Decoder(plan.architecture, plan.recipe, TorchOperations(plan.architecture, script))
     initialise(model, plan.recipe, seed=1)
     tokens = torch.randint(600, (2, 33), generator=torch.Generator().manual_seed(2))
@@ -119,7 +119,7 @@ def _stepped(plan: Plan, script: Script) -> list[Tensor]:
 
 def test_operators_in_place_give_the_same_bits() -> None:
     plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT)
-    plain, in_place = (_stepped(plan, Script(rung="", in_place=choice)) for choice in (False, True))
+    plain, in_place = (_stepped(plan, TrainingOptions(rung="", in_place=choice)) for choice in (False, True))
     assert len(plain) == len(in_place) > 10
     assert all(torch.equal(*pair) for pair in zip(plain, in_place, strict=True))
 
@@ -163,12 +163,12 @@ def test_a_norm_parameter_by_parameter_is_the_norm_and_waits_for_each() -> None:
     assert waits.count == 6
 
 
-NAIVE = Script(rung="naive", synchronises=True, keeps_gradients=True, update=Update.FOREACH)
-FRUGAL = Script(rung="frugal", in_place=True, update=Update.ADAFACTOR, loss_chunks=3)
+NAIVE = TrainingOptions(rung="naive", synchronises=True, keeps_gradients=True, update=Update.FOREACH)
+FRUGAL = TrainingOptions(rung="frugal", in_place=True, update=Update.ADAFACTOR, loss_chunks=3)
 
 
 @pytest.mark.parametrize("script", [NAIVE, FRUGAL], ids=lambda script: script.rung)
-def test_a_launch_of_a_script_has_the_bytes_that_are_predicted_of_it(script: Script, tmp_path: Path) -> None:
+def test_a_launch_of_a_script_has_the_bytes_that_are_predicted_of_it(script: TrainingOptions, tmp_path: Path) -> None:
     """State to the byte, activations and peak to 2 %; and its record says what the script was."""
     layout = {"zero_stage": 0, "recomputation": Recomputation.NONE}
     plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT, layout=layout)

@@ -9,9 +9,9 @@ from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import parse_layout
 from reference_runs.miniature import miniature
 from suite.calibration.shapes import miniature_shapes
-from suite.job.options import SUITE
+from suite.job.options import DEFAULT_OPTIONS
 from suite.machine.half_precision import Kernels
-from suite.machine.reference_step import TimedTrial, trial
+from suite.machine.reference_step import TimedReferenceStep, trial
 from suite.machine.timings import Timing
 from suite.predict.simulation.operator_calls import micro_batch_works
 from suite.predict.simulation.step_correction import beside_parts, nearest_trial
@@ -22,13 +22,13 @@ CPU = Kernels()
 MACHINE = Machine(fixed=1e-6, per_unit=1e-11, host=1e-6, start=1e-5, latency=1e-4, per_byte=1e-9)
 
 
-def timed(ranks: int, *, compiled: bool = False, seconds: float = 1.0) -> TimedTrial:
-    return TimedTrial(
+def timed(ranks: int, *, compiled: bool = False, seconds: float = 1.0) -> TimedReferenceStep:
+    return TimedReferenceStep(
         trial=trial(ranks, compiled=compiled, threads=1), timing=Timing(seconds, seconds, seconds, seconds, 3, 0)
     )
 
 
-def parts(one: TimedTrial) -> float:
+def parts(one: TimedReferenceStep) -> float:
     own = one.trial
     (stage,) = step_seconds(MACHINE, own.architecture, own.recipe, own.layout, kernels=CPU, compiled=own.compiled)
     return stage.step
@@ -74,7 +74,7 @@ def test_the_stages_of_a_pipeline_take_the_factor_times_as_long_and_wait_likewis
 
 def test_what_tokenising_was_measured_to_take_has_no_factor() -> None:
     mini = miniature(reference_run(miniatures()["gpt2-mini"]), "cpu", ranks=1)
-    script = msgspec.structs.replace(SUITE, tokenises=True)
+    script = msgspec.structs.replace(DEFAULT_OPTIONS, tokenises=True)
 
     def loading(factor: float, sample_seconds: float) -> float:
         (stage,) = step_seconds(
@@ -134,4 +134,4 @@ def test_no_shape_of_a_trial_is_one_of_a_miniature(ranks: int) -> None:
 
 def test_a_trial_is_written_and_read_as_it_is() -> None:
     one = timed(2, compiled=True)
-    assert msgspec.json.decode(msgspec.json.encode(one), type=TimedTrial) == one
+    assert msgspec.json.decode(msgspec.json.encode(one), type=TimedReferenceStep) == one

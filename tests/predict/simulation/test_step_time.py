@@ -13,7 +13,7 @@ from reference_runs.catalog import accumulation, miniatures, reference_run
 from reference_runs.layout import Recomputation, parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import Precision
-from suite.job.options import SUITE, Script
+from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.machine.timing_tables import Line, Subject
 from suite.machine.timings import Timing
@@ -236,7 +236,7 @@ def test_products_alone_take_as_long_as_their_flop(name: str) -> None:
     assert (again.backward - stage.backward > 0.5 * 2 * tokens * a.layers * a_layer) == full
 
 
-def on_cuda(machine: Machine, name: str, script: Script = SUITE) -> StepSeconds:
+def on_cuda(machine: Machine, name: str, script: TrainingOptions = DEFAULT_OPTIONS) -> StepSeconds:
     run = mini(name)
     (stage,) = step_seconds(machine, *run, kernels=Kernels(cuda=True), compiled=False, script=script)
     return stage
@@ -261,7 +261,7 @@ def test_a_host_that_runs_ahead_of_a_gpu_costs_nothing_and_a_slow_one_costs_what
     host = far_behind.overhead - behind.overhead
     assert behind.overhead == pytest.approx(host - computed)
     # an update that waits behind every operator is as much longer as its host takes, whatever the device does
-    waiting = Script(rung="naive", synchronises=True)
+    waiting = TrainingOptions(rung="naive", synchronises=True)
     fast, slow = (on_cuda(Gpu(fixed=1e-3, host=host), name, waiting).overhead for host in (1e-9, 2e-9))
     assert slow == pytest.approx(2 * fast)
     assert 0 < slow < computed

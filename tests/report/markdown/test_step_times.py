@@ -12,7 +12,7 @@ import pytest
 from suite.__main__ import main
 from suite.job.corpus import Corpus
 from suite.job.events import Status
-from suite.job.options import Script
+from suite.job.options import TrainingOptions
 from suite.job.training_job import Job
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity, StepTerm
@@ -240,7 +240,7 @@ def test_a_gpu_s_utilisation_has_the_fastest_rung_of_a_ladder_by_its_name(tmp_pa
 
 
 def test_a_record_s_rung_is_read_and_kept_with_the_rest(tmp_path: Path) -> None:
-    record(tmp_path, measured=MEASURED, started=1000.0, job={"script": Script(rung="speed/compile")})
+    record(tmp_path, measured=MEASURED, started=1000.0, job={"script": TrainingOptions(rung="speed/compile")})
     (launch,) = launches(tmp_path)[0]
     assert launch.rung == "speed/compile"
     (again,) = unpacked(packed([(launch, (1, 1, 1, 1, 1, 1))]), str(Path(launch.path).parent))
