@@ -131,7 +131,7 @@ def small_plan(hosts: int, averaging: Averaging) -> Plan:
 
 def sent_bytes(plan: Plan) -> float:
     """Predicted, of rank 0 in a step behind the exact ones."""
-    figures = rank_figures(plan.architecture, plan.recipe, plan.layout, averaging=plan.averaging)
+    figures = rank_figures(plan.workload, averaging=plan.averaging)
     return next(f.value for f in figures if f.quantity is Quantity.SENT_BYTES and f.operation is None and f.rank == 0)
 
 

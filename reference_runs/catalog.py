@@ -22,6 +22,7 @@ from reference_runs.run import (
     ReferenceRun,
     Reported,
     Software,
+    Workload,
 )
 from reference_runs.sourced import Kind, Sourced
 
@@ -180,10 +181,10 @@ def _check(run: ReferenceRun) -> None:
             f"layout: {axes} = {layout.ranks} accelerators, but cluster.accelerators = {run.cluster.accelerators}",
             where=run.where,
         )
-    check_layout(run.architecture, recipe, layout, run.where)
+    check_layout(Workload(run.architecture, recipe, layout), run.where)
 
 
-def check_layout(architecture: Architecture, recipe: Recipe, layout: Layout, where: str) -> None:
+def check_layout(workload: Workload, where: str) -> None:
     """Refuse a layout that the architecture and the batch cannot be divided by.
 
     Raises:
@@ -192,6 +193,7 @@ def check_layout(architecture: Architecture, recipe: Recipe, layout: Layout, whe
             parallelism that does not divide the sequence; an order of axes that is none; or a global batch that is not
             data_parallel * micro_batch * accumulation.
     """
+    architecture, recipe, layout = workload
     divided = {
         "tensor_parallel": ("heads", "kv_heads", "ffn_hidden", "padded_vocabulary"),
         "context_parallel": ("sequence",),

@@ -10,7 +10,7 @@ import msgspec
 from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Recipe, ReferenceRun
+from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 from reference_runs.scaled_layout import RULE as LAYOUT_RULE
 from reference_runs.scaled_layout import scaled_layout
 
@@ -94,6 +94,11 @@ class Miniature(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout
     scaled: tuple[Difference, ...]
     kept: tuple[Difference, ...]
+
+    @property
+    def workload(self) -> Workload:
+        """Architecture, recipe and layout."""
+        return Workload(self.architecture, self.recipe, self.layout)
 
 
 def power_of_two_near(ratio: float) -> int:

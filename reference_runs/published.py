@@ -25,7 +25,7 @@ from reference_runs.published_run import (
 )
 from reference_runs.published_tables import Assumption, LeftOut, TableFacts, load_tables, table_facts
 from reference_runs.recorded_file import shown_path
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Architecture, Recipe, Workload
 
 STEP, MEMORY = "measured_step_time_s", "measured_mem_gib_per_gpu"
 NEEDED = (
@@ -109,6 +109,11 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     ran: bool
     composed: bool
     assumed: tuple[str, ...]
+
+    @property
+    def workload(self) -> Workload:
+        """Architecture, recipe and layout."""
+        return Workload(self.architecture, self.recipe, self.layout)
 
 
 class SkippedRow(NamedTuple):
@@ -216,7 +221,7 @@ def _row(
     if layout.ranks != accelerators:
         raise UnusableError(f"{axes} = {layout.ranks}, but gpus = {accelerators}")
     architecture.check(f"line {line}")
-    check_layout(architecture, recipe, layout, f"line {line}")
+    check_layout(Workload(architecture, recipe, layout), f"line {line}")
     layout = dealt_layout(architecture, layout, stack)
     per_node = cells.count("gpus_per_node")
     network = network_of(cells)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -320,6 +320,14 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hardware_flop_per_second: FlopPerSecond | None = None
 
 
+class Workload(NamedTuple):
+    """A model, its training recipe and its layout over ranks: what every count of a step depends on."""
+
+    architecture: Architecture
+    recipe: Recipe
+    layout: Layout
+
+
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded run: values for the formulas, and every value's facts (unit, kind, source) under `section.key`.
 
@@ -358,3 +366,12 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
                 where=self.where,
             )
         return self.recorded_layout
+
+    @property
+    def workload(self) -> Workload:
+        """Architecture, recipe and recorded layout.
+
+        Raises:
+            InputError: as `layout`.
+        """
+        return Workload(self.architecture, self.recipe, self.layout)

@@ -16,7 +16,7 @@ from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import AXES, Layout, Offload, layout_text, parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import ReferenceRun
+from reference_runs.run import ReferenceRun, Workload
 from reference_runs.sourced import Kind
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read
 from suite.metrics.comparison import Row, compare, overall
@@ -26,7 +26,7 @@ from suite.predict.machine_model.from_cluster import RunMachine, run_machine
 from suite.predict.machine_model.from_profile import profiled_machine
 from suite.predict.recorded_run.alternatives import Choice, choices
 from suite.predict.recorded_run.figures import Prices, predicted_figures
-from suite.predict.recorded_run.prediction import RunPrediction, run_prediction
+from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction
 from suite.predict.recorded_run.published import (
     figures_at_published_times,
     measured_elsewhere,
@@ -155,7 +155,7 @@ def _predicted(name: str, asked: Asked) -> Predicted:
                     "is for recorded runs and run files", got=f"{option} with the miniature {name}", where=option
                 )
         small = miniature(reference_run(minis[name]), "cpu", ranks=2)
-        figures = prediction(small.architecture, small.recipe, small.layout)
+        figures = prediction(small.workload)
         return Predicted(compare(figures, [], left_name="predicted", right_name="published", judge=False))
     run = reference_run(name, also=minis)
     layout = _layout(run, asked.layout)
@@ -168,7 +168,11 @@ def _predicted(name: str, asked: Asked) -> Predicted:
     elif layout and layout.offload is not Offload.NONE:
         missing.append(f"step time: transfers of state offloaded to the host ({layout.offload}) are not described")
     able = machine.machine if machine else None
-    predicted = run_prediction(run.architecture, run.recipe, layout, able)
+    predicted = (
+        run_prediction(Workload(run.architecture, run.recipe, layout), able)
+        if layout
+        else prediction_without_layout(run.architecture, run.recipe)
+    )
     if predicted.first_loss is None:
         missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
     left = predicted_figures(run, layout, able, predicted, asked.prices)
@@ -209,9 +213,7 @@ def _choices(predicted: Predicted) -> list[Choice]:
         return []
     cluster, board = run.cluster, machine.accelerator.board
     return choices(
-        run.architecture,
-        run.recipe,
-        layout,
+        Workload(run.architecture, run.recipe, layout),
         machine.machine,
         arithmetic,
         memories={name: accelerator(name).board.memory_bytes for name in accelerator_names()},
@@ -225,7 +227,7 @@ def _layout(run: ReferenceRun, words: str | None) -> Layout | None:
     if words is None:
         return run.recorded_layout
     layout = parse_layout(words, base=run.recorded_layout or Layout())
-    check_layout(run.architecture, run.recipe, layout, "--layout")
+    check_layout(Workload(run.architecture, run.recipe, layout), "--layout")
     return layout
 
 

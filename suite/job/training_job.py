@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Architecture, Recipe, Workload
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
 
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
@@ -58,6 +58,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     exact_steps: int = 0
     renewal: bool = False
     script: TrainingOptions = DEFAULT_OPTIONS
+
+    @property
+    def workload(self) -> Workload:
+        """Architecture, recipe and layout."""
+        return Workload(self.architecture, self.recipe, self.layout)
 
     @property
     def ranks(self) -> int:

@@ -97,7 +97,7 @@ def excess(plan: Plan, memory_bytes: int | None) -> str:
     if memory_bytes is None:
         return ""
     kernels = kernels_for(plan.recipe.precision, plan.device)
-    figures = memory_figures(plan.architecture, plan.recipe, plan.layout, kernels, plan.script)
+    figures = memory_figures(plan.workload, kernels, plan.script)
     peak = of_job(figures, Quantity.PEAK_BYTES)
     if peak is None or peak <= USABLE_SHARE * memory_bytes:
         return ""
@@ -129,8 +129,8 @@ def not_executed(plan: Plan) -> str:
     """Why the suite does not execute a plan; empty where it does."""
     try:
         check_executable(plan.architecture, plan.recipe, "")
-        check_layout(plan.architecture, plan.recipe, plan.layout, "")
-        check_executable_layout(plan.architecture, plan.recipe, plan.layout, "")
+        check_layout(plan.workload, "")
+        check_executable_layout(plan.workload, "")
         check_fused_attention(plan.recipe, plan.layout, plan.device, "")
     except InputError as error:
         return str(error)

@@ -92,9 +92,7 @@ def expected(plan: Plan, corpus: Corpus, profile: Profile | None, *, why_none: s
 
 def _phase(plan: Plan) -> str:
     peaks = executed_peaks(
-        plan.architecture,
-        plan.recipe,
-        plan.layout,
+        plan.workload,
         stage=0,
         replica=0,
         kernels=kernels_for(plan.recipe.precision, plan.device),

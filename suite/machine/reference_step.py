@@ -17,6 +17,7 @@ from reference_runs.run import (
     Precision,
     Recipe,
     Residual,
+    Workload,
 )
 from suite.machine.timings import Timing
 
@@ -60,6 +61,11 @@ class ReferenceStep(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout
     compiled: bool
     threads: int
+
+    @property
+    def workload(self) -> Workload:
+        """Architecture, recipe and layout."""
+        return Workload(self.architecture, self.recipe, self.layout)
 
     def __str__(self) -> str:
         return f"trial step {'compiled' if self.compiled else 'eager'} {self.layout.ranks} ranks"

@@ -14,6 +14,7 @@ from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature
 from reference_runs.run import (
     Architecture,
     Recipe,
+    Workload,
 )
 from reference_runs.scaled_layout import scaled_layout
 from suite.job.corpus import Corpus, tokenised_corpus
@@ -89,6 +90,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     interface: str | None = None
 
     @property
+    def workload(self) -> Workload:
+        """Architecture, recipe and layout."""
+        return Workload(self.architecture, self.recipe, self.layout)
+
+    @property
     def joined_by(self) -> str | None:
         """The interface by which messages leave: of namespaces the one that they are made with."""
         return INTERFACE if self.hosts > 1 and not self.host_names else self.interface
@@ -143,8 +149,8 @@ def plan(request: Request) -> Plan:
     if not in_own_size:
         recipe = in_batches(recipe, run, device, layout, steps=request.steps)
     check_executable(architecture, recipe, run.where)
-    check_layout(architecture, recipe, layout, where)
-    check_executable_layout(architecture, recipe, layout, where)
+    check_layout(Workload(architecture, recipe, layout), where)
+    check_executable_layout(Workload(architecture, recipe, layout), where)
     check_fused_attention(recipe, layout, device, where)
     check_ramp_up(recipe, layout, run.where)
     check_averaging(averaging, recipe, layout, device)

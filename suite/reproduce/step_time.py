@@ -100,9 +100,7 @@ def _time_figures(plan: Plan, measured: Measured, *, factor: float, sample_secon
         measured = Oversubscribed(measured, cores=_cores(plan))
     return time_figures(
         measured,
-        plan.architecture,
-        plan.recipe,
-        plan.layout,
+        plan.workload,
         kernels=kernels_for(plan.recipe.precision, plan.device),
         compiled=plan.compiled,
         script=plan.script,

@@ -17,6 +17,7 @@ from reference_runs.run import (
     Position,
     Recipe,
     Residual,
+    Workload,
 )
 from suite.job.batch_rampup import global_batch_at
 from suite.job.options import Averaging
@@ -98,12 +99,13 @@ def _check_combination(architecture: Architecture, recipe: Recipe, where: str) -
             raise InputError(f"this version does not execute {what}", got=got, allowed=allowed, where=where)
 
 
-def check_executable_layout(architecture: Architecture, recipe: Recipe, layout: Layout, where: str) -> None:
+def check_executable_layout(workload: Workload, where: str) -> None:
     """Refuse a layout that this version describes but does not execute.
 
     Raises:
         InputError: it is one of them.
     """
+    architecture, recipe, layout = workload
     micro_batches = accumulation(recipe, layout)
     refused = {
         f"cp{layout.context_parallel}": layout.context_parallel > 1,

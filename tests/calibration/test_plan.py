@@ -261,9 +261,7 @@ def test_all_that_the_prediction_of_a_miniatures_time_asks_for_is_timed(
     small = miniature(reference_run(miniatures()[name]), device, ranks=ranks)
     (stage,) = step_seconds(
         Asked(entries),
-        small.architecture,
-        small.recipe,
-        small.layout,
+        small.workload,
         kernels=Kernels(cuda=device == "cuda"),
         compiled=compiled,
     )
@@ -339,7 +337,5 @@ def test_all_parts_of_a_trial_are_timed_by_as_many_ranks_as_train_it(cores: int,
     density = DENSITIES["cpu"]
     entries = plan(miniature_shapes("cpu", ranks=ranks), device="cpu", cores=cores, ranks=ranks, density=density)
     for one in trials(device="cpu", cores=cores, ranks=ranks, density=density):
-        (stage,) = step_seconds(
-            Asked(entries), one.architecture, one.recipe, one.layout, kernels=Kernels(), compiled=one.compiled
-        )
+        (stage,) = step_seconds(Asked(entries), one.workload, kernels=Kernels(), compiled=one.compiled)
         assert stage.step > 0

@@ -112,7 +112,7 @@ def test_predicted_sent_bytes_leave_the_interface(hosts: list[str], averaging: A
     assert codes == [0] * len(hosts), (tmp_path / "rank0.log").read_text()
     predicted = {
         figure.rank: figure.value
-        for figure in rank_figures(job.architecture, job.recipe, job.layout, averaging=averaging)
+        for figure in rank_figures(job.workload, averaging=averaging)
         if figure.quantity is Quantity.SENT_BYTES and figure.operation is None
     }
     for rank in range(len(hosts)):

@@ -10,7 +10,7 @@ import pytest
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
-from reference_runs.run import Precision, Recipe
+from reference_runs.run import Precision, Recipe, Workload
 from suite.__main__ import main
 from suite.commands import exit_codes
 from suite.commands import ladder as command
@@ -130,11 +130,13 @@ def test_the_square_root_of_layers_lowers_the_peak_at_the_loss_and_not_that_of_t
         plan = planned(climbing, setting_of(rung.walk, [*stands_on(rung, RUNGS), rung]), "", TEXTS)
         assert plan.layout.checkpoint_layers == checkpoint_layers(climbing.architecture) in peaks
         given = plan.architecture, plan.recipe
-        assert best_checkpoint_layers(*given, plan.layout, stage=0, micro_batches=1) == 1
+        assert best_checkpoint_layers(Workload(*given), plan.layout, stage=0, micro_batches=1) == 1
         for layers, peak in peaks.items():
             layout = msgspec.structs.replace(plan.layout, checkpoint_layers=layers)
             kernels = Kernels(cuda=device == "cuda")
-            found = executed_peak_bytes(*given, layout, stage=0, replica=0, kernels=kernels, script=plan.script)
+            found = executed_peak_bytes(
+                Workload(*given), layout, stage=0, replica=0, kernels=kernels, script=plan.script
+            )
             assert found / 2**20 == pytest.approx(peak, abs=0.05)
 
 
@@ -556,7 +558,7 @@ def test_on_a_gpu_samples_are_halved_until_the_predicted_peak_of_both_baselines_
         plan = planned(climbing, setting, rung.name, TEXTS)
         assert excess(plan, memory) == ""
         check_executable(plan.architecture, plan.recipe, rung.name)
-        check_executable_layout(plan.architecture, plan.recipe, plan.layout, rung.name)
+        check_executable_layout(plan.workload, rung.name)
         assert plan.recipe.global_batch == setting.samples == (8 if rung.name == "speed-baseline" else 32) // divisor
         assert accumulation(plan.recipe, plan.layout) * plan.layout.micro_batch * plan.layout.ranks == setting.samples
     assert accumulation(*_accumulating(climbing)) == 4

@@ -32,7 +32,7 @@ MACHINE = Machine(fixed=1e-6, per_unit=1e-12, host=1e-7, start=1e-5, latency=1e-
 
 def step(machine: Measured, name: str = "bloom-mini") -> StepSeconds:
     mini = MINIS[name]
-    (stage,) = step_seconds(machine, mini.architecture, mini.recipe, mini.layout, kernels=Kernels(), compiled=False)
+    (stage,) = step_seconds(machine, mini.workload, kernels=Kernels(), compiled=False)
     return stage
 
 

@@ -122,7 +122,7 @@ def test_blooms_heads_stay_no_power_of_two_so_that_alibi_interpolates(scale: str
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 12])
 def test_the_global_batch_divides_by_the_ranks(run: ReferenceRun, scale: str, ranks: int) -> None:
     mini = miniature(run, scale, ranks=ranks)
-    check_layout(mini.architecture, mini.recipe, mini.layout, "here")
+    check_layout(mini.workload, "here")
     share = mini.layout.data_parallel * mini.layout.micro_batch * accumulation(mini.recipe, mini.layout)
     assert mini.layout.ranks == ranks
     assert share == mini.recipe.global_batch

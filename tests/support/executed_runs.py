@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignment
-from reference_runs.run import Architecture, Mask, Norm, Position, Precision, Recipe
+from reference_runs.run import Architecture, Mask, Norm, Position, Precision, Recipe, Workload
 from tests.support.strategies import described_architectures, recipes
 
 MANY = 400  # examples where choices meet, such as fp16 without masters, sequence parallelism and ZeRO-2
@@ -20,6 +20,10 @@ class Run(NamedTuple):
     architecture: Architecture
     recipe: Recipe
     layout: Layout
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(*self)
 
 
 class Place(NamedTuple):

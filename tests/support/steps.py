@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from reference_runs.run import Workload
 from suite.predict.analytic import step_time as subject
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH
@@ -23,14 +24,16 @@ ROUNDING = 1e-13
 def traffic_of(case: Case) -> list[RankTraffic]:
     architecture, recipe, layout, micro_batches = case
     return [
-        step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+        step_traffic(Workload(architecture, recipe, layout), stage=stage, micro_batches=micro_batches)
         for stage in timed_stages(layout)
     ]
 
 
 def time_of(case: Case, machine: Machine) -> StepTime:
     architecture, recipe, layout, micro_batches = case
-    return step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=traffic_of(case))
+    return step_time(
+        Workload(architecture, recipe, layout), machine, micro_batches=micro_batches, traffic=traffic_of(case)
+    )
 
 
 def stage_times(case: Case, machine: Machine) -> list[StepTime]:
@@ -38,11 +41,13 @@ def stage_times(case: Case, machine: Machine) -> list[StepTime]:
     architecture, recipe, layout, micro_batches = case
     times = []
     for stage in range(layout.pipeline_stages):
-        traffic = step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+        traffic = step_traffic(Workload(architecture, recipe, layout), stage=stage, micro_batches=micro_batches)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(subject, "timed_stages", lambda _, stage=stage: (stage,))
             times.append(
-                step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=[traffic])
+                step_time(
+                    Workload(architecture, recipe, layout), machine, micro_batches=micro_batches, traffic=[traffic]
+                )
             )
     return times
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Activation, Architecture, Precision, Recipe, Residual
+from reference_runs.run import Activation, Precision, Residual, Workload
 from suite.predict.analytic.elementwise import ceil_division, smaller
 from suite.predict.analytic.parameters import stage_layers
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
@@ -44,7 +44,7 @@ class MicroBatchBytes(NamedTuple):
     logits: int
 
 
-def score_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+def score_bytes(workload: Workload) -> dict[str, int]:
     """Bytes that one layer keeps of the attention scores and of what follows from them up to the context, by kind.
 
     softmax output              e a s T / t
@@ -55,6 +55,7 @@ def score_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> d
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1: 5 a s^2 b in 16 bit; Dao et al. 2022, arXiv
     2205.14135, algorithm 2 (its log-sum-exp L; the random state replaces the dropout mask).
     """
+    architecture, recipe, layout = workload
     rows = architecture.heads * layout.micro_batch * architecture.sequence
     rows = rows // (layout.tensor_parallel * layout.context_parallel)
     if layout.fused_attention:
@@ -69,7 +70,7 @@ def score_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> d
     }
 
 
-def layer_activation_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+def layer_activation_bytes(workload: Workload) -> dict[str, int]:
     """Bytes that one layer keeps for the backward pass of one micro-batch on one rank, by kind, nothing recomputed.
 
         norm inputs          2 e T h / u   (one of them where both norms read the same input: parallel residual)
@@ -94,6 +95,7 @@ def layer_activation_bytes(architecture: Architecture, recipe: Recipe, layout: L
     Source: Korthikanti et al. 2022, arXiv 2205.05198, sections 4.1 and 4.2, equations 1 to 4; Shazeer 2020, arXiv
     2002.05202 (gated forms). Context parallelism splits the sequence: Megatron-LM, --context-parallel-size.
     """
+    architecture, recipe, layout = workload
     element, t = ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     everywhere = tokens * architecture.hidden
@@ -120,10 +122,10 @@ def layer_activation_bytes(architecture: Architecture, recipe: Recipe, layout: L
         kinds["activated half"] = wide
     elif architecture.activation is not Activation.RELU:
         kinds["activation input"] = wide
-    return kinds | score_bytes(architecture, recipe, layout)
+    return kinds | score_bytes(workload)
 
 
-def embedding_activation_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+def embedding_activation_bytes(workload: Workload) -> dict[str, int]:
     """Bytes that the first stage keeps in front of its layers for one micro-batch, by kind.
 
     embedding norm input      e T h / u, where there is such a norm
@@ -131,6 +133,7 @@ def embedding_activation_bytes(architecture: Architecture, recipe: Recipe, layou
 
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.3 (without the token indices, 8 T).
     """
+    architecture, recipe, layout = workload
     everywhere = layout.micro_batch * architecture.sequence // layout.context_parallel * architecture.hidden
     if layout.sequence_parallel:
         everywhere = everywhere // layout.tensor_parallel
@@ -142,7 +145,7 @@ def embedding_activation_bytes(architecture: Architecture, recipe: Recipe, layou
     return kinds
 
 
-def head_activation_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+def head_activation_bytes(workload: Workload) -> dict[str, int]:
     """Bytes that the last stage keeps behind its layers for one micro-batch, by kind.
 
     final norm input    e T h / u
@@ -152,6 +155,7 @@ def head_activation_bytes(architecture: Architecture, recipe: Recipe, layout: La
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.3: 4 s b h / t (1 + V / h) in all.
     A loss that is not fused holds more for a moment: its 16-bit logits and, in the backward pass, their gradient.
     """
+    architecture, recipe, layout = workload
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     stream = tokens * architecture.hidden
     if layout.sequence_parallel:
@@ -161,7 +165,7 @@ def head_activation_bytes(architecture: Architecture, recipe: Recipe, layout: La
     return {"final norm input": stream, "head input": stream, "logits": logits}
 
 
-def checkpoint_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+def checkpoint_bytes(workload: Workload) -> int:
     """Bytes of the input that is kept for one unit of full recomputation and one micro-batch.
 
     e T h, over t with sequence parallelism or partitioned checkpoints.
@@ -169,6 +173,7 @@ def checkpoint_bytes(architecture: Architecture, recipe: Recipe, layout: Layout)
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 5 (2 s b h L in all with groups of one layer);
     Rajbhandari et al. 2020, arXiv 1910.02054, section 6.1 (partitioned checkpoints).
     """
+    architecture, recipe, layout = workload
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     whole = ELEMENT_BYTES[recipe.precision] * tokens * architecture.hidden
     return whole // layout.tensor_parallel if layout.sequence_parallel or layout.partitioned_checkpoints else whole
@@ -181,23 +186,23 @@ def inputs_stay_in_place(layout: Layout) -> bool:
     return layout.tensor_parallel == 1
 
 
-def micro_batch_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> MicroBatchBytes:
+def micro_batch_bytes(workload: Workload) -> MicroBatchBytes:
     """Bytes of one micro-batch on one rank that hold for every pipeline stage: what stages are put together from.
 
     A unit's input is the first tensor that its first layer keeps, so it takes no second place when that layer is
     computed again and reads it as it lies (see `inputs_stay_in_place`).
     """
-    layer = sum(layer_activation_bytes(architecture, recipe, layout).values())
-    behind = head_activation_bytes(architecture, recipe, layout)
+    layer = sum(layer_activation_bytes(workload).values())
+    behind = head_activation_bytes(workload)
     logits = behind["logits"]
     unit, again, shared = layer, 0, 0
-    if layout.recomputation is Recomputation.SELECTIVE:
-        again = sum(score_bytes(architecture, recipe, layout).values())
+    if workload.layout.recomputation is Recomputation.SELECTIVE:
+        again = sum(score_bytes(workload).values())
         unit = layer - again
-    elif layout.recomputation is not Recomputation.NONE:
-        unit, again = checkpoint_bytes(architecture, recipe, layout), layer
-        shared = unit * inputs_stay_in_place(layout)
-    embedding = sum(embedding_activation_bytes(architecture, recipe, layout).values())
+    elif workload.layout.recomputation is not Recomputation.NONE:
+        unit, again = checkpoint_bytes(workload), layer
+        shared = unit * inputs_stay_in_place(workload.layout)
+    embedding = sum(embedding_activation_bytes(workload).values())
     return MicroBatchBytes(layer, unit, again, shared, embedding, sum(behind.values()) - logits, logits)
 
 
@@ -231,12 +236,13 @@ def recomputed_bytes(unit: MicroBatchBytes, layout: Layout, *, layers: int) -> i
     return unit.again * (layers > 0)
 
 
-def activation_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int) -> int:
+def activation_bytes(workload: Workload, *, stage: int) -> int:
     """Bytes that a rank of pipeline stage `stage` (from 0) keeps for the backward pass of one micro-batch.
 
     The layers' after recomputation (see `kept_units`), on the outer stages embedding and head, and the logits.
     """
-    unit = micro_batch_bytes(architecture, recipe, layout)
+    architecture, layout = workload.architecture, workload.layout
+    unit = micro_batch_bytes(workload)
     layers = stage_layers(architecture, layout, stage=stage)
     last = stage == layout.pipeline_stages - 1
     return (
@@ -269,7 +275,7 @@ def forty_s_h_l_bytes(*, sequence: int, hidden: int, layers: int) -> int:
     return 40 * sequence * hidden * layers
 
 
-def activation_conventions(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, float]:
+def activation_conventions(workload: Workload) -> dict[str, float]:
     """Bytes of one micro-batch through all layers as one rank without pipeline would keep them, side by side.
 
     exact                      `layer_activation_bytes` of all L layers
@@ -277,9 +283,10 @@ def activation_conventions(architecture: Architecture, recipe: Recipe, layout: L
     s b h L (10 + 24 / t)      `approximate_activation_bytes`
     40 s h L                   `forty_s_h_l_bytes`, for each of the b sequences
     """
+    architecture, layout = workload.architecture, workload.layout
     layers = architecture.layers
-    kinds = layer_activation_bytes(architecture, recipe, layout)
-    scores = layers * sum(score_bytes(architecture, recipe, layout).values())
+    kinds = layer_activation_bytes(workload)
+    scores = layers * sum(score_bytes(workload).values())
     exact = layers * sum(kinds.values())
     return {
         "exact": exact,
@@ -317,16 +324,15 @@ def checkpoint_partitions(*, layers: int, input_bytes: float = 1, layer_bytes: f
     return least
 
 
-def best_checkpoint_layers(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
-) -> int:
+def best_checkpoint_layers(workload: Workload, *, stage: int, micro_batches: int) -> int:
     """Layers a group with which full recomputation on `stage` needs the fewest bytes.
 
     Least over g of m kept bytes and the bytes of one group computed again (see `kept_units`, `recomputed_bytes`), with
     m micro-batches in flight; of equals the one nearest to the real-valued least of `checkpoint_partitions`.
     """
+    architecture, recipe, layout = workload
     full = msgspec.structs.replace(layout, recomputation=Recomputation.FULL)
-    unit = micro_batch_bytes(architecture, recipe, full)
+    unit = micro_batch_bytes(Workload(architecture, recipe, full))
     layers = stage_layers(architecture, layout, stage=stage)
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
     each = ceil_division(layers, layout.virtual_stages)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from reference_runs.layout import Layout, Recomputation, Schedule
-from reference_runs.run import Architecture, Recipe, Residual
+from reference_runs.layout import Recomputation, Schedule
+from reference_runs.run import Residual, Workload
 from suite.predict.analytic.activations import (
     checkpoint_bytes,
     embedding_activation_bytes,
@@ -73,29 +73,28 @@ def _times(tensors: Tensors, number: float) -> Tensors:
     return [(size, count * number) for size, count in tensors]
 
 
-def _layer_tensors(architecture: Architecture, recipe: Recipe, layout: Layout) -> tuple[Tensors, Tensors]:
+def _layer_tensors(workload: Workload) -> tuple[Tensors, Tensors]:
     """Activations of one layer as (bytes of one, number of them): all but the scores, and the scores."""
-    kinds = layer_activation_bytes(architecture, recipe, layout)
-    scores = score_bytes(architecture, recipe, layout)
-    pairs = {"dropout masks"} | ({"norm inputs"} if architecture.residual is not Residual.PARALLEL else set())
+    kinds = layer_activation_bytes(workload)
+    scores = score_bytes(workload)
+    pairs = {"dropout masks"} | ({"norm inputs"} if workload.architecture.residual is not Residual.PARALLEL else set())
     others = [(size // 2, 2) if kind in pairs else (size, 1) for kind, size in kinds.items() if kind not in scores]
     return [*others], [(size, 1) for size in scores.values()]
 
 
-def _recomputation_tensors(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, layers: int
-) -> tuple[Tensors, Tensors]:
+def _recomputation_tensors(workload: Workload, *, layers: int) -> tuple[Tensors, Tensors]:
     """What one unit of recomputation keeps, and what the backward pass computes again at a time.
 
     An input that stays in place is taken off the latter by a negative number of tensors.
     """
-    others, scores = _layer_tensors(architecture, recipe, layout)
+    layout = workload.layout
+    others, scores = _layer_tensors(workload)
     some = (layers > 0) * 1
     if layout.recomputation is Recomputation.NONE:
         return others + scores, []
     if layout.recomputation is Recomputation.SELECTIVE:
         return others, _times(scores, some)
-    checkpoint = checkpoint_bytes(architecture, recipe, layout)
+    checkpoint = checkpoint_bytes(workload)
     if layout.recomputation is Recomputation.FULL:
         again = _times(others + scores, smaller(layers, layout.checkpoint_layers))
         return [(checkpoint, 1)], [*again, (checkpoint, -some * inputs_stay_in_place(layout))]
@@ -104,9 +103,7 @@ def _recomputation_tensors(
 
 
 def reserved_peak_bytes(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     memory: StageMemory,
     *,
     stage: int,
@@ -118,14 +115,15 @@ def reserved_peak_bytes(
     DeepSpeed and ZeRO keep them; activations lie kind by kind and layer by layer. What is reserved is not given back,
     so it is the most of the three instants. A lower bound: fragmentation, which comes on top, is not predicted.
     """
+    architecture, layout = workload.architecture, workload.layout
     layers = stage_layers(architecture, layout, stage=stage)
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-    unit, again = _recomputation_tensors(architecture, recipe, layout, layers=layers)
+    unit, again = _recomputation_tensors(workload, layers=layers)
     one = _times(unit, kept_units(layout, layers=layers))
-    embedding = embedding_activation_bytes(architecture, recipe, layout)
+    embedding = embedding_activation_bytes(workload)
     one += [(size, (stage == 0) * 1) for size in embedding.values()]
     heads = (stage == layout.pipeline_stages - 1) * (micro_batches if layout.schedule is Schedule.GPIPE else 1)
-    head = [(size, heads) for size in head_activation_bytes(architecture, recipe, layout).values()]
+    head = [(size, heads) for size in head_activation_bytes(workload).values()]
     waiting = _times(one, in_flight - 1) if layout.schedule in NO_FLUSH else []
     constant = [(part, 1) for part in (*memory[2:5], memory.weights)]
     state = [*constant, (memory.gradients, 1)]

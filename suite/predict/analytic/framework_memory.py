@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from reference_runs.layout import Layout, Offload
 from reference_runs.placement import Blocks, balanced_stages
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Architecture, Workload
 from suite.predict.analytic.activations import ELEMENT_BYTES, kept_units, micro_batch_bytes, recomputed_bytes
 from suite.predict.analytic.memory import (
     BYTES_PER_PARAMETER,
@@ -200,9 +200,7 @@ def held_streams(
 
 
 def framework_memory(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     framework: Framework,
     *,
     stage: int,
@@ -227,6 +225,7 @@ def framework_memory(
     Raises:
         ValueError: what is not described: ZeRO-2 and 3, offloading, schedules without flush, balanced virtual stages.
     """
+    architecture, recipe, layout = workload
     if layout.zero_stage > 1 or layout.offload is not Offload.NONE or layout.schedule in NO_FLUSH:
         raise ValueError("framework_memory describes ZeRO-0 and 1 with a flush and without offloading")
     if framework.balanced_stages and layout.virtual_stages > 1:
@@ -245,7 +244,7 @@ def framework_memory(
 
     element, t = ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    unit = micro_batch_bytes(architecture, recipe, layout)
+    unit = micro_batch_bytes(workload)
     stream = element * tokens * architecture.hidden
     context = stream // t if framework.context_copy and layout.micro_batch > 1 else 0
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
@@ -270,9 +269,7 @@ def framework_memory(
 
 
 def fullest_peak(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     framework: Framework,
     *,
     micro_batches: int,
@@ -280,10 +277,8 @@ def fullest_peak(
 ) -> tuple[float, int]:
     """Bytes on a rank of the fullest stage, and that stage (from 0)."""
     peaks = [
-        framework_memory(architecture, recipe, layout, framework, stage=stage, micro_batches=micro_batches).peak(
-            device_bytes
-        )
-        for stage in range(layout.pipeline_stages)
+        framework_memory(workload, framework, stage=stage, micro_batches=micro_batches).peak(device_bytes)
+        for stage in range(workload.layout.pipeline_stages)
     ]
     most = max(peaks)
     return most, peaks.index(most)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Mask, Recipe
+from reference_runs.run import Architecture, Mask, Workload
 from reference_runs.stack import Stack
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.gemm import product_seconds
@@ -65,9 +65,7 @@ def layer_products(architecture: Architecture, layout: Layout) -> dict[str, tupl
     }
 
 
-def fused_attention_seconds(
-    architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine
-) -> tuple[float, float]:
+def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
     """Seconds of one rank's forward and backward pass of one micro-batch through a layer's attention kernel.
 
     forward     max(4 T s h / t u / (e P), w (2 T h + 2 T c k d) / t / B)
@@ -79,6 +77,7 @@ def fused_attention_seconds(
 
     Source: Dao 2023, arXiv 2307.08691, sections 3.1 and 4.1.
     """
+    architecture, recipe, layout = workload
     s, t = architecture.sequence, layout.tensor_parallel
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     tokens = layout.micro_batch * s // layout.context_parallel
@@ -90,8 +89,9 @@ def fused_attention_seconds(
     return larger(arithmetic, moved), larger(2.5 * arithmetic, 2 * moved)
 
 
-def layer_time(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> LayerTime:
+def layer_time(workload: Workload, machine: Machine) -> LayerTime:
     """Seconds of one micro-batch in one layer on one rank, without communication and launches."""
+    architecture, recipe, layout = workload
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     bandwidth = machine.achievable_memory_bytes_per_second
     forward = backward = attention_forward = attention_backward = 0.0
@@ -117,8 +117,8 @@ def layer_time(architecture: Architecture, recipe: Recipe, layout: Layout, machi
             forward = forward + products * once
             backward = backward + products * twice
     if layout.fused_attention:
-        attention_forward, attention_backward = fused_attention_seconds(architecture, recipe, layout, machine)
-    residual, inner, scores = _operator_bytes(architecture, recipe, layout, machine.stack)
+        attention_forward, attention_backward = fused_attention_seconds(workload, machine)
+    residual, inner, scores = _operator_bytes(workload, machine.stack)
     score_seconds = machine.score_passes * scores / bandwidth
     moved = machine.residual_passes * residual + machine.inner_passes * inner
     return LayerTime(
@@ -130,9 +130,7 @@ def layer_time(architecture: Architecture, recipe: Recipe, layout: Layout, machi
     )
 
 
-def _operator_bytes(
-    architecture: Architecture, recipe: Recipe, layout: Layout, stack: Stack
-) -> tuple[float, float, float]:
+def _operator_bytes(workload: Workload, stack: Stack) -> tuple[float, float, float]:
     """Least bytes of a layer's operators forward: on hidden states, inside the layer's two parts, on stored scores.
 
     With T tokens, t tensor-parallel ranks, w bytes an element, those of `layer_operator_bytes`, but
@@ -140,10 +138,11 @@ def _operator_bytes(
         separate bias       2 w T g f / t more: the expansion's bias in a kernel of its own, g = 2 where it is gated
         separate rotation   5 times rotary's, and 2 w T (a + k) d / t more: whole heads are put together again
     """
+    architecture, recipe, layout = workload
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    scores: dict[str, float] = {**score_operator_bytes(architecture, recipe, layout)}
-    others: dict[str, float] = {**layer_operator_bytes(architecture, recipe, layout)}
+    scores: dict[str, float] = {**score_operator_bytes(workload)}
+    others: dict[str, float] = {**layer_operator_bytes(workload)}
     for name in scores:
         del others[name]
     if stack.fused_dropout:
@@ -160,11 +159,12 @@ def _operator_bytes(
     return sum(others.values()) - inner, inner, sum(scores.values())
 
 
-def head_seconds(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> tuple[float, float]:
+def head_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
     """Seconds of one rank's forward and backward pass of one micro-batch through the head: T x h by h x V / t.
 
     Times the machine's `misalignment` where V / t is no multiple of 8.
     """
+    architecture, recipe, layout = workload
     rows = architecture.padded_vocabulary // layout.tensor_parallel
     slowed: float = chosen(rows % ALIGNED > 0, machine.misalignment, 1.0)
     forward, backward = product_seconds(

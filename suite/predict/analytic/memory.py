@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, Offload, Schedule
-from reference_runs.run import Architecture, Precision, Recipe
+from reference_runs.run import Precision, Recipe, Workload
 from suite.predict.analytic.activations import (
     ELEMENT_BYTES,
     MicroBatchBytes,
@@ -19,7 +19,6 @@ from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_
 
 FP32 = 4
 STEP_COUNTER_BYTES = 4  # torch.optim.AdamW keeps one fp32 counter a parameter tensor that it updates
-ONE_RANK = Layout()
 
 
 class StateBytes(NamedTuple):
@@ -105,14 +104,12 @@ def _optimizer_groups(rank: RankParameters, recipe: Recipe) -> tuple[int, int]:
     return (rank.matrices + rank.vectors, 0) if recipe.decay_of_vectors else (rank.matrices, rank.vectors)
 
 
-def group_elements(
-    architecture: Architecture, recipe: Recipe, layout: Layout = ONE_RANK, *, stage: int = 0
-) -> list[int]:
+def group_elements(workload: Workload, *, stage: int = 0) -> list[int]:
     """Parameters of each optimizer group of a rank: those with weight decay, then those without; empty ones left out.
 
-    Matrices decay. Vectors (biases, LayerNorm) decay only where the recipe says so. By default the whole model's.
+    Matrices decay. Vectors (biases, LayerNorm) decay only where the recipe says so.
     """
-    groups = _optimizer_groups(rank_parameters(architecture, layout, stage=stage), recipe)
+    groups = _optimizer_groups(rank_parameters(workload.architecture, workload.layout, stage=stage), workload.recipe)
     return [elements for elements in groups if elements]
 
 
@@ -148,27 +145,29 @@ def _stored_elements(groups: tuple[int, int], layout: Layout) -> tuple[int, int,
     )
 
 
-def weight_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int = 0) -> int:
+def weight_bytes(workload: Workload, *, stage: int = 0) -> int:
     """Bytes of weights on one rank: w per parameter, each optimizer group padded to a multiple of its shards.
 
     w is 4 in fp32 and 2 in 16 bit; fp32 master weights belong to the optimizer. With ZeRO-3 one shard of each group.
     """
+    architecture, recipe, layout = workload
     groups = _optimizer_groups(rank_parameters(architecture, layout, stage=stage), recipe)
     stored, _, _ = _stored_elements(groups, layout)
     return WEIGHT_ELEMENT_BYTES[recipe.precision] * stored
 
 
-def gradient_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int = 0) -> int:
+def gradient_bytes(workload: Workload, *, stage: int = 0) -> int:
     """Bytes of gradients on one rank: 4 N where they are accumulated in fp32, 2 N in fp16; from ZeRO-2 on a shard.
 
     Source: BigScience, train/tr11-176B-ml/README.md, section "Deepspeed config" (4 bytes a parameter, unsharded).
     """
+    architecture, recipe, layout = workload
     groups = _optimizer_groups(rank_parameters(architecture, layout, stage=stage), recipe)
     _, stored, _ = _stored_elements(groups, layout)
     return int(BYTES_PER_PARAMETER[recipe.precision].gradients) * stored
 
 
-def optimizer_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int = 0) -> int:
+def optimizer_bytes(workload: Workload, *, stage: int = 0) -> int:
     """Bytes of optimizer state on one rank.
 
     For each group of N elements over n shards, with k = ceil(N / n):
@@ -181,10 +180,10 @@ def optimizer_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, 
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1 counts 12 bytes of state (K = 12) and gradients of
     2 bytes, hence 16; accumulating gradients in fp32 makes it 18.
     """
-    each = BYTES_PER_PARAMETER[recipe.precision]
+    each = BYTES_PER_PARAMETER[workload.recipe.precision]
     element = int(each.gradient_copy + each.master_weights + each.moments)
-    shards = optimizer_shards(layout)
-    groups = group_elements(architecture, recipe, layout, stage=stage)
+    shards = optimizer_shards(workload.layout)
+    groups = group_elements(workload, stage=stage)
     return sum(element * shard_elements(elements, shards) + STEP_COUNTER_BYTES for elements in groups)
 
 
@@ -268,15 +267,17 @@ class _Shared(NamedTuple):
     stream: int
 
 
-def _shared(architecture: Architecture, recipe: Recipe, layout: Layout) -> _Shared:
+def _shared(workload: Workload) -> _Shared:
+    architecture, layout = workload.architecture, workload.layout
     layer = 0
     if layout.zero_stage >= 2 or layout.offload is Offload.STATE:
         layer = sum(layer_elements(architecture, tensor_parallel=layout.tensor_parallel))
-    return _Shared(micro_batch_bytes(architecture, recipe, layout), layer, _stream_bytes(architecture, recipe, layout))
+    return _Shared(micro_batch_bytes(workload), layer, _stream_bytes(workload))
 
 
-def _stream_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+def _stream_bytes(workload: Workload) -> int:
     """Bytes of one micro-batch between two stages on one rank."""
+    architecture, recipe, layout = workload
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     stream = ELEMENT_BYTES[recipe.precision] * tokens * architecture.hidden
     return stream // layout.tensor_parallel if layout.sequence_parallel else stream
@@ -346,15 +347,14 @@ class _Parts(NamedTuple):
 
 
 def _parts(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     layers: int,
     micro_batches: int,
     shared: _Shared,
 ) -> _Parts:
+    architecture, recipe, layout = workload
     unit = shared.unit
     rank = rank_parameters(architecture, layout, stage=stage)
     stored, kept_gradients, share = _stored_elements(_optimizer_groups(rank, recipe), layout)
@@ -421,18 +421,15 @@ def _at_instants(parts: _Parts, in_flight: float, flush: bool) -> StageMemory:
     )
 
 
-def _stage_memory(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int, shared: _Shared
-) -> StageMemory:
+def _stage_memory(workload: Workload, *, stage: int, micro_batches: int, shared: _Shared) -> StageMemory:
+    architecture, layout = workload.architecture, workload.layout
     layers = stage_layers(architecture, layout, stage=stage)
-    parts = _parts(architecture, recipe, layout, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
+    parts = _parts(workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
     return _at_instants(parts, in_flight, layout.schedule not in NO_FLUSH)
 
 
-def stage_memory(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
-) -> StageMemory:
+def stage_memory(workload: Workload, *, stage: int, micro_batches: int) -> StageMemory:
     """Bytes on one rank of pipeline stage `stage` (from 0), by part and at three instants of a step.
 
         after forward     state (gradients only from the second micro-batch on: before, none exist), activations of
@@ -447,15 +444,14 @@ def stage_memory(
 
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.
     """
-    shared = _shared(architecture, recipe, layout)
-    return _stage_memory(architecture, recipe, layout, stage=stage, micro_batches=micro_batches, shared=shared)
+    shared = _shared(workload)
+    return _stage_memory(workload, stage=stage, micro_batches=micro_batches, shared=shared)
 
 
-def memory_by_stage(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, micro_batches: int
-) -> list[StageMemory]:
+def memory_by_stage(workload: Workload, *, micro_batches: int) -> list[StageMemory]:
     """`stage_memory` of every pipeline stage in order; stages alike share what does not depend on the schedule."""
-    shared = _shared(architecture, recipe, layout)
+    architecture, layout = workload.architecture, workload.layout
+    shared = _shared(workload)
     last, flush = layout.pipeline_stages - 1, layout.schedule not in NO_FLUSH
     alike: dict[tuple[int, int], _Parts] = {}
     memory: list[StageMemory] = []
@@ -464,24 +460,22 @@ def memory_by_stage(
         # first, last and other stages differ; without flush each stage keeps its own number of weight versions
         kind = (layers, -1 if flush and 0 < stage < last else stage)
         if kind not in alike:
-            alike[kind] = _parts(
-                architecture, recipe, layout, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared
-            )
+            alike[kind] = _parts(workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
         in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
         memory.append(_at_instants(alike[kind], in_flight, flush))
     return memory
 
 
-def peak_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, micro_batches: int) -> float:
+def peak_bytes(workload: Workload, *, micro_batches: int) -> float:
     """Bytes at the fullest instant of the fullest rank.
 
     Of p stages it is the first, the second or the last: those between have no more layers, micro-batches in flight or
     weight versions than the second, and neither embedding nor head.
     """
-    shared = _shared(architecture, recipe, layout)
-    last = layout.pipeline_stages - 1
+    shared = _shared(workload)
+    last = workload.layout.pipeline_stages - 1
     first, second, final = (
-        _stage_memory(architecture, recipe, layout, stage=stage, micro_batches=micro_batches, shared=shared).peak
+        _stage_memory(workload, stage=stage, micro_batches=micro_batches, shared=shared).peak
         for stage in (0 * last, smaller(1, last), last)
     )
     return larger(larger(first, second), final)

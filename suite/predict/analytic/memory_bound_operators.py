@@ -6,8 +6,7 @@ and writes the input's gradient.
 
 from __future__ import annotations
 
-from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Position, Precision, Recipe, Residual
+from reference_runs.run import Position, Precision, Residual, Workload
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
 
 MASK_BYTES = 1  # a dropout mask is kept as one byte an element
@@ -15,7 +14,7 @@ RESIDUAL_OPERATORS = ("norm", "residual add", "dropout")  # on hidden states, wh
 BACKWARD = 2  # bytes of a backward pass over those of the forward pass, see the module's first lines
 
 
-def layer_operator_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+def layer_operator_bytes(workload: Workload) -> dict[str, int]:
     """Least bytes that one rank moves in the forward pass of one micro-batch through one layer, by operator.
 
     With T = b s / c tokens on c context-parallel ranks, t tensor-parallel ranks, w bytes an element, r = t where
@@ -32,6 +31,7 @@ def layer_operator_bytes(architecture: Architecture, recipe: Recipe, layout: Lay
     Source: counted here. Kernels that fuse neighbours (bias, dropout and add in Megatron-LM) move less; frameworks that
     scale, mask and convert the scores in kernels of their own move more.
     """
+    architecture, recipe, layout = workload
     h, f, w = architecture.hidden, architecture.ffn_hidden, WEIGHT_ELEMENT_BYTES[recipe.precision]
     t = layout.tensor_parallel
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
@@ -51,11 +51,12 @@ def layer_operator_bytes(architecture: Architecture, recipe: Recipe, layout: Lay
     if architecture.position is Position.ROTARY:
         rotated = (architecture.heads + architecture.kv_heads) * (architecture.rotary_dim or 0)
         bytes_by_operator["rotary"] = 2 * w * tokens * rotated // t
-    return bytes_by_operator | score_operator_bytes(architecture, recipe, layout)
+    return bytes_by_operator | score_operator_bytes(workload)
 
 
-def score_operator_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> dict[str, int]:
+def score_operator_bytes(workload: Workload) -> dict[str, int]:
     """Of `layer_operator_bytes`, the operators on attention scores: what selective recomputation repeats."""
+    architecture, recipe, layout = workload
     if layout.fused_attention:
         return {}
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
@@ -67,7 +68,7 @@ def score_operator_bytes(architecture: Architecture, recipe: Recipe, layout: Lay
     return bytes_by_operator
 
 
-def embedding_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+def embedding_bytes(workload: Workload) -> int:
     """Least bytes that a rank of the first stage moves in the forward pass of one micro-batch before the layers.
 
     With T, w and r as in `layer_operator_bytes`:
@@ -76,6 +77,7 @@ def embedding_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) 
         2 w T h / r      the embedding norm, where there is one
         (2 w + 1) T h / r    dropout, where embedding_dropout > 0
     """
+    architecture, recipe, layout = workload
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     whole = tokens * architecture.hidden
@@ -86,7 +88,7 @@ def embedding_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) 
     return 2 * w * whole + each * split
 
 
-def loss_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+def loss_bytes(workload: Workload) -> int:
     """Least bytes that a rank of the last stage moves in the forward pass of one micro-batch behind the layers.
 
     With T, w, t and r as in `layer_operator_bytes`:
@@ -95,6 +97,7 @@ def loss_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> in
 
     Source: counted here. Implementations that convert the logits to fp32 and keep probabilities move several times it.
     """
+    architecture, recipe, layout = workload
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     whole = tokens * architecture.hidden

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Recomputation
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.collective_time import Group, collective_seconds, group
 from suite.predict.analytic.elementwise import chosen, larger, smaller
@@ -122,9 +122,7 @@ def exposed_data_parallel_seconds(
 
 
 def step_time(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     machine: Machine,
     *,
     micro_batches: int,
@@ -150,14 +148,15 @@ def step_time(
     Raises:
         InputError: the layout keeps state in the host's memory; its transfers have no time here.
     """
+    architecture, recipe, layout = workload
     if layout.offload is not Offload.NONE:
         raise InputError("layout.offload: no time is predicted", got=layout.offload.value, allowed=Offload.NONE.value)
     bandwidth = machine.achievable_memory_bytes_per_second
     stack = machine.stack
-    layer = layer_time(architecture, recipe, layout, machine)
-    head = head_seconds(architecture, recipe, layout, machine)
-    before = machine.residual_passes * embedding_bytes(architecture, recipe, layout) / bandwidth
-    behind = machine.loss_passes * stack.loss_share * loss_bytes(architecture, recipe, layout) / bandwidth
+    layer = layer_time(workload, machine)
+    head = head_seconds(workload, machine)
+    before = machine.residual_passes * embedding_bytes(workload) / bandwidth
+    behind = machine.loss_passes * stack.loss_share * loss_bytes(workload) / bandwidth
     element = update_element_bytes(recipe.precision) / optimizer_shards(layout)
     update = machine.update_passes * element / bandwidth
     kernels = stack.layer_kernels + stack.tensor_parallel_kernels * (layout.tensor_parallel > 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Architecture, Precision, Recipe, Residual
+from reference_runs.run import Precision, Residual, Workload
 from suite.predict.analytic.activations import kept_units
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.flop import recomputed_layers_from_input
@@ -15,9 +15,7 @@ from suite.predict.analytic.process_groups import Traffic, group_ranks
 CROSS_ENTROPY_REDUCTIONS = 3  # maximum, the target's logit, sum of exponentials
 
 
-def step_traffic(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
-) -> list[Traffic]:
+def step_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[Traffic]:
     """What one rank of pipeline stage `stage` (from 0) hands to collectives in a step of `micro_batches`.
 
     One entry for each axis and operation; of plain numbers, entries without messages are left out.
@@ -29,11 +27,11 @@ def step_traffic(
 
     Left out are scalars of a step: loss, gradient norm, overflow flag.
     """
-    traffic = zero_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
-    traffic += tensor_parallel_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
-    traffic.append(context_parallel_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches))
-    traffic.append(pipeline_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches))
-    traffic.append(tied_embedding_traffic(architecture, recipe, layout, stage=stage))
+    traffic = zero_traffic(workload, stage=stage, micro_batches=micro_batches)
+    traffic += tensor_parallel_traffic(workload, stage=stage, micro_batches=micro_batches)
+    traffic.append(context_parallel_traffic(workload, stage=stage, micro_batches=micro_batches))
+    traffic.append(pipeline_traffic(workload, stage=stage, micro_batches=micro_batches))
+    traffic.append(tied_embedding_traffic(workload, stage=stage))
     return [entry for entry in traffic if not isinstance(entry.messages, int) or entry.messages]
 
 
@@ -42,9 +40,7 @@ def reduced_gradient_element_bytes(precision: Precision) -> int:
     return int(BYTES_PER_PARAMETER[precision].gradients)
 
 
-def zero_traffic(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
-) -> list[Traffic]:
+def zero_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[Traffic]:
     """What one rank hands to collectives over its data-parallel group in a step, by ZeRO stage.
 
     With Psi parameters on the rank, g bytes a reduced gradient, w a weight, m micro-batches, n ranks of the group,
@@ -67,6 +63,7 @@ def zero_traffic(
     Differs from 2 Psi of Rajbhandari's stage 1, and of Megatron-LM's distributed optimizer, by Psi: both reduce-scatter
     gradients, once a step, where BLOOM all-reduces them.
     """
+    architecture, recipe, layout = workload
     n = group_ranks(layout, "dp")
     several = n > 1
     rank = rank_parameters(architecture, layout, stage=stage)
@@ -96,19 +93,18 @@ def zero_traffic(
     return [reduced, gathered] if layout.zero_stage == 1 else [reduced]
 
 
-def activation_message_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+def activation_message_bytes(workload: Workload) -> int:
     """Bytes of one micro-batch's hidden states on a rank that has its share of the sequence: b s h e / c.
 
     With b samples a micro-batch, s positions, h hidden, e bytes an element (as a weight), c context-parallel ranks.
     """
+    architecture, recipe, layout = workload
     element = WEIGHT_ELEMENT_BYTES[recipe.precision]
     tokens = layout.micro_batch * architecture.sequence
     return tokens * architecture.hidden * element // layout.context_parallel
 
 
-def tensor_parallel_traffic(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
-) -> list[Traffic]:
+def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[Traffic]:
     """What one rank hands to collectives over its tensor-parallel group in a step.
 
     With a = b s h e / c bytes of hidden states, for each micro-batch:
@@ -142,7 +138,8 @@ def tensor_parallel_traffic(
     PyTorch's recomputation stops early where there is no dropout and so leaves out the last g of each group: 1 in
     place of 2 for groups of one layer, 0 in place of 1 with a parallel residual.
     """
-    a = activation_message_bytes(architecture, recipe, layout)
+    architecture, recipe, layout = workload
+    a = activation_message_bytes(workload)
     several = layout.tensor_parallel > 1
     first, last = stage == 0, stage == layout.pipeline_stages - 1
     layers = stage_layers(architecture, layout, stage=stage)
@@ -181,9 +178,7 @@ def _recomputed_layers(recomputation: Recomputation, layers: int) -> int:
     return recomputed_layers_from_input(layers) if recomputation is Recomputation.FROM_INPUT else 0 * layers
 
 
-def context_parallel_traffic(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
-) -> Traffic:
+def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
     """What one rank sends round its context-parallel ring in a step (ring attention).
 
     Keys and values of a rank's share of the sequence are 2 b s k d e / (c t) bytes, with k key-value heads of size d,
@@ -198,6 +193,7 @@ def context_parallel_traffic(
     ended and turns the other way. Implementations that start at home send the gradients c times.
     Gradients of weights are reduced over dp and cp together (see `zero_traffic`).
     """
+    architecture, recipe, layout = workload
     element = WEIGHT_ELEMENT_BYTES[recipe.precision]
     layers = stage_layers(architecture, layout, stage=stage)
     again = layers if layout.recomputation is Recomputation.SELECTIVE else 0
@@ -220,9 +216,7 @@ def pipeline_messages(layout: Layout, *, stage: int, micro_batches: int) -> int:
     return (layout.pipeline_stages > 1) * micro_batches * (2 * layout.virtual_stages - ends)
 
 
-def pipeline_traffic(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, micro_batches: int
-) -> Traffic:
+def pipeline_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
     """What one rank sends to other pipeline stages in a step: `pipeline_messages` of a = b s h e / c bytes each.
 
     Every tensor-parallel rank sends all of it, except with scatter_gather or sequence parallelism: a / t. With the
@@ -230,14 +224,15 @@ def pipeline_traffic(
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, sections 3.2 and 4.1.
     """
-    size = activation_message_bytes(architecture, recipe, layout)
+    layout = workload.layout
+    size = activation_message_bytes(workload)
     if layout.sequence_parallel or layout.scatter_gather:
         size = size // layout.tensor_parallel
     messages = pipeline_messages(layout, stage=stage, micro_batches=micro_batches)
     return Traffic("pp", "send", messages * size, messages)
 
 
-def tied_embedding_traffic(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int) -> Traffic:
+def tied_embedding_traffic(workload: Workload, *, stage: int) -> Traffic:
     """What one rank hands to the all-reduce of the tied embedding's gradient between first and last stage in a step.
 
     g V h / t bytes in one message on the first and on the last of several stages; nothing elsewhere or untied.
@@ -245,6 +240,7 @@ def tied_embedding_traffic(architecture: Architecture, recipe: Recipe, layout: L
 
     Source: Narayanan et al. 2021, arXiv 2104.04473; Megatron-LM, core/distributed/finalize_model_grads.py.
     """
+    architecture, recipe, layout = workload
     ends = (stage == 0) | (stage == layout.pipeline_stages - 1)
     messages = (layout.pipeline_stages > 1) * ends * (1 if architecture.tied_embeddings else 0)
     table = architecture.padded_vocabulary * architecture.hidden // layout.tensor_parallel

@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Layout
 from reference_runs.placement import coordinates
-from reference_runs.run import Architecture, Norm, Objective, Recipe
+from reference_runs.run import Norm, Objective, Workload
 from suite.job.options import Averaging
 from suite.metrics.figures import Figure, Quantity, with_maximum_over_ranks
 from suite.predict.analytic.flop import (
@@ -38,11 +37,12 @@ EQUAL_WORK = 0.05  # by how much the flop of two equal chunks may differ
 UNEQUAL_REASON = "not judged: chunks of unequal flop, and their times are not known"
 
 
-def job_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Figure]:
+def job_figures(workload: Workload) -> list[Figure]:
     """Figures of the whole job under any layout: parameters, flop of a step, first loss.
 
     The first loss where its formula holds: for a causal model with norms in front.
     """
+    architecture, recipe, layout = workload
     samples = recipe.global_batch
     figures = [
         Figure(quantity=Quantity.PARAMETERS, value=parameter_count(architecture)),
@@ -70,9 +70,7 @@ def job_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> l
 
 
 def rank_figures(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     compiled: bool = False,
     averaging: Averaging = Averaging.EXACT,
@@ -81,6 +79,7 @@ def rank_figures(
 
     Parameters and flop of each rank; state bytes and traffic of each rank, behind the largest over ranks.
     """
+    layout = workload.layout
     known: dict[tuple[int, int], tuple[list[Figure], list[Figure]]] = {}
     shares: list[Figure] = []
     others: list[Figure] = []
@@ -90,12 +89,10 @@ def rank_figures(
         if alike not in known:
             stage, replica = alike
             known[alike] = (
-                _shares(architecture, recipe, layout, stage=stage, replica=replica),
-                _state(architecture, recipe, layout, stage=stage, replica=replica, averaging=averaging)
+                _shares(workload, stage=stage, replica=replica),
+                _state(workload, stage=stage, replica=replica, averaging=averaging)
                 + _traffic(
-                    architecture,
-                    recipe,
-                    layout,
+                    workload,
                     stage=stage,
                     replica=replica,
                     compiled=compiled,
@@ -108,10 +105,11 @@ def rank_figures(
     return shares + with_maximum_over_ranks(others)
 
 
-def _shares(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int) -> list[Figure]:
+def _shares(workload: Workload, *, stage: int, replica: int) -> list[Figure]:
     """What a rank has of the job's sums."""
+    architecture, recipe, layout = workload
     samples = accumulation(recipe, layout) * layout.micro_batch
-    stored = executed_state(architecture, recipe, layout, stage=stage, replica=replica)
+    stored = executed_state(workload, stage=stage, replica=replica)
     executed = rank_executed_flop(
         architecture, layout, stage=stage, samples=samples, hidden_dropout=recipe.hidden_dropout
     )
@@ -126,13 +124,11 @@ def _shares(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage
     ]
 
 
-def _state(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, averaging: Averaging
-) -> list[Figure]:
-    stored = executed_state(architecture, recipe, layout, stage=stage, replica=replica)
+def _state(workload: Workload, *, stage: int, replica: int, averaging: Averaging) -> list[Figure]:
+    stored = executed_state(workload, stage=stage, replica=replica)
     optimizer_bytes = stored.optimizer_bytes
-    if averaging is Averaging.ONE_BIT and layout.data_parallel > 1:
-        optimizer_bytes += one_bit_state_bytes(architecture, layout, stage=stage)
+    if averaging is Averaging.ONE_BIT and workload.layout.data_parallel > 1:
+        optimizer_bytes += one_bit_state_bytes(workload.architecture, workload.layout, stage=stage)
     return [
         Figure(quantity=Quantity.WEIGHT_BYTES, value=stored.weight_bytes),
         Figure(quantity=Quantity.GRADIENT_BYTES, value=stored.gradient_bytes),
@@ -141,9 +137,7 @@ def _state(
 
 
 def _traffic(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     replica: int,
@@ -152,11 +146,9 @@ def _traffic(
 ) -> list[Figure]:
     figures: list[Figure] = []
     total = 0
-    traffic = executed_traffic(
-        architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled, averaging=averaging
-    )
+    traffic = executed_traffic(workload, stage=stage, replica=replica, compiled=compiled, averaging=averaging)
     for entry in traffic:
-        sent = sent_bytes(entry, layout)
+        sent = sent_bytes(entry, workload.layout)
         total += sent
         figures += [
             Figure(
@@ -186,12 +178,13 @@ def _traffic(
     return figures
 
 
-def bubble_figure(architecture: Architecture, recipe: Recipe, layout: Layout, *, own_processors: bool) -> Figure:
+def bubble_figure(workload: Workload, *, own_processors: bool) -> Figure:
     """The share of the pipeline's time in which its stages wait, each pass taking as long as its flop.
 
     Judged where chunks have equal flop: they take equal times then, whatever else a layer does besides its products.
     And where each rank has a processor of its own: a rank that waits for one is idle for another reason.
     """
+    architecture, recipe, layout = workload
     durations = flop_durations(architecture, layout, hidden_dropout=recipe.hidden_dropout)
     idle = idle_fraction(layout, durations, micro_batches=accumulation(recipe, layout))
     why = BUBBLE_REASON
@@ -204,9 +197,7 @@ def bubble_figure(architecture: Architecture, recipe: Recipe, layout: Layout, *,
 
 
 def prediction(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     compiled: bool = False,
     own_processors: bool = True,
@@ -221,11 +212,11 @@ def prediction(
 
     Behind the figures of the ranks stand the payload bytes by which the papers' traffic differs.
     """
-    figures = job_figures(architecture, recipe, layout)
-    if describes_ranks(architecture, layout):
-        if layout.pipeline_stages > 1:
-            figures.append(bubble_figure(architecture, recipe, layout, own_processors=own_processors))
-        figures += rank_figures(architecture, recipe, layout, compiled=compiled, averaging=averaging)
+    figures = job_figures(workload)
+    if describes_ranks(workload.architecture, workload.layout):
+        if workload.layout.pipeline_stages > 1:
+            figures.append(bubble_figure(workload, own_processors=own_processors))
+        figures += rank_figures(workload, compiled=compiled, averaging=averaging)
         if averaging is Averaging.EXACT:  # the textbooks' is
-            figures += textbook_differences(architecture, recipe, layout, compiled=compiled)
+            figures += textbook_differences(workload, compiled=compiled)
     return figures

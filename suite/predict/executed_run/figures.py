@@ -25,9 +25,7 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
     predicted = countable(
         job.averaging,
         prediction(
-            job.architecture,
-            job.recipe,
-            job.layout,
+            job.workload,
             compiled=job.compiled,
             own_processors=alone,
             averaging=job.averaging,
@@ -36,7 +34,7 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
     if job.script.update is Update.ADAFACTOR:
         predicted = [_of_adafactor(job, figure) for figure in predicted]
     if job.kernels is KernelChoice.TORCH:  # what Triton's keep and need is not described
-        memory = memory_figures(job.architecture, job.recipe, job.layout, kernels, job.script)
+        memory = memory_figures(job.workload, kernels, job.script)
         # nor what other ways of averaging take in passing
         exact = job.averaging is Averaging.EXACT
         predicted += [figure for figure in memory if exact or figure.quantity is not Quantity.PEAK_BYTES]
@@ -53,7 +51,7 @@ def _of_adafactor(job: Job, figure: Figure) -> Figure:
         flop = 2 * sum(tensor.elements for tensor in tensors if tensor.matrix)
         return msgspec.structs.replace(figure, value=figure.value + flop)
     if figure.quantity is Quantity.OPTIMIZER_BYTES:
-        state = executed_state(job.architecture, job.recipe, job.layout, stage=0, replica=0, update=job.script.update)
+        state = executed_state(job.workload, stage=0, replica=0, update=job.script.update)
         return msgspec.structs.replace(figure, value=state.optimizer_bytes)
     return figure
 

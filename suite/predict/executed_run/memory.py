@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference_runs.layout import Layout
 from reference_runs.placement import coordinates
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Workload
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum_over_ranks
@@ -18,9 +18,7 @@ UNPROVEN = "not judged: {} is not proven"
 
 
 def memory_figures(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     kernels: Kernels,
     script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> list[Figure]:
@@ -30,6 +28,7 @@ def memory_figures(
     not described.
     Each is a simulation of a step, 0.01 to 0.5 s, so that they do not belong to `prediction`.
     """
+    architecture, layout = workload.architecture, workload.layout
     if not describes_ranks(architecture, layout):
         return []
     known: dict[tuple[int, int], tuple[int, int]] = {}
@@ -39,10 +38,8 @@ def memory_figures(
         stage, replica = alike = place["pp"], place["dp"] if layout.zero_stage >= 2 else 0
         if alike not in known:
             known[alike] = (
-                executed_activation_bytes(architecture, recipe, layout, stage=stage, kernels=kernels, script=script),
-                executed_peak_bytes(
-                    architecture, recipe, layout, stage=stage, replica=replica, kernels=kernels, script=script
-                ),
+                executed_activation_bytes(workload, stage=stage, kernels=kernels, script=script),
+                executed_peak_bytes(workload, stage=stage, replica=replica, kernels=kernels, script=script),
             )
         of_stage = stage if layout.pipeline_stages > 1 else None
         activations, peak = known[alike]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference_runs.layout import Layout
 from reference_runs.placement import coordinates
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Workload
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import Kernels
 from suite.machine.timing_tables import Measured
@@ -24,9 +23,7 @@ MEAN_REASON = "mean over ranks; not judged"
 
 def time_figures(
     measured: Measured,
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     kernels: Kernels,
     compiled: bool,
@@ -45,13 +42,12 @@ def time_figures(
     Raises:
         InputError: the profile lacks an operation.
     """
+    architecture, recipe, layout = workload
     if not describes_ranks(architecture, layout):
         return []
     stages = step_seconds(
         measured,
-        architecture,
-        recipe,
-        layout,
+        workload,
         kernels=kernels,
         compiled=compiled,
         script=script,

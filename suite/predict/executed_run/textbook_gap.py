@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Layout, StageAssignment
-from reference_runs.run import Architecture, Recipe, Residual
+from reference_runs.layout import StageAssignment
+from reference_runs.run import Residual, Workload
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.process_groups import Traffic
@@ -17,22 +17,21 @@ from suite.predict.simulation.traffic import executed_traffic, scalar_traffic
 TEXTBOOK_TERM = "textbook minus executed"
 
 
-def textbook_differences(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, compiled: bool = False
-) -> list[Figure]:
+def textbook_differences(workload: Workload, *, compiled: bool = False) -> list[Figure]:
     """Payload bytes of `step_traffic` less those of `executed_traffic`, by axis and operation where they differ.
 
     On the rank that executes most of it, the first of them; scalars are left out on both sides.
     """
+    recipe, layout = workload.recipe, workload.layout
     micro_batches = accumulation(recipe, layout)
     scalars = _payload(scalar_traffic(layout))
     executed: dict[int, dict[tuple[str, str], int]] = {}
     textbook: dict[int, dict[tuple[str, str], int]] = {}
     for stage in range(layout.pipeline_stages):
-        traffic = executed_traffic(architecture, recipe, layout, stage=stage, replica=0, compiled=compiled)
+        traffic = executed_traffic(workload, stage=stage, replica=0, compiled=compiled)
         payload = _payload(traffic)
         executed[stage] = {key: size - scalars.get(key, 0) for key, size in payload.items()}
-        textbook[stage] = _payload(step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches))
+        textbook[stage] = _payload(step_traffic(workload, stage=stage, micro_batches=micro_batches))
     keys = {key: None for of_stage in (*executed.values(), *textbook.values()) for key in of_stage}
     figures = []
     for axis, operation in keys:
@@ -46,7 +45,7 @@ def textbook_differences(
                     axis=axis,
                     operation=operation,
                     term=TEXTBOOK_TERM,
-                    why="; ".join(_reasons(architecture, recipe, layout, axis, operation)),
+                    why="; ".join(_reasons(workload, axis, operation)),
                 )
             )
     return figures
@@ -56,8 +55,9 @@ def _payload(traffic: list[Traffic]) -> dict[tuple[str, str], int]:
     return {(entry.axis, entry.operation): entry.payload_bytes for entry in traffic}
 
 
-def _reasons(architecture: Architecture, recipe: Recipe, layout: Layout, axis: str, operation: str) -> Iterator[str]:
+def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
     """What is known to differ in this operation on `axis`."""
+    architecture, recipe, layout = workload
     if layout.virtual_stages > 1 and layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES:
         yield "layers are dealt to chunks"
     if axis == "dp" and layout.zero_stage >= 2:

@@ -10,7 +10,7 @@ from reference_runs.accelerator import Accelerator, Board, accelerator, dense_pe
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.machine_model import machine_model
-from reference_runs.run import Activation, ReferenceRun
+from reference_runs.run import Activation, ReferenceRun, Workload
 from reference_runs.stack import RecordedStack, stack, stack_of
 from suite.machine.half_precision import Kernels, dtype_of
 from suite.machine.profile import Profile
@@ -295,11 +295,11 @@ def _passes(
         "softmax": times(_table_element_seconds(profile, "softmax", "fp32"), 2 * w),
         "attention dropout": dropout,
     }
-    moved = layer_operator_bytes(run.architecture, run.recipe, layout)
+    moved = layer_operator_bytes(Workload(run.architecture, run.recipe, layout))
     return {
         "residual_passes": _mean(of_operator, moved, RESIDUAL_OPERATORS),
         "inner_passes": times(_line_element_seconds(profile, activation, dtype), 2 * w),
-        "score_passes": _mean(of_operator, moved, score_operator_bytes(run.architecture, run.recipe, layout)),
+        "score_passes": _mean(of_operator, moved, score_operator_bytes(Workload(run.architecture, run.recipe, layout))),
         "loss_passes": times(_table_element_seconds(profile, "cross_entropy", "fp32"), w) / found.switches.loss_share,
         "update_passes": times(_line(profile, "adam").seconds_per_unit, ADAM_BYTES),
     }

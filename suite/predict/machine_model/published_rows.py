@@ -35,8 +35,7 @@ def prepared_row(row: PublishedRow) -> PreparedRow:
     """The row with the traffic of the stages that may be the slowest."""
     micro_batches = accumulation(row.recipe, row.layout)
     traffic = tuple(
-        step_traffic(row.architecture, row.recipe, row.layout, stage=stage, micro_batches=micro_batches)
-        for stage in timed_stages(row.layout)
+        step_traffic(row.workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(row.layout)
     )
     return PreparedRow(row, catalogued(row.accelerator), micro_batches, traffic)
 
@@ -58,9 +57,7 @@ def row_step_seconds(model: MachineModel, values: Mapping[str, Any], prepared: P
         accelerators_per_node=row.accelerators_per_node,
     )
     time = step_time(
-        row.architecture,
-        row.recipe,
-        row.layout,
+        row.workload,
         machine,
         micro_batches=prepared.micro_batches,
         traffic=prepared.traffic,

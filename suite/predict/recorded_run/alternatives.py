@@ -10,7 +10,7 @@ import msgspec
 from reference_runs.catalog import accumulation, check_layout
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Recomputation, layout_text
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Recipe, Workload
 from suite.predict.analytic.activations import (
     activation_bytes,
     activation_conventions,
@@ -83,9 +83,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choices(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     machine: Machine,
     prediction: RunPrediction,
     *,
@@ -104,21 +102,20 @@ def choices(
         interfaces: network interfaces of a node, each of `interface_bytes_per_second`.
     """
     return [
-        *_tensor_parallel(architecture, recipe, layout, machine),
-        *_memory(architecture, recipe, layout, machine, prediction, memories),
-        *_batch(architecture, recipe, layout, machine),
-        *_recomputation(architecture, recipe, layout),
-        *_pipeline(architecture, recipe, layout, machine),
-        *_communication(
-            architecture, recipe, layout, machine, host_bytes_per_second, interfaces, interface_bytes_per_second
-        ),
+        *_tensor_parallel(workload, machine),
+        *_memory(workload, machine, prediction, memories),
+        *_batch(workload, machine),
+        *_recomputation(workload),
+        *_pipeline(workload, machine),
+        *_communication(workload, machine, host_bytes_per_second, interfaces, interface_bytes_per_second),
         *_data_parallelism(prediction),
-        *_precision(recipe),
-        *_fastest(architecture, recipe, layout, machine),
+        *_precision(workload.recipe),
+        *_fastest(workload, machine),
     ]
 
 
-def _tensor_parallel(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> Iterator[Choice]:
+def _tensor_parallel(workload: Workload, machine: Machine) -> Iterator[Choice]:
+    architecture, recipe, layout = workload
     element = BYTES_PER_PARAMETER[recipe.precision].weights
     topic, peak, link = "tensor parallelism", machine.peak_flop_per_second, machine.link_bytes_per_second
     if math.isinf(link):
@@ -147,20 +144,19 @@ def _tensor_parallel(architecture: Architecture, recipe: Recipe, layout: Layout,
 
 
 def _memory(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     machine: Machine,
     prediction: RunPrediction,
     memories: Mapping[str, float],
 ) -> Iterator[Choice]:
+    architecture, recipe, layout = workload
     topic, precision, ranks = "memory", recipe.precision, group_ranks(layout, "dp")
     state = parameter_count(architecture) * bytes_per_parameter(precision)
     yield Choice(topic, "training state of the model", state, "byte", f"{bytes_per_parameter(precision):g} a parameter")
     whole = msgspec.structs.replace(
         layout, tensor_parallel=1, context_parallel=1, pipeline_stages=1, virtual_stages=1, sequence_parallel=False
     )
-    activations = activation_bytes(architecture, recipe, whole, stage=0)
+    activations = activation_bytes(Workload(architecture, recipe, whole), stage=0)
     total = even_stage_bytes(state_bytes=state, activation_bytes=activations)
     least = least_accelerators(total_bytes=total, memory_bytes=machine.memory_bytes)
     yield Choice(topic, "least accelerators for it", least, "1", "and the activations of one micro-batch")
@@ -198,7 +194,8 @@ def _memory(
         yield Choice("fits on one accelerator", use, ", ".join(names) or "none recorded", "", note)
 
 
-def _batch(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> Iterator[Choice]:
+def _batch(workload: Workload, machine: Machine) -> Iterator[Choice]:
+    architecture, recipe, layout = workload
     topic, micro_batches = "batch and ranks", accumulation(recipe, layout)
     sizes = (layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages, layout.context_parallel)
     yield Choice(topic, "world size", world_size(sizes), "1", "product of the axes")
@@ -225,13 +222,16 @@ def _batch(architecture: Architecture, recipe: Recipe, layout: Layout, machine: 
     yield Choice(topic, "years on one accelerator", years, "year", "6 N D at its peak")
 
 
-def _recomputation(architecture: Architecture, recipe: Recipe, layout: Layout) -> Iterator[Choice]:
+def _recomputation(workload: Workload) -> Iterator[Choice]:
+    architecture, recipe, layout = workload
     topic, layers = "activations", stage_layers(architecture, layout, stage=0)
-    for name, bytes_ in activation_conventions(architecture, recipe, layout).items():
+    for name, bytes_ in activation_conventions(workload).items():
         yield Choice(topic, name, bytes_, "byte", "of one micro-batch, all layers on one pipeline stage")
-    unit = micro_batch_bytes(architecture, recipe, msgspec.structs.replace(layout, recomputation=Recomputation.NONE))
+    unit = micro_batch_bytes(
+        Workload(architecture, recipe, msgspec.structs.replace(layout, recomputation=Recomputation.NONE))
+    )
     yield Choice(topic, "one layer keeps", unit.unit, "byte", "of one micro-batch, without recomputation")
-    best = best_checkpoint_layers(architecture, recipe, layout, stage=0, micro_batches=accumulation(recipe, layout))
+    best = best_checkpoint_layers(workload, stage=0, micro_batches=accumulation(recipe, layout))
     yield Choice(topic, "layers a group of recomputation", best, "1", "least memory on the first stage")
     partitions = checkpoint_partitions(layers=architecture.layers)
     yield Choice(topic, "partitions, if a layer keeps what its input takes", partitions, "1", "sqrt(layers)")
@@ -243,11 +243,12 @@ def _recomputation(architecture: Architecture, recipe: Recipe, layout: Layout) -
     yield Choice(topic, "rounds in flight without flush", kept, "1", f"first stage; {layers} layers each")
 
 
-def _pipeline(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> Iterator[Choice]:
+def _pipeline(workload: Workload, machine: Machine) -> Iterator[Choice]:
     """Balanced stages with the head counted, and PipeDream's partition over the accelerators of a node."""
+    architecture, recipe, layout = workload
     topic = "pipeline"
-    layer = layer_time(architecture, recipe, layout, machine)
-    head = sum(head_seconds(architecture, recipe, layout, machine))
+    layer = layer_time(workload, machine)
+    head = sum(head_seconds(workload, machine))
     each = layer.forward_seconds + layer.backward_seconds + 3 * layer.operator_seconds
     costs = [each] * (architecture.layers - 1) + [each + head]
     stages = balanced_partition(costs, stages=layout.pipeline_stages)
@@ -291,14 +292,13 @@ def _run_lengths(sizes: tuple[int, ...]) -> str:
 
 
 def _communication(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     machine: Machine,
     host_bytes_per_second: float | None,
     interfaces: int | None,
     interface_bytes_per_second: float | None,
 ) -> Iterator[Choice]:
+    architecture, recipe, layout = workload
     topic, rank = "communication", rank_parameters(architecture, layout, stage=0).all
     element = reduced_gradient_element_bytes(recipe.precision)
     crossing = "a rank's gradients over its link, one way"
@@ -367,10 +367,9 @@ def _precision(recipe: Recipe) -> Iterator[Choice]:
     yield Choice("precision", "updates lost below", spacing / 2, "1")
 
 
-def alternatives(
-    architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine
-) -> list[tuple[Layout, LayoutFigures]]:
+def alternatives(workload: Workload, machine: Machine) -> list[tuple[Layout, LayoutFigures]]:
     """Layouts of the same ranks that fit into memory, the fastest first: other tp, pp, dp and micro-batch."""
+    architecture, recipe, layout = workload
     found: list[tuple[Layout, LayoutFigures]] = []
     node = machine.accelerators_per_node
     for tensor_parallel in [size for size in range(1, node + 1) if node % size == 0]:
@@ -387,18 +386,18 @@ def alternatives(
                     accumulation=None,
                 )
                 try:
-                    check_layout(architecture, recipe, other, "here")
+                    check_layout(Workload(architecture, recipe, other), "here")
                 except InputError:
                     continue
-                figures = layout_figures(architecture, recipe, other, machine)
+                figures = layout_figures(Workload(architecture, recipe, other), machine)
                 if figures.peak_bytes <= machine.memory_bytes:
                     found.append((other, figures))
     return sorted(found, key=lambda pair: pair[1].step_seconds)
 
 
-def _fastest(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> Iterator[Choice]:
-    if layout.offload is not Offload.NONE:
+def _fastest(workload: Workload, machine: Machine) -> Iterator[Choice]:
+    if workload.layout.offload is not Offload.NONE:
         return  # no time is predicted
-    for other, figures in alternatives(architecture, recipe, layout, machine)[:5]:
+    for other, figures in alternatives(workload, machine)[:5]:
         note = f"{figures.peak_bytes / 2**30:,.1f} GiB, bubble {figures.bubble_fraction:.1%}"
         yield Choice("fastest layouts that fit", layout_text(other), figures.step_seconds, "s", note)

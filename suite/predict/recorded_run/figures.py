@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Architecture, FlopConvention, Recipe, ReferenceRun
+from reference_runs.run import FlopConvention, ReferenceRun, Workload
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
@@ -137,8 +137,8 @@ def predicted_figures(
         )
     )
     if layout is not None:
-        figures += _memory_figures(architecture, recipe, layout, machine, prediction)
-        figures += _traffic_figures(architecture, recipe, layout)
+        figures += _memory_figures(Workload(architecture, recipe, layout), machine, prediction)
+        figures += _traffic_figures(Workload(architecture, recipe, layout))
         figures += _time_figures(run, layout, machine, prediction, prices)
     return figures
 
@@ -148,9 +148,7 @@ def _recomputes(layout: Layout | None) -> bool:
     return layout is None or layout.recomputation is Recomputation.FULL
 
 
-def _memory_figures(
-    architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine | None, prediction: RunPrediction
-) -> list[Figure]:
+def _memory_figures(workload: Workload, machine: Machine | None, prediction: RunPrediction) -> list[Figure]:
     """State, activations and peak: the largest over stages, then every stage's with its parts and instants.
 
     Activations also by kind, of one layer and micro-batch.
@@ -189,17 +187,18 @@ def _memory_figures(
         )
     figures += [
         Figure(quantity=Quantity.ACTIVATION_BYTES, value=value, term=kind, convention=OF_A_LAYER)
-        for kind, value in layer_activation_bytes(architecture, recipe, layout).items()
+        for kind, value in layer_activation_bytes(workload).items()
     ]
     return figures
 
 
-def _traffic_figures(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[Figure]:
+def _traffic_figures(workload: Workload) -> list[Figure]:
     """Payload, messages and sent bytes by axis and operation: the largest over stages, then each stage's."""
+    recipe, layout = workload.recipe, workload.layout
     per_stage: list[Figure] = []
     micro_batches = accumulation(recipe, layout)
     for stage in range(layout.pipeline_stages):
-        for entry in step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches):
+        for entry in step_traffic(workload, stage=stage, micro_batches=micro_batches):
             values = {
                 Quantity.PAYLOAD_BYTES: entry.payload_bytes,
                 Quantity.MESSAGES: entry.messages,

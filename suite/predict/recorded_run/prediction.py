@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Layout, Offload
-from reference_runs.run import Architecture, Norm, Recipe
+from reference_runs.layout import Offload
+from reference_runs.run import Architecture, Norm, Recipe, Workload
 from suite.predict.analytic.caching_allocator import reserved_peak_bytes
 from suite.predict.analytic.flop import flop_conventions, hardware_flop, model_flop
 from suite.predict.analytic.initial_loss import first_loss
@@ -43,42 +43,37 @@ class RunPrediction(NamedTuple):
     step: StepTime | None
 
 
-def run_prediction(
-    architecture: Architecture, recipe: Recipe, layout: Layout | None, machine: Machine | None
-) -> RunPrediction:
-    """The prediction of a run; without a layout parameters, flop and first loss alone, without a machine no time.
-
-    Offloaded state has no time either: its transfers are not described.
-    """
+def prediction_without_layout(architecture: Architecture, recipe: Recipe) -> RunPrediction:
+    """Parameters, flop and first loss: what a run has whatever its layout."""
     samples = recipe.global_batch
     # the formula for the first loss holds for norms in front of what they feed
     loss = None if architecture.norm is Norm.DEEP_NORM else first_loss(architecture, recipe)
     counts, flop = parameter_counts(architecture), flop_conventions(architecture, samples=samples)
     needed = model_flop(architecture, samples=samples)
-    if layout is None:
-        return RunPrediction(counts, needed, None, flop, loss, (), None, {}, None, None)
+    return RunPrediction(counts, needed, None, flop, loss, (), None, {}, None, None)
+
+
+def run_prediction(workload: Workload, machine: Machine | None) -> RunPrediction:
+    """The prediction of a run; without a machine no time.
+
+    Offloaded state has no time either: its transfers are not described.
+    """
+    architecture, recipe, layout = workload
     micro_batches = accumulation(recipe, layout)
-    memory = tuple(memory_by_stage(architecture, recipe, layout, micro_batches=micro_batches))
+    memory = tuple(memory_by_stage(workload, micro_batches=micro_batches))
     # as for `peak_bytes`: no stage between the second and the last holds more than the second
     fullest = max(timed_stages(layout), key=lambda stage: memory[stage].peak)
     traffic = {
-        stage: step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
-        for stage in timed_stages(layout)
+        stage: step_traffic(workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(layout)
     }
     step = None
     if machine is not None and layout.offload is Offload.NONE:
-        step = step_time(
-            architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=list(traffic.values())
-        )
-    return RunPrediction(
-        counts,
-        needed,
-        hardware_flop(architecture, layout, samples=samples),
-        flop,
-        loss,
-        memory,
-        reserved_peak_bytes(architecture, recipe, layout, memory[fullest], stage=fullest, micro_batches=micro_batches),
-        traffic,
-        bubble_fraction(layout, micro_batches=micro_batches),
-        step,
+        step = step_time(workload, machine, micro_batches=micro_batches, traffic=list(traffic.values()))
+    return prediction_without_layout(architecture, recipe)._replace(
+        hardware_flop=hardware_flop(architecture, layout, samples=recipe.global_batch),
+        memory=memory,
+        reserved_bytes=reserved_peak_bytes(workload, memory[fullest], stage=fullest, micro_batches=micro_batches),
+        traffic=traffic,
+        bubble_fraction=bubble_fraction(layout, micro_batches=micro_batches),
+        step=step,
     )

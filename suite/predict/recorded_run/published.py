@@ -6,7 +6,7 @@ import msgspec
 
 from reference_runs.catalog import check_layout
 from reference_runs.layout import Layout, layout_text
-from reference_runs.run import Measurement, Recipe, ReferenceRun
+from reference_runs.run import Measurement, Recipe, ReferenceRun, Workload
 from reference_runs.sourced import Kind, Sourced
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import conventional_flop
@@ -152,8 +152,8 @@ def measured_figures(run: ReferenceRun, machine: Machine | None) -> tuple[list[F
         recipe, layout = _of_measurement(run.recipe, run.recorded_layout, measured)
         if layout.ranks != measured.accelerators:
             continue
-        check_layout(run.architecture, recipe, layout, run.where)
-        step = run_prediction(run.architecture, recipe, layout, machine).step
+        check_layout(Workload(run.architecture, recipe, layout), run.where)
+        step = run_prediction(Workload(run.architecture, recipe, layout), machine).step
         if step is None:
             continue
         term = f"predicted: {_measurement(measured)}"

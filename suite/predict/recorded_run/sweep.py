@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Workload
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import peak_bytes
@@ -27,22 +26,20 @@ class LayoutFigures(NamedTuple):
     mfu: float
 
 
-def layout_figures(architecture: Architecture, recipe: Recipe, layout: Layout, machine: Machine) -> LayoutFigures:
+def layout_figures(workload: Workload, machine: Machine) -> LayoutFigures:
     """Peak memory, flop, traffic and time under `layout`, whose counts are numbers or NumPy arrays of float64.
 
     The axes, virtual stages, micro-batch and accumulation may be arrays of one length; schedule, recomputation, ZeRO
     stage and other choices hold for all of them. Layouts that `check_layout` refuses give numbers without a meaning.
     """
+    architecture, recipe, layout = workload
     micro_batches = accumulation(recipe, layout)
-    traffic = [
-        step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
-        for stage in timed_stages(layout)
-    ]
-    step = step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=traffic)
+    traffic = [step_traffic(workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(layout)]
+    step = step_time(workload, machine, micro_batches=micro_batches, traffic=traffic)
     samples = recipe.global_batch
     seconds = step.total_seconds
     return LayoutFigures(
-        peak_bytes(architecture, recipe, layout, micro_batches=micro_batches),
+        peak_bytes(workload, micro_batches=micro_batches),
         hardware_flop(architecture, layout, samples=samples),
         bubble_fraction(layout, micro_batches=micro_batches),
         seconds,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Recipe, Residual
+from reference_runs.layout import Recomputation
+from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Residual, Workload
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
@@ -70,9 +70,7 @@ class Chunk:
     def __init__(
         self,
         tape: Tape,
-        architecture: Architecture,
-        recipe: Recipe,
-        layout: Layout,
+        workload: Workload,
         kernels: Kernels,
         *,
         leaf: Callable[[int, int, int], Leaf],
@@ -84,6 +82,7 @@ class Chunk:
         compiled: bool = False,
         script: TrainingOptions = DEFAULT_OPTIONS,
     ) -> None:
+        architecture, recipe, layout = workload
         self.tape = tape
         self.script = script
         self.compiled = compiled

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Layout
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Objective, Precision, Recipe
+from reference_runs.run import Objective, Precision, Workload
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions, Update
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, optimizer_shards, shard_elements
@@ -46,9 +45,7 @@ class ChunkWorks(NamedTuple):
 
 
 def micro_batch_works(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     kernels: Kernels,
@@ -57,13 +54,12 @@ def micro_batch_works(
 ) -> list[ChunkWorks]:
     """Work of a micro-batch in each chunk of a rank of `stage`: an ordinary one that adds to earlier ones' gradients
     (the only one, where there is one), and the last one, whose gradients are reduced."""
+    architecture, recipe, layout = workload
     tape = Tape(Allocator(), stops_early=not compiled)
     gradients, sharding = gradients_of(tape, recipe, layout, script), sharding_of(tape, recipe, layout, kernels)
     chunks = executed_chunks(
         tape,
-        architecture,
-        recipe,
-        layout,
+        workload,
         kernels,
         stage=stage,
         gradients=gradients,
@@ -79,13 +75,13 @@ def micro_batch_works(
         for last in (False, False, True) if several else (True,):
             tape.works = Works()
             gradients.whole = last
-            run_micro_batch(tape, chunk, architecture, recipe, layout, sharding=sharding, last=last)
+            run_micro_batch(tape, chunk, workload, sharding=sharding, last=last)
             each.append(tape.works)
         found.append(ChunkWorks(number, each[-2] if several else each[0], each[-1]))
     return found
 
 
-def loading_works(architecture: Architecture, recipe: Recipe, layout: Layout) -> Works:
+def loading_works(workload: Workload) -> Works:
     """Work of making one micro-batch on the host: its texts sliced, stacked and widened, as calls of small operators.
 
     With b samples of s positions 4 + 3 b operators are dispatched: a place in the order selected, read and its text
@@ -93,6 +89,7 @@ def loading_works(architecture: Architecture, recipe: Recipe, layout: Layout) ->
     calls, because each is an index from Python; and with blanks, which Python fills in token by token, a token as long
     as a call: b s more. Nothing was measured for either; data loading is the term that tells how far they are off.
     """
+    architecture, recipe, layout = workload
     tape = Tape(Allocator())
     calls = LOADING_CALLS + LOADING_CALLS_OF_SAMPLE * layout.micro_batch
     if recipe.objective is Objective.BLANK_INFILLING:
@@ -101,16 +98,14 @@ def loading_works(architecture: Architecture, recipe: Recipe, layout: Layout) ->
     return tape.works
 
 
-def batch_tensor_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> list[int]:
+def batch_tensor_bytes(workload: Workload) -> list[int]:
     """Bytes of each tensor of a micro-batch, int64: tokens, targets; with blanks positions and who sees them."""
-    each = INT64 * layout.micro_batch * architecture.sequence
-    return [each, each, each, 2 * each] if recipe.objective is Objective.BLANK_INFILLING else [each, each]
+    each = INT64 * workload.layout.micro_batch * workload.architecture.sequence
+    return [each, each, each, 2 * each] if workload.recipe.objective is Objective.BLANK_INFILLING else [each, each]
 
 
 def update_works(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     replica: int,
@@ -120,6 +115,7 @@ def update_works(
 
     ZeRO-1 over several ranks copies every gradient into a flat fp32 shard; else it goes from tensor to tensor.
     """
+    architecture, recipe, layout = workload
     tape = Tape(Allocator())
     dtype = WORK_DTYPES[recipe.precision]
     each = BYTES_PER_PARAMETER[recipe.precision]
@@ -155,7 +151,7 @@ def update_works(
             does("adam", sum(elements))
             tape.work("adam_tensor", times=len(tensors))
         return tape.works
-    groups = optimizer_groups(architecture, recipe, layout, stage=stage)
+    groups = optimizer_groups(workload, stage=stage)
     for tensor in tensors:
         does("vector_norm", tensor.elements, reduced)
         tape.work("view", times=6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Precision, Recipe
+from reference_runs.run import Architecture, Precision, Workload
 from suite.job.options import TrainingOptions, Update
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.memory import (
@@ -29,9 +29,7 @@ class ExecutedState(NamedTuple):
 
 
 def executed_state(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     replica: int,
@@ -58,11 +56,12 @@ def executed_state(
     Differs from `weight_bytes` and its like with ZeRO-2 and 3, which shard flat groups as DeepSpeed does: fully_shard
     pads each tensor, and its stored weights are the masters, which DeepSpeed keeps beside 16-bit weights.
     """
+    architecture, recipe, layout = workload
     each = BYTES_PER_PARAMETER[recipe.precision]
     tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
     if not layout.fully_sharded:
         shards = optimizer_shards(layout)
-        groups = optimizer_groups(architecture, recipe, layout, stage=stage)
+        groups = optimizer_groups(workload, stage=stage)
         parameters, padded = sum(groups), sum(shard_elements(elements, shards) for elements in groups)
         element = int(each.gradient_copy + each.master_weights + each.moments)
         if update is Update.ADAFACTOR:
@@ -102,10 +101,10 @@ def parameter_tensors_of_rank(architecture: Architecture, layout: Layout, *, sta
     return [tensor for chunk in chunks for tensor in chunk_tensors(architecture, layout, chunk=chunk)]
 
 
-def optimizer_groups(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int) -> list[int]:
+def optimizer_groups(workload: Workload, *, stage: int) -> list[int]:
     """Elements of each optimizer group of a rank of `stage`: that decay, then that do not; empty ones left out."""
-    tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
-    decaying = sum(tensor.elements for tensor in tensors if tensor.matrix or recipe.decay_of_vectors)
+    tensors = parameter_tensors_of_rank(workload.architecture, workload.layout, stage=stage)
+    decaying = sum(tensor.elements for tensor in tensors if tensor.matrix or workload.recipe.decay_of_vectors)
     groups = (decaying, sum(tensor.elements for tensor in tensors) - decaying)
     return [elements for elements in groups if elements]
 

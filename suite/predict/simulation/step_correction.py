@@ -36,7 +36,7 @@ def beside_parts(measured: Measured, timed: TimedReferenceStep, *, kernels: Kern
     if timed.parts_seconds is not None:
         return BesideParts(timed, timed.parts_seconds)
     own = timed.trial
-    (stage,) = step_seconds(measured, own.architecture, own.recipe, own.layout, kernels=kernels, compiled=own.compiled)
+    (stage,) = step_seconds(measured, own.workload, kernels=kernels, compiled=own.compiled)
     return BesideParts(timed, stage.step)
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Schedule
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Precision, Recipe
+from reference_runs.run import Precision, Recipe, Workload
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import Kernels
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, optimizer_shards, shard_elements
@@ -86,42 +86,40 @@ class Gradients:
 
 
 def executed_activation_bytes(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     kernels: Kernels,
     script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> int:
     """Bytes that autograd keeps for the backward pass of one micro-batch in the chunks of a rank of `stage`."""
+    architecture, recipe, layout = workload
     tape = Tape(Allocator(), counts=True)
     gradients, sharding = gradients_of(tape, recipe, layout), sharding_of(tape, recipe, layout, kernels)
     chunks = executed_chunks(
-        tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding, script=script
+        tape, workload, kernels, stage=stage, gradients=gradients, sharding=sharding, script=script
     )
     given = batch(tape, architecture, samples=layout.micro_batch)
-    outputs = [chunk.forward(given, _received(tape, architecture, recipe, layout)) for chunk in chunks]
+    outputs = [chunk.forward(given, _received(tape, workload)) for chunk in chunks]
     assert outputs
     return tape.kept_bytes
 
 
-def _received(tape: Tape, architecture: Architecture, recipe: Recipe, layout: Layout) -> Value:
+def _received(tape: Tape, workload: Workload) -> Value:
     """Hidden states that another chunk sent."""
-    return Value(tape.block(_hidden_bytes(architecture, recipe, layout)), _NO_GRADIENT)
+    return Value(tape.block(_hidden_bytes(workload)), _NO_GRADIENT)
 
 
-def _hidden_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
+def _hidden_bytes(workload: Workload) -> int:
     """Bytes of a micro-batch's hidden states between two chunks."""
+    architecture, recipe, layout = workload
     length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
     return WEIGHT_ELEMENT_BYTES[recipe.precision] * layout.micro_batch * length * architecture.hidden
 
 
 def executed_chunks(
     tape: Tape,
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     kernels: Kernels,
     *,
     stage: int,
@@ -131,13 +129,11 @@ def executed_chunks(
     script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> list[Chunk]:
     """The chunks of a rank of `stage`."""
-    dealt = chunk_layers(architecture.layers, layout)
+    dealt = chunk_layers(workload.architecture.layers, workload.layout)
     return [
         Chunk(
             tape,
-            architecture,
-            recipe,
-            layout,
+            workload,
             kernels,
             leaf=gradients.leaf,
             reads=gradients.reads,
@@ -148,7 +144,7 @@ def executed_chunks(
             first=number == 0,
             last=number == len(dealt) - 1,
         )
-        for number in range(stage, len(dealt), layout.pipeline_stages)
+        for number in range(stage, len(dealt), workload.layout.pipeline_stages)
     ]
 
 
@@ -169,9 +165,7 @@ def sharding_of(tape: Tape, recipe: Recipe, layout: Layout, kernels: Kernels) ->
 
 
 def executed_peak_bytes(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     replica: int,
@@ -179,15 +173,13 @@ def executed_peak_bytes(
     script: TrainingOptions = DEFAULT_OPTIONS,
 ) -> int:
     """The most bytes that are allocated at a time in a step of a rank of `stage`."""
-    peaks = executed_peaks(architecture, recipe, layout, stage=stage, replica=replica, kernels=kernels, script=script)
+    peaks = executed_peaks(workload, stage=stage, replica=replica, kernels=kernels, script=script)
     return max(sum(parts.values()) for parts in peaks.values())
 
 
 @lru_cache(maxsize=1024)
 def executed_peaks(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     replica: int,
@@ -198,14 +190,15 @@ def executed_peaks(
 
     Of a pipeline, whose passes alternate, the fullest of all forward passes and the fullest of all backward passes.
     """
+    architecture, recipe, layout = workload
     allocator = Allocator(512 if kernels.cuda else 1)
     tape = Tape(allocator, generator_bytes=0 if kernels.cuda else GENERATOR_BYTES)
     tape.enter(StepPhase.FORWARD)
     gradients, sharding = gradients_of(tape, recipe, layout, script), sharding_of(tape, recipe, layout, kernels)
     chunks = executed_chunks(
-        tape, architecture, recipe, layout, kernels, stage=stage, gradients=gradients, sharding=sharding, script=script
+        tape, workload, kernels, stage=stage, gradients=gradients, sharding=sharding, script=script
     )
-    state = executed_state(architecture, recipe, layout, stage=stage, replica=replica, update=script.update)
+    state = executed_state(workload, stage=stage, replica=replica, update=script.update)
     stored: list[Block] = []
     for category, size in (
         (Category.WEIGHTS, state.weight_bytes),
@@ -215,16 +208,16 @@ def executed_peaks(
         allocator.enter(StepPhase.FORWARD, category)
         stored.append(tape.block(size))
     run = _run_pipeline if layout.pipeline_stages > 1 else _run
-    stored += run(tape, chunks, architecture, recipe, layout, stage=stage, gradients=gradients, sharding=sharding)
+    stored += run(tape, chunks, workload, stage=stage, gradients=gradients, sharding=sharding)
     allocator.enter(StepPhase.UPDATE, Category.UPDATE)
-    in_passing = [tape.block(size) for size in _passing_bytes(architecture, recipe, layout, stage=stage)]
+    in_passing = [tape.block(size) for size in _passing_bytes(workload, stage=stage)]
     in_passing.clear()
     for size in script_update_bytes(architecture, layout, script, stage=stage):
         tape.block(size)
     if layout.zero_stage == 1 and layout.data_parallel > 1 and not kernels.cuda:
         # gloo gathers into a buffer of its own, group by group
         allocator.enter(StepPhase.UPDATE, Category.BUFFERS)
-        for elements in optimizer_groups(architecture, recipe, layout, stage=stage):
+        for elements in optimizer_groups(workload, stage=stage):
             whole = layout.data_parallel * shard_elements(elements, layout.data_parallel)
             tape.block(WEIGHT_ELEMENT_BYTES[recipe.precision] * whole)
     stored.clear()
@@ -234,15 +227,14 @@ def executed_peaks(
 def _run(
     tape: Tape,
     chunks: list[Chunk],
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     gradients: Gradients,
     sharding: FullySharding | None,
 ) -> list[Block]:
     """The micro-batches of a step, one after the other; nothing is left but gradients."""
+    architecture, recipe, layout = workload
     assert stage == 0
     (chunk,) = chunks
     micro_batches = accumulation(recipe, layout)
@@ -262,16 +254,14 @@ def _run(
 def run_micro_batch(
     tape: Tape,
     chunk: Chunk,
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     sharding: FullySharding | None,
     last: bool,
 ) -> None:
     """One micro-batch through one chunk, forward and backward; a chunk behind another is given hidden states."""
-    x = None if chunk.embedding is not None else _received(tape, architecture, recipe, layout)
-    out = chunk.forward(batch(tape, architecture, samples=layout.micro_batch), x)
+    x = None if chunk.embedding is not None else _received(tape, workload)
+    out = chunk.forward(batch(tape, workload.architecture, samples=workload.layout.micro_batch), x)
     if sharding is not None:
         sharding.last = last
     tape.backward(out, tape.block(FP32))
@@ -282,9 +272,7 @@ def run_micro_batch(
 def _run_pipeline(
     tape: Tape,
     chunks: list[Chunk],
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     gradients: Gradients,
@@ -297,10 +285,11 @@ def _run_pipeline(
     less: the gradient until the next backward pass has ended, and of outputs the last that the first passes send alone.
     Source: torch/distributed/pipelining/stage.py, _RecvInfo, forward_one_chunk, backward_one_chunk; schedules.py.
     """
+    architecture, recipe, layout = workload
     assert sharding is None
     micro_batches = accumulation(recipe, layout)
     numbers = range(stage, layout.pipeline_stages * layout.virtual_stages, layout.pipeline_stages)
-    size = _hidden_bytes(architecture, recipe, layout)
+    size = _hidden_bytes(workload)
     last = layout.pipeline_stages * layout.virtual_stages - 1
     tape.enter(StepPhase.FORWARD, Category.BUFFERS)
     inputs = {(n, m): tape.block(size) for n in numbers if n > 0 for m in range(micro_batches)}
@@ -346,17 +335,18 @@ class _Arrived:
             self.block = block
 
 
-def _passing_bytes(architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int) -> list[int]:
+def _passing_bytes(workload: Workload, *, stage: int) -> list[int]:
     """Bytes of what the update allocates: fp32 gradients that it reads, and fp32 weights that it does not keep.
 
     Flat shards have copies of fp32 gradients too.
     """
+    recipe, layout = workload.recipe, workload.layout
     no_master = recipe.precision is Precision.FP16_NO_MASTER
     if layout.fully_sharded:
-        own = executed_state(architecture, recipe, layout, stage=stage, replica=0).parameters
+        own = executed_state(workload, stage=stage, replica=0).parameters
         return [2 * FP32 * own] if no_master else []
     shards = optimizer_shards(layout)
-    groups = optimizer_groups(architecture, recipe, layout, stage=stage)
+    groups = optimizer_groups(workload, stage=stage)
     own = sum(shard_elements(elements, shards) for elements in groups)
     each = BYTES_PER_PARAMETER[recipe.precision]
     copied = not each.gradient_copy and (shards > 1 or each.gradients < FP32)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
-from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Workload
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.machine.timing_tables import Measured, Subject, engine_seconds, engine_seconds_of_operator
@@ -156,9 +155,7 @@ def _is_called(work: Work) -> bool:
 
 def step_seconds(
     measured: Measured,
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     kernels: Kernels,
     compiled: bool,
@@ -191,22 +188,21 @@ def step_seconds(
     Raises:
         InputError: the profile lacks one of the operations.
     """
+    recipe, layout = workload.recipe, workload.layout
     dtype, element = WORK_DTYPES[recipe.precision], WEIGHT_ELEMENT_BYTES[recipe.precision]
     prices = Prices(measured, ranks=layout.ranks, dtype=dtype, element=element, cuda=kernels.cuda)
     micro_batches = accumulation(recipe, layout)
-    loading = micro_batches * prices.overhead(loading_works(architecture, recipe, layout))
+    loading = micro_batches * prices.overhead(loading_works(workload))
     copy = 0.0
     if kernels.cuda and not script.pinned:
         sent = Subject(operation="host_to_device", variant="pageable", ranks=layout.ranks)
-        copy = micro_batches * sum(measured.seconds(sent, b) for b in batch_tensor_bytes(architecture, recipe, layout))
+        copy = micro_batches * sum(measured.seconds(sent, b) for b in batch_tensor_bytes(workload))
     found: list[StepSeconds] = []
     passes: list[float] = []
     forward: dict[int, float] = {}
     backward: dict[int, float] = {}
     for stage in range(layout.pipeline_stages):
-        works = micro_batch_works(
-            architecture, recipe, layout, stage=stage, kernels=kernels, compiled=compiled, script=script
-        )
+        works = micro_batch_works(workload, stage=stage, kernels=kernels, compiled=compiled, script=script)
         ahead = back = overhead = 0.0
         for chunk in works:
             hosts = (micro_batches - 1) * prices.exposed_overhead(chunk.works)
@@ -220,14 +216,14 @@ def step_seconds(
             back += back_here
             overhead += hosts
         passes.append(ahead + back + overhead)
-        update = update_works(architecture, recipe, layout, stage=stage, replica=0, script=script)
+        update = update_works(workload, stage=stage, replica=0, script=script)
         found.append(
             StepSeconds(
                 data_loading=loading,
                 copy=copy,
                 forward=ahead,
                 backward=back,
-                communication=_communication(measured, architecture, recipe, layout, stage=stage, compiled=compiled),
+                communication=_communication(measured, workload, stage=stage, compiled=compiled),
                 bubble=0.0,
                 optimizer=prices.arithmetic(update, backward=False),
                 overhead=overhead + prices.exposed_overhead(update, waits=script.synchronises),
@@ -291,17 +287,20 @@ def loading_seconds(
     return max(min(left / (own + 1), training), left / workers)
 
 
-def _communication(
-    measured: Measured, architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, compiled: bool
-) -> float:
+def _communication(measured: Measured, workload: Workload, *, stage: int, compiled: bool) -> float:
     """Seconds of all messages of one rank of `stage`.
 
     Each takes as long as if it were the mean of its axis, operation and element type. All-reduce and reduce-scatter add
     in that type; what only moves bytes takes as long in every type, and is measured in fp32.
     """
-    sizes = {"dp": layout.data_parallel, "tp": layout.tensor_parallel, "pp": layout.pipeline_stages, "embedding": 2}
+    sizes = {
+        "dp": workload.layout.data_parallel,
+        "tp": workload.layout.tensor_parallel,
+        "pp": workload.layout.pipeline_stages,
+        "embedding": 2,
+    }
     seconds = 0.0
-    typed = executed_traffic_of_dtypes(architecture, recipe, layout, stage=stage, replica=0, compiled=compiled)
+    typed = executed_traffic_of_dtypes(workload, stage=stage, replica=0, compiled=compiled)
     for element_type, traffic in typed.items():
         for axis, operation, payload, messages in traffic:
             dtype = element_type if operation in ("all_reduce", "reduce_scatter") else "fp32"

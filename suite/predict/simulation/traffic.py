@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Architecture, Workload
 from suite.job.options import Averaging
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import groups_stopped_early
@@ -31,9 +31,7 @@ from suite.predict.simulation.state import (
 
 
 def executed_traffic(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     replica: int,
@@ -53,14 +51,14 @@ def executed_traffic(
         [
             entry
             for _, entry in _typed_traffic(
-                architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled, averaging=averaging
+                workload, stage=stage, replica=replica, compiled=compiled, averaging=averaging
             )
         ]
     )
 
 
 def executed_traffic_of_dtypes(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, compiled: bool = False
+    workload: Workload, *, stage: int, replica: int, compiled: bool = False
 ) -> dict[str, list[Traffic]]:
     """`executed_traffic` by the element type that a collective is given: fp32, bf16 or fp16.
 
@@ -69,16 +67,14 @@ def executed_traffic_of_dtypes(
                                  that of the shard, with ZeRO-2 and 3
     loss, scalars                fp32
     """
-    typed = _typed_traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled)
+    typed = _typed_traffic(workload, stage=stage, replica=replica, compiled=compiled)
     return {
         dtype: _summed([entry for of, entry in typed if of == dtype]) for dtype in sorted({dtype for dtype, _ in typed})
     }
 
 
 def _typed_traffic(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     replica: int,
@@ -86,15 +82,16 @@ def _typed_traffic(
     averaging: Averaging = Averaging.EXACT,
 ) -> list[tuple[str, Traffic]]:
     """Every entry with its element type; of gradients that are not averaged exactly, the type before compression."""
+    recipe, layout = workload.recipe, workload.layout
     weights = WORK_DTYPES[recipe.precision]
     gradients = "fp32" if reduced_gradient_element_bytes(recipe.precision) == FP32 else weights
-    of_gradients = executed_gradient_traffic(architecture, recipe, layout, stage=stage, averaging=averaging)
+    of_gradients = executed_gradient_traffic(workload, stage=stage, averaging=averaging)
     micro_batches = accumulation(recipe, layout)
     return [
         *((weights if entry.operation == "all_gather" else gradients, entry) for entry in of_gradients),
-        *executed_tensor_traffic(architecture, recipe, layout, stage=stage, replica=replica, compiled=compiled),
-        (weights, pipeline_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)),
-        (gradients, tied_embedding_traffic(architecture, recipe, layout, stage=stage)),
+        *executed_tensor_traffic(workload, stage=stage, replica=replica, compiled=compiled),
+        (weights, pipeline_traffic(workload, stage=stage, micro_batches=micro_batches)),
+        (gradients, tied_embedding_traffic(workload, stage=stage)),
         *(("fp32", entry) for entry in scalar_traffic(layout, averaging)),
     ]
 
@@ -126,9 +123,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
 
 
 def executed_gradient_traffic(
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
+    workload: Workload,
     *,
     stage: int,
     averaging: Averaging = Averaging.EXACT,
@@ -154,6 +149,7 @@ def executed_gradient_traffic(
     Differs from `zero_traffic` with stages 2 and 3 by the padding of each tensor, by messages for each layer with
     stage 2, and by one gather of the outer unit with stage 3.
     """
+    architecture, recipe, layout = workload
     n = layout.data_parallel
     if n == 1:
         return []
@@ -164,7 +160,7 @@ def executed_gradient_traffic(
             architecture, layout, stage=stage, averaging=averaging, buckets=buckets, element_bytes=gradient
         )
         if layout.zero_stage == 1:
-            groups = optimizer_groups(architecture, recipe, layout, stage=stage)
+            groups = optimizer_groups(workload, stage=stage)
             gathered = sum(weight * n * shard_elements(elements, n) for elements in groups)
             traffic.append(Traffic("dp", "all_gather", gathered, len(groups)))
         return traffic
@@ -200,7 +196,7 @@ def _stage_buckets(architecture: Architecture, layout: Layout, *, stage: int, el
 
 
 def executed_tensor_traffic(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int, compiled: bool = False
+    workload: Workload, *, stage: int, replica: int, compiled: bool = False
 ) -> list[tuple[str, Traffic]]:
     """What one rank hands to collectives over its tensor-parallel group in a step by element type, scalars left out.
 
@@ -227,10 +223,11 @@ def executed_tensor_traffic(
     gathered again (2 l + [last] gathers fewer); biases behind a sum need no reduction, as every rank has whole
     gradients of them.
     """
+    architecture, recipe, layout = workload
     t, last = layout.tensor_parallel, stage == layout.pipeline_stages - 1
     if t == 1:
         return []
-    micro_batches, a = accumulation(recipe, layout), activation_message_bytes(architecture, recipe, layout)
+    micro_batches, a = accumulation(recipe, layout), activation_message_bytes(workload)
     layers = again = stopped = 0
     for chunk in chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]:
         layers += len(chunk)
@@ -251,16 +248,15 @@ def executed_tensor_traffic(
     return [
         (hidden, Traffic("tp", "all_reduce", queries * a, queries)),
         loss,
-        _partial_gradients(architecture, recipe, layout, stage=stage, replica=replica),
+        _partial_gradients(workload, stage=stage, replica=replica),
         (hidden, Traffic("tp", "all_gather", gathered * a, gathered)),
         (hidden, Traffic("tp", "reduce_scatter", summed * a, summed)),
     ]
 
 
-def _partial_gradients(
-    architecture: Architecture, recipe: Recipe, layout: Layout, *, stage: int, replica: int
-) -> tuple[str, Traffic]:
+def _partial_gradients(workload: Workload, *, stage: int, replica: int) -> tuple[str, Traffic]:
     """The gradients of norms and learned positions on a rank, of its shards with ZeRO-2 and 3; one message, if any."""
+    architecture, recipe, layout = workload
     tensors = [
         tensor for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage) if _by_positions(tensor)
     ]

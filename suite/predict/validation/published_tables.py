@@ -13,6 +13,7 @@ from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
+from reference_runs.run import Workload
 from suite.machine.half_precision import dtype_of
 from suite.predict.analytic.flop import model_flop
 from suite.predict.analytic.framework_memory import NANOTRON, framework_memory, fullest_peak
@@ -116,15 +117,13 @@ def row_prediction(row: PublishedRow) -> RowPrediction:
     device_bytes = prepared.device.board.memory_bytes
     framework = FRAMEWORKS.get(row.stack)
     if framework is None or layout.zero_stage > 1:
-        peak = peak_bytes(row.architecture, row.recipe, layout, micro_batches=micro_batches)
+        peak = peak_bytes(Workload(row.architecture, row.recipe, layout), micro_batches=micro_batches)
         return RowPrediction(seconds, peak, peak)
     first = framework_memory(
-        row.architecture, row.recipe, layout, framework, stage=0, micro_batches=micro_batches
+        Workload(row.architecture, row.recipe, layout), framework, stage=0, micro_batches=micro_batches
     ).peak(device_bytes)
     fullest, _ = fullest_peak(
-        row.architecture,
-        row.recipe,
-        layout,
+        Workload(row.architecture, row.recipe, layout),
         framework,
         micro_batches=micro_batches,
         device_bytes=device_bytes,

@@ -120,9 +120,7 @@ def _predicted(job: Job, record: Record, stage: int, replica: int) -> dict[str, 
     if not described or not describes_ranks(job.architecture, job.layout):
         return {}
     kernels = recorded_kernels(record)
-    peaks = executed_peaks(
-        job.architecture, job.recipe, job.layout, stage=stage, replica=replica, kernels=kernels, script=job.script
-    )
+    peaks = executed_peaks(job.workload, stage=stage, replica=replica, kernels=kernels, script=job.script)
     return {phase.value: peaks[phase] for phase in StepPhase if phase in peaks}
 
 

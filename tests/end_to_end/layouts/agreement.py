@@ -29,8 +29,8 @@ def differences_from_prediction(executed: Executed) -> Iterator[str]:
     Not peaks: of so small runs the messages that communication threads free late are several per cent.
     """
     job = executed.job
-    predicted = prediction(job.architecture, job.recipe, job.layout)
-    predicted += memory_figures(job.architecture, job.recipe, job.layout, kernels_for(job.recipe.precision, "cpu"))
+    predicted = prediction(job.workload)
+    predicted += memory_figures(job.workload, kernels_for(job.recipe.precision, "cpu"))
     counted = counted_figures(job, executed.finished, executed.steps)
     for row in compare(predicted, counted, left_name="predicted", right_name="measured", judge=True):
         wrong = row.quantity in EXACT and row.verdict is Verdict.FAIL

@@ -10,7 +10,7 @@ import msgspec
 from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.layout import Layout, Recomputation, parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import Mask, Position
+from reference_runs.run import Mask, Position, Workload
 from suite.execute.optim.loss_scale import SCALED
 from suite.job.training_job import LEAST_STEPS
 from suite.reproduce.plan import Plan
@@ -176,7 +176,7 @@ def small_run(case: Case) -> Plan:
         ),
     )
     architecture.check(case.name)
-    check_layout(architecture, recipe, layout, case.name)
+    check_layout(Workload(architecture, recipe, layout), case.name)
     return Plan(
         name=case.name,
         architecture=architecture,

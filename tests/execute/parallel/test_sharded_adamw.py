@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from reference_runs.run import Optimizer, Precision, Recipe
+from reference_runs.run import Optimizer, Precision, Recipe, Workload
 from suite.execute.measure.counters import storage_bytes
 from suite.execute.model.decoder import Decoder
 from suite.execute.parallel.sharded_adamw import (
@@ -229,7 +229,7 @@ def test_state_bytes_are_the_predicted_ones(precision: Precision, shards: int) -
     )
     _set_gradients(groups, 0)
     optimizer.step(1e-3)
-    state = executed_state(plan.architecture, plan.recipe, layout, stage=0, replica=shards - 1)
+    state = executed_state(Workload(plan.architecture, plan.recipe, layout), stage=0, replica=shards - 1)
     assert storage_bytes(optimizer.state_tensors) == state.optimizer_bytes
     assert all(master.grad is None for master in optimizer.own.masters)
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, embedding, gelu, layer_norm, line
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.layout import Layout, Recomputation, Schedule
-from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual
+from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual, Workload
 from suite.predict.analytic.activations import (
     activation_bytes,
     activation_conventions,
@@ -58,7 +58,7 @@ def gpt_shapes(draw: st.DrawFn, *, tensor_parallel: int = 1) -> Architecture:
 @given(gpt_shapes(), st.integers(1, 8))
 def test_one_layer_keeps_what_equation_1_of_korthikanti_says(architecture: Architecture, b: int) -> None:
     s, h, a = architecture.sequence, architecture.hidden, architecture.heads
-    kinds = layer_activation_bytes(architecture, SIXTEEN_BIT, Layout(micro_batch=b))
+    kinds = layer_activation_bytes(Workload(architecture, SIXTEEN_BIT, Layout(micro_batch=b)))
     assert sum(kinds.values()) == s * b * h * (34 + 5 * Fraction(a * s, h))
 
 
@@ -68,10 +68,10 @@ def test_tensor_and_sequence_parallelism_keep_what_equations_2_and_4_of_korthika
 ) -> None:
     s, h, a = architecture.sequence, architecture.hidden, architecture.heads
     layout = Layout(micro_batch=b, tensor_parallel=t, sequence_parallel=sequence_parallel)
-    kinds = layer_activation_bytes(architecture, SIXTEEN_BIT, layout)
+    kinds = layer_activation_bytes(Workload(architecture, SIXTEEN_BIT, layout))
     linear_part = Fraction(34, t) if sequence_parallel else 10 + Fraction(24, t)
     assert sum(kinds.values()) == s * b * h * (linear_part + 5 * Fraction(a * s, h * t))
-    head = head_activation_bytes(architecture, SIXTEEN_BIT, layout)
+    head = head_activation_bytes(Workload(architecture, SIXTEEN_BIT, layout))
     if sequence_parallel:
         # section 4.3: 4 s b h / t (1 + v / h), of which the logits are 4 s b v / t
         assert sum(head.values()) == 4 * Fraction(s * b * h, t) * (1 + Fraction(architecture.padded_vocabulary, h))
@@ -80,7 +80,7 @@ def test_tensor_and_sequence_parallelism_keep_what_equations_2_and_4_of_korthika
 @given(gpt_shapes(), st.integers(1, 8))
 def test_full_recomputation_keeps_2_s_b_h_l(architecture: Architecture, b: int) -> None:
     layout = Layout(micro_batch=b, recomputation=Recomputation.FULL)
-    unit = micro_batch_bytes(architecture, SIXTEEN_BIT, layout)
+    unit = micro_batch_bytes(Workload(architecture, SIXTEEN_BIT, layout))
     kept = unit.unit * kept_units(layout, layers=architecture.layers)
     assert kept == 2 * architecture.sequence * b * architecture.hidden * architecture.layers
 
@@ -204,7 +204,7 @@ def test_an_eager_block_keeps_the_layers_bytes_and_named_deviations(
     architecture, layout = executable(architecture), Layout(micro_batch=b)
     block = EagerBlock(architecture, recipe, layout)
     x = block.input()
-    predicted = sum(layer_activation_bytes(architecture, recipe, layout).values())
+    predicted = sum(layer_activation_bytes(Workload(architecture, recipe, layout)).values())
     assert saved_bytes(lambda: block(x), block.parameters) == predicted + sum(block.named_deviations().values())
 
 
@@ -218,7 +218,7 @@ def test_an_eager_block_with_fused_attention_keeps_the_log_sum_exp_in_place_of_t
     layout = Layout(micro_batch=b, fused_attention=True)
     block = EagerBlock(architecture, recipe, layout)
     x = block.input()
-    kinds = layer_activation_bytes(architecture, recipe, layout)
+    kinds = layer_activation_bytes(Workload(architecture, recipe, layout))
     assert kinds["log-sum-exp"] == 4 * b * architecture.heads * architecture.sequence
     assert saved_bytes(lambda: block(x), block.parameters) == sum(kinds.values()) + sum(
         block.named_deviations().values()
@@ -244,7 +244,7 @@ def test_checkpointed_groups_of_eager_blocks_keep_their_inputs(
         return x
 
     x = blocks[0].input()
-    unit = micro_batch_bytes(architecture, recipe, layout)
+    unit = micro_batch_bytes(Workload(architecture, recipe, layout))
     kept = unit.unit * kept_units(layout, layers=architecture.layers)
     assert saved_bytes(lambda: run(x), []) == kept
 
@@ -270,8 +270,8 @@ def test_eager_embedding_and_head_keep_the_outer_bytes_and_named_deviations(
         return cross_entropy(linear(layer_norm(x, (h,), gain), table).float().flatten(0, 1), targets)
 
     statistics, indices, scalar = 2 * dtype.itemsize * tokens.numel(), 8 * tokens.numel(), 4
-    embedded = sum(embedding_activation_bytes(architecture, recipe, layout).values())
-    headed = sum(head_activation_bytes(architecture, recipe, layout).values())
+    embedded = sum(embedding_activation_bytes(Workload(architecture, recipe, layout)).values())
+    headed = sum(head_activation_bytes(Workload(architecture, recipe, layout)).values())
     assert saved_bytes(before, [table, gain]) == embedded + indices + statistics * architecture.embedding_norm
     # the scalar is the sum of the cross-entropy's weights
     assert saved_bytes(behind, [table, gain]) == headed + indices + statistics + scalar
@@ -298,14 +298,14 @@ def llama_2_70b() -> tuple[Architecture, Recipe]:
 def test_the_estimate_for_llama_2_70b_is_19_percent_below_the_exact_bytes() -> None:
     estimate = approximate_activation_bytes(sequence=4096, micro_batch=8, hidden=8192, layers=80)
     assert estimate == 730_144_440_320
-    conventions = activation_conventions(*llama_2_70b(), Layout(micro_batch=8))
+    conventions = activation_conventions(Workload(*llama_2_70b(), Layout(micro_batch=8)))
     assert conventions["s b h L (10 + 24 / t)"] == estimate
     assert conventions["exact without scores"] / estimate == 40.5 / 34
 
 
 @given(gpt_shapes(tensor_parallel=4), st.integers(1, 8), st.sampled_from([1, 2, 4]))
 def test_the_estimate_is_exact_for_the_block_that_it_was_made_for(architecture: Architecture, b: int, t: int) -> None:
-    conventions = activation_conventions(architecture, SIXTEEN_BIT, Layout(micro_batch=b, tensor_parallel=t))
+    conventions = activation_conventions(Workload(architecture, SIXTEEN_BIT, Layout(micro_batch=b, tensor_parallel=t)))
     assert conventions["s b h L (10 + 24 / t)"] == conventions["exact without scores"]
     if t == 1:
         assert conventions["40 s h L"] * 34 == conventions["exact without scores"] * 40
@@ -335,7 +335,7 @@ def test_recomputing_more_never_needs_more(
 
     def needed(recomputation: Recomputation, group: int) -> int:
         chosen = msgspec.structs.replace(layout, recomputation=recomputation, checkpoint_layers=group)
-        unit = micro_batch_bytes(architecture, recipe, chosen)
+        unit = micro_batch_bytes(Workload(architecture, recipe, chosen))
         kept = in_flight * unit.unit * kept_units(chosen, layers=layers)
         return kept + recomputed_bytes(unit, chosen, layers=layers)
 
@@ -349,7 +349,9 @@ def test_sequence_parallelism_on_one_rank_changes_nothing(
     architecture: Architecture, recipe: Recipe, layout: Layout
 ) -> None:
     one, plain = (msgspec.structs.replace(layout, sequence_parallel=choice) for choice in (True, False))
-    assert micro_batch_bytes(architecture, recipe, one) == micro_batch_bytes(architecture, recipe, plain)
+    assert micro_batch_bytes(Workload(architecture, recipe, one)) == micro_batch_bytes(
+        Workload(architecture, recipe, plain)
+    )
 
 
 @given(
@@ -365,11 +367,11 @@ def test_no_kind_grows_with_more_parallelism(
     less = msgspec.structs.replace(layout, sequence_parallel=False, recomputation=recomputation)
     more = msgspec.structs.replace(less, **{what: 4 if what == "tensor_parallel" else 2})
     for bytes_by_kind in (layer_activation_bytes, embedding_activation_bytes, head_activation_bytes):
-        before, after = (bytes_by_kind(architecture, recipe, chosen) for chosen in (less, more))
+        before, after = (bytes_by_kind(Workload(architecture, recipe, chosen)) for chosen in (less, more))
         assert before.keys() == after.keys()
         assert all(0 <= after[kind] <= before[kind] for kind in before)
-    assert activation_bytes(architecture, recipe, more, stage=0) <= activation_bytes(
-        architecture, recipe, less, stage=0
+    assert activation_bytes(Workload(architecture, recipe, more), stage=0) <= activation_bytes(
+        Workload(architecture, recipe, less), stage=0
     )
 
 
@@ -379,8 +381,10 @@ def test_every_kind_is_proportional_to_the_micro_batch(
 ) -> None:
     one, many = (msgspec.structs.replace(layout, micro_batch=b) for b in (1, samples))
     for bytes_by_kind in (layer_activation_bytes, embedding_activation_bytes, head_activation_bytes):
-        single = bytes_by_kind(architecture, recipe, one)
-        assert bytes_by_kind(architecture, recipe, many) == {kind: samples * size for kind, size in single.items()}
+        single = bytes_by_kind(Workload(architecture, recipe, one))
+        assert bytes_by_kind(Workload(architecture, recipe, many)) == {
+            kind: samples * size for kind, size in single.items()
+        }
 
 
 @given(described_architectures(), recipes(), layouts(1), st.integers(1, 9), st.sampled_from(Recomputation))
@@ -389,11 +393,11 @@ def test_the_stages_together_keep_embedding_and_head_once_and_every_layer(
 ) -> None:
     layout = msgspec.structs.replace(layout, virtual_stages=1, checkpoint_layers=1, recomputation=recomputation)
     piped = msgspec.structs.replace(layout, pipeline_stages=stages)
-    together = sum(activation_bytes(architecture, recipe, piped, stage=stage) for stage in range(stages))
-    alone = activation_bytes(architecture, recipe, layout, stage=0)
+    together = sum(activation_bytes(Workload(architecture, recipe, piped), stage=stage) for stage in range(stages))
+    alone = activation_bytes(Workload(architecture, recipe, layout), stage=0)
     if recomputation is Recomputation.FROM_INPUT:
         inputs = min(stages, architecture.layers) - 1
-        alone += inputs * micro_batch_bytes(architecture, recipe, layout).unit
+        alone += inputs * micro_batch_bytes(Workload(architecture, recipe, layout)).unit
     assert together == alone
 
 
@@ -412,10 +416,10 @@ def test_an_input_that_is_kept_in_partitions_is_gathered_beside_them(
     parts = msgspec.structs.replace(whole, partitioned_checkpoints=True)
 
     def kept_and_again(layout: Layout) -> tuple[int, int]:
-        unit = micro_batch_bytes(architecture, recipe, layout)
+        unit = micro_batch_bytes(Workload(architecture, recipe, layout))
         return unit.unit, recomputed_bytes(unit, layout, layers=4)
 
-    layers = group * sum(layer_activation_bytes(architecture, recipe, whole).values())
+    layers = group * sum(layer_activation_bytes(Workload(architecture, recipe, whole)).values())
     element = 4 if recipe.precision is Precision.FP32 else 2
     each_input = element * architecture.sequence * architecture.hidden
     assert kept_and_again(whole) == (each_input, layers - each_input)
@@ -445,10 +449,10 @@ def test_the_best_group_needs_no_more_than_any_other(
 ) -> None:
     architecture = msgspec.structs.replace(architecture, layers=8 * stages)
     layout = Layout(pipeline_stages=stages)
-    best = best_checkpoint_layers(architecture, recipe, layout, stage=0, micro_batches=micro_batches)
+    best = best_checkpoint_layers(Workload(architecture, recipe, layout), stage=0, micro_batches=micro_batches)
     element = 4 if recipe.precision is Precision.FP32 else 2
     each_input = element * architecture.sequence * architecture.hidden
-    layer = sum(layer_activation_bytes(architecture, recipe, layout).values())
+    layer = sum(layer_activation_bytes(Workload(architecture, recipe, layout)).values())
 
     def needed(group: int) -> int:
         inputs = min(micro_batches, stages) * len(range(0, 8, group)) * each_input
@@ -486,20 +490,22 @@ def test_arrays_of_layouts_give_each_layouts_bytes(
         )
 
     columns = layout([np.array(column, dtype=np.float64) for column in zip(*counts, strict=True)])
-    together = activation_bytes(architecture, recipe, columns, stage=0)
-    again = recomputed_bytes(micro_batch_bytes(architecture, recipe, columns), columns, layers=6)
+    together = activation_bytes(Workload(architecture, recipe, columns), stage=0)
+    again = recomputed_bytes(micro_batch_bytes(Workload(architecture, recipe, columns)), columns, layers=6)
     for place, row in enumerate(counts):
         one = layout(list(row))
-        unit = micro_batch_bytes(architecture, recipe, one)
-        assert np.broadcast_to(together, len(counts))[place] == activation_bytes(architecture, recipe, one, stage=0)
+        unit = micro_batch_bytes(Workload(architecture, recipe, one))
+        assert np.broadcast_to(together, len(counts))[place] == activation_bytes(
+            Workload(architecture, recipe, one), stage=0
+        )
         assert np.broadcast_to(again, len(counts))[place] == recomputed_bytes(unit, one, layers=6)
 
 
 @given(described_architectures(), recipes())
 def test_scores_are_kinds_of_the_layer(architecture: Architecture, recipe: Recipe) -> None:
     assume(architecture.sequence > 1)
-    kinds = layer_activation_bytes(architecture, recipe, Layout())
-    scores = score_bytes(architecture, recipe, Layout())
+    kinds = layer_activation_bytes(Workload(architecture, recipe, Layout()))
+    scores = score_bytes(Workload(architecture, recipe, Layout()))
     assert scores.items() <= kinds.items()
-    fused = layer_activation_bytes(architecture, recipe, Layout(fused_attention=True))
+    fused = layer_activation_bytes(Workload(architecture, recipe, Layout(fused_attention=True)))
     assert kinds.keys() - scores.keys() == fused.keys() - {"log-sum-exp"}

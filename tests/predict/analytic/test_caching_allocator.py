@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
-from reference_runs.run import Precision
+from reference_runs.run import Precision, Workload
 from suite.predict.analytic.caching_allocator import block_bytes, reserved_bytes, reserved_peak_bytes
 from suite.predict.analytic.memory import stage_memory
 from tests.support.strategies import BLOOM
@@ -124,8 +124,10 @@ def test_a_rank_reserves_its_peak_and_less_than_a_rounding_for_each_flat_tensor(
     recipe = msgspec.structs.replace(BLOOM.recipe, precision=precision)
     # every activation of this shape is a multiple of 2 MiB: s h is 28 MiB, one head's dropout mask 4 MiB
     architecture = msgspec.structs.replace(BLOOM.architecture, layers=12, padded_vocabulary=250_880 // 2048 * 2048)
-    memory = stage_memory(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
-    reserved = reserved_peak_bytes(architecture, recipe, layout, memory, stage=stage, micro_batches=micro_batches)
+    memory = stage_memory(Workload(architecture, recipe, layout), stage=stage, micro_batches=micro_batches)
+    reserved = reserved_peak_bytes(
+        Workload(architecture, recipe, layout), memory, stage=stage, micro_batches=micro_batches
+    )
     peak = memory.peak
     # weights, gradients, their copy, master weights, moments, buffers or temporary; small ones share 22 MiB
     assert 0 <= reserved - peak < 6 * 2 * MIB + 22 * MIB
@@ -136,8 +138,8 @@ def test_arrays_of_layouts_reserve_each_layouts_bytes() -> None:
         layout = msgspec.structs.replace(BLOOM.layout, tensor_parallel=t, micro_batch=b, pipeline_stages=stages)
         last = stages - 1  # type: ignore[operator]  # a number or an array
         of_stage: Any = {"stage": last, "micro_batches": micro_batches}
-        memory = stage_memory(BLOOM.architecture, BLOOM.recipe, layout, **of_stage)
-        return reserved_peak_bytes(BLOOM.architecture, BLOOM.recipe, layout, memory, **of_stage)
+        memory = stage_memory(Workload(BLOOM.architecture, BLOOM.recipe, layout), **of_stage)
+        return reserved_peak_bytes(Workload(BLOOM.architecture, BLOOM.recipe, layout), memory, **of_stage)
 
     rows = [(1, 1, 1, 1), (2, 4, 7, 8), (4, 2, 12, 128), (8, 1, 72, 1)]
     together = reserved(*(np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import reference_runs
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.placement import balanced_stages
-from reference_runs.run import Activation, Architecture, Norm, Position
+from reference_runs.run import Activation, Architecture, Norm, Position, Workload
 from suite.predict.analytic.framework_memory import (
     GENERIC,
     NANOTRON,
@@ -60,7 +60,7 @@ class Row(NamedTuple):
     @property
     def error(self) -> float:
         memory = framework_memory(
-            LLAMA_1B, NO_DROPOUT, self.layout, NANOTRON, stage=0, micro_batches=self.micro_batches
+            Workload(LLAMA_1B, NO_DROPOUT, self.layout), NANOTRON, stage=0, micro_batches=self.micro_batches
         )
         return abs(memory.peak(H100_BYTES) / GIB / self.gib - 1)
 
@@ -107,7 +107,10 @@ def test_the_74_without_tensor_parallelism_which_hold_no_streams_are_4_percent_f
 def test_no_layout_that_ran_is_predicted_not_to_fit(rows: list[Row]) -> None:
     for row in rows:
         peak, _ = fullest_peak(
-            LLAMA_1B, NO_DROPOUT, row.layout, NANOTRON, micro_batches=row.micro_batches, device_bytes=H100_BYTES
+            Workload(LLAMA_1B, NO_DROPOUT, row.layout),
+            NANOTRON,
+            micro_batches=row.micro_batches,
+            device_bytes=H100_BYTES,
         )
         assert peak < H100_BYTES, row
 
@@ -176,9 +179,9 @@ def test_a_generic_framework_holds_the_state_and_activations_of_the_plain_predic
 ) -> None:
     layout = msgspec.structs.replace(axes, recomputation=recomputation)
     for stage in range(layout.pipeline_stages):
-        plain = stage_memory(architecture, BLOOM.recipe, layout, stage=stage, micro_batches=micro_batches)
+        plain = stage_memory(Workload(architecture, BLOOM.recipe, layout), stage=stage, micro_batches=micro_batches)
         generic = framework_memory(
-            architecture, BLOOM.recipe, layout, GENERIC, stage=stage, micro_batches=micro_batches
+            Workload(architecture, BLOOM.recipe, layout), GENERIC, stage=stage, micro_batches=micro_batches
         )
         assert generic.state == plain.state
         assert generic.activations == plain.activations
@@ -187,7 +190,7 @@ def test_a_generic_framework_holds_the_state_and_activations_of_the_plain_predic
 
 
 def test_bloom_occupied_more_than_a_generic_framework_needs() -> None:
-    peak, stage = fullest_peak(BLOOM.architecture, BLOOM.recipe, BLOOM.layout, GENERIC, micro_batches=128)
+    peak, stage = fullest_peak(BLOOM.workload, GENERIC, micro_batches=128)
     assert stage == 0
     assert BLOOM.reported.peak_bytes is not None
     assert 0.65 < peak / BLOOM.reported.peak_bytes < 1
@@ -221,7 +224,7 @@ def test_nothing_is_held_where_nothing_is_gathered(layout: Layout) -> None:
 
 def test_streams_are_waited_for_where_they_do_not_fit() -> None:
     layout = Layout(micro_batch=16, tensor_parallel=4, sequence_parallel=True, fused_attention=True)
-    memory = framework_memory(LLAMA_1B, NO_DROPOUT, layout, NANOTRON, stage=0, micro_batches=4)
+    memory = framework_memory(Workload(LLAMA_1B, NO_DROPOUT, layout), NANOTRON, stage=0, micro_batches=4)
     assert memory.streams > 0
     assert memory.peak() == memory.peak(memory.needed + memory.streams) == memory.needed + memory.streams
     assert memory.peak(memory.needed + memory.streams - 1) == memory.needed
@@ -238,4 +241,4 @@ def test_streams_are_waited_for_where_they_do_not_fit() -> None:
 )
 def test_what_is_not_described_is_refused(layout: Layout) -> None:
     with pytest.raises(ValueError, match="framework_memory describes|virtual stages"):
-        framework_memory(LLAMA_1B, NO_DROPOUT, layout, NANOTRON, stage=0, micro_batches=4)
+        framework_memory(Workload(LLAMA_1B, NO_DROPOUT, layout), NANOTRON, stage=0, micro_batches=4)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule, StageAssignment
-from reference_runs.run import Architecture, Precision, Recipe
+from reference_runs.run import Architecture, Precision, Recipe, Workload
 from suite.execute.model.decoder import Decoder
 from suite.predict.analytic.activations import (
     activation_bytes,
@@ -49,9 +49,9 @@ COUNTER = 4  # bytes of the step counter of an optimizer group
 
 def whole_state_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
     return (
-        weight_bytes(architecture, recipe, layout)
-        + gradient_bytes(architecture, recipe, layout)
-        + optimizer_bytes(architecture, recipe, layout)
+        weight_bytes(Workload(architecture, recipe, layout))
+        + gradient_bytes(Workload(architecture, recipe, layout))
+        + optimizer_bytes(Workload(architecture, recipe, layout))
     )
 
 
@@ -63,7 +63,7 @@ def with_ranks(ranks: int, *, zero_stage: int) -> Layout:
 def test_unsharded_state_is_18_bytes_a_parameter_in_bf16_and_16_in_fp32(
     architecture: Architecture, recipe: Recipe, ranks: int
 ) -> None:
-    counters = COUNTER * len(group_elements(architecture, recipe))
+    counters = COUNTER * len(group_elements(Workload(architecture, recipe, Layout())))
     each = {Precision.BF16: 18, Precision.FP32: 16}[recipe.precision]
     state = whole_state_bytes(architecture, recipe, with_ranks(ranks, zero_stage=0))
     assert state == each * parameter_count(architecture) + counters
@@ -73,7 +73,7 @@ def test_unsharded_state_is_18_bytes_a_parameter_in_bf16_and_16_in_fp32(
 def test_the_groups_are_matrices_and_vectors_and_together_everything(
     architecture: Architecture, recipe: Recipe
 ) -> None:
-    groups = group_elements(architecture, recipe)
+    groups = group_elements(Workload(architecture, recipe, Layout()))
     assert sum(groups) == parameter_count(architecture)
     vectors = sum(tensor.elements for tensor in parameter_tensors(architecture) if not tensor.matrix)
     assert groups[1:] == ([] if recipe.decay_of_vectors else [vectors])
@@ -82,8 +82,10 @@ def test_the_groups_are_matrices_and_vectors_and_together_everything(
 @given(architectures(), recipes(), data_parallel_layouts())
 def test_sharding_over_one_rank_changes_nothing(architecture: Architecture, recipe: Recipe, layout: Layout) -> None:
     one, plain = (msgspec.structs.replace(layout, data_parallel=1, zero_stage=stage) for stage in (1, 0))
-    assert weight_bytes(architecture, recipe, one) == weight_bytes(architecture, recipe, plain)
-    assert optimizer_bytes(architecture, recipe, one) == optimizer_bytes(architecture, recipe, plain)
+    assert weight_bytes(Workload(architecture, recipe, one)) == weight_bytes(Workload(architecture, recipe, plain))
+    assert optimizer_bytes(Workload(architecture, recipe, one)) == optimizer_bytes(
+        Workload(architecture, recipe, plain)
+    )
 
 
 @given(architectures(), recipes(), st.integers(1, 64))
@@ -96,11 +98,11 @@ def test_unsharded_state_does_not_depend_on_ranks(architecture: Architecture, re
 def test_twice_the_ranks_halve_the_sharded_state_up_to_padding(
     architecture: Architecture, recipe: Recipe, ranks: int
 ) -> None:
-    groups = group_elements(architecture, recipe)
+    groups = group_elements(Workload(architecture, recipe, Layout()))
     element = {Precision.BF16: 12, Precision.FP32: 8}[recipe.precision]
 
     def sharded(n: int) -> int:
-        return optimizer_bytes(architecture, recipe, with_ranks(n, zero_stage=1)) - COUNTER * len(groups)
+        return optimizer_bytes(Workload(architecture, recipe, with_ranks(n, zero_stage=1))) - COUNTER * len(groups)
 
     # ceil(N / 2n) is ceil(N / n) / 2 rounded up: at most half an element a group too many
     assert 0 <= 2 * sharded(2 * ranks) - sharded(ranks) <= element * len(groups)
@@ -110,12 +112,14 @@ def test_twice_the_ranks_halve_the_sharded_state_up_to_padding(
 def test_all_shards_together_hold_each_element_once_and_less_than_one_padding_element_a_rank(
     architecture: Architecture, recipe: Recipe, ranks: int
 ) -> None:
-    groups = group_elements(architecture, recipe)
+    groups = group_elements(Workload(architecture, recipe, Layout()))
     element = {Precision.BF16: 12, Precision.FP32: 8}[recipe.precision]
     layout = with_ranks(ranks, zero_stage=1)
-    together = ranks * (optimizer_bytes(architecture, recipe, layout) - COUNTER * len(groups)) // element
+    together = ranks * (optimizer_bytes(Workload(architecture, recipe, layout)) - COUNTER * len(groups)) // element
     assert 0 <= together - parameter_count(architecture) <= (ranks - 1) * len(groups)
-    stored = weight_bytes(architecture, recipe, layout) // {Precision.BF16: 2, Precision.FP32: 4}[recipe.precision]
+    stored = (
+        weight_bytes(Workload(architecture, recipe, layout)) // {Precision.BF16: 2, Precision.FP32: 4}[recipe.precision]
+    )
     assert stored == together
 
 
@@ -128,21 +132,23 @@ def test_shards_are_the_shortest_equal_runs_that_cover_the_elements(elements: in
 
 @given(architectures(), recipes(), st.integers(1, 63))
 def test_sharded_optimizer_state_never_grows_with_ranks(architecture: Architecture, recipe: Recipe, ranks: int) -> None:
-    fewer, more = (optimizer_bytes(architecture, recipe, with_ranks(n, zero_stage=1)) for n in (ranks, ranks + 1))
+    fewer, more = (
+        optimizer_bytes(Workload(architecture, recipe, with_ranks(n, zero_stage=1))) for n in (ranks, ranks + 1)
+    )
     assert more <= fewer
 
 
 @given(architectures(), recipes(), data_parallel_layouts())
 def test_state_grows_with_layers(architecture: Architecture, recipe: Recipe, layout: Layout) -> None:
     deeper = msgspec.structs.replace(architecture, layers=architecture.layers + 1)
-    assert gradient_bytes(deeper, recipe, layout) > gradient_bytes(architecture, recipe, layout)
+    assert gradient_bytes(Workload(deeper, recipe, layout)) > gradient_bytes(Workload(architecture, recipe, layout))
     assert whole_state_bytes(deeper, recipe, layout) > whole_state_bytes(architecture, recipe, layout)
 
 
 def test_blooms_checkpoint_is_its_weights_and_optimizer_state() -> None:
     layout = Layout(data_parallel=1)
-    written = weight_bytes(BLOOM.architecture, BLOOM.recipe, layout)
-    written += optimizer_bytes(BLOOM.architecture, BLOOM.recipe, layout)
+    written = weight_bytes(Workload(BLOOM.architecture, BLOOM.recipe, layout))
+    written += optimizer_bytes(Workload(BLOOM.architecture, BLOOM.recipe, layout))
     # the chronicles print a checkpoint of 2.3 TB, to 0.05 TB, which in their TB = TiB or 10^12 spans 2.25 to 2.59 e12
     assert 2.25e12 <= written <= 2.35 * 2**40
     assert written == pytest.approx(14 * 176_247_271_424, abs=2 * COUNTER)
@@ -183,16 +189,16 @@ def test_state_equals_the_tensors_of_a_model_and_its_adamw_on_the_meta_device(
     adamw.step()
     moments = [state[name] for state in adamw.state.values() for name in ("exp_avg", "exp_avg_sq")]
     layout = Layout()
-    memory = stage_memory(architecture, recipe, layout, stage=0, micro_batches=1)
+    memory = stage_memory(Workload(architecture, recipe, layout), stage=0, micro_batches=1)
     assert memory.weights == sum(tensor.nbytes for tensor in weights)
     assert memory.gradients == sum(tensor.nbytes for tensor in gradients)
     assert memory.moments == sum(tensor.nbytes for tensor in moments)
     assert memory.master_weights == sum(tensor.nbytes for tensor in updated) * kept.master
     assert memory.gradient_copy == sum(tensor.nbytes for tensor in updated) * kept.gradient_copy
-    counters = COUNTER * len(group_elements(architecture, recipe))
-    assert gradient_bytes(architecture, recipe, layout) == memory.gradients
+    counters = COUNTER * len(group_elements(Workload(architecture, recipe, Layout())))
+    assert gradient_bytes(Workload(architecture, recipe, layout)) == memory.gradients
     optimizer = memory.moments + memory.master_weights + memory.gradient_copy
-    assert optimizer_bytes(architecture, recipe, layout) == optimizer + counters
+    assert optimizer_bytes(Workload(architecture, recipe, layout)) == optimizer + counters
 
 
 @st.composite
@@ -238,7 +244,7 @@ def with_layout(rank: Rank, **changes: object) -> Rank:
 
 def memory_of(rank: Rank, micro_batches: int = 3) -> StageMemory:
     architecture, recipe, layout, stage = rank
-    return stage_memory(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+    return stage_memory(Workload(architecture, recipe, layout), stage=stage, micro_batches=micro_batches)
 
 
 @given(ranks())
@@ -268,11 +274,11 @@ def test_a_ranks_state_is_the_sum_over_its_tensors_padded_and_sharded(rank: Rank
     assert memory.moments * shards == 8 * sum(padded)
     assert memory.master_weights * shards == 4 * sum(padded) * each.master
     assert memory.gradient_copy * shards == 4 * sum(padded) * each.gradient_copy
-    assert memory.weights == weight_bytes(architecture, recipe, layout, stage=stage)
-    assert memory.gradients == gradient_bytes(architecture, recipe, layout, stage=stage)
+    assert memory.weights == weight_bytes(Workload(architecture, recipe, layout), stage=stage)
+    assert memory.gradients == gradient_bytes(Workload(architecture, recipe, layout), stage=stage)
     optimizer = memory.moments + memory.master_weights + memory.gradient_copy
     counters = COUNTER * len([group for group in groups if group])
-    assert optimizer_bytes(architecture, recipe, layout, stage=stage) == optimizer + counters
+    assert optimizer_bytes(Workload(architecture, recipe, layout), stage=stage) == optimizer + counters
 
 
 @given(ranks(), st.integers(1, 9))
@@ -292,12 +298,14 @@ def test_the_instants_are_sums_of_the_parts_and_nothing_is_negative(rank: Rank, 
 @given(ranks(), st.integers(1, 9))
 def test_the_peak_is_that_of_the_fullest_stage(rank: Rank, micro_batches: int) -> None:
     architecture, recipe, layout, _ = rank
-    stages = memory_by_stage(architecture, recipe, layout, micro_batches=micro_batches)
+    stages = memory_by_stage(Workload(architecture, recipe, layout), micro_batches=micro_batches)
     assert stages == [
-        stage_memory(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+        stage_memory(Workload(architecture, recipe, layout), stage=stage, micro_batches=micro_batches)
         for stage in range(layout.pipeline_stages)
     ]
-    assert peak_bytes(architecture, recipe, layout, micro_batches=micro_batches) == max(s.peak for s in stages)
+    assert peak_bytes(Workload(architecture, recipe, layout), micro_batches=micro_batches) == max(
+        s.peak for s in stages
+    )
 
 
 @given(ranks(), st.integers(1, 3))
@@ -377,8 +385,8 @@ def test_pipedream_keeps_a_version_of_its_weights_for_each_micro_batch_in_flight
     def weights(schedule: Schedule) -> list[float]:
         layout = Layout(pipeline_stages=4, schedule=schedule)
         architecture = msgspec.structs.replace(BLOOM.architecture, layers=8)
-        stages = memory_by_stage(architecture, BLOOM.recipe, layout, micro_batches=4)
-        flushed = memory_by_stage(architecture, BLOOM.recipe, Layout(pipeline_stages=4), micro_batches=4)
+        stages = memory_by_stage(Workload(architecture, BLOOM.recipe, layout), micro_batches=4)
+        flushed = memory_by_stage(Workload(architecture, BLOOM.recipe, Layout(pipeline_stages=4)), micro_batches=4)
         return [a.weights / b.weights for a, b in zip(stages, flushed, strict=True)]
 
     assert weights(Schedule.PIPEDREAM) == [4, 3, 2, 1]
@@ -393,9 +401,7 @@ def test_gathered_weights_are_of_two_layers_or_of_all_and_of_the_tables() -> Non
     layout = Layout(data_parallel=8, zero_stage=3)
     resharded, kept = (
         stage_memory(
-            BLOOM.architecture,
-            BLOOM.recipe,
-            msgspec.structs.replace(layout, reshard_after_forward=reshard),
+            Workload(BLOOM.architecture, BLOOM.recipe, msgspec.structs.replace(layout, reshard_after_forward=reshard)),
             stage=0,
             micro_batches=1,
         ).buffers
@@ -425,8 +431,8 @@ def test_arrays_of_layouts_give_each_layouts_parts(rank: Rank, rows: list[tuple[
             base, tensor_parallel=t, data_parallel=d, micro_batch=b, pipeline_stages=stages
         )
         last = stages - 1  # type: ignore[operator]  # a number or an array
-        memory = stage_memory(architecture, recipe, layout, stage=last, micro_batches=micro_batches)  # type: ignore[arg-type]
-        return memory, peak_bytes(architecture, recipe, layout, micro_batches=micro_batches)  # type: ignore[arg-type]
+        memory = stage_memory(Workload(architecture, recipe, layout), stage=last, micro_batches=micro_batches)  # type: ignore[arg-type]
+        return memory, peak_bytes(Workload(architecture, recipe, layout), micro_batches=micro_batches)  # type: ignore[arg-type]
 
     together, peaks = parts([np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)])
     for place, row in enumerate(rows):
@@ -444,12 +450,12 @@ def test_a_stage_keeps_the_activations_in_flight_and_the_last_one_its_logits(ran
         Schedule.GPIPE: micro_batches,
         Schedule.ONE_F_ONE_B: min(micro_batches, last + 1 - stage),
     }.get(layout.schedule, last + 1 - stage)
-    each = activation_bytes(architecture, recipe, layout, stage=stage)
+    each = activation_bytes(Workload(architecture, recipe, layout), stage=stage)
     assert memory.activations + memory.logits == in_flight * each
-    logits = head_activation_bytes(architecture, recipe, layout)["logits"]
+    logits = head_activation_bytes(Workload(architecture, recipe, layout))["logits"]
     assert memory.logits == (in_flight * logits if stage == last else 0)
     flushed = layout.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
-    behind = sum(head_activation_bytes(architecture, recipe, layout).values()) if stage == last else 0
+    behind = sum(head_activation_bytes(Workload(architecture, recipe, layout)).values()) if stage == last else 0
     assert memory.waiting == (0 if flushed else (in_flight - 1) * (each - behind))
 
 
@@ -461,7 +467,7 @@ def test_buffers_without_sharding_are_a_bucket_and_what_the_neighbours_send(rank
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     share = layout.tensor_parallel if layout.sequence_parallel else 1
     received = PRECISE[recipe.precision].weights.itemsize * tokens * architecture.hidden // share
-    gradients = gradient_bytes(architecture, recipe, layout, stage=stage)
+    gradients = gradient_bytes(Workload(architecture, recipe, layout), stage=stage)
     several = layout.data_parallel * layout.context_parallel > 1
     bucket = min(layout.bucket_bytes, gradients) if several else 0
     assert memory_of(rank).buffers == bucket + len(neighbours) * received
@@ -561,11 +567,11 @@ def test_figure_1_of_korthikanti(model: str) -> None:
     # the figure leaves out embedding and head, and of a layer's parameters its biases and norms
     state = state_bytes(12 * layers * hidden**2 / (8 * p), Precision.BF16).all
     for layout, expected in zip((baseline, present), printed, strict=True):
-        kept = layer_activation_bytes(architecture, BLOOM.recipe, layout)
+        kept = layer_activation_bytes(Workload(architecture, BLOOM.recipe, layout))
         layer = sum(size for kind, size in kept.items() if layout is baseline or kind not in SCORES)
         in_flight = micro_batches_in_flight(layout, micro_batches=10**6, stage=0)
         assert round((state + in_flight * layers / p * layer) / 2**30, 3) == expected
-        memory = stage_memory(architecture, BLOOM.recipe, layout, stage=0, micro_batches=10**6)
+        memory = stage_memory(Workload(architecture, BLOOM.recipe, layout), stage=0, micro_batches=10**6)
         # what the first stage keeps beyond: mask and norm input of the embedding, and a last stage of one: the head's
         share = 8 if layout is present else 1
         outer = in_flight * 3 * 2048 * b * hidden / share + (4 * 2048 * b * hidden / share if p == 1 else 0)

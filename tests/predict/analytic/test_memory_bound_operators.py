@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from hypothesis import given
 
 from reference_runs.layout import Layout
-from reference_runs.run import Architecture, Position, Precision, Recipe, Residual
+from reference_runs.run import Architecture, Position, Precision, Recipe, Residual, Workload
 from suite.predict.analytic.memory_bound_operators import (
     embedding_bytes,
     layer_operator_bytes,
@@ -67,9 +67,9 @@ def executed_layer_bytes(architecture: Architecture, recipe: Recipe, layout: Lay
 def test_a_layers_bytes_are_those_of_the_tensors_that_its_operators_read_and_write(case: Case) -> None:
     architecture, recipe, layout, _ = case
     expected = executed_layer_bytes(architecture, recipe, layout)
-    assert layer_operator_bytes(architecture, recipe, layout) == expected
+    assert layer_operator_bytes(Workload(architecture, recipe, layout)) == expected
     on_scores = {name: size for name, size in expected.items() if name in ("softmax", "attention dropout")}
-    assert score_operator_bytes(architecture, recipe, layout) == on_scores
+    assert score_operator_bytes(Workload(architecture, recipe, layout)) == on_scores
 
 
 @given(cases())
@@ -86,9 +86,11 @@ def test_bytes_before_and_behind_the_layers_are_those_of_their_tensors(case: Cas
         before += moved(x, functional.layer_norm(x, x.shape[-1:]))
     if recipe.embedding_dropout:
         before += dropped(x)
-    assert embedding_bytes(architecture, recipe, layout) == before
+    assert embedding_bytes(Workload(architecture, recipe, layout)) == before
     logits = empty(precision, s, b, architecture.padded_vocabulary // t)
-    assert loss_bytes(architecture, recipe, layout) == moved(x, functional.layer_norm(x, x.shape[-1:]), logits)
+    assert loss_bytes(Workload(architecture, recipe, layout)) == moved(
+        x, functional.layer_norm(x, x.shape[-1:]), logits
+    )
 
 
 # what clipping and Adam read and then write of one parameter, in bytes
@@ -112,7 +114,7 @@ def test_an_update_reads_and_writes_each_value_once(precision: Precision) -> Non
 
 
 def test_blooms_softmax_moves_0_94_gb_a_layer_and_its_norms_and_sums_1_17_gb() -> None:
-    sizes = layer_operator_bytes(BLOOM.architecture, BLOOM.recipe, BLOOM.layout)
+    sizes = layer_operator_bytes(BLOOM.workload)
     # two samples of 2048 * 2048 scores of 28 heads, read and written in bf16
     assert sizes["softmax"] == 2 * 2 * (2 * 2048 * 2048 * 28)
     # and two samples of 2048 tokens, each of 14336 elements: two norms, two sums
@@ -122,6 +124,6 @@ def test_blooms_softmax_moves_0_94_gb_a_layer_and_its_norms_and_sums_1_17_gb() -
 @given(cases())
 def test_fused_attention_stores_no_scores(case: Case) -> None:
     fused = msgspec.structs.replace(case.layout, fused_attention=True)
-    assert score_operator_bytes(case.architecture, case.recipe, fused) == {}
+    assert score_operator_bytes(Workload(case.architecture, case.recipe, fused)) == {}
     plain = msgspec.structs.replace(case.layout, fused_attention=False)
-    assert sum(score_operator_bytes(case.architecture, case.recipe, plain).values()) > 0
+    assert sum(score_operator_bytes(Workload(case.architecture, case.recipe, plain)).values()) > 0

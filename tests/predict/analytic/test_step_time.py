@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
-from reference_runs.run import Architecture, FlopConvention, Mask, Recipe
+from reference_runs.run import Architecture, FlopConvention, Mask, Recipe, Workload
 from suite.predict.analytic import step_time as subject
 from suite.predict.analytic.collective_time import collective_seconds
 from suite.predict.analytic.flop import (
@@ -179,7 +179,7 @@ def test_equal_stages_wait_for_the_schedules_bubble(case: Case, machine: Machine
         patch.setattr(subject, "embedding_bytes", lambda *_: 0)
         patch.setattr(subject, "loss_bytes", lambda *_: 0)
         same = len(traffic) * traffic[-1:]
-        time = step_time(architecture, recipe, layout, machine, micro_batches=micro_batches, traffic=same)
+        time = step_time(Workload(architecture, recipe, layout), machine, micro_batches=micro_batches, traffic=same)
     # all terms up to the bubble are what the pipeline repeats
     share = time.bubble_seconds / math.fsum(time[:8])
     assert share == pytest.approx(bubble_fraction(layout, micro_batches=micro_batches), rel=ROUNDING, abs=0)
@@ -230,15 +230,15 @@ def test_operators_take_their_bytes_three_times_and_once_more_where_they_are_rec
     case: Case, machine: Machine
 ) -> None:
     architecture, recipe, layout, micro_batches = case
-    layer = sum(layer_operator_bytes(architecture, recipe, layout).values())
-    scores = sum(score_operator_bytes(architecture, recipe, layout).values())
+    layer = sum(layer_operator_bytes(Workload(architecture, recipe, layout)).values())
+    scores = sum(score_operator_bytes(Workload(architecture, recipe, layout)).values())
     for stage, time in enumerate(stage_times(case, machine)):
         layers = stage_layers(architecture, layout, stage=stage)
         moved = 3 * layers * layer
         if stage == 0:
-            moved += 3 * embedding_bytes(architecture, recipe, layout)
+            moved += 3 * embedding_bytes(Workload(architecture, recipe, layout))
         if stage == layout.pipeline_stages - 1:
-            moved += 3 * loss_bytes(architecture, recipe, layout)
+            moved += 3 * loss_bytes(Workload(architecture, recipe, layout))
         moved += {
             Recomputation.NONE: 0,
             Recomputation.SELECTIVE: layers * scores,
@@ -258,7 +258,7 @@ def test_communication_terms_are_the_seconds_of_the_collectives_of_their_axis(ca
     for stage, time in enumerate(stage_times(case, slow)):
         seconds = dict.fromkeys(("tp", "cp", "pp", "dp", "embedding"), 0.0)
         for axis, operation, payload, messages in step_traffic(
-            architecture, recipe, layout, stage=stage, micro_batches=micro_batches
+            Workload(architecture, recipe, layout), stage=stage, micro_batches=micro_batches
         ):
             hidden = axis == "dp" and (operation != "all_gather" or layout.zero_stage == 3)
             if not hidden:
@@ -319,7 +319,7 @@ def test_selective_recomputation_repeats_attention_alone() -> None:
         for recomputation in (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
     )
     assert none.recomputation_seconds == 0 < selective.recomputation_seconds < full.recomputation_seconds
-    layer = layer_time(BLOOM.architecture, BLOOM.recipe, BLOOM.layout, A100)
+    layer = layer_time(BLOOM.workload, A100)
     layers = selective.recomputation_seconds / (128 * layer.attention_seconds)
     # with little to repeat the last stage, 5 layers and the head, takes longer than the 6 layers of a middle one
     assert layers == pytest.approx(5, rel=ROUNDING, abs=0)
@@ -332,7 +332,7 @@ def test_selective_recomputation_repeats_attention_alone() -> None:
 def test_attention_that_stores_no_scores_moves_queries_keys_values_and_output(case: Case, machine: Machine) -> None:
     architecture, recipe, layout, _ = case
     slow_memory = msgspec.structs.replace(machine, peak_flop_per_second=math.inf)
-    forward, backward = fused_attention_seconds(architecture, recipe, layout, slow_memory)
+    forward, backward = fused_attention_seconds(Workload(architecture, recipe, layout), slow_memory)
     c, t, b = layout.context_parallel, layout.tensor_parallel, layout.micro_batch
     element = 4 if recipe.precision == "fp32" else 2
     queries = b * architecture.sequence // c * architecture.hidden // t
@@ -347,7 +347,9 @@ def test_attention_that_stores_no_scores_computes_them_again_and_skips_the_maske
 ) -> None:
     architecture = msgspec.structs.replace(BLOOM.architecture, mask=mask)
     machine = msgspec.structs.replace(at_peak(A100), fused_attention_efficiency=0.25)
-    forward, backward = fused_attention_seconds(architecture, BLOOM.recipe, Layout(tensor_parallel=4), machine)
+    forward, backward = fused_attention_seconds(
+        Workload(architecture, BLOOM.recipe, Layout(tensor_parallel=4)), machine
+    )
     flop = layer_forward_flop(architecture, samples=1)
     square = flop["attention scores"] + flop["attention context"]
     assert forward == pytest.approx(computed * square / 4 / (0.25 * 312e12), rel=ROUNDING, abs=0)

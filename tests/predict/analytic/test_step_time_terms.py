@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Position, Precision
+from reference_runs.run import Position, Precision, Workload
 from reference_runs.stack import Accumulation
 from suite.predict.analytic.collective_time import collective_seconds, group
 from suite.predict.analytic.gemm import EfficiencyTable, flat_efficiency, gemm_seconds, product_seconds
@@ -197,7 +197,7 @@ def test_a_stack_that_does_not_overlap_exposes_all_data_parallel_traffic(case: C
     machine = having(machine, overlaps_data_parallel=False, overlap_share=1.0)
     groups = axis_groups(layout, machine)
     for stage, time in enumerate(stage_times(case, machine)):
-        entries = step_traffic(architecture, recipe, layout, stage=stage, micro_batches=micro_batches)
+        entries = step_traffic(Workload(architecture, recipe, layout), stage=stage, micro_batches=micro_batches)
         seconds = math.fsum(
             collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
             for axis, operation, payload, messages in entries
@@ -269,11 +269,11 @@ def test_saturation_slows_every_product_of_a_layer_and_the_head(case: Case, mach
         n * 2 * M * N * K * (1 + d / M + d / N + d / K) / machine.peak_flop_per_second
         for n, M, N, K in products.values()
     )
-    layer = layer_time(architecture, recipe, layout, machine)
+    layer = layer_time(Workload(architecture, recipe, layout), machine)
     assert (layer.forward_seconds, layer.backward_seconds) == pytest.approx((seconds, 2 * seconds), rel=ROUNDING, abs=0)
     M, N, K = products["expansion"][1], architecture.padded_vocabulary // layout.tensor_parallel, architecture.hidden
     seconds = 2 * M * N * K * (1 + d / M + d / N + d / K) / machine.peak_flop_per_second
-    head = head_seconds(architecture, recipe, layout, machine)
+    head = head_seconds(Workload(architecture, recipe, layout), machine)
     assert head == pytest.approx((seconds, 2 * seconds), rel=ROUNDING, abs=0)
 
 
@@ -282,9 +282,9 @@ def test_only_rows_of_the_vocabulary_that_are_no_multiple_of_eight_slow_the_head
     case: Case, machine: Machine, factor: float
 ) -> None:
     architecture, recipe, layout, _ = case
-    aligned = head_seconds(architecture, recipe, layout, machine)
+    aligned = head_seconds(Workload(architecture, recipe, layout), machine)
     slowed = factor if (architecture.padded_vocabulary // layout.tensor_parallel) & 7 else 1.0
-    misaligned = head_seconds(architecture, recipe, layout, having(machine, misalignment=factor))
+    misaligned = head_seconds(Workload(architecture, recipe, layout), having(machine, misalignment=factor))
     assert misaligned == tuple(slowed * seconds for seconds in aligned)
 
 
@@ -292,8 +292,8 @@ def test_gpt2s_vocabulary_is_aligned_where_it_is_padded() -> None:
     for rows, slowed in ((50257, 2.0), (50304, 1.0), (50257 + 7, 1.0), (50258, 2.0)):
         architecture = msgspec.structs.replace(bloom().architecture, padded_vocabulary=rows)
         given_ = (architecture, bloom().recipe, Layout())
-        once, twice = head_seconds(*given_, A100)
-        assert head_seconds(*given_, having(A100, misalignment=2.0)) == (slowed * once, slowed * twice)
+        once, twice = head_seconds(Workload(*given_), A100)
+        assert head_seconds(Workload(*given_), having(A100, misalignment=2.0)) == (slowed * once, slowed * twice)
 
 
 HIDDEN_STATES = {"norm", "residual add", "dropout"}
@@ -304,8 +304,8 @@ def operator_bytes(case: Case, *, stage: int) -> dict[str, float]:
     """Bytes of one micro-batch's operators on a rank of `stage`, by the passes that scale them."""
     architecture, recipe, layout, _ = case
     layers = stage_layers(architecture, layout, stage=stage)
-    scores = sum(score_operator_bytes(architecture, recipe, layout).values())
-    every = layer_operator_bytes(architecture, recipe, layout)
+    scores = sum(score_operator_bytes(Workload(architecture, recipe, layout)).values())
+    every = layer_operator_bytes(Workload(architecture, recipe, layout))
     hidden = sum(moved for name, moved in every.items() if name in HIDDEN_STATES)
     inner = sum(every.values()) - hidden - scores
     again = {
@@ -317,10 +317,11 @@ def operator_bytes(case: Case, *, stage: int) -> dict[str, float]:
     again_scores = layers if layout.recomputation is Recomputation.SELECTIVE else again
     first, last = stage == 0, stage == layout.pipeline_stages - 1
     return {
-        "residual_passes": (3 * layers + again) * hidden + first * 3 * embedding_bytes(architecture, recipe, layout),
+        "residual_passes": (3 * layers + again) * hidden
+        + first * 3 * embedding_bytes(Workload(architecture, recipe, layout)),
         "inner_passes": (3 * layers + again) * inner,
         "score_passes": (3 * layers + again_scores) * scores,
-        "loss_passes": last * 3 * loss_bytes(architecture, recipe, layout),
+        "loss_passes": last * 3 * loss_bytes(Workload(architecture, recipe, layout)),
     }
 
 
@@ -357,7 +358,8 @@ def test_kernels_that_are_not_fused_read_and_write_once_more(switch: str, case: 
     if switch == "fused_rotary":
         architecture = msgspec.structs.replace(architecture, position=Position.ROTARY, rotary_dim=2)
     fused, apart = (
-        layer_time(architecture, recipe, layout, having(machine, **{switch: claim})) for claim in (True, False)
+        layer_time(Workload(architecture, recipe, layout), having(machine, **{switch: claim}))
+        for claim in (True, False)
     )
     w = 4 if recipe.precision is Precision.FP32 else 2
     t, tokens = layout.tensor_parallel, layout.micro_batch * architecture.sequence // layout.context_parallel

@@ -17,7 +17,7 @@ from torch.nn.functional import gelu, layer_norm
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Architecture, Precision, Residual
+from reference_runs.run import Architecture, Precision, Residual, Workload
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.strategies import BLOOM
 
@@ -239,7 +239,9 @@ def test_a_layer_hands_over_what_its_ranks_need_to_compute_as_one_device(
     )
     shape = msgspec.structs.replace(ARCHITECTURE, residual=residual)
     recipe = msgspec.structs.replace(BLOOM.recipe, precision=Precision.FP32)
-    predicted = [entry for entry in step_traffic(shape, recipe, layout, stage=1, micro_batches=1) if entry.axis == "tp"]
+    predicted = [
+        entry for entry in step_traffic(Workload(shape, recipe, layout), stage=1, micro_batches=1) if entry.axis == "tp"
+    ]
     wires = traffic_of_training(layout, residual, dropout=dropout)
     messages = {entry.operation: entry.messages for entry in predicted}
     payload = {entry.operation: entry.payload_bytes for entry in predicted}

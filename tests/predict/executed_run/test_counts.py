@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule, StageAssignment
-from reference_runs.run import Norm, Objective
+from reference_runs.run import Norm, Objective, Workload
 from suite.metrics.comparison import Verdict, compare
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import rank_executed_flop, rank_model_flop
@@ -44,13 +44,13 @@ def of_rank(figures: list[Figure], rank: int | None) -> dict[tuple[str, str | No
 @settings(max_examples=MANY)
 @given(executed_runs())
 def test_every_rank_has_its_own_figures(run: Run) -> None:
-    figures = prediction(*run)
+    figures = prediction(Workload(*run))
     group = {"dp": run.layout.data_parallel, "tp": run.layout.tensor_parallel, "pp": run.layout.pipeline_stages}
     group["embedding"] = 2
     samples = micro_batches(run) * run.layout.micro_batch
     for rank, place in enumerate(places(run.layout)):
         own = of_rank(figures, rank)
-        state = executed_state(*run, stage=place.pp, replica=place.dp)
+        state = executed_state(Workload(*run), stage=place.pp, replica=place.dp)
         expected: dict[tuple[str, str | None, str | None], float] = {
             (name, None, None): value for name, value in state._asdict().items()
         }
@@ -65,7 +65,7 @@ def test_every_rank_has_its_own_figures(run: Run) -> None:
             hidden_dropout=run.recipe.hidden_dropout,
         )
         sent = 0.0
-        for entry in executed_traffic(*run, stage=place.pp, replica=place.dp):
+        for entry in executed_traffic(Workload(*run), stage=place.pp, replica=place.dp):
             expected["payload_bytes", entry.axis, entry.operation] = entry.payload_bytes
             expected["messages", entry.axis, entry.operation] = entry.messages
             ring = ring_factor(entry.operation, ranks=group[entry.axis]) * entry.payload_bytes
@@ -82,7 +82,7 @@ def test_every_rank_has_its_own_figures(run: Run) -> None:
 
 @given(executed_runs())
 def test_the_job_has_the_sum_of_flop_and_the_largest_of_bytes_and_messages(run: Run) -> None:
-    figures = prediction(*run)
+    figures = prediction(Workload(*run))
     by_key: dict[tuple[str, str | None, str | None], list[float]] = defaultdict(list)
     for rank in range(run.layout.ranks):
         for key, figure in of_rank(figures, rank).items():
@@ -98,7 +98,7 @@ def test_the_job_has_the_sum_of_flop_and_the_largest_of_bytes_and_messages(run: 
 
 @given(executed_runs())
 def test_keys_are_unique_and_a_measurement_that_agrees_passes(run: Run) -> None:
-    figures = prediction(*run)
+    figures = prediction(Workload(*run))
     assert len({figure.key for figure in figures}) == len(figures)
     measured = [figure for figure in figures if figure.term is None]
     rows = compare(figures, measured, left_name="predicted", right_name="measured", judge=True)
@@ -129,8 +129,10 @@ def test_of_a_layout_that_is_not_executed_the_job_alone_is_predicted(changes: di
     recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=4)
     layout = msgspec.structs.replace(Layout(), **changes)
     assert not describes_ranks(BLOOM.architecture, layout)
-    assert prediction(BLOOM.architecture, recipe, layout) == job_figures(BLOOM.architecture, recipe, layout)
-    assert {figure.rank for figure in job_figures(BLOOM.architecture, recipe, layout)} == {None}
+    assert prediction(Workload(BLOOM.architecture, recipe, layout)) == job_figures(
+        Workload(BLOOM.architecture, recipe, layout)
+    )
+    assert {figure.rank for figure in job_figures(Workload(BLOOM.architecture, recipe, layout))} == {None}
 
 
 def test_a_top_query_layer_is_described_beside_its_table() -> None:
@@ -161,7 +163,7 @@ def test_the_bubble_of_equal_stages_may_be_five_points_off(
         BLOOM.architecture, vocabulary=8, padded_vocabulary=8, layers=stages * virtual_stages * layers
     )
     recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=rounds * stages)
-    bubble = bubble_figure(shape, recipe, layout, own_processors=True)
+    bubble = bubble_figure(Workload(shape, recipe, layout), own_processors=True)
     # m rounds of v chunks busy, p - 1 rounds waiting
     busy = virtual_stages * rounds * stages
     assert bubble.value == pytest.approx((stages - 1) / (busy + stages - 1), rel=1e-3)
@@ -173,10 +175,10 @@ def test_the_bubble_is_not_judged_where_stages_are_unequal_or_share_processors()
     layout = Layout(pipeline_stages=2)
     recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=8)
     wide = msgspec.structs.replace(BLOOM.architecture, layers=2)
-    assert bubble_figure(wide, recipe, layout, own_processors=True).why == UNEQUAL_REASON
-    assert bubble_figure(wide, recipe, layout, own_processors=True).tolerance is None
-    assert bubble_figure(BLOOM.architecture, recipe, layout, own_processors=True).tolerance is not None
-    assert bubble_figure(BLOOM.architecture, recipe, layout, own_processors=False).why == SHARED_REASON
+    assert bubble_figure(Workload(wide, recipe, layout), own_processors=True).why == UNEQUAL_REASON
+    assert bubble_figure(Workload(wide, recipe, layout), own_processors=True).tolerance is None
+    assert bubble_figure(Workload(BLOOM.architecture, recipe, layout), own_processors=True).tolerance is not None
+    assert bubble_figure(Workload(BLOOM.architecture, recipe, layout), own_processors=False).why == SHARED_REASON
 
 
 @pytest.mark.parametrize(
@@ -192,13 +194,13 @@ def test_the_first_loss_is_left_out_where_its_formula_does_not_hold(
 ) -> None:
     architecture = msgspec.structs.replace(BLOOM.architecture, norm=norm)
     recipe = msgspec.structs.replace(BLOOM.recipe, objective=objective)
-    quantities = {figure.quantity for figure in job_figures(architecture, recipe, BLOOM.layout)}
+    quantities = {figure.quantity for figure in job_figures(Workload(architecture, recipe, BLOOM.layout))}
     assert (Quantity.FIRST_LOSS in quantities) is described
 
 
 @given(executed_runs())
 def test_rank_figures_stand_behind_their_largest(run: Run) -> None:
-    figures = rank_figures(*run)
+    figures = rank_figures(Workload(*run))
     for quantity in LARGEST:
         ranks = [figure.rank for figure in figures if figure.quantity is quantity and figure.axis is None]
         if ranks:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout
-from reference_runs.run import ReferenceRun
+from reference_runs.run import ReferenceRun, Workload
 from suite.__main__ import main
 from suite.machine.fingerprint import Fingerprint
 from suite.machine.profile import SCHEMA, Profile, encode
@@ -109,7 +109,7 @@ def measured(
 
 
 def step_seconds(found: RunMachine, run: ReferenceRun, layout: Layout) -> float:
-    step = run_prediction(run.architecture, run.recipe, layout, found.machine).step
+    step = run_prediction(Workload(run.architecture, run.recipe, layout), found.machine).step
     assert step is not None
     return step.total_seconds
 
@@ -145,7 +145,7 @@ def test_with_all_else_for_nothing_a_step_takes_its_flop_over_the_measured_rate(
     run = reference_run("gpt2-124m")
     layout = Layout(micro_batch=1)
     found = profiled_machine(measured(ranks=1, beside_products=1e9, small=1.0), run, layout)
-    flop = run_prediction(run.architecture, run.recipe, layout, found.machine).hardware_flop
+    flop = run_prediction(Workload(run.architecture, run.recipe, layout), found.machine).hardware_flop
     assert flop is not None
     assert step_seconds(found, run, layout) == pytest.approx(flop / 1e11, rel=1e-6)  # the rest: a billionth, 1000 times
 

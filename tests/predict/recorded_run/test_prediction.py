@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference_runs.catalog import accumulation, check_layout, reference_run, run_names
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignment
-from reference_runs.run import Architecture, FlopConvention, ReferenceRun
+from reference_runs.run import Architecture, FlopConvention, ReferenceRun, Workload
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.machine import Machine
@@ -26,7 +26,7 @@ from suite.predict.recorded_run.figures import (
     model_convention,
     predicted_figures,
 )
-from suite.predict.recorded_run.prediction import RunPrediction, run_prediction
+from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction
 from suite.predict.recorded_run.published import (
     figures_at_published_times,
     measured_elsewhere,
@@ -46,7 +46,10 @@ def machine_of(run: ReferenceRun) -> Machine | None:
 
 
 def of(run: ReferenceRun) -> RunPrediction:
-    return run_prediction(run.architecture, run.recipe, run.recorded_layout, machine_of(run))
+    layout = run.recorded_layout
+    if layout is None:
+        return prediction_without_layout(run.architecture, run.recipe)
+    return run_prediction(Workload(run.architecture, run.recipe, layout), machine_of(run))
 
 
 def named(figures: list[Figure], quantity: Quantity, term: str | None = None) -> Figure:
@@ -85,14 +88,9 @@ def test_memory_and_traffic_stand_for_every_stage_that_matters(run: ReferenceRun
     prediction, micro_batches = of(run), accumulation(run.recipe, run.layout)
     assert len(prediction.memory) == run.layout.pipeline_stages
     for stage, memory in enumerate(prediction.memory):
-        assert memory == stage_memory(
-            run.architecture, run.recipe, run.layout, stage=stage, micro_batches=micro_batches
-        )
+        assert memory == stage_memory(run.workload, stage=stage, micro_batches=micro_batches)
     stages = range(run.layout.pipeline_stages)
-    traffic = {
-        stage: step_traffic(run.architecture, run.recipe, run.layout, stage=stage, micro_batches=micro_batches)
-        for stage in stages
-    }
+    traffic = {stage: step_traffic(run.workload, stage=stage, micro_batches=micro_batches) for stage in stages}
     assert all(prediction.traffic[stage] == traffic[stage] for stage in prediction.traffic)
     figures = predicted_figures(run, run.layout, None, prediction)
     largest: dict[tuple[str, str], int] = {}
@@ -136,7 +134,7 @@ def test_flop_rates_count_the_recomputation_that_the_layout_does(
     run = msgspec.structs.replace(BLOOM, reported=reported, recorded_layout=layout)
     machine = machine_of(BLOOM)
     assert machine is not None
-    prediction = run_prediction(run.architecture, run.recipe, layout, machine)
+    prediction = run_prediction(Workload(run.architecture, run.recipe, layout), machine)
     figures = predicted_figures(run, layout, machine, prediction)
     seconds = named(figures, Quantity.STEP_SECONDS).value * layout.ranks
     hfu, mfu = named(figures, Quantity.HFU).value, named(figures, Quantity.MFU).value
@@ -166,7 +164,7 @@ def test_flop_rates_count_the_recomputation_that_the_layout_does(
 )
 def test_parameters_without_padding_are_the_published_ones(name: str, published: int) -> None:
     run = reference_run(name)
-    figures = predicted_figures(run, None, None, run_prediction(run.architecture, run.recipe, None, None))
+    figures = predicted_figures(run, None, None, prediction_without_layout(run.architecture, run.recipe))
     assert named(figures, Quantity.PARAMETERS, "without vocabulary rows that no token has").value == published
 
 
@@ -178,7 +176,7 @@ def test_every_measurement_is_predicted_under_its_own_layout() -> None:
     seconds = [figure.value for figure in computed]
     assert seconds == sorted(seconds, reverse=True)
     alone = msgspec.structs.replace(run.layout, data_parallel=12, accumulation=None)
-    twelve = run_prediction(run.architecture, run.recipe, alone, machine_of(run)).step
+    twelve = run_prediction(Workload(run.architecture, run.recipe, alone), machine_of(run)).step
     assert twelve is not None
     assert seconds[2] == twelve.total_seconds
 
@@ -273,10 +271,10 @@ def valid_runs(draw: st.DrawFn) -> tuple[Architecture, Layout, int]:
 def test_no_valid_input_gives_a_negative_an_infinite_or_no_number(case: tuple[Architecture, Layout, int]) -> None:
     shape, layout, batch = case
     recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=batch)
-    check_layout(shape, recipe, layout, "here")
+    check_layout(Workload(shape, recipe, layout), "here")
     run = msgspec.structs.replace(BLOOM, architecture=shape, recipe=recipe, recorded_layout=layout)
     machine = machine_of(BLOOM)
-    prediction = run_prediction(shape, recipe, layout, machine)
+    prediction = run_prediction(Workload(shape, recipe, layout), machine)
     for figure in predicted_figures(run, layout, machine, prediction):
         assert math.isfinite(figure.value), figure
         assert figure.value >= 0, figure

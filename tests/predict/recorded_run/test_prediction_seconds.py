@@ -8,6 +8,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from reference_runs.catalog import reference_run
+from reference_runs.run import Workload
 from suite.predict.recorded_run.prediction import run_prediction
 from suite.predict.recorded_run.sweep import layout_figures
 from tests.predict.recorded_run.test_sweep import as_arrays, machine_of, many_layouts
@@ -38,7 +39,7 @@ def test_a_full_prediction_takes_less_than_the_stated_time(name: str, benchmark:
         start = time.perf_counter()
         additions()
         fastest[0] = min(fastest[0], time.perf_counter() - start)
-        return (run.architecture, run.recipe, run.layout, machine), {}
+        return (run.workload, machine), {}
 
     benchmark.pedantic(run_prediction, setup=arguments, rounds=1000, warmup_rounds=5)
     # the least of the rounds: what the program needs, whatever else the machine is doing; a slower processor needs more
@@ -51,6 +52,6 @@ def test_a_sweep_covers_more_than_a_million_layouts_a_minute(benchmark: Benchmar
     count = len(60 * many_layouts())
     machine = machine_of(BLOOM)
     benchmark.pedantic(
-        layout_figures, args=(BLOOM.architecture, BLOOM.recipe, layouts, machine), rounds=5, warmup_rounds=1
+        layout_figures, args=(Workload(BLOOM.architecture, BLOOM.recipe, layouts), machine), rounds=5, warmup_rounds=1
     )
     assert count / benchmark.stats.stats.min >= LAYOUTS_PER_SECOND

@@ -9,7 +9,7 @@ import pytest
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
-from reference_runs.run import ReferenceRun
+from reference_runs.run import ReferenceRun, Workload
 from suite.predict.analytic.machine import Machine
 from suite.predict.machine_model.from_cluster import run_machine
 from suite.predict.recorded_run.prediction import run_prediction
@@ -53,13 +53,15 @@ def test_a_sweep_gives_every_layout_what_it_gets_alone(variant: dict[str, object
     base = msgspec.structs.replace(BLOOM.layout, **variant)
     cases = many_layouts()
     machine = machine_of(BLOOM)
-    together = layout_figures(BLOOM.architecture, BLOOM.recipe, as_arrays(base, cases), machine)
+    together = layout_figures(Workload(BLOOM.architecture, BLOOM.recipe, as_arrays(base, cases)), machine)
     columns = [numpy.broadcast_to(column, len(cases)) for column in together]
     for place, case in list(enumerate(cases))[::7]:
         alone = layout_figures(
-            BLOOM.architecture,
-            BLOOM.recipe,
-            msgspec.structs.replace(base, accumulation=None, **dict(zip(AXES, case, strict=True))),
+            Workload(
+                BLOOM.architecture,
+                BLOOM.recipe,
+                msgspec.structs.replace(base, accumulation=None, **dict(zip(AXES, case, strict=True))),
+            ),
             machine,
         )
         # integers are exact up to 2^53 in float64 and rounded beyond; a few hundred roundings of 2^-53 at most
@@ -68,8 +70,8 @@ def test_a_sweep_gives_every_layout_what_it_gets_alone(variant: dict[str, object
 
 def test_offload_has_memory_but_no_time() -> None:
     layout = msgspec.structs.replace(BLOOM.layout, offload=Offload.OPTIMIZER)
-    prediction = run_prediction(BLOOM.architecture, BLOOM.recipe, layout, machine_of(BLOOM))
+    prediction = run_prediction(Workload(BLOOM.architecture, BLOOM.recipe, layout), machine_of(BLOOM))
     assert prediction.memory[0].moments == 0
     assert prediction.step is None
     with pytest.raises(InputError, match="no time is predicted"):
-        layout_figures(BLOOM.architecture, BLOOM.recipe, layout, machine_of(BLOOM))
+        layout_figures(Workload(BLOOM.architecture, BLOOM.recipe, layout), machine_of(BLOOM))

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.layout import Layout, Offload, Recomputation
-from reference_runs.run import Activation, Norm, Precision
+from reference_runs.run import Activation, Norm, Precision, Workload
 from suite.execute.measure.counters import CollectiveCounter, storage_bytes
 from suite.predict.analytic.parameters import ParameterTensor, layer_tensors, outer_tensors
 from suite.predict.simulation.state import ExecutedState, executed_state
@@ -127,7 +127,7 @@ def test_fully_shard_stores_and_hands_over_what_is_predicted(
         storage_bytes(gradients),
         sum(tensor.numel() * tensor.element_size() for tensor in state),
     )
-    assert stored == executed_state(SHAPE, recipe, layout, stage=0, replica=rank)
+    assert stored == executed_state(Workload(SHAPE, recipe, layout), stage=0, replica=rank)
     counted = {(c.axis, c.operation): (c.payload_bytes, c.messages) for c in counter.collectives()}
-    traffic = executed_gradient_traffic(SHAPE, recipe, layout, stage=0)
+    traffic = executed_gradient_traffic(Workload(SHAPE, recipe, layout), stage=0)
     assert counted == {(t.axis, t.operation): (t.payload_bytes, t.messages) for t in traffic}

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import accumulation
+from reference_runs.run import Workload
 from suite.job.options import Texts
 from suite.ladder.plan import climber, planned
 from suite.ladder.rungs import BASE, Walk
@@ -102,7 +103,7 @@ def test_seconds_to_tokenise_a_sample_are_those_of_every_sample_of_the_step() ->
         plan = planned(climbing, setting, "", TEXTS)
         (found,) = step_seconds(
             machine,
-            *(plan.architecture, plan.recipe, plan.layout),
+            Workload(*(plan.architecture, plan.recipe, plan.layout)),
             kernels=Kernels(),
             compiled=False,
             script=plan.script,
@@ -132,6 +133,8 @@ def test_pageable_batches_are_copied_as_calibrated_and_pinned_ones_behind_comput
         setting = msgspec.structs.replace(BASE[Walk.SPEED], pinned=pinned, tokenises=False, micro_batch=4)
         plan = planned(climber("gpt2-mini", device="cpu", seed=1), setting, "", TEXTS)
         given = plan.architecture, plan.recipe, plan.layout
-        (found,) = step_seconds(Copies(), *given, kernels=Kernels(cuda=True), compiled=False, script=plan.script)
+        (found,) = step_seconds(
+            Copies(), Workload(*given), kernels=Kernels(cuda=True), compiled=False, script=plan.script
+        )
         tokens = accumulation(plan.recipe, plan.layout) * 4 * plan.architecture.sequence
         assert found.copy == (0 if pinned else 2 * 8 * tokens)  # int64 tokens and targets

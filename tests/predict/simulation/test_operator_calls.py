@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import Recomputation
 from reference_runs.miniature import miniature
-from reference_runs.run import Mask
+from reference_runs.run import Mask, Workload
 from suite.execute.data.token_stream import TokenStream
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.precision import store_weights
@@ -131,7 +131,7 @@ def _agrees(name: str, recomputation: Recomputation, *, fused: bool) -> None:
         more["seen_B2S"] = torch.stack(ends, 1)
     with Dispatched() as dispatched:
         decoder(both[:, :-1], both[:, 1:], **more).backward()
-    (chunk,) = micro_batch_works(architecture, recipe, layout, stage=0, kernels=Kernels(), compiled=False)
+    (chunk,) = micro_batch_works(Workload(architecture, recipe, layout), stage=0, kernels=Kernels(), compiled=False)
     assert counted(chunk.works) == dispatched.calls
 
 
@@ -155,4 +155,4 @@ def test_making_a_micro_batch_dispatches_as_many_operators_as_its_price_is_assum
     assert counted.calls == 4 + 3 * samples
     mini = miniature(reference_run("bloom-176b"), "cpu", ranks=1)
     layout = msgspec.structs.replace(mini.layout, micro_batch=samples)
-    assert sum(loading_works(mini.architecture, mini.recipe, layout).values()) >= counted.calls
+    assert sum(loading_works(Workload(mini.architecture, mini.recipe, layout)).values()) >= counted.calls

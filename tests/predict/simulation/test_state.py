@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, StageAssignment
-from reference_runs.run import Precision
+from reference_runs.run import Precision, Workload
 from suite.predict.analytic.memory import gradient_bytes, optimizer_bytes, weight_bytes
 from suite.predict.analytic.parameters import ParameterTensor, parameter_count
 from suite.predict.simulation.state import (
@@ -65,7 +65,7 @@ def stored(run: Run, place: Place) -> ExecutedState:
 @given(executed_runs())
 def test_the_state_of_every_rank_equals_its_tensors_one_by_one(run: Run) -> None:
     for place in set(places(run.layout)):
-        state = executed_state(*run, stage=place.pp, replica=place.dp)
+        state = executed_state(Workload(*run), stage=place.pp, replica=place.dp)
         assert state == stored(run, place)
 
 
@@ -75,9 +75,9 @@ def test_without_sharded_gradients_the_state_is_that_of_the_textbook(run: Run) -
         run.layout, zero_stage=min(run.layout.zero_stage, 1), virtual_stages=1, stage_assignment=StageAssignment.LAYERS
     )
     for stage in range(layout.pipeline_stages):
-        state = executed_state(run.architecture, run.recipe, layout, stage=stage, replica=0)
+        state = executed_state(Workload(run.architecture, run.recipe, layout), stage=stage, replica=0)
         expected = [
-            formula(run.architecture, run.recipe, layout, stage=stage)
+            formula(Workload(run.architecture, run.recipe, layout), stage=stage)
             for formula in (weight_bytes, gradient_bytes, optimizer_bytes)
         ]
         if layout.data_parallel == 1 or layout.zero_stage == 0:  # a step counter for each tensor, not for each group
@@ -91,7 +91,7 @@ def test_without_sharded_gradients_the_state_is_that_of_the_textbook(run: Run) -
 def test_the_shards_of_all_ranks_are_the_model(run: Run) -> None:
     layout = msgspec.structs.replace(run.layout, tensor_parallel=1, pipeline_stages=1, virtual_stages=1, zero_stage=3)
     states = [
-        executed_state(run.architecture, run.recipe, layout, stage=0, replica=replica)
+        executed_state(Workload(run.architecture, run.recipe, layout), stage=0, replica=replica)
         for replica in range(layout.data_parallel)
     ]
     assert sum(state.parameters for state in states) == parameter_count(run.architecture)
@@ -103,7 +103,7 @@ def test_the_shards_of_all_ranks_are_the_model(run: Run) -> None:
 def test_stages_together_store_the_model_and_a_copy_of_a_tied_table(run: Run) -> None:
     layout = msgspec.structs.replace(run.layout, zero_stage=0, tensor_parallel=1)
     whole = sum(
-        executed_state(run.architecture, run.recipe, layout, stage=stage, replica=0).parameters
+        executed_state(Workload(run.architecture, run.recipe, layout), stage=stage, replica=0).parameters
         for stage in range(layout.pipeline_stages)
     )
     table = run.architecture.padded_vocabulary * run.architecture.hidden
@@ -150,7 +150,9 @@ def test_a_large_model_needs_the_known_bytes_an_element(
 ) -> None:
     opt = reference_run("opt-175b")
     recipe = msgspec.structs.replace(BLOOM.recipe, precision=precision)
-    state = executed_state(opt.architecture, recipe, Layout(data_parallel=8, zero_stage=zero_stage), stage=0, replica=0)
+    state = executed_state(
+        Workload(opt.architecture, recipe, Layout(data_parallel=8, zero_stage=zero_stage)), stage=0, replica=0
+    )
     # every size of OPT divides by 8 except its 2050 positions, padded by 6 rows of 12288: 4e-7 of the elements; step
     # counters are 4 bytes of 10^5 elements and more
     elements = parameter_count(opt.architecture)

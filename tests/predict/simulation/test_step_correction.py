@@ -8,6 +8,7 @@ import pytest
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import parse_layout
 from reference_runs.miniature import miniature
+from reference_runs.run import Workload
 from suite.calibration.shapes import miniature_shapes
 from suite.job.options import DEFAULT_OPTIONS
 from suite.machine.half_precision import Kernels
@@ -30,7 +31,7 @@ def timed(ranks: int, *, compiled: bool = False, seconds: float = 1.0) -> TimedR
 
 def parts(one: TimedReferenceStep) -> float:
     own = one.trial
-    (stage,) = step_seconds(MACHINE, own.architecture, own.recipe, own.layout, kernels=CPU, compiled=own.compiled)
+    (stage,) = step_seconds(MACHINE, own.workload, kernels=CPU, compiled=own.compiled)
     return stage.step
 
 
@@ -48,9 +49,7 @@ def test_every_term_of_a_step_takes_the_factor_times_as_long(name: str) -> None:
     mini = miniature(reference_run(miniatures()[name]), "cpu", ranks=2)
 
     def predicted(factor: float) -> list[StepSeconds]:
-        return step_seconds(
-            MACHINE, mini.architecture, mini.recipe, mini.layout, kernels=CPU, compiled=False, in_step_factor=factor
-        )
+        return step_seconds(MACHINE, mini.workload, kernels=CPU, compiled=False, in_step_factor=factor)
 
     for once, longer in zip(predicted(1.0), predicted(1.5), strict=True):
         assert once.step > 0
@@ -62,7 +61,11 @@ def test_the_stages_of_a_pipeline_take_the_factor_times_as_long_and_wait_likewis
     layout = parse_layout("pp2,micro2", base=mini.layout)
     whole, longer = (
         step_seconds(
-            MACHINE, mini.architecture, mini.recipe, layout, kernels=CPU, compiled=False, in_step_factor=factor
+            MACHINE,
+            Workload(mini.architecture, mini.recipe, layout),
+            kernels=CPU,
+            compiled=False,
+            in_step_factor=factor,
         )
         for factor in (1.0, 3.0)
     )
@@ -79,9 +82,7 @@ def test_what_tokenising_was_measured_to_take_has_no_factor() -> None:
     def loading(factor: float, sample_seconds: float) -> float:
         (stage,) = step_seconds(
             MACHINE,
-            mini.architecture,
-            mini.recipe,
-            mini.layout,
+            mini.workload,
             kernels=CPU,
             compiled=False,
             script=script,
@@ -124,7 +125,7 @@ def test_no_shape_of_a_trial_is_one_of_a_miniature(ranks: int) -> None:
         "cross_entropy": set(used.losses),
     }
     own = trial(ranks, compiled=False, threads=1)
-    (chunk,) = micro_batch_works(own.architecture, own.recipe, own.layout, stage=0, kernels=CPU, compiled=False)
+    (chunk,) = micro_batch_works(own.workload, stage=0, kernels=CPU, compiled=False)
     shapes = {(work.operation, work.sizes) for _, work in chunk.works if work.operation in theirs}
     assert {operation for operation, _ in shapes} == set(theirs)
     for operation, sizes in shapes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference_runs.catalog import accumulation, miniatures, reference_run
 from reference_runs.layout import Recomputation, parse_layout
 from reference_runs.miniature import miniature
-from reference_runs.run import Precision
+from reference_runs.run import Precision, Workload
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.machine.timing_tables import Line, Subject
@@ -79,7 +79,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def steps(machine: Machine, run: Run, *, compiled: bool = False) -> list[StepSeconds]:
-    return step_seconds(machine, run.architecture, run.recipe, run.layout, kernels=CPU, compiled=compiled)
+    return step_seconds(machine, run.workload, kernels=CPU, compiled=compiled)
 
 
 def mini(name: str) -> Run:
@@ -119,7 +119,7 @@ def test_every_stage_takes_as_long_as_the_slowest_and_no_term_is_negative(run: R
 @pytest.mark.parametrize("name", MINIS)
 def test_a_latency_alone_is_paid_once_a_message(name: str) -> None:
     run = mini(name)
-    messages = sum(entry.messages for entry in executed_traffic(*run, stage=0, replica=0))
+    messages = sum(entry.messages for entry in executed_traffic(Workload(*run), stage=0, replica=0))
     (stage,) = steps(Machine(latency=1.0), run)
     assert messages > 0
     assert stage.communication == stage.step == messages
@@ -140,7 +140,7 @@ def test_messages_are_priced_in_the_type_that_they_are_added_in() -> None:
     (stage,) = steps(Adding(), run)
     (scattered,) = (
         entry.messages
-        for entry in executed_traffic(*run, stage=0, replica=0)
+        for entry in executed_traffic(Workload(*run), stage=0, replica=0)
         if (entry.axis, entry.operation) == ("tp", "reduce_scatter")
     )
     assert stage.communication == stage.step == scattered > 0
@@ -238,7 +238,7 @@ def test_products_alone_take_as_long_as_their_flop(name: str) -> None:
 
 def on_cuda(machine: Machine, name: str, script: TrainingOptions = DEFAULT_OPTIONS) -> StepSeconds:
     run = mini(name)
-    (stage,) = step_seconds(machine, *run, kernels=Kernels(cuda=True), compiled=False, script=script)
+    (stage,) = step_seconds(machine, Workload(*run), kernels=Kernels(cuda=True), compiled=False, script=script)
     return stage
 
 
@@ -296,7 +296,9 @@ def test_a_step_is_all_stages_passes_and_the_longest_update(run: Run, machine: M
     )
     updates = [
         prices.arithmetic(works, backward=False) + prices.overhead(works)
-        for works in (update_works(*run, stage=stage, replica=0) for stage in range(run.layout.pipeline_stages))
+        for works in (
+            update_works(Workload(*run), stage=stage, replica=0) for stage in range(run.layout.pipeline_stages)
+        )
     ]
     for stage in steps(machine, run):
         assert stage.step == pytest.approx(passes + max(updates))
@@ -305,7 +307,7 @@ def test_a_step_is_all_stages_passes_and_the_longest_update(run: Run, machine: M
 @settings(max_examples=30)
 @given(run=executed_runs(), machine=machines)
 def test_the_terms_of_the_job_sum_to_its_step(run: Run, machine: Machine) -> None:
-    figures = time_figures(machine, *run, kernels=CPU, compiled=False)
+    figures = time_figures(machine, Workload(*run), kernels=CPU, compiled=False)
     if not describes_ranks(run.architecture, run.layout):
         assert figures == []
         return

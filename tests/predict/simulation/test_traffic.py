@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Norm, Precision, Residual
+from reference_runs.run import Norm, Precision, Residual, Workload
 from suite.predict.analytic.process_groups import Traffic
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.executed_run.textbook_gap import TEXTBOOK_TERM, textbook_differences
@@ -228,7 +228,7 @@ def listed(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def predicted(run: Run, place: Place) -> dict[tuple[str, str], tuple[int, int]]:
-    traffic = executed_traffic(*run, stage=place.pp, replica=place.dp)
+    traffic = executed_traffic(Workload(*run), stage=place.pp, replica=place.dp)
     assert len({(entry.axis, entry.operation) for entry in traffic}) == len(traffic)
     return {(entry.axis, entry.operation): (entry.payload_bytes, entry.messages) for entry in traffic}
 
@@ -247,7 +247,7 @@ def test_messages_have_the_element_type_of_what_they_carry(run: Run) -> None:
         payload: Counter[tuple[str, str, str]] = Counter()
         for dtype, axis, operation, size in messages(run, place):
             payload[dtype, axis, operation] += size
-        found = executed_traffic_of_dtypes(*run, stage=place.pp, replica=place.dp)
+        found = executed_traffic_of_dtypes(Workload(*run), stage=place.pp, replica=place.dp)
         assert payload == {
             (dtype, entry.axis, entry.operation): entry.payload_bytes
             for dtype, entries in found.items()
@@ -258,7 +258,7 @@ def test_messages_have_the_element_type_of_what_they_carry(run: Run) -> None:
 @given(executed_runs())
 def test_one_rank_hands_over_nothing(run: Run) -> None:
     alone = msgspec.structs.replace(run.layout, data_parallel=1, tensor_parallel=1, pipeline_stages=1, virtual_stages=1)
-    assert executed_traffic(run.architecture, run.recipe, alone, stage=0, replica=0) == []
+    assert executed_traffic(Workload(run.architecture, run.recipe, alone), stage=0, replica=0) == []
 
 
 @given(executed_runs())
@@ -279,13 +279,13 @@ def without_scalars(run: Run, stage: int) -> dict[tuple[str, str], int]:
     payload = {
         (entry.axis, entry.operation): entry.payload_bytes
         - (left_out.get(entry.axis, 0) if entry.operation == "all_reduce" else 0)
-        for entry in executed_traffic(*run, stage=stage, replica=0)
+        for entry in executed_traffic(Workload(*run), stage=stage, replica=0)
     }
     return {key: size for key, size in payload.items() if size}
 
 
 def textbook(run: Run, stage: int) -> dict[tuple[str, str], int]:
-    traffic = step_traffic(*run, stage=stage, micro_batches=micro_batches(run))
+    traffic = step_traffic(Workload(*run), stage=stage, micro_batches=micro_batches(run))
     return {(entry.axis, entry.operation): entry.payload_bytes for entry in traffic}
 
 
@@ -299,7 +299,7 @@ def test_without_what_pytorch_does_otherwise_the_papers_traffic_is_executed(run:
     same = Run(architecture, recipe, layout)
     for stage in range(layout.pipeline_stages):
         assert without_scalars(same, stage) == textbook(same, stage)
-    assert textbook_differences(*same) == []
+    assert textbook_differences(Workload(*same)) == []
 
 
 @settings(max_examples=MANY)
@@ -313,7 +313,7 @@ def test_every_departure_from_the_papers_is_told_with_its_reason(run: Run) -> No
         stage = own.index(max(own))
         if papers[stage].get(key, 0) != own[stage]:
             expected[key] = papers[stage].get(key, 0) - own[stage]
-    figures = textbook_differences(*run)
+    figures = textbook_differences(Workload(*run))
     assert {(figure.axis, figure.operation): figure.value for figure in figures} == expected
     for figure in figures:
         assert (figure.term, figure.rank, figure.stage) == (TEXTBOOK_TERM, None, None)
@@ -344,7 +344,7 @@ def test_a_departure_is_worth_an_all_reduce_a_layer(changes: dict[str, object], 
     architecture = msgspec.structs.replace(BLOOM.architecture, layers=5, **shape)
     recipe = msgspec.structs.replace(BLOOM.recipe, hidden_dropout=changes.get("dropout", 0.1), global_batch=3)
     layout = Layout(tensor_parallel=4, recomputation=changes.get("recomputation", Recomputation.NONE))
-    figures = textbook_differences(architecture, recipe, layout)
+    figures = textbook_differences(Workload(architecture, recipe, layout))
     hidden_states = 2 * 2048 * 14336
     told = [(figure.why, figure.value) for figure in figures]
     assert told == ([(reason, times * 3 * 5 * hidden_states)] if times else [])
@@ -355,7 +355,7 @@ def test_bloom_176b_all_reduces_its_gradients_in_the_buckets_of_each_stage() -> 
     first, middle = (
         {
             (entry.axis, entry.operation): entry
-            for entry in executed_traffic(BLOOM.architecture, BLOOM.recipe, layout, stage=stage, replica=0)
+            for entry in executed_traffic(Workload(BLOOM.architecture, BLOOM.recipe, layout), stage=stage, replica=0)
         }
         for stage in (0, 5)
     )
