@@ -19,9 +19,9 @@ from suite.predict.analytic.activations import (
     score_bytes,
 )
 from suite.predict.analytic.elementwise import larger, smaller
-from suite.predict.analytic.memory import StageMemory
 from suite.predict.analytic.parameters import stage_layers
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
+from suite.predict.analytic.stage_memory import StageMemory
 
 MINIMUM_BLOCK = 512  # kMinBlockSize
 SMALL_REQUEST = 2**20  # kSmallSize

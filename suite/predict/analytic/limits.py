@@ -106,7 +106,7 @@ def even_stage_bytes(
     """Bytes on one of p equal pipeline stages that keeps f micro-batches in flight: (S + f A) / p.
 
     With S bytes of training state and A bytes of activations of one micro-batch through the whole model.
-    Differs from `suite.predict.analytic.memory.stage_memory` by the tables on the outer stages, logits and buffers.
+    Differs from `stage_memory` (stage_memory.py) by the tables on the outer stages, logits and buffers.
     """
     return (state_bytes + micro_batches_in_flight * activation_bytes) / pipeline_stages
 

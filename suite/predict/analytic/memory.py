@@ -1,21 +1,13 @@
-"""Memory of one rank: weights, gradients, optimizer state, activations and buffers, and the peaks of a step."""
+"""State of one rank: bytes of weights, gradients and optimizer, by precision and ZeRO stage."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference_runs.layout import Layout, Offload, Schedule
+from reference_runs.layout import Layout
 from reference_runs.run import Precision, Recipe, Workload
-from suite.predict.analytic.activations import (
-    ELEMENT_BYTES,
-    MicroBatchBytes,
-    kept_units,
-    micro_batch_bytes,
-    recomputed_bytes,
-)
-from suite.predict.analytic.elementwise import ceil_division, larger, smaller
-from suite.predict.analytic.parameters import RankParameters, layer_elements, rank_parameters, stage_layers
-from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight, weight_versions
+from suite.predict.analytic.elementwise import ceil_division
+from suite.predict.analytic.parameters import RankParameters, rank_parameters
 
 FP32 = 4
 STEP_COUNTER_BYTES = 4  # torch.optim.AdamW keeps one fp32 counter a parameter tensor that it updates
@@ -100,7 +92,8 @@ def zero_saving(precision: Precision, *, zero_stage: int, ranks: int) -> float:
     return bytes_per_parameter(precision) / zero_bytes_per_parameter(precision, zero_stage=zero_stage, ranks=ranks)
 
 
-def _optimizer_groups(rank: RankParameters, recipe: Recipe) -> tuple[int, int]:
+def group_parameters(rank: RankParameters, recipe: Recipe) -> tuple[int, int]:
+    """Parameters of a rank with weight decay, and without."""
     return (rank.matrices + rank.vectors, 0) if recipe.decay_of_vectors else (rank.matrices, rank.vectors)
 
 
@@ -109,7 +102,7 @@ def group_elements(workload: Workload, *, stage: int = 0) -> list[int]:
 
     Matrices decay. Vectors (biases, LayerNorm) decay only where the recipe says so.
     """
-    groups = _optimizer_groups(rank_parameters(workload.architecture, workload.layout, stage=stage), workload.recipe)
+    groups = group_parameters(rank_parameters(workload.architecture, workload.layout, stage=stage), workload.recipe)
     return [elements for elements in groups if elements]
 
 
@@ -131,7 +124,7 @@ def optimizer_shards(layout: Layout) -> int:
     return state_ranks(layout) if layout.zero_stage >= 1 else 1
 
 
-def _stored_elements(groups: tuple[int, int], layout: Layout) -> tuple[int, int, int]:
+def stored_elements(groups: tuple[int, int], layout: Layout) -> tuple[int, int, int]:
     """Elements of weights, gradients and optimizer state that a rank stores of parameters in these groups."""
     whole = groups[0] + groups[1]
     if layout.zero_stage == 0:
@@ -151,8 +144,8 @@ def weight_bytes(workload: Workload, *, stage: int = 0) -> int:
     w is 4 in fp32 and 2 in 16 bit; fp32 master weights belong to the optimizer. With ZeRO-3 one shard of each group.
     """
     architecture, recipe, layout = workload
-    groups = _optimizer_groups(rank_parameters(architecture, layout, stage=stage), recipe)
-    stored, _, _ = _stored_elements(groups, layout)
+    groups = group_parameters(rank_parameters(architecture, layout, stage=stage), recipe)
+    stored, _, _ = stored_elements(groups, layout)
     return WEIGHT_ELEMENT_BYTES[recipe.precision] * stored
 
 
@@ -162,8 +155,8 @@ def gradient_bytes(workload: Workload, *, stage: int = 0) -> int:
     Source: BigScience, train/tr11-176B-ml/README.md, section "Deepspeed config" (4 bytes a parameter, unsharded).
     """
     architecture, recipe, layout = workload
-    groups = _optimizer_groups(rank_parameters(architecture, layout, stage=stage), recipe)
-    _, stored, _ = _stored_elements(groups, layout)
+    groups = group_parameters(rank_parameters(architecture, layout, stage=stage), recipe)
+    _, stored, _ = stored_elements(groups, layout)
     return int(BYTES_PER_PARAMETER[recipe.precision].gradients) * stored
 
 
@@ -185,297 +178,3 @@ def optimizer_bytes(workload: Workload, *, stage: int = 0) -> int:
     shards = optimizer_shards(workload.layout)
     groups = group_elements(workload, stage=stage)
     return sum(element * shard_elements(elements, shards) + STEP_COUNTER_BYTES for elements in groups)
-
-
-class StageMemory(NamedTuple):
-    """Bytes on one rank of a pipeline stage: its parts, and their sums at three instants of a step.
-
-    Args:
-        weights: in all versions that the schedule keeps.
-        activations: of all micro-batches in flight, embedding and head included, logits not.
-        recomputed: what the backward pass computes again and holds at a time.
-        waiting: of `activations`, those of the micro-batches that a schedule without flush keeps beyond the one whose
-            backward pass ends.
-        unfinished: of the layers whose backward pass comes last: one layer's, or one recomputed group's.
-        buffers: for communication (see `buffer_bytes`).
-        temporary: fp32 gradients that the update reads, 4 bytes a parameter of the optimizer's shard; none where a
-            copy is kept anyway, where the update widens fp16 gradients in passing, and where it runs on the host.
-        after_forward: end of the forward pass, start of the backward pass: everything but unfinished and temporary.
-        after_backward: end of the last backward pass, its first layers still to do.
-        at_update: the optimizer's step.
-    """
-
-    weights: float
-    gradients: float
-    gradient_copy: float
-    master_weights: float
-    moments: float
-    activations: float
-    logits: float
-    recomputed: float
-    waiting: float
-    unfinished: float
-    buffers: float
-    temporary: float
-    after_forward: float
-    after_backward: float
-    at_update: float
-
-    @property
-    def state(self) -> float:
-        """Bytes of weights, gradients and optimizer state."""
-        return self.weights + self.gradients + self.gradient_copy + self.master_weights + self.moments
-
-    @property
-    def peak(self) -> float:
-        """Bytes at the fullest of the three instants."""
-        return larger(larger(self.after_forward, self.after_backward), self.at_update)
-
-
-def fullest_instant(memory: StageMemory) -> tuple[str, dict[str, float]]:
-    """The instant at which a rank holds most, and the bytes of each part that lives then; they add up to the peak."""
-    constant = {
-        "weights": memory.weights,
-        "gradient copy": memory.gradient_copy,
-        "master weights": memory.master_weights,
-        "moments": memory.moments,
-    }
-    if memory.peak == memory.after_forward:
-        alive = {
-            "activations": memory.activations,
-            "logits": memory.logits,
-            "recomputed layers": memory.recomputed,
-            "communication buffers and gathered weights": memory.buffers,
-        }
-        rest = memory.after_forward - sum(constant.values()) - sum(alive.values())
-        return "after the forward pass", {"gradients": rest, **constant, **alive}
-    constant = {"gradients": memory.gradients, **constant, "activations of later micro-batches": memory.waiting}
-    if memory.peak == memory.after_backward:
-        alive = {
-            "layers still to do": memory.unfinished,
-            "communication buffers and gathered weights": memory.buffers,
-        }
-        return "after the backward pass", {**constant, **alive}
-    return "at the update", {**constant, "temporary": memory.temporary}
-
-
-class _Shared(NamedTuple):
-    """What all stages of a layout have in common; a layer's parameters only where it is gathered or scattered."""
-
-    unit: MicroBatchBytes
-    layer_parameters: int
-    stream: int
-
-
-def _shared(workload: Workload) -> _Shared:
-    architecture, layout = workload.architecture, workload.layout
-    layer = 0
-    if layout.zero_stage >= 2 or layout.offload is Offload.STATE:
-        layer = sum(layer_elements(architecture, tensor_parallel=layout.tensor_parallel))
-    return _Shared(micro_batch_bytes(workload), layer, _stream_bytes(workload))
-
-
-def _stream_bytes(workload: Workload) -> int:
-    """Bytes of one micro-batch between two stages on one rank."""
-    architecture, recipe, layout = workload
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    stream = ELEMENT_BYTES[recipe.precision] * tokens * architecture.hidden
-    return stream // layout.tensor_parallel if layout.sequence_parallel else stream
-
-
-def buffer_bytes(
-    recipe: Recipe, layout: Layout, *, stage: int, parameters: int, layers: int, layer_parameters: int, stream: int
-) -> float:
-    """Bytes of buffers for communication on a rank of `stage` with `parameters` parameters in `layers` layers.
-
-    With g bytes a gradient, w a weight, n ranks of data and context parallelism, and U the parameters of two layers
-    (the one at work, and the one ahead) and of the tables and the norm beside the layers:
-        min(bucket, g N)    ZeRO-0 and 1, n > 1: gradients on their way
-        g U                 ZeRO-2 and 3, n > 1: gradients before they are scattered; also where they go to the host
-        w U                 ZeRO-3, n > 1: gathered weights; w N where they stay between forward and backward pass;
-                            also where the weights lie on the host
-        2 e T h             received from the stage before and, as gradient, from the stage behind; over t with
-                            sequence parallelism; one of them on the outer stages
-
-    Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; Zhao et al. 2023, arXiv 2304.11277, section 3.3; Narayanan
-    et al. 2021, arXiv 2104.04473, section 4.1. ZeRO-1's gathered weights fill their own place. What collectives and
-    the communication library hold inside is left out, and what ring attention receives.
-    """
-    buffers: float = stream * ((stage > 0) * 1 + (stage < layout.pipeline_stages - 1))
-    several = state_ranks(layout) > 1
-    gradient, weight = BYTES_PER_PARAMETER[recipe.precision].gradients, BYTES_PER_PARAMETER[recipe.precision].weights
-    if layout.zero_stage <= 1 and layout.offload is not Offload.STATE:
-        return buffers + several * smaller(layout.bucket_bytes, gradient * parameters)
-    unsharded = parameters - (layers - smaller(layers, 2)) * layer_parameters
-    buffers = buffers + (True if _gradients_on_host(layout) else several) * (gradient * unsharded)
-    if layout.offload is not Offload.STATE and layout.zero_stage <= 2:
-        return buffers
-    gathered = weight * (unsharded if layout.reshard_after_forward else parameters)
-    return buffers + (True if layout.offload is Offload.STATE else several) * gathered
-
-
-def _gradients_on_host(layout: Layout) -> bool:
-    return layout.offload is Offload.STATE or (layout.offload is Offload.OPTIMIZER and layout.zero_stage >= 2)
-
-
-def _offloaded(state: StateBytes, layout: Layout) -> StateBytes:
-    """What of `state` stays on the accelerator."""
-    if layout.offload is Offload.NONE:
-        return state
-    weights = 0 * state.weights if layout.offload is Offload.STATE else state.weights
-    gradients = 0 * state.gradients if _gradients_on_host(layout) else state.gradients
-    return StateBytes(weights, gradients, 0 * state.gradient_copy, 0 * state.master_weights, 0 * state.moments)
-
-
-class _Parts(NamedTuple):
-    """What a stage holds apart from the micro-batches in flight; `each` is what one of them keeps.
-
-    The last three are the sums at the three instants without them.
-    """
-
-    state: StateBytes
-    each: float
-    head: float
-    logits: float
-    recomputed: float
-    unfinished: float
-    buffers: float
-    temporary: float
-    after_forward: float
-    after_backward: float
-    at_update: float
-
-
-def _parts(
-    workload: Workload,
-    *,
-    stage: int,
-    layers: int,
-    micro_batches: int,
-    shared: _Shared,
-) -> _Parts:
-    architecture, recipe, layout = workload
-    unit = shared.unit
-    rank = rank_parameters(architecture, layout, stage=stage)
-    stored, kept_gradients, share = _stored_elements(_optimizer_groups(rank, recipe), layout)
-    if layout.schedule in NO_FLUSH:
-        stored = stored * weight_versions(layout, stage=stage)
-    state = state_bytes(stored, recipe.precision, gradients=kept_gradients, optimizer=share)
-    if layout.offload is not Offload.NONE:
-        state = _offloaded(state, layout)
-    heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
-    on_stage = heads * (stage == layout.pipeline_stages - 1)
-    logits = on_stage * unit.logits
-    recomputed = recomputed_bytes(unit, layout, layers=layers)
-    unfinished = recomputed + (layers > 0) * unit.unit
-    buffers = buffer_bytes(
-        recipe,
-        layout,
-        stage=stage,
-        parameters=rank.matrices + rank.vectors,
-        layers=layers,
-        layer_parameters=shared.layer_parameters,
-        stream=shared.stream,
-    )
-    passing = recipe.precision is not Precision.FP16_GRADIENT_COPY and recipe.precision is not Precision.FP16_NO_MASTER
-    temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
-    constant = state.weights + state.gradient_copy + state.master_weights + state.moments
-    accumulated = constant + state.gradients
-    return _Parts(
-        state,
-        unit.unit * kept_units(layout, layers=layers) + (stage == 0) * unit.embedding,
-        on_stage * unit.head,
-        logits,
-        recomputed,
-        unfinished,
-        buffers,
-        temporary,
-        constant + (micro_batches > 1) * state.gradients + logits + recomputed + buffers,
-        accumulated + unfinished + buffers,
-        accumulated + temporary,
-    )
-
-
-def _at_instants(parts: _Parts, in_flight: float, flush: bool) -> StageMemory:
-    """The parts with the activations of `in_flight` micro-batches."""
-    state, each, head, logits, recomputed, unfinished, buffers, temporary, forward, backward, update = parts
-    weights, gradients, gradient_copy, master_weights, moments = state
-    activations = in_flight * each + head
-    waiting = 0 * each if flush else (in_flight - 1) * each
-    return StageMemory(
-        weights,
-        gradients,
-        gradient_copy,
-        master_weights,
-        moments,
-        activations,
-        logits,
-        recomputed,
-        waiting,
-        unfinished,
-        buffers,
-        temporary,
-        forward + activations,
-        backward + waiting,
-        update + waiting,
-    )
-
-
-def _stage_memory(workload: Workload, *, stage: int, micro_batches: int, shared: _Shared) -> StageMemory:
-    architecture, layout = workload.architecture, workload.layout
-    layers = stage_layers(architecture, layout, stage=stage)
-    parts = _parts(workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
-    in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-    return _at_instants(parts, in_flight, layout.schedule not in NO_FLUSH)
-
-
-def stage_memory(workload: Workload, *, stage: int, micro_batches: int) -> StageMemory:
-    """Bytes on one rank of pipeline stage `stage` (from 0), by part and at three instants of a step.
-
-        after forward     state (gradients only from the second micro-batch on: before, none exist), activations of
-                          the micro-batches in flight, logits, what is computed again, buffers
-        after backward    state, the activations of its last layers, buffers
-        at the update     state, temporary
-
-    Activations are freed as gradients come, so the largest of these is the peak. A step's micro-batches in flight are
-    gone at its end, except without flush. The head's activations are in flight once: its backward pass follows at
-    once, except with GPipe. Step counters (8 bytes), token indices and norm statistics are left out, and so are what a
-    kernel needs inside and what CUDA and the communication library take for themselves.
-
-    Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.
-    """
-    shared = _shared(workload)
-    return _stage_memory(workload, stage=stage, micro_batches=micro_batches, shared=shared)
-
-
-def memory_by_stage(workload: Workload, *, micro_batches: int) -> list[StageMemory]:
-    """`stage_memory` of every pipeline stage in order; stages alike share what does not depend on the schedule."""
-    architecture, layout = workload.architecture, workload.layout
-    shared = _shared(workload)
-    last, flush = layout.pipeline_stages - 1, layout.schedule not in NO_FLUSH
-    alike: dict[tuple[int, int], _Parts] = {}
-    memory: list[StageMemory] = []
-    for stage in range(last + 1):
-        layers = stage_layers(architecture, layout, stage=stage)
-        # first, last and other stages differ; without flush each stage keeps its own number of weight versions
-        kind = (layers, -1 if flush and 0 < stage < last else stage)
-        if kind not in alike:
-            alike[kind] = _parts(workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
-        in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-        memory.append(_at_instants(alike[kind], in_flight, flush))
-    return memory
-
-
-def peak_bytes(workload: Workload, *, micro_batches: int) -> float:
-    """Bytes at the fullest instant of the fullest rank.
-
-    Of p stages it is the first, the second or the last: those between have no more layers, micro-batches in flight or
-    weight versions than the second, and neither embedding nor head.
-    """
-    shared = _shared(workload)
-    last = workload.layout.pipeline_stages - 1
-    first, second, final = (
-        _stage_memory(workload, stage=stage, micro_batches=micro_batches, shared=shared).peak
-        for stage in (0 * last, smaller(1, last), last)
-    )
-    return larger(larger(first, second), final)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -75,23 +75,11 @@ def pipedream_partition(
         ValueError: no layers, lists of different lengths, a negative or infinite entry, workers < 1, or a bandwidth
             that is not above 0 (infinite is allowed: transfers and synchronisation are then free).
     """
-    layers = len(layer_seconds)
-    for name, values in (
-        ("layer_seconds", layer_seconds),
-        ("activation_bytes", activation_bytes),
-        ("weight_bytes", weight_bytes),
-    ):
-        if not values or len(values) != layers:
-            raise ValueError(
-                f"{name} must have one entry a layer, at least 1 and as many as layer_seconds ({layers}), "
-                f"got {len(values)}"
-            )
-        _refuse_negative_or_infinite(name, values)
+    _check_layers(layer_seconds=layer_seconds, activation_bytes=activation_bytes, weight_bytes=weight_bytes)
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if not link_bytes_per_second > 0:
         raise ValueError(f"link_bytes_per_second must be above 0, got {link_bytes_per_second}")
-
     seconds_before = list(accumulate(layer_seconds, initial=0.0))
     weights_before = list(accumulate(weight_bytes, initial=0.0))
 
@@ -107,31 +95,54 @@ def pipedream_partition(
             for replicas in range(1, workers + 1)
         ]
 
-    # both by layers - 1 and workers - 1: A, and the first layer and the replicas of its last stage
+    transfers = [2 * size / link_bytes_per_second for size in activation_bytes]
+    slowest, last_stages = _least_slowest(stage_seconds, transfers, workers)
+    stages = _stages(last_stages, workers)
+    return Partition(stages, slowest, -(-workers // stages[0].replicas))
+
+
+def _check_layers(**lists: Sequence[float]) -> None:
+    """Refuse lists without entries, of different lengths, or with an entry that is negative or infinite."""
+    layers = len(lists["layer_seconds"])
+    for name, values in lists.items():
+        if not values or len(values) != layers:
+            raise ValueError(
+                f"{name} must have one entry a layer, at least 1 and as many as layer_seconds ({layers}), "
+                f"got {len(values)}"
+            )
+        _refuse_negative_or_infinite(name, values)
+
+
+def _least_slowest(
+    stage_seconds: Callable[[int, int], list[float]], transfers: Sequence[float], workers: int
+) -> tuple[float, list[list[tuple[int, int]]]]:
+    """A(layers, workers); and by layers - 1 and workers - 1 the last stage's first layer and its replicas."""
     least: list[list[float]] = []
     last_stages: list[list[tuple[int, int]]] = []
-    for end in range(1, layers + 1):
+    for end in range(1, len(transfers) + 1):
         slowest = stage_seconds(0, end)
         choices = [(0, replicas) for replicas in range(1, workers + 1)]
         for cut in range(1, end):
-            transfer = 2 * activation_bytes[cut - 1] / link_bytes_per_second
             before, last = least[cut - 1], stage_seconds(cut, end)
             for used in range(2, workers + 1):
                 for replicas in range(1, used):
-                    candidate = max(before[used - replicas - 1], transfer, last[replicas - 1])
+                    candidate = max(before[used - replicas - 1], transfers[cut - 1], last[replicas - 1])
                     if candidate < slowest[used - 1]:
                         slowest[used - 1], choices[used - 1] = candidate, (cut, replicas)
         least.append(slowest)
         last_stages.append(choices)
+    return least[-1][-1], last_stages
 
+
+def _stages(last_stages: list[list[tuple[int, int]]], workers: int) -> tuple[Stage, ...]:
+    """The stages in order, from the last one backwards."""
     stages: list[Stage] = []
-    end, left = layers, workers
+    end, left = len(last_stages), workers
     while end:
         first, replicas = last_stages[end - 1][left - 1]
         stages.append(Stage(first, end - 1, replicas))
         end, left = first, left - replicas
-    stages.reverse()
-    return Partition(tuple(stages), least[-1][-1], -(-workers // stages[0].replicas))
+    return tuple(reversed(stages))
 
 
 def balanced_partition(costs: Sequence[float], *, stages: int) -> tuple[int, ...]:

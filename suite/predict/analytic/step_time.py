@@ -148,87 +148,159 @@ def step_time(
     Raises:
         InputError: the layout keeps state in the host's memory; its transfers have no time here.
     """
-    architecture, recipe, layout = workload
+    layout = workload.layout
     if layout.offload is not Offload.NONE:
         raise InputError("layout.offload: no time is predicted", got=layout.offload.value, allowed=Offload.NONE.value)
-    bandwidth = machine.achievable_memory_bytes_per_second
-    stack = machine.stack
-    layer = layer_time(workload, machine)
-    head = head_seconds(workload, machine)
-    before = machine.residual_passes * embedding_bytes(workload) / bandwidth
-    behind = machine.loss_passes * stack.loss_share * loss_bytes(workload) / bandwidth
-    element = update_element_bytes(recipe.precision) / optimizer_shards(layout)
-    update = machine.update_passes * element / bandwidth
-    kernels = stack.layer_kernels + stack.tensor_parallel_kernels * (layout.tensor_parallel > 1)
-    stages = timed_stages(layout)
-    groups = axis_groups(layout, machine)
-    flushed = layout.schedule not in NO_FLUSH
-    times: list[StepTime] = []
-    passes: list[float] = []
-    sends: list[float] = []
-    for stage, entries in zip(stages, traffic, strict=True):
-        layers = stage_layers(architecture, layout, stage=stage)
-        parameters = rank_parameters(architecture, layout, stage=stage).all
-        first, last = stage == 0, stage == layout.pipeline_stages - 1
-        forward = layers * layer.forward_seconds + last * head[0]
-        backward = layers * layer.backward_seconds + last * head[1]
-        operators = layers * layer.operator_seconds + first * before + last * behind
-        again, operators_again = _recomputed(layout.recomputation, layer, layers)
-        backward_pass = backward + again + BACKWARD * operators + operators_again
-        seconds = {"tp": 0.0, "cp": 0.0, "pp": 0.0, "embedding": 0.0, "reduction": 0.0, "gather": 0.0}
-        for axis, operation, payload, messages in entries:
-            spent = collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
-            key = axis if axis != "dp" else "gather" if operation == "all_gather" else "reduction"
-            seconds[key] = seconds[key] + spent
-        exposed_tensor = seconds["tp"] / _overlapping_chunks(layout, machine)
-        overlapped: Any = stack.overlaps_pipeline & (layout.virtual_stages > 1)
-        sent = chosen(overlapped, 0.0 * seconds["pp"], seconds["pp"])
-        computation = forward + operators + backward_pass
-        launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
-        launched = launched + last * ((1 + BACKWARD) * stack.head_kernels)
-        accelerator = computation + machine.kernel_seconds * launched
-        accelerator = accelerator + (exposed_tensor + seconds["cp"]) / micro_batches
-        host = machine.launch_seconds * launched
-        added = _accumulation_bytes(recipe, stack, micro_batches) * parameters / bandwidth
-        waits = stack.synchronises_layers and layout.recomputation is not Recomputation.NONE
-        micro = _slower_of(accelerator, host) + (host if waits else 0.0 * host)
-        slowed = micro / larger(accelerator, LEAST_SECONDS)
-        waited = micro - accelerator + machine.kernel_seconds * launched
-        passes.append(micro + added)
-        sends.append(sent / micro_batches)
-        times.append(
-            StepTime(
-                forward_seconds=micro_batches * forward,
-                backward_seconds=micro_batches * backward,
-                recomputation_seconds=micro_batches * again,
-                operator_seconds=micro_batches * ((1 + BACKWARD) * operators + operators_again),
-                tensor_parallel_seconds=exposed_tensor,
-                context_parallel_seconds=seconds["cp"],
-                pipeline_seconds=sent,
-                bubble_seconds=0.0 * passes[-1],
-                data_parallel_seconds=exposed_data_parallel_seconds(
-                    layout,
-                    reduction_seconds=seconds["reduction"],
-                    gather_seconds=seconds["gather"],
-                    backward_seconds=slowed * backward_pass,
-                    computation_seconds=slowed * computation,
-                    micro_batches=micro_batches,
-                    overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
-                ),
-                tied_embedding_seconds=seconds["embedding"],
-                optimizer_seconds=update * parameters,
-                launch_seconds=micro_batches * waited,
-                accumulation_seconds=micro_batches * added,
-                overhead_seconds=machine.step_overhead_seconds + 0.0 * added,
-            )
-        )
-    if flushed:
-        every = _all_stages_seconds(architecture, layout, passes, sends)
+    step = _Step(
+        workload,
+        machine,
+        micro_batches,
+        layer_time(workload, machine),
+        head_seconds(workload, machine),
+        axis_groups(layout, machine),
+    )
+    stages = [_stage_time(step, stage, entries) for stage, entries in zip(timed_stages(layout), traffic, strict=True)]
+    times = [stage.time for stage in stages]
+    if layout.schedule not in NO_FLUSH:
+        passes, sends = [stage.pass_seconds for stage in stages], [stage.send_seconds for stage in stages]
+        every = _all_stages_seconds(workload.architecture, layout, passes, sends)
         times = [
-            time._replace(bubble_seconds=larger(every - (own + sent), 0.0) / layout.virtual_stages)
-            for time, own, sent in zip(times, passes, sends, strict=True)
+            stage.time._replace(
+                bubble_seconds=larger(every - (stage.pass_seconds + stage.send_seconds), 0.0) / layout.virtual_stages
+            )
+            for stage in stages
         ]
     return reduce(_slower, times)
+
+
+class _Step(NamedTuple):
+    """What the stages of a step share; `head` is of both passes."""
+
+    workload: Workload
+    machine: Machine
+    micro_batches: int
+    layer: LayerTime
+    head: tuple[float, float]
+    groups: dict[str, Group]
+
+
+class _Computation(NamedTuple):
+    """Seconds of one micro-batch on a stage: products of both passes, operators, and what is computed again."""
+
+    forward: float
+    backward: float
+    operators: float
+    again: float
+    operators_again: float
+
+    @property
+    def backward_pass(self) -> float:
+        return self.backward + self.again + BACKWARD * self.operators + self.operators_again
+
+    @property
+    def both_passes(self) -> float:
+        return self.forward + self.operators + self.backward_pass
+
+
+class _MicroBatch(NamedTuple):
+    """Seconds of one micro-batch on a stage: of the slower of accelerator and host; what is more than computation and
+    messages; and the factor by which the host slows the accelerator."""
+
+    seconds: float
+    launch_seconds: float
+    slowdown: float
+
+
+class _StageTime(NamedTuple):
+    """A stage's step without its bubble, and the seconds of one micro-batch: computed, and sent."""
+
+    time: StepTime
+    pass_seconds: float
+    send_seconds: float
+
+
+def _stage_time(step: _Step, stage: int, entries: RankTraffic) -> _StageTime:
+    workload, machine, micro_batches = step.workload, step.machine, step.micro_batches
+    recipe, layout, stack = workload.recipe, workload.layout, machine.stack
+    bandwidth = machine.achievable_memory_bytes_per_second
+    parameters = rank_parameters(workload.architecture, layout, stage=stage).all
+    computation = _computation(step, stage)
+    seconds = _messages_seconds(step.groups, entries)
+    tensor_parallel = seconds["tp"] / _overlapping_chunks(layout, machine)
+    overlapped: Any = stack.overlaps_pipeline & (layout.virtual_stages > 1)
+    sent = chosen(overlapped, 0.0 * seconds["pp"], seconds["pp"])
+    micro_batch = _micro_batch(step, stage, computation, (tensor_parallel + seconds["cp"]) / micro_batches)
+    added = _accumulation_bytes(recipe, stack, micro_batches) * parameters / bandwidth
+    element = update_element_bytes(recipe.precision) / optimizer_shards(layout)
+    time = StepTime(
+        forward_seconds=micro_batches * computation.forward,
+        backward_seconds=micro_batches * computation.backward,
+        recomputation_seconds=micro_batches * computation.again,
+        operator_seconds=micro_batches * ((1 + BACKWARD) * computation.operators + computation.operators_again),
+        tensor_parallel_seconds=tensor_parallel,
+        context_parallel_seconds=seconds["cp"],
+        pipeline_seconds=sent,
+        bubble_seconds=0.0 * (micro_batch.seconds + added),
+        data_parallel_seconds=exposed_data_parallel_seconds(
+            layout,
+            reduction_seconds=seconds["reduction"],
+            gather_seconds=seconds["gather"],
+            backward_seconds=micro_batch.slowdown * computation.backward_pass,
+            computation_seconds=micro_batch.slowdown * computation.both_passes,
+            micro_batches=micro_batches,
+            overlap_share=machine.overlap_share if stack.overlaps_data_parallel else 0.0,
+        ),
+        tied_embedding_seconds=seconds["embedding"],
+        optimizer_seconds=machine.update_passes * element / bandwidth * parameters,
+        launch_seconds=micro_batches * micro_batch.launch_seconds,
+        accumulation_seconds=micro_batches * added,
+        overhead_seconds=machine.step_overhead_seconds + 0.0 * added,
+    )
+    return _StageTime(time, micro_batch.seconds + added, sent / micro_batches)
+
+
+def _computation(step: _Step, stage: int) -> _Computation:
+    workload, machine, layer = step.workload, step.machine, step.layer
+    bandwidth = machine.achievable_memory_bytes_per_second
+    layers = stage_layers(workload.architecture, workload.layout, stage=stage)
+    first, last = stage == 0, stage == workload.layout.pipeline_stages - 1
+    embedding = machine.residual_passes * embedding_bytes(workload) / bandwidth
+    loss = machine.loss_passes * machine.stack.loss_share * loss_bytes(workload) / bandwidth
+    again, operators_again = _recomputed(workload.layout.recomputation, layer, layers)
+    return _Computation(
+        forward=layers * layer.forward_seconds + last * step.head[0],
+        backward=layers * layer.backward_seconds + last * step.head[1],
+        operators=layers * layer.operator_seconds + first * embedding + last * loss,
+        again=again,
+        operators_again=operators_again,
+    )
+
+
+def _messages_seconds(groups: dict[str, Group], entries: RankTraffic) -> dict[str, float]:
+    """Seconds of a rank's messages in a step by axis; those of data parallelism apart as reduction and gather."""
+    seconds = {"tp": 0.0, "cp": 0.0, "pp": 0.0, "embedding": 0.0, "reduction": 0.0, "gather": 0.0}
+    for axis, operation, payload, messages in entries:
+        spent = collective_seconds(operation, groups[axis], payload_bytes=payload, messages=messages)
+        key = axis if axis != "dp" else "gather" if operation == "all_gather" else "reduction"
+        seconds[key] = seconds[key] + spent
+    return seconds
+
+
+def _micro_batch(step: _Step, stage: int, computation: _Computation, message_seconds: float) -> _MicroBatch:
+    """One micro-batch whose messages inside the layers take so many seconds."""
+    layout, machine, stack = step.workload.layout, step.machine, step.machine.stack
+    layers = stage_layers(step.workload.architecture, layout, stage=stage)
+    last = stage == layout.pipeline_stages - 1
+    kernels = stack.layer_kernels + stack.tensor_parallel_kernels * (layout.tensor_parallel > 1)
+    launched = kernels * ((1 + BACKWARD) * layers + _repeated_layers(layout.recomputation, layers))
+    launched = launched + last * ((1 + BACKWARD) * stack.head_kernels)
+    accelerator = computation.both_passes + machine.kernel_seconds * launched
+    accelerator = accelerator + message_seconds
+    host = machine.launch_seconds * launched
+    waits = stack.synchronises_layers and layout.recomputation is not Recomputation.NONE
+    seconds = _slower_of(accelerator, host) + (host if waits else 0.0 * host)
+    slowdown = seconds / larger(accelerator, LEAST_SECONDS)
+    return _MicroBatch(seconds, seconds - accelerator + machine.kernel_seconds * launched, slowdown)
 
 
 def _all_stages_seconds(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from reference_runs.accelerator import Accelerator, Board, accelerator, dense_peak_flop_per_second
 from reference_runs.errors import InputError
@@ -68,69 +69,81 @@ def profiled_machine(
     Raises:
         InputError: something that the run needs was not measured, or the profile tells no memory size.
     """
-    model = machine_model().values()
-    found = stack(stack_name) if stack_name else stack_of(run.software.stack if run.software else None)
-    recipe, on_cuda = run.recipe, profile.fingerprint.device == "cuda"
-    dtype, ranks = dtype_of(recipe.precision), profile.conditions.ranks
+    software = stack(stack_name) if stack_name else stack_of(run.software.stack if run.software else None)
+    measured = _measured(profile, dtype_of(run.recipe.precision))
+    network = network_bytes_per_second or recorded_network_bytes_per_second(run.cluster)
+    if layout is not None and layout.ranks > profile.conditions.ranks and network is None:
+        key = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
+        missing = f"{key} are needed for the step time, but neither recorded nor in a machine profile"
+        return RunMachine(measured.accelerator, measured.dtype, software, None, None, missing, ())
+    machine = _machine(profile, measured, run, layout or Layout(), software, network)
+    notes = [
+        *_hardware_notes(profile, measured),
+        *_layout_notes(profile, measured, layout, network or 0.0, asked=bool(network_bytes_per_second)),
+        *_step_notes(profile, machine, software),
+    ]
+    return RunMachine(measured.accelerator, measured.dtype, software, machine, None, "", tuple(notes))
+
+
+class _Measured(NamedTuple):
+    """What a profile says of its ranks in one dtype.
+
+    Args:
+        known: whether the catalog has the accelerator.
+        products: the tables by transposition.
+        attention_flop_per_second: fused, of its largest point.
+        link: latency in seconds and bytes a second of one step of a ring.
+    """
+
+    dtype: str
+    accelerator: Accelerator
+    known: bool
+    peak_flop_per_second: float
+    products: dict[str, Table]
+    attention_flop_per_second: float
+    link: tuple[float, float]
+
+
+def _measured(profile: Profile, dtype: str) -> _Measured:
     known = known_accelerator(profile)
     device = known or _measured_accelerator(profile, dtype)
-    peak = dense_peak_flop_per_second(device, dtype)
-    bandwidth = _bandwidth(profile)
-    notes = [
-        f"machine profile of node {profile.fingerprint.node}, measured {_day(profile.measured)}: {_hardware(profile)}; "
-        f"an accelerator is one of its {ranks} ranks while all of them work"
-    ]
-    if dtype != "fp32" and f"{dtype}_products" in profile.conditions.facts:
-        notes.append(f"{dtype} products {profile.conditions.facts[f'{dtype}_products']}, as measured")
-    if known is None:
-        notes.append(f"mfu and hfu are shares of the highest {dtype} matrix rate measured, {peak / 1e9:,.1f} Gflop/s")
-        notes.append(f"assumed: a rank has 1 / {ranks} of the node's {profile.fingerprint.hardware['memory']}")
-    tables = {variant: _product_table(profile, variant, dtype) for variant in ("NT", "NN", "TN")}
-    largest = " x ".join(f"{axis.points[-1]:,.0f}" for axis in tables["NT"].axes)
-    notes.append(f"assumed: products above the largest measured one ({largest}) run at its rate")
-    attention = _attention_rate(profile, dtype)
-    if layout is not None and layout.fused_attention:
-        sequence = _tables(profile, "attention", "forward", dtype)[0].axes[1].points[-1]
-        notes.append(
-            f"assumed: fused attention runs at the {attention / 1e9:,.1f} Gflop/s of its largest measured sequence, "
-            f"{sequence:,.0f}"
-        )
-    link_seconds, link_bandwidth = _link(profile, dtype)
-    network = network_bytes_per_second or recorded_network_bytes_per_second(run.cluster)
-    missing = ""
-    if layout is not None and layout.ranks > ranks:
-        if network is None:
-            key = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
-            missing = f"{key} are needed for the step time, but neither recorded nor in a machine profile"
-        else:
-            origin = "as asked for" if network_bytes_per_second else "as recorded for the run"
-            notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}; a profile has no network")
-            step = "as inside the node" if ranks > 1 else "as fitted to other machines"
-            notes.append(
-                f"assumed: a step of a collective between nodes has the latency of {link_seconds:.2g} s, {step}"
-            )
-    overlap = model["overlap_share"] if on_cuda else 0.0
-    hidden = f"{overlap:.0%} of the computation, as fitted to other machines" if on_cuda else "nothing"
-    notes.append(f"assumed: {hidden} hides data-parallel traffic; a step costs nothing beyond its operators")
-    if timed := nearest_trial(profile.trials, ranks=ranks, compiled=False):
-        factor = beside_parts(profile, timed, kernels=Kernels()).factor
-        notes.append(f"a step as small as a miniature's took {factor:.2f} times what its parts did there: not applied")
-    notes.append(f"software: {found.title} (`--stack`; {found.name})")
-    notes.append("the error to expect is unknown: no published table holds for this machine")
-    if missing:
-        return RunMachine(device, dtype, found, None, None, missing, ())
-    machine = Machine(
+    return _Measured(
+        dtype,
+        device,
+        known is not None,
+        dense_peak_flop_per_second(device, dtype),
+        {variant: _tables(profile, "product", variant, dtype)[0] for variant in ("NT", "NN", "TN")},
+        _attention_rate(profile, dtype),
+        _link(profile, dtype),
+    )
+
+
+def _machine(
+    profile: Profile,
+    measured: _Measured,
+    run: ReferenceRun,
+    layout: Layout,
+    software: RecordedStack,
+    network: float | None,
+) -> Machine:
+    """The machine of the time model: measured where the profile has it, else fitted to other machines."""
+    model = machine_model().values()
+    on_cuda = profile.fingerprint.device == "cuda"
+    peak, (link_seconds, link_bandwidth) = measured.peak_flop_per_second, measured.link
+    bandwidth, call_seconds = _bandwidth(profile), _line(profile, "calls").seconds_per_unit
+    kernel_seconds = _line(profile, "add", "forward", measured.dtype).fixed_seconds if on_cuda else call_seconds
+    return Machine(
         peak_flop_per_second=peak,
-        peak_is_measured=known is None,
-        memory_bytes=device.board.memory_bytes,
+        peak_is_measured=not measured.known,
+        memory_bytes=measured.accelerator.board.memory_bytes,
         memory_bytes_per_second=bandwidth,
         memory_efficiency=1.0,
         matrix_efficiency=ProductTables(
-            forward=_efficiencies(tables["NT"], peak),
-            input_gradient=_efficiencies(tables["NN"], peak),
-            weight_gradient=_efficiencies(tables["TN"], peak),
+            forward=_efficiencies(measured.products["NT"], peak),
+            input_gradient=_efficiencies(measured.products["NN"], peak),
+            weight_gradient=_efficiencies(measured.products["TN"], peak),
         ),
-        fused_attention_efficiency=attention / peak,
+        fused_attention_efficiency=measured.attention_flop_per_second / peak,
         link_bytes_per_second=link_bandwidth,
         link_efficiency=1.0,
         link_latency_seconds=link_seconds,
@@ -138,17 +151,61 @@ def profiled_machine(
         network_efficiency=model["network_efficiency"],
         network_latency_seconds=link_seconds,
         network_contention=model["network_contention"],
-        accelerators_per_node=ranks,
-        watts=device.board.watts,
+        accelerators_per_node=profile.conditions.ranks,
+        watts=measured.accelerator.board.watts,
         power_share=model["power_share"],
-        overlap_share=overlap,
+        overlap_share=model["overlap_share"] if on_cuda else 0.0,
         misalignment=model["misalignment"] if on_cuda else 1.0,
-        kernel_seconds=_line(profile, "add", "forward", dtype).fixed_seconds if on_cuda else _call_seconds(profile),
-        launch_seconds=_call_seconds(profile) if on_cuda and found.switches.python_launches else 0.0,
-        stack=found.switches,
-        **_passes(profile, run, layout or Layout(), found, dtype, bandwidth),
+        kernel_seconds=kernel_seconds,
+        launch_seconds=call_seconds if on_cuda and software.switches.python_launches else 0.0,
+        stack=software.switches,
+        **_passes(profile, run, layout, software, measured.dtype, bandwidth),
     )
-    return RunMachine(device, dtype, found, machine, None, "", tuple(notes))
+
+
+def _hardware_notes(profile: Profile, measured: _Measured) -> Iterator[str]:
+    """What an accelerator of this machine is."""
+    ranks, dtype, peak = profile.conditions.ranks, measured.dtype, measured.peak_flop_per_second
+    yield (
+        f"machine profile of node {profile.fingerprint.node}, measured {_day(profile.measured)}: {_hardware(profile)}; "
+        f"an accelerator is one of its {ranks} ranks while all of them work"
+    )
+    if dtype != "fp32" and f"{dtype}_products" in profile.conditions.facts:
+        yield f"{dtype} products {profile.conditions.facts[f'{dtype}_products']}, as measured"
+    if not measured.known:
+        yield f"mfu and hfu are shares of the highest {dtype} matrix rate measured, {peak / 1e9:,.1f} Gflop/s"
+        yield f"assumed: a rank has 1 / {ranks} of the node's {profile.fingerprint.hardware['memory']}"
+    largest = " x ".join(f"{axis.points[-1]:,.0f}" for axis in measured.products["NT"].axes)
+    yield f"assumed: products above the largest measured one ({largest}) run at its rate"
+
+
+def _layout_notes(
+    profile: Profile, measured: _Measured, layout: Layout | None, network: float, *, asked: bool
+) -> Iterator[str]:
+    """What the run's layout needs beyond what was measured: a network that was `asked` for, or the run's."""
+    if layout is not None and layout.fused_attention:
+        sequence = _tables(profile, "attention", "forward", measured.dtype)[0].axes[1].points[-1]
+        rate = measured.attention_flop_per_second / 1e9
+        reached = f"the {rate:,.1f} Gflop/s of its largest measured sequence, {sequence:,.0f}"
+        yield f"assumed: fused attention runs at {reached}"
+    if layout is not None and layout.ranks > profile.conditions.ranks:
+        origin = "as asked for" if asked else "as recorded for the run"
+        yield f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}; a profile has no network"
+        step = "as inside the node" if profile.conditions.ranks > 1 else "as fitted to other machines"
+        latency = measured.link[0]
+        yield f"assumed: a step of a collective between nodes has the latency of {latency:.2g} s, {step}"
+
+
+def _step_notes(profile: Profile, machine: Machine, software: RecordedStack) -> Iterator[str]:
+    """What hides, what a step costs beyond its operators, and how far to trust it."""
+    on_cuda = profile.fingerprint.device == "cuda"
+    hidden = f"{machine.overlap_share:.0%} of the computation, as fitted to other machines" if on_cuda else "nothing"
+    yield f"assumed: {hidden} hides data-parallel traffic; a step costs nothing beyond its operators"
+    if timed := nearest_trial(profile.trials, ranks=profile.conditions.ranks, compiled=False):
+        factor = beside_parts(profile, timed, kernels=Kernels()).factor
+        yield f"a step as small as a miniature's took {factor:.2f} times what its parts did there: not applied"
+    yield f"software: {software.title} (`--stack`; {software.name})"
+    yield "the error to expect is unknown: no published table holds for this machine"
 
 
 def known_accelerator(profile: Profile) -> Accelerator | None:
@@ -220,10 +277,6 @@ def _bandwidth(profile: Profile) -> float:
     return profile.memory_bytes_per_second(ranks=profile.conditions.ranks)
 
 
-def _call_seconds(profile: Profile) -> float:
-    return _line(profile, "calls").seconds_per_unit
-
-
 def _link(profile: Profile, dtype: str) -> tuple[float, float]:
     """Latency in seconds and bytes a second of one step of a ring; of a single rank, whose node has no link: what the
     fit found for the network, and no limit."""
@@ -233,10 +286,6 @@ def _link(profile: Profile, dtype: str) -> tuple[float, float]:
     line = _line(profile, "all_reduce", "", dtype)
     steps = 2 * (ranks - 1)
     return line.fixed_seconds / steps, steps / ranks * line.units_per_second
-
-
-def _product_table(profile: Profile, variant: str, dtype: str) -> Table:
-    return _tables(profile, "product", variant, dtype)[0]
 
 
 def _efficiencies(table: Table, peak_flop_per_second: float) -> EfficiencyTable:

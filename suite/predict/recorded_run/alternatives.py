@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from reference_runs.catalog import accumulation, check_layout
-from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Offload, Recomputation, layout_text
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Offload, Recomputation, layout_text
 from reference_runs.run import Recipe, Workload
 from suite.predict.analytic.activations import (
     activation_bytes,
@@ -61,10 +60,9 @@ from suite.predict.analytic.process_groups import group_ranks
 from suite.predict.analytic.staleness import bounded_training
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
 from suite.predict.analytic.training_cost import training_years
+from suite.predict.recorded_run.faster_layouts import alternatives
 from suite.predict.recorded_run.prediction import RunPrediction
-from suite.predict.recorded_run.sweep import LayoutFigures, layout_figures
 
-MICRO_BATCHES = (1, 2, 4, 8, 16)
 WARMUP_SHARE = 0.15  # of 1-bit Adam's steps, as in the recipe of Tang et al. 2021, arXiv 2102.02888, section 7
 STRAGGLER, LATE_EVERY = 2.0, 10  # a late step takes twice as long, and is one of ten
 STALENESS_BOUND = 3
@@ -365,34 +363,6 @@ def _precision(recipe: Recipe) -> Iterator[Choice]:
     note = "of weights as large as the initialisation's standard deviation; the reason for fp32 master weights"
     yield Choice("precision", "distance between fp16 numbers", spacing, "1", note)
     yield Choice("precision", "updates lost below", spacing / 2, "1")
-
-
-def alternatives(workload: Workload, machine: Machine) -> list[tuple[Layout, LayoutFigures]]:
-    """Layouts of the same ranks that fit into memory, the fastest first: other tp, pp, dp and micro-batch."""
-    architecture, recipe, layout = workload
-    found: list[tuple[Layout, LayoutFigures]] = []
-    node = machine.accelerators_per_node
-    for tensor_parallel in [size for size in range(1, node + 1) if node % size == 0]:
-        for stages in [p for p in range(1, architecture.layers + 1) if layout.ranks % (tensor_parallel * p) == 0]:
-            for micro_batch in MICRO_BATCHES:
-                other = msgspec.structs.replace(
-                    layout,
-                    tensor_parallel=tensor_parallel,
-                    pipeline_stages=stages,
-                    context_parallel=1,
-                    data_parallel=layout.ranks // (tensor_parallel * stages),
-                    virtual_stages=1,
-                    micro_batch=micro_batch,
-                    accumulation=None,
-                )
-                try:
-                    check_layout(Workload(architecture, recipe, other), "here")
-                except InputError:
-                    continue
-                figures = layout_figures(Workload(architecture, recipe, other), machine)
-                if figures.peak_bytes <= machine.memory_bytes:
-                    found.append((other, figures))
-    return sorted(found, key=lambda pair: pair[1].step_seconds)
 
 
 def _fastest(workload: Workload, machine: Machine) -> Iterator[Choice]:

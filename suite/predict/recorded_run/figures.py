@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
@@ -12,10 +13,10 @@ from suite.predict.analytic.activations import layer_activation_bytes
 from suite.predict.analytic.flop import HARDWARE_CONVENTION, MODEL_CONVENTION, forward_flop
 from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TOLERANCE
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.memory import fullest_instant
 from suite.predict.analytic.parameters import padding_parameters, rank_parameters
 from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.analytic.rates import flop_per_second, hfu, mfu, tokens_per_second
+from suite.predict.analytic.stage_memory import fullest_instant
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import (
     accelerator_cost,
@@ -72,75 +73,59 @@ def predicted_figures(
     Flop rates, MFU and HFU are counted under the convention of the published ones; where none is published, as
     model_flop and hardware_flop are.
     """
-    architecture, recipe = run.architecture, run.recipe
-    figures = [Figure(quantity=Quantity.PARAMETERS, value=sum(prediction.parameters.values()))]
-    figures += [
-        Figure(quantity=Quantity.PARAMETERS, value=count, term=part, convention=PART_OF_PARAMETERS)
-        for part, count in prediction.parameters.items()
-    ]
-    padding = padding_parameters(architecture)
-    if padding:
-        figures.append(
-            Figure(
-                quantity=Quantity.PARAMETERS,
-                value=figures[0].value - padding,
-                term="without vocabulary rows that no token has",
-            )
-        )
-    if layout is not None:
-        figures += [
-            Figure(
-                quantity=Quantity.PARAMETERS,
-                value=rank_parameters(architecture, layout, stage=stage).all,
-                stage=stage,
-                convention=OF_A_RANK,
-            )
-            for stage in range(layout.pipeline_stages)
-        ]
-    figures.append(Figure(quantity=Quantity.MODEL_FLOP, value=prediction.model_flop, convention=MODEL_CONVENTION))
-    figures += [
-        Figure(quantity=Quantity.MODEL_FLOP, value=flop, term=name, convention=name)
-        for name, flop in prediction.flop.items()
-        if name != _RECOMPUTED.value
-    ]
-    figures += [
-        Figure(quantity=Quantity.MODEL_FLOP, value=3 * flop, term=part, convention=PART_OF_MODEL_FLOP)
-        for part, flop in forward_flop(architecture, samples=recipe.global_batch).items()
-    ]
-    if prediction.hardware_flop is not None:
-        figures.append(
-            Figure(quantity=Quantity.HARDWARE_FLOP, value=prediction.hardware_flop, convention=HARDWARE_CONVENTION)
-        )
-    if layout is not None and layout.recomputation is Recomputation.FULL:
-        flop = prediction.flop[_RECOMPUTED.value]
-        figures.append(
-            Figure(quantity=Quantity.HARDWARE_FLOP, value=flop, term=_RECOMPUTED.value, convention=_RECOMPUTED.value)
-        )
+    figures = [*_parameter_figures(run, layout, prediction), *_flop_figures(run, layout, prediction)]
     if prediction.first_loss is not None:
-        figures.append(
-            Figure(
-                quantity=Quantity.FIRST_LOSS,
-                value=prediction.first_loss,
-                tolerance=FIRST_LOSS_TOLERANCE,
-                why=FIRST_LOSS_REASON,
-            )
-        )
+        tolerance, why = FIRST_LOSS_TOLERANCE, FIRST_LOSS_REASON
+        loss = prediction.first_loss
+        figures.append(Figure(quantity=Quantity.FIRST_LOSS, value=loss, tolerance=tolerance, why=why))
+    figures.append(_training_flop_figure(run, layout, prediction))
+    if layout is not None:
+        workload = Workload(run.architecture, run.recipe, layout)
+        figures += _memory_figures(workload, machine, prediction)
+        figures += _traffic_figures(workload)
+        figures += _time_figures(run, layout, machine, prediction, prices)
+    return figures
+
+
+def _parameter_figures(run: ReferenceRun, layout: Layout | None, prediction: RunPrediction) -> Iterator[Figure]:
+    """Of the whole model, of each part, without padding, and of a rank of each stage."""
+    total, padding = sum(prediction.parameters.values()), padding_parameters(run.architecture)
+    yield Figure(quantity=Quantity.PARAMETERS, value=total)
+    for part, count in prediction.parameters.items():
+        yield Figure(quantity=Quantity.PARAMETERS, value=count, term=part, convention=PART_OF_PARAMETERS)
+    if padding:
+        term = "without vocabulary rows that no token has"
+        yield Figure(quantity=Quantity.PARAMETERS, value=total - padding, term=term)
+    for stage in range(layout.pipeline_stages) if layout is not None else ():
+        count = rank_parameters(run.architecture, layout or Layout(), stage=stage).all
+        yield Figure(quantity=Quantity.PARAMETERS, value=count, stage=stage, convention=OF_A_RANK)
+
+
+def _flop_figures(run: ReferenceRun, layout: Layout | None, prediction: RunPrediction) -> Iterator[Figure]:
+    """Of a step: under every convention, of each part, and with what is recomputed."""
+    yield Figure(quantity=Quantity.MODEL_FLOP, value=prediction.model_flop, convention=MODEL_CONVENTION)
+    for name, flop in prediction.flop.items():
+        if name != _RECOMPUTED.value:
+            yield Figure(quantity=Quantity.MODEL_FLOP, value=flop, term=name, convention=name)
+    for part, flop in forward_flop(run.architecture, samples=run.recipe.global_batch).items():
+        yield Figure(quantity=Quantity.MODEL_FLOP, value=3 * flop, term=part, convention=PART_OF_MODEL_FLOP)
+    if prediction.hardware_flop is not None:
+        yield Figure(quantity=Quantity.HARDWARE_FLOP, value=prediction.hardware_flop, convention=HARDWARE_CONVENTION)
+    if layout is not None and layout.recomputation is Recomputation.FULL:
+        name = _RECOMPUTED.value
+        yield Figure(quantity=Quantity.HARDWARE_FLOP, value=prediction.flop[name], term=name, convention=name)
+
+
+def _training_flop_figure(run: ReferenceRun, layout: Layout | None, prediction: RunPrediction) -> Figure:
+    """Of the whole training, under the convention of the published total."""
+    recipe = run.recipe
     convention = run.reported.total_flop_convention or run.reported.flop_convention
     if convention is _RECOMPUTED and not _recomputes(layout):
         convention = FlopConvention.MEGATRON_MODEL
     steps = training_steps(tokens=recipe.tokens, global_batch=recipe.global_batch, sequence=run.architecture.sequence)
-    figures.append(
-        Figure(
-            quantity=Quantity.TRAINING_FLOP,
-            value=(prediction.flop[convention.value] if convention else prediction.model_flop) * steps,
-            convention=convention.value if convention else MODEL_CONVENTION,
-        )
-    )
-    if layout is not None:
-        figures += _memory_figures(Workload(architecture, recipe, layout), machine, prediction)
-        figures += _traffic_figures(Workload(architecture, recipe, layout))
-        figures += _time_figures(run, layout, machine, prediction, prices)
-    return figures
+    flop = prediction.flop[convention.value] if convention else prediction.model_flop
+    counted = convention.value if convention else MODEL_CONVENTION
+    return Figure(quantity=Quantity.TRAINING_FLOP, value=flop * steps, convention=counted)
 
 
 def _recomputes(layout: Layout | None) -> bool:

@@ -11,10 +11,10 @@ from suite.predict.analytic.caching_allocator import reserved_peak_bytes
 from suite.predict.analytic.flop import flop_conventions, hardware_flop, model_flop
 from suite.predict.analytic.initial_loss import first_loss
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.memory import StageMemory, memory_by_stage
 from suite.predict.analytic.parameters import parameter_counts
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
 from suite.predict.analytic.process_groups import Traffic
+from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage
 from suite.predict.analytic.step_time import StepTime, step_time, timed_stages
 from suite.predict.analytic.traffic import step_traffic
 

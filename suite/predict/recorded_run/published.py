@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from reference_runs.catalog import check_layout
@@ -73,69 +75,80 @@ def figures_at_published_times(
 
     They hold without a model of the machine: flop of a step under the source's convention, over its own step time.
     """
-    computed: list[Figure] = []
-    published: list[Figure] = []
+    computed, published = _at_step_time(run, prediction, machine)
+    for pair in (*_at_accelerator_time(run, prediction, machine), *_at_measured_times(run)):
+        computed.append(pair[0])
+        published.append(pair[1])
+    return computed, published
+
+
+Pair = tuple[Figure, Figure]  # computed and published
+
+
+def _at_step_time(
+    run: ReferenceRun, prediction: RunPrediction, machine: Machine | None
+) -> tuple[list[Figure], list[Figure]]:
+    """Rates of a step that takes as long as the published one."""
+    reported, cluster = run.reported, run.cluster
+    accelerators = cluster.accelerators if cluster else None
+    if machine is None or reported.step_seconds is None or accelerators is None or run.recorded_layout is None:
+        return [], []
+    computed = rate_figures(
+        run,
+        run.layout,
+        prediction,
+        step_seconds=reported.step_seconds,
+        accelerators=accelerators,
+        machine=machine,
+        term=AT_PUBLISHED_TIME,
+    )
+    rates = {figure.quantity for figure in computed}
+    published = [
+        msgspec.structs.replace(figure, term=AT_PUBLISHED_TIME, why="")
+        for figure in published_figures(run)
+        if figure.quantity in rates
+    ]
+    if reported.samples_per_second is not None:
+        tokens = reported.samples_per_second * run.architecture.sequence
+        same = next(figure for figure in computed if figure.quantity is Quantity.TOKENS_PER_SECOND)
+        computed.append(msgspec.structs.replace(same, term=FROM_SAMPLES))
+        published.append(Figure(quantity=Quantity.TOKENS_PER_SECOND, value=tokens, term=FROM_SAMPLES))
+    return computed, published
+
+
+def _at_accelerator_time(run: ReferenceRun, prediction: RunPrediction, machine: Machine | None) -> Iterator[Pair]:
+    """MFU of a whole training that takes the published accelerator-hours, where no step time is published."""
     reported, convention = run.reported, run.reported.flop_convention
-    accelerators = run.cluster.accelerators if run.cluster else None
-    laid_out = run.recorded_layout is not None
-    if machine is not None and reported.step_seconds is not None and accelerators is not None and laid_out:
-        computed += rate_figures(
-            run,
-            run.layout,
-            prediction,
-            step_seconds=reported.step_seconds,
-            accelerators=accelerators,
-            machine=machine,
-            term=AT_PUBLISHED_TIME,
-        )
-        rates = {computed_figure.quantity for computed_figure in computed}
-        published += [
-            msgspec.structs.replace(figure, term=AT_PUBLISHED_TIME, why="")
-            for figure in published_figures(run)
-            if figure.quantity in rates
-        ]
-        if reported.samples_per_second is not None:
-            tokens = reported.samples_per_second * run.architecture.sequence
-            same = next(figure for figure in computed if figure.quantity is Quantity.TOKENS_PER_SECOND)
-            computed.append(msgspec.structs.replace(same, term=FROM_SAMPLES))
-            published.append(Figure(quantity=Quantity.TOKENS_PER_SECOND, value=tokens, term=FROM_SAMPLES))
-    if convention is None:
-        return computed, published
-    if machine is not None and reported.step_seconds is None and reported.accelerator_seconds and reported.mfu:
-        steps = run.recipe.tokens / (run.recipe.global_batch * run.architecture.sequence)
-        counted = model_convention(convention)
-        share = mfu(
-            model_flop=prediction.flop[counted.value] * steps,
-            step_seconds=reported.accelerator_seconds,
-            accelerators=1,
-            peak_flop_per_second=machine.peak_flop_per_second,
-        )
-        for figures, value in ((computed, share), (published, reported.mfu)):
-            figures.append(
-                Figure(
-                    quantity=Quantity.MFU,
-                    value=value,
-                    term=AT_PUBLISHED_ACCELERATOR_TIME,
-                    convention=counted.value,
-                )
-            )
+    if convention is None or machine is None or reported.step_seconds is not None:
+        return
+    if not reported.accelerator_seconds or not reported.mfu:
+        return
+    steps = run.recipe.tokens / (run.recipe.global_batch * run.architecture.sequence)
+    counted = model_convention(convention)
+    share = mfu(
+        model_flop=prediction.flop[counted.value] * steps,
+        step_seconds=reported.accelerator_seconds,
+        accelerators=1,
+        peak_flop_per_second=machine.peak_flop_per_second,
+    )
+    computed = Figure(quantity=Quantity.MFU, value=share, term=AT_PUBLISHED_ACCELERATOR_TIME, convention=counted.value)
+    yield computed, msgspec.structs.replace(computed, value=reported.mfu)
+
+
+def _at_measured_times(run: ReferenceRun) -> Iterator[Pair]:
+    """Flop rates of the recorded measurements that have both a step time and a rate."""
+    convention = run.reported.flop_convention
     for measured in run.measured:
-        if measured.step_seconds is None or measured.hardware_flop_per_second is None:
+        if convention is None or measured.step_seconds is None or measured.hardware_flop_per_second is None:
             continue
         flop = conventional_flop(run.architecture, samples=measured.global_batch, convention=convention)
-        rate = flop_per_second(flop=flop, step_seconds=measured.step_seconds, accelerators=measured.accelerators)
-        term = _measurement(measured)
-        quantity = Quantity.HARDWARE_FLOP_PER_SECOND
-        computed.append(Figure(quantity=quantity, value=rate, term=term, convention=convention.value))
-        published.append(
-            Figure(
-                quantity=quantity,
-                value=measured.hardware_flop_per_second,
-                term=term,
-                convention=convention.value,
-            )
+        computed = Figure(
+            quantity=Quantity.HARDWARE_FLOP_PER_SECOND,
+            value=flop_per_second(flop=flop, step_seconds=measured.step_seconds, accelerators=measured.accelerators),
+            term=_measurement(measured),
+            convention=convention.value,
         )
-    return computed, published
+        yield computed, msgspec.structs.replace(computed, value=measured.hardware_flop_per_second)
 
 
 def measured_figures(run: ReferenceRun, machine: Machine | None) -> tuple[list[Figure], list[Figure]]:

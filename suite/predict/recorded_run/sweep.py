@@ -8,9 +8,9 @@ from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.memory import peak_bytes
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
 from suite.predict.analytic.rates import mfu, tokens_per_second
+from suite.predict.analytic.stage_memory import peak_bytes
 from suite.predict.analytic.step_time import step_time, timed_stages
 from suite.predict.analytic.traffic import step_traffic
 

@@ -17,7 +17,7 @@ from reference_runs.run import Workload
 from suite.machine.half_precision import dtype_of
 from suite.predict.analytic.flop import model_flop
 from suite.predict.analytic.framework_memory import NANOTRON, framework_memory, fullest_peak
-from suite.predict.analytic.memory import peak_bytes
+from suite.predict.analytic.stage_memory import peak_bytes
 from suite.predict.machine_model.published_rows import catalogued, prepared_row, row_step_seconds
 
 FRAMEWORKS = {"nanotron": NANOTRON}  # stack -> what its log's memory counts

@@ -11,7 +11,7 @@ from rich.table import Table
 from reference_runs.units import printed
 from suite.metrics.comparison import Row
 from suite.metrics.figures import UNIT, Quantity
-from suite.predict.analytic.memory import StageMemory, fullest_instant
+from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.recorded_run.alternatives import Choice
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_MODEL_FLOP, PART_OF_PARAMETERS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.run import Precision, Workload
 from suite.predict.analytic.caching_allocator import block_bytes, reserved_bytes, reserved_peak_bytes
-from suite.predict.analytic.memory import stage_memory
+from suite.predict.analytic.stage_memory import stage_memory
 from tests.support.strategies import BLOOM
 
 MIB = 2**20

@@ -23,8 +23,8 @@ from suite.predict.analytic.framework_memory import (
     held_streams,
     stage_parameters,
 )
-from suite.predict.analytic.memory import stage_memory
 from suite.predict.analytic.parameters import layer_elements, parameter_count
+from suite.predict.analytic.stage_memory import stage_memory
 from tests.support.strategies import BLOOM, described_architectures
 
 GIB = 2**30

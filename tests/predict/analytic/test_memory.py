@@ -20,15 +20,11 @@ from suite.predict.analytic.activations import (
     layer_activation_bytes,
 )
 from suite.predict.analytic.memory import (
-    StageMemory,
     bytes_per_parameter,
     gradient_bytes,
     group_elements,
-    memory_by_stage,
     optimizer_bytes,
-    peak_bytes,
     shard_elements,
-    stage_memory,
     state_bytes,
     weight_bytes,
     zero_bytes_per_parameter,
@@ -42,6 +38,7 @@ from suite.predict.analytic.parameters import (
     stage_layers,
 )
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
+from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage, peak_bytes, stage_memory
 from tests.support.strategies import BLOOM, architectures, data_parallel_layouts, described_architectures, recipes
 
 COUNTER = 4  # bytes of the step counter of an optimizer group

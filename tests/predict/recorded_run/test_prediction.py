@@ -14,9 +14,9 @@ from reference_runs.run import Architecture, FlopConvention, ReferenceRun, Workl
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.memory import stage_memory
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.process_groups import sent_bytes
+from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.machine_model.from_cluster import run_machine
 from suite.predict.recorded_run.figures import (
