@@ -14,7 +14,8 @@ from reference_runs.errors import InputError
 from reference_runs.units import UNITS
 from reference_runs.worked_examples import WorkedExample, load
 from suite.commands import exit_codes
-from suite.predict.validation.worked_examples import FormulaResult, Value, Verdict, formula_results
+from suite.predict.validation.computations import Value
+from suite.predict.validation.worked_examples import FormulaResult, Verdict, formula_results
 from suite.report.terminal.tables import console
 
 _COLOURS = {Verdict.AGREES: "green", Verdict.SLIPS: "yellow", Verdict.BROKEN: "bold red"}
