@@ -18,8 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.case import FLEX, SDPA, Case, Draw, Function, compiled, dtypes
 from kernels.masked_softmax import masked_softmax, reference
-from reference_runs.alibi import alibi_slopes
-from suite.execute.model.position import prefix_bias
+from suite.execute.model.position import alibi_slopes, prefix_bias
 
 HEADS = {"cuda": 16, "cpu": 4}
 HEAD_SIZE = 64

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.alibi import alibi_slopes
 from reference_runs.catalog import RUNS, load, reference_run, run_names
 from reference_runs.errors import InputError
 from reference_runs.layout import Schedule
 from reference_runs.run import Precision
 from reference_runs.sourced import Kind
 from reference_runs.units import UNITS
+from suite.execute.model.position import alibi_slopes
 
 FILES = sorted(RUNS.glob("*.toml"))
 BLOOM = reference_run("bloom-176b")

@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from reference_runs.layout import Layout, Recomputation, Schedule, StageAssignment
 from reference_runs.run import Activation, Architecture, Mask, Position, Precision, Recipe, Residual
-from suite.predict.analytic.gemm import EfficiencyTable, IntensityTable, flat_efficiency
+from suite.predict.analytic.gemm import EfficiencyTable, IntensityTable
 from suite.predict.analytic.machine import Machine
 from tests.support.strategies import BLOOM
+
+
+def flat_efficiency(efficiency: float) -> EfficiencyTable:
+    """The table of one efficiency for every shape."""
+    return EfficiencyTable((1.0,), (1.0,), (1.0,), (((efficiency,),),))
+
 
 A100 = Machine(
     peak_flop_per_second=312e12,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Precision, Recipe, Residual
+from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors
 
 BLOOM = reference_run("bloom-176b")
 
@@ -132,3 +133,8 @@ def data_parallel_layouts(most_ranks: int = 16) -> st.SearchStrategy[Layout]:
         zero_stage=st.integers(0, 1),
         bucket_bytes=st.integers(1, 20_000),
     )
+
+
+def parameter_tensors(architecture: Architecture) -> list[ParameterTensor]:
+    """Every parameter tensor in the order in which the forward pass reads it first; tied tensors appear once."""
+    return chunk_tensors(architecture, Layout(), chunk=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reference_runs.alibi import alibi_slopes
 from reference_runs.run import Architecture, Position
 
 
@@ -68,3 +67,18 @@ def rotated(x_BHTK: Tensor, rotation_2TR: Tensor) -> Tensor:
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cosine_TR + torch.cat([-second, first], dim=-1) * sine_TR
     return torch.cat([turned, passed], dim=-1)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """The slope of each head, for any head count.
+
+    With n heads, n a power of two: 2^(-8 i / n) for i = 1 .. n. Otherwise the slopes of the power of two below n,
+    followed by every other slope of the power of two above n, until there are n.
+
+    Source: Press et al. 2022, arXiv 2108.12409, section 3, and the authors' attention_with_linear_biases (for other
+    counts), which BLOOM's 112 heads use.
+    """
+    below = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * i / below) for i in range(1, below + 1)]
+    above = [2.0 ** (-8 * i / (2 * below)) for i in range(1, 2 * below + 1, 2)]
+    return slopes + above[: heads - below]

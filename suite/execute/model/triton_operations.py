@@ -18,9 +18,9 @@ from kernels.operator import INTERPRETED
 from kernels.parallel_layer_norms import parallel_layer_norms
 from kernels.residual_layer_norm import residual_layer_norm
 from kernels.rotary import rotary
-from reference_runs.alibi import alibi_slopes
 from reference_runs.run import Activation, Architecture, Mask, Position
 from suite.execute.model.loss import NOT_LEARNED
+from suite.execute.model.position import alibi_slopes
 
 NAMES: dict[Activation, KernelActivation] = {
     Activation.GELU: "gelu",

@@ -46,17 +46,6 @@ class ProductTables(NamedTuple):
     weight_gradient: EfficiencyTable
 
 
-def flat_efficiency(efficiency: float) -> EfficiencyTable:
-    """The table of one efficiency for every shape.
-
-    Raises:
-        ValueError: an efficiency that is not above 0 and at most 1.
-    """
-    if not 0 < efficiency <= 1:
-        raise ValueError(f"efficiency must be above 0 and at most 1, got {efficiency}")
-    return EfficiencyTable((1.0,), (1.0,), (1.0,), (((efficiency,),),))
-
-
 def gemm_flop(*, M: int, N: int, K: int) -> int:
     """Flop of the product of M x K by K x N: 2 M N K, a multiplication and an addition for each element and depth."""
     return 2 * M * N * K

@@ -262,8 +262,3 @@ def chunk_tensors(architecture: Architecture, layout: Layout, *, chunk: int) -> 
         own = layer_tensors(architecture, tensor_parallel=t, top_query=True)
         tensors += [tensor._replace(name=f"blocks.{number}.{tensor.name}") for tensor in own]
     return tensors + head
-
-
-def parameter_tensors(architecture: Architecture) -> list[ParameterTensor]:
-    """Every parameter tensor in the order in which the forward pass reads it first; tied tensors appear once."""
-    return chunk_tensors(architecture, Layout(), chunk=0)

@@ -98,50 +98,6 @@ def bounded_training(iteration_seconds: Sequence[Sequence[float]], *, bound: int
     )
 
 
-def bulk_synchronous_seconds(iteration_seconds: Sequence[Sequence[float]]) -> float:
-    """Seconds of all iterations with a barrier after each: the sum over iterations of the slowest worker's seconds.
-
-    Raises:
-        ValueError: as `iteration_times`.
-    """
-    _refuse_impossible_seconds(iteration_seconds)
-    iterations = range(len(iteration_seconds[0]))
-    return sum(max(own[iteration] for own in iteration_seconds) for iteration in iterations)
-
-
-def asynchronous_seconds(iteration_seconds: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of each worker for all its iterations when nobody waits: the sum of its own.
-
-    Raises:
-        ValueError: as `iteration_times`.
-    """
-    _refuse_impossible_seconds(iteration_seconds)
-    return [sum(seconds) for seconds in iteration_seconds]
-
-
-def bulk_synchronous_iterations_per_second(seconds: Sequence[float]) -> float:
-    """Iterations a second of n workers together with a barrier after each, worker p taking t_p seconds: n / max(t).
-
-    Raises:
-        ValueError: no workers, or seconds that are not above 0 and finite.
-    """
-    _refuse_impossible_seconds([[own] for own in seconds])
-    return len(seconds) / max(seconds)
-
-
-def asynchronous_iterations_per_second(seconds: Sequence[float]) -> float:
-    """Iterations a second of n workers together that never wait, worker p taking t_p seconds: the sum of 1 / t_p.
-
-    Differs from `bounded_training` without a bound, where every worker stops after the same number of iterations, so
-    that the fast ones stand idle in the end.
-
-    Raises:
-        ValueError: no workers, or seconds that are not above 0 and finite.
-    """
-    _refuse_impossible_seconds([[own] for own in seconds])
-    return sum(1 / own for own in seconds)
-
-
 def _refuse_impossible_seconds(iteration_seconds: Sequence[Sequence[float]]) -> None:
     if not iteration_seconds or not iteration_seconds[0]:
         raise ValueError("iteration_seconds must have at least 1 worker with at least 1 iteration")

@@ -29,9 +29,7 @@ from suite.predict.analytic.process_groups import axes_in_node, group_ranks
 LEAST_SECONDS = 1e-300  # no time, but not 0
 HOST_SHARPNESS = 8  # of the smooth maximum of accelerator and host: 9 % above either where both are equal
 
-RankTraffic = Sequence[
-    tuple[str, str, int, int]
-]  # suite.predict.analytic.traffic.Traffic: axis, operation, bytes, messages
+RankTraffic = Sequence[tuple[str, str, int, int]]  # of analytic/traffic.py: axis, operation, bytes, messages
 
 
 class StepTime(NamedTuple):

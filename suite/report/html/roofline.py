@@ -11,7 +11,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.machine.profile import Profile, machines_directory, read
-from suite.predict.analytic.kernel_flop import kernel_flop
+from suite.predict.analytic.kernel_cost import kernel_flop
 from suite.report.html.plot import MUTED, Cell, Plot, Trace, colour, significant, symbol
 
 MOST_MACHINES = 12  # profiles that are drawn: the newest of each machine

@@ -15,13 +15,12 @@ from suite.predict.analytic.gemm import (
     ProductTables,
     arithmetic_intensity,
     efficiency,
-    flat_efficiency,
     gemm_bytes,
     gemm_flop,
     gemm_seconds,
     product_seconds,
 )
-from tests.support.machines import intensity_tables, shape_tables, shares
+from tests.support.machines import flat_efficiency, intensity_tables, shape_tables, shares
 
 DIMENSIONS = st.integers(1, 10**5)
 RATES = st.floats(1e6, 1e18)
@@ -172,12 +171,6 @@ def test_only_a_table_of_shapes_tells_a_product_from_its_backward_products() -> 
     assert backward == pytest.approx(flop / 0.625e12 + flop / 0.25e12, rel=1e-15, abs=0)
     flat = product_seconds(M=10, N=100, K=1000, table=flat_efficiency(0.5), **machine)
     assert flat == (flop / 0.5e12, 2 * flop / 0.5e12)
-
-
-@pytest.mark.parametrize("share", [0, -0.1, 1.01, math.nan])
-def test_an_efficiency_that_is_no_share_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match="efficiency must be above 0 and at most 1"):
-        flat_efficiency(share)
 
 
 def test_each_of_a_layers_products_takes_its_own_efficiency() -> None:

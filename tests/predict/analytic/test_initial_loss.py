@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
-from reference_runs.alibi import alibi_slopes
 from reference_runs.miniature import miniature
 from reference_runs.run import Activation, Architecture, Norm, Position, Recipe, Residual
 from suite.execute.model.block import Block
 from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.model.position import alibi_slopes
 from suite.predict.analytic.initial_loss import FIRST_LOSS_TOLERANCE, _activation_second_moment, first_loss
 from tests.support.strategies import BLOOM, architectures, recipes
 

@@ -30,16 +30,17 @@ from suite.predict.analytic.memory import (
     zero_bytes_per_parameter,
     zero_saving,
 )
-from suite.predict.analytic.parameters import (
-    layer_tensors,
-    outer_tensors,
-    parameter_count,
-    parameter_tensors,
-    stage_layers,
-)
+from suite.predict.analytic.parameters import layer_tensors, outer_tensors, parameter_count, stage_layers
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
 from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage, peak_bytes, stage_memory
-from tests.support.strategies import BLOOM, architectures, data_parallel_layouts, described_architectures, recipes
+from tests.support.strategies import (
+    BLOOM,
+    architectures,
+    data_parallel_layouts,
+    described_architectures,
+    parameter_tensors,
+    recipes,
+)
 
 COUNTER = 4  # bytes of the step counter of an optimizer group
 

@@ -23,12 +23,11 @@ from suite.predict.analytic.parameters import (
     outer_tensors,
     parameter_count,
     parameter_counts,
-    parameter_tensors,
     rank_parameters,
     stage_layers,
 )
 from tests.support.executed_runs import Run, chunk_parameters, executed_runs
-from tests.support.strategies import BLOOM, architectures, described_architectures
+from tests.support.strategies import BLOOM, architectures, described_architectures, parameter_tensors
 
 
 def meta_decoder(architecture: Architecture) -> Decoder:

@@ -21,7 +21,6 @@ from suite.predict.analytic.flop import (
     model_flop,
     recomputed_flop,
 )
-from suite.predict.analytic.gemm import flat_efficiency
 from suite.predict.analytic.layer_time import fused_attention_seconds, layer_products, layer_time
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory_bound_operators import (
@@ -35,7 +34,7 @@ from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction
 from suite.predict.analytic.rates import flop_per_second, hfu, mfu, tokens_per_second
 from suite.predict.analytic.step_time import StepTime, axis_groups, exposed_data_parallel_seconds, step_time
 from suite.predict.analytic.traffic import step_traffic
-from tests.support.machines import A100, Case, at_peak, cases, machines
+from tests.support.machines import A100, Case, at_peak, cases, flat_efficiency, machines
 from tests.support.steps import (
     ROUNDING,
     bloom,

@@ -16,7 +16,7 @@ from reference_runs.placement import chunk_layers
 from reference_runs.run import Position, Precision, Workload
 from reference_runs.stack import Accumulation
 from suite.predict.analytic.collective_time import collective_seconds, group
-from suite.predict.analytic.gemm import EfficiencyTable, flat_efficiency, gemm_seconds, product_seconds
+from suite.predict.analytic.gemm import EfficiencyTable, gemm_seconds, product_seconds
 from suite.predict.analytic.layer_time import head_seconds, layer_products, layer_time
 from suite.predict.analytic.machine import PLAIN, Machine
 from suite.predict.analytic.memory_bound_operators import (
@@ -29,7 +29,7 @@ from suite.predict.analytic.parameters import rank_parameters, stage_layers
 from suite.predict.analytic.process_groups import axes_in_node, group_ranks
 from suite.predict.analytic.step_time import StepTime, axis_groups
 from suite.predict.analytic.traffic import step_traffic
-from tests.support.machines import A100, Case, at_peak, cases, machines
+from tests.support.machines import A100, Case, at_peak, cases, flat_efficiency, machines
 from tests.support.steps import ROUNDING, bloom, changed, pass_seconds, stage_times, time_of, waiting_stages
 
 SWITCHES = st.fixed_dictionaries(

@@ -15,13 +15,7 @@ from reference_runs.catalog import accumulation, reference_run, run_names
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Architecture, Precision, Recipe, ReferenceRun, Residual, Workload
 from suite.predict.analytic.gradient_buckets import fused_messages, gradient_bucket_count, stage_gradient_buckets
-from suite.predict.analytic.parameters import (
-    chunk_tensors,
-    parameter_count,
-    parameter_tensors,
-    rank_parameters,
-    stage_layers,
-)
+from suite.predict.analytic.parameters import chunk_tensors, parameter_count, rank_parameters, stage_layers
 from suite.predict.analytic.process_groups import (
     Traffic,
     group_ranks,
@@ -33,7 +27,14 @@ from suite.predict.analytic.process_groups import (
 )
 from suite.predict.analytic.traffic import pipeline_messages, step_traffic
 from suite.predict.simulation.traffic import executed_traffic
-from tests.support.strategies import BLOOM, architectures, data_parallel_layouts, described_architectures, recipes
+from tests.support.strategies import (
+    BLOOM,
+    architectures,
+    data_parallel_layouts,
+    described_architectures,
+    parameter_tensors,
+    recipes,
+)
 
 CAPS = st.integers(1, 20_000)
 LOSS = 4  # bytes of the loss, whose mean is reported
