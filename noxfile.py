@@ -87,7 +87,7 @@ def regress(session: nox.Session) -> None:
 
 @nox.session
 def ladder(session: nox.Session) -> None:
-    """Climb from a naive GPT-2 script to a fast and small one, rung by rung: nox -s ladder -- gpt2-mini"""
+    """Make a naive GPT-2 script fast and small, one rung at a time: nox -s ladder -- gpt2-mini"""
     install(session, "execute", "fit")
     suite(session, "ladder", *session.posargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from typing import Any, cast
 
 import typer
@@ -28,6 +29,10 @@ COMMANDS = {
     "report": ("suite.commands.report", "report_command"),
 }
 GROUPS = ("results",)  # whose function makes commands of their own
+# Command -> options as they were called before -> as they are called
+OLD_OPTIONS = {
+    "ladder": {"walk": "track", "break": "ablate", "twins": "leave-one-out", "no-twins": "no-leave-one-out"},
+}
 
 # typer carries click inside or beside itself, by version; what it exports names the same classes in both
 _ClickException = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -49,8 +54,14 @@ def application(arguments: list[str]) -> typer.Typer:
         if name in GROUPS:
             app.add_typer(command(), name=name)
         else:
-            app.command(name)(command)
+            renamed = OLD_OPTIONS.get(name, {})
+            current = partial(_current_name, renamed)
+            app.command(name, context_settings={"token_normalize_func": current} if renamed else {})(command)
     return app
+
+
+def _current_name(renamed: dict[str, str], option: str) -> str:
+    return renamed.get(option, option)
 
 
 def _no_options() -> None:

@@ -67,7 +67,7 @@ class Density(NamedTuple):
 
 
 DENSITIES = {"cpu": Density(), "cuda": Density(memory_bytes=8_000_000_000, step=64)}
-# Where there is little time: `quick`'s on a CPU, and what a climb's more ranks take: on a wider grid, without fp16 and
+# Where there is little time, for `quick` on a CPU and for the ladder's extra ranks: on a wider grid, without fp16 and
 # compiled operators
 QUICK_DENSITY = Density(ratio=4.0, coarse=12.0, sparse=64.0, unseen=1, rounds=2, dtypes=("fp32", "bf16"), compiled=())
 

@@ -39,7 +39,7 @@ class Documents(msgspec.Struct, frozen=True):
     token_places: list[int]
 
 
-class Habits(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a script does in another way than the suite; by default nothing.
 
     Args:
@@ -53,6 +53,8 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
         offloads_activations: whether what autograd keeps lies in the host's memory. CUDA only.
         loss_chunks: parts of a micro-batch's tokens whose logits exist one after the other.
         cpp_operator: whether scale, mask and softmax are one operator, written in C++.
+        rung: of the ladder, "speed/compile"; empty of the suite's own script.
+        texts: of a script that tokenises.
     """
 
     tokenises: bool = False
@@ -65,16 +67,6 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
     offloads_activations: bool = False
     loss_chunks: int = 1
     cpp_operator: bool = False
-
-
-class TrainingOptions(Habits, frozen=True, kw_only=True):
-    """The habits of a rung of the ladder.
-
-    Args:
-        rung: its name, WALK/NAME.
-        texts: of a script that tokenises.
-    """
-
     rung: str
     texts: Texts | None = None
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from suite.ladder.results import Expected, Measured
-from suite.ladder.rungs import Promise, Rung, Walk
+from suite.ladder.measurement import RungMeasurement, RungPrediction
+from suite.ladder.rung import Promise, Rung, Track
 
 PEAK_TOLERANCE = 0.05
 GPU_GAIN_TOLERANCE = 0.15
@@ -21,7 +21,7 @@ LAUNCH_VARIATION = 0.05
 # Assumed, for want of a GPU to measure on: kernels on a device that nobody shares, whose clock follows its temperature.
 # With more, single launches show fewer gains; with less, they judge more. Launches that are repeated tell it themselves
 GPU_LAUNCH_VARIATION = 0.01
-ASSUMED_LAUNCHES = 2  # degrees of freedom with which that counts beside what launches show: as much as three launches
+ASSUMED_LAUNCHES = 2  # degrees of freedom of that assumption: it counts as much as three launches
 UNORDERED = "training is not deterministic there"
 NONE_PREDICTED = "predicted none, measured more than noise"
 LEAST_MEMORY_GAIN = 0.01  # of the peak: predictions of single peaks are that good (see suite.predict), and no better
@@ -36,7 +36,7 @@ class Mark(enum.StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class PromiseCheck(msgspec.Struct, frozen=True, kw_only=True):
     """One promise of a rung: which, whether it was kept, and in words what was found."""
 
     name: str
@@ -64,26 +64,26 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured + self.noise < self.predicted / ORDER_OF_SIZE
 
 
-def cost(walk: Walk, found: Measured) -> float:
-    """What a walk makes less of: bytes of the peak, or seconds a token."""
-    return found.peak_bytes if walk is Walk.MEMORY else found.token_seconds
+def cost(track: Track, found: RungMeasurement) -> float:
+    """What a track makes less of: bytes of the peak, or seconds a token."""
+    return found.peak_bytes if track is Track.MEMORY else found.token_seconds
 
 
-def expected_cost(walk: Walk, said: Expected, *, tokens: int) -> float | None:
+def expected_cost(track: Track, said: RungPrediction, *, tokens: int) -> float | None:
     """The same as predicted."""
-    if walk is Walk.MEMORY:
+    if track is Track.MEMORY:
         return said.peak_bytes
     return None if said.step_seconds is None else said.step_seconds / tokens
 
 
-def noise(walk: Walk, found: Sequence[Measured], *, gpu: bool) -> float:
+def noise(track: Track, found: Sequence[RungMeasurement], *, gpu: bool) -> float:
     """What measurements differ by without a reason.
 
     Bytes: 1 % of the larger peak. Seconds a token, of n launches with s half the spread of their steps, t the median
     one, and v the variation between launches: the root of the sum of squares of s and of t v / sqrt(n), of every
     measurement.
     """
-    if walk is Walk.MEMORY:
+    if track is Track.MEMORY:
         return LEAST_MEMORY_GAIN * max(one.peak_bytes for one in found)
     assumed = GPU_LAUNCH_VARIATION if gpu else LAUNCH_VARIATION
     parts: list[float] = []
@@ -108,30 +108,36 @@ def launch_variation(seconds: Sequence[float], *, assumed: float) -> float:
     return math.sqrt((ASSUMED_LAUNCHES * assumed**2 + seen * own) / (ASSUMED_LAUNCHES + seen))
 
 
-def gain(walk: Walk, *, below: tuple[Expected, Measured], here: tuple[Expected, Measured], gpu: bool = False) -> Gain:
-    """Of a rung beside the one below it."""
-    before, after = (expected_cost(walk, said, tokens=found.tokens) for said, found in (below, here))
+def gain(
+    track: Track,
+    *,
+    below: tuple[RungPrediction, RungMeasurement],
+    here: tuple[RungPrediction, RungMeasurement],
+    gpu: bool = False,
+) -> Gain:
+    """Of a rung over the one below it."""
+    before, after = (expected_cost(track, said, tokens=found.tokens) for said, found in (below, here))
     return Gain(
         predicted=None if before is None or after is None else before - after,
-        measured=cost(walk, below[1]) - cost(walk, here[1]),
-        noise=noise(walk, [below[1], here[1]], gpu=gpu),
+        measured=cost(track, below[1]) - cost(track, here[1]),
+        noise=noise(track, [below[1], here[1]], gpu=gpu),
     )
 
 
-def peak_check(said: Expected, found: Measured) -> Check:
-    """Whether the predicted peak is within 5 % of the measured one; what a rank that is not judged has beside it."""
+def peak_check(said: RungPrediction, found: RungMeasurement) -> PromiseCheck:
+    """Whether the predicted peak is within 5 % of the measured one; and what a rank that is not judged has."""
     if said.peak_bytes is None:
-        return Check(name="peak", mark=Mark.SHOWN, says="the peak is not predicted")
+        return PromiseCheck(name="peak", mark=Mark.SHOWN, says="the peak is not predicted")
     error = said.peak_bytes / found.peak_bytes - 1
     mark = Mark.PASS if abs(error) <= PEAK_TOLERANCE else Mark.FAIL
     others = ""
     if abs(said.peak_bytes / found.largest_peak_bytes - 1) > PEAK_TOLERANCE >= abs(error):
         more = found.largest_peak_bytes / found.peak_bytes - 1
         others = f" of the median rank; one has {more:+.1%}, gloo's messages perhaps: not judged"
-    return Check(name="peak", mark=mark, says=f"predicted {error:+.1%}{others}")
+    return PromiseCheck(name="peak", mark=mark, says=f"predicted {error:+.1%}{others}")
 
 
-def repeats_check(found: Measured, *, gpu: bool) -> Check | None:
+def repeats_check(found: RungMeasurement, *, gpu: bool) -> PromiseCheck | None:
     """That launches of one seed have different losses; None where they have the same.
 
     On a GPU that fails nothing: sums are added in any order there, and runs do not ask for deterministic algorithms.
@@ -140,19 +146,19 @@ def repeats_check(found: Measured, *, gpu: bool) -> Check | None:
         return None
     says = "launches of one seed have different losses"
     if gpu:
-        return Check(name="repeats", mark=Mark.SHOWN, says=f"{says}: {UNORDERED}")
-    return Check(name="repeats", mark=Mark.FAIL, says=says)
+        return PromiseCheck(name="repeats", mark=Mark.SHOWN, says=f"{says}: {UNORDERED}")
+    return PromiseCheck(name="repeats", mark=Mark.FAIL, says=says)
 
 
-def loss_check(rung: Rung, found: Measured, below: Measured, *, rounding: float = 0.0) -> Check:
-    """Whether the losses are what the rung promises beside those of the rung below.
+def loss_check(rung: Rung, found: RungMeasurement, below: RungMeasurement, *, rounding: float = 0.0) -> PromiseCheck:
+    """Whether the losses are what the rung promises, compared with those of the rung below.
 
     Args:
         rounding: up to which losses that are promised to be equal may differ, relative: 0 where training is
             deterministic, see `suite.ladder.rungs.rounding_of` for the others.
     """
     if rung.promise is Promise.CHANGED:
-        return Check(name="loss", mark=Mark.SHOWN, says=f"changed: {rung.loss}")
+        return PromiseCheck(name="loss", mark=Mark.SHOWN, says=f"changed: {rung.loss}")
     pairs = list(zip(found.losses, below.losses, strict=True))
     most = max(abs(ours / theirs - 1) for ours, theirs in pairs)
     if rung.promise is Promise.EQUAL:
@@ -160,77 +166,76 @@ def loss_check(rung: Rung, found: Measured, below: Measured, *, rounding: float 
         says = "equal" if not unlike else f"{unlike} of {len(pairs)} steps differ, by up to {most:.1e}"
         if unlike and rounding:
             says += f", of {rounding:.1e}: {UNORDERED}"
-        return Check(name="loss", mark=Mark.FAIL if most > rounding else Mark.PASS, says=says)
+        return PromiseCheck(name="loss", mark=Mark.FAIL if most > rounding else Mark.PASS, says=says)
     mark = Mark.PASS if most <= rung.bound else Mark.FAIL
-    return Check(name="loss", mark=mark, says=f"within {most:.1e} of {rung.bound:.1e}")
+    return PromiseCheck(name="loss", mark=mark, says=f"within {most:.1e} of {rung.bound:.1e}")
 
 
-def gain_check(found: Gain, *, gpu: bool, broken: bool, unknown: str = "") -> Check:
+def gain_check(gain: Gain, *, gpu: bool, ablated: bool, unknown: str = "") -> PromiseCheck:
     """Whether a gain has the predicted sign and order of size; on a GPU, whether it is within 15 %.
 
     Every measured value up to noise away from the measured one counts: the gain is as predicted where one of them is.
 
     Args:
-        broken: whether the rung's optimisation was left out on purpose: what then fails is noticed, and what does not
+        ablated: whether the rung's optimisation was left out on purpose: what then fails is noticed, and what does not
             is inconclusive.
         unknown: why nothing is predicted.
     """
-    check = _gain_check(found, gpu=gpu, unknown=unknown)
-    if not broken:
+    check = _gain_check(gain, gpu=gpu, unknown=unknown)
+    if not ablated:
         return check
     if check.mark is Mark.FAIL:
-        return Check(name="gain", mark=Mark.FAIL, says=f"{check.says}: broken on purpose")
+        return PromiseCheck(name="gain", mark=Mark.FAIL, says=f"{check.says}: ablated")
     why = "its gain is within noise, cannot be seen; --repeat"
-    if found.predicted is None:
+    if gain.predicted is None:
         why = f"its gain is {check.says}"
     elif check.mark is Mark.PASS:
         why = f"its gain came all the same, {check.says}"
-    return Check(name="gain", mark=Mark.INCONCLUSIVE, says=f"broken on purpose: {why}")
+    return PromiseCheck(name="gain", mark=Mark.INCONCLUSIVE, says=f"ablated: {why}")
 
 
-def _gain_check(found: Gain, *, gpu: bool, unknown: str) -> Check:
-    if found.predicted is None:
-        return Check(name="gain", mark=Mark.SHOWN, says=f"not predicted: {unknown}")
-    if found.is_lost:
-        return Check(name="gain", mark=Mark.FAIL, says="gain lost")
-    if max(abs(found.predicted), abs(found.measured)) <= found.noise:
-        return Check(name="gain", mark=Mark.SHOWN, says="none, within noise")
-    if found.predicted == 0:
-        return Check(name="gain", mark=Mark.FAIL, says=NONE_PREDICTED)
-    ratio = found.measured / found.predicted
-    allowed = (1 - GPU_GAIN_TOLERANCE, 1 + GPU_GAIN_TOLERANCE) if gpu else (1 / ORDER_OF_SIZE, ORDER_OF_SIZE)
-    low, high = sorted((found.measured + sign * found.noise) / found.predicted for sign in (-1, 1))
-    if high < allowed[0] or low > allowed[1]:
-        says = f"{ratio:.2f} of the predicted" if ratio > 0 else "sign"
-        if abs(found.predicted) <= found.noise:
-            says = NONE_PREDICTED
-        return Check(name="gain", mark=Mark.FAIL, says=says)
-    if abs(found.measured) <= found.noise:
-        return Check(name="gain", mark=Mark.SHOWN, says=f"{ratio:.2f} of the predicted, within noise: --repeat decides")
-    return Check(name="gain", mark=Mark.PASS, says=f"{ratio:.2f} of the predicted")
+def _gain_check(gain: Gain, *, gpu: bool, unknown: str) -> PromiseCheck:
+    """The first rule that holds."""
+    predicted, measured, noise = gain.predicted, gain.measured, gain.noise
+    if predicted is None:
+        return PromiseCheck(name="gain", mark=Mark.SHOWN, says=f"not predicted: {unknown}")
+    least, most = (1 - GPU_GAIN_TOLERANCE, 1 + GPU_GAIN_TOLERANCE) if gpu else (1 / ORDER_OF_SIZE, ORDER_OF_SIZE)
+    low, ratio, high = sorted((measured + n) / predicted if predicted else math.inf for n in (-noise, 0.0, noise))
+    outside = high < least or low > most
+    share = f"{ratio:.2f} of the predicted"
+    rules = (
+        (gain.is_lost, Mark.FAIL, "gain lost"),
+        (max(abs(predicted), abs(measured)) <= noise, Mark.SHOWN, "none, within noise"),
+        (outside and abs(predicted) <= noise, Mark.FAIL, NONE_PREDICTED),
+        (outside, Mark.FAIL, share if ratio > 0 else "sign"),
+        (abs(measured) <= noise, Mark.SHOWN, f"{share}, within noise: --repeat decides"),
+        (True, Mark.PASS, share),
+    )
+    mark, says = next((mark, says) for holds, mark, says in rules if holds)
+    return PromiseCheck(name="gain", mark=mark, says=says)
 
 
 class Interaction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rung is worth at the top of its walk, beside what it was worth on its own place.
+    """What a rung is worth at the top of its track, compared with its gain over the rung below it.
 
     Args:
-        in_walk: its gain over the rung below it; at_top: what the top loses without it.
+        in_track: its gain over the rung below it, stored as "in_walk"; at_top: what the top loses without it.
     """
 
     rung: str
-    in_walk: float
+    in_track: float = msgspec.field(name="in_walk")
     at_top: float
     noise: float
 
     @property
     def within_noise(self) -> bool:
         """Whether neither is more than noise, so that nothing can be said of them."""
-        return max(abs(self.in_walk), abs(self.at_top)) <= self.noise
+        return max(abs(self.in_track), abs(self.at_top)) <= self.noise
 
     @property
     def adds_up(self) -> bool:
         """Whether one is more than noise, and both are the same but for noise."""
-        return not self.within_noise and abs(self.in_walk - self.at_top) <= self.noise
+        return not self.within_noise and abs(self.in_track - self.at_top) <= self.noise
 
     @property
     def says(self) -> str:
@@ -239,17 +244,23 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
             return "within noise"
         if self.adds_up:
             return "adds up"
-        return f"interacts: worth {'more' if self.at_top > self.in_walk else 'less'} at the top"
+        return f"interacts: worth {'more' if self.at_top > self.in_track else 'less'} at the top"
 
 
 def interaction(
-    walk: Walk, rung: Rung, *, below: Measured, here: Measured, top: Measured, without: Measured, gpu: bool = False
+    rung: Rung,
+    *,
+    below: RungMeasurement,
+    here: RungMeasurement,
+    top: RungMeasurement,
+    without: RungMeasurement,
+    gpu: bool = False,
 ) -> Interaction:
     """Of a rung whose top was measured with it and without it."""
-    everything = [below, here, top, without]
+    track = rung.track
     return Interaction(
         rung=rung.name,
-        in_walk=cost(walk, below) - cost(walk, here),
-        at_top=cost(walk, without) - cost(walk, top),
-        noise=noise(walk, everything, gpu=gpu),
+        in_track=cost(track, below) - cost(track, here),
+        at_top=cost(track, without) - cost(track, top),
+        noise=noise(track, [below, here, top, without], gpu=gpu),
     )

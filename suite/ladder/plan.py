@@ -14,8 +14,9 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Offload
 from reference_runs.miniature import miniature
 from reference_runs.run import Architecture, Precision, Recipe
-from suite.job.options import Habits, KernelChoice, Texts, TrainingOptions
-from suite.ladder.rungs import MOST_DIVISOR, RUNGS, STEPS, Need, Rung, Setting, Walk, setting_of, stands_on
+from suite.job.options import KernelChoice, Texts
+from suite.ladder.rung import MOST_DIVISOR, STEPS, Need, Rung, RungSetting, Track, setting_above, setting_of
+from suite.ladder.rungs import RUNGS
 from suite.launch import network_namespaces
 from suite.machine.half_precision import kernels_for
 from suite.metrics.figures import Quantity, of_job
@@ -23,10 +24,8 @@ from suite.predict.executed_run.memory import memory_figures
 from suite.reproduce.plan import Plan
 from suite.reproduce.supported import check_executable, check_executable_layout, check_fused_attention
 
-LOSS_SCALE, LOSS_SCALE_WINDOW = (
-    4096.0,
-    1000,
-)  # as a miniature's largest (see `reference_runs.miniature.Scale`); never doubled
+# as a miniature's largest (see `reference_runs.miniature.Scale`); never doubled
+LOSS_SCALE, LOSS_SCALE_WINDOW = 4096.0, 1000
 FAMILY = "gpt2"
 WARMUP_SHARE = 0.1
 # Of a GPU's memory: the rest is for its context, libraries' workspaces and what the allocator cannot use. Assumed, for
@@ -35,10 +34,11 @@ USABLE_SHARE = 0.9
 GIB = 2.0**30
 
 
-class Climber(msgspec.Struct, frozen=True, kw_only=True):
-    """What climbs: a run's shape and recipe on one kind of device; hosts beside this one, and their interface.
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ladder optimises: a run's shape and recipe on one kind of device.
 
     Args:
+        host_names: of two machines for `ddp-hosts`, joined by `interface`; empty: network namespaces.
         memory_bytes: of each GPU; None on a CPU, and where nothing is to be kept to it.
         gpus: of this machine; None on a CPU, whose cores ranks share.
         divisor: of the declared samples of steps and micro-batches.
@@ -56,7 +56,7 @@ class Climber(msgspec.Struct, frozen=True, kw_only=True):
     divisor: int = 1
 
 
-def climber(name: str, *, device: str, seed: int) -> Climber:
+def target_of(name: str, *, device: str, seed: int) -> Target:
     """The run `name`: gpt2-mini on any device, one of the recorded GPT-2 runs on CUDA.
 
     Raises:
@@ -66,27 +66,27 @@ def climber(name: str, *, device: str, seed: int) -> Climber:
     recorded = ("gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m")
     if name in minis:
         small = miniature(reference_run(minis[name]), device, ranks=1, steps=STEPS)
-        return Climber(name=name, architecture=small.architecture, recipe=small.recipe, device=device, seed=seed)
+        return Target(name=name, architecture=small.architecture, recipe=small.recipe, device=device, seed=seed)
     if name not in recorded:
         raise InputError("no ladder for this run", got=repr(name), allowed=", ".join([*minis, *recorded]))
     if device != "cuda":
-        raise InputError(f"{name} climbs on a GPU alone", got=device, allowed="cuda, or gpt2-mini", where="--device")
+        raise InputError(f"{name} needs a GPU", got=device, allowed="cuda, or gpt2-mini", where="--device")
     run = reference_run(name)
-    return Climber(name=name, architecture=run.architecture, recipe=run.recipe, device=device, seed=seed)
+    return Target(name=name, architecture=run.architecture, recipe=run.recipe, device=device, seed=seed)
 
 
-def fitted(climbing: Climber, memory_bytes: int, texts: Texts) -> Climber:
+def fitted(target: Target, memory_bytes: int, texts: Texts) -> Target:
     """On GPUs of so much memory, with the declared samples halved until the larger baseline fits; to an eighth at most.
 
-    That is the memory walk's, of 32 samples in one micro-batch, which the speed walk has in its second rung.
+    That is the memory track's: 32 samples in one micro-batch, as in the second rung of the speed track.
     """
-    climbing = msgspec.structs.replace(climbing, memory_bytes=memory_bytes)
-    while climbing.divisor < MOST_DIVISOR:
-        setting = setting_of(Walk.MEMORY, (), divisor=climbing.divisor)
-        if not excess(planned(climbing, setting, "", texts), memory_bytes):
+    target = msgspec.structs.replace(target, memory_bytes=memory_bytes)
+    while target.divisor < MOST_DIVISOR:
+        setting = setting_of(Track.MEMORY, (), divisor=target.divisor)
+        if not excess(planned(target, setting, "", texts), memory_bytes):
             break
-        climbing = msgspec.structs.replace(climbing, divisor=2 * climbing.divisor)
-    return climbing
+        target = msgspec.structs.replace(target, divisor=2 * target.divisor)
+    return target
 
 
 def excess(plan: Plan, memory_bytes: int | None) -> str:
@@ -108,16 +108,16 @@ def excess(plan: Plan, memory_bytes: int | None) -> str:
     )
 
 
-def refusals(climbing: Climber) -> dict[str, str]:
+def refusals(target: Target) -> dict[str, str]:
     """Why rungs do not apply here, by their names: for what they need, or for a setting that is not executed.
 
-    The setting is that on the rung's place, above those that do apply.
+    The setting is the rung's on top of those that do apply.
     """
     refused: dict[str, str] = {}
     applicable: list[Rung] = []
     for rung in RUNGS:
-        setting = setting_of(rung.walk, [*stands_on(rung, applicable), rung], divisor=climbing.divisor)
-        reason = refusal(rung, climbing) or not_executed(planned(climbing, setting, "", None))
+        setting = setting_above(rung, applicable, divisor=target.divisor)
+        reason = refusal(rung, target) or not_executed(planned(target, setting, "", None))
         if reason:
             refused[rung.name] = reason
         else:
@@ -137,26 +137,28 @@ def not_executed(plan: Plan) -> str:
     return ""
 
 
-def refusal(rung: Rung, climbing: Climber) -> str:
+def refusal(rung: Rung, target: Target) -> str:
     """What a rung needs that is not here; empty where nothing is."""
     for need in rung.needs:
-        if not _met(need, climbing):
+        if not _met(need, target):
             return need.value
     ranks: int = rung.changes.get("data_parallel", 1)
-    if climbing.gpus is not None and ranks > climbing.gpus and not (climbing.host_names and "hosts" in rung.changes):
-        return f"{ranks} GPUs needed, {climbing.gpus} here"
+    if target.gpus is not None and ranks > target.gpus and not (target.host_names and "hosts" in rung.changes):
+        return f"{ranks} GPUs needed, {target.gpus} here"
     return ""
 
 
-def _met(need: Need, climbing: Climber) -> bool:
-    if need in (Need.CUDA, Need.TRITON):
-        return climbing.device == "cuda"
-    if need is Need.LAYERS:
-        return checkpoint_layers(climbing.architecture) > 1
-    if need is Need.COMPILER:
-        compiler = os.environ.get("CXX") or "g++"
-        return bool((shutil.which(compiler) or shutil.which("c++")) and shutil.which("ninja"))
-    return bool(climbing.host_names) or network_namespaces.why_not() is None
+def _met(need: Need, target: Target) -> bool:
+    match need:
+        case Need.CUDA | Need.TRITON:
+            return target.device == "cuda"
+        case Need.LAYERS:
+            return checkpoint_layers(target.architecture) > 1
+        case Need.COMPILER:
+            compiler = os.environ.get("CXX") or "g++"
+            return bool((shutil.which(compiler) or shutil.which("c++")) and shutil.which("ninja"))
+        case Need.NAMESPACES:
+            return bool(target.host_names) or network_namespaces.why_not() is None
 
 
 def checkpoint_layers(architecture: Architecture) -> int:
@@ -171,8 +173,8 @@ def checkpoint_layers(architecture: Architecture) -> int:
 
 
 def planned(
-    climbing: Climber,
-    setting: Setting,
+    target: Target,
+    setting: RungSetting,
     label: str,
     texts: Texts | None,
     *,
@@ -180,10 +182,10 @@ def planned(
     trace: Path | None = None,
 ) -> Plan:
     """The plan of a setting; `label` is the script's rung in the record; without texts it cannot be launched."""
-    architecture = climbing.architecture
+    architecture = target.architecture
     samples = setting.samples
     recipe = msgspec.structs.replace(
-        climbing.recipe,
+        target.recipe,
         precision=setting.precision,
         global_batch=samples,
         tokens=steps * samples * architecture.sequence,
@@ -204,21 +206,19 @@ def planned(
         offload=Offload.STATE if setting.offloads_state else Offload.NONE,
         fused_attention=setting.fused_attention,
     )
-    habits = {field: getattr(setting, field) for field in Habits.__struct_fields__}
-    script = TrainingOptions(rung=label, texts=texts if setting.tokenises else None, **habits)
     return Plan(
-        name=f"{climbing.name}-ladder",
+        name=f"{target.name}-ladder",
         architecture=architecture,
         recipe=recipe,
         layout=layout,
-        device=climbing.device,
+        device=target.device,
         compiled=setting.compiled,
         steps=steps,
-        seed=climbing.seed,
+        seed=target.seed,
         kernels=KernelChoice.TRITON if setting.triton else KernelChoice.TORCH,
-        script=script,
+        script=setting.training_options(label, texts),
         hosts=setting.hosts,
-        host_names=climbing.host_names if setting.hosts > 1 else (),
-        interface=climbing.interface if setting.hosts > 1 else None,
+        host_names=target.host_names if setting.hosts > 1 else (),
+        interface=target.interface if setting.hosts > 1 else None,
         trace=trace,
     )

@@ -1,121 +1,21 @@
-"""The rungs, as data: what each changes, what it promises of the loss, how its gain is predicted, and what it needs."""
+"""The rungs of both tracks, from the baseline up, as data."""
 
 from __future__ import annotations
-
-import enum
-from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
-from suite.job.options import Habits, Update
-from suite.job.training_job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS
-from suite.ladder.rounding import FP16_ROUNDING, ROUNDING, reordered_bound
-
-
-class Walk(enum.StrEnum):
-    """What a walk makes less of."""
-
-    MEMORY = "memory"
-    SPEED = "speed"
-
-
-class Need(enum.StrEnum):
-    """What a rung cannot do without; the value completes "NOT RUN: "."""
-
-    CUDA = "no CUDA device: the host's memory is the device's here"
-    TRITON = "no CUDA device: Triton's kernels would be interpreted"
-    COMPILER = "no C++ compiler (g++, c++ or CXX) and ninja"
-    NAMESPACES = "no network namespaces (they need root and iproute2) and no --hosts"
-    LAYERS = "too few layers: groups of sqrt(layers) are single layers"
-
-
-class Promise(enum.StrEnum):
-    """What a rung says of its losses beside those of the rung below."""
-
-    EQUAL = "equal"
-    WITHIN = "within"
-    CHANGED = "changed"
-
-
-class Setting(Habits, frozen=True, kw_only=True):
-    """Everything that rungs change.
-
-    Args:
-        samples: of a step; micro_batch: of one pass of one rank.
-        layers_per_checkpoint: of full recomputation; 0: the integer nearest to sqrt(layers), the textbook's.
-        hosts: that the ranks are on, one each where there is more than one.
-    """
-
-    samples: int = 32
-    micro_batch: int = 32
-    precision: Precision = Precision.FP32
-    recomputation: Recomputation = Recomputation.NONE
-    layers_per_checkpoint: int = 1
-    data_parallel: int = 1
-    fully_sharded: bool = False
-    offloads_state: bool = False
-    fused_attention: bool = False
-    compiled: bool = False
-    triton: bool = False
-    hosts: int = 1
-
-
-BASE = {
-    Walk.MEMORY: Setting(keeps_gradients=True, update=Update.FOREACH),
-    Walk.SPEED: Setting(
-        samples=8, micro_batch=8, tokenises=True, synchronises=True, keeps_gradients=True, update=Update.FOREACH
-    ),
-}
-MOST_DIVISOR = 8  # of the samples: the fewest that a rung or a baseline declares are 8
-TIMED_STEPS = 6
-STEPS = WARM_UP_STEPS + COUNTED_STEPS + TIMED_STEPS + PROFILED_STEPS
-MOST_TOKENS = 32 * 1024  # of a step: the samples that rungs declare, of the longest sequence that GPT-2's runs have
-REORDERED = reordered_bound(addends=MOST_TOKENS, steps=STEPS)
-
-
-class Rung(msgspec.Struct, frozen=True, kw_only=True):
-    """One declared difference to the rung below.
-
-    Args:
-        name: distinct over both walks.
-        title: what is done, in one line.
-        changes: fields of `Setting` and their values here; none: the walk's baseline.
-        promise: of the losses of all steps beside those of the rung below.
-        bound: relative, where the promise is WITHIN.
-        loss: why the losses are equal, within the bound, or other ones.
-        predicts: the formula, or where the prediction comes from.
-        seconds_unknown: why no time is predicted of a setting that has these changes; empty where it is.
-        needs: without which it does not apply.
-        side: a rung that nothing stands on: the next one's rung below is this one's.
-    """
-
-    name: str
-    walk: Walk
-    title: str
-    changes: dict[str, Any]
-    promise: Promise
-    loss: str
-    predicts: str
-    bound: float = 0.0
-    seconds_unknown: str = ""
-    needs: tuple[Need, ...] = ()
-    side: bool = False
-
-    @property
-    def is_base(self) -> bool:
-        """Whether it is a walk's baseline."""
-        return not self.changes
-
+from suite.job.options import Update
+from suite.ladder.rounding import FP16_ROUNDING, ROUNDING
+from suite.ladder.rung import REORDERED, Need, Promise, Rung, RungSetting, Track
 
 REDUCED = "the same sums in another order: fp32 rounding, which Adam's steps carry on"
 SAME = "the same operations on the same numbers"
 RUNGS: tuple[Rung, ...] = (
     Rung(
         name="memory-baseline",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="fp32, whole batch, all activations, foreach AdamW, gradients zeroed where they lie",
         changes={},
         promise=Promise.EQUAL,
@@ -124,7 +24,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="in-place",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="operators in place; gradients take over the storage that the backward pass made",
         changes={"in_place": True, "keeps_gradients": False},
         promise=Promise.EQUAL,
@@ -133,7 +33,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="accumulate",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="gradient accumulation over 4 micro-batches",
         changes={"micro_batch": 8},
         promise=Promise.WITHIN,
@@ -143,7 +43,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="recompute-selective",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="recompute attention's scores and softmax",
         changes={"recomputation": Recomputation.SELECTIVE},
         promise=Promise.EQUAL,
@@ -152,7 +52,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="recompute-full",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="recompute every layer from its input",
         changes={"recomputation": Recomputation.FULL},
         promise=Promise.EQUAL,
@@ -161,7 +61,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="recompute-sqrt",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="recompute groups of sqrt(layers) layers",
         changes={"layers_per_checkpoint": 0},
         promise=Promise.EQUAL,
@@ -171,7 +71,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="optimizer-loop",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="AdamW tensor by tensor, without foreach's temporaries",
         changes={"update": Update.LOOP},
         promise=Promise.WITHIN,
@@ -181,7 +81,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="optimizer-fused",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="fused AdamW",
         changes={"update": Update.FUSED},
         promise=Promise.WITHIN,
@@ -191,7 +91,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="optimizer-frugal",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="Adafactor: a second moment of rows and columns, no first one",
         changes={"update": Update.ADAFACTOR},
         promise=Promise.CHANGED,
@@ -201,7 +101,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="offload-activations",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="activations offloaded to the host",
         changes={"offloads_activations": True},
         promise=Promise.EQUAL,
@@ -213,7 +113,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="fp16",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="fp16 with fp32 masters and loss scaling",
         changes={"precision": Precision.FP16},
         promise=Promise.WITHIN,
@@ -224,7 +124,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="bf16",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="bf16 with fp32 masters and gradients",
         changes={"precision": Precision.BF16},
         promise=Promise.WITHIN,
@@ -234,7 +134,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="loss-chunks",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="linear and cross-entropy in 4 chunks",
         changes={"loss_chunks": 4},
         promise=Promise.WITHIN,
@@ -244,7 +144,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="fsdp-2",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="fully sharded over 2 ranks (FSDP2)",
         changes={"data_parallel": 2, "fully_sharded": True},
         promise=Promise.WITHIN,
@@ -254,7 +154,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="fsdp-4",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="fully sharded over 4 ranks (FSDP2)",
         changes={"data_parallel": 4, "fully_sharded": True},
         promise=Promise.WITHIN,
@@ -264,7 +164,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="fsdp-offload",
-        walk=Walk.MEMORY,
+        track=Track.MEMORY,
         title="fully sharded, state on the host",
         changes={"fully_sharded": True, "offloads_state": True},
         promise=Promise.WITHIN,
@@ -276,7 +176,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="speed-baseline",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="fp32, 8 samples, tokenised in the training process, a synchronisation for every number, pageable copies",
         changes={},
         promise=Promise.EQUAL,
@@ -285,7 +185,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="batch",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="larger batch: 32 samples a step",
         changes={"samples": 32, "micro_batch": 32},
         promise=Promise.CHANGED,
@@ -294,7 +194,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="workers",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="2 DataLoader workers make batches ahead",
         changes={"workers": 2},
         promise=Promise.EQUAL,
@@ -303,7 +203,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="offline",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="tokens made once, offline, and mapped into memory",
         changes={"tokenises": False},
         promise=Promise.EQUAL,
@@ -312,7 +212,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="pinned",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="page-locked batches, copied one ahead on a stream of their own",
         changes={"pinned": True},
         promise=Promise.EQUAL,
@@ -322,7 +222,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="no-sync",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="no needless synchronisation, tensors or autograd; fused AdamW; gradients freed",
         changes={"synchronises": False, "keeps_gradients": False, "update": Update.FUSED},
         promise=Promise.WITHIN,
@@ -332,7 +232,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="cpp-operator",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="scale, mask and softmax as one operator, in C++ (torch.library)",
         changes={"cpp_operator": True},
         promise=Promise.WITHIN,
@@ -344,7 +244,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="fused-attention",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="attention as one kernel that stores no scores (scaled_dot_product_attention)",
         changes={"fused_attention": True},
         promise=Promise.WITHIN,
@@ -355,7 +255,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="compile",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="torch.compile of every block",
         changes={"compiled": True},
         promise=Promise.WITHIN,
@@ -365,7 +265,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="mixed-precision",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="bf16 with fp32 masters",
         changes={"precision": Precision.BF16},
         promise=Promise.WITHIN,
@@ -375,7 +275,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="fused-kernels",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="Triton kernels of norms, activations, softmax and loss",
         changes={"triton": True},
         promise=Promise.WITHIN,
@@ -387,7 +287,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="ddp",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="DistributedDataParallel on this machine, 2 ranks",
         changes={"data_parallel": 2, "micro_batch": 16},
         promise=Promise.WITHIN,
@@ -397,7 +297,7 @@ RUNGS: tuple[Rung, ...] = (
     ),
     Rung(
         name="ddp-hosts",
-        walk=Walk.SPEED,
+        track=Track.SPEED,
         title="DistributedDataParallel over two hosts: network namespaces joined by veth, or --hosts",
         changes={"data_parallel": 2, "hosts": 2},
         promise=Promise.WITHIN,
@@ -409,51 +309,14 @@ RUNGS: tuple[Rung, ...] = (
 )
 
 
-def rounding_of(precision: Precision) -> float:
-    """By what part of itself a loss may differ where sums come in any order: fp32's, or one rounding to 16 bits."""
-    return {Precision.FP32: REORDERED, Precision.FP16: FP16_ROUNDING}.get(precision, ROUNDING)
-
-
-def seconds_unknown(setting: Setting) -> str:
+def seconds_unknown(setting: RungSetting) -> str:
     """Why the time of a setting is not predicted: the reason of a rung whose changes are all in it; empty where it is.
 
     A rung passes on what it changes to those that stand on it, and so the reason too.
     """
-    reasons = (rung.seconds_unknown for rung in RUNGS if rung.seconds_unknown and _has(setting, rung.changes))
+    reasons = (
+        rung.seconds_unknown
+        for rung in RUNGS
+        if rung.seconds_unknown and rung.changes.items() <= msgspec.structs.asdict(setting).items()
+    )
     return next(reasons, "")
-
-
-def _has(setting: Setting, changes: dict[str, Any]) -> bool:
-    return all(getattr(setting, field) == value for field, value in changes.items())
-
-
-def of_walk(walk: Walk) -> tuple[Rung, ...]:
-    """Its rungs, from the baseline up."""
-    return tuple(rung for rung in RUNGS if rung.walk is walk)
-
-
-def applied(setting: Setting, changes: dict[str, Any]) -> Setting:
-    """The setting with a rung's changes; a sharded step's micro-batch is at most a rank's samples."""
-    changed = msgspec.structs.replace(setting, **changes)
-    own = changed.samples // changed.data_parallel
-    return msgspec.structs.replace(changed, micro_batch=min(changed.micro_batch, own))
-
-
-def setting_of(walk: Walk, rungs: Iterable[Rung], *, divisor: int = 1) -> Setting:
-    """The walk's baseline with the changes of `rungs`, in their order; samples and micro-batch over `divisor`."""
-    setting = BASE[walk]
-    for rung in rungs:
-        setting = applied(setting, rung.changes)
-    fewer = {"samples": setting.samples // divisor, "micro_batch": setting.micro_batch // divisor}
-    return msgspec.structs.replace(setting, **fewer)
-
-
-def stands_on(rung: Rung, applicable: Iterable[Rung]) -> list[Rung]:
-    """The applicable rungs below it, the lowest first: no side rungs, and none that does not apply here."""
-    below = []
-    for other in applicable:
-        if other.name == rung.name:
-            break
-        if other.walk is rung.walk and not other.side:
-            below.append(other)
-    return below

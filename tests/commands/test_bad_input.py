@@ -609,18 +609,18 @@ def test_an_unknown_command_is_refused_with_the_commands_that_exist(refused):
     ("arguments", "line"),
     [
         (("bloom-mini",), "no ladder for this run; got 'bloom-mini', allowed: gpt2-mini, gpt2-124m, "),
-        (("gpt2-124m",), "--device: gpt2-124m climbs on a GPU alone; got cpu, allowed: cuda, or gpt2-mini"),
+        (("gpt2-124m",), "--device: gpt2-124m needs a GPU; got cpu, allowed: cuda, or gpt2-mini"),
         (("gpt2-mini", "--rungs", "nonsense"), "--rungs: unknown rung; got 'nonsense', allowed: memory-baseline, "),
         (("gpt2-mini", "--from", "a,b"), "--from: one rung to start from; got 'a,b'"),
-        (("gpt2-mini", "--walk", "up"), "--walk: unknown walk; got 'up', allowed: memory, speed"),
-        (("gpt2-mini", "--walk", "memory", "--rungs", "compile"), "no rung is left; got --rungs, --walk and --from"),
-        (("gpt2-mini", "--break", "compile", "--rungs", "bf16"), "--break: a broken rung is not climbed; got compile"),
-        (("gpt2-mini", "--break", "speed-baseline"), "--break: a baseline has nothing to break; got speed-baseline"),
+        (("gpt2-mini", "--track", "up"), "--track: unknown track; got 'up', allowed: memory, speed"),
+        (("gpt2-mini", "--track", "memory", "--rungs", "compile"), "no rung is left; got --rungs, --track and --from"),
+        (("gpt2-mini", "--ablate", "compile", "--rungs", "bf16"), "--ablate: an ablated rung is not run; got compile"),
+        (("gpt2-mini", "--ablate", "speed-baseline"), "--ablate: a baseline has nothing to leave out; got speed"),
         (("gpt2-mini", "--repeat", "0"), "--repeat: launches; got 0, allowed: 1 or more"),
         (("gpt2-mini", "--traces", "/nowhere"), "--traces: no such directory; got /nowhere, allowed: "),
     ],
 )
-def test_a_ladder_that_cannot_be_climbed_is_refused_before_anything_is_written(refused, tmp_path, arguments, line):
+def test_a_ladder_that_cannot_run_is_refused_before_anything_is_written(refused, tmp_path, arguments, line):
     results = tmp_path / "results"
     assert refused("ladder", *arguments, "--device", "cpu", "--results", str(results)).startswith(line)
     assert not results.exists()

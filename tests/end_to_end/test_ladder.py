@@ -1,4 +1,4 @@
-"""The command climbs two rungs in earnest: launches, records, the object, the picture and the exit code."""
+"""The command runs two rungs in earnest: launches, records, the object, the picture and the exit code."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from suite.__main__ import main
 from suite.commands import exit_codes
-from suite.ladder.rungs import STEPS
+from suite.ladder.rung import STEPS
 
 
 @pytest.mark.rare
-def test_a_climb_of_two_rungs_keeps_its_promises_and_leaves_records_an_object_and_a_picture(
+def test_a_ladder_of_two_rungs_keeps_its_promises_and_leaves_records_an_object_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Operators in place, of which peaks and losses are promised, and no time: neither depends on who else computes."""
@@ -23,7 +23,7 @@ def test_a_climb_of_two_rungs_keeps_its_promises_and_leaves_records_an_object_an
     told = json.loads(capsys.readouterr().out)
     assert (code, told["verdict"], told["failures"]) == (exit_codes.PASS, "pass", [])
     base, here = told["heights"]
-    assert [height["rung"]["name"] for height in (base, here)] == ["memory-baseline", "in-place"]
+    assert [result["rung"]["name"] for result in (base, here)] == ["memory-baseline", "in-place"]
     assert here["below"] == "memory-baseline"
     assert {check["name"]: check["mark"] for check in here["checks"]} == {
         "peak": "pass",
@@ -42,6 +42,6 @@ def test_a_climb_of_two_rungs_keeps_its_promises_and_leaves_records_an_object_an
     assert Path(told["plot"]).read_bytes().startswith(b"\x89PNG")
     (stored,) = (tmp_path / "ladder").glob("*.json")
     assert json.loads(stored.read_text(encoding="utf-8"))["heights"] == [
-        height | {"measured": {k: v for k, v in height["measured"].items() if k != "token_seconds"}}
-        for height in (base, here)
+        result | {"measured": {k: v for k, v in result["measured"].items() if k != "token_seconds"}}
+        for result in (base, here)
     ]

@@ -13,26 +13,27 @@ from suite.calibration import calibrate
 from suite.calibration.calibrate import CalibrationResult, between_hosts
 from suite.job.events import Status
 from suite.ladder import extra_profiles as timing
-from suite.ladder.run import Errand
-from suite.ladder.rungs import RUNGS, Setting
+from suite.ladder.request import LadderRun
+from suite.ladder.rung import RungSetting
+from suite.ladder.rungs import RUNGS
 from suite.launch import network_namespaces
 from suite.launch.multi_host import Hosts, Way
 from suite.machine.reference_step import TimedReferenceStep, trial
 from suite.machine.timing_tables import Subject
 from suite.predict.simulation.step_correction import BesideParts
-from tests.support.climbs import CORPUS, CPU, TEXTS
+from tests.support.ladder_machine import CORPUS, CPU, TEXTS
 from tests.support.profiles import profile
 from tests.support.profiles import timing as timing_of
 
 pytestmark = pytest.mark.ranks
 
 ALL_REDUCE = Subject(operation="all_reduce", ranks=2)
-OVER_HOSTS = Setting(hosts=2, data_parallel=2)
+OVER_HOSTS = RungSetting(hosts=2, data_parallel=2)
 
 
-def errand(*rungs: str, **changes: Any) -> Errand:
+def ladder_run(*rungs: str, **changes: Any) -> LadderRun:
     usual = {"profile": profile(), "profile_source": "stored", "results": Path("/none")}
-    return Errand(climbing=CPU, corpus=CORPUS, texts=TEXTS, chosen=frozenset(rungs), **(usual | changes))
+    return LadderRun(target=CPU, corpus=CORPUS, texts=TEXTS, chosen=frozenset(rungs), **(usual | changes))
 
 
 @pytest.fixture
@@ -52,14 +53,14 @@ def quiet(*_: object) -> None:
 def test_only_what_runs_over_hosts_is_predicted_by_messages_between_them(timed: list[CalibrationResult]) -> None:
     other = msgspec.structs.replace(profile(), measured=5.0)
     timed.append(CalibrationResult(status=Status.OK, message="", profile=other))
-    found = timing.with_messages(errand("ddp-hosts"), quiet)
+    found = timing.with_messages(ladder_run("ddp-hosts"), quiet)
     assert found.profile_for(OVER_HOSTS) == (other, "stored, messages between hosts timed apart")
-    assert found.profile_for(Setting(data_parallel=2)) == (profile(), "stored")
+    assert found.profile_for(RungSetting(data_parallel=2)) == (profile(), "stored")
 
 
 def test_a_climb_without_that_rung_or_without_a_profile_times_no_messages(timed: list[CalibrationResult]) -> None:
-    unknown = errand("ddp-hosts", profile=None, profile_source="no profile")
-    for one in (errand(*(rung.name for rung in RUNGS if rung.name != "ddp-hosts")), unknown):
+    unknown = ladder_run("ddp-hosts", profile=None, profile_source="no profile")
+    for one in (ladder_run(*(rung.name for rung in RUNGS if rung.name != "ddp-hosts")), unknown):
         assert timing.with_messages(one, quiet) == one
     assert unknown.profile_for(OVER_HOSTS) == (None, "no profile")
     assert timed == []
@@ -67,16 +68,16 @@ def test_a_climb_without_that_rung_or_without_a_profile_times_no_messages(timed:
 
 def test_messages_that_cannot_be_timed_leave_the_rung_unpredicted_and_say_why(timed: list[CalibrationResult]) -> None:
     timed.append(CalibrationResult(status=Status.CRASHED, message="rank 1: ConnectionError"))
-    found = timing.with_messages(errand("ddp-hosts"), quiet)
+    found = timing.with_messages(ladder_run("ddp-hosts"), quiet)
     why = "messages between hosts could not be timed: crashed: rank 1: ConnectionError"
     assert found.profile_for(OVER_HOSTS) == (None, why)
-    assert found.profile_for(Setting()) == (profile(), "stored")
+    assert found.profile_for(RungSetting()) == (profile(), "stored")
 
 
 def test_an_interrupt_while_messages_are_timed_ends_the_command(timed: list[CalibrationResult]) -> None:
     timed.append(CalibrationResult(status=Status.INTERRUPTED, message="interrupted by the user"))
     with pytest.raises(KeyboardInterrupt):
-        timing.with_messages(errand("ddp-hosts"), quiet)
+        timing.with_messages(ladder_run("ddp-hosts"), quiet)
 
 
 @pytest.mark.timeout(300)

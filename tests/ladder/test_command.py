@@ -1,4 +1,4 @@
-"""A climb has one verdict: printed, in the JSON, and as the exit code."""
+"""A run of the ladder has one verdict: printed, in the JSON, and as the exit code."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import pytest
 from suite.__main__ import main
 from suite.commands import exit_codes
 from suite.commands import ladder as command
-from suite.ladder.climb import Climb, Verdict, failures, verdict
-from suite.ladder.rungs import Walk, of_walk
-from suite.report.terminal.ladder import as_json, print_climb
+from suite.ladder.result import LadderResult, LadderVerdict, failures, verdict
+from suite.ladder.rung import Track
+from suite.report.terminal.ladder import as_json, print_ladder
 from suite.report.terminal.tables import console
-from tests.support.climbs import CPU, Machine, climbed, heights
+from tests.support.ladder_machine import CPU, Machine, ladder_of, of_track, results_of
 
 
-def told(outcome: Climb, capsys: pytest.CaptureFixture[str]) -> tuple[str, int, str]:
+def reported(outcome: LadderResult, capsys: pytest.CaptureFixture[str]) -> tuple[str, int, str]:
     """What is printed last, the exit code, and the JSON's verdict."""
-    print_climb(console(), outcome)
+    print_ladder(console(), outcome)
     last = capsys.readouterr().out.splitlines()[-1]
-    return last, command._exit_code(outcome), json.loads(msgspec.json.encode(as_json(outcome)))["verdict"]
+    return last, command.EXIT_CODES[verdict(outcome)], json.loads(msgspec.json.encode(as_json(outcome)))["verdict"]
 
 
-def test_a_climb_passes_fails_breaks_off_or_is_interrupted_in_all_three_places_alike(
+def test_a_ladder_passes_fails_breaks_off_or_is_interrupted_in_all_three_places_alike(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told(climbed(["compile"]), capsys) == ("gpt2-mini: pass, 3 rungs climbed, 0 not run", 0, "pass")
+    assert reported(ladder_of(["compile"]), capsys) == ("gpt2-mini: pass, 3 rungs run, 0 not run", 0, "pass")
     machine.phases = {"speed/compile": [30.0] * 9}
-    assert told(climbed(["compile"]), capsys) == ("gpt2-mini: fail, 3 rungs climbed, 0 not run", 1, "fail")
+    assert reported(ladder_of(["compile"]), capsys) == ("gpt2-mini: fail, 3 rungs run, 0 not run", 1, "fail")
     machine.wrong = {"speed/compile"}
-    last = "gpt2-mini: execution failed, 2 rungs climbed, 0 not run"
-    assert told(climbed(["compile"]), capsys) == (last, 4, "execution failed")
+    last = "gpt2-mini: execution failed, 2 rungs run, 0 not run"
+    assert reported(ladder_of(["compile"]), capsys) == (last, 4, "execution failed")
     machine.interrupts = "speed/compile"
-    last = "gpt2-mini: interrupted, 2 rungs climbed, 0 not run"
-    assert told(climbed(["compile"]), capsys) == (last, exit_codes.INTERRUPTED, "interrupted")
+    last = "gpt2-mini: interrupted, 2 rungs run, 0 not run"
+    assert reported(ladder_of(["compile"]), capsys) == (last, exit_codes.INTERRUPTED, "interrupted")
 
 
 def test_a_launch_that_failed_is_printed_once(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.wrong = {"speed/workers"}
-    print_climb(console(), climbed(["workers", "offline"]))
+    print_ladder(console(), ladder_of(["workers", "offline"]))
     assert capsys.readouterr().out.count("crashed: made up") == 1
 
 
@@ -54,18 +54,18 @@ def test_what_does_not_apply_is_inconclusive_and_nothing_is_read_or_calibrated_f
     assert main(line) == exit_codes.INCONCLUSIVE
     printed = capsys.readouterr().out
     assert "pinned: NOT RUN: no CUDA device" in printed
-    assert "gpt2-mini: inconclusive, 0 rungs climbed, 2 not run" in printed
+    assert "gpt2-mini: inconclusive, 0 rungs run, 2 not run" in printed
     assert main([*line, "--json"]) == exit_codes.INCONCLUSIVE
     built = json.loads(capsys.readouterr().out)
     assert (built["verdict"], built["failures"], built["plot"]) == ("inconclusive", [], "none: nothing ran")
-    assert [height["rung"]["name"] for height in built["heights"]] == ["pinned", "fused-kernels"]
+    assert [result["rung"]["name"] for result in built["heights"]] == ["pinned", "fused-kernels"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_stands_above_a_broken_rung_is_predicted_as_it_is_launched(machine: Machine) -> None:
+def test_what_stands_above_an_ablated_rung_is_predicted_as_it_is_launched(machine: Machine) -> None:
     """Without workers, tokens made offline take off all of the tokenising: as launched, and as predicted."""
-    outcome = climbed(["workers", "offline"], broken=("workers",))
-    workers, offline = (height for height in outcome.heights if height.rung.name in ("workers", "offline"))
+    outcome = ladder_of(["workers", "offline"], ablated=("workers",))
+    workers, offline = (rung_result for rung_result in outcome.rungs if rung_result.rung.name in ("workers", "offline"))
     assert workers.setting is not None
     assert (workers.setting.workers, offline.setting) == (0, msgspec.structs.replace(workers.setting, tokenises=False))
     assert workers.expected is not None
@@ -76,36 +76,69 @@ def test_what_stands_above_a_broken_rung_is_predicted_as_it_is_launched(machine:
     assert offline.gain.predicted == pytest.approx(offline.gain.measured, rel=1e-3)
     tokens = 32 * CPU.architecture.sequence
     assert offline.gain.predicted == pytest.approx(0.64 / tokens)
-    assert failures(outcome) == ["workers: gain: gain lost: broken on purpose"]
-    lacking = heights(climbed(["offline", "no-sync"], broken=("offline",)))["no-sync"].expected
+    assert failures(outcome) == ["workers: gain: gain lost: ablated"]
+    lacking = results_of(ladder_of(["offline", "no-sync"], ablated=("offline",)))["no-sync"].expected
     assert lacking is not None
     assert lacking.step_seconds == pytest.approx(0.1 + 0.32 + 0.32)  # as launched: two workers tokenise
 
 
-def test_with_a_broken_rung_no_twin_is_launched_and_the_table_says_so(
+def test_with_an_ablated_rung_no_leave_one_out_run_is_launched_and_the_table_says_so(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rungs = [rung.name for rung in of_walk(Walk.SPEED)]
-    outcome = climbed(rungs, broken=("offline",), twins=True)
+    rungs = [rung.name for rung in of_track(Track.SPEED)]
+    outcome = ladder_of(rungs, ablated=("offline",), leave_one_out=True)
     assert not any("without" in label for label in machine.launched)
     assert outcome.interactions == []
-    print_climb(console(), outcome)
-    assert "with --break no top is launched without its rungs" in capsys.readouterr().out
-    print_climb(console(), climbed(rungs))
-    assert "--break" not in capsys.readouterr().out
+    print_ladder(console(), outcome)
+    assert "with --ablate no top is launched without each rung" in capsys.readouterr().out
+    print_ladder(console(), ladder_of(rungs))
+    assert "--ablate" not in capsys.readouterr().out
 
 
-def test_a_broken_rung_whose_gain_noise_hides_is_inconclusive(
+def test_an_ablated_rung_whose_gain_noise_hides_is_inconclusive(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Half of a step's work, but launches that differ by as much as they take."""
     machine.spread = 1.0
-    outcome = climbed(["compile"], broken=("compile",))
+    outcome = ladder_of(["compile"], ablated=("compile",))
     assert failures(outcome) == []
-    assert verdict(outcome) is Verdict.INCONCLUSIVE
-    last = "gpt2-mini: inconclusive, 3 rungs climbed, 0 not run"
-    assert told(outcome, capsys) == (last, exit_codes.INCONCLUSIVE, "inconclusive")
-    (says,) = (c.says for h in outcome.heights if h.broken for c in h.checks if c.name == "gain")
-    assert says == "broken on purpose: its gain is within noise, cannot be seen; --repeat"
+    assert verdict(outcome) is LadderVerdict.INCONCLUSIVE
+    last = "gpt2-mini: inconclusive, 3 rungs run, 0 not run"
+    assert reported(outcome, capsys) == (last, exit_codes.INCONCLUSIVE, "inconclusive")
+    (says,) = (c.says for h in outcome.rungs if h.ablated for c in h.checks if c.name == "gain")
+    assert says == "ablated: its gain is within noise, cannot be seen; --repeat"
     machine.spread = 1e-4
-    assert verdict(climbed(["compile"], broken=("compile",))) is Verdict.FAIL
+    assert verdict(ladder_of(["compile"], ablated=("compile",))) is LadderVerdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (["--walk", "speed"], ["--track", "speed"]),
+        (["--rungs", "pinned", "--break", "pinned"], ["--rungs", "pinned", "--ablate", "pinned"]),
+        (["--rungs", "pinned", "--no-twins"], ["--rungs", "pinned", "--no-leave-one-out"]),
+    ],
+)
+def test_options_by_their_names_before_do_what_those_of_today_do(
+    monkeypatch: pytest.MonkeyPatch, before: list[str], now: list[str]
+) -> None:
+    seen: list[object] = []
+
+    def none_applies(_target: object, chosen: frozenset[str]) -> None:
+        seen.append(chosen)
+
+    class EndError(Exception):
+        pass
+
+    def made(**fields: object) -> None:
+        seen.append((fields["chosen"], fields["ablated"], fields["leave_one_out"]))
+        raise EndError
+
+    monkeypatch.setattr(command, "nothing_applies", none_applies)
+    monkeypatch.setattr(command, "fitted_with_corpus", lambda *_: (None, None, None))
+    monkeypatch.setattr(command, "LadderRun", made)
+    for options in (before, now):
+        with pytest.raises(EndError):
+            main(["ladder", "gpt2-mini", "--device", "cpu", *options])
+    assert seen[:2] == seen[2:]
+    assert seen[1] != (seen[0], frozenset(), True) or before[0] == "--walk"

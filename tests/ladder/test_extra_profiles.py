@@ -1,4 +1,4 @@
-"""What more ranks take at once than the profile has is measured before the climb, and predicts their rung."""
+"""What more ranks take at once than the profile has is measured before the ladder, and predicts their rung."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from suite.commands import exit_codes
 from suite.commands import ladder as command
 from suite.job.events import Status
 from suite.ladder import extra_profiles
-from suite.ladder.climb import Climb, unclimbed, wanted
-from suite.ladder.run import Errand
-from suite.ladder.rungs import RUNGS, Setting
+from suite.ladder.request import LadderRun, wanted
+from suite.ladder.result import LadderResult
+from suite.ladder.run import nothing_applies
+from suite.ladder.rung import RungSetting
+from suite.ladder.rungs import RUNGS
 from suite.machine.cpu_speed import SpeedSample
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import COLLECTIVES, Subject
-from tests.support.climbs import CORPUS, CPU, TEXTS
+from tests.support.ladder_machine import CORPUS, CPU, TEXTS
 from tests.support.profiles import profile
 
 pytestmark = pytest.mark.ranks
 
-FOUR = Setting(data_parallel=4, fully_sharded=True)
+FOUR = RungSetting(data_parallel=4, fully_sharded=True)
 SPARSE = Density(
     ratio=1e9,
     coarse=1e9,
@@ -41,9 +43,9 @@ SPARSE = Density(
 )
 
 
-def errand(*rungs: str, **changes: Any) -> Errand:
+def ladder_run(*rungs: str, **changes: Any) -> LadderRun:
     usual = {"profile": profile(), "profile_source": "stored", "results": Path("/none")}
-    return Errand(climbing=CPU, corpus=CORPUS, texts=TEXTS, chosen=frozenset(rungs), **(usual | changes))
+    return LadderRun(target=CPU, corpus=CORPUS, texts=TEXTS, chosen=frozenset(rungs), **(usual | changes))
 
 
 def quiet(*_: object) -> None:
@@ -60,20 +62,20 @@ def with_four(**conditions: Any) -> Profile:
     )
 
 
-def test_the_most_ranks_of_what_is_climbed_are_missing_where_the_profile_has_fewer() -> None:
-    assert extra_profiles.ranks_missing(errand("fsdp-4")) == 4
-    assert extra_profiles.ranks_missing(errand(*(rung.name for rung in RUNGS))) == 4
-    assert extra_profiles.ranks_missing(errand("fsdp-4", profile=with_four())) is None
-    assert extra_profiles.ranks_missing(errand("fsdp-2", "ddp", "offline")) is None
-    assert extra_profiles.ranks_missing(errand("fsdp-4", profile=None, profile_source="none")) is None
+def test_the_most_ranks_of_what_is_run_are_missing_where_the_profile_has_fewer() -> None:
+    assert extra_profiles.ranks_missing(ladder_run("fsdp-4")) == 4
+    assert extra_profiles.ranks_missing(ladder_run(*(rung.name for rung in RUNGS))) == 4
+    assert extra_profiles.ranks_missing(ladder_run("fsdp-4", profile=with_four())) is None
+    assert extra_profiles.ranks_missing(ladder_run("fsdp-2", "ddp", "offline")) is None
+    assert extra_profiles.ranks_missing(ladder_run("fsdp-4", profile=None, profile_source="none")) is None
 
 
 def test_only_what_has_more_ranks_is_predicted_by_the_second_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, CalibrationResult(status=Status.OK, message="", profile=with_four()))
-    found = extra_profiles.with_more_ranks(errand("fsdp-4"), 4, quiet)
+    found = extra_profiles.with_more_ranks(ladder_run("fsdp-4"), 4, quiet)
     assert found.profile_for(FOUR) == (with_four(), "stored, 4 ranks at once timed apart")
-    assert found.profile_for(Setting(data_parallel=2)) == (profile(), "stored")
-    assert errand("fsdp-4").profile_for(FOUR) == (profile(), "stored")
+    assert found.profile_for(RungSetting(data_parallel=2)) == (profile(), "stored")
+    assert ladder_run("fsdp-4").profile_for(FOUR) == (profile(), "stored")
 
 
 @pytest.mark.parametrize(
@@ -94,26 +96,26 @@ def test_ranks_that_cannot_be_timed_leave_their_rung_unpredicted_and_say_why(
     monkeypatch: pytest.MonkeyPatch, result: CalibrationResult, why: str
 ) -> None:
     measured(monkeypatch, result)
-    found = extra_profiles.with_more_ranks(errand("fsdp-4"), 4, quiet)
+    found = extra_profiles.with_more_ranks(ladder_run("fsdp-4"), 4, quiet)
     assert found.profile_for(FOUR) == (None, why)
-    assert found.profile_for(Setting()) == (profile(), "stored")
+    assert found.profile_for(RungSetting()) == (profile(), "stored")
 
 
 def test_an_interrupt_while_ranks_are_timed_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, CalibrationResult(status=Status.INTERRUPTED, message="interrupted by the user"))
     with pytest.raises(KeyboardInterrupt):
-        extra_profiles.with_more_ranks(errand("fsdp-4"), 4, quiet)
+        extra_profiles.with_more_ranks(ladder_run("fsdp-4"), 4, quiet)
 
 
 def test_ranks_on_hosts_of_their_own_are_not_timed_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     one = msgspec.structs.replace(profile(), conditions=msgspec.structs.replace(profile().conditions, ranks=1))
     found = msgspec.structs.replace(
-        errand("ddp-hosts", profile=one), climbing=msgspec.structs.replace(CPU, host_names=("a", "b"))
+        ladder_run("ddp-hosts", profile=one), target=msgspec.structs.replace(CPU, host_names=("a", "b"))
     )
     rungs, applicable = wanted(found)
     assert extra_profiles.ranks_missing(found) == 2  # of ddp, which it is compared with
     alone = [rung for rung in rungs if rung.name == "ddp-hosts"]
-    monkeypatch.setattr(extra_profiles, "wanted", lambda _errand: (alone, applicable))
+    monkeypatch.setattr(extra_profiles, "wanted", lambda _ladder_run: (alone, applicable))
     assert extra_profiles.ranks_missing(found) is None
 
 
@@ -125,15 +127,15 @@ def test_the_command_times_the_ranks_that_are_missing_unless_told_not_to_calibra
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rungs: str, whether: str, timed: list[int]
 ) -> None:
     asked: list[int] = []
-    climbed: list[Errand] = []
+    asked: list[LadderRun] = []
 
-    def more(errand: Errand, ranks: int, _on_event: object) -> Errand:
+    def more(ladder_run: LadderRun, ranks: int, _on_event: object) -> LadderRun:
         asked.append(ranks)
-        return msgspec.structs.replace(errand, more_ranks=with_four(), more_ranks_source="timed")
+        return msgspec.structs.replace(ladder_run, more_ranks=with_four(), more_ranks_source="timed")
 
-    def climb(errand: Errand, *_: object) -> Climb:
-        climbed.append(errand)
-        nothing = unclimbed(CPU, frozenset({"pinned"}))
+    def ladder(ladder_run: LadderRun, *_: object) -> LadderResult:
+        asked.append(ladder_run)
+        nothing = nothing_applies(CPU, frozenset({"pinned"}))
         assert nothing is not None
         return nothing
 
@@ -141,11 +143,11 @@ def test_the_command_times_the_ranks_that_are_missing_unless_told_not_to_calibra
     monkeypatch.setattr(command, "profile_for", lambda *_args, **_options: (profile(), "stored"))
     monkeypatch.setattr(command, "sample_seconds", lambda *_args, **_options: 0.01)
     monkeypatch.setattr(command, "with_more_ranks", more)
-    monkeypatch.setattr(command, "climb", climb)
+    monkeypatch.setattr(command, "run_ladder", ladder)
     line = ["ladder", "gpt2-mini", "--rungs", rungs, "--device", "cpu", "--results", str(tmp_path), whether]
     assert main(line) == exit_codes.INCONCLUSIVE
     assert asked == timed
-    assert [errand.profile_for(FOUR)[1] for errand in climbed] == ["timed" if timed else "stored"]
+    assert [ladder_run.profile_for(FOUR)[1] for ladder_run in asked] == ["timed" if timed else "stored"]
 
 
 def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +155,7 @@ def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pyte
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(extra_profiles, "with_ranks", full)
-    found = extra_profiles.with_more_ranks(errand("fsdp-4"), 4, quiet)
+    found = extra_profiles.with_more_ranks(ladder_run("fsdp-4"), 4, quiet)
     assert found.profile_for(FOUR) == (None, "4 ranks at once could not be timed: No space left on device")
 
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from suite.ladder.climb import failures
 from suite.ladder.judge import Mark
-from suite.ladder.run import Height
-from tests.support.climbs import Machine, climbed, heights
+from suite.ladder.result import RungResult, failures
+from tests.support.ladder_machine import Machine, ladder_of, results_of
 
 
-def peak_words(height: Height) -> tuple[Mark, str]:
-    (check,) = (check for check in height.checks if check.name == "peak")
+def peak_words(rung_result: RungResult) -> tuple[Mark, str]:
+    (check,) = (check for check in rung_result.checks if check.name == "peak")
     return check.mark, check.says
 
 
 def test_the_largest_peak_of_all_ranks_is_judged(machine: Machine) -> None:
     machine.rank_peaks = {"speed/ddp": [1.0, 1.06], "speed/compile": [1.04, 1.0]}
-    outcome = climbed(["compile", "ddp"])
-    assert peak_words(heights(outcome)["ddp"]) == (Mark.FAIL, "predicted -5.7%")
-    assert peak_words(heights(outcome)["compile"]) == (Mark.PASS, "predicted -3.8%")
-    measured = heights(outcome)["ddp"].measured
+    outcome = ladder_of(["compile", "ddp"])
+    assert peak_words(results_of(outcome)["ddp"]) == (Mark.FAIL, "predicted -5.7%")
+    assert peak_words(results_of(outcome)["compile"]) == (Mark.PASS, "predicted -3.8%")
+    measured = results_of(outcome)["ddp"].measured
     assert measured is not None
     assert measured.peak_bytes == measured.largest_peak_bytes
 
@@ -30,10 +29,10 @@ def test_of_state_sharded_over_a_processor_s_ranks_the_median_one_is_judged_and_
 ) -> None:
     machine.rank_peaks = {"memory/fsdp-4": [1.0, 1.0, 1.23, 1.0]}
     words = "predicted +0.0% of the median rank; one has +23.0%, gloo's messages perhaps: not judged"
-    mark, says = peak_words(heights(climbed(["fsdp-4"]))["fsdp-4"])
+    mark, says = peak_words(results_of(ladder_of(["fsdp-4"]))["fsdp-4"])
     assert (mark, says.replace("-0.0%", "+0.0%")) == (Mark.PASS, words)
     machine.rank_peaks = {"memory/fsdp-4": [1.07, 1.07, 1.07, 1.0]}
-    assert peak_words(heights(climbed(["fsdp-4"]))["fsdp-4"])[0] is Mark.FAIL
+    assert peak_words(results_of(ladder_of(["fsdp-4"]))["fsdp-4"])[0] is Mark.FAIL
 
 
 @pytest.mark.parametrize(("name", "crashes"), [("speed-baseline", ""), ("offline", "workers"), ("batch", "")])
@@ -43,7 +42,7 @@ def test_launches_of_one_seed_with_other_losses_fail_whatever_stands_below(
     """A baseline has nothing below it, `offline` a rung that crashed, and `batch` promises other losses anyway."""
     machine.drifting = {f"speed/{name}"}
     machine.wrong = {f"speed/{crashes}"}
-    found = failures(climbed([name, crashes] if crashes else [name], repeat=2))
+    found = failures(ladder_of([name, crashes] if crashes else [name], repeat=2))
     assert f"{name}: repeats: launches of one seed have different losses" in found
     machine.drifting = set()
-    assert not any("repeats" in line for line in failures(climbed([name], repeat=2)))
+    assert not any("repeats" in line for line in failures(ladder_of([name], repeat=2)))

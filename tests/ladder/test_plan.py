@@ -7,19 +7,20 @@ import pytest
 
 from reference_runs.layout import Offload
 from suite.ladder import plan as planning
-from suite.ladder.plan import climber, not_executed, planned, refusals
-from suite.ladder.rungs import RUNGS, Rung, Setting, setting_of, stands_on
+from suite.ladder.plan import not_executed, planned, refusals, target_of
+from suite.ladder.rung import Rung, RungSetting, setting_of, stands_on
+from suite.ladder.rungs import RUNGS
 from suite.reproduce.plan import Plan
-from tests.support.climbs import CPU, NAMES, TEXTS, Machine, climbed, heights
+from tests.support.ladder_machine import CPU, NAMES, TEXTS, Machine, ladder_of, results_of
 
-GPU = climber("gpt2-mini", device="cuda", seed=1)
+GPU = target_of("gpt2-mini", device="cuda", seed=1)
 
 
 def plan_here(rung: Rung, *, gpus: int) -> Plan:
-    climbing = msgspec.structs.replace(GPU, gpus=gpus)
-    refused = refusals(climbing)
+    target = msgspec.structs.replace(GPU, gpus=gpus)
+    refused = refusals(target)
     below = stands_on(rung, [one for one in RUNGS if one.name not in refused])
-    return planned(climbing, setting_of(rung.walk, [*below, rung]), "", TEXTS)
+    return planned(target, setting_of(rung.track, [*below, rung]), "", TEXTS)
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
@@ -45,12 +46,12 @@ def test_a_rung_whose_setting_is_not_executed_is_not_run_with_the_reason_and_not
     reason = refusals(CPU)["in-place"]
     assert "this version does not execute that layout" in reason
     assert "offload state with zero0" in reason
-    monkeypatch.setattr("suite.ladder.climb.RUNGS", rungs)
-    for module in ("run", "climb"):
+    monkeypatch.setattr("suite.ladder.request.RUNGS", rungs)
+    for module in ("request", "runner"):
         monkeypatch.setattr(f"suite.ladder.{module}.refusals", refusals)
-    outcome = climbed(["in-place", "accumulate"])
-    assert heights(outcome)["in-place"].not_run == reason
-    assert heights(outcome)["accumulate"].below == "memory-baseline"
+    outcome = ladder_of(["in-place", "accumulate"])
+    assert results_of(outcome)["in-place"].not_run == reason
+    assert results_of(outcome)["accumulate"].below == "memory-baseline"
     assert machine.launched == ["memory/memory-baseline", "memory/accumulate"]
 
 
@@ -58,4 +59,6 @@ def test_fused_attention_with_dropout_is_not_executed_on_a_processor() -> None:
     """Its kernel has none there: a plan by hand is refused as a ladder's is."""
     recipe = msgspec.structs.replace(CPU.recipe, attention_dropout=0.1)
     dropping = msgspec.structs.replace(CPU, recipe=recipe)
-    assert "fused attention drops nothing" in not_executed(planned(dropping, Setting(fused_attention=True), "", TEXTS))
+    assert "fused attention drops nothing" in not_executed(
+        planned(dropping, RungSetting(fused_attention=True), "", TEXTS)
+    )

@@ -9,7 +9,8 @@ import pytest
 
 from reference_runs.run import Precision
 from suite.ladder.rounding import FP16_ROUNDING, ROUNDING, reordered_bound
-from suite.ladder.rungs import REORDERED, RUNGS, Promise, setting_of, stands_on
+from suite.ladder.rung import REORDERED, Promise, setting_above
+from suite.ladder.rungs import RUNGS
 
 UNIT = float(np.finfo(np.float32).eps) / 2
 
@@ -36,6 +37,6 @@ def test_fp32_sums_in_another_order_differ_by_less_than_the_bound_s_part_for_one
 def test_a_rung_has_the_bound_of_what_its_losses_are_computed_in() -> None:
     """Its own precision, or that of what it stands on; of changed losses and equal ones there is no bound."""
     for rung in RUNGS:
-        setting = setting_of(rung.walk, [*stands_on(rung, RUNGS), rung])
+        setting = setting_above(rung, RUNGS)
         bounds = {Precision.FP32: REORDERED, Precision.FP16: FP16_ROUNDING, Precision.BF16: ROUNDING}
         assert rung.bound == (bounds[setting.precision] if rung.promise is Promise.WITHIN else 0.0)

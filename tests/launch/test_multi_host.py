@@ -14,7 +14,7 @@ from reference_runs.errors import InputError
 from suite.commands.ladder import checked_hosts
 from suite.job.corpus import Corpus
 from suite.job.events import Status
-from suite.ladder.plan import climber, refusal
+from suite.ladder.plan import refusal, target_of
 from suite.ladder.rungs import RUNGS
 from suite.launch.launcher import START_SECONDS
 from suite.launch.multi_host import Way, check_reachable, entered, torchrun
@@ -119,7 +119,7 @@ def test_an_interface_belongs_to_hosts() -> None:
 def test_named_hosts_take_the_place_of_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("suite.launch.network_namespaces.why_not", lambda: "needs root")
     (rung,) = (one for one in RUNGS if one.name == "ddp-hosts")
-    here = climber("gpt2-mini", device="cpu", seed=1)
+    here = target_of("gpt2-mini", device="cpu", seed=1)
     assert refusal(rung, here).startswith("no network namespaces")
     assert refusal(rung, msgspec.structs.replace(here, host_names=("a", "b"))) == ""
 

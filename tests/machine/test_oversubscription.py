@@ -7,12 +7,12 @@ import pytest
 
 from reference_runs.run import Precision
 from suite.ladder.plan import planned
-from suite.ladder.rungs import Setting
+from suite.ladder.rung import RungSetting
 from suite.machine.oversubscription import Oversubscribed
 from suite.machine.timing_tables import COLLECTIVES, Line, Subject, scaled
 from suite.reproduce import step_time
 from suite.reproduce.utilisation import peaks
-from tests.support.climbs import CPU, TEXTS
+from tests.support.ladder_machine import CPU, TEXTS
 from tests.support.profiles import profile
 
 PRODUCT = Subject(operation="product", variant="NT", ranks=2)
@@ -90,7 +90,7 @@ def test_a_step_of_more_ranks_than_cores_is_predicted_from_one_rank_for_each_cor
     monkeypatch: pytest.MonkeyPatch, host_names: tuple[str, ...], computing: set[int]
 ) -> None:
     monkeypatch.setattr(step_time, "usable_cores", lambda: 2)
-    plan = planned(CPU, Setting(data_parallel=4, fully_sharded=True, micro_batch=8), "", TEXTS)
+    plan = planned(CPU, RungSetting(data_parallel=4, fully_sharded=True, micro_batch=8), "", TEXTS)
     asked = Asked()
     step_time._time_figures(msgspec.structs.replace(plan, host_names=host_names), asked, factor=1.0, sample_seconds=0.0)
     assert (asked.computing, asked.messages) == (computing, {4})

@@ -38,7 +38,7 @@ class _Reached(NamedTuple):
     mfu: float
 
 
-RUNG_LABELS = frozenset(f"{rung.walk}/{rung.name}" for rung in RUNGS)  # neither twins nor what was broken on purpose
+RUNG_LABELS = frozenset(f"{rung.track}/{rung.name}" for rung in RUNGS)  # neither leave-one-out runs nor ablated ones
 ASKED = (
     Asked("gpt2-mini", "`reproduce gpt2-mini --device cuda --ranks 1`", None),
     Asked("gpt2-124m", "`reproduce gpt2-124m --device cuda --ranks 1`", 0.45),
@@ -49,11 +49,11 @@ ASKED = (
 def utilisation_table(recorded: Sequence[Launch]) -> str:
     """A row for each run on each GPU model that it was recorded on, the median over launches; else "unmeasured".
 
-    Where the run's ladder was climbed, one more of the fastest rung there.
+    Where the run's ladder was run, one more of the fastest rung there.
     """
     lines = ["| run | GPU | launches | mfu | asked | measured | how |", "|---|---|---:|---:|---:|---|---|"]
     for asked in ASKED:
-        rows = [*_rows(asked, recorded), *_climbed(asked, recorded)]
+        rows = [*_rows(asked, recorded), *_ladder_rows(asked, recorded)]
         lines += rows or [_line(asked, "-", "0", "unmeasured", "-")]
     return "\n".join(lines) + "\n"
 
@@ -68,7 +68,7 @@ def _rows(asked: Asked, recorded: Iterable[Launch]) -> Iterator[str]:
         yield _measured(asked, gpu, reached)
 
 
-def _climbed(asked: Asked, recorded: Iterable[Launch]) -> Iterator[str]:
+def _ladder_rows(asked: Asked, recorded: Iterable[Launch]) -> Iterator[str]:
     """By model flop a second, not by mfu: fp32's is a share of a smaller peak."""
     for gpu, reached in _reached(f"{asked.run}-ladder", recorded):
         rungs: dict[str, list[_Reached]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -9,15 +10,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from suite.ladder.climb import Climb, failures, verdict
 from suite.ladder.judge import Mark
-from suite.ladder.run import Height
-from suite.ladder.rungs import RUNGS, Walk
+from suite.ladder.measurement import RungMeasurement, RungPrediction
+from suite.ladder.result import LadderResult, RungResult, failures, verdict
+from suite.ladder.rung import Track
+from suite.ladder.rungs import RUNGS
 from suite.metrics.figures import StepTerm
 
 MIB = 2.0**20
 COLOURS = {Mark.PASS: "green", Mark.FAIL: "bold red", Mark.SHOWN: "dim", Mark.INCONCLUSIVE: "magenta"}
 NOT_RUN = "NOT RUN"
+GAIN_COLUMNS = (
+    *("rung", "allocated", "predicted", "peak in", "reserved", "step ms", "us/token", "Gflop/s", "waits"),
+    *("gain predicted", "measured", "noise", "of base", "promises"),
+)
 _SHORT = {
     StepTerm.DATA_LOADING: "data",
     StepTerm.HOST_DEVICE_COPY: "copy",
@@ -30,113 +36,106 @@ _SHORT = {
 }
 
 
-def print_climb(out: Console, climb: Climb) -> None:
-    """Both walks, the interactions, what failed, and what the numbers are."""
-    for walk in Walk:
-        heights = [height for height in climb.heights if height.rung.walk is walk]
-        if heights:
-            out.print(f"\n[bold]{walk}[/]: {_unit(walk)}; gains are over the rung named last", soft_wrap=True)
-            out.print(_gains(walk, heights))
-            out.print(_terms(heights))
-            for height in heights:
-                if height.not_run:
-                    out.print(f"{escape(height.rung.name)}: {NOT_RUN}: {escape(height.not_run)}", soft_wrap=True)
-    if climb.interactions:
-        out.print("\n[bold]interactions[/]: a rung's gain in its place, and what the top of its walk loses without it")
-        out.print(_interactions(climb))
-    if any(height.broken for height in climb.heights):
-        out.print("[dim]interactions: with --break no top is launched without its rungs: it lacks one already.[/]")
+def print_ladder(out: Console, ladder: LadderResult) -> None:
+    """Both tracks, the interactions, what failed, and what the numbers are."""
+    for track in Track:
+        results = [result for result in ladder.rungs if result.rung.track is track]
+        if results:
+            out.print(f"\n[bold]{track}[/]: {_unit(track)}; gains are over the rung named last", soft_wrap=True)
+            out.print(_gains(track, results))
+            out.print(_terms(results))
+            for result in results:
+                if result.not_run:
+                    out.print(f"{escape(result.rung.name)}: {NOT_RUN}: {escape(result.not_run)}", soft_wrap=True)
+    if ladder.interactions:
+        out.print("\n[bold]interactions[/]: a rung's gain, and what the top of its track loses without it")
+        out.print(_interactions(ladder))
+    if any(result.ablated for result in ladder.rungs):
+        out.print("[dim]interactions: with --ablate no top is launched without each rung: it lacks one already.[/]")
     reserved = "the largest resident set before the timed steps (a CPU's allocator reserves nothing)"
-    if climb.device == "cuda":
+    if ladder.device == "cuda":
         reserved = "what CUDA's allocator reserved"
     out.print(f"\n[dim]allocated: PyTorch's allocator, the largest sum in one eager step; reserved: {reserved}.[/]")
-    out.print(f"[dim]tokenising: {climb.sample_seconds * 1e3:.2f} ms a sample; profile: {escape(climb.profile)}[/]")
-    if climb.divisor > 1:
-        words = f"samples: 1/{climb.divisor} of those declared, so that the larger baseline fits into the GPU's memory"
+    out.print(f"[dim]tokenising: {ladder.sample_seconds * 1e3:.2f} ms a sample; profile: {escape(ladder.profile)}[/]")
+    if ladder.divisor > 1:
+        words = f"samples: 1/{ladder.divisor} of those declared, so that the larger baseline fits into the GPU's memory"
         out.print(f"[dim]{words}, by its predicted peak.[/]")
-    for line in failures(climb):
+    for line in failures(ladder):
         out.print(f"[bold red]{escape(line)}[/]", soft_wrap=True)
-    out.print(f"{climb.run}: {verdict(climb)}, {_count(climb)}")
+    out.print(f"{ladder.run}: {verdict(ladder)}, {_count(ladder)}")
 
 
-def _count(climb: Climb) -> str:
-    ran = sum(height.measured is not None for height in climb.heights)
-    return f"{ran} rungs climbed, {sum(bool(height.not_run) for height in climb.heights)} not run"
+def _count(ladder: LadderResult) -> str:
+    ran = sum(result.measured is not None for result in ladder.rungs)
+    return f"{ran} rungs run, {sum(bool(result.not_run) for result in ladder.rungs)} not run"
 
 
-def _unit(walk: Walk) -> str:
-    return "MiB of peak memory" if walk is Walk.MEMORY else "microseconds a token"
+def _unit(track: Track) -> str:
+    return "MiB of peak memory" if track is Track.MEMORY else "microseconds a token"
 
 
-def _scale(walk: Walk) -> float:
-    return 1 / MIB if walk is Walk.MEMORY else 1e6
+def _scale(track: Track) -> float:
+    return 1 / MIB if track is Track.MEMORY else 1e6
 
 
-def _gains(walk: Walk, heights: list[Height]) -> Table:
-    titles = [
-        "rung",
-        "allocated",
-        "predicted",
-        "peak in",
-        "reserved",
-        "step ms",
-        "us/token",
-        "Gflop/s",
-        "waits",
-        "gain predicted",
-    ]
-    table = _table([*titles, "measured", "noise", "of base", "promises"], left=("rung", "peak in", "promises"))
-    for height in heights:
-        found, said, gain = height.measured, height.expected, height.gain
+def _gain_cells(result: RungResult, found: RungMeasurement, said: RungPrediction, scale: float) -> Iterator[str]:
+    """The cells of a rung, in the order of GAIN_COLUMNS."""
+    gain = result.gain
+    yield result.title
+    yield _number(found.peak_bytes, ",.1f", 1 / MIB)
+    yield _number(said.peak_bytes, ",.1f", 1 / MIB)
+    yield said.phase or "-"
+    yield _number(found.reserved_bytes if found.reserved_bytes is not None else found.resident_bytes, ",.0f", 1 / MIB)
+    yield _number(found.step_seconds, ",.0f", 1e3)
+    yield _number(found.token_seconds, ",.0f", 1e6)
+    yield _number(found.model_flop_per_second, ",.1f", 1e-9)
+    yield _number(found.synchronisations, ",d")
+    yield "" if gain is None else _number(gain.predicted, "+,.1f", scale)
+    yield "" if gain is None else _number(gain.measured, "+,.1f", scale)
+    yield "" if gain is None else _number(gain.noise, ",.1f", scale)
+    yield _number(result.share, ".2f", missing="")
+    yield ", ".join(f"[{COLOURS[c.mark]}]{c.name} {escape(c.says)}[/]" for c in result.checks)
+
+
+def _number(value: float | None, form: str, scale: float = 1, *, missing: str = "-") -> str:
+    return missing if value is None else format(value * scale, form)
+
+
+def _gains(track: Track, results: list[RungResult]) -> Table:
+    table = _table(GAIN_COLUMNS, left=("rung", "peak in", "promises"))
+    for result in results:
+        found, said = result.measured, result.expected
         if found is None or said is None:
-            table.add_row(height.rung.name, NOT_RUN if height.not_run else "failed")
-            continue
-        reserved = found.reserved_bytes if found.reserved_bytes is not None else found.resident_bytes
-        scale = _scale(walk)
-        table.add_row(
-            height.rung.name + (" (broken)" if height.broken else ""),
-            f"{found.peak_bytes / MIB:,.1f}",
-            "-" if said.peak_bytes is None else f"{said.peak_bytes / MIB:,.1f}",
-            said.phase or "-",
-            "-" if reserved is None else f"{reserved / MIB:,.0f}",
-            f"{found.step_seconds * 1e3:,.0f}",
-            f"{found.token_seconds * 1e6:,.0f}",
-            f"{found.model_flop_per_second / 1e9:,.1f}",
-            "-" if found.synchronisations is None else str(found.synchronisations),
-            "" if gain is None else "-" if gain.predicted is None else f"{gain.predicted * scale:+,.1f}",
-            "" if gain is None else f"{gain.measured * scale:+,.1f}",
-            "" if gain is None else f"{gain.noise * scale:,.1f}",
-            "" if height.share is None else f"{height.share:.2f}",
-            ", ".join(f"[{COLOURS[c.mark]}]{c.name} {escape(c.says)}[/]" for c in height.checks),
-        )
+            table.add_row(result.rung.name, NOT_RUN if result.not_run else "failed")
+        else:
+            table.add_row(*_gain_cells(result, found, said, _scale(track)))
     return table
 
 
-def _terms(heights: list[Height]) -> Table:
-    table = _table(["ms of a step", *_SHORT.values(), "step", "predicted", "pace"], left=("ms of a step",))
-    for height in heights:
-        found, said = height.measured, height.expected
+def _terms(results: list[RungResult]) -> Table:
+    table = _table(["ms of a step", *_SHORT.values(), "step", "predicted", "slowdown"], left=("ms of a step",))
+    for result in results:
+        found, said = result.measured, result.expected
         if found is None or said is None:
             continue
         cells = [f"{found.terms.get(term.value, 0.0) * 1e3:,.1f}" if found.terms else "-" for term in _SHORT]
-        predicted = "-" if said.step_seconds is None else f"{said.step_seconds * 1e3:,.0f}"
-        pace = "-" if found.pace is None else f"{found.pace:.2f}"
-        table.add_row(height.rung.name, *cells, f"{found.step_seconds * 1e3:,.0f}", predicted, pace)
+        cells += [_number(found.step_seconds, ",.0f", 1e3), _number(said.step_seconds, ",.0f", 1e3)]
+        table.add_row(result.rung.name, *cells, _number(found.cpu_slowdown, ".2f"))
     return table
 
 
-def _interactions(climb: Climb) -> Table:
-    walks = {rung.name: rung.walk for rung in RUNGS}
-    table = _table(["rung", "walk", "in its place", "at the top", "noise", "says"], left=("rung", "walk", "says"))
-    for one in climb.interactions:
-        scale = _scale(walks[one.rung])
+def _interactions(ladder: LadderResult) -> Table:
+    tracks = {rung.name: rung.track for rung in RUNGS}
+    table = _table(["rung", "track", "in its place", "at the top", "noise", "says"], left=("rung", "track", "says"))
+    for one in ladder.interactions:
+        scale = _scale(tracks[one.rung])
         colour = "dim" if one.within_noise else "default" if one.adds_up else "yellow"
-        values = (f"{value * scale:+,.1f}" for value in (one.in_walk, one.at_top, one.noise))
-        table.add_row(one.rung, walks[one.rung].value, *values, f"[{colour}]{one.says}[/]")
+        values = (f"{value * scale:+,.1f}" for value in (one.in_track, one.at_top, one.noise))
+        table.add_row(one.rung, tracks[one.rung].value, *values, f"[{colour}]{one.says}[/]")
     return table
 
 
-def _table(titles: list[str], *, left: tuple[str, ...]) -> Table:
+def _table(titles: Sequence[str], *, left: tuple[str, ...]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in titles:
         wraps = title in ("promises", "says")
@@ -149,17 +148,31 @@ def print_rungs(out: Console) -> None:
     for rung in RUNGS:
         needs = f"; needs: {', '.join(need.name.lower() for need in rung.needs)}" if rung.needs else ""
         bound = f" {rung.bound:.1e}" if rung.bound else ""
-        out.print(f"[bold]{rung.name}[/] ({rung.walk}): {escape(rung.title)}", soft_wrap=True)
+        out.print(f"[bold]{rung.name}[/] ({rung.track}): {escape(rung.title)}", soft_wrap=True)
         out.print(f"    predicted: {escape(rung.predicts)}", soft_wrap=True)
         out.print(f"    losses {rung.promise}{bound}: {escape(rung.loss)}{needs}", soft_wrap=True)
 
 
-def as_json(climb: Climb) -> dict[str, Any]:
-    """The climb with what failed and the verdict, for machines."""
-    built: dict[str, Any] = msgspec.to_builtins(climb)
-    for entry, height in zip(built["heights"], climb.heights, strict=True):
-        if height.measured is not None:
-            entry["measured"]["token_seconds"] = height.measured.token_seconds
-    for entry, one in zip(built["interactions"], climb.interactions, strict=True):
+def as_json(ladder: LadderResult) -> dict[str, Any]:
+    """The result with what failed and the verdict, for machines."""
+    built: dict[str, Any] = msgspec.to_builtins(ladder)
+    for entry, result in zip(built["heights"], ladder.rungs, strict=True):
+        if result.measured is not None:
+            entry["measured"]["token_seconds"] = result.measured.token_seconds
+    for entry, one in zip(built["interactions"], ladder.interactions, strict=True):
         entry |= {"adds_up": one.adds_up, "says": one.says}
-    return built | {"failures": failures(climb), "verdict": verdict(climb)}
+    return built | {"failures": failures(ladder), "verdict": verdict(ladder)}
+
+
+def rung_line(result: RungResult) -> str:
+    """A rung in one line, for progress."""
+    if result.not_run:
+        return f"{result.rung.name}: {NOT_RUN}: {result.not_run}"
+    measured = result.measured
+    if measured is None or result.failed:
+        return f"{result.rung.name}: {result.failed}"
+    checks = ", ".join(f"{check.name} {check.mark} ({check.says})" for check in result.checks)
+    return (
+        f"{result.rung.name}: {measured.peak_bytes / MIB:,.1f} MiB, {measured.step_seconds * 1e3:,.0f} ms a step, "
+        f"{measured.token_seconds * 1e6:,.0f} us a token; {checks}"
+    )

@@ -17,8 +17,8 @@ from suite.execute.data.token_stream import Batch
 from suite.execute.training.step import Steps
 from suite.job.corpus import Corpus
 from suite.job.options import Texts
-from suite.ladder.plan import climber, planned
-from suite.ladder.rungs import BASE, Walk
+from suite.ladder.plan import planned, target_of
+from suite.ladder.rung import BASE, Track
 from suite.reproduce.plan import job_for
 
 CORPUS = Corpus(source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=1, tokens=10**6, tokens_file="/none")
@@ -76,9 +76,9 @@ def test_the_next_batch_is_copied_behind_the_backward_pass_and_the_device_waits_
     calls: list[str],
 ) -> None:
     """Two steps of two micro-batches of 4 samples."""
-    setting = msgspec.structs.replace(BASE[Walk.SPEED], micro_batch=4, tokenises=False, pinned=True)
+    setting = msgspec.structs.replace(BASE[Track.SPEED], micro_batch=4, tokenises=False, pinned=True)
     texts = Texts(tokenizer_file="", text_file="", documents_file="")
-    plan = planned(climber("gpt2-mini", device="cpu", seed=1), setting, "", texts)
+    plan = planned(target_of("gpt2-mini", device="cpu", seed=1), setting, "", texts)
     job = msgspec.structs.replace(job_for(plan, CORPUS, ""), steps=2)
     training: Any = SimpleNamespace(chunks=[], pipeline=None, modules=[_Module(calls)])
     mesh: Any = SimpleNamespace(get_local_rank=lambda _axis: 0)

@@ -8,8 +8,8 @@ import pytest
 from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
 from suite.job.options import Texts
-from suite.ladder.plan import climber, planned
-from suite.ladder.rungs import BASE, Walk
+from suite.ladder.plan import planned, target_of
+from suite.ladder.rung import BASE, Track
 from suite.machine.half_precision import Kernels
 from suite.machine.timing_tables import Subject
 from suite.predict.simulation.step_time import loading_seconds, step_seconds
@@ -95,11 +95,11 @@ def test_a_core_for_one_rank_of_two_alone_makes_no_step_shorter() -> None:
 
 
 def test_seconds_to_tokenise_a_sample_are_those_of_every_sample_of_the_step() -> None:
-    climbing = climber("gpt2-mini", device="cpu", seed=1)
+    climbing = target_of("gpt2-mini", device="cpu", seed=1)
     machine = Machine(per_unit=1e-10, host=1e-6)
 
     def seconds(sample_seconds: float, *, workers: int = 0, tokenises: bool = True) -> tuple[float, float]:
-        setting = msgspec.structs.replace(BASE[Walk.SPEED], workers=workers, tokenises=tokenises)
+        setting = msgspec.structs.replace(BASE[Track.SPEED], workers=workers, tokenises=tokenises)
         plan = planned(climbing, setting, "", TEXTS)
         (found,) = step_seconds(
             machine,
@@ -113,7 +113,7 @@ def test_seconds_to_tokenise_a_sample_are_those_of_every_sample_of_the_step() ->
         return found.data_loading, found.step
 
     (slices, least), (made, step) = seconds(0.0), seconds(0.005)
-    samples = BASE[Walk.SPEED].samples
+    samples = BASE[Track.SPEED].samples
     assert made - slices == pytest.approx(samples * 0.005)
     assert step - least == pytest.approx(samples * 0.005)
     assert seconds(0.005, tokenises=False) == seconds(0.0, tokenises=False)
@@ -130,8 +130,8 @@ def test_pageable_batches_are_copied_as_calibrated_and_pinned_ones_behind_comput
             return super().seconds(subject, *sizes)
 
     for pinned in (False, True):
-        setting = msgspec.structs.replace(BASE[Walk.SPEED], pinned=pinned, tokenises=False, micro_batch=4)
-        plan = planned(climber("gpt2-mini", device="cpu", seed=1), setting, "", TEXTS)
+        setting = msgspec.structs.replace(BASE[Track.SPEED], pinned=pinned, tokenises=False, micro_batch=4)
+        plan = planned(target_of("gpt2-mini", device="cpu", seed=1), setting, "", TEXTS)
         given = plan.architecture, plan.recipe, plan.layout
         (found,) = step_seconds(
             Copies(), Workload(*given), kernels=Kernels(cuda=True), compiled=False, script=plan.script

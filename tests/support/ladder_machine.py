@@ -1,4 +1,4 @@
-"""A machine that is made up, on which the ladder is climbed without a launch."""
+"""A machine that is made up, on which the ladder is asked without a launch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import msgspec
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Status, Step, StepKind
 from suite.job.options import Texts
-from suite.ladder.climb import Climb, climb
-from suite.ladder.plan import Climber, climber
-from suite.ladder.results import Expected, Measured
-from suite.ladder.run import Errand, Height
+from suite.ladder.measurement import RungMeasurement, RungPrediction
+from suite.ladder.plan import Target, target_of
+from suite.ladder.request import LadderRun
+from suite.ladder.result import LadderResult, RungResult
+from suite.ladder.run import run_ladder
+from suite.ladder.rung import Rung, Track
 from suite.ladder.rungs import RUNGS
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import Figure, Quantity
@@ -23,7 +25,7 @@ from suite.reproduce.reproduce import Result
 TEXTS = Texts(tokenizer_file="/none/tokenizer", text_file="/none/text", documents_file="/none/documents")
 CORPUS = Corpus(source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=1, tokens=10**6, tokens_file="/none")
 NAMES = {rung.name: rung for rung in RUNGS}
-CPU = climber("gpt2-mini", device="cpu", seed=1)
+CPU = target_of("gpt2-mini", device="cpu", seed=1)
 
 
 def found(
@@ -32,8 +34,8 @@ def found(
     peak: int = 1000,
     spread: float = 0.01,
     losses: list[float] | None = None,
-) -> Measured:
-    return Measured(
+) -> RungMeasurement:
+    return RungMeasurement(
         launches=1,
         tokens=100,
         step_seconds=seconds,
@@ -50,8 +52,8 @@ def found(
     )
 
 
-def said(seconds: float | None = 1.0, *, peak: float = 1000.0) -> Expected:
-    return Expected(peak_bytes=peak, phase="backward", step_seconds=seconds, terms={})
+def said(seconds: float | None = 1.0, *, peak: float = 1000.0) -> RungPrediction:
+    return RungPrediction(peak_bytes=peak, phase="backward", step_seconds=seconds, terms={})
 
 
 def figures_of(plan: Plan) -> list[Figure]:
@@ -146,30 +148,30 @@ class Machine:
 _OPTIONAL = ("term_seconds", "no_terms", "shared", "resident_bytes", "reserved_bytes", "synchronisations", "pace")
 
 
-def climbed(
+def ladder_of(
     rungs: list[str],
     *,
-    broken: tuple[str, ...] = (),
-    twins: bool = False,
+    ablated: tuple[str, ...] = (),
+    leave_one_out: bool = False,
     repeat: int = 1,
-    run: Climber = CPU,
+    run: Target = CPU,
     began: float = 0.0,
-) -> Climb:
-    errand = Errand(
-        climbing=run,
+) -> LadderResult:
+    ladder_run = LadderRun(
+        target=run,
         corpus=CORPUS,
         texts=TEXTS,
         results=Path("/none"),
         chosen=frozenset(rungs),
-        broken=frozenset(broken),
-        twins=twins,
+        ablated=frozenset(ablated),
+        leave_one_out=leave_one_out,
         repeat=repeat,
         profile_source="made up",
         began=began,
     )
-    seen: dict[str, Height] = {}
-    outcome = climb(errand, lambda height: seen.update({height.rung.name: height}), _ignore)
-    assert list(seen.items()) == [(height.rung.name, height) for height in outcome.heights]
+    seen: dict[str, RungResult] = {}
+    outcome = run_ladder(ladder_run, lambda rung_result: seen.update({rung_result.rung.name: rung_result}), _ignore)
+    assert list(seen.items()) == [(rung_result.rung.name, rung_result) for rung_result in outcome.rungs]
     return outcome
 
 
@@ -177,5 +179,10 @@ def _ignore(_rank: int, _event: Event) -> None:
     pass
 
 
-def heights(outcome: Climb) -> dict[str, Height]:
-    return {height.rung.name: height for height in outcome.heights}
+def results_of(outcome: LadderResult) -> dict[str, RungResult]:
+    return {rung_result.rung.name: rung_result for rung_result in outcome.rungs}
+
+
+def of_track(track: Track) -> tuple[Rung, ...]:
+    """Its rungs, from the baseline up."""
+    return tuple(rung for rung in RUNGS if rung.track is track)

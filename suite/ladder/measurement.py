@@ -21,7 +21,7 @@ from suite.reproduce.reproduce import Result
 from suite.reproduce.step_time import with_time
 
 
-class Expected(msgspec.Struct, frozen=True, kw_only=True):
+class RungPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """What arithmetic says of a rung.
 
     Args:
@@ -36,7 +36,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     seconds_unknown: str = ""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class RungMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     """What a rung's launches gave; of several the median, and the largest memory.
 
     Args:
@@ -46,8 +46,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         peak_bytes: that is judged: of the rank with most, but of the median one where gloo's messages are in it (see
             `_judged_peak`); largest_peak_bytes, reserved_bytes, resident_bytes: of the rank with most.
         launch_seconds: the median step of each launch.
-        pace: how many times as long the step should take at the processors' pace as at the calibration's: the median
-            over launches; None where it is not known.
+        cpu_slowdown: how many times as long the step should take at the processors' speed as at the calibration's: the
+            median over launches; None where it is not known. Stored as "pace".
         losses: of every step; all launches of a seed have the same ones, or `repeats_differ`.
     """
 
@@ -65,7 +65,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     losses: list[float]
     records: list[str]
     repeats_differ: bool = False
-    pace: float | None = None
+    cpu_slowdown: float | None = msgspec.field(default=None, name="pace")
     launch_seconds: list[float] = []
 
     @property
@@ -74,20 +74,22 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return self.step_seconds / self.tokens
 
 
-def expected(plan: Plan, corpus: Corpus, profile: Profile | None, *, why_none: str, sample_seconds: float) -> Expected:
+def expected(
+    plan: Plan, corpus: Corpus, profile: Profile | None, *, why_none: str, sample_seconds: float
+) -> RungPrediction:
     """What is predicted of a plan; its time where a machine profile holds and covers it, and `why_none` is empty."""
     job = job_for(plan, corpus, "")
     kernels = kernels_for(plan.recipe.precision, plan.device)
     peak = of_job(expected_figures(job, kernels=kernels, cores=usable_cores()), Quantity.PEAK_BYTES)
     phase = "" if peak is None else _phase(plan)
     if why_none:
-        return Expected(peak_bytes=peak, phase=phase, step_seconds=None, terms={}, seconds_unknown=why_none)
+        return RungPrediction(peak_bytes=peak, phase=phase, step_seconds=None, terms={}, seconds_unknown=why_none)
     try:
         times, _ = with_time(plan, profile, [], sample_seconds=sample_seconds)
     except InputError as error:  # the run's own shapes, precision or kernels, which no calibration covers
-        return Expected(peak_bytes=peak, phase=phase, step_seconds=None, terms={}, seconds_unknown=str(error))
+        return RungPrediction(peak_bytes=peak, phase=phase, step_seconds=None, terms={}, seconds_unknown=str(error))
     seconds = of_job(times, Quantity.STEP_SECONDS)
-    return Expected(peak_bytes=peak, phase=phase, step_seconds=seconds, terms=_terms(times))
+    return RungPrediction(peak_bytes=peak, phase=phase, step_seconds=seconds, terms=_terms(times))
 
 
 def _phase(plan: Plan) -> str:
@@ -101,7 +103,7 @@ def _phase(plan: Plan) -> str:
     return max(peaks, key=lambda phase: sum(peaks[phase].values()))
 
 
-def measured(plan: Plan, results: Sequence[Result]) -> Measured:
+def measured(plan: Plan, results: Sequence[Result]) -> RungMeasurement:
     """Of launches that all ended well."""
     assert results
     assert all(result.status is Status.OK for result in results)
@@ -110,7 +112,7 @@ def measured(plan: Plan, results: Sequence[Result]) -> Measured:
     nearest = min(range(len(medians)), key=lambda place: abs(medians[place] - step))
     finished = [report for result in results for report in result.finished]
     waits = [report.synchronisations for report in results[0].finished if report.synchronisations is not None]
-    return Measured(
+    return RungMeasurement(
         launches=len(results),
         tokens=plan.recipe.global_batch * plan.architecture.sequence,
         step_seconds=step,
@@ -124,7 +126,7 @@ def measured(plan: Plan, results: Sequence[Result]) -> Measured:
         synchronisations=max(waits, default=None),
         losses=results[0].losses,
         records=[result.record for result in results],
-        pace=_pace(results),
+        cpu_slowdown=_cpu_slowdown(results),
         launch_seconds=medians,
         repeats_differ=any(result.losses != results[0].losses for result in results),
     )
@@ -145,14 +147,14 @@ def _spread(result: Result) -> float:
     return (steps[-1 - quarter] - steps[quarter]) / 2
 
 
-def _pace(results: Sequence[Result]) -> float | None:
-    found: list[float] = []
+def _cpu_slowdown(results: Sequence[Result]) -> float | None:
+    slowdowns: list[float] = []
     for result in results:
         rows = {row.quantity: row.left for row in result.rows if row.rank is None and row.term is None}
-        usual, at_pace = rows.get(Quantity.STEP_SECONDS), rows.get(Quantity.STEP_SECONDS_AT_PACE)
-        if usual and at_pace:
-            found.append(at_pace / usual)
-    return statistics.median(found) if found else None
+        usual, at_speed = rows.get(Quantity.STEP_SECONDS), rows.get(Quantity.STEP_SECONDS_AT_PACE)
+        if usual and at_speed:
+            slowdowns.append(at_speed / usual)
+    return statistics.median(slowdowns) if slowdowns else None
 
 
 def _terms(figures: Sequence[Figure]) -> dict[str, float]:

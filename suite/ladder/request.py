@@ -1,0 +1,74 @@
+"""What a run of the ladder is asked for, and what predicts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from suite.job.corpus import Corpus
+from suite.job.options import Texts
+from suite.ladder.plan import Target, planned, refusals
+from suite.ladder.rung import STEPS, Rung, RungSetting, stands_on
+from suite.ladder.rungs import RUNGS
+from suite.machine.profile import Profile
+from suite.reproduce.plan import Plan
+
+
+class LadderRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be run, and where its records go.
+
+    Args:
+        chosen: names of the rungs that are wanted; what they are compared with is run too.
+        ablated: names of rungs whose changes are left out of what is launched, of them and of those above; what is
+            predicted of an ablated rung, and of it alone, has its changes.
+        leave_one_out: whether the top of each track is launched without each of its rungs; not where one is ablated.
+        between_hosts: the profile with messages as they are between hosts; None: not measured.
+        between_hosts_source: what it is, or why there is none.
+        more_ranks: the profile with what more ranks take at once than `profile` has; None: not measured.
+        more_ranks_source: what it is, or why there is none; empty where it was not asked for.
+        traces: directory for a trace of each rung's first launch; None: no traces.
+        began: when the command did, calibration included, on the clock of `time.monotonic`; None: with the first rung.
+    """
+
+    target: Target
+    corpus: Corpus
+    texts: Texts
+    results: Path
+    chosen: frozenset[str]
+    ablated: frozenset[str] = frozenset()
+    repeat: int = 1
+    leave_one_out: bool = True
+    profile: Profile | None = None
+    profile_source: str = ""
+    between_hosts: Profile | None = None
+    between_hosts_source: str = ""
+    more_ranks: Profile | None = None
+    more_ranks_source: str = ""
+    sample_seconds: float = 0.0
+    traces: Path | None = None
+    began: float | None = None
+
+    def profile_for(self, setting: RungSetting) -> tuple[Profile | None, str]:
+        """The profile that predicts a setting, and what it is or why there is none."""
+        if setting.hosts > 1 and self.profile is not None:
+            return self.between_hosts, self.between_hosts_source
+        if self.more_ranks_source and self.profile and setting.data_parallel > self.profile.conditions.ranks:
+            return self.more_ranks, self.more_ranks_source
+        return self.profile, self.profile_source
+
+    def plan(self, setting: RungSetting, label: str = "", *, steps: int = STEPS, trace: Path | None = None) -> Plan:
+        """The plan of a launch with this setting; `label` is the script's rung in the record."""
+        return planned(self.target, setting, label, self.texts, steps=steps, trace=trace)
+
+
+def wanted(ladder_run: LadderRun) -> tuple[list[Rung], list[Rung]]:
+    """The rungs to launch: those that are chosen, and the one that each is compared with; and all that apply here."""
+    refused = refusals(ladder_run.target)
+    applicable = [rung for rung in RUNGS if rung.name not in refused]
+    names = set(ladder_run.chosen)
+    for rung in applicable:
+        if rung.name in ladder_run.chosen:
+            below = stands_on(rung, applicable)
+            names |= {other.name for other in (*below[-1:], *below[:1])}  # the first is the baseline, for the total
+    return [rung for rung in RUNGS if rung.name in names], applicable

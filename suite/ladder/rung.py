@@ -1,0 +1,164 @@
+"""A rung of the ladder: what it changes, what it promises of the losses, how its gain is predicted, what it needs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from reference_runs.layout import Recomputation
+from reference_runs.run import Precision
+from suite.job.options import Texts, TrainingOptions, Update
+from suite.job.training_job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS
+from suite.ladder.rounding import FP16_ROUNDING, ROUNDING, reordered_bound
+
+
+class Track(enum.StrEnum):
+    """What the rungs of a track make less of: memory, or seconds of a token."""
+
+    MEMORY = "memory"
+    SPEED = "speed"
+
+
+class Need(enum.StrEnum):
+    """What a rung cannot do without; the value completes "NOT RUN: "."""
+
+    CUDA = "no CUDA device: the host's memory is the device's here"
+    TRITON = "no CUDA device: Triton's kernels would be interpreted"
+    COMPILER = "no C++ compiler (g++, c++ or CXX) and ninja"
+    NAMESPACES = "no network namespaces (they need root and iproute2) and no --hosts"
+    LAYERS = "too few layers: groups of sqrt(layers) are single layers"
+
+
+class Promise(enum.StrEnum):
+    """What a rung says of its losses compared with those of the rung below."""
+
+    EQUAL = "equal"
+    WITHIN = "within"
+    CHANGED = "changed"
+
+
+class RungSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that rungs change: options of the training script (`TrainingOptions`), then its recipe and layout.
+
+    Args:
+        samples: of a step; micro_batch: of one pass of one rank.
+        layers_per_checkpoint: of full recomputation; 0: the integer nearest to sqrt(layers), the textbook's.
+        hosts: that the ranks are on, one each where there is more than one.
+    """
+
+    tokenises: bool = False
+    workers: int = 0
+    pinned: bool = False
+    synchronises: bool = False
+    keeps_gradients: bool = False
+    in_place: bool = False
+    update: Update = Update.FUSED
+    offloads_activations: bool = False
+    loss_chunks: int = 1
+    cpp_operator: bool = False
+    samples: int = 32
+    micro_batch: int = 32
+    precision: Precision = Precision.FP32
+    recomputation: Recomputation = Recomputation.NONE
+    layers_per_checkpoint: int = 1
+    data_parallel: int = 1
+    fully_sharded: bool = False
+    offloads_state: bool = False
+    fused_attention: bool = False
+    compiled: bool = False
+    triton: bool = False
+    hosts: int = 1
+
+    def training_options(self, rung: str, texts: Texts | None) -> TrainingOptions:
+        """Those of the script, by the name of the launch; with texts where it tokenises."""
+        fields = (field for field in TrainingOptions.__struct_fields__ if field not in ("rung", "texts"))
+        options = {field: getattr(self, field) for field in fields}
+        return TrainingOptions(rung=rung, texts=texts if self.tokenises else None, **options)
+
+
+BASE = {
+    Track.MEMORY: RungSetting(keeps_gradients=True, update=Update.FOREACH),
+    Track.SPEED: RungSetting(
+        samples=8, micro_batch=8, tokenises=True, synchronises=True, keeps_gradients=True, update=Update.FOREACH
+    ),
+}
+MOST_DIVISOR = 8  # of the samples: the fewest that a rung or a baseline declares are 8
+TIMED_STEPS = 6
+STEPS = WARM_UP_STEPS + COUNTED_STEPS + TIMED_STEPS + PROFILED_STEPS
+MOST_TOKENS = 32 * 1024  # of a step: the samples that rungs declare, of the longest sequence that GPT-2's runs have
+REORDERED = reordered_bound(addends=MOST_TOKENS, steps=STEPS)
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """One declared difference to the rung below.
+
+    Args:
+        name: distinct over both tracks.
+        track: stored as "walk".
+        title: what is done, in one line.
+        changes: fields of `RungSetting` and their values here; none: the track's baseline.
+        promise: of the losses of all steps compared with those of the rung below.
+        bound: relative, where the promise is WITHIN.
+        loss: why the losses are equal, within the bound, or other ones.
+        predicts: the formula, or where the prediction comes from.
+        seconds_unknown: why no time is predicted of a setting that has these changes; empty where it is.
+        needs: without which it does not apply.
+        side: a rung that nothing stands on: the next one's rung below is this one's.
+    """
+
+    name: str
+    track: Track = msgspec.field(name="walk")
+    title: str
+    changes: dict[str, Any]
+    promise: Promise
+    loss: str
+    predicts: str
+    bound: float = 0.0
+    seconds_unknown: str = ""
+    needs: tuple[Need, ...] = ()
+    side: bool = False
+
+    @property
+    def is_base(self) -> bool:
+        """Whether it is the baseline of a track."""
+        return not self.changes
+
+
+def rounding_of(precision: Precision) -> float:
+    """By what part of itself a loss may differ where sums come in any order: fp32's, or one rounding to 16 bits."""
+    return {Precision.FP32: REORDERED, Precision.FP16: FP16_ROUNDING}.get(precision, ROUNDING)
+
+
+def applied(setting: RungSetting, changes: dict[str, Any]) -> RungSetting:
+    """The setting with a rung's changes; a sharded step's micro-batch is at most a rank's samples."""
+    changed = msgspec.structs.replace(setting, **changes)
+    own = changed.samples // changed.data_parallel
+    return msgspec.structs.replace(changed, micro_batch=min(changed.micro_batch, own))
+
+
+def setting_of(track: Track, rungs: Iterable[Rung], *, divisor: int = 1) -> RungSetting:
+    """The track's baseline with the changes of `rungs`, in their order; samples and micro-batch over `divisor`."""
+    setting = BASE[track]
+    for rung in rungs:
+        setting = applied(setting, rung.changes)
+    fewer = {"samples": setting.samples // divisor, "micro_batch": setting.micro_batch // divisor}
+    return msgspec.structs.replace(setting, **fewer)
+
+
+def stands_on(rung: Rung, applicable: Iterable[Rung]) -> list[Rung]:
+    """The applicable rungs below it, the lowest first: no side rungs, and none that does not apply here."""
+    below = []
+    for other in applicable:
+        if other.name == rung.name:
+            break
+        if other.track is rung.track and not other.side:
+            below.append(other)
+    return below
+
+
+def setting_above(rung: Rung, applicable: Iterable[Rung], *, divisor: int = 1) -> RungSetting:
+    """The setting of a rung on top of the applicable ones below it."""
+    return setting_of(rung.track, [*stands_on(rung, applicable), rung], divisor=divisor)
