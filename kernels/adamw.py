@@ -28,6 +28,7 @@ from kernels.tensor_table import (
 
 NAME = "adamw"
 Tensors = Tensor | Sequence[Tensor]
+Roles = dict[str, list[Tensor]]
 
 
 def reference(
@@ -106,7 +107,7 @@ def _update_chunk(
 
 
 @triton.jit
-def _kernel(
+def _kernel(  # long: one Triton program; helpers would take most of its pointers and strides again
     weight_ptr,
     gradient_ptr,
     first_ptr,
@@ -238,10 +239,10 @@ def _update(
 
 
 def adamw(
-    weights: Tensor | Sequence[Tensor],
-    gradients: Tensor | Sequence[Tensor],
-    first_moments: Tensor | Sequence[Tensor],
-    second_moments: Tensor | Sequence[Tensor],
+    weights: Tensors,
+    gradients: Tensors,
+    first_moments: Tensors,
+    second_moments: Tensors,
     *,
     step: int,
     learning_rate: float,
@@ -250,7 +251,7 @@ def adamw(
     epsilon: float,
     weight_decay: float,
     gradient_factor: Tensor | None = None,
-    copies: Tensor | Sequence[Tensor] | None = None,
+    copies: Tensors | None = None,
 ) -> None:
     """Change weights and moments in place by one step of AdamW, see `reference`, and round the weights into `copies`.
 
@@ -269,21 +270,13 @@ def adamw(
     Raises:
         UnsupportedInputError: a dtype, device, shape, stride or setting that the kernel does not take.
     """
-    roles = {
+    roles: Roles = {
         "weights": _listed(weights),
         "gradients": _listed(gradients),
         "first_moments": _listed(first_moments),
         "second_moments": _listed(second_moments),
         "copies": [] if copies is None else _listed(copies),
     }
-    require(step >= 1, NAME, "step", "1 or more", step)
-    for name, beta in (("beta1", beta1), ("beta2", beta2)):
-        require(0 <= beta < 1, NAME, name, "0 or more and below 1", beta)
-    if not roles["weights"]:
-        for name, tensors in roles.items():
-            require(not tensors, NAME, f"number of {name}", "that of weights, 0", len(tensors))
-        return
-    _check(roles, gradient_factor)
     settings: dict[str, Any] = {
         "step": step,
         "learning_rate": learning_rate,
@@ -292,6 +285,11 @@ def adamw(
         "epsilon": epsilon,
         "weight_decay": weight_decay,
     }
+    _check_settings(step, {"beta1": beta1, "beta2": beta2})
+    if not roles["weights"]:
+        _check_empty(roles)
+        return
+    _check(roles, gradient_factor)
     w, g, m, v, c = roles.values()
     with torch.no_grad():
         if runs_triton(w[0]):
@@ -300,11 +298,22 @@ def adamw(
             reference(w, g, m, v, c, gradient_factor, **settings)
 
 
-def _listed(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
+def _listed(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _check(roles: dict[str, list[Tensor]], gradient_factor: Tensor | None) -> None:
+def _check_settings(step: int, betas: dict[str, float]) -> None:
+    require(step >= 1, NAME, "step", "1 or more", step)
+    for name, beta in betas.items():
+        require(0 <= beta < 1, NAME, name, "0 or more and below 1", beta)
+
+
+def _check_empty(roles: Roles) -> None:
+    for name, tensors in roles.items():
+        require(not tensors, NAME, f"number of {name}", "that of weights, 0", len(tensors))
+
+
+def _check(roles: Roles, gradient_factor: Tensor | None) -> None:
     """Nothing where the kernel takes all tensors.
 
     Raises:

@@ -83,7 +83,7 @@ def _fetched(reach, rows, columns, T, S):
 
 
 @triton.jit
-def _forward_kernel(
+def _forward_kernel(  # long: one Triton program; helpers would take most of its pointers and strides again
     scores_ptr,
     prefix_ptr,
     slopes_ptr,
@@ -287,6 +287,22 @@ def _with_columns_together(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _check_mask(
+    name: str,
+    mask: Tensor | None,
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    shapes: list[tuple[int, ...]],
+) -> None:
+    if mask is None:
+        return
+    words = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    require(mask.dtype in dtypes, NAME, f"dtype of {name}", words, mask.dtype)
+    require(mask.device == device, NAME, f"device of {name}", f"scores', {device}", mask.device)
+    require(mask.shape in shapes, NAME, f"shape of {name}", f"{shapes[0]} to {shapes[-1]}", tuple(mask.shape))
+    require(not mask.requires_grad, NAME, name, "no gradient", "requires_grad")
+
+
 def masked_softmax(
     scores_BHTS: Tensor,
     scale: float,
@@ -322,21 +338,11 @@ def masked_softmax(
     require(causal or prefix_B is None, NAME, "prefix", "with a causal mask", "without")
     if bias is not None and bias.dim() == 3:
         bias = bias[None]
-    integers, floats = (torch.int32, torch.int64), (torch.float32,)
-    for name, mask, dtypes, shapes in (
-        ("prefix", prefix_B, integers, [(batch,)]),
-        ("slopes", slopes_H, floats, [(heads,)]),
-        ("seen", seen_B2S, integers, [(batch, 2, columns)]),
-        ("bias", bias, floats, [(b, h, length, columns) for b in (1, batch) for h in (1, heads)]),
-    ):
-        if mask is None:
-            continue
-        words = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        require(mask.dtype in dtypes, NAME, f"dtype of {name}", words, mask.dtype)
-        device = scores_BHTS.device
-        require(mask.device == device, NAME, f"device of {name}", f"scores', {device}", mask.device)
-        require(mask.shape in shapes, NAME, f"shape of {name}", f"{shapes[0]} to {shapes[-1]}", tuple(mask.shape))
-        require(not mask.requires_grad, NAME, name, "no gradient", "requires_grad")
+    integers, floats, device = (torch.int32, torch.int64), (torch.float32,), scores_BHTS.device
+    _check_mask("prefix", prefix_B, device, integers, [(batch,)])
+    _check_mask("slopes", slopes_H, device, floats, [(heads,)])
+    _check_mask("seen", seen_B2S, device, integers, [(batch, 2, columns)])
+    _check_mask("bias", bias, device, floats, [(b, h, length, columns) for b in (1, batch) for h in (1, heads)])
     if not runs_triton(scores_BHTS):
         return reference(
             scores_BHTS, scale, causal=causal, prefix_B=prefix_B, slopes_H=slopes_H, seen_B2S=seen_B2S, bias=bias

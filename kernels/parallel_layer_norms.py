@@ -93,7 +93,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def _backward_kernel(  # long: one Triton program; helpers would take most of its pointers and strides again
     dy1_ptr,
     dy2_ptr,
     x_ptr,
