@@ -62,7 +62,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.fmean(self.losses[-last:])
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class FinalLosses(msgspec.Struct, frozen=True, kw_only=True):
     """Final losses of one run and seed under exact Adam and under another method."""
 
     run: str
@@ -99,17 +99,17 @@ def _unseen(_rank: int, _event: Event) -> None:
     """Nobody watches: a line a launch is enough."""
 
 
-def differences(curves: Iterable[Curve]) -> list[Difference]:
+def differences(curves: Iterable[Curve]) -> list[FinalLosses]:
     """Of every method but exact Adam, by run and seed, in the order of the curves; without exact Adam's none."""
     found = {(curve.run, curve.method, curve.seed): curve.final for curve in curves}
     return [
-        Difference(run=run, method=method, seed=seed, exact=exact, other=final)
+        FinalLosses(run=run, method=method, seed=seed, exact=exact, other=final)
         for (run, method, seed), final in found.items()
         if method is not Method.EXACT and (exact := found.get((run, Method.EXACT, seed))) is not None
     ]
 
 
-def medians(found: Sequence[Difference]) -> dict[tuple[str, Method], float]:
+def medians(found: Sequence[FinalLosses]) -> dict[tuple[str, Method], float]:
     """Run and method -> median over its seeds of the relative difference."""
     groups: dict[tuple[str, Method], list[float]] = {}
     for one in found:
@@ -174,7 +174,7 @@ def draw(path: Path, curves: Sequence[Curve]) -> None:
         pyplot.close(figure)
 
 
-def line(one: Difference) -> str:
+def line(one: FinalLosses) -> str:
     """One row of the table."""
     name = f"{one.run:<12} seed {one.seed:<3} {one.method.value:<20}"
     return f"{name} {one.other:.4f}, exact Adam {one.exact:.4f}: {one.relative:+.2%}"

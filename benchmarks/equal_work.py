@@ -18,7 +18,7 @@ EQUAL_STEPS = 3  # that are compared bit by bit: Adam's settings show in the sec
 
 
 class UnequalWorkError(Exception):
-    """The two loops did not train the same."""
+    """Two things whose times are compared did not compute the same."""
 
 
 def is_exact(job: Job, device: torch.device) -> bool:

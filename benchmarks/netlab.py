@@ -55,7 +55,7 @@ BASE_PAIRS = 5  # launches of each method without a limit, from which the break-
 PAIRS = 2  # launches of each method at each rate around it
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class LinkRun(msgspec.Struct, frozen=True, kw_only=True):
     """One launch, in seconds and bytes a step of rank 0.
 
     Args:
@@ -167,7 +167,7 @@ def predicted_seconds(
     return forward + max(backward, left) + rest + (total_bytes - whole) / link.exchange
 
 
-def launched(plan: Plan, corpus: Corpus, names: list[str]) -> Run:
+def launched(plan: Plan, corpus: Corpus, names: list[str]) -> LinkRun:
     """The plan executed once, one rank a host, under torchrun.
 
     Raises:
@@ -182,7 +182,7 @@ def launched(plan: Plan, corpus: Corpus, names: list[str]) -> Run:
     steps = [event for event in events if isinstance(event, Step)]
     timed = [step.seconds for step in steps if step.kind is StepKind.TIMED]
     (finished,) = [event for event in events if isinstance(event, Finished)]
-    return Run(
+    return LinkRun(
         method=plan.averaging.value,
         hosts=len(names),
         mbit_per_second=0.0,
@@ -244,10 +244,10 @@ def _start(ranks: int, module: list[str], scratch: str, number: int, name: str) 
         return subprocess.Popen(inside, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True)
 
 
-def measure(hosts: int, rates: list[float], say: Callable[[str], None]) -> list[Run]:
+def measure(hosts: int, rates: list[float], say: Callable[[str], None]) -> list[LinkRun]:
     """Every method at every rate, the methods in turn, the fastest rate first."""
     corpus = corpus_for(small_plan(hosts, Averaging.EXACT), None)
-    runs: list[Run] = []
+    runs: list[LinkRun] = []
     fastest: Link | None = None
     with network_namespaces.hosts(hosts) as names:
         for mbit in sorted(rates, key=lambda rate: -(rate or float("inf"))):
@@ -268,7 +268,7 @@ def measure(hosts: int, rates: list[float], say: Callable[[str], None]) -> list[
     return runs
 
 
-def step_over(base: Run, plan: Plan, link: Link, fastest: Link) -> float:
+def step_over(base: LinkRun, plan: Plan, link: Link, fastest: Link) -> float:
     """Predicted seconds of a step over `link`: those of the run at the fastest rate, and what the messages take longer.
 
     Whatever else that run's messages cost, such as the processor's time and waiting for another rank, stays as it was.
@@ -288,7 +288,7 @@ def step_over(base: Run, plan: Plan, link: Link, fastest: Link) -> float:
     return base.step_seconds + max(0.0, modelled(link) - modelled(fastest))
 
 
-def break_even(runs: list[Run], hosts: int, share: Link, fastest: Link) -> float:
+def break_even(runs: list[LinkRun], hosts: int, share: Link, fastest: Link) -> float:
     """Predicted rate in Mbit/s above which exact averaging is faster than 1-bit Adam; infinite where it never is.
 
     Args:
@@ -341,7 +341,7 @@ def crossing(hosts: int, say: Callable[[str], None]) -> tuple[float, float | Non
     corpus = corpus_for(plans[Averaging.EXACT], None)
     with network_namespaces.hosts(hosts) as names:
 
-        def in_turn(mbit: float | None, repeats: int) -> list[list[Run]]:
+        def in_turn(mbit: float | None, repeats: int) -> list[list[LinkRun]]:
             network_namespaces.limit(names, mbit * 1e6 if mbit else None)
             pairs = [[launched(plan, corpus, names) for plan in plans.values()] for _ in range(repeats)]
             rate = f"{mbit:8,.0f} Mbit/s" if mbit else "unlimited"
@@ -371,7 +371,7 @@ def crossing(hosts: int, say: Callable[[str], None]) -> tuple[float, float | Non
     return expected, measured_break_even(points)
 
 
-def line(run: Run) -> str:
+def line(run: LinkRun) -> str:
     """One row of the table."""
     rate = f"{run.mbit_per_second:,.0f} Mbit/s" if run.mbit_per_second else "unlimited"
     predicted = "-" if run.predicted_seconds is None else f"{run.predicted_seconds:.3f}"

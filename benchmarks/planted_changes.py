@@ -32,7 +32,7 @@ CALIBRATIONS = 50
 POWER, FALSE = 0.9, 0.01
 
 
-class Launch(msgspec.Struct, frozen=True):
+class TimedLaunch(msgspec.Struct, frozen=True):
     """One recorded launch."""
 
     timed_step_seconds: list[float]
@@ -44,7 +44,7 @@ class Samples(msgspec.Struct, frozen=True):
     run: str
     machine: str
     date: str
-    launches: list[Launch]
+    launches: list[TimedLaunch]
 
     @property
     def medians(self) -> list[float]:

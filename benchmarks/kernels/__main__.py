@@ -35,7 +35,7 @@ STORAGE = "results/kernels"
 POINTS = str(Path(__file__).with_name("speed.py"))
 
 
-class Conditions:
+class MachineLog:
     """A plugin: names machine and failures in what is stored, and what the machine went through meanwhile."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     options += ["-o", "filterwarnings=default", "--disable-warnings", "-p", "no:cacheprovider", "--tb=short"]
     before = set(storage.rglob("*.json"))
     start = time.perf_counter()
-    code = int(pytest.main([POINTS, *options, *arguments], plugins=[Conditions()]))
+    code = int(pytest.main([POINTS, *options, *arguments], plugins=[MachineLog()]))
     for path in sorted(set(storage.rglob("*.json")) - before):
         record = read(path)
         # indented, as pytest-benchmark writes it, half of it is spaces

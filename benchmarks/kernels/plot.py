@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels.case import COMPILED, EAGER, FLEX, LIGER, OURS, PLAIN, SDPA
-from benchmarks.kernels.record import Row, rows
+from benchmarks.kernels.record import KernelTiming, rows
 
 COLOURS = {OURS: "C0", PLAIN: "C0", EAGER: "C1", COMPILED: "C2", LIGER: "C3", SDPA: "C4", FLEX: "C5"}
 MARKERS = {OURS: "o", PLAIN: "o", EAGER: "s", COMPILED: "^", LIGER: "D", SDPA: "v", FLEX: "P"}
@@ -61,7 +61,7 @@ def draw(record: Mapping[str, Any], stem: Path) -> list[Path]:
     return written
 
 
-def _panel(axes: Any, own: Sequence[Row]) -> None:
+def _panel(axes: Any, own: Sequence[KernelTiming]) -> None:
     """Lines of all functions over the size."""
     for form in dict.fromkeys(row.form for row in own):
         points = sorted((row.size, row.share) for row in own if row.form == form)

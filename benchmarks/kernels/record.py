@@ -25,7 +25,7 @@ class Ratio(NamedTuple):
     high: float
 
 
-class Row(NamedTuple):
+class KernelTiming(NamedTuple):
     """One function in one pass of one case.
 
     Args:
@@ -70,7 +70,7 @@ def read(path: Path) -> Mapping[str, Any]:
     return record
 
 
-def rows(record: Mapping[str, Any]) -> list[Row]:
+def rows(record: Mapping[str, Any]) -> list[KernelTiming]:
     """All rows of a stored benchmark, in its order."""
     base = {
         stored["group"]: stored["stats"]["data"]
@@ -80,11 +80,11 @@ def rows(record: Mapping[str, Any]) -> list[Row]:
     return [_row(stored, base.get(stored["group"])) for stored in record["benchmarks"]]
 
 
-def _row(stored: Mapping[str, Any], ours: Sequence[float] | None) -> Row:
+def _row(stored: Mapping[str, Any], ours: Sequence[float] | None) -> KernelTiming:
     facts, samples = stored["extra_info"], stored["stats"]["data"]
     seconds = median(samples)
     bandwidth = facts["copy_bytes_per_second"]
-    return Row(
+    return KernelTiming(
         kernel=facts["kernel"],
         variant=facts["variant"],
         which=facts["pass"],

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.registry import cases
-from benchmarks.kernels.turns import COPY, Measurement, measured
+from benchmarks.kernels.turns import COPY, CaseTimings, measured
 from suite.machine.timings import median
 from suite.predict.analytic.kernel_cost import kernel_bytes
 
@@ -29,7 +29,7 @@ POINTS = [
 ]
 
 
-class Replay:
+class SampleClock:
     """A clock that stands at the last measured sample."""
 
     now = 0.0
@@ -37,11 +37,11 @@ class Replay:
 
 def clock() -> float:
     """Seconds on the clock that the samples move."""
-    return Replay.now
+    return SampleClock.now
 
 
 @pytest.fixture(scope="module")
-def last() -> dict[str, dict[str, Measurement] | Exception]:
+def last() -> dict[str, dict[str, CaseTimings] | Exception]:
     """The case that was measured last, and what came of it; one alone, for the points of a case are neighbours."""
     return {}
 
@@ -59,7 +59,7 @@ def test_seconds(name: str, which: str, form: str, last: dict[str, Any], benchma
             last[name] = error
     if isinstance(last[name], Exception):
         raise last[name]
-    measurement: Measurement = last[name][which]
+    measurement: CaseTimings = last[name][which]
     if form in measurement.errors:
         raise measurement.errors[form]
     benchmark.group = f"{name}-{which}"
@@ -67,15 +67,15 @@ def test_seconds(name: str, which: str, form: str, last: dict[str, Any], benchma
     samples = iter(measurement.seconds[form])
 
     def begin() -> None:
-        Replay.now = 0.0
+        SampleClock.now = 0.0
 
     def show() -> None:
-        Replay.now = next(samples)
+        SampleClock.now = next(samples)
 
     benchmark.pedantic(show, setup=begin, rounds=len(measurement.seconds[form]))
 
 
-def _facts(case: Case, which: str, form: str, measurement: Measurement) -> dict[str, Any]:
+def _facts(case: Case, which: str, form: str, measurement: CaseTimings) -> dict[str, Any]:
     """What the table and the plot need besides the samples."""
     least = getattr(kernel_bytes(case.formula or case.kernel, **case.sizes), which)
     return {

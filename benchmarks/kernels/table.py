@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.kernels.case import COMPILED, EAGER, FLEX, LIGER, OURS, SDPA
-from benchmarks.kernels.record import Row, rows
+from benchmarks.kernels.record import KernelTiming, rows
 from suite.machine.timings import median
 
 OTHERS = (EAGER, COMPILED, LIGER, SDPA, FLEX)
@@ -15,7 +15,7 @@ OTHERS = (EAGER, COMPILED, LIGER, SDPA, FLEX)
 def table(record: Mapping[str, Any]) -> str:
     """One line a pass of a case, under what the columns mean and what it was measured on."""
     every = rows(record)
-    points: dict[tuple[object, ...], list[Row]] = {}
+    points: dict[tuple[object, ...], list[KernelTiming]] = {}
     for row in every:
         points.setdefault(row.point, []).append(row)
     others = [form for form in OTHERS if any(row.form == form for row in every)]
@@ -28,7 +28,7 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join([*_preface(record, every, ours), "", *lines, *_failures(record)]) + "\n"
 
 
-def _preface(record: Mapping[str, Any], every: Sequence[Row], ours: str) -> list[str]:
+def _preface(record: Mapping[str, Any], every: Sequence[KernelTiming], ours: str) -> list[str]:
     machine, commit = record["machine_info"], record["commit_info"]
     changed = " with uncommitted changes" if commit.get("dirty") else ""
     copies = [row.copy_bytes_per_second for row in every]
@@ -62,7 +62,7 @@ def _sharing(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _cells(same: Sequence[Row], others: Sequence[str], on_gpu: bool) -> list[str]:
+def _cells(same: Sequence[KernelTiming], others: Sequence[str], on_gpu: bool) -> list[str]:
     first = same[0]
     own = next((row for row in same if row.ours), None)
     sizes = " ".join(f"{name}={size}" for name, size in first.sizes.items() if not name.endswith("_bytes"))

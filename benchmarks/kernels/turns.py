@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.equal_work import UnequalWorkError
 from benchmarks.kernels.case import Case, Draw, Function
 from suite.execute.calibrate.stopwatch import MOST_WARM_UP, Stopwatch, is_warm
 from suite.execute.measure.clock import Work
@@ -32,7 +33,7 @@ Prepared = Callable[[int], Work]  # makes the call of a round ready
 
 
 @dataclass
-class Measurement:
+class CaseTimings:
     """One pass of one case.
 
     Attributes:
@@ -50,10 +51,6 @@ class Measurement:
     copy_bytes: int = 0
 
 
-class UnequalWorkError(Exception):
-    """Two functions of one case do not compute the same."""
-
-
 class Contenders(NamedTuple):
     """Functions of one case that compute the same, and what kept the others out.
 
@@ -66,7 +63,7 @@ class Contenders(NamedTuple):
     upstream: list[list[Tensor]]
 
 
-def measured(case: Case, device: torch.device, *, seconds: float) -> dict[str, Measurement]:
+def measured(case: Case, device: torch.device, *, seconds: float) -> dict[str, CaseTimings]:
     """By pass: every function of a case, in turn with the others and a copy, for about `seconds` a pass.
 
     A function that fails, or computes something else than the first, is left out: its error is kept.
@@ -128,14 +125,14 @@ def _prepared(
     return ready
 
 
-def _in_turn(prepared: Mapping[str, Prepared], device: torch.device, seconds: float) -> Measurement:
+def _in_turn(prepared: Mapping[str, Prepared], device: torch.device, seconds: float) -> CaseTimings:
     """Samples of all functions and of the copy: there and back again, so that each follows each."""
     stopwatch = Stopwatch(device)
     size = COPY_BYTES[device.type]
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     everyone: dict[str, Prepared] = {**prepared, COPY: lambda _: lambda: target.copy_(source)}
-    found = Measurement(copy_bytes=2 * size)
+    found = CaseTimings(copy_bytes=2 * size)
     overwrites = dict.fromkeys(everyone, 1)
     with _without_collection():
         for name, ready in everyone.items():

@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.kernels import turns
 from benchmarks.kernels.case import Case, Draw
 from benchmarks.kernels.plot import draw
-from benchmarks.kernels.record import Row, ratio, rows
+from benchmarks.kernels.record import KernelTiming, ratio, rows
 from benchmarks.kernels.registry import MODULES, cases
 from benchmarks.kernels.table import microseconds, table
 from benchmarks.kernels.turns import COPY, UnequalWorkError, contenders, last_cache_bytes, measured, tensors
@@ -392,5 +392,5 @@ def test_the_interpreter_is_not_timed(storage: Path, capsys: pytest.CaptureFixtu
 
 def test_rows_of_one_pass_share_their_point() -> None:
     one, two, other = rows(record(stored("kernel", [1.0]), stored("eager", [1.0]), stored("kernel", [1.0], columns=9)))
-    assert isinstance(one, Row)
+    assert isinstance(one, KernelTiming)
     assert one.point == two.point != other.point

@@ -14,7 +14,7 @@ from benchmarks import netlab
 from benchmarks.netlab import (
     METHODS,
     Link,
-    Run,
+    LinkRun,
     break_even,
     buckets,
     measured_break_even,
@@ -57,8 +57,8 @@ def test_the_miniature_has_its_parameters_in_layers_and_one_compressed_bucket_fe
     assert buckets(small_plan(2, Averaging.ONE_BIT)) == []
 
 
-def base(method: Averaging, step: float) -> Run:
-    return Run(
+def base(method: Averaging, step: float) -> LinkRun:
+    return LinkRun(
         method=method.value,
         hosts=2,
         mbit_per_second=0.0,
