@@ -10,104 +10,11 @@ import pytest
 
 from suite.__main__ import main
 from suite.acceptance import battery, context, measurements
-from suite.acceptance import phases as planned_phases
-from suite.acceptance.evidence import Health, Launched, Micro, Probing, Replay, Soaking
+from suite.acceptance.evidence import Health
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import EFFORTS
 from suite.acceptance.reruns import Due, affordable, launches_that_fit
-from suite.job.events import Status
-
-LAUNCH_SECONDS = 25.0
-MICRO_SECONDS = 90.0
-
-
-class Node:
-    """A node that takes as long as predicted on a clock of its own; what it was asked for, in order.
-
-    Attributes:
-        slow: step time over prediction by miniature, of launches one after the other; the last one goes on.
-        stragglers: miniatures whose second rank is slow.
-        stolen: share of the processors that other guests take by miniature, or of "micro", of one after the other;
-            behind them none; `used` likewise of other processes.
-        unequal: launches with a wrong figure, by miniature.
-    """
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.asked: list[str] = []
-        self.slow: dict[str, list[float]] = {}
-        self.stragglers: set[str] = set()
-        self.stolen: dict[str, list[float]] = {}
-        self.used: dict[str, list[float]] = {}
-        self.unequal: dict[str, int] = {}
-        self.wrong = 0
-        self.peak: float | None = None
-        self.probe_parts: list[tuple[bool, bool, bool]] = []
-
-    def shares(self, name):
-        made = self.asked.count(name)
-        both = {"steal_share": self.stolen, "others_share": self.used}
-        return {kind: dict(enumerate(of.get(name, []))).get(made, 0.0) for kind, of in both.items()}
-
-    def launched(self, name, purpose, **_options):
-        made = self.asked.count(name)
-        shares = self.shares(name)
-        self.asked.append(name)
-        self.now += LAUNCH_SECONDS
-        factors = self.slow.get(name, [1.0])
-        slow = 1.3 if name in self.stragglers else 1.0
-        return Launched(
-            run=name,
-            purpose=purpose,
-            status=Status.OK,
-            message="",
-            ranks_at_fault=[],
-            record="",
-            seconds=LAUNCH_SECONDS,
-            exact=36,
-            unequal=["parameters: 1, not 2"] if self.unequal.get(name) == made else [],
-            **shares,
-            step_seconds=factors[made % len(factors)] * (1 + made / 1000),
-            predicted_seconds=1.0,
-            compute_seconds=[1.0, slow],
-        )
-
-    def micro(self, *_arguments):
-        shares = self.shares("micro")
-        self.asked.append("micro")
-        self.now += MICRO_SECONDS
-        rates = {"matrix": [1.0], "copy": [1.0], "triad": [1.0], "peak": self.peak}
-        return Micro(status=Status.OK, message="", seconds=MICRO_SECONDS, **shares, **rates), None
-
-    def probed(self, _device, _ranks, effort, *, replays, exchanges, soak, **_options):
-        self.asked.append("probe")
-        self.probe_parts.append((replays, exchanges, soak))
-        seconds = 10.0 + (33.0 if replays else 0.0) + (effort.soak_seconds if soak else 0.0)
-        self.now += seconds
-        hashes = [
-            Replay(rank=0, replay=n, step=0, loss="a", gradients="b", parameters=str(n) if self.wrong else "c")
-            for n in range(3)
-        ]
-        return Probing(
-            status=Status.OK,
-            message="",
-            ranks_at_fault=[],
-            seconds=seconds,
-            replays=hashes if replays else [],
-            soaks=[Soaking(rank=0, bytes=1, passes=1, wrong=self.wrong, first="x")] if soak else [],
-        )
-
-
-@pytest.fixture
-def node(monkeypatch):
-    """A node whose clock is that of the battery."""
-    own = Node()
-    monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
-    for name in ("launched", "micro", "probed"):
-        monkeypatch.setattr(measurements, name, getattr(own, name))
-    for module in (battery, context):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: own.now))
-    return own
+from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS
 
 
 def accept(capsys, tmp_path, *arguments):

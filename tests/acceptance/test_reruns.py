@@ -11,9 +11,8 @@ from suite.acceptance import context, measurements
 from suite.acceptance import phases as planned_phases
 from suite.acceptance.context import OverBudgetError
 from suite.acceptance.presets import EFFORTS, JITTER_STEPS, TIMED_STEPS
-from tests.acceptance.test_phases import LAUNCH_SECONDS, MICRO_SECONDS, Node, node
+from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, Node
 
-__all__ = ["node"]
 ONE = ("--miniatures", "bloom-mini")
 GUESTS = "other guests of the host took 30% of the processors: "
 

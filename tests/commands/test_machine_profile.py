@@ -31,9 +31,9 @@ from suite.metrics.comparison import Verdict
 from suite.paths import ROOT
 from suite.report.terminal.tables import console
 from suite.reproduce.reproduce import Result
-from tests.end_to_end.test_faults import run_file
 from tests.support.launches import small_plan
 from tests.support.profiles import SPARSE, profile
+from tests.support.run_file import run_file
 
 pytestmark = pytest.mark.ranks
 

@@ -17,8 +17,8 @@ from suite.metrics.figures import Figure, Quantity
 from suite.records import store
 from suite.records.index import launches
 from suite.records.record import SCHEMA
-from tests.records.test_store import begin, contents, end
-from tests.report.markdown.test_step_times import MEASURED, record, scaled
+from tests.support.record_halves import begin, contents, end
+from tests.support.timed_records import MEASURED, record, scaled
 
 
 @pytest.fixture

@@ -10,13 +10,7 @@ from torch.nn import functional
 from kernels.cross_entropy import IGNORED, cross_entropy, loss_and_gradient, reference
 from kernels.operator import UnsupportedInputError
 from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, normal
-
-
-def tokens(rows: int, vocabulary: int) -> Tensor:
-    """Targets from the first to the last token, every fourth ignored."""
-    targets = torch.randint(vocabulary, (rows,), generator=torch.Generator().manual_seed(3))
-    targets[-1], targets[0], targets[1::4] = 0, vocabulary - 1, IGNORED
-    return targets.to(DEVICE)
+from tests.kernels.tokens import tokens
 
 
 @pytest.mark.parametrize(

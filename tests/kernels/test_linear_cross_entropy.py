@@ -24,7 +24,7 @@ from tests.kernels.agreement import (
     normal,
     outputs_and_gradients,
 )
-from tests.kernels.test_cross_entropy import tokens
+from tests.kernels.tokens import tokens
 
 
 class Allocations(TorchDispatchMode):

@@ -22,9 +22,9 @@ from suite.machine.timings import Timing
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.simulation.step_time import StepSeconds, step_seconds
 from suite.reproduce import step_time
-from tests.predict.simulation.test_step_time import MINIS, Machine
 from tests.support.launches import launched, small_plan
 from tests.support.profiles import profile
+from tests.support.step_machine import MINIS, Machine
 
 EVEN = SpeedSample(host=1e-6, product=1e-4, elementwise=1e-5, memory=1e-4)
 MACHINE = Machine(fixed=1e-6, per_unit=1e-12, host=1e-7, start=1e-5, latency=1e-5, per_byte=1e-10)

@@ -14,7 +14,7 @@ import pytest
 
 from suite.__main__ import main
 from suite.records.index import launches
-from tests.report.markdown.test_step_times import MEASURED, record
+from tests.support.timed_records import MEASURED, record
 
 NOBODY = 65534
 

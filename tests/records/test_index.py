@@ -19,9 +19,9 @@ from suite.paths import ROOT
 from suite.records import index as reading
 from suite.records import store
 from suite.records.index import CACHE, Launch, launches
-from tests.records.test_store import begin, end
-from tests.report.markdown.test_step_times import MEASURED, PREDICTED, record, scaled
+from tests.support.record_halves import begin, end
 from tests.support.synthetic_records import write_records
+from tests.support.timed_records import MEASURED, PREDICTED, record, scaled
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from suite.paths import ROOT
 from suite.records import store
 from suite.records.index import CACHE, launches
 from suite.report.markdown.step_times import step_rows, step_tables
-from tests.records.test_store import begin, end
+from tests.support.record_halves import begin, end
 
 
 @pytest.mark.parametrize(

@@ -12,38 +12,11 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from suite.job.corpus import Corpus
-from suite.job.events import Status, Step, StepKind
+from suite.job.events import Step, StepKind
 from suite.records import store
 from suite.records.index import launches
-from suite.records.record import SCHEMA, End, Launcher, RankOutcome, begin_record, decode, encode
-from suite.reproduce.plan import job_for
-from tests.support.launches import small_plan
-
-CORPUS = Corpus(
-    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none.tokens"
-)
-
-
-def begin(**changes):
-    job = job_for(small_plan(ranks=2), CORPUS, "/none")
-    job = msgspec.structs.replace(job, steps=changes.pop("steps", job.steps))
-    made = begin_record(job, CORPUS, changes.pop("id", None) or store.new_identity())
-    return msgspec.structs.replace(made, **changes)
-
-
-def end(identity, **changes):
-    made = End(
-        schema=SCHEMA,
-        id=identity,
-        status=Status.OK,
-        message="",
-        ranks_at_fault=[],
-        finished=time.time(),
-        figures=[],
-        ranks=[],
-    )
-    return msgspec.structs.replace(made, **changes)
+from suite.records.record import SCHEMA, End, Launcher, RankOutcome, decode, encode
+from tests.support.record_halves import begin, contents, end
 
 
 def recorded(results, **changes):
@@ -51,10 +24,6 @@ def recorded(results, **changes):
     first = begin(**changes)
     store.Opened(store.records_directory(results, "small"), first).close(end(first.id))
     return first
-
-
-def contents(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @contextmanager

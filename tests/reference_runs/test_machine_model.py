@@ -11,7 +11,7 @@ from reference_runs.errors import InputError
 from reference_runs.machine_model import MACHINE_MODEL, machine_model
 from reference_runs.published_tables import shipped_tables
 from reference_runs.stack import AttentionKernel
-from tests.reference_runs.test_published import ROWS_AND_USED
+from tests.support.published_rows import ROWS_AND_USED
 
 MODEL = machine_model()
 LEAST_ROWS, LEAST_TABLES = 10, 2  # what a fitted parameter needs: no number that one table alone decides

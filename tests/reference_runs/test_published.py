@@ -19,19 +19,8 @@ from reference_runs.published_run import stack_name, worded_bytes_per_second
 from reference_runs.published_tables import PUBLISHED, TABLES, TableFacts, load_tables, shipped_tables
 from reference_runs.run import Activation, Precision
 from reference_runs.stack import stack_of, stacks
+from tests.support.published_rows import ROWS_AND_USED
 
-ROWS_AND_USED = {
-    "megatron_sc21_table1": (10, 10),
-    "megatron_readme_2021_01": (10, 10),
-    "megatron_sc21_table2": (12, 12),
-    "korthikanti2022_table5": (8, 8),
-    "real_runs": (7, 7),
-    "vtrain_multi_small": (41, 41),
-    "vtrain_single_h1024": (720, 720),
-    "mosaicml_a100_40gb": (78, 78),
-    "playbook_h100_1b": (807, 195),
-    "dgxc_24_11_bf16": (45, 35),
-}
 STACKS = {
     "megatron_sc21_table1": {"megatron-lm-2021"},
     "megatron_readme_2021_01": {"megatron-lm-early-2021"},

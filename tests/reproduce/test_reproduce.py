@@ -19,8 +19,8 @@ from suite.reproduce import reproduce as reproduction
 from suite.reproduce import step_time
 from suite.reproduce.plan import corpus_for
 from suite.reproduce.reproduce import reproduce
-from tests.predict.simulation.test_step_time import Machine
 from tests.support.launches import TEXT, small_plan
+from tests.support.step_machine import Machine
 
 PLAN = small_plan(ranks=1)
 

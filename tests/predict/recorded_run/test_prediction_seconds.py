@@ -11,7 +11,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.run import Workload
 from suite.predict.recorded_run.prediction import run_prediction
 from suite.predict.recorded_run.sweep import layout_figures
-from tests.predict.recorded_run.test_sweep import as_arrays, machine_of, many_layouts
+from tests.support.layouts import as_arrays, machine_of, many_layouts
 from tests.support.strategies import BLOOM
 
 pytestmark = pytest.mark.timing

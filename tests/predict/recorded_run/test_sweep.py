@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import msgspec
@@ -8,33 +7,12 @@ import numpy
 import pytest
 
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Offload, Recomputation, Schedule
-from reference_runs.run import ReferenceRun, Workload
-from suite.predict.analytic.machine import Machine
-from suite.predict.machine_model.from_cluster import run_machine
+from reference_runs.layout import Offload, Recomputation, Schedule
+from reference_runs.run import Workload
 from suite.predict.recorded_run.prediction import run_prediction
 from suite.predict.recorded_run.sweep import layout_figures
+from tests.support.layouts import AXES, as_arrays, machine_of, many_layouts
 from tests.support.strategies import BLOOM
-
-AXES = ("data_parallel", "tensor_parallel", "pipeline_stages", "micro_batch", "virtual_stages")
-
-
-def machine_of(run: ReferenceRun) -> Machine:
-    found = run_machine(run.cluster, run.recipe.precision, ranks=run.layout.ranks, accelerator_name=None)
-    assert found is not None
-    assert found.machine is not None
-    return found.machine
-
-
-def many_layouts() -> list[tuple[int, ...]]:
-    """Data, tensor and pipeline parallel sizes, micro-batch and virtual stages that divide BLOOM and its batch."""
-    sizes = itertools.product((1, 2, 8, 64), (1, 2, 7, 8, 16), (1, 2, 5, 12, 35, 70), (1, 2, 4), (1, 2))
-    return [case for case in sizes if case[4] == 1 or (case[2] in (5, 35) and 70 % (case[2] * 2) == 0)]
-
-
-def as_arrays(base: Layout, cases: list[tuple[int, ...]]) -> Layout:
-    columns = numpy.array(cases, dtype=float).T
-    return msgspec.structs.replace(base, accumulation=None, **dict(zip(AXES, columns, strict=True)))
 
 
 def variants() -> Iterator[dict[str, object]]:

@@ -13,7 +13,7 @@ from suite.ladder.rung import BASE, Track
 from suite.machine.half_precision import Kernels
 from suite.machine.timing_tables import Subject
 from suite.predict.simulation.step_time import loading_seconds, step_seconds
-from tests.predict.simulation.test_step_time import Machine
+from tests.support.step_machine import Machine
 
 PREFETCHED = 2  # batches of each worker, as torch.utils.data asks for
 STEPS = 400

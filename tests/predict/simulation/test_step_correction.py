@@ -17,7 +17,7 @@ from suite.machine.timings import Timing
 from suite.predict.simulation.operator_calls import micro_batch_works
 from suite.predict.simulation.step_correction import beside_parts, nearest_trial
 from suite.predict.simulation.step_time import StepSeconds, step_seconds
-from tests.predict.simulation.test_step_time import Machine
+from tests.support.step_machine import Machine
 
 CPU = Kernels()
 MACHINE = Machine(fixed=1e-6, per_unit=1e-11, host=1e-6, start=1e-5, latency=1e-4, per_byte=1e-9)

@@ -4,71 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from suite.__main__ import main
-from suite.job.corpus import Corpus
 from suite.job.events import Status
 from suite.job.options import TrainingOptions
-from suite.job.training_job import Job
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity, StepTerm
-from suite.records import store
 from suite.records.index import Launch, Values, launches
-from suite.records.record import SCHEMA, End, begin_record
 from suite.records.summary_cache import packed, unpacked
 from suite.report.markdown.step_times import step_rows, step_tables
 from suite.report.markdown.utilisation import ASKED, utilisation_table
-from suite.reproduce.plan import Request, job_for, plan
+from suite.reproduce.plan import Request, plan
 from suite.reproduce.residuals import Residuals, residuals
-from tests.support.launches import small_plan
-
-CORPUS = Corpus(
-    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none"
-)
-PREDICTED = {StepTerm.FORWARD: 0.2, StepTerm.BACKWARD: 0.5, StepTerm.OPTIMIZER: 0.1, StepTerm.UNEXPLAINED: 0.0}
-MEASURED = {StepTerm.FORWARD: 0.25, StepTerm.BACKWARD: 0.4, StepTerm.OPTIMIZER: 0.1, StepTerm.UNEXPLAINED: 0.05}
-
-
-def figures(terms: dict[StepTerm, float]) -> list[Figure]:
-    """A step and its terms, and of rank 0 others that must not count."""
-    whole = Figure(quantity=Quantity.STEP_SECONDS, value=sum(terms.values()))
-    of_job = [Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=value) for term, value in terms.items()]
-    return [whole, *of_job, msgspec.structs.replace(of_job[0], value=99.0, rank=0)]
+from tests.support.timed_records import MEASURED, PREDICTED, figures, record, scaled
 
 
 def split(predicted: dict[StepTerm, float], measured: dict[StepTerm, float]) -> Residuals | None:
     rows = compare(figures(predicted), figures(measured), left_name="predicted", right_name="measured", judge=True)
     return residuals(rows)
-
-
-def record(results: Path, *, measured: dict[StepTerm, float], started: float, **changes: Any) -> None:
-    job = msgspec.structs.replace(job_for(small_plan(ranks=2), CORPUS, "/none"), **changes.pop("job", {}))
-    assert isinstance(job, Job)
-    begin = msgspec.structs.replace(begin_record(job, CORPUS, store.new_identity()), started=started)
-    if hardware := changes.pop("hardware", None):
-        facts = begin.hardware | hardware
-        begin = msgspec.structs.replace(begin, hardware=facts, hashes=begin.hashes | {"hardware": repr(facts)})
-    end = End(
-        schema=SCHEMA,
-        id=begin.id,
-        status=changes.pop("status", Status.OK),
-        message="",
-        ranks_at_fault=[],
-        finished=started + 9,
-        figures=figures(measured),
-        ranks=[],
-        predicted=changes.pop("predicted", figures(PREDICTED)),
-        others_share=0.12,
-    )
-    store.Opened(store.records_directory(results, "small"), begin).close(end)
-
-
-def scaled(factor: float) -> dict[StepTerm, float]:
-    return {term: factor * value for term, value in MEASURED.items()}
 
 
 def test_the_largest_residual_is_the_term_furthest_from_its_prediction() -> None:

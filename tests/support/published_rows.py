@@ -1,0 +1,16 @@
+"""Rows of the published tables."""
+
+from __future__ import annotations
+
+ROWS_AND_USED = {
+    "megatron_sc21_table1": (10, 10),
+    "megatron_readme_2021_01": (10, 10),
+    "megatron_sc21_table2": (12, 12),
+    "korthikanti2022_table5": (8, 8),
+    "real_runs": (7, 7),
+    "vtrain_multi_small": (41, 41),
+    "vtrain_single_h1024": (720, 720),
+    "mosaicml_a100_40gb": (78, 78),
+    "playbook_h100_1b": (807, 195),
+    "dgxc_24_11_bf16": (45, 35),
+}

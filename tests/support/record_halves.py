@@ -1,0 +1,43 @@
+"""Both halves of a record, as a launch writes them."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from suite.job.corpus import Corpus
+from suite.job.events import Status
+from suite.records import store
+from suite.records.record import SCHEMA, End, begin_record
+from suite.reproduce.plan import job_for
+from tests.support.launches import small_plan
+
+CORPUS = Corpus(
+    source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none.tokens"
+)
+
+
+def begin(**changes):
+    job = job_for(small_plan(ranks=2), CORPUS, "/none")
+    job = msgspec.structs.replace(job, steps=changes.pop("steps", job.steps))
+    made = begin_record(job, CORPUS, changes.pop("id", None) or store.new_identity())
+    return msgspec.structs.replace(made, **changes)
+
+
+def end(identity, **changes):
+    made = End(
+        schema=SCHEMA,
+        id=identity,
+        status=Status.OK,
+        message="",
+        ranks_at_fault=[],
+        finished=time.time(),
+        figures=[],
+        ranks=[],
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
