@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -68,7 +67,7 @@ def test_micro_measurements_alone_confirm_no_step_time(tmp_path, capsys, node, m
     node.slow = {"bloom-mini": [1.6]}
     node.peak = 10.0  # of which the products reach a tenth
     monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: 74.0))
-    monkeypatch.setattr(sys.modules[__name__], "MICRO_SECONDS", 20.0)
+    monkeypatch.setattr("tests.support.node.MICRO_SECONDS", 20.0)
     found = accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini")
     assert [node.asked.count(name) for name in ("micro", "bloom-mini")] == [2, 5]
     assert found[1, "slowest rank"]["verdict"] == "FAIL"
