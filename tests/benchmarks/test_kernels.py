@@ -27,8 +27,6 @@ from kernels.operator import INTERPRETED
 from suite.paths import ROOT
 from suite.predict.analytic.kernel_cost import kernel_bytes
 
-pytestmark = pytest.mark.timing
-
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SMALLEST = list({(one.kernel, one.variant): one for one in reversed(list(cases(CPU)))}.values())
 
@@ -107,6 +105,7 @@ def test_on_a_cpu_the_reference_stands_for_the_kernel_and_is_not_timed_twice() -
     assert list(case(eager=doubled).functions(CUDA)) == ["kernel", "eager", "compiled"]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("differentiated", [0, 1])
 def test_turns_go_there_and_back_on_rotating_inputs(differentiated: int, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[str, int]] = []
@@ -135,6 +134,7 @@ def test_turns_go_there_and_back_on_rotating_inputs(differentiated: int, monkeyp
     assert places[:3] == places[3:6]
 
 
+@pytest.mark.timing
 def test_slower_functions_take_longer_and_ratios_say_so() -> None:
     def slow(x: Tensor) -> Tensor:
         time.sleep(0.02)
@@ -352,6 +352,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
+@pytest.mark.timing
 def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(storage: Path) -> None:
     done = bench(f"--benchmark-storage={storage}")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -373,6 +374,7 @@ def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(st
     assert path.with_name(f"{path.stem}-gradient_norm.svg").exists()
 
 
+@pytest.mark.timing
 def test_a_second_run_is_compared_with_the_first_and_selects(storage: Path) -> None:
     done = bench(f"--benchmark-storage={storage}", "-k", "good", "--benchmark-compare")
     assert done.returncode == 0, done.stdout + done.stderr

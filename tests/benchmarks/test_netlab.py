@@ -26,8 +26,6 @@ from suite.launch import network_namespaces
 from suite.paths import ROOT
 from suite.predict.analytic.parameters import parameter_count
 
-pytestmark = pytest.mark.ranks
-
 
 def at(rate: float) -> Link:
     return Link(all_reduce=rate, exchange=rate)
@@ -131,6 +129,7 @@ def test_help_is_shown_without_root() -> None:
     assert "--rates" in done.stdout
 
 
+@pytest.mark.ranks
 def test_a_polite_end_leaves_no_namespace_and_no_rank():
     if reason := network_namespaces.why_not():
         pytest.skip(reason)

@@ -35,8 +35,6 @@ from tests.support.launches import small_plan
 from tests.support.profiles import SPARSE, profile
 from tests.support.run_file import run_file
 
-pytestmark = pytest.mark.ranks
-
 HERE = fingerprint("cpu")
 INTERRUPTED = "interrupted while calibrating: no profile is stored, nothing is reproduced"
 START_SECONDS = 90.0  # imports of torch on a busy machine
@@ -338,6 +336,7 @@ def test_of_two_commands_at_once_one_measures_and_the_other_waits_for_its_profil
     assert capsys.readouterr().err.count("waiting for another calibration to end\n") == 2
 
 
+@pytest.mark.ranks
 @pytest.mark.rare
 def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -389,6 +388,7 @@ class Running:
         pytest.fail("no rank measured anything")
 
 
+@pytest.mark.ranks
 @pytest.mark.rare
 @TWO_CORES
 def test_after_a_calibration_whose_rank_was_killed_the_run_passes_without_a_profile(tmp_path: Path) -> None:
@@ -402,6 +402,7 @@ def test_after_a_calibration_whose_rank_was_killed_the_run_passes_without_a_prof
     assert list(machines_directory(running.results).iterdir()) == []
 
 
+@pytest.mark.ranks
 @pytest.mark.rare
 @TWO_CORES
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])

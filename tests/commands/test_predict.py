@@ -20,8 +20,6 @@ from suite.predict.machine_model.from_cluster import expected_error
 from suite.report.terminal.prediction import bar, read
 from tests.support.starts import command_seconds
 
-pytestmark = pytest.mark.timing
-
 PROCESS_SECONDS = 0.4
 
 
@@ -265,5 +263,6 @@ def test_numbers_are_read_in_units_for_people() -> None:
     assert read(None, "mfu") == "-"
 
 
+@pytest.mark.timing
 def test_a_prediction_as_a_process_takes_less_than_the_stated_time() -> None:
     assert command_seconds("predict", "bloom-176b") <= PROCESS_SECONDS

@@ -16,8 +16,6 @@ from reference_runs.published_tables import PUBLISHED, shipped_tables
 from suite.__main__ import main
 from suite.predict.validation.published_tables import best_constant
 
-pytestmark = pytest.mark.timing
-
 KEYS = [
     "table",
     "rows",
@@ -177,6 +175,7 @@ def test_a_table_of_something_else_is_refused_with_the_columns(capsys) -> None:
     assert err.count("\n") == 1
 
 
+@pytest.mark.timing
 def test_three_thousand_rows_take_ten_seconds_at_most(capsys, tmp_path) -> None:
     # layouts, batches and models all differ, so that nothing can be looked up; 10 s are what the command promises
     rows = []

@@ -27,8 +27,6 @@ from suite.machine.timing_tables import COLLECTIVES, Subject
 from tests.support.ladder_machine import CORPUS, CPU, TEXTS
 from tests.support.profiles import profile
 
-pytestmark = pytest.mark.ranks
-
 FOUR = RungSetting(data_parallel=4, fully_sharded=True)
 SPARSE = Density(
     ratio=1e9,
@@ -159,6 +157,7 @@ def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pyte
     assert found.profile_for(FOUR) == (None, "4 ranks at once could not be timed: No space left on device")
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("cores", "had", "computing"), [(2, 2, set()), (4, 2, {3}), (2, 1, {2})])
 def test_three_ranks_at_once_are_added_and_what_they_compute_where_they_have_cores(

@@ -13,8 +13,6 @@ import pytest
 from suite.paths import ROOT
 from tests.support.starts import command_seconds
 
-pytestmark = pytest.mark.timing
-
 WITHOUT_TORCH = """
 import importlib.abc, sys
 class Refuse(importlib.abc.MetaPathFinder):
@@ -87,10 +85,12 @@ def test_one_bit_adam_needs_torch_and_kernels_alone() -> None:
     assert "suite.execute.parallel.mesh is not to be imported here" in other.stderr
 
 
+@pytest.mark.timing
 def test_a_command_starts_within_the_stated_time() -> None:
     assert command_seconds("runs") <= START_SECONDS
 
 
+@pytest.mark.timing
 def test_a_command_that_does_more_takes_longer() -> None:
     assert command_seconds("validate", turns=3) > 2 * command_seconds("runs")
 
