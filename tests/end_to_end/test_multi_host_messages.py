@@ -25,8 +25,6 @@ from tests.support.ladder_machine import CORPUS, CPU, TEXTS
 from tests.support.profiles import profile
 from tests.support.profiles import timing as timing_of
 
-pytestmark = pytest.mark.ranks
-
 ALL_REDUCE = Subject(operation="all_reduce", ranks=2)
 OVER_HOSTS = RungSetting(hosts=2, data_parallel=2)
 
@@ -58,7 +56,7 @@ def test_only_what_runs_over_hosts_is_predicted_by_messages_between_them(timed: 
     assert found.profile_for(RungSetting(data_parallel=2)) == (profile(), "stored")
 
 
-def test_a_climb_without_that_rung_or_without_a_profile_times_no_messages(timed: list[CalibrationResult]) -> None:
+def test_a_ladder_without_that_rung_or_without_a_profile_times_no_messages(timed: list[CalibrationResult]) -> None:
     unknown = ladder_run("ddp-hosts", profile=None, profile_source="no profile")
     for one in (ladder_run(*(rung.name for rung in RUNGS if rung.name != "ddp-hosts")), unknown):
         assert timing.with_messages(one, quiet) == one
@@ -80,6 +78,7 @@ def test_an_interrupt_while_messages_are_timed_ends_the_command(timed: list[Cali
         timing.with_messages(ladder_run("ddp-hosts"), quiet)
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(300)
 def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkeypatch: pytest.MonkeyPatch) -> None:
     if (why := network_namespaces.why_not()) is not None:

@@ -85,7 +85,7 @@ def test_only_what_has_more_ranks_is_predicted_by_the_second_profile(monkeypatch
         ),
         (
             CalibrationResult(status=Status.OK, message="", profile=with_four(others_share=0.3)),
-            "4 ranks at once were timed beside others: measured while other processes took 30% "
+            "4 ranks at once were timed while others ran: measured while other processes took 30% "
             "and other guests 0% of the processors",
         ),
     ],
@@ -125,14 +125,14 @@ def test_the_command_times_the_ranks_that_are_missing_unless_told_not_to_calibra
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rungs: str, whether: str, timed: list[int]
 ) -> None:
     asked: list[int] = []
-    asked: list[LadderRun] = []
+    runs: list[LadderRun] = []
 
     def more(ladder_run: LadderRun, ranks: int, _on_event: object) -> LadderRun:
         asked.append(ranks)
         return msgspec.structs.replace(ladder_run, more_ranks=with_four(), more_ranks_source="timed")
 
     def ladder(ladder_run: LadderRun, *_: object) -> LadderResult:
-        asked.append(ladder_run)
+        runs.append(ladder_run)
         nothing = nothing_applies(CPU, frozenset({"pinned"}))
         assert nothing is not None
         return nothing
@@ -145,7 +145,7 @@ def test_the_command_times_the_ranks_that_are_missing_unless_told_not_to_calibra
     line = ["ladder", "gpt2-mini", "--rungs", rungs, "--device", "cpu", "--results", str(tmp_path), whether]
     assert main(line) == exit_codes.INCONCLUSIVE
     assert asked == timed
-    assert [ladder_run.profile_for(FOUR)[1] for ladder_run in asked] == ["timed" if timed else "stored"]
+    assert [ladder_run.profile_for(FOUR)[1] for ladder_run in runs] == ["timed" if timed else "stored"]
 
 
 def test_no_room_for_scratch_files_leaves_the_rung_unpredicted(monkeypatch: pytest.MonkeyPatch) -> None:
