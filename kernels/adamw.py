@@ -31,7 +31,7 @@ Tensors = Tensor | Sequence[Tensor]
 Roles = dict[str, list[Tensor]]
 
 
-def reference(
+def reference(  # noqa: PLR0913  # the terms of AdamW's step
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor],
     first_moments: Sequence[Tensor],
@@ -71,7 +71,7 @@ def reference(
 
 
 @triton.jit
-def _update_chunk(
+def _update_chunk(  # noqa: PLR0913  # pointers, strides and sizes of one launch
     weight_ptr,
     gradient_ptr,
     first_ptr,
@@ -107,7 +107,7 @@ def _update_chunk(
 
 
 @triton.jit
-def _kernel(  # long: one Triton program; helpers would take most of its pointers and strides again
+def _kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and strides
     weight_ptr,
     gradient_ptr,
     first_ptr,
@@ -193,7 +193,7 @@ def _kernel(  # long: one Triton program; helpers would take most of its pointer
 
 
 @operator(NAME, mutates=("weights", "first_moments", "second_moments", "copies"), opaque=True)
-def _update(
+def _update(  # noqa: PLR0913  # the terms of AdamW's step
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor],
     first_moments: Sequence[Tensor],
@@ -238,7 +238,7 @@ def _update(
     )
 
 
-def adamw(
+def adamw(  # noqa: PLR0913  # the terms of AdamW's step
     weights: Tensors,
     gradients: Tensors,
     first_moments: Tensors,

@@ -77,7 +77,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def _backward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one launch
     dy_ptr,
     x_ptr,
     bias_ptr,

@@ -83,7 +83,7 @@ def _fetched(reach, rows, columns, T, S):
 
 
 @triton.jit
-def _forward_kernel(  # long: one Triton program; helpers would take most of its pointers and strides again
+def _forward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and strides
     scores_ptr,
     prefix_ptr,
     slopes_ptr,
@@ -151,7 +151,7 @@ def _forward_kernel(  # long: one Triton program; helpers would take most of its
 
 
 @triton.jit
-def _backward_kernel(
+def _backward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one launch
     upstream_ptr,
     weights_ptr,
     prefix_ptr,

@@ -54,7 +54,7 @@ def _wide(pointers, inside):
 
 
 @triton.jit
-def _forward_kernel(
+def _forward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one launch
     x_ptr,
     weight1_ptr,
     bias1_ptr,
@@ -93,7 +93,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(  # long: one Triton program; helpers would take most of its pointers and strides again
+def _backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and strides
     dy1_ptr,
     dy2_ptr,
     x_ptr,

@@ -63,7 +63,7 @@ def _sum(x_ptr, f_ptr, x_place, f_place, inside, alpha, ADDS: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(
+def _forward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one launch
     x_ptr,
     f_ptr,
     weight_ptr,
@@ -106,7 +106,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(  # long: one Triton program; helpers would take most of its pointers and strides again
+def _backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and strides
     dy_ptr,
     ds_ptr,
     x_ptr,

@@ -47,7 +47,7 @@ def _turned_plainly(x_BHTK: Tensor, rotation_2TR: Tensor) -> Tensor:
 
 
 @triton.jit
-def _turn_heads(
+def _turn_heads(  # noqa: PLR0913  # pointers, strides and sizes of one launch
     x_ptr,
     y_ptr,
     table_ptr,
@@ -103,7 +103,7 @@ def _turn_heads(
 
 
 @triton.jit
-def _kernel(
+def _kernel(  # noqa: PLR0913  # pointers, strides and sizes of one launch
     q_ptr,
     k_ptr,
     table_ptr,

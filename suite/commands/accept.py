@@ -30,7 +30,7 @@ CODES = {
 }
 
 
-def accept_command(
+def accept_command(  # noqa: PLR0913  # the command's options
     profile: Annotated[
         str, typer.Option(help="quick (about 5 minutes), accept (about 30) or soak (2 hours and more).")
     ] = "quick",
@@ -135,7 +135,7 @@ def _check_writable(junit_file: Path) -> None:
         junit_file.unlink()
 
 
-def _settings(
+def _settings(  # noqa: PLR0913  # the command's options
     *,
     profile: str,
     only: str | None,

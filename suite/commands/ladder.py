@@ -90,7 +90,7 @@ MayCalibrate = Annotated[
 ]
 
 
-def ladder_command(  # the command's options
+def ladder_command(  # noqa: PLR0913  # the command's options
     name: Name = None,
     rungs: Rungs = None,
     track: OneTrack = None,

@@ -71,7 +71,7 @@ class Asked(NamedTuple):
     stack: str | None
 
 
-def predict(
+def predict(  # noqa: PLR0913  # the command's options
     runs: Annotated[list[str], typer.Argument(help="Recorded runs, miniatures, or run files ending in .toml.")],
     on: Annotated[str | None, typer.Option(help="Accelerator to predict for, instead of the run's own.")] = None,
     machine: Annotated[

@@ -38,7 +38,7 @@ KERNELS = "kernels"
 NO_PROFILE = "regress predicts no step time"
 
 
-def regress_command(
+def regress_command(  # noqa: PLR0913  # the command's options
     names: Annotated[
         list[str] | None,
         typer.Argument(help="Miniatures such as bloom-mini, run files, or kernels: those stored."),

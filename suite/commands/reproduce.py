@@ -33,7 +33,7 @@ from suite.reproduce.reproduce import Result, last_loss, reproduce
 from suite.reproduce.residuals import Residuals
 
 
-def reproduce_command(
+def reproduce_command(  # noqa: PLR0913  # the command's options
     name: Annotated[
         str | None, typer.Argument(help="A miniature such as bloom-mini, on GPUs a recorded run, or a run file.")
     ] = None,

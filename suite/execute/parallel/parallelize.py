@@ -87,7 +87,7 @@ class Training:
     embedding_group: dist.ProcessGroup | None
 
 
-def parallelize(
+def parallelize(  # noqa: PLR0913  # what a layout decides of a rank
     architecture: Architecture,
     recipe: Recipe,
     layout: Layout,

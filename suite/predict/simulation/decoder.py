@@ -67,7 +67,7 @@ class Chunk:
         first, last: whether embedding, and final norm with head, belong to it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a chunk has of the model, and how it is executed
         self,
         tape: Tape,
         workload: Workload,
