@@ -37,7 +37,7 @@ class Mark(enum.StrEnum):
 
 
 class PromiseCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise of a rung: which, whether it was kept, and in words what was found."""
+    """One promise of a rung: which, whether it was kept, and in words what was measured."""
 
     name: str
     mark: Mark
@@ -64,19 +64,19 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured + self.noise < self.predicted / ORDER_OF_SIZE
 
 
-def cost(track: Track, found: RungMeasurement) -> float:
+def cost(track: Track, measurement: RungMeasurement) -> float:
     """What a track makes less of: bytes of the peak, or seconds a token."""
-    return found.peak_bytes if track is Track.MEMORY else found.token_seconds
+    return measurement.peak_bytes if track is Track.MEMORY else measurement.token_seconds
 
 
-def expected_cost(track: Track, said: RungPrediction, *, tokens: int) -> float | None:
+def expected_cost(track: Track, prediction: RungPrediction, *, tokens: int) -> float | None:
     """The same as predicted."""
     if track is Track.MEMORY:
-        return said.peak_bytes
-    return None if said.step_seconds is None else said.step_seconds / tokens
+        return prediction.peak_bytes
+    return None if prediction.step_seconds is None else prediction.step_seconds / tokens
 
 
-def noise(track: Track, found: Sequence[RungMeasurement], *, gpu: bool) -> float:
+def noise(track: Track, measurements: Sequence[RungMeasurement], *, gpu: bool) -> float:
     """What measurements differ by without a reason.
 
     Bytes: 1 % of the larger peak. Seconds a token, of n launches with s half the spread of their steps, t the median
@@ -84,10 +84,10 @@ def noise(track: Track, found: Sequence[RungMeasurement], *, gpu: bool) -> float
     measurement.
     """
     if track is Track.MEMORY:
-        return LEAST_MEMORY_GAIN * max(one.peak_bytes for one in found)
+        return LEAST_MEMORY_GAIN * max(one.peak_bytes for one in measurements)
     assumed = GPU_LAUNCH_VARIATION if gpu else LAUNCH_VARIATION
     parts: list[float] = []
-    for one in found:
+    for one in measurements:
         between = launch_variation(one.launch_seconds, assumed=assumed) * one.token_seconds
         parts += [one.spread_seconds / one.tokens, between / math.sqrt(one.launches)]
     return math.hypot(*parts)
@@ -116,7 +116,9 @@ def gain(
     gpu: bool = False,
 ) -> Gain:
     """Of a rung over the one below it."""
-    before, after = (expected_cost(track, said, tokens=found.tokens) for said, found in (below, here))
+    before, after = (
+        expected_cost(track, prediction, tokens=measurement.tokens) for prediction, measurement in (below, here)
+    )
     return Gain(
         predicted=None if before is None or after is None else before - after,
         measured=cost(track, below[1]) - cost(track, here[1]),
@@ -124,25 +126,25 @@ def gain(
     )
 
 
-def peak_check(said: RungPrediction, found: RungMeasurement) -> PromiseCheck:
+def peak_check(prediction: RungPrediction, measurement: RungMeasurement) -> PromiseCheck:
     """Whether the predicted peak is within 5 % of the measured one; and what a rank that is not judged has."""
-    if said.peak_bytes is None:
+    if prediction.peak_bytes is None:
         return PromiseCheck(name="peak", mark=Mark.SHOWN, says="the peak is not predicted")
-    error = said.peak_bytes / found.peak_bytes - 1
+    error = prediction.peak_bytes / measurement.peak_bytes - 1
     mark = Mark.PASS if abs(error) <= PEAK_TOLERANCE else Mark.FAIL
     others = ""
-    if abs(said.peak_bytes / found.largest_peak_bytes - 1) > PEAK_TOLERANCE >= abs(error):
-        more = found.largest_peak_bytes / found.peak_bytes - 1
+    if abs(prediction.peak_bytes / measurement.largest_peak_bytes - 1) > PEAK_TOLERANCE >= abs(error):
+        more = measurement.largest_peak_bytes / measurement.peak_bytes - 1
         others = f" of the median rank; one has {more:+.1%}, gloo's messages perhaps: not judged"
     return PromiseCheck(name="peak", mark=mark, says=f"predicted {error:+.1%}{others}")
 
 
-def repeats_check(found: RungMeasurement, *, gpu: bool) -> PromiseCheck | None:
+def repeats_check(measurement: RungMeasurement, *, gpu: bool) -> PromiseCheck | None:
     """That launches of one seed have different losses; None where they have the same.
 
     On a GPU that fails nothing: sums are added in any order there, and runs do not ask for deterministic algorithms.
     """
-    if not found.repeats_differ:
+    if not measurement.repeats_differ:
         return None
     says = "launches of one seed have different losses"
     if gpu:
@@ -150,7 +152,9 @@ def repeats_check(found: RungMeasurement, *, gpu: bool) -> PromiseCheck | None:
     return PromiseCheck(name="repeats", mark=Mark.FAIL, says=says)
 
 
-def loss_check(rung: Rung, found: RungMeasurement, below: RungMeasurement, *, rounding: float = 0.0) -> PromiseCheck:
+def loss_check(
+    rung: Rung, measurement: RungMeasurement, below: RungMeasurement, *, rounding: float = 0.0
+) -> PromiseCheck:
     """Whether the losses are what the rung promises, compared with those of the rung below.
 
     Args:
@@ -159,7 +163,7 @@ def loss_check(rung: Rung, found: RungMeasurement, below: RungMeasurement, *, ro
     """
     if rung.promise is Promise.CHANGED:
         return PromiseCheck(name="loss", mark=Mark.SHOWN, says=f"changed: {rung.loss}")
-    pairs = list(zip(found.losses, below.losses, strict=True))
+    pairs = list(zip(measurement.losses, below.losses, strict=True))
     most = max(abs(ours / theirs - 1) for ours, theirs in pairs)
     if rung.promise is Promise.EQUAL:
         unlike = sum(ours != theirs for ours, theirs in pairs)

@@ -84,7 +84,7 @@ class Runner:
             if now - start >= CONFIRMING_SECONDS or now + sum(self.seconds[other.rung.name] for other in turns) > until:
                 late.append(failed[0])
                 continue
-            found: dict[str, list[Result]] = {here.rung.name: [], below.rung.name: []}
+            again: dict[str, list[Result]] = {here.rung.name: [], below.rung.name: []}
             for rung_result in turns:
                 (result,) = self._launched(rung_result, launches=1)
                 if result.status is Status.INTERRUPTED:
@@ -94,9 +94,9 @@ class Runner:
                     self.results[rung_result.rung.name] = msgspec.structs.replace(rung_result, failed=words)
                     on_rung(self.results[rung_result.rung.name])
                     break
-                found[rung_result.rung.name].append(result)
+                again[rung_result.rung.name].append(result)
             else:
-                for name, results in found.items():
+                for name, results in again.items():
                     self._launches[name] += results
                 self._judge_again(here.rung.track, on_rung)
         for name in late:
@@ -158,27 +158,31 @@ class Runner:
         ladder_run, rung, chain = self._ladder_run, rung_result.rung, self._chain(rung_result.rung)
         assert rung_result.setting is not None
         label = self._label(rung)
-        found = measured(ladder_run.plan(rung_result.setting, label), self._launches[rung.name])
-        said = rung_result.expected or predicted(ladder_run, self._promised_setting(rung), label)
+        measurement = measured(ladder_run.plan(rung_result.setting, label), self._launches[rung.name])
+        prediction = rung_result.expected or predicted(ladder_run, self._promised_setting(rung), label)
         gpu = ladder_run.target.device == "cuda"
         rounding = rounding_of(rung_result.setting.precision) if gpu else 0.0
-        checks = [check for check in (peak_check(said, found), repeats_check(found, gpu=gpu)) if check is not None]
+        checks = [
+            check
+            for check in (peak_check(prediction, measurement), repeats_check(measurement, gpu=gpu))
+            if check is not None
+        ]
         rung_result = msgspec.structs.replace(
-            rung_result, expected=said, measured=found, share=1.0 if rung.is_base else None
+            rung_result, expected=prediction, measured=measurement, share=1.0 if rung.is_base else None
         )
         below = self.results.get(chain[-2].name) if len(chain) > 1 else None
         if below is not None and below.measured is not None and below.expected is not None:
             under = below.expected
             if below.ablated and below.setting is not None:
                 under = predicted(ladder_run, below.setting, self._label(below.rung))
-            difference = gain(rung.track, below=(under, below.measured), here=(said, found), gpu=gpu)
-            checks.append(loss_check(rung, found, below.measured, rounding=rounding))
-            unknown = said.seconds_unknown or under.seconds_unknown
+            difference = gain(rung.track, below=(under, below.measured), here=(prediction, measurement), gpu=gpu)
+            checks.append(loss_check(rung, measurement, below.measured, rounding=rounding))
+            unknown = prediction.seconds_unknown or under.seconds_unknown
             checks.append(gain_check(difference, gpu=gpu, ablated=rung_result.ablated, unknown=unknown))
             rung_result = msgspec.structs.replace(rung_result, below=below.rung.name, gain=difference)
         base = self.results.get(chain[0].name)
         if base is not None and base.measured is not None:
-            share = cost(rung.track, found) / cost(rung.track, base.measured)
+            share = cost(rung.track, measurement) / cost(rung.track, base.measured)
             rung_result = msgspec.structs.replace(rung_result, share=share)
         return msgspec.structs.replace(rung_result, checks=tuple(checks))
 

@@ -58,11 +58,11 @@ def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
 
 def _key(ladder: LadderResult) -> Key:
     """Run, device, node and hardware; of several software versions the newest counts."""
-    found = ladder.fingerprint
-    if found is None:
+    measurement = ladder.fingerprint
+    if measurement is None:
         return ladder.run, ladder.device, "", ""
-    hardware = hashlib.sha256(repr(sorted(found.hardware.items())).encode()).hexdigest()[:8]
-    return ladder.run, ladder.device, found.node, hardware
+    hardware = hashlib.sha256(repr(sorted(measurement.hardware.items())).encode()).hexdigest()[:8]
+    return ladder.run, ladder.device, measurement.node, hardware
 
 
 def _order(ladder: LadderResult) -> tuple[bool, float]:
@@ -101,26 +101,29 @@ def _traces(measured: list[tuple[RungResult, RungMeasurement]]) -> list[Trace]:
     names = [result.title for result, _ in measured]
     traces: list[Trace] = []
     for number, term in enumerate(StepTerm):
-        values = [significant(1e6 * max(0.0, found.terms.get(term, 0.0)) / found.tokens) for _, found in measured]
+        values = [
+            significant(1e6 * max(0.0, measurement.terms.get(term, 0.0)) / measurement.tokens)
+            for _, measurement in measured
+        ]
         if any(values):
             traces.append(bars(term.value, number, y=names, x=values))
-    peaks = [significant(found.peak_bytes / MIB) for _, found in measured]
+    peaks = [significant(measurement.peak_bytes / MIB) for _, measurement in measured]
     return [*traces, PEAK_LINE | {"x": peaks, "y": names}]
 
 
 def _cells(result: RungResult, at_top: Interaction | None, scale: float) -> Iterator[Cell]:
     """A rung's row of the table, in the order of its columns."""
-    found, said, gain = result.measured, result.expected, result.gain
+    measurement, prediction, gain = result.measured, result.expected, result.gain
     yield result.title
-    if found is None:
+    if measurement is None:
         yield from [None] * 9
         yield f"NOT RUN: {result.not_run}" if result.not_run else result.failed
         return
-    yield f"{1e3 * found.step_seconds:,.1f}"
-    yield f"{1e6 * found.token_seconds:,.0f}"
-    yield f"{found.model_flop_per_second / 1e9:,.1f}"
-    yield f"{found.peak_bytes / MIB:,.1f}"
-    yield None if said is None or said.peak_bytes is None else f"{said.peak_bytes / MIB:,.1f}"
+    yield f"{1e3 * measurement.step_seconds:,.1f}"
+    yield f"{1e6 * measurement.token_seconds:,.0f}"
+    yield f"{measurement.model_flop_per_second / 1e9:,.1f}"
+    yield f"{measurement.peak_bytes / MIB:,.1f}"
+    yield None if prediction is None or prediction.peak_bytes is None else f"{prediction.peak_bytes / MIB:,.1f}"
     yield None if gain is None or gain.predicted is None else f"{gain.predicted * scale:+,.1f}"
     yield None if gain is None else f"{gain.measured * scale:+,.1f}"
     yield None if result.share is None else f"{result.share:.2f}"

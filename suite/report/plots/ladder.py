@@ -27,15 +27,17 @@ def write_plot(ladder: LadderResult, path: Path) -> None:
     panels = figure.subplots(len(tracks), 1, squeeze=False)[:, 0]
     for track, panel in zip(tracks, panels, strict=True):
         pairs = [(h, h.measured) for h in ladder.rungs if h.rung.track is track]
-        measured = [(result, found) for result, found in pairs if found is not None]
+        measured = [(result, measurement) for result, measurement in pairs if measurement is not None]
         names = [h.title for h, _ in measured]
         bottom = [0.0] * len(measured)
         for term, colour in zip(TERMS, COLOURS, strict=True):
             values = [max(0.0, f.terms.get(term.value, 0.0)) / f.tokens * 1e6 for _, f in measured]
             panel.bar(names, values, bottom=bottom, color=colour, label=term.value, width=0.7)
             bottom = [low + value for low, value in zip(bottom, values, strict=True)]
-        said = [h.expected.step_seconds if h.expected else None for h, _ in measured]
-        marked = [(n, s / f.tokens * 1e6) for n, s, (_, f) in zip(names, said, measured, strict=True) if s is not None]
+        prediction = [h.expected.step_seconds if h.expected else None for h, _ in measured]
+        marked = [
+            (n, s / f.tokens * 1e6) for n, s, (_, f) in zip(names, prediction, measured, strict=True) if s is not None
+        ]
         if marked:
             panel.plot(*zip(*marked, strict=True), "k_", markersize=22, markeredgewidth=1.5, label="predicted time")
         panel.set_ylabel("microseconds a token")

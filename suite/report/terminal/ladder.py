@@ -78,18 +78,24 @@ def _scale(track: Track) -> float:
     return 1 / MIB if track is Track.MEMORY else 1e6
 
 
-def _gain_cells(result: RungResult, found: RungMeasurement, said: RungPrediction, scale: float) -> Iterator[str]:
+def _gain_cells(
+    result: RungResult, measurement: RungMeasurement, prediction: RungPrediction, scale: float
+) -> Iterator[str]:
     """The cells of a rung, in the order of GAIN_COLUMNS."""
     gain = result.gain
     yield result.title
-    yield _number(found.peak_bytes, ",.1f", 1 / MIB)
-    yield _number(said.peak_bytes, ",.1f", 1 / MIB)
-    yield said.phase or "-"
-    yield _number(found.reserved_bytes if found.reserved_bytes is not None else found.resident_bytes, ",.0f", 1 / MIB)
-    yield _number(found.step_seconds, ",.0f", 1e3)
-    yield _number(found.token_seconds, ",.0f", 1e6)
-    yield _number(found.model_flop_per_second, ",.1f", 1e-9)
-    yield _number(found.synchronisations, ",d")
+    yield _number(measurement.peak_bytes, ",.1f", 1 / MIB)
+    yield _number(prediction.peak_bytes, ",.1f", 1 / MIB)
+    yield prediction.phase or "-"
+    yield _number(
+        measurement.reserved_bytes if measurement.reserved_bytes is not None else measurement.resident_bytes,
+        ",.0f",
+        1 / MIB,
+    )
+    yield _number(measurement.step_seconds, ",.0f", 1e3)
+    yield _number(measurement.token_seconds, ",.0f", 1e6)
+    yield _number(measurement.model_flop_per_second, ",.1f", 1e-9)
+    yield _number(measurement.synchronisations, ",d")
     yield "" if gain is None else _number(gain.predicted, "+,.1f", scale)
     yield "" if gain is None else _number(gain.measured, "+,.1f", scale)
     yield "" if gain is None else _number(gain.noise, ",.1f", scale)
@@ -104,23 +110,25 @@ def _number(value: float | None, form: str, scale: float = 1, *, missing: str = 
 def _gains(track: Track, results: list[RungResult]) -> Table:
     table = _table(GAIN_COLUMNS, left=("rung", "peak in", "promises"))
     for result in results:
-        found, said = result.measured, result.expected
-        if found is None or said is None:
+        measurement, prediction = result.measured, result.expected
+        if measurement is None or prediction is None:
             table.add_row(result.rung.name, NOT_RUN if result.not_run else "failed")
         else:
-            table.add_row(*_gain_cells(result, found, said, _scale(track)))
+            table.add_row(*_gain_cells(result, measurement, prediction, _scale(track)))
     return table
 
 
 def _terms(results: list[RungResult]) -> Table:
     table = _table(["ms of a step", *_SHORT.values(), "step", "predicted", "slowdown"], left=("ms of a step",))
     for result in results:
-        found, said = result.measured, result.expected
-        if found is None or said is None:
+        measurement, prediction = result.measured, result.expected
+        if measurement is None or prediction is None:
             continue
-        cells = [f"{found.terms.get(term.value, 0.0) * 1e3:,.1f}" if found.terms else "-" for term in _SHORT]
-        cells += [_number(found.step_seconds, ",.0f", 1e3), _number(said.step_seconds, ",.0f", 1e3)]
-        table.add_row(result.rung.name, *cells, _number(found.cpu_slowdown, ".2f"))
+        cells = [
+            f"{measurement.terms.get(term.value, 0.0) * 1e3:,.1f}" if measurement.terms else "-" for term in _SHORT
+        ]
+        cells += [_number(measurement.step_seconds, ",.0f", 1e3), _number(prediction.step_seconds, ",.0f", 1e3)]
+        table.add_row(result.rung.name, *cells, _number(measurement.cpu_slowdown, ".2f"))
     return table
 
 
