@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -204,6 +204,13 @@ class LocalFlopCounter(FlopCounterMode):
 def flop_counter(*, recomputes: bool = True) -> LocalFlopCounter:
     """A fresh counter of this rank's flop."""
     return LocalFlopCounter(recomputes=recomputes)
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Compiled blocks run eagerly within: counters see operators, not compiled regions."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -1,0 +1,183 @@
+"""The instruments of the training loop: what each does before, around and after a step of its purpose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from suite.execute.measure import clock
+from suite.execute.measure.counters import CollectiveCounter, eagerly, flop_counter, storage_bytes
+from suite.execute.measure.cpu_speed import LAPS_AROUND, SpeedSampler
+from suite.execute.measure.host_syncs import SynchronisationCounter
+from suite.execute.measure.peak_memory import AllocatedPeak, resident_bytes
+from suite.execute.measure.phases import Part
+from suite.execute.measure.profiler import ProfiledSteps
+from suite.execute.measure.step_terms import term_seconds
+from suite.execute.measure.system_load import SharedProcessors
+from suite.execute.parallel.mesh import axis_of_group, slowest
+from suite.execute.training.step import Steps
+from suite.execute.training.step_plan import Purpose
+
+
+class StepEnd(NamedTuple):
+    """What the instruments see of a step that ended.
+
+    Args:
+        following: what the next step is for.
+        seconds: that it took.
+        skipped: whether an overflow skipped its update: it then counts nothing.
+    """
+
+    purpose: Purpose
+    following: Purpose
+    seconds: float
+    skipped: bool
+
+
+class StepCounters:
+    """Counts over one step each: collectives with synchronisations, the peak of memory, flop.
+
+    Attributes:
+        gradient_bytes: storages of the gradients of the last counted step, before its update.
+    """
+
+    def __init__(self, steps: Steps, mesh: DeviceMesh, peak: AllocatedPeak) -> None:
+        self.collectives = CollectiveCounter(axis_of_group(mesh, steps.training.embedding_group))
+        self.synchronisations = SynchronisationCounter(steps.device, steps.phases)
+        self.peak = peak
+        self.flop = flop_counter()
+        self.gradient_bytes = 0
+        self._leaves = steps.training.leaves
+
+    @contextmanager
+    def around(self, purpose: Purpose) -> Iterator[None]:
+        """The step runs within this."""
+        with ExitStack() as stack:
+            if purpose.eager:
+                stack.enter_context(eagerly())
+            if purpose is Purpose.COLLECTIVES:
+                stack.enter_context(self.collectives)
+                stack.enter_context(self.synchronisations)
+            elif purpose is Purpose.PEAK:
+                stack.enter_context(self.peak.window())
+            elif purpose is Purpose.FLOP:
+                stack.enter_context(self.flop)
+            yield
+
+    def before_update(self, purpose: Purpose) -> None:
+        """All gradients are there."""
+        if purpose in (Purpose.COLLECTIVES, Purpose.PEAK, Purpose.FLOP):
+            self.gradient_bytes = storage_bytes(leaf.gradient for leaf in self._leaves)
+
+    def after(self, end: StepEnd) -> None:
+        """A step ended."""
+        if end.purpose is Purpose.PEAK and not end.skipped:
+            self.peak.finish()
+        if end.purpose is Purpose.WARM_UP and end.following is not Purpose.WARM_UP:
+            self.peak.settle()
+
+
+class StepClocks:
+    """Times steps, and watches processors and network interface meanwhile.
+
+    Attributes:
+        step_seconds: of each timed step.
+        phase_seconds: of each phase in each timed step.
+        resident_bytes: before the first timed step; None where the system does not say.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self.step_seconds: list[float] = []
+        self.phase_seconds: list[dict[Part, float]] = []
+        self.resident_bytes: int | None = None
+        self.processors = SharedProcessors()
+        self.speed = SpeedSampler(steps.device)
+        self._phases = steps.phases
+        self._interface = steps.job.interface
+        self._fastest = math.inf
+        self._sent_before: int | None = None
+        self._sent: int | None = None
+        self._finished = False
+
+    def before(self, purpose: Purpose) -> None:
+        """A step begins."""
+        if purpose is Purpose.TIMED and not self.step_seconds:
+            self.resident_bytes = resident_bytes()  # speed samples have tensors of their own
+            self.processors.start()
+            self.speed.laps(LAPS_AROUND)
+        if purpose is Purpose.PROFILED:
+            self.finish()
+
+    def after(self, end: StepEnd) -> None:
+        """A step ended."""
+        self._fastest = min(self._fastest, end.seconds)
+        if end.purpose is Purpose.FLOP and not end.skipped:
+            self._expect_as_slowest_rank()
+            self._sent_before = clock.interface_sent_bytes(self._interface)
+        if end.purpose is Purpose.TIMED:
+            self.step_seconds.append(end.seconds)
+            self.phase_seconds.append(self._phases.seconds())
+            self.processors.lap()
+            self._sent = clock.interface_sent_bytes(self._interface)
+            self.speed.behind_a_step()
+
+    def finish(self) -> None:
+        """No timed step follows."""
+        if not self._finished:
+            self._finished = True
+            self.speed.laps(LAPS_AROUND)
+
+    def _expect_as_slowest_rank(self) -> None:
+        everyone = dist.group.WORLD
+        if self.speed.takes_laps and everyone is not None:
+            self.speed.expect(*slowest(everyone, self._fastest))
+
+    def interface_sent_bytes(self) -> float | None:
+        """Bytes a timed step that left the job's interface; None where none is named."""
+        if self._sent is None or self._sent_before is None:
+            return None
+        return (self._sent - self._sent_before) / len(self.step_seconds)
+
+
+class StepProfile:
+    """Records the last steps under the profiler.
+
+    Attributes:
+        phase_seconds: of each phase in each profiled step.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self.phase_seconds: list[dict[Part, float]] = []
+        self._phases = steps.phases
+        self._profiler = ProfiledSteps(steps.device, steps.job.trace, dist.get_rank())
+
+    @property
+    def failure(self) -> str:
+        """What went wrong; empty where nothing did."""
+        return self._profiler.failure
+
+    def before(self, purpose: Purpose) -> None:
+        """A step begins."""
+        if purpose is Purpose.PROFILED and not self._phases.in_profile:
+            self._profiler.start()
+            self._phases.in_profile = True
+
+    def after(self, end: StepEnd) -> None:
+        """A step ended."""
+        if end.purpose is Purpose.PROFILED:
+            self.phase_seconds.append(self._phases.seconds())
+
+    def term_seconds(self, clocks: StepClocks) -> dict[str, float]:
+        """Stops the profiler; the terms of the median timed step, none where the profile failed."""
+        self._phases.in_profile = False
+        self._profiler.stop({part: sum(seconds[part] for seconds in self.phase_seconds) for part in Part})
+        shares = self._profiler.shares
+        if shares is None:
+            return {}
+        profiled = len(self.phase_seconds)
+        return term_seconds(clocks.step_seconds, clocks.phase_seconds, shares, profiled_steps=profiled)
