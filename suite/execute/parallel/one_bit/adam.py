@@ -4,53 +4,34 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.tensor import DTensor, Shard
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.execute.parallel.one_bit.all_reduce import ErrorFeedback, compressed_all_reduce
+from suite.execute.parallel.one_bit.buckets import (
+    Bucket,
+    average_exactly,
+    division,
+    flat,
+    gradient_of,
+    group_or_all,
+    has_equal_gradients,
+    local,
+    ranks_of,
+)
 from suite.execute.parallel.one_bit.schedule import Renewal, Settled
 
 STATE = "one_bit"  # key in the state dict
 _exact_step = inspect.unwrap(torch.optim.Adam.step)  # without the hooks that this class's own step runs
-
-
-@dataclass
-class _Bucket:
-    """Parameters that are averaged as one vector."""
-
-    group: int  # the number of their parameter group
-    parameters: list[Tensor] = field(default_factory=list)
-
-    @property
-    def elements(self) -> int:
-        return sum(_local(parameter).numel() for parameter in self.parameters)
-
-
-def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
-    """Named parameters of `network` in two groups: compressed as usual, and tables that are averaged exactly.
-
-    Tables are the weights of nn.Embedding, and all others of the same shape: a head over the same vocabulary. Rows of
-    rare tokens have small second moments; with the same momentum for all of a vector they would run away.
-    """
-    tables = [module.weight for module in network.modules() if isinstance(module, nn.Embedding)]
-    shapes = {table.shape for table in tables}
-    named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
-    layers = [pair for pair in named if pair[1].shape not in shapes]
-    others = [pair for pair in named if pair[1].shape in shapes]
-    groups: list[dict[str, Any]] = [{"params": layers}, {"params": others, "compressed": False}]
-    return [group for group in groups if group["params"]]
 
 
 class OneBitAdam(torch.optim.Adam):
@@ -128,12 +109,10 @@ class OneBitAdam(torch.optim.Adam):
         self.warm_up: int | None = None  # steps that it took, once it is over
         self.frozen_at: int | None = None  # T: the last exact step, once the warm-up is over
         self.skipped = False  # whether the last step was left out
-        self._own_gradients = False  # whether each rank is known to keep its own behind the warm-up
+        self._own_gradients = False  # whether each rank is known to keep its own after the warm-up
         self._feedback: list[ErrorFeedback] = []
         self._norms: deque[float] = deque()
-        self._exact: list[Tensor] = []
-        self._frozen: list[Tensor] = []
-        self._buckets = self._divided()
+        self._divide()
         self._check_agreement()
 
     @property
@@ -155,7 +134,7 @@ class OneBitAdam(torch.optim.Adam):
         Raises:
             ValueError: its process group has other ranks.
         """
-        theirs, ours = _ranks_of(model.process_group), _ranks_of(self.process_group)
+        theirs, ours = ranks_of(model.process_group), ranks_of(self.process_group)
         if theirs != ours:
             raise ValueError(f"process group of the model: allowed the optimizer's, ranks {ours}, got {theirs}")
         self._own_gradients = True
@@ -185,7 +164,7 @@ class OneBitAdam(torch.optim.Adam):
         return loss
 
     def _gradients(self) -> list[Tensor]:
-        return [_local(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        return [local(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
 
     def _unscale(self, grad_scale: Tensor) -> None:
         for gradient in self._gradients():
@@ -207,7 +186,7 @@ class OneBitAdam(torch.optim.Adam):
                     feedback.active = self._active(bucket)
         elif self._is_warm():
             self.warm_up = self.frozen_at = self.steps
-            self._buckets = self._divided()
+            self._divide()
             self._feedback = [self._fresh_feedback(bucket) for bucket in self._buckets]
         return True
 
@@ -216,7 +195,7 @@ class OneBitAdam(torch.optim.Adam):
         if isinstance(rule, int):
             return self.steps >= rule
         window = rule.window or round(1 / (1 - self.param_groups[0]["betas"][1]))
-        moments = [_local(self.state[p]["exp_avg_sq"]) for b in self._buckets for p in b.parameters if self.state[p]]
+        moments = [local(self.state[p]["exp_avg_sq"]) for b in self._buckets for p in b.parameters if self.state[p]]
         norm = torch.stack(torch._foreach_norm(moments, 1)).sum() if moments else torch.zeros(())
         self._norms.append(float(norm))
         if len(self._norms) <= window:
@@ -228,15 +207,15 @@ class OneBitAdam(torch.optim.Adam):
         dist.all_reduce(settled, dist.ReduceOp.MIN, group=self.process_group)
         return bool(settled)
 
-    def _fresh_feedback(self, bucket: _Bucket) -> ErrorFeedback:
-        first = _local(bucket.parameters[0])
+    def _fresh_feedback(self, bucket: Bucket) -> ErrorFeedback:
+        first = local(bucket.parameters[0])
         feedback = ErrorFeedback.zeros(bucket.elements, group=self.process_group, device=first.device)
         feedback.active = self._active(bucket)
         return feedback
 
-    def _active(self, bucket: _Bucket) -> Tensor | None:
+    def _active(self, bucket: Bucket) -> Tensor | None:
         """The elements that ever had a gradient; None: all."""
-        active = self._second_moment(bucket) != 0
+        active = flat([local(self._state_of(p)["exp_avg_sq"]) for p in bucket.parameters]) != 0
         return None if bool(active.all()) else active
 
     def _catch_up(self, compressed: int) -> None:
@@ -246,9 +225,6 @@ class OneBitAdam(torch.optim.Adam):
             for state in map(self._state_of, bucket.parameters):
                 if (updates := int(state["step"]) - compressed) > 0:
                     state["exp_avg_sq"].mul_((1 - beta2 ** int(state["step"])) / (1 - beta2**updates))
-
-    def _second_moment(self, bucket: _Bucket) -> Tensor:
-        return _flat([_local(self._state_of(p)["exp_avg_sq"]) for p in bucket.parameters])
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         """Moments of a parameter; 0 where it never had a gradient."""
@@ -264,7 +240,7 @@ class OneBitAdam(torch.optim.Adam):
         if not self._own_gradients:
             self._warn_of_averaged_gradients()
             self._own_gradients = True
-        if not self._average_exact():
+        if not average_exactly(self._exact, self.process_group):
             return False
         momenta = [self._momentum(bucket) for bucket in self._buckets]
         if not compressed_all_reduce(momenta, self._feedback, group=self.process_group):
@@ -285,52 +261,29 @@ class OneBitAdam(torch.optim.Adam):
             raise ValueError("parameters: allowed frozen as at the end of the warm-up, got gradients of others")
 
     def _warn_of_averaged_gradients(self) -> None:
-        """Say so where the ranks' gradients are equal before the first compressed step: something has averaged them."""
-        gradients = [_gradient(parameter) for bucket in self._buckets for parameter in bucket.parameters]
-        if dist.get_world_size(self.process_group) == 1 or not gradients:
-            return
-        norm = torch.stack(torch._foreach_norm(gradients)).sum()
-        extremes = torch.stack([norm, -norm])
-        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.process_group)
-        if float(extremes[0]) == -float(extremes[1]) != 0:
+        """Say so where something has averaged the gradients before the first compressed step."""
+        if has_equal_gradients([p for bucket in self._buckets for p in bucket.parameters], self.process_group):
             warnings.warn(
                 "all ranks have the same gradients after the warm-up, as DistributedDataParallel makes them when "
                 "OneBitAdam.average_gradients_of(model) was not called: they are still averaged, and nothing is saved",
                 stacklevel=3,
             )
 
-    def _average_exact(self) -> bool:
-        """Average the gradients that are not compressed; whether all of them are finite on all ranks."""
-        if not self._exact:
-            return True
-        gradients = [_gradient(parameter) for parameter in self._exact]
-        flat = _flat(gradients)
-        ranks = dist.get_world_size(self.process_group)
-        if ranks > 1:
-            dist.all_reduce(flat.div_(ranks), group=self.process_group)
-        if not bool(torch.linalg.vector_norm(flat).isfinite()):
-            return False
-        for parameter, mean in zip(self._exact, flat.split([g.numel() for g in gradients]), strict=True):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            _local(parameter.grad).copy_(mean.view_as(_local(parameter.grad)))
-        return True
-
-    def _momentum(self, bucket: _Bucket) -> Tensor:
+    def _momentum(self, bucket: Bucket) -> Tensor:
         """This rank's own, of its own gradient: flat, fp32, new."""
         group = self.param_groups[bucket.group]
-        gradient = _flat([_gradient(parameter) for parameter in bucket.parameters])
+        gradient = flat([gradient_of(parameter) for parameter in bucket.parameters])
         if group["weight_decay"] and not group["decoupled_weight_decay"]:
-            gradient.add_(_flat([_local(p) for p in bucket.parameters]), alpha=group["weight_decay"])
-        momentum = _flat([_local(self._state_of(p)["exp_avg"]) for p in bucket.parameters])
+            gradient.add_(flat([local(p) for p in bucket.parameters]), alpha=group["weight_decay"])
+        momentum = flat([local(self._state_of(p)["exp_avg"]) for p in bucket.parameters])
         return momentum.lerp_(gradient, 1 - group["betas"][0])
 
-    def _update(self, bucket: _Bucket, momentum: Tensor) -> None:
+    def _update(self, bucket: Bucket, momentum: Tensor) -> None:
         """Write the averaged momentum and update the weights with the second moment as it was frozen."""
         group = self.param_groups[bucket.group]
-        parameters = [_local(parameter.detach()) for parameter in bucket.parameters]
+        parameters = [local(parameter.detach()) for parameter in bucket.parameters]
         states = [self._state_of(parameter) for parameter in bucket.parameters]
-        moments = [_local(state["exp_avg"]) for state in states]
+        moments = [local(state["exp_avg"]) for state in states]
         parts = momentum.split([p.numel() for p in parameters])
         torch._foreach_copy_(moments, [part.view_as(p) for part, p in zip(parts, parameters, strict=True)])
         for state in states:
@@ -339,7 +292,7 @@ class OneBitAdam(torch.optim.Adam):
         assert self.frozen_at is not None
         steps = [int(state["step"]) for state in states]
         warm = [each - (self.steps - self.frozen_at) for each in steps]
-        scale = torch._foreach_sqrt([_local(state["exp_avg_sq"]) for state in states])
+        scale = torch._foreach_sqrt([local(state["exp_avg_sq"]) for state in states])
         # v of a parameter that never had a gradient is 0, and its m too
         torch._foreach_div_(scale, [math.sqrt(1 - beta2**each) if each else 1.0 for each in warm])
         torch._foreach_add_(scale, group["eps"])
@@ -358,30 +311,10 @@ class OneBitAdam(torch.optim.Adam):
             raise ValueError("add_param_group: allowed before the first step")
         super().add_param_group(param_group)
         if hasattr(self, "_buckets"):
-            self._buckets = self._divided()
+            self._divide()
 
-    def _divided(self) -> list[_Bucket]:
-        """The compressed parameters in buckets; the others go into `_exact`, or, frozen, into `_frozen`."""
-        buckets: dict[tuple[int, str], _Bucket] = {}
-        self._exact, self._frozen = [], []
-        ranks = _ranks_of(self.process_group)
-        for place, group in enumerate(self.param_groups):
-            numbered = [f"parameter {number} of group {place}" for number, _ in enumerate(group["params"])]
-            names = group.get("param_names") or numbered
-            for name, parameter in zip(names, group["params"], strict=True):
-                _refuse_sharded(name, parameter, ranks)
-                if parameter.is_complex():
-                    raise ValueError(f"{name}: allowed real numbers, got {parameter.dtype}")
-                compressed = parameter.dim() >= 2 if group["compressed"] is None else group["compressed"]
-                if not parameter.requires_grad:
-                    self._frozen.append(parameter)
-                elif not compressed:
-                    self._exact.append(parameter)
-                elif parameter.numel():
-                    layer = re.match(r"(?:[^.]+\.)*?\d+\.", name)
-                    key = (place, layer[0] if layer else name)
-                    buckets.setdefault(key, _Bucket(place)).parameters.append(parameter)
-        return list(buckets.values())
+    def _divide(self) -> None:
+        self._buckets, self._exact, self._frozen = division(self.param_groups, self.process_group)
 
     def _check_agreement(self) -> None:
         ours = (self.warmup_steps, self.renewal, [bucket.elements for bucket in self._buckets], len(self._exact))
@@ -412,18 +345,10 @@ class OneBitAdam(torch.optim.Adam):
     def portable_state_dict(self) -> dict[str, Any]:
         """The state for any number of ranks, the same on all: every rank has to call it, one of them may save it.
 
-        What is still to be corrected of each element, the mean of the worker errors plus its server error, becomes the
-        worker error of every rank: the sum of what will be sent stays. Server errors start at 0.
+        What is still to be corrected of each element becomes the worker error of every rank: the sum of what will be
+        sent stays. Server errors start at 0.
         """
-        ranks, rank = dist.get_world_size(self.process_group), dist.get_rank(self.process_group)
-        whole = []
-        for each in self._feedback:
-            outstanding = each.worker / ranks
-            part = each.server.numel()
-            mine = outstanding[rank * part : (rank + 1) * part]
-            mine += each.server[: mine.numel()]
-            dist.all_reduce(outstanding, group=self.process_group)
-            whole.append(outstanding)
+        whole = [each.outstanding(group=self.process_group) for each in self._feedback]
         state = self.state_dict()
         state[STATE] |= {"rank": None, "ranks": None, "worker_errors": whole, "server_errors": None}
         return state
@@ -446,7 +371,7 @@ class OneBitAdam(torch.optim.Adam):
         )
         if theirs != ours:
             raise ValueError(f'"compressed" of the groups: allowed {ours}, got {theirs}')
-        self._buckets = self._divided()
+        self._divide()
         sizes = [bucket.elements for bucket in self._buckets]
         errors = saved["worker_errors"]
         if saved["frozen_at"] is not None and [error.numel() for error in errors] != sizes:
@@ -471,37 +396,4 @@ def _average(optimizer: OneBitAdam, bucket: Any) -> Future[Tensor]:
         done: Future[Tensor] = Future()
         done.set_result(bucket.buffer())
         return done
-    return allreduce_hook(_group(optimizer.process_group), bucket)
-
-
-def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    whole = group or dist.group.WORLD
-    assert whole is not None, "the process group is initialised"
-    return whole
-
-
-def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    return dist.get_process_group_ranks(_group(group))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(_local(parameter)) if parameter.grad is None else _local(parameter.grad)
-
-
-def _flat(tensors: list[Tensor]) -> Tensor:
-    """One after the other, in fp32; a copy."""
-    return torch.cat([tensor.reshape(-1).float() for tensor in tensors])
-
-
-def _refuse_sharded(name: str, parameter: Tensor, ranks: list[int]) -> None:
-    if not isinstance(parameter, DTensor):
-        return
-    mesh = parameter.device_mesh
-    for dim, placement in enumerate(parameter.placements):
-        over = dist.get_process_group_ranks(mesh.get_group(dim))
-        if isinstance(placement, Shard) and len(set(over) & set(ranks)) > 1:
-            raise ValueError(f"{name}: allowed whole on each data-parallel rank, got sharded over ranks {over}")
+    return allreduce_hook(group_or_all(optimizer.process_group), bucket)

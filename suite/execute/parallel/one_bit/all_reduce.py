@@ -49,6 +49,16 @@ class ErrorFeedback:
         part = part_elements(elements, dist.get_world_size(group))
         return cls(torch.zeros(elements, device=device), torch.zeros(part, device=device))
 
+    def outstanding(self, *, group: dist.ProcessGroup | None) -> Tensor:
+        """What is still to be corrected of each element [N], the same on all ranks of `group`: the mean of the worker
+        errors plus its server error."""
+        rank, part = dist.get_rank(group), self.server.numel()
+        outstanding = self.worker / dist.get_world_size(group)
+        served = outstanding[rank * part : (rank + 1) * part]
+        served += self.server[: served.numel()]
+        dist.all_reduce(outstanding, group=group)
+        return outstanding
+
 
 def compressed_all_reduce(
     vectors: Sequence[Tensor], feedback: Sequence[ErrorFeedback], *, group: dist.ProcessGroup | None = None
@@ -83,19 +93,11 @@ def compressed_all_reduce(
         return bool(torch.stack([torch.linalg.vector_norm(vector) for vector in vectors]).isfinite().all())
     parts = [each.server.numel() for each in feedback]
     packed = [_compressed(vector, each.worker, each.active) for vector, each in zip(vectors, feedback, strict=True)]
-    outgoing = _message([each.signs for each in packed], [each.scale for each in packed], parts, rows=ranks)
+    outgoing = _message(packed, parts, rows=ranks)
     incoming = torch.empty_like(outgoing)
     _exchange(incoming, outgoing, group)
-    signs, scales = _parts_of(incoming, parts)
-    served = []
-    for number, each in enumerate(feedback):
-        elements = each.worker.numel()
-        first = min(rank * parts[number], elements)
-        own = min(parts[number], elements - first)
-        mean = _mean(signs[number], scales[:, number], own)
-        active = None if each.active is None else each.active[first : first + own]
-        served.append(_compressed(mean, each.server[:own], active))
-    outgoing = _message([each.signs for each in served], [each.scale for each in served], parts, rows=1)
+    served = _served(incoming, feedback, parts, rank)
+    outgoing = _message(served, parts, rows=1)
     incoming = torch.empty((ranks, outgoing.shape[1]), dtype=torch.uint8, device=outgoing.device)
     _gather(incoming, outgoing, group)
     signs, scales = _parts_of(incoming, parts)
@@ -106,11 +108,25 @@ def compressed_all_reduce(
         each.server[: served[number].error.numel()].copy_(served[number].error)
         for part, packed_part, scale in zip(
             vector.split(parts[number]), signs[number], scales[:, number], strict=False
-        ):  # behind the end of the vector there is padding alone
+        ):  # after the end of the vector there is padding alone
             part.copy_(unpack_signs(packed_part, part.numel(), torch.float32, scale))
         if each.active is not None:
             vector *= each.active
     return True
+
+
+def _served(incoming: Tensor, feedback: Sequence[ErrorFeedback], parts: Sequence[int], rank: int) -> list[_Compressed]:
+    """The mean of the part of each vector that this rank serves, compressed again."""
+    signs, scales = _parts_of(incoming, parts)
+    served = []
+    for number, each in enumerate(feedback):
+        elements = each.worker.numel()
+        first = min(rank * parts[number], elements)
+        own = min(parts[number], elements - first)
+        mean = _mean(signs[number], scales[:, number], own)
+        active = None if each.active is None else each.active[first : first + own]
+        served.append(_compressed(mean, each.server[:own], active))
+    return served
 
 
 @dataclass(frozen=True)
@@ -156,20 +172,21 @@ def _mean(signs: Tensor, scales: Tensor, elements: int) -> Tensor:
     return total / signs.shape[0]
 
 
-def _message(signs: list[Tensor], scales: list[Tensor], parts: list[int], *, rows: int) -> Tensor:
+def _message(vectors: Sequence[_Compressed], parts: Sequence[int], *, rows: int) -> Tensor:
     """Bytes [rows, ...]: in row r the r-th of `rows` parts of each vector's signs, then each vector's scale."""
     sizes = [part // BITS for part in parts]
-    message = torch.zeros((rows, sum(sizes) + SCALE_BYTES * len(parts)), dtype=torch.uint8, device=signs[0].device)
+    device = vectors[0].signs.device
+    message = torch.zeros((rows, sum(sizes) + SCALE_BYTES * len(parts)), dtype=torch.uint8, device=device)
     start = 0
-    for packed, size in zip(signs, sizes, strict=True):
-        padded = torch.nn.functional.pad(packed, (0, rows * size - packed.numel()))
+    for vector, size in zip(vectors, sizes, strict=True):
+        padded = torch.nn.functional.pad(vector.signs, (0, rows * size - vector.signs.numel()))
         message[:, start : start + size] = padded.view(rows, size)
         start += size
-    message[:, start:] = torch.stack(scales).view(torch.uint8)
+    message[:, start:] = torch.stack([vector.scale for vector in vectors]).view(torch.uint8)
     return message
 
 
-def _parts_of(message: Tensor, parts: list[int]) -> tuple[list[Tensor], Tensor]:
+def _parts_of(message: Tensor, parts: Sequence[int]) -> tuple[list[Tensor], Tensor]:
     """Of the bytes of each rank [p, ...]: each vector's signs [p, K / 8], and the scales of all [p, vectors]."""
     sizes = [part // BITS for part in parts]
     *signs, scales = message.split([*sizes, SCALE_BYTES * len(parts)], dim=1)

@@ -61,7 +61,7 @@ class Renewal:
             raise ValueError(f"steps: allowed 1 or more, got {self.steps}")
 
     def is_exact(self, step: int, *, warm_up: int, beta2: float) -> bool:
-        """Whether the step of that number, from 1, behind the warm-up is exact."""
+        """Whether the step of that number, from 1, after the warm-up is exact."""
         begin = warm_up * self.factor
         while begin * self.factor < step:
             begin *= self.factor
