@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -27,9 +28,7 @@ class SuiteLoop:
 
     def __init__(self, job: Job, device: torch.device) -> None:
         mesh = device_mesh(job.layout, device.type)
-        self.training = parallelize(
-            job.architecture, job.recipe, job.layout, mesh=mesh, device=device, compiled=False, seed=job.seed
-        )
+        self.training = parallelize(msgspec.structs.replace(job, compiled=False), mesh=mesh, device=device)
         self.device = device
         self._steps = Steps(job, self.training, mesh, device)
         self._report = Reporter(events_path(job.directory, 0))

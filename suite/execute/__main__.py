@@ -116,20 +116,7 @@ def execute(job: Job, report: life.Reporter) -> Finished:
         from suite.execute.model.triton_operations import how_computed  # needs Triton, which not every machine has
 
         arithmetic = "; ".join(words for words in (arithmetic, how_computed(device)) if words)
-    training = parallelize(
-        job.architecture,
-        job.recipe,
-        job.layout,
-        mesh=mesh,
-        device=device,
-        compiled=job.compiled,
-        seed=job.seed,
-        kernels=job.kernels,
-        averaging=job.averaging,
-        exact_steps=job.exact_steps,
-        renewal=job.renewal,
-        script=job.script,
-    )
+    training = parallelize(job, mesh=mesh, device=device)
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     return train(job, training, mesh, device, peak=peak, arithmetic=arithmetic, report=report)
 

@@ -105,15 +105,7 @@ class Trials:
             collective_timeout_seconds=self._job.collective_timeout_seconds,
         )
         prepare_arithmetic(trial.recipe.precision, self._device)
-        training = parallelize(
-            trial.architecture,
-            trial.recipe,
-            trial.layout,
-            mesh=mesh,
-            device=self._device,
-            compiled=trial.compiled,
-            seed=SEED,
-        )
+        training = parallelize(job, mesh=mesh, device=self._device)
         torch.manual_seed(dropout_seed(SEED, mesh, trial.layout))
         steps = Steps(job, training, mesh, self._device)
         for step in range(WARM_UP_STEPS):

@@ -29,8 +29,9 @@ from suite.execute.parallel.sharded_adamw import (
     sharded_adamw,
     whole_adamw,
 )
-from suite.execute.precision import DTYPES, store_weights
+from suite.execute.precision import DTYPES, WeightGroup, store_weights
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
+from suite.job.training_job import Job
 
 
 @dataclass(frozen=True)
@@ -87,21 +88,7 @@ class Training:
     embedding_group: dist.ProcessGroup | None
 
 
-def parallelize(  # noqa: PLR0913  # what a layout decides of a rank
-    architecture: Architecture,
-    recipe: Recipe,
-    layout: Layout,
-    *,
-    mesh: DeviceMesh,
-    device: torch.device,
-    compiled: bool,
-    seed: int,
-    kernels: KernelChoice = KernelChoice.TORCH,
-    averaging: Averaging = Averaging.EXACT,
-    exact_steps: int = 0,
-    renewal: bool = False,
-    script: TrainingOptions = DEFAULT_OPTIONS,
-) -> Training:
+def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training:
     """Build and wrap the model of this rank.
 
     The order is fixed, because each step sees what the one before it made:
@@ -114,82 +101,103 @@ def parallelize(  # noqa: PLR0913  # what a layout decides of a rank
         6. the pipeline
         7. the optimizer, on the shard of this rank; and how the gradients are averaged
     """
-    stage = mesh.get_local_rank(PIPELINE)
-    dealt = list(enumerate(chunk_layers(architecture.layers, layout)))[stage :: layout.pipeline_stages]
-    last = layout.pipeline_stages * layout.virtual_stages - 1
-    chunks = [
-        Decoder(
-            architecture,
-            recipe,
-            operations(architecture, kernels, script),
-            fused_attention=layout.fused_attention,
-            layers=layers,
-            first=number == 0,
-            last=number == last,
-        )
-        for number, layers in dealt
-    ]
-    splits = []
-    for chunk in chunks:
-        chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
-        initialise(chunk, recipe, seed=seed)
-        splits.append(tensor_parallel.split(chunk, mesh[TENSOR], sequence_parallel=layout.sequence_parallel))
-    placed = {key: place for split in splits for key, place in split.placed.items()}
-    fully = layout.fully_sharded
-    shards = layout.data_parallel if layout.zero_stage == 1 else 1
-    if fully:
-        (chunk,) = chunks
-        chunk.to(device)
-        fsdp.shard(chunk, layout, recipe.precision, mesh=mesh[DATA], placed=placed)
-    else:
-        reduced = layout.data_parallel > 1
-        groups = store_weights(list(chunks), recipe, shards=shards, device=device, placed=placed, reduced=reduced)
-        for chunk in chunks:
-            chunk.to(device)
-    if compiled:
-        compile_blocks(chunks, DTYPES[recipe.precision], device)
+    layout, dtype = job.layout, DTYPES[job.recipe.precision]
+    chunks, splits = _split_chunks(job, mesh)
+    groups = _stored(job, chunks, splits, mesh, device)
+    if job.compiled:
+        compile_blocks(chunks, dtype, device)
     modules: list[nn.Module] = list(chunks)
-    if layout.data_parallel > 1 and not fully:
+    if layout.data_parallel > 1 and not layout.fully_sharded:
         modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device) for chunk in chunks]
     pipeline = None
     if layout.pipeline_stages > 1:
-        numbered = {number: module for (number, _), module in zip(dealt, modules, strict=True)}
-        pipeline = Pipeline(
-            numbered,
-            architecture,
-            layout,
-            group=mesh.get_group(PIPELINE),
-            device=device,
-            dtype=DTYPES[recipe.precision],
-        )
+        numbered = dict(zip(_chunk_numbers(layout, mesh), modules, strict=True))
+        group = mesh.get_group(PIPELINE)
+        pipeline = Pipeline(numbered, job.architecture, layout, group=group, device=device, dtype=dtype)
     leaves = [
         leaf
         for chunk, split in zip(chunks, splits, strict=True)
         for leaf in _leaves(chunk, split, counts_repeated=mesh.get_local_rank(TENSOR) == 0)
     ]
-    optimizer: ShardedAdamW | TensorAdamW | OneBitMasters
-    if fully:
-        weights = [leaf.local for leaf in leaves]
-        optimizer = fully_sharded_adamw(
-            _decay_groups([leaf.parameter for leaf in leaves], recipe), recipe, script.update
-        )
-    elif averaging is Averaging.ONE_BIT and layout.data_parallel > 1:
-        weights = [group.flat for group in groups]
-        names = {id(leaf.parameter): leaf.name for leaf in leaves}
-        data = mesh.get_group(DATA)
-        optimizer = one_bit_masters(groups, names, recipe, exact_steps=exact_steps, renewal=renewal, process_group=data)
-        optimizer.average_gradients_of(modules)
-    else:
-        weights = [group.flat for group in groups]
-        data = mesh.get_group(DATA)
-        if shards > 1:
-            shard = mesh.get_local_rank(DATA)
-            optimizer = sharded_adamw(groups, recipe, shards=shards, shard=shard, process_group=data)
-        else:
-            optimizer = whole_adamw(groups, recipe, script.update)
-        compress_gradients(modules, averaging, group=data, exact_steps=exact_steps)
-    tied = architecture.tied_embeddings
+    optimizer = _optimizer(job, mesh, groups, leaves, modules)
+    weights = [leaf.local for leaf in leaves] if groups is None else [group.flat for group in groups]
+    tied = job.architecture.tied_embeddings
     return Training(chunks, modules, leaves, weights, optimizer, pipeline, embedding_group(mesh) if tied else None)
+
+
+def _chunk_numbers(layout: Layout, mesh: DeviceMesh) -> range:
+    """Numbers of this rank's chunks in the whole model."""
+    chunks = layout.pipeline_stages * layout.virtual_stages
+    return range(mesh.get_local_rank(PIPELINE), chunks, layout.pipeline_stages)
+
+
+def _split_chunks(job: Job, mesh: DeviceMesh) -> tuple[list[Decoder], list[tensor_parallel.Split]]:
+    """This rank's chunks, initialised as the whole model would be, with its part of the matrices."""
+    layout = job.layout
+    layers = list(chunk_layers(job.architecture.layers, layout))
+    chunks, splits = [], []
+    for number in _chunk_numbers(layout, mesh):
+        chunk = Decoder(
+            job.architecture,
+            job.recipe,
+            operations(job.architecture, job.kernels, job.script),
+            fused_attention=layout.fused_attention,
+            layers=layers[number],
+            first=number == 0,
+            last=number == len(layers) - 1,
+        )
+        chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
+        initialise(chunk, job.recipe, seed=job.seed)
+        splits.append(tensor_parallel.split(chunk, mesh[TENSOR], sequence_parallel=layout.sequence_parallel))
+        chunks.append(chunk)
+    return chunks, splits
+
+
+def _stored(
+    job: Job, chunks: list[Decoder], splits: list[tensor_parallel.Split], mesh: DeviceMesh, device: torch.device
+) -> list[WeightGroup] | None:
+    """Store the weights of `chunks` on the device: their flat groups, or None where they are fully sharded."""
+    layout = job.layout
+    placed = {key: place for split in splits for key, place in split.placed.items()}
+    if layout.fully_sharded:
+        (chunk,) = chunks
+        chunk.to(device)
+        fsdp.shard(chunk, layout, job.recipe.precision, mesh=mesh[DATA], placed=placed)
+        return None
+    reduced = layout.data_parallel > 1
+    groups = store_weights(
+        list(chunks), job.recipe, shards=_shards(layout), device=device, placed=placed, reduced=reduced
+    )
+    for chunk in chunks:
+        chunk.to(device)
+    return groups
+
+
+def _shards(layout: Layout) -> int:
+    """Of the optimizer's state over data-parallel ranks that store whole weights."""
+    return layout.data_parallel if layout.zero_stage == 1 else 1
+
+
+def _optimizer(
+    job: Job, mesh: DeviceMesh, groups: list[WeightGroup] | None, leaves: list[Leaf], modules: list[nn.Module]
+) -> ShardedAdamW | TensorAdamW | OneBitMasters:
+    """The optimizer of this rank; has `modules` average gradients as the job says."""
+    recipe, layout, data = job.recipe, job.layout, mesh.get_group(DATA)
+    if groups is None:
+        decay_groups = _decay_groups([leaf.parameter for leaf in leaves], recipe)
+        return fully_sharded_adamw(decay_groups, recipe, job.script.update)
+    if job.averaging is Averaging.ONE_BIT and layout.data_parallel > 1:
+        names = {id(leaf.parameter): leaf.name for leaf in leaves}
+        one_bit = one_bit_masters(
+            groups, names, recipe, exact_steps=job.exact_steps, renewal=job.renewal, process_group=data
+        )
+        one_bit.average_gradients_of(modules)
+        return one_bit
+    compress_gradients(modules, job.averaging, group=data, exact_steps=job.exact_steps)
+    if _shards(layout) > 1:
+        shard = mesh.get_local_rank(DATA)
+        return sharded_adamw(groups, recipe, shards=_shards(layout), shard=shard, process_group=data)
+    return whole_adamw(groups, recipe, job.script.update)
 
 
 def operations(

@@ -62,9 +62,7 @@ def executed(job: Job, mesh: DeviceMesh) -> dict[str, Any]:
     events: list[Event] = []
     arithmetic = prepare_arithmetic(job.recipe.precision, CPU)
     peak = AllocatedPeak(CPU)
-    training = parallelize(
-        job.architecture, job.recipe, job.layout, mesh=mesh, device=CPU, compiled=job.compiled, seed=job.seed
-    )
+    training = parallelize(job, mesh=mesh, device=CPU)
     noted = Noted(training.optimizer, training.leaves)
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     noting = dataclasses.replace(training, optimizer=noted)  # type: ignore[arg-type]  # it has what train() uses
