@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from functools import partial
 from typing import Any, cast
@@ -11,6 +12,7 @@ import typer
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
+from suite.launch.interruption import end_as_interrupted, interrupted_by
 
 # Command -> its module and function. Only the module of the command that is asked for is imported.
 COMMANDS = {
@@ -99,5 +101,25 @@ def _refused(line: str) -> int:
     return exit_codes.BAD_INPUT
 
 
+def run() -> int:
+    """`main` of a process of its own: its exit code is 128 + n where signal n ended it, as a shell's would be."""
+    end_as_interrupted()
+    try:
+        code = main()
+    except (Exception, KeyboardInterrupt):  # for instance: a terminal that hung up takes no last words
+        if interrupted_by() is None:
+            raise
+        code = exit_codes.INTERRUPTED
+    number = interrupted_by()
+    if number is None:
+        return code
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # else Python would flush again at its end, and exit with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return 128 + number
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

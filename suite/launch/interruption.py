@@ -1,4 +1,4 @@
-"""A polite end, by Ctrl-C or SIGTERM, is an end by the user."""
+"""Every signal that asks a command to end, Ctrl-C among them, ends it once, as interrupted by the user."""
 
 from __future__ import annotations
 
@@ -7,24 +7,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_POLITE = (signal.SIGINT, signal.SIGTERM)
+ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 class _Interruption:
-    """Whether a signal came, and whether it has to wait."""
+    """The signal that came, and whether it has to wait."""
 
-    came = False
+    came: int | None = None
     held = False
 
 
 def end_as_interrupted() -> None:
     """From here on the first of these signals raises KeyboardInterrupt, and a second one disturbs no cleaning up.
 
-    What is told and kept of an interrupted launch is the command's own; ranks and children are killed.
+    A command reports and keeps of an interrupted launch what it wants to; ranks and children are killed. Under nohup,
+    which has SIGHUP ignored, it stays ignored.
     """
-    _Interruption.came = False
-    for kind in _POLITE:
-        signal.signal(kind, _interrupt)
+    _Interruption.came = None
+    for kind in ENDING:
+        if kind is not signal.SIGHUP or signal.getsignal(kind) is not signal.SIG_IGN:
+            signal.signal(kind, _interrupt)
+
+
+def interrupted_by() -> int | None:
+    """The number of the signal that came since `end_as_interrupted`; None where none did."""
+    return _Interruption.came
 
 
 def check_interrupted() -> None:
@@ -33,7 +40,7 @@ def check_interrupted() -> None:
     Raises:
         KeyboardInterrupt: a signal came since `end_as_interrupted`.
     """
-    if _Interruption.came:
+    if _Interruption.came is not None:
         raise KeyboardInterrupt
 
 
@@ -52,9 +59,9 @@ def held() -> Iterator[None]:
     check_interrupted()
 
 
-def _interrupt(_signum: int, _frame: FrameType | None) -> None:
-    for kind in _POLITE:
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    for kind in ENDING:
         signal.signal(kind, signal.SIG_IGN)
-    _Interruption.came = True
+    _Interruption.came = number
     if not _Interruption.held:
         raise KeyboardInterrupt

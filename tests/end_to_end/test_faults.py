@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from suite.launch.interruption import ENDING
 from suite.launch.launcher import HANG_LEAST_SECONDS
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.paths import ROOT
@@ -169,13 +170,13 @@ def test_a_stopped_rank_ends_the_launch_as_a_hang_and_is_named_with_the_stacks_o
     launch.assert_nothing_left()
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kind", ENDING)
 def test_an_interrupted_launch_was_running_ends_at_once_and_says_so(kind, launches):
     launch = launches()
     launch.rank_pids()
     assert launch.record().status == "running"
     launch.process.send_signal(kind)
-    assert launch.exit_code(END_SECONDS) == 130
+    assert launch.exit_code(END_SECONDS) == 128 + kind
     record = launch.record()
     assert (record.status, record.end.message) == ("interrupted", "interrupted by the user")
     assert record.end.ranks_at_fault == []

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command once; all commands that start ranks take them in one way."""
+"""Every ending signal ends a command once; all commands that start ranks take them in one way."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from suite.launch.interruption import check_interrupted, end_as_interrupted, held
+from suite.launch.interruption import ENDING, check_interrupted, end_as_interrupted, held, interrupted_by
 from suite.machine.processes import die_with_parent
 from suite.paths import ROOT
 
-POLITE = (signal.SIGINT, signal.SIGTERM)
 COMMANDS = ROOT / "suite" / "commands"
 
 
 @pytest.fixture
 def _handlers() -> Iterator[None]:
-    before = [signal.getsignal(kind) for kind in POLITE]
+    before = [signal.getsignal(kind) for kind in ENDING]
     yield
-    end_as_interrupted()  # forgets this test's signal: it would end the launches of tests behind this one
-    for kind, handler in zip(POLITE, before, strict=True):
+    end_as_interrupted()  # forgets this test's signal: it would end the launches of later tests
+    for kind, handler in zip(ENDING, before, strict=True):
         signal.signal(kind, handler)
 
 
 @pytest.mark.usefixtures("_handlers")
-@pytest.mark.parametrize("first", POLITE)
-@pytest.mark.parametrize("second", POLITE)
+@pytest.mark.parametrize("first", ENDING)
+@pytest.mark.parametrize("second", ENDING)
 def test_the_first_signal_interrupts_and_a_second_one_disturbs_nothing(
     first: signal.Signals, second: signal.Signals
 ) -> None:
@@ -38,6 +37,36 @@ def test_the_first_signal_interrupts_and_a_second_one_disturbs_nothing(
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(first)
     signal.raise_signal(second)
+    assert interrupted_by() == first
+
+
+@pytest.mark.usefixtures("_handlers")
+def test_a_command_under_nohup_does_not_see_that_its_terminal_hangs_up() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    end_as_interrupted()
+    signal.raise_signal(signal.SIGHUP)
+    assert interrupted_by() is None
+
+
+SIGNALLED = """
+import os, pty, signal, sys
+import suite.__main__ as command
+def main():
+    print("unwritten", end="")
+    os.close(master)
+    signal.raise_signal(int(sys.argv[1]))
+master, terminal = pty.openpty()
+os.dup2(terminal, 1)
+sys.stdout = os.fdopen(1, "w")
+command.main = main
+sys.exit(command.run())
+"""
+
+
+@pytest.mark.parametrize("kind", ENDING)
+def test_a_command_that_a_signal_ends_has_its_exit_code_also_where_the_terminal_is_gone(kind: signal.Signals) -> None:
+    done = subprocess.run([sys.executable, "-c", SIGNALLED, str(int(kind))], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + kind, "")
 
 
 @pytest.mark.usefixtures("_handlers")
