@@ -37,9 +37,10 @@ from suite.machine.cpu_speed import SpeedSample
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.fingerprint import Fingerprint, fingerprint
 from suite.machine.half_precision import kernels_for
+from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import Check, Conditions, Profile, encode, machines_directory
 from suite.machine.reference_step import ReferenceStep, TimedReferenceStep
-from suite.machine.timing_tables import COLLECTIVES, Line, Table, fitted
+from suite.machine.timing_tables import Line, Table, fitted
 from suite.machine.timings import Repetitions, Timing, middle_over_ranks, over_ranks, over_rounds
 from suite.predict.simulation.step_correction import beside_parts
 from suite.records import store

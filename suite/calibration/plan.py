@@ -12,9 +12,10 @@ import msgspec
 
 from suite.calibration.shapes import Shapes
 from suite.job.calibration_job import WEIGHTS_OF_BLOCK, Task
+from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import REPEATED, UNSEEN
 from suite.machine.reference_step import PRECISION, ReferenceStep, trial
-from suite.machine.timing_tables import COLLECTIVES, Axis, Subject
+from suite.machine.timing_tables import Axis, Subject
 
 TABLE, LINE = "table", "line"
 DTYPES = ("fp32", "bf16", "fp16")

@@ -7,16 +7,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from suite.machine.operations import OPERATIONS, Kind
 from suite.machine.timing_tables import Line, Measured, Subject, engine_seconds_of_operator, scaled
 from suite.machine.timings import Positive
 
-HOST, PRODUCT, ELEMENTWISE, MEMORY = "host", "product", "elementwise", "memory"
-_KIND = {
-    **dict.fromkeys(("product", "square_product", "batched_product", "attention"), PRODUCT),
-    **dict.fromkeys(("calls", "view", "engine", "module", "weight_read", "checkpoint"), HOST),
-    **dict.fromkeys(("region", "sharded_unit", "adam_tensors"), HOST),
-    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"), HOST),  # gloo's own code
-}  # all else: element-wise
+PRODUCT, ELEMENTWISE, MEMORY = "product", "elementwise", "memory"  # reference kernels of a sample
 
 
 class SpeedSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +63,9 @@ def _each(paces: Sequence[SpeedSample], mean: Callable[[list[float]], float]) ->
     )
 
 
-def kind(subject: Subject) -> str:
-    """The piece of a lap that goes as a subject does."""
-    return _KIND.get(subject.operation, ELEMENTWISE)
+def kind(subject: Subject) -> Kind:
+    """What the seconds of a subject go with."""
+    return OPERATIONS[subject.operation].kind
 
 
 class AtCpuSpeed:
@@ -85,7 +80,12 @@ class AtCpuSpeed:
 
     def __init__(self, measured: Measured, slower: SpeedSample) -> None:
         self._measured = measured
-        self._times = {HOST: slower.host, PRODUCT: slower.product, ELEMENTWISE: slower.elementwise}
+        self._times = {
+            Kind.HOST: slower.host,
+            Kind.COLLECTIVE: slower.host,
+            Kind.PRODUCT: slower.product,
+            Kind.ELEMENTWISE: slower.elementwise,
+        }
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
         """Seconds of one call."""
@@ -93,7 +93,7 @@ class AtCpuSpeed:
         of_host = 0.0
         if subject.variant == "backward":
             of_host = min(seconds, engine_seconds_of_operator(self._measured, ranks=subject.ranks))
-        return self._times[HOST] * of_host + self._factor(subject) * (seconds - of_host)
+        return self._times[Kind.HOST] * of_host + self._factor(subject) * (seconds - of_host)
 
     def line(self, subject: Subject) -> Line:
         """Latency and bandwidth."""

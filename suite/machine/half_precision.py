@@ -47,11 +47,6 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
 
 
-def dtype_of(precision: Precision) -> str:
-    """The dtype of the matrix products of a recipe."""
-    return {Precision.FP32: "fp32", Precision.BF16: "bf16"}.get(precision, "fp16")
-
-
 class Kernels(NamedTuple):
     """Where operators differ in the memory they take.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from suite.machine.timing_tables import COLLECTIVES, Line, Measured, Subject, scaled
+from suite.machine.operations import COLLECTIVES
+from suite.machine.timing_tables import Line, Measured, Subject, scaled
 
 
 class Oversubscribed:

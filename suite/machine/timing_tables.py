@@ -12,14 +12,12 @@ import msgspec
 
 from suite.machine.timings import Timing, median
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """What is timed: everything but its sizes.
 
     Args:
-        operation: for instance "product"; docs/calibration.md lists all.
+        operation: of `suite.machine.operations`, for instance "product"; docs/calibration.md says what each is.
         variant: of it: NN, NT or TN of a product, forward or backward of what autograd differentiates.
         dtype: of the tensors: fp32, bf16 or fp16.
         ranks: that do the same at once; of a collective those of its group.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reference_runs.accelerator import dense_peak_flop_per_second
 from reference_runs.run import Precision
-from suite.machine.half_precision import WORK_DTYPES, dtype_of
+from suite.machine.half_precision import WORK_DTYPES
 from suite.machine.profile import Profile
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.machine_model.from_profile import known_accelerator
@@ -43,7 +43,7 @@ def peaks(profile: Profile, precision: Precision, *, ranks: int, cores: int) -> 
     device = known_accelerator(profile)
     if device is None:
         return [achievable]
-    return [Peak(OF_DATASHEET, dense_peak_flop_per_second(device, dtype_of(precision))), achievable]
+    return [Peak(OF_DATASHEET, dense_peak_flop_per_second(device, WORK_DTYPES[precision])), achievable]
 
 
 def utilisation(figures: Sequence[Figure], of: Iterable[Peak]) -> list[Figure]:

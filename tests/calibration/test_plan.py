@@ -32,7 +32,8 @@ from suite.calibration.shapes import Linear, Shapes, miniature_layouts, miniatur
 from suite.machine import cpu_caches
 from suite.machine.half_precision import Kernels
 from suite.machine.profile import REPEATED, UNSEEN
-from suite.machine.timing_tables import COLLECTIVES, Axis, Line, Subject
+from suite.machine.operations import COLLECTIVES
+from suite.machine.timing_tables import Axis, Line, Subject
 from suite.machine.timings import Timing
 from suite.predict.simulation.step_time import step_seconds
 

@@ -35,7 +35,8 @@ from suite.machine.half_precision import kernels_for
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.machine.profile import REPEATED, UNSEEN, Profile, current_profile, disturbed, read
 from suite.machine.reference_step import TimedReferenceStep
-from suite.machine.timing_tables import COLLECTIVES, Subject
+from suite.machine.operations import COLLECTIVES
+from suite.machine.timing_tables import Subject
 from suite.metrics.figures import Quantity, of_job
 from suite.paths import ROOT
 from suite.predict.simulation.step_correction import beside_parts

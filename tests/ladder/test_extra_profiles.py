@@ -22,8 +22,9 @@ from suite.ladder.run import nothing_applies
 from suite.ladder.rung import RungSetting
 from suite.ladder.rungs import RUNGS
 from suite.machine.cpu_speed import SpeedSample
+from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import Profile
-from suite.machine.timing_tables import COLLECTIVES, Subject
+from suite.machine.timing_tables import Subject
 from tests.support.ladder_machine import CORPUS, CPU, TEXTS
 from tests.support.profiles import profile
 

@@ -25,12 +25,13 @@ from suite.execute.parallel.mesh import slowest
 from suite.job.calibration_job import Calibrated, CalibrationJob, Measured, Task
 from suite.job.events import Event, Phase
 from suite.machine import cpu_caches
-from suite.machine.timing_tables import COLLECTIVES, Subject
+from suite.machine.operations import COLLECTIVES, HOST_CALLS
+from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
 
 SEED = 20261121
 TASKS_BETWEEN_LAPS = 8  # of 6 ms, four at a time: as many as one behind every second task
-OPERATIONS: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
+TIMED: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
     "product": matmul.product,
     "square_product": matmul.square_product,
     "batched_product": matmul.batched_product,
@@ -48,7 +49,6 @@ OPERATIONS: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
     "checkpoint": host_calls.checkpoints,
     "region": host_calls.regions,
 }
-HOST = ("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit")
 
 
 class Bursts(Protocol):
@@ -107,7 +107,7 @@ class Bench:
             )
         else:
             sample: Callable[[Work], float] = self.watch.host_sample
-            if subject.operation not in HOST:
+            if subject.operation not in HOST_CALLS:
                 sample = partial(self.watch.cold_sample, overwrites=self.watch.overwrites_for(timed))
             found = self.watch.repetitions(timed, point_seconds=seconds, briefly=briefly, sample=sample)
         self._seconds[subject, sizes] = min(found.seconds)
@@ -121,7 +121,7 @@ class Bench:
             return host_calls.sharded_units(subject, sizes, self.inputs, self.alone)
         if (subject, sizes) in self._compiled:
             return self._compiled[subject, sizes]
-        work = OPERATIONS[subject.operation](subject, sizes, self.inputs)
+        work = TIMED[subject.operation](subject, sizes, self.inputs)
         if subject.compiled:
             self._compiled[subject, sizes] = work
         return work

@@ -13,7 +13,7 @@ from reference_runs.fit_scores import fit_scores
 from reference_runs.machine_model import machine_model
 from reference_runs.run import Cluster, Precision, Software
 from reference_runs.stack import Generation, RecordedStack, stack, stack_of
-from suite.machine.half_precision import dtype_of
+from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.machine import Machine
 from suite.predict.machine_model.model import family_of, modelled_machine
 
@@ -58,7 +58,7 @@ def run_machine(
     if name is None:
         return None
     device = accelerator(name)
-    dtype = dtype_of(precision)
+    dtype = WORK_DTYPES[precision]
     dense_peak_flop_per_second(device, dtype)  # refused before anything else is said of it
     found = stack(stack_name) if stack_name else stack_of(software.stack if software else None)
     notes: list[str] = []

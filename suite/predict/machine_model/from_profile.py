@@ -13,7 +13,7 @@ from reference_runs.layout import Layout
 from reference_runs.machine_model import machine_model
 from reference_runs.run import Activation, ReferenceRun, Workload
 from reference_runs.stack import RecordedStack, stack, stack_of
-from suite.machine.half_precision import Kernels, dtype_of
+from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Line, Subject, Table
 from suite.predict.analytic.gemm import EfficiencyTable, ProductTables
@@ -70,7 +70,7 @@ def profiled_machine(
         InputError: something that the run needs was not measured, or the profile tells no memory size.
     """
     software = stack(stack_name) if stack_name else stack_of(run.software.stack if run.software else None)
-    measured = _measured(profile, dtype_of(run.recipe.precision))
+    measured = _measured(profile, WORK_DTYPES[run.recipe.precision])
     network = network_bytes_per_second or recorded_network_bytes_per_second(run.cluster)
     if layout is not None and layout.ranks > profile.conditions.ranks and network is None:
         key = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"

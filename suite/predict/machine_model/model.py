@@ -8,7 +8,7 @@ from reference_runs.accelerator import Accelerator, dense_peak_flop_per_second
 from reference_runs.machine_model import MachineModel
 from reference_runs.run import Precision
 from reference_runs.stack import AttentionKernel, Generation, Stack
-from suite.machine.half_precision import dtype_of
+from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.machine import Machine
 
@@ -55,7 +55,7 @@ def modelled_machine(
         software.attention if software.attention is not AttentionKernel.UNFUSED else AttentionKernel.FLASH_ATTENTION_2
     )
     return Machine(
-        peak_flop_per_second=dense_peak_flop_per_second(accelerator, dtype_of(precision)),
+        peak_flop_per_second=dense_peak_flop_per_second(accelerator, WORK_DTYPES[precision]),
         memory_bytes=board.memory_bytes,
         memory_bytes_per_second=board.memory_bytes_per_second,
         memory_efficiency=value("memory_efficiency"),

@@ -9,6 +9,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.machine.half_precision import WORK_DTYPES, Kernels
+from suite.machine.operations import HOST_CALLS
 from suite.machine.timing_tables import Measured, Subject, engine_seconds, engine_seconds_of_operator
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.simulation.autograd_tape import Work, Works
@@ -16,7 +17,6 @@ from suite.predict.simulation.operator_calls import batch_tensor_bytes, loading_
 from suite.predict.simulation.pipeline_schedule import Durations, idle_fraction
 from suite.predict.simulation.traffic import executed_traffic_of_dtypes
 
-HOST = frozenset({"view", "node", "module", "weight_read", "region", "sharded_unit", "call", "backward", "checkpoint"})
 # In a compiled region these are part of a neighbour's pass over memory, or not there at all
 FUSED = frozenset({"add", "scale", "to_fp32", "from_fp32", "sum_of_gradients"})
 FUSED_DTYPE = "bf16"  # in which compiled operators were timed: they compute in fp32 whatever they read
@@ -77,12 +77,12 @@ class Prices:
     def of(self, work: Work) -> float:
         """Seconds of one call."""
         if work not in self._known:
-            self._known[work] = self._host_seconds(work) if work.operation in HOST else self._seconds(work)
+            self._known[work] = self._host_seconds(work) if work.operation in HOST_CALLS else self._seconds(work)
         return self._known[work]
 
     def overhead(self, works: Works) -> float:
         """Seconds that the host spends on dispatching, views, autograd's graph and reading weights."""
-        return sum(times * self.of(work) for (_, work), times in works.items() if work.operation in HOST)
+        return sum(times * self.of(work) for (_, work), times in works.items() if work.operation in HOST_CALLS)
 
     def exposed_overhead(self, works: Works, *, waits: bool = False) -> float:
         """Seconds by which the host makes a micro-batch or an update longer.
@@ -96,7 +96,9 @@ class Prices:
         host = self.overhead(works)
         if not self._cuda:
             return host
-        calls = sum(times for (_, work), times in works.items() if work.operation not in HOST and _is_called(work))
+        calls = sum(
+            times for (_, work), times in works.items() if work.operation not in HOST_CALLS and _is_called(work)
+        )
         device = self.arithmetic(works, backward=False) + self.arithmetic(works, backward=True)
         host += calls * self._slope("calls")
         return host if waits else max(0.0, host - device)
@@ -106,7 +108,7 @@ class Prices:
         return sum(
             times * self.of(work)
             for (is_backward, work), times in works.items()
-            if is_backward == backward and work.operation not in HOST
+            if is_backward == backward and work.operation not in HOST_CALLS
         )
 
     def _subject(self, operation: str, variant: str = "", dtype: str = "fp32", *, compiled: bool = False) -> Subject:

@@ -14,7 +14,7 @@ from reference_runs.layout import layout_text
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
 from reference_runs.run import Workload
-from suite.machine.half_precision import dtype_of
+from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import model_flop
 from suite.predict.analytic.framework_memory import NANOTRON, framework_memory, fullest_peak
 from suite.predict.analytic.stage_memory import peak_bytes
@@ -238,7 +238,7 @@ def constant_mfu(rows: Sequence[PublishedRow]) -> tuple[float | None, float | No
         return None, None
     ratios = []
     for row in rows:
-        peak = dense_peak_flop_per_second(catalogued(row.accelerator), dtype_of(row.recipe.precision))
+        peak = dense_peak_flop_per_second(catalogued(row.accelerator), WORK_DTYPES[row.recipe.precision])
         flop = model_flop(row.architecture, samples=row.recipe.global_batch)
         ratios.append(flop / (row.layout.ranks * peak) / (row.step_seconds or 0.0))
     constant = best_constant(ratios)

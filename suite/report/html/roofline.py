@@ -10,13 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.machine.operations import ELEMENT_BYTES
 from suite.machine.profile import Profile, machines_directory, read
 from suite.predict.analytic.kernel_cost import kernel_flop
 from suite.report.html.plot import MUTED, Cell, Plot, Trace, colour, significant, symbol
 
 MOST_MACHINES = 12  # profiles that are drawn: the newest of each machine
 _MEMORY = ("copy", "triad")
-_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 class Kernel(NamedTuple):
@@ -164,18 +164,18 @@ def _was_timed(profile: Profile, operation: str) -> bool:
 
 def _dtypes(profile: Profile) -> list[str]:
     own = {t.subject.dtype for t in profile.tables if t.subject.operation == "product" and t.subject.ranks == 1}
-    return [dtype for dtype in _ELEMENT if dtype in own]
+    return [dtype for dtype in ELEMENT_BYTES if dtype in own]
 
 
 def _products(profile: Profile) -> Iterator[Kernel]:
     """Every matrix product that one rank timed alone."""
     for table in profile.tables:
         subject = table.subject
-        if subject.operation != "product" or subject.ranks != 1 or subject.dtype not in _ELEMENT:
+        if subject.operation != "product" or subject.ranks != 1 or subject.dtype not in ELEMENT_BYTES:
             continue
         points = product(*(axis.points for axis in table.axes))
         for (m, n, k), timing in zip(points, table.timings, strict=True):
-            size = _ELEMENT[subject.dtype] * (m * k + k * n + m * n)
+            size = ELEMENT_BYTES[subject.dtype] * (m * k + k * n + m * n)
             name = f"product {subject.variant} {m:.0f} x {n:.0f} x {k:.0f} {subject.dtype}"
             yield Kernel(name, f"products, {subject.dtype}", subject.dtype, 2 * m * n * k, size, timing.seconds)
 

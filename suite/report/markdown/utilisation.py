@@ -11,7 +11,7 @@ from reference_runs.errors import InputError
 from reference_runs.run import Precision
 from suite.job.events import Status
 from suite.ladder.rungs import RUNGS
-from suite.machine.half_precision import dtype_of
+from suite.machine.half_precision import WORK_DTYPES
 from suite.machine.timings import median
 from suite.metrics.figures import Quantity
 from suite.records.index import Launch
@@ -97,7 +97,7 @@ def _reached(run: str, recorded: Iterable[Launch]) -> list[tuple[str, list[_Reac
         rate = launch.measured.of(Quantity.MODEL_FLOP_PER_SECOND)
         if device is None or rate is None:
             continue
-        peak = dense_peak_flop_per_second(device, dtype_of(Precision(launch.precision)))
+        peak = dense_peak_flop_per_second(device, WORK_DTYPES[Precision(launch.precision)])
         found.setdefault(device.title, []).append(_Reached(launch, rate, rate / peak))
     return sorted(found.items())
 

@@ -12,36 +12,12 @@ from rich.markup import escape
 
 from reference_runs.units import printed
 from suite.machine.half_precision import kernels_for
+from suite.machine.operations import COLLECTIVES, moved_bytes
 from suite.machine.profile import Check, Profile, disturbed
-from suite.machine.timing_tables import COLLECTIVES, Line, Subject, Table
+from suite.machine.timing_tables import Line, Subject, Table
 from suite.machine.timings import Timing, median, quantile
 from suite.predict.simulation.step_correction import BesideParts, beside_parts
 from suite.report.terminal.tables import plain_table
-
-# Least elements that an operator reads and writes for each of its input: of its dtype and of fp32, forward and backward
-_MOVED = {
-    "add": ((3, 0), (0, 0)),
-    "scale": ((2, 0), (2, 0)),
-    "gelu_tanh": ((2, 0), (3, 0)),
-    "gelu": ((2, 0), (3, 0)),
-    "relu": ((2, 0), (3, 0)),
-    "fast_gelu": ((2, 0), (3, 0)),
-    "geglu": ((3, 0), (5, 0)),
-    "permuted": ((2, 0), (0, 0)),
-    "zeros": ((1, 0), (0, 0)),
-    "vector_norm": ((1, 0), (0, 0)),
-    "column_sum": ((1, 0), (0, 0)),
-    "dropout": ((3, 0), (3, 0)),
-    "to_fp32": ((1, 1), (1, 1)),
-    "from_fp32": ((1, 1), (1, 1)),
-    "chain": ((2, 0), (3, 0)),
-    "adam": ((0, 7), (0, 0)),
-    "layer_norm": ((2, 0), (3, 0)),
-    "softmax": ((2, 0), (3, 0)),
-    "cross_entropy": ((1, 0), (2, 0)),
-    "embedding": ((2, 0), (2, 0)),
-}
-_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 class Rate(NamedTuple):
@@ -51,13 +27,6 @@ class Rate(NamedTuple):
     timing: Timing
     unit: str
     per_second: float
-
-
-def moved_bytes(subject: Subject) -> int:
-    """Least bytes that an operator moves for each element of its input; 0 where it moves none."""
-    passes = _MOVED.get(subject.operation, ((0, 0), (0, 0)))
-    own, wide = passes[subject.variant == "backward"]
-    return own * _ELEMENT[subject.dtype] + 4 * wide
 
 
 def best_rate(table: Table) -> Rate:
@@ -83,7 +52,7 @@ def work(subject: Subject, sizes: tuple[float, ...]) -> tuple[str, float]:
         return "flop/s", share * 2 * sizes[0] * sizes[1] ** 2 * sizes[2]
     if subject.operation in ("copy", "triad"):
         return "byte/s", sizes[0]
-    return "byte/s", moved_bytes(subject) * sizes[0] * sizes[1]
+    return "byte/s", moved_bytes(subject.operation, subject.variant, subject.dtype) * sizes[0] * sizes[1]
 
 
 def _spread(timing: Timing) -> str:
@@ -128,7 +97,9 @@ def _name(subject: Subject) -> str:
 
 def _cells(line: Line) -> list[str]:
     """Fixed seconds, bandwidth, residual, worst residual."""
-    moved = 1 if line.unit == "byte" else moved_bytes(line.subject) if line.unit == "element" else 0
+    subject, moved = line.subject, 0
+    if line.unit in ("byte", "element"):
+        moved = 1 if line.unit == "byte" else moved_bytes(subject.operation, subject.variant, subject.dtype)
     each = "-"
     if moved and line.seconds_per_unit:
         each = f"{printed(moved * line.units_per_second, 'byte/s')}byte/s"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from suite.calibration.plan import FORWARD_ONLY
 from suite.execute.calibrate.matmul import DTYPES, Inputs
-from suite.execute.calibrate.run import OPERATIONS
+from suite.execute.calibrate.run import TIMED
 from suite.execute.calibrate.stopwatch import (
     HOST_BYTES,
     MOST_OVERWRITTEN,
@@ -114,7 +114,7 @@ def test_before_an_operator_the_operand_that_the_one_before_wrote_is_written_aga
 @pytest.mark.parametrize("operation", ["gelu", "layer_norm", "softmax", "dropout"])
 def test_the_gradient_that_is_written_again_is_not_what_the_forward_pass_kept(operation: str) -> None:
     inputs = Inputs(CPU)
-    work = OPERATIONS[operation](Subject(operation=operation, variant="backward"), SIZES.get(operation, (96,)), inputs)
+    work = TIMED[operation](Subject(operation=operation, variant="backward"), SIZES.get(operation, (96,)), inputs)
     assert isinstance(work, Following)
     first = work()
     with torch.no_grad():
@@ -265,7 +265,7 @@ def test_what_is_behind_the_warm_up_is_kept_and_no_sample_is_nothing(samples: li
 def test_a_product_has_the_shape_that_its_sizes_name(variant: str, dtype: str) -> None:
     inputs = Inputs(CPU)
     subject = Subject(operation="product", variant=variant, dtype=dtype)
-    result = OPERATIONS["product"](subject, (8, 24, 16), inputs)()
+    result = TIMED["product"](subject, (8, 24, 16), inputs)()
     assert isinstance(result, torch.Tensor)
     assert (result.shape, result.dtype) == ((8, 24), DTYPES[dtype])
     # random data: no row is like another
@@ -273,9 +273,7 @@ def test_a_product_has_the_shape_that_its_sizes_name(variant: str, dtype: str) -
 
 
 def test_a_square_product_takes_the_flop_that_it_is_asked_for() -> None:
-    result = OPERATIONS["square_product"](
-        Subject(operation="square_product", variant="NT"), (2 * 24**3,), Inputs(CPU)
-    )()
+    result = TIMED["square_product"](Subject(operation="square_product", variant="NT"), (2 * 24**3,), Inputs(CPU))()
     assert isinstance(result, torch.Tensor)
     assert result.shape == (24, 24)
 
@@ -283,7 +281,7 @@ def test_a_square_product_takes_the_flop_that_it_is_asked_for() -> None:
 @pytest.mark.parametrize("variant", ["NN", "NT", "TN"])
 def test_a_batched_product_has_the_shape_of_scores_or_of_heads(variant: str) -> None:
     subject = Subject(operation="batched_product", variant=variant)
-    result = OPERATIONS["batched_product"](subject, (3, 24, 8), Inputs(CPU))()
+    result = TIMED["batched_product"](subject, (3, 24, 8), Inputs(CPU))()
     assert isinstance(result, torch.Tensor)
     assert result.shape == ((3, 24, 24) if variant == "NT" else (3, 24, 8))
 
@@ -295,7 +293,7 @@ OTHERWISE = {"product", "square_product", "batched_product", "region"}  # have t
     ("operation", "variant"),
     [
         (operation, variant)
-        for operation in sorted(OPERATIONS.keys() - OTHERWISE)
+        for operation in sorted(TIMED.keys() - OTHERWISE)
         for variant in ("forward", "backward")
         if variant == "forward" or operation not in FORWARD_ONLY
     ],
@@ -311,7 +309,7 @@ def test_every_operation_can_be_called_again_and_again(operation: str, variant: 
         sizes=(SIZES.get(operation, (96,)),),
         point_seconds=0.0,
     )
-    work = OPERATIONS[operation](task.subject, task.sizes[0], Inputs(device))
+    work = TIMED[operation](task.subject, task.sizes[0], Inputs(device))
     watch = Stopwatch(device)
     assert min(watch.repetitions(work, point_seconds=0.0, sample=watch.cold_sample).seconds) > 0
 
@@ -322,7 +320,7 @@ def test_a_compiled_region_is_one_graph_that_can_be_called_again(variant: str) -
     torch._dynamo.reset()
     subject = Subject(operation="region", variant=variant, compiled=True)
     with torch._functorch.config.patch(donated_buffer=False):
-        work = OPERATIONS["region"](subject, (3,), Inputs(CPU))
+        work = TIMED["region"](subject, (3,), Inputs(CPU))
         work()
         before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         assert min(Stopwatch(CPU).repetitions(work, point_seconds=0.0).seconds) > 0
@@ -331,11 +329,11 @@ def test_a_compiled_region_is_one_graph_that_can_be_called_again(variant: str) -
 
 
 def test_a_weight_that_is_read_has_the_stored_values_and_hands_its_gradient_on() -> None:
-    forward = OPERATIONS["weight_read"](Subject(operation="weight_read", variant="forward"), (2,), Inputs(CPU))
+    forward = TIMED["weight_read"](Subject(operation="weight_read", variant="forward"), (2,), Inputs(CPU))
     read = forward()
     assert isinstance(read, list)
     assert [weight.tolist() for weight in read] == [[1.0] * 64] * 2
-    backward = OPERATIONS["weight_read"](Subject(operation="weight_read", variant="backward"), (2,), Inputs(CPU))
+    backward = TIMED["weight_read"](Subject(operation="weight_read", variant="backward"), (2,), Inputs(CPU))
     handed = backward()
     assert isinstance(handed, tuple)
     assert [gradient.tolist() for gradient in handed] == [[1.0] * 64] * 2

@@ -1,0 +1,79 @@
+"""The operations that a machine profile times and a simulated step lists: what paces each, and what it moves."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+class Kind(enum.StrEnum):
+    """What an operation's seconds go with."""
+
+    HOST = "host"
+    PRODUCT = "product"
+    ELEMENTWISE = "elementwise"
+    COLLECTIVE = "collective"
+
+
+class Moved(NamedTuple):
+    """Least elements that are read and written for each of the input: of its own dtype, and of fp32."""
+
+    own: int = 0
+    wide: int = 0
+
+
+class Operation(NamedTuple):
+    """One operation.
+
+    Args:
+        forward, backward: what it moves.
+        cold: whether it is timed after the caches were overwritten, as an operator of a step finds them. Calls of the
+            host come one after the other and find their own data there.
+    """
+
+    kind: Kind
+    forward: Moved = Moved()
+    backward: Moved = Moved()
+    cold: bool = True
+
+
+_ACTIVATION = Operation(Kind.ELEMENTWISE, Moved(2), Moved(3))
+_CAST = Operation(Kind.ELEMENTWISE, Moved(1, 1), Moved(1, 1))
+_HOST_CALL = Operation(Kind.HOST, cold=False)
+_MEMORY = Operation(Kind.ELEMENTWISE)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+# What the simulation of a step lists as the host's, and takes from what is timed under another name: a call from
+# `calls`; a node of autograd's graph and a start of its engine from the backward pass of `view`
+SIMULATED_HOST_CALLS = ("call", "node", "backward")
+
+OPERATIONS: dict[str, Operation] = {
+    **dict.fromkeys(("product", "square_product", "batched_product", "attention"), Operation(Kind.PRODUCT)),
+    **dict.fromkeys(("gelu_tanh", "gelu", "relu", "fast_gelu", "chain", "layer_norm", "softmax"), _ACTIVATION),
+    "geglu": Operation(Kind.ELEMENTWISE, Moved(3), Moved(5)),
+    "dropout": Operation(Kind.ELEMENTWISE, Moved(3), Moved(3)),
+    "scale": Operation(Kind.ELEMENTWISE, Moved(2), Moved(2)),
+    "embedding": Operation(Kind.ELEMENTWISE, Moved(2), Moved(2)),
+    "cross_entropy": Operation(Kind.ELEMENTWISE, Moved(1), Moved(2)),
+    "add": Operation(Kind.ELEMENTWISE, Moved(3)),
+    "permuted": Operation(Kind.ELEMENTWISE, Moved(2)),
+    **dict.fromkeys(("zeros", "vector_norm", "column_sum"), Operation(Kind.ELEMENTWISE, Moved(1))),
+    **dict.fromkeys(("to_fp32", "from_fp32"), _CAST),
+    **dict.fromkeys(("bias", "accumulate", "sum_of_gradients"), Operation(Kind.ELEMENTWISE)),
+    **dict.fromkeys(("copy", "triad", "host_to_device", "device_to_host"), _MEMORY),
+    "adam": Operation(Kind.ELEMENTWISE, Moved(0, 7)),
+    "adam_tensors": Operation(Kind.HOST),  # what Adam takes for a tensor apart from its elements
+    **dict.fromkeys(("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit"), _HOST_CALL),
+    **dict.fromkeys(SIMULATED_HOST_CALLS, _HOST_CALL),
+    "engine": Operation(Kind.HOST),  # of the timing of a backward operator, and so timed as one
+    **dict.fromkeys(COLLECTIVES, Operation(Kind.COLLECTIVE)),
+}
+HOST_CALLS = frozenset(name for name, operation in OPERATIONS.items() if not operation.cold)
+
+
+def moved_bytes(operation: str, variant: str, dtype: str) -> int:
+    """Least bytes that an operation moves for each element of its input; 0 where that is not known."""
+    known = OPERATIONS[operation]
+    moved = known.backward if variant == "backward" else known.forward
+    return moved.own * ELEMENT_BYTES[dtype] + ELEMENT_BYTES["fp32"] * moved.wide

@@ -1,0 +1,53 @@
+"""The one registry of operations: what times them, what plans them and what a simulated step lists agree with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from suite.execute.calibrate.run import TIMED
+from suite.machine.cpu_speed import kind
+from suite.machine.operations import COLLECTIVES, HOST_CALLS, OPERATIONS, SIMULATED_HOST_CALLS, Kind, moved_bytes
+from suite.machine.timing_tables import Subject
+
+
+def test_every_operation_is_timed_or_listed_by_a_simulated_step_alone() -> None:
+    timed = {*TIMED, *COLLECTIVES, "sharded_unit"}
+    assert timed == OPERATIONS.keys() - {*SIMULATED_HOST_CALLS, "sum_of_gradients"}
+
+
+def test_calls_of_the_host_are_timed_without_overwriting_caches() -> None:
+    assert HOST_CALLS - set(SIMULATED_HOST_CALLS) == {
+        *("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit")
+    }
+    assert {name for name, operation in OPERATIONS.items() if operation.kind is Kind.HOST} - HOST_CALLS == {
+        "engine",
+        "adam_tensors",
+    }
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        ("attention", Kind.PRODUCT),
+        ("layer_norm", Kind.ELEMENTWISE),
+        ("triad", Kind.ELEMENTWISE),
+        ("engine", Kind.HOST),
+        ("send", Kind.COLLECTIVE),
+    ],
+)
+def test_the_kind_of_an_operation(operation: str, expected: Kind) -> None:
+    assert kind(Subject(operation=operation)) is expected
+
+
+@pytest.mark.parametrize(
+    ("operation", "variant", "dtype", "expected"),
+    [
+        ("gelu", "backward", "bf16", 6),  # input, gradient, and what is written
+        ("to_fp32", "forward", "fp16", 6),
+        ("adam", "", "fp32", 28),  # weight, both moments read and written; the gradient read
+        ("zeros", "forward", "bf16", 2),
+        ("calls", "", "fp32", 0),
+    ],
+)
+def test_the_least_bytes_of_an_element(operation: str, variant: str, dtype: str, expected: int) -> None:
+    assert moved_bytes(operation, variant, dtype) == expected
