@@ -100,6 +100,16 @@ def test_compiled_blocks_equal_the_prediction_exactly(tmp_path: Path) -> None:
     assert failed_rows(result) == set()
 
 
+def test_compiled_blocks_take_an_embedding_that_tensor_parallel_ranks_add_up(tmp_path: Path) -> None:
+    """Nothing stands between embedding and blocks here, as in GPT-NeoX: no positions, no norm, no dropout."""
+    plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT, layout={"tensor_parallel": 2}, compiled=True)
+    heads = {"heads": 4, "kv_heads": 4, "head_dim": 12, "embedding_norm": False}
+    plan = msgspec.structs.replace(plan, architecture=msgspec.structs.replace(plan.architecture, **heads))
+    result = launched(plan, tmp_path)
+    assert result.status is Status.OK, result.message
+    assert failed_rows(result) == set()
+
+
 def _fused(*, compiled: bool, attention_dropout: float) -> Plan:
     """The small plan with learned positions and fused attention."""
     recipe = {"attention_dropout": attention_dropout}

@@ -106,6 +106,9 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     groups = _stored(job, chunks, splits, mesh, device)
     if job.compiled:
         compile_blocks(chunks, dtype, device)
+        if layout.tensor_parallel > 1:
+            for chunk in chunks:
+                tensor_parallel.wait_for_embedding(chunk)
     modules: list[nn.Module] = list(chunks)
     if layout.data_parallel > 1 and not layout.fully_sharded:
         modules = [_data_parallel(chunk, layout, mesh.get_group(DATA), device) for chunk in chunks]

@@ -10,8 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -101,6 +104,31 @@ def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Spl
         decoder.loss = LocalLoss(CrossEntropy())  # kernels of one rank's loss know no rows of others
         loss_parallel().__enter__()  # stays: the backward pass needs it too, and nothing else here reads DTensor logits
     return _local(decoder, sequence_parallel=sequence_parallel)
+
+
+class _Waited(torch.autograd.Function):
+    """The plain tensor of a message that may still be under way; its gradient as it comes."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        if not isinstance(x, AsyncCollectiveTensor):
+            return x.view_as(x)
+        waited: Tensor = x.trigger_wait()
+        return waited
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def wait_for_embedding(decoder: Decoder) -> None:
+    """Hand the compiled blocks of `decoder` a plain tensor.
+
+    torch.compile (torch 2.13) gives the gradient of an AsyncCollectiveTensor to the wrong node of autograd. Only an
+    embedding without positions, norm and dropout after it hands one on: GPT-NeoX's.
+    """
+    if decoder.embedding is not None:
+        decoder.embedding.register_forward_hook(lambda _module, _inputs, x: _Waited.apply(x))  # type: ignore[no-untyped-call]
 
 
 def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
