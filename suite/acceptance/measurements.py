@@ -21,7 +21,7 @@ from suite.acceptance.evidence import Exchange, Launched, Micro, Probing, Replay
 from suite.acceptance.presets import Effort
 from suite.calibration.calibrate import CalibrationRequest, calibrate, planned_calibration
 from suite.calibration.plan import TABLE, Planned
-from suite.job.calibration_job import Measured
+from suite.job.calibration_job import TimedTask
 from suite.job.events import Event, Status, StepKind
 from suite.job.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
 from suite.launch.launcher import launch
@@ -50,10 +50,10 @@ def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEv
     start = time.monotonic()
     request = CalibrationRequest(results=results, ranks=ranks, device=device)
     planned = planned_calibration(request, effort.densities[device])
-    points: dict[tuple[int, int], list[Measured]] = {}
+    points: dict[tuple[int, int], list[TimedTask]] = {}
 
     def collect(rank: int, event: Event) -> None:
-        if isinstance(event, Measured):
+        if isinstance(event, TimedTask):
             points.setdefault((rank, event.task), []).append(event)
         on_event(rank, event)
 
@@ -90,7 +90,7 @@ def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEv
 
 
 def part_rates(
-    planned: Sequence[Planned], points: Mapping[tuple[int, int], list[Measured]], ranks: int
+    planned: Sequence[Planned], points: Mapping[tuple[int, int], list[TimedTask]], ranks: int
 ) -> tuple[list[float], list[float], list[float]]:
     """What each rank reached while all measured: flop a second of 16-bit products, bytes a second of copies and triads.
 
@@ -118,12 +118,12 @@ def part_rates(
     return squares if all(squares) else matrix, copy, triad
 
 
-def _product_rates(planned: Planned, events: list[Measured]) -> list[float]:
+def _product_rates(planned: Planned, events: list[TimedTask]) -> list[float]:
     """Flop a second of every point of a table."""
     return [2.0 * m * n * k / _seconds(events, place) for place, (m, n, k) in enumerate(planned.task.sizes)]
 
 
-def _seconds(events: list[Measured], place: int) -> float:
+def _seconds(events: list[TimedTask], place: int) -> float:
     """The median of a point's repetitions in all rounds: what a part can do, without the slow phases of the machine."""
     return median(seconds for event in events for seconds in event.points[place].seconds)
 

@@ -27,10 +27,10 @@ from suite.calibration.plan import (
     trials,
 )
 from suite.calibration.shapes import miniature_shapes
-from suite.job.calibration_job import Calibrated, CalibrationJob, Measured, ReferenceSteps
+from suite.job.calibration_job import Calibrated, CalibrationJob, ReferenceSteps, TimedTask
 from suite.job.events import Event, Status
 from suite.job.training_job import WARM_UP_STEPS
-from suite.launch.launcher import HERE, Outcome, launch
+from suite.launch.launcher import HERE, LaunchOutcome, launch
 from suite.launch.multi_host import Hosts
 from suite.machine import cpu_caches, cpu_speed
 from suite.machine.cpu_speed import SpeedSample
@@ -215,7 +215,7 @@ def with_ranks(
     return CalibrationResult(status=Status.OK, message="", profile=both)
 
 
-def _failed(outcome: Outcome) -> CalibrationResult:
+def _failed(outcome: LaunchOutcome) -> CalibrationResult:
     return CalibrationResult(
         status=outcome.status,
         message=outcome.message,
@@ -231,7 +231,7 @@ def _measured(
     cores: int,
     hosts: Hosts = HERE,
     interface: str | None = None,
-) -> Outcome:
+) -> LaunchOutcome:
     identity = store.new_identity()
     with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
         job = CalibrationJob(
@@ -337,7 +337,7 @@ def _timings(planned: Sequence[Planned], events: list[list[Event]]) -> list[tupl
     rounds: dict[tuple[int, int], list[tuple[Repetitions, ...]]] = {}  # of a rank and a task
     for rank, own in enumerate(events):
         for event in own:
-            if isinstance(event, Measured):
+            if isinstance(event, TimedTask):
                 rounds.setdefault((rank, event.task), []).append(event.points)
     alike: dict[tuple[int, str], list[int]] = {}  # tasks of a number of ranks and a kind
     for number, one in enumerate(planned):

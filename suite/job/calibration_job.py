@@ -57,7 +57,7 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     interface: str | None = None
 
 
-class Measured(msgspec.Struct, frozen=True, tag="measured"):
+class TimedTask(msgspec.Struct, frozen=True, tag="measured"):
     """What a rank timed of one task in one round, point by point; only ranks that took part report it."""
 
     task: int

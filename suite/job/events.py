@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from suite.job.calibration_job import Calibrated, Measured, ReferenceSteps
+from suite.job.calibration_job import Calibrated, ReferenceSteps, TimedTask
 from suite.job.probe_job import Exchanged, Probed, Replayed, Soaked
 from suite.machine.cpu_contention import Shared
 from suite.machine.cpu_speed import SpeedSample
@@ -66,7 +66,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     skipped: bool = False
 
 
-class Collective(msgspec.Struct, frozen=True):
+class CountedCollective(msgspec.Struct, frozen=True):
     """Calls of one collective on one mesh axis in the counted step of a rank."""
 
     axis: str
@@ -108,7 +108,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
-    collectives: list[Collective]
+    collectives: list[CountedCollective]
     activation_bytes: int
     peak_bytes: int
     worked_seconds: list[float]
@@ -142,7 +142,7 @@ Event = (
     | Step
     | Finished
     | Failed
-    | Measured
+    | TimedTask
     | ReferenceSteps
     | Calibrated
     | Replayed

@@ -46,7 +46,7 @@ EXIT_SECONDS = 20.0
 ANSWER_SECONDS = 3.0
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a launch ended, every rank's events, and the end of torchrun's log."""
 
     status: Status
@@ -117,7 +117,7 @@ class _Rank:
         return usual + COMPILE_SECONDS if compiled and steps < WARM_UP_STEPS else usual
 
 
-def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *, hosts: Hosts = HERE) -> Outcome:
+def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *, hosts: Hosts = HERE) -> LaunchOutcome:
     """Run `job`, which lies in its directory as job.json, under torchrun and wait for its end.
 
     With `hosts`, a rank runs on each of them. What one is asked in a hang, others are not: their stacks are missing.
@@ -278,7 +278,7 @@ def _asked(ranks: list[_Rank], job: AnyJob) -> tuple[str, Diagnosis]:
 _TORCHRUN_FAILURE = re.compile(r"rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-?\d+)")
 
 
-def _failure(ranks: list[_Rank], log_path: Path, returncode: int) -> Outcome:
+def _failure(ranks: list[_Rank], log_path: Path, returncode: int) -> LaunchOutcome:
     """Why a launch failed, from the ranks' own words, torchrun's exit codes, and silence."""
     words = {n: e for n, rank in enumerate(ranks) for e in rank.events if isinstance(e, Failed)}
     log = log_path.read_text(encoding="utf-8", errors="replace")
@@ -306,9 +306,9 @@ def _last_line(text: str) -> str:
 
 def _outcome(
     status: Status, message: str, faulty: list[int], ranks: list[_Rank], log_path: Path, stacks: str = ""
-) -> Outcome:
+) -> LaunchOutcome:
     log = "" if status is Status.OK else log_path.read_text(encoding="utf-8", errors="replace")[-8000:]
-    return Outcome(
+    return LaunchOutcome(
         status=status,
         message=message,
         ranks_at_fault=faulty,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from suite.machine.operations import OPERATIONS, Kind
+from suite.machine.operations import OPERATIONS, OperationKind
 from suite.machine.timing_tables import Line, Measured, Subject, engine_seconds_of_operator, scaled
 from suite.machine.timings import Positive
 
@@ -63,7 +63,7 @@ def _each(paces: Sequence[SpeedSample], mean: Callable[[list[float]], float]) ->
     )
 
 
-def kind(subject: Subject) -> Kind:
+def kind(subject: Subject) -> OperationKind:
     """What the seconds of a subject go with."""
     return OPERATIONS[subject.operation].kind
 
@@ -81,10 +81,10 @@ class AtCpuSpeed:
     def __init__(self, measured: Measured, slower: SpeedSample) -> None:
         self._measured = measured
         self._times = {
-            Kind.HOST: slower.host,
-            Kind.COLLECTIVE: slower.host,
-            Kind.PRODUCT: slower.product,
-            Kind.ELEMENTWISE: slower.elementwise,
+            OperationKind.HOST: slower.host,
+            OperationKind.COLLECTIVE: slower.host,
+            OperationKind.PRODUCT: slower.product,
+            OperationKind.ELEMENTWISE: slower.elementwise,
         }
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
@@ -93,7 +93,7 @@ class AtCpuSpeed:
         of_host = 0.0
         if subject.variant == "backward":
             of_host = min(seconds, engine_seconds_of_operator(self._measured, ranks=subject.ranks))
-        return self._times[Kind.HOST] * of_host + self._factor(subject) * (seconds - of_host)
+        return self._times[OperationKind.HOST] * of_host + self._factor(subject) * (seconds - of_host)
 
     def line(self, subject: Subject) -> Line:
         """Latency and bandwidth."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-class Kind(enum.StrEnum):
+class OperationKind(enum.StrEnum):
     """What an operation's seconds go with."""
 
     HOST = "host"
@@ -33,41 +33,41 @@ class Operation(NamedTuple):
             host come one after the other and find their own data there.
     """
 
-    kind: Kind
+    kind: OperationKind
     forward: Moved = Moved()
     backward: Moved = Moved()
     cold: bool = True
 
 
-_ACTIVATION = Operation(Kind.ELEMENTWISE, Moved(2), Moved(3))
-_CAST = Operation(Kind.ELEMENTWISE, Moved(1, 1), Moved(1, 1))
-_HOST_CALL = Operation(Kind.HOST, cold=False)
-_MEMORY = Operation(Kind.ELEMENTWISE)
+_ACTIVATION = Operation(OperationKind.ELEMENTWISE, Moved(2), Moved(3))
+_CAST = Operation(OperationKind.ELEMENTWISE, Moved(1, 1), Moved(1, 1))
+_HOST_CALL = Operation(OperationKind.HOST, cold=False)
+_MEMORY = Operation(OperationKind.ELEMENTWISE)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 # What the simulation of a step lists as the host's, and takes from what is timed under another name: a call from
 # `calls`; a node of autograd's graph and a start of its engine from the backward pass of `view`
 SIMULATED_HOST_CALLS = ("call", "node", "backward")
 
 OPERATIONS: dict[str, Operation] = {
-    **dict.fromkeys(("product", "square_product", "batched_product", "attention"), Operation(Kind.PRODUCT)),
+    **dict.fromkeys(("product", "square_product", "batched_product", "attention"), Operation(OperationKind.PRODUCT)),
     **dict.fromkeys(("gelu_tanh", "gelu", "relu", "fast_gelu", "chain", "layer_norm", "softmax"), _ACTIVATION),
-    "geglu": Operation(Kind.ELEMENTWISE, Moved(3), Moved(5)),
-    "dropout": Operation(Kind.ELEMENTWISE, Moved(3), Moved(3)),
-    "scale": Operation(Kind.ELEMENTWISE, Moved(2), Moved(2)),
-    "embedding": Operation(Kind.ELEMENTWISE, Moved(2), Moved(2)),
-    "cross_entropy": Operation(Kind.ELEMENTWISE, Moved(1), Moved(2)),
-    "add": Operation(Kind.ELEMENTWISE, Moved(3)),
-    "permuted": Operation(Kind.ELEMENTWISE, Moved(2)),
-    **dict.fromkeys(("zeros", "vector_norm", "column_sum"), Operation(Kind.ELEMENTWISE, Moved(1))),
+    "geglu": Operation(OperationKind.ELEMENTWISE, Moved(3), Moved(5)),
+    "dropout": Operation(OperationKind.ELEMENTWISE, Moved(3), Moved(3)),
+    "scale": Operation(OperationKind.ELEMENTWISE, Moved(2), Moved(2)),
+    "embedding": Operation(OperationKind.ELEMENTWISE, Moved(2), Moved(2)),
+    "cross_entropy": Operation(OperationKind.ELEMENTWISE, Moved(1), Moved(2)),
+    "add": Operation(OperationKind.ELEMENTWISE, Moved(3)),
+    "permuted": Operation(OperationKind.ELEMENTWISE, Moved(2)),
+    **dict.fromkeys(("zeros", "vector_norm", "column_sum"), Operation(OperationKind.ELEMENTWISE, Moved(1))),
     **dict.fromkeys(("to_fp32", "from_fp32"), _CAST),
-    **dict.fromkeys(("bias", "accumulate", "sum_of_gradients"), Operation(Kind.ELEMENTWISE)),
+    **dict.fromkeys(("bias", "accumulate", "sum_of_gradients"), Operation(OperationKind.ELEMENTWISE)),
     **dict.fromkeys(("copy", "triad", "host_to_device", "device_to_host"), _MEMORY),
-    "adam": Operation(Kind.ELEMENTWISE, Moved(0, 7)),
-    "adam_tensors": Operation(Kind.HOST),  # what Adam takes for a tensor apart from its elements
+    "adam": Operation(OperationKind.ELEMENTWISE, Moved(0, 7)),
+    "adam_tensors": Operation(OperationKind.HOST),  # what Adam takes for a tensor apart from its elements
     **dict.fromkeys(("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit"), _HOST_CALL),
     **dict.fromkeys(SIMULATED_HOST_CALLS, _HOST_CALL),
-    "engine": Operation(Kind.HOST),  # of the timing of a backward operator, and so timed as one
-    **dict.fromkeys(COLLECTIVES, Operation(Kind.COLLECTIVE)),
+    "engine": Operation(OperationKind.HOST),  # of the timing of a backward operator, and so timed as one
+    **dict.fromkeys(COLLECTIVES, Operation(OperationKind.COLLECTIVE)),
 }
 HOST_CALLS = frozenset(name for name, operation in OPERATIONS.items() if not operation.cold)
 

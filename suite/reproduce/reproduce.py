@@ -13,7 +13,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Failed, Finished, Phase, Status, Step
-from suite.launch.launcher import Outcome, launch
+from suite.launch.launcher import LaunchOutcome, launch
 from suite.launch.multi_host import Hosts, Way
 from suite.launch.network_namespaces import hosts as namespaces
 from suite.machine.cpu_contention import others_shares
@@ -104,7 +104,7 @@ def reproduce(
         job = job_for(plan, corpus, scratch)
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
         opened = store.Opened(directory, begin_record(job, corpus, identity))
-        outcome: Outcome | None = None
+        outcome: LaunchOutcome | None = None
         try:
             with hosts_of(plan) as where:
                 outcome = launch(job, identity, on_event, hosts=where)
@@ -203,7 +203,7 @@ def _end(
     faulty: list[int],
     figures: list[Figure],
     *,
-    outcome: Outcome | None = None,
+    outcome: LaunchOutcome | None = None,
 ) -> End:
     ranks = [] if outcome is None else [_rank_outcome(n, events) for n, events in enumerate(outcome.events)]
     return End(

@@ -12,7 +12,7 @@ from suite.acceptance.presets import EFFORTS, EXACT_STEPS
 from suite.calibration import calibrate
 from suite.job.events import Status
 from suite.job.probe_job import Probed, Soaked
-from suite.launch.launcher import Outcome
+from suite.launch.launcher import LaunchOutcome
 from suite.machine.cpu_contention import Shared
 from suite.metrics.figures import Figure, Quantity
 from tests.support.profiles import profile
@@ -24,7 +24,7 @@ def probed(monkeypatch, events, device="cpu", profile="quick"):
 
     def launch(job, _identity, _on_event):
         jobs.append(job)
-        return Outcome(status=Status.OK, message="", ranks_at_fault=[], events=events, log_tail="")
+        return LaunchOutcome(status=Status.OK, message="", ranks_at_fault=[], events=events, log_tail="")
 
     monkeypatch.setattr(measurements, "launch", launch)
     options = {"replays": False, "exchanges": False, "soak": True, "on_event": lambda *_: None}
@@ -57,7 +57,7 @@ def test_how_much_a_full_soak_fills_is_left_to_the_ranks(monkeypatch, device, pr
 
 
 def test_a_calibration_that_hangs_says_which_rank_and_where(monkeypatch, tmp_path):
-    hung = Outcome(
+    hung = LaunchOutcome(
         status=Status.HANG, message="rank 1 behind", ranks_at_fault=[1], events=[[], []], log_tail="rank 0:\nThread 1"
     )
     monkeypatch.setattr(calibrate, "launch", lambda *_arguments, **_options: hung)

@@ -8,7 +8,7 @@ import pytest
 
 from suite.calibration.calibrate import Calibration, assembled
 from suite.calibration.plan import LINE, TABLE, Planned
-from suite.job.calibration_job import Calibrated, Measured, Task
+from suite.job.calibration_job import Calibrated, Task, TimedTask
 from suite.job.events import Event
 from suite.machine.profile import REPEATED
 from suite.machine.timing_tables import Axis, Subject
@@ -34,7 +34,7 @@ def planned(operation: str, unit: str) -> Planned:
 
 def of_rank(task: int, *rounds: tuple[float, float, float]) -> list[Event]:
     return [
-        Measured(task, number, tuple(Repetitions((seconds,), 0) for seconds in points), 0.0)
+        TimedTask(task, number, tuple(Repetitions((seconds,), 0) for seconds in points), 0.0)
         for number, points in enumerate(rounds)
     ]
 
@@ -72,7 +72,7 @@ def test_a_repeated_point_stands_beside_its_own_timing_where_another_table_conta
     calibration = Calibration(device="cpu", ranks=1, results=Path("/none"), planned=plan, rounds=1)
     taken = (1.0, 9.0), (5.0, 7.0), (1.25,), (4.0, 8.0)
     events: list[Event] = [
-        Measured(number, 0, tuple(Repetitions((seconds,), 0) for seconds in points), 0.0)
+        TimedTask(number, 0, tuple(Repetitions((seconds,), 0) for seconds in points), 0.0)
         for number, points in enumerate(taken)
     ]
     checks = assembled(calibration, [[*events, END]], HERE, None).checks

@@ -31,8 +31,8 @@ from suite.calibration.plan import counts_at_once as counts
 from suite.calibration.shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
 from suite.machine import cpu_caches
 from suite.machine.half_precision import Kernels
-from suite.machine.profile import REPEATED, UNSEEN
 from suite.machine.operations import COLLECTIVES
+from suite.machine.profile import REPEATED, UNSEEN
 from suite.machine.timing_tables import Axis, Line, Subject
 from suite.machine.timings import Timing
 from suite.predict.simulation.step_time import step_seconds

@@ -26,16 +26,16 @@ from suite.calibration.plan import BURSTS
 from suite.commands.calibrate import CalibrationProgress
 from suite.execute.calibrate.reference_step import STEPS
 from suite.execute.calibrate.stopwatch import BRIEF_WARM_UP, MOST_PAGED
-from suite.job.calibration_job import Measured
+from suite.job.calibration_job import TimedTask
 from suite.job.events import Event, Phase, Started, Status
 from suite.job.training_job import WARM_UP_STEPS
 from suite.launch import launcher
 from suite.machine.fingerprint import fingerprint
 from suite.machine.half_precision import kernels_for
+from suite.machine.operations import COLLECTIVES
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.machine.profile import REPEATED, UNSEEN, Profile, current_profile, disturbed, read
 from suite.machine.reference_step import TimedReferenceStep
-from suite.machine.operations import COLLECTIVES
 from suite.machine.timing_tables import Subject
 from suite.metrics.figures import Quantity, of_job
 from suite.paths import ROOT
@@ -393,7 +393,7 @@ def test_a_stopped_rank_ends_the_calibration_as_a_hang_and_leaves_no_profile(
     def stop(rank: int, event: Event) -> None:
         if isinstance(event, Started):
             pids[rank] = event.pid
-        if isinstance(event, Measured) and rank == 0 and event.task == event.round == 0:
+        if isinstance(event, TimedTask) and rank == 0 and event.task == event.round == 0:
             os.kill(pids[1], signal.SIGSTOP)
 
     planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2), SPARSE)

@@ -6,7 +6,14 @@ import pytest
 
 from suite.execute.calibrate.run import TIMED
 from suite.machine.cpu_speed import kind
-from suite.machine.operations import COLLECTIVES, HOST_CALLS, OPERATIONS, SIMULATED_HOST_CALLS, Kind, moved_bytes
+from suite.machine.operations import (
+    COLLECTIVES,
+    HOST_CALLS,
+    OPERATIONS,
+    SIMULATED_HOST_CALLS,
+    OperationKind,
+    moved_bytes,
+)
 from suite.machine.timing_tables import Subject
 
 
@@ -19,7 +26,7 @@ def test_calls_of_the_host_are_timed_without_overwriting_caches() -> None:
     assert HOST_CALLS - set(SIMULATED_HOST_CALLS) == {
         *("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit")
     }
-    assert {name for name, operation in OPERATIONS.items() if operation.kind is Kind.HOST} - HOST_CALLS == {
+    assert {name for name, operation in OPERATIONS.items() if operation.kind is OperationKind.HOST} - HOST_CALLS == {
         "engine",
         "adam_tensors",
     }
@@ -28,14 +35,14 @@ def test_calls_of_the_host_are_timed_without_overwriting_caches() -> None:
 @pytest.mark.parametrize(
     ("operation", "expected"),
     [
-        ("attention", Kind.PRODUCT),
-        ("layer_norm", Kind.ELEMENTWISE),
-        ("triad", Kind.ELEMENTWISE),
-        ("engine", Kind.HOST),
-        ("send", Kind.COLLECTIVE),
+        ("attention", OperationKind.PRODUCT),
+        ("layer_norm", OperationKind.ELEMENTWISE),
+        ("triad", OperationKind.ELEMENTWISE),
+        ("engine", OperationKind.HOST),
+        ("send", OperationKind.COLLECTIVE),
     ],
 )
-def test_the_kind_of_an_operation(operation: str, expected: Kind) -> None:
+def test_the_kind_of_an_operation(operation: str, expected: OperationKind) -> None:
     assert kind(Subject(operation=operation)) is expected
 
 

@@ -8,8 +8,8 @@ import pytest
 from reference_runs.run import Precision
 from suite.ladder.plan import planned
 from suite.ladder.rung import RungSetting
-from suite.machine.oversubscription import Oversubscribed
 from suite.machine.operations import COLLECTIVES
+from suite.machine.oversubscription import Oversubscribed
 from suite.machine.timing_tables import Line, Subject, scaled
 from suite.reproduce import step_time
 from suite.reproduce.utilisation import peaks

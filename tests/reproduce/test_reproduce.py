@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from suite.job.events import Status
-from suite.launch.launcher import Outcome
+from suite.launch.launcher import LaunchOutcome
 from suite.machine.cpu_speed import SpeedSample
 from suite.machine.profile import Profile
 from suite.machine.reference_step import TimedReferenceStep
@@ -69,7 +69,7 @@ def test_a_prediction_that_fails_unexpectedly_ends_before_anything_is_launched(
 def test_what_fails_behind_the_launch_still_ends_the_record(
     raised: type[BaseException], status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = Outcome(status=Status.OK, message="", ranks_at_fault=[], events=[[]], log_tail="the log")
+    outcome = LaunchOutcome(status=Status.OK, message="", ranks_at_fault=[], events=[[]], log_tail="the log")
     monkeypatch.setattr(reproduction, "launch", lambda *_, **__: outcome)
 
     def fails(*_: object) -> list[Figure]:
@@ -87,7 +87,7 @@ def test_what_fails_behind_the_launch_still_ends_the_record(
 def test_a_launch_that_crashes_has_a_record_without_predicted_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = Outcome(status=Status.CRASHED, message="rank 0", ranks_at_fault=[0], events=[[]], log_tail="")
+    outcome = LaunchOutcome(status=Status.CRASHED, message="rank 0", ranks_at_fault=[0], events=[[]], log_tail="")
     monkeypatch.setattr(reproduction, "launch", lambda *_, **__: outcome)
     reproduced(tmp_path)
     (record,) = records(tmp_path)
@@ -105,9 +105,9 @@ def test_times_are_predicted_before_the_launch_and_recorded_behind_it(
         done.append("predicted")
         return figures(*arguments, **named)
 
-    def launch(*_: object, **__: object) -> Outcome:
+    def launch(*_: object, **__: object) -> LaunchOutcome:
         done.append("launched")
-        return Outcome(status=Status.OK, message="", ranks_at_fault=[], events=[[]], log_tail="")
+        return LaunchOutcome(status=Status.OK, message="", ranks_at_fault=[], events=[[]], log_tail="")
 
     rate = Figure(quantity=Quantity.MODEL_FLOP_PER_SECOND, value=5e8)
     monkeypatch.setattr(step_time, "time_figures", predicted)

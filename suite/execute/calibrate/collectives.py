@@ -28,14 +28,14 @@ _reduce_scatter: Callable[..., Any] = (
 )
 
 
-class Collective(NamedTuple):
+class TimedCollective(NamedTuple):
     """A collective to be timed, and what makes its input anew before each call, untimed."""
 
     prepare: Work
     work: Work
 
 
-def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: dist.ProcessGroup) -> Collective:
+def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: dist.ProcessGroup) -> TimedCollective:
     """The collective with `sizes[0]` bytes of payload: its input; for all_gather its output.
 
     all_reduce adds in place: its input is made anew, because sums of sums would grow without bound.
@@ -64,11 +64,11 @@ def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: 
         "all_to_all": lambda: dist.all_to_all_single(received, whole, group=group),
         "send": ping_pong,
     }[subject.operation]
-    return Collective((lambda: summed.copy_(whole)) if subject.operation == "all_reduce" else (lambda: None), work)
+    return TimedCollective((lambda: summed.copy_(whole)) if subject.operation == "all_reduce" else (lambda: None), work)
 
 
 def collective_repetitions(
-    timed: Collective, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float, known: float | None
+    timed: TimedCollective, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float, known: float | None
 ) -> Repetitions:
     """As `Stopwatch.repetitions`, in blocks of 4, after which all of `agree` decide alike from the slowest's times.
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from kernels.half_matmul import compute_products_through_fp32, has_instructions
 from suite.execute.calibrate import host_calls, matmul, operators
-from suite.execute.calibrate.collectives import Collective, collective, collective_repetitions
+from suite.execute.calibrate.collectives import TimedCollective, collective, collective_repetitions
 from suite.execute.calibrate.matmul import DTYPES, Inputs
 from suite.execute.calibrate.stopwatch import HOST_BYTES, MOST_OVERWRITTEN, OPERATORS_BYTES, Stopwatch
 from suite.execute.measure.clock import Work
@@ -22,7 +22,7 @@ from suite.execute.measure.cpu_speed import LAPS_IN_A_ROW, SpeedSampler
 from suite.execute.measure.environment import environment
 from suite.execute.measure.system_load import GpuLog, own_seconds, processor_facts, processor_time
 from suite.execute.parallel.mesh import slowest
-from suite.job.calibration_job import Calibrated, CalibrationJob, Measured, Task
+from suite.job.calibration_job import Calibrated, CalibrationJob, Task, TimedTask
 from suite.job.events import Event, Phase
 from suite.machine import cpu_caches
 from suite.machine.operations import COLLECTIVES, HOST_CALLS
@@ -101,7 +101,7 @@ class Bench:
         timed = self._timed(subject, sizes)
         # what all of them go by is the same; and no rank begins before the last one has got here
         (longest,) = slowest(agree, self._seconds.get((subject, sizes), 0.0))
-        if isinstance(timed, Collective):
+        if isinstance(timed, TimedCollective):
             found = collective_repetitions(
                 timed, self.watch, agree, point_seconds=seconds, known=longest if briefly else None
             )
@@ -113,7 +113,7 @@ class Bench:
         self._seconds[subject, sizes] = min(found.seconds)
         return found
 
-    def _timed(self, subject: Subject, sizes: tuple[int, ...]) -> Work | Collective:
+    def _timed(self, subject: Subject, sizes: tuple[int, ...]) -> Work | TimedCollective:
         """The call, its inputs made; of a compiled one that of the round before."""
         if subject.operation in COLLECTIVES:
             return collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
@@ -170,7 +170,7 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
             if number % TASKS_BETWEEN_LAPS == 0:
                 pacers[task.subject.ranks].laps(LAPS_IN_A_ROW)
             briefly = behind or (lap > 0 and task.subject.operation in COLLECTIVES)
-            report(Measured(number, lap, bench.repeated(task, briefly=briefly), time.time()))
+            report(TimedTask(number, lap, bench.repeated(task, briefly=briefly), time.time()))
         done += 1
         if done == len(job.tasks):
             (first_round_seconds,) = slowest(bench.everyone, time.perf_counter() - start)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from suite.execute.data.token_stream import Batch, TokenStream, token_stream
+from suite.execute.data.token_stream import TokenBatch, TokenStream, token_stream
 from suite.execute.measure.phases import Part, Phases
 from suite.job.training_job import Job
 
@@ -18,18 +18,18 @@ PREFETCHED = 2  # batches of each worker: torch.utils.data's own default
 class Batches(Protocol):
     """The samples of a job."""
 
-    def micro_batch(self, first: int, samples: int) -> Batch:
+    def micro_batch(self, first: int, samples: int) -> TokenBatch:
         """The samples numbered from `first` over the whole run."""
 
 
-class _Ahead(Dataset[Batch]):
+class _Ahead(Dataset[TokenBatch]):
     """Micro-batches by the number of their first sample."""
 
     def __init__(self, stream: TokenStream, samples: int) -> None:
         self._stream = stream
         self._samples = samples
 
-    def __getitem__(self, first: int) -> Batch:
+    def __getitem__(self, first: int) -> TokenBatch:
         return self._stream.micro_batch(first, self._samples)
 
 
@@ -48,7 +48,7 @@ class WorkedAhead:
         self._samples = samples
         self._left = iter(firsts)
         self._next = next(self._left, None)
-        loader: DataLoader[Batch] = DataLoader(
+        loader: DataLoader[TokenBatch] = DataLoader(
             _Ahead(stream, samples),
             batch_size=None,
             sampler=list(firsts),
@@ -57,9 +57,9 @@ class WorkedAhead:
             collate_fn=_contiguous if pinned else _unchanged,
             pin_memory=pinned,
         )
-        self._batches: Iterator[Batch] | None = iter(loader)
+        self._batches: Iterator[TokenBatch] | None = iter(loader)
 
-    def micro_batch(self, first: int, samples: int) -> Batch:
+    def micro_batch(self, first: int, samples: int) -> TokenBatch:
         """The samples numbered from `first` over the whole run."""
         if self._batches is None or first != self._next or samples != self._samples:
             return self._stream.micro_batch(first, samples)
@@ -80,7 +80,7 @@ def _contiguous(batch: Any) -> Any:
 
     Source: aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries.
     """
-    return Batch(batch.tokens_BT.contiguous(), {name: one.contiguous() for name, one in batch.arguments.items()})
+    return TokenBatch(batch.tokens_BT.contiguous(), {name: one.contiguous() for name, one in batch.arguments.items()})
 
 
 def batches(job: Job, *, replica: int) -> Batches:
@@ -112,7 +112,7 @@ class CopiedAhead:
         self._phases = phases
         self._stream = torch.cuda.Stream(device)
         self._begun: tuple[int, int] | None = None
-        self._moved: Batch | None = None
+        self._moved: TokenBatch | None = None
 
     def begin(self, first: int, samples: int) -> None:
         """Make the samples numbered from `first` and begin to copy them; nothing waits for that."""
@@ -122,7 +122,7 @@ class CopiedAhead:
             self._moved = batch.to(self._device)
         self._begun = (first, samples)
 
-    def micro_batch(self, first: int, samples: int) -> Batch:
+    def micro_batch(self, first: int, samples: int) -> TokenBatch:
         """The samples numbered from `first`, begun before or now; the computing stream waits until they are there."""
         if self._begun != (first, samples):
             self.begin(first, samples)

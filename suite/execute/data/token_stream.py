@@ -14,7 +14,7 @@ from suite.execute.data.documents import TokenisedDocuments
 from suite.job.training_job import Job
 
 
-class Batch(NamedTuple):
+class TokenBatch(NamedTuple):
     """One micro-batch: tokens, int64 [B, T], and what the decoder's forward pass takes beside them, by name.
 
     Args:
@@ -24,10 +24,10 @@ class Batch(NamedTuple):
     tokens_BT: Tensor  # noqa: N815  # shape letters
     arguments: dict[str, Tensor]
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> TokenBatch:
         """The same on `device`."""
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in self.arguments.items()}
-        return Batch(self.tokens_BT.to(device, non_blocking=True), moved)
+        return TokenBatch(self.tokens_BT.to(device, non_blocking=True), moved)
 
 
 class TokenStream:
@@ -58,13 +58,13 @@ class TokenStream:
         self._blanks = blanks
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
-    def micro_batch(self, first: int, samples: int) -> Batch:
+    def micro_batch(self, first: int, samples: int) -> TokenBatch:
         """The samples numbered from `first` over the whole run, with what each token is to be followed by."""
         texts = [self._text(number) for number in range(first, first + samples)]
         if self._blanks is not None:
             return _infilled(self._blanks, texts, first)
         both = torch.stack(texts).long()
-        return Batch(both[:, :-1], {"targets_BT": both[:, 1:]})
+        return TokenBatch(both[:, :-1], {"targets_BT": both[:, 1:]})
 
     def _text(self, number: int) -> Tensor:
         epoch, place = divmod(number, self._samples)
@@ -76,7 +76,7 @@ class TokenStream:
         return self._tokens[start : start + self._sequence + 1]
 
 
-def _infilled(blanks: BlankInfilling, texts: list[Tensor], first: int) -> Batch:
+def _infilled(blanks: BlankInfilling, texts: list[Tensor], first: int) -> TokenBatch:
     samples = [blanks.sample(text.tolist(), number) for number, text in enumerate(texts, first)]
     seen = [[sample.seen_from, sample.seen_until] for sample in samples]
     arguments = {
@@ -84,7 +84,7 @@ def _infilled(blanks: BlankInfilling, texts: list[Tensor], first: int) -> Batch:
         "positions_BT": torch.tensor([sample.positions for sample in samples]),
         "seen_B2S": torch.tensor(seen),
     }
-    return Batch(torch.tensor([sample.tokens for sample in samples]), arguments)
+    return TokenBatch(torch.tensor([sample.tokens for sample in samples]), arguments)
 
 
 def token_stream(job: Job) -> TokenStream:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from suite.job.events import Collective
+from suite.job.events import CountedCollective
 
 # How PyTorch's c10d and functional operators are called here, and whether the payload is their input or output.
 _OPERATIONS = {
@@ -108,9 +108,9 @@ class CollectiveCounter(TorchDispatchMode):
         super().__enter__()  # type: ignore[no-untyped-call]  # as above
         return self
 
-    def collectives(self) -> list[Collective]:
+    def collectives(self) -> list[CountedCollective]:
         """What was counted, sorted by axis and operation."""
-        return [Collective(*key, *self._counts[key]) for key in sorted(self._counts)]
+        return [CountedCollective(*key, *self._counts[key]) for key in sorted(self._counts)]
 
 
 def _payload_bytes(operation: str, args: tuple[Any, ...]) -> int:

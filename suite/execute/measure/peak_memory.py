@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-class Change(NamedTuple):
+class Allocation(NamedTuple):
     """A block's address, and its bytes: negative where it is freed."""
 
     address: int
@@ -36,7 +36,7 @@ class AllocatedPeak:
         self.bytes = 0
         self.reserved_bytes: int | None = None
         self._device = device
-        self._before: list[Change] = []
+        self._before: list[Allocation] = []
         self._settled: int | None = None
         self._recording = None if device.type == "cuda" else _started()
 
@@ -82,7 +82,7 @@ def resident_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def largest_sum(before: Iterable[Change], since: list[Change], *, window: int = 0) -> int:
+def largest_sum(before: Iterable[Allocation], since: list[Allocation], *, window: int = 0) -> int:
     """The largest sum of blocks that live at a time within a window.
 
     A free is not seen where a communication thread happens to be the last to let a block go (gloo's messages). Such a
@@ -101,7 +101,7 @@ def largest_sum(before: Iterable[Change], since: list[Change], *, window: int = 
         del addresses[bisect_left(addresses, address)]
         return sizes.pop(address)
 
-    def applied(change: Change) -> int:
+    def applied(change: Allocation) -> int:
         difference = 0
         if change.bytes < 0:
             return -freed(change.address) if change.address in sizes else 0
@@ -129,7 +129,7 @@ def largest_sum(before: Iterable[Change], since: list[Change], *, window: int = 
     return largest
 
 
-def _never_freed(changes: list[Change]) -> set[int]:
+def _never_freed(changes: list[Allocation]) -> set[int]:
     """Places of the allocations that no later change frees."""
     open_at: dict[int, int] = {}
     never: set[int] = set()
@@ -150,7 +150,7 @@ def _started() -> profile:
     return recording
 
 
-def _changes(recording: profile) -> list[Change]:
+def _changes(recording: profile) -> list[Allocation]:
     """Ends the recording; returns what was allocated and freed on the CPU, in order."""
     recording.stop()
     assert recording.profiler is not None
@@ -164,4 +164,4 @@ def _changes(recording: profile) -> list[Change]:
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
         pending += event.children
     found.sort(key=lambda timed: timed[0])
-    return [Change(address, size) for _, address, size in found]
+    return [Allocation(address, size) for _, address, size in found]

@@ -35,7 +35,7 @@ class FeedForward(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class PreNormBlock(nn.Module):
     """Pre-LayerNorm attention and feed-forward part on a residual stream, one after the other or side by side.
 
     Args:
@@ -107,4 +107,7 @@ class DeepNormBlock(nn.Module):
         return self.operations.normalised_sum(self.feed_forward_norm, self.alpha, middle, fed)
 
 
-BLOCKS: dict[Norm, type[Block] | type[DeepNormBlock]] = {Norm.PRE_LAYER_NORM: Block, Norm.DEEP_NORM: DeepNormBlock}
+BLOCKS: dict[Norm, type[PreNormBlock] | type[DeepNormBlock]] = {
+    Norm.PRE_LAYER_NORM: PreNormBlock,
+    Norm.DEEP_NORM: DeepNormBlock,
+}

@@ -30,7 +30,7 @@ NAMES: dict[Activation, KernelActivation] = {
 }
 
 
-class ChunkedCrossEntropy(nn.Module):
+class ChunkedTritonCrossEntropy(nn.Module):
     """Mean cross-entropy of the targets that are learned, in nats a token; logits exist for a chunk of tokens alone.
 
     Gradients are computed in the forward pass, for the `upstream` gradient that the loss is expected to get: fp16 would
@@ -92,7 +92,7 @@ class TritonOperations:
         return masked_softmax(scores_BHTS, scale, causal=True, slopes_H=None if self._slopes is None else mask)
 
     def loss(self) -> nn.Module:
-        return ChunkedCrossEntropy()
+        return ChunkedTritonCrossEntropy()
 
 
 def how_computed(device: torch.device) -> str:

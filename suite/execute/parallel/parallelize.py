@@ -35,7 +35,7 @@ from suite.job.training_job import Job
 
 
 @dataclass(frozen=True)
-class Leaf:
+class LocalParameter:
     """A parameter that receives gradients, as this rank holds it.
 
     Args:
@@ -81,7 +81,7 @@ class Training:
 
     chunks: list[Decoder]
     modules: list[nn.Module]
-    leaves: list[Leaf]
+    leaves: list[LocalParameter]
     weights: list[Tensor]
     optimizer: ShardedAdamW | TensorAdamW | OneBitMasters
     pipeline: Pipeline | None
@@ -182,7 +182,7 @@ def _shards(layout: Layout) -> int:
 
 
 def _optimizer(
-    job: Job, mesh: DeviceMesh, groups: list[WeightGroup] | None, leaves: list[Leaf], modules: list[nn.Module]
+    job: Job, mesh: DeviceMesh, groups: list[WeightGroup] | None, leaves: list[LocalParameter], modules: list[nn.Module]
 ) -> ShardedAdamW | TensorAdamW | OneBitMasters:
     """The optimizer of this rank; has `modules` average gradients as the job says."""
     recipe, layout, data = job.recipe, job.layout, mesh.get_group(DATA)
@@ -245,12 +245,12 @@ def _data_parallel(chunk: Decoder, layout: Layout, group: dist.ProcessGroup, dev
     )
 
 
-def _leaves(chunk: Decoder, split: tensor_parallel.Split, *, counts_repeated: bool) -> Iterator[Leaf]:
+def _leaves(chunk: Decoder, split: tensor_parallel.Split, *, counts_repeated: bool) -> Iterator[LocalParameter]:
     tied = chunk.architecture.tied_embeddings and (chunk.embedding is None or chunk.head is None)
     for name, parameter in chunk.named_parameters():
         plain = name.replace("parametrizations.", "").removesuffix(".original")
         copied = tied and plain == "head.weight"
-        yield Leaf(
+        yield LocalParameter(
             parameter,
             plain,
             split.dims.get(plain),

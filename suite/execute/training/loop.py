@@ -19,7 +19,7 @@ from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
 from suite.execute.training.counting_passes import activation_bytes, model_flop
 from suite.execute.training.instruments import StepClocks, StepCounters, StepEnd, StepProfile
-from suite.execute.training.step import Outcome, Steps
+from suite.execute.training.step import StepOutcome, Steps
 from suite.execute.training.step_plan import StepPlan
 from suite.job.events import Event, Finished, Phase, Step, StepKind
 from suite.job.training_job import Job
@@ -75,7 +75,7 @@ def train(
     return _finished(steps, mesh, counters, clocks, profile, terms, arithmetic)
 
 
-def _reported(step: int, kind: StepKind, seconds: float, outcome: Outcome) -> Step:
+def _reported(step: int, kind: StepKind, seconds: float, outcome: StepOutcome) -> Step:
     norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
     return Step(step, kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped)
 

@@ -14,14 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.execute.data.loader import CopiedAhead, batches
-from suite.execute.data.token_stream import Batch
+from suite.execute.data.token_stream import TokenBatch
 from suite.execute.measure.phases import Part, Phases
 from suite.execute.optim.learning_rate import gradient_factor, learning_rate, squared_norm
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
 from suite.execute.parallel import fsdp
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters
-from suite.execute.parallel.parallelize import Leaf, Training
+from suite.execute.parallel.parallelize import LocalParameter, Training
 from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
@@ -31,7 +31,7 @@ from suite.job.options import Averaging
 from suite.job.training_job import Job
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """How a step ended.
 
     Args:
@@ -129,7 +129,7 @@ class Steps:
         elif self.step < self.job.steps - 1:
             self._ahead.begin(self._coming()[0], samples)
 
-    def _micro_batch(self, first: int, samples: int) -> Batch:
+    def _micro_batch(self, first: int, samples: int) -> TokenBatch:
         if self._ahead is not None:
             return self._ahead.micro_batch(first, samples)
         with self.phases.phase(Part.DATA_LOADING):
@@ -149,12 +149,12 @@ class Steps:
                 x = torch.ones(shape, dtype=DTYPES[self.job.recipe.precision], device=self.device, requires_grad=True)
             yield chunk(x, **batch.arguments)
 
-    def update(self, loss: Tensor) -> Outcome:
+    def update(self, loss: Tensor) -> StepOutcome:
         """What `_update` does, as a phase."""
         with self.phases.phase(Part.UPDATE):
             return self._update(loss)
 
-    def _update(self, loss: Tensor) -> Outcome:
+    def _update(self, loss: Tensor) -> StepOutcome:
         """Reduce loss and gradient norm over ranks; then clip, update, and clear the gradients.
 
         A skipped step leaves the learning rate's schedule where it is.
@@ -204,9 +204,9 @@ class Steps:
             else:
                 leaf.parameter.grad = None
         self.step += 1
-        return Outcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
+        return StepOutcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
 
-    def _complete_gradients(self, leaves: list[Leaf]) -> None:
+    def _complete_gradients(self, leaves: list[LocalParameter]) -> None:
         """Add up what the data-parallel reduction leaves apart: parts on tensor-parallel ranks, and tied tables."""
         partial = [leaf.gradient for leaf in leaves if leaf.partial]
         if partial:

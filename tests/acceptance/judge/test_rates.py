@@ -9,7 +9,7 @@ from suite.acceptance.measurements import part_rates, product_points
 from suite.acceptance.presets import EFFORTS
 from suite.calibration.plan import DENSITIES, LINE, TABLE, Planned, plan
 from suite.calibration.shapes import miniature_shapes
-from suite.job.calibration_job import Measured, Task
+from suite.job.calibration_job import Task, TimedTask
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
 from tests.support.profiles import profile as machine
@@ -22,7 +22,7 @@ def entry(operation, sizes, *, ranks=2, kind=TABLE, dtype="bf16"):
 
 def round_of(task, *seconds):
     """One round of a task: seconds of each point, repeated thrice."""
-    return Measured(task, 0, tuple(Repetitions((one, one, 9 * one), 0) for one in seconds), 0.0)
+    return TimedTask(task, 0, tuple(Repetitions((one, one, 9 * one), 0) for one in seconds), 0.0)
 
 
 def test_the_best_shape_of_all_ranks_at_once_counts_and_the_largest_copy():

@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from suite.execute import rank as life
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
-from suite.execute.parallel.parallelize import Leaf, parallelize
+from suite.execute.parallel.parallelize import LocalParameter, parallelize
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.training.loop import train
 from suite.job.events import Event
@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 class Noted:
     """An optimizer that keeps a copy of the gradients of its first step, as they are when it is called."""
 
-    def __init__(self, optimizer: Any, leaves: list[Leaf]) -> None:
+    def __init__(self, optimizer: Any, leaves: list[LocalParameter]) -> None:
         self._optimizer = optimizer
         self._leaves = leaves
         self.gradients: dict[str, tuple[Tensor, int | None]] | None = None

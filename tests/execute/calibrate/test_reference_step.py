@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from suite.execute.calibrate.reference_step import STEPS, Trials
 from suite.execute.calibrate.run import calibrate, due_shares, places_of_bursts
-from suite.job.calibration_job import CalibrationJob, Measured, ReferenceSteps, Task
+from suite.job.calibration_job import CalibrationJob, ReferenceSteps, Task, TimedTask
 from suite.job.events import Event
 from suite.machine.reference_step import ReferenceStep, trial
 from suite.machine.timing_tables import Subject
@@ -104,7 +104,7 @@ class Counted:
         self.before.append(self.tasks)
 
     def __call__(self, event: Event) -> None:
-        self.tasks += isinstance(event, Measured)
+        self.tasks += isinstance(event, TimedTask)
 
 
 @pytest.mark.usefixtures("_alone")

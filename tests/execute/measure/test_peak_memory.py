@@ -5,35 +5,35 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.execute.measure.peak_memory import AllocatedPeak, Change, largest_sum
+from suite.execute.measure.peak_memory import AllocatedPeak, Allocation, largest_sum
 
 CPU = torch.device("cpu")
 
 
 @given(st.lists(st.integers(1, 100), max_size=8), st.lists(st.integers(1, 100), min_size=1, max_size=8))
 def test_the_largest_sum_is_that_of_the_running_total(before: list[int], since: list[int]) -> None:
-    earlier = [Change(1000 * place, size) for place, size in enumerate(before)]
-    later = [Change(-1000 * (place + 1), size) for place, size in enumerate(since)]
-    freed = [Change(change.address, -change.bytes) for change in later]
+    earlier = [Allocation(1000 * place, size) for place, size in enumerate(before)]
+    later = [Allocation(-1000 * (place + 1), size) for place, size in enumerate(since)]
+    freed = [Allocation(change.address, -change.bytes) for change in later]
     assert largest_sum(earlier, later + freed) == sum(before) + sum(since)
     # what was before the window does not count, but what is left of it does
     assert largest_sum(earlier, later + freed, window=2 * len(since) - 1) == sum(before) + since[-1]
 
 
 def test_a_block_whose_free_nobody_saw_is_gone_when_another_one_overlaps_it() -> None:
-    assert largest_sum([Change(0, 100)], [Change(50, 30), Change(50, -30)]) == 100
-    assert largest_sum([Change(0, 100)], [Change(50, 130), Change(50, -130)]) == 130
+    assert largest_sum([Allocation(0, 100)], [Allocation(50, 30), Allocation(50, -30)]) == 100
+    assert largest_sum([Allocation(0, 100)], [Allocation(50, 130), Allocation(50, -130)]) == 130
 
 
 def test_a_block_of_a_step_whose_free_nobody_saw_lives_until_the_next_change() -> None:
-    step = [Change(0, 100), Change(200, 10), Change(200, -10)]
+    step = [Allocation(0, 100), Allocation(200, 10), Allocation(200, -10)]
     assert largest_sum([], step) == 100
     assert largest_sum([], [*step, *step], window=len(step)) == 100
-    assert largest_sum([], [*step, Change(300, 20), Change(300, -20)], window=len(step)) == 20
+    assert largest_sum([], [*step, Allocation(300, 20), Allocation(300, -20)], window=len(step)) == 20
 
 
 def test_a_free_of_what_nobody_saw_allocated_counts_nothing() -> None:
-    assert largest_sum([Change(0, 10)], [Change(500, -400), Change(20, 5), Change(20, -5)]) == 15
+    assert largest_sum([Allocation(0, 10)], [Allocation(500, -400), Allocation(20, 5), Allocation(20, -5)]) == 15
 
 
 @pytest.mark.parametrize("settles", [False, True])

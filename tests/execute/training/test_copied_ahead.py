@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.execute.data.loader import WorkedAhead
-from suite.execute.data.token_stream import Batch
+from suite.execute.data.token_stream import TokenBatch
 from suite.execute.training.step import Steps
 from suite.job.corpus import Corpus
 from suite.job.options import Texts
@@ -31,9 +31,9 @@ class _Made:
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls
 
-    def micro_batch(self, first: int, samples: int) -> Batch:
+    def micro_batch(self, first: int, samples: int) -> TokenBatch:
         self.calls.append(f"make {first}")
-        return Batch(torch.full((samples, 2), float(first)), {"targets_BT": torch.zeros(samples, 2)})
+        return TokenBatch(torch.full((samples, 2), float(first)), {"targets_BT": torch.zeros(samples, 2)})
 
 
 class _Module(nn.Module):
@@ -50,7 +50,7 @@ class _Module(nn.Module):
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
-    copy = Batch.to
+    copy = TokenBatch.to
 
     @contextmanager
     def on(stream: str) -> Iterator[None]:
@@ -58,7 +58,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
         calls.append("leave")
 
-    def copied(batch: Batch, device: torch.device) -> Batch:
+    def copied(batch: TokenBatch, device: torch.device) -> TokenBatch:
         calls.append(f"copy {int(batch.tokens_BT[0, 0])}")
         return copy(batch, device)
 
@@ -67,7 +67,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: computing)
     monkeypatch.setattr(Tensor, "record_stream", lambda _tensor, _stream: None)
-    monkeypatch.setattr(Batch, "to", copied)
+    monkeypatch.setattr(TokenBatch, "to", copied)
     monkeypatch.setattr("suite.execute.training.step.batches", lambda _job, **_replica: _Made(calls))
     return calls
 
@@ -103,9 +103,9 @@ def test_the_next_batch_is_copied_behind_the_backward_pass_and_the_device_waits_
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 def test_batches_to_be_pinned_have_no_gaps_which_would_send_their_copies_through_pageable_memory() -> None:
     class Gaps:
-        def micro_batch(self, first: int, samples: int) -> Batch:
+        def micro_batch(self, first: int, samples: int) -> TokenBatch:
             both = torch.arange(first, first + 5 * samples).view(samples, 5)
-            return Batch(both[:, :-1], {"targets_BT": both[:, 1:]})
+            return TokenBatch(both[:, :-1], {"targets_BT": both[:, 1:]})
 
     stream: Any = Gaps()
     ahead = WorkedAhead(stream, [0, 4], samples=4, workers=0, pinned=True)

@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, relu, silu
 
 from reference_runs.miniature import miniature
 from reference_runs.run import Activation, Architecture, Norm, Position, Recipe, Residual
-from suite.execute.model.block import Block
+from suite.execute.model.block import PreNormBlock
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.position import alibi_slopes
 from suite.predict.analytic.initial_loss import FIRST_LOSS_TOLERANCE, _activation_second_moment, first_loss
@@ -271,7 +271,7 @@ def decoder(architecture: Architecture, recipe: Recipe) -> Decoder:
     executed = msgspec.structs.replace(architecture, norm=Norm.PRE_LAYER_NORM, activation=activation)
     model = Decoder(executed, recipe)
     for block in model.blocks.values():
-        assert isinstance(block, Block)
+        assert isinstance(block, PreNormBlock)
         if architecture.activation.gated:
             block.set_submodule("feed_forward", Gated(architecture))
     if architecture.norm is Norm.PRE_RMS_NORM:
