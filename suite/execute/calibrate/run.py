@@ -20,7 +20,7 @@ from suite.execute.calibrate.stopwatch import HOST_BYTES, MOST_OVERWRITTEN, OPER
 from suite.execute.measure.clock import Work
 from suite.execute.measure.cpu_speed import LAPS_IN_A_ROW, SpeedSampler
 from suite.execute.measure.environment import environment
-from suite.execute.measure.system_load import GpuLog, own_seconds, processor_facts, processor_time
+from suite.execute.measure.system_load import GpuLog, ProcessorTime, own_seconds, processor_facts, processor_time
 from suite.execute.parallel.mesh import slowest
 from suite.job.calibration_job import Calibrated, CalibrationJob, Task, TimedTask
 from suite.job.events import Event, Phase
@@ -30,7 +30,7 @@ from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
 
 SEED = 20261121
-TASKS_BETWEEN_LAPS = 8  # of 6 ms, four at a time: as many as one behind every second task
+TASKS_BETWEEN_LAPS = 8  # of 6 ms, four at a time: as many as one after every second task
 TIMED: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
     "product": matmul.product,
     "square_product": matmul.square_product,
@@ -130,22 +130,13 @@ class Bench:
 def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event], None], bursts: Bursts) -> Calibrated:
     """Measure the job's tasks round by round, reporting each, and return what the machine went through meanwhile.
 
-    The first round times every point, whatever the budget. A task of it that begins behind its time is timed briefly.
+    The first round times every point, whatever the budget. A task of it that begins late is timed briefly.
 
     Args:
         bursts: of the job's trials, evenly spread over each round: all of the first one's, of later ones' as many as
             fit into their time.
     """
-    torch.manual_seed(SEED)
-    torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on what it was given
-    facts = environment(device) | processor_facts() | _arithmetic(device)
-    if device.type == "cpu":
-        facts["overwritten_bytes"] = (
-            f"{min(cpu_caches.share_bytes(), HOST_BYTES)} by each thread, {OPERATORS_BYTES} at most before "
-            f"operators, {MOST_OVERWRITTEN} at most by a rank; what an operator follows on is written again"
-        )
-    uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else None
-    gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")
+    facts, gpu = _prepared(device), GpuLog(_uuid(device))
     rank, bench = dist.get_rank(), Bench(job, device)
     pacers = {ranks: SpeedSampler(device) for ranks in bench.agree}
     gc.collect()
@@ -153,34 +144,30 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
     before, start, own = processor_time(), time.perf_counter(), own_seconds()
     due, done, hurried, first_round_seconds = due_shares(job), 0, 0, 0.0
     bursts_before = places_of_bursts(due, job.bursts)
-    for lap, (number, task) in product(range(job.rounds), enumerate(job.tasks)):
+    for repeat, (number, task) in product(range(job.rounds), enumerate(job.tasks)):
         report(Phase(str(task.subject), time.time()))
         # the same on all ranks, which wait here
         spent, tried, trying = slowest(bench.everyone, time.perf_counter() - start, bursts.seconds, bursts.next_seconds)
-        if lap > 0 and spent > job.budget_seconds:
+        if repeat > 0 and spent > job.budget_seconds:
             break
         room = tried + trying <= job.trial_seconds and spent + trying <= job.budget_seconds
-        if number in bursts_before and (lap == 0 or room):
+        if number in bursts_before and (repeat == 0 or room):
             bursts.burst()
-        behind = lap == 0 and spent - tried > due[number] * (job.budget_seconds - max(tried, job.trial_seconds))
-        hurried += behind
+        late = repeat == 0 and spent - tried > due[number] * (job.budget_seconds - max(tried, job.trial_seconds))
+        hurried += late
         gpu.sample()
         if rank < task.subject.ranks:
             torch.set_num_threads(task.threads)
             if number % TASKS_BETWEEN_LAPS == 0:
                 pacers[task.subject.ranks].laps(LAPS_IN_A_ROW)
-            briefly = behind or (lap > 0 and task.subject.operation in COLLECTIVES)
-            report(TimedTask(number, lap, bench.repeated(task, briefly=briefly), time.time()))
+            briefly = late or (repeat > 0 and task.subject.operation in COLLECTIVES)
+            report(TimedTask(number, repeat, bench.repeated(task, briefly=briefly), time.time()))
         done += 1
         if done == len(job.tasks):
             (first_round_seconds,) = slowest(bench.everyone, time.perf_counter() - start)
     dist.barrier(group=bench.everyone)
     gpu.sample()
-    after = processor_time()
-    known = before is not None and after is not None
-    busy, steal, total = (
-        (b - a for a, b in zip(before, after, strict=True)) if known and before and after else (None, None, None)
-    )
+    busy, steal, total = _since(before)
     if device.type == "cuda" and gpu.why_none:
         facts["gpu_log"] = gpu.why_none
     return Calibrated(
@@ -196,6 +183,32 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
         pace={ranks: pacer.pace for ranks, pacer in pacers.items() if pacer.pace is not None},
         time=time.time(),
     )
+
+
+def _prepared(device: torch.device) -> dict[str, str]:
+    """Set up random numbers, compilation and arithmetic; facts of machine and settings, as texts."""
+    torch.manual_seed(SEED)
+    torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on what it was given
+    facts = environment(device) | processor_facts() | _arithmetic(device)
+    if device.type == "cpu":
+        facts["overwritten_bytes"] = (
+            f"{min(cpu_caches.share_bytes(), HOST_BYTES)} by each thread, {OPERATORS_BYTES} at most before "
+            f"operators, {MOST_OVERWRITTEN} at most by a rank; what an operator follows on is written again"
+        )
+    return facts
+
+
+def _uuid(device: torch.device) -> str | None:
+    """Of a GPU, as its driver has it; None on a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
+
+
+def _since(before: ProcessorTime | None) -> tuple[float | None, float | None, float | None]:
+    """Busy, stolen and all seconds of the processors since `before`; None where the system does not say."""
+    after = processor_time()
+    if before is None or after is None:
+        return None, None, None
+    return after.busy - before.busy, after.steal - before.steal, after.all - before.all
 
 
 def due_shares(job: CalibrationJob) -> list[float]:
