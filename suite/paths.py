@@ -8,15 +8,19 @@ from pathlib import Path
 from reference_runs.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent  # of the checkout
+CACHE = "llm-reference-runs"
 
 
 def cache_directory() -> Path:
-    """Where tokenised corpora are kept: llm-reference-runs in XDG_CACHE_HOME or ~/.cache.
+    """Where tokenised corpora are kept: llm-reference-runs in XDG_CACHE_HOME, or the system's place for caches.
 
     Raises:
         InputError: it cannot be created.
     """
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-reference-runs"
+    from platformdirs import user_cache_path
+
+    asked = os.environ.get("XDG_CACHE_HOME")
+    root = Path(asked) / CACHE if asked else user_cache_path(CACHE, appauthor=False)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -71,8 +71,9 @@ def _lives(pid: int) -> bool:
 
 def is_stopped(pid: int | None) -> bool:
     """Whether the process is stopped (state T), for instance by SIGSTOP."""
+    import psutil
+
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
-    except OSError:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
         return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")

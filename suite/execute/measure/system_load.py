@@ -6,8 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from suite.machine.cpu_contention import Shared
 
@@ -25,34 +28,22 @@ class ProcessorTime(NamedTuple):
 
 
 def processor_time() -> ProcessorTime | None:
-    """The system's processor time so far; None where it does not tell. (Containers see the whole host's.)"""
+    """The system's processor time so far; None where it does not say. (Containers see the whole host's.)"""
     try:
-        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
-        ticks = dict(zip(_FIELDS, map(int, line.split()[1:]), strict=False))
-    except (OSError, ValueError):
+        times = psutil.cpu_times()._asdict()
+    except (OSError, RuntimeError):  # no /proc
         return None
-    second = os.sysconf("SC_CLK_TCK")
-    busy = sum(ticks.get(name, 0) for name in _BUSY)
-    return ProcessorTime(busy / second, ticks.get("steal", 0) / second, sum(ticks.values()) / second)
+    busy = sum(times.get(name, 0.0) for name in _BUSY)
+    return ProcessorTime(busy, times.get("steal", 0.0), sum(times.get(name, 0.0) for name in _FIELDS))
 
 
 def own_seconds() -> float:
     """Processor time of this process and of all that it started, ended or not: compilers and their workers too."""
-    second = os.sysconf("SC_CLK_TCK")
-    parents: dict[int, int] = {}
-    seconds: dict[int, float] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        pid = int(path.parent.name)
-        parents[pid] = int(fields[1])
-        seconds[pid] = sum(map(int, fields[11:15])) / second  # user, system, and both of children that were waited for
-    started = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in started} - started:
-        started |= more
-    return sum(os.times()[:4]) + sum(seconds.get(pid, 0.0) for pid in started - {os.getpid()})
+    seconds = sum(os.times()[:4])
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            seconds += sum(child.cpu_times()[:4])  # user, system, and both of children that were waited for
+    return seconds
 
 
 class SharedProcessors:
