@@ -16,7 +16,6 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
-from suite.commands.reproduce import Live
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
 from suite.paths import ROOT
@@ -28,6 +27,7 @@ from suite.regression.check import Check, Comparison, LaunchFailedError, Run
 from suite.regression.kernel_benchmarks import changed_software, compared_sides, kernel_findings, stored_runs
 from suite.regression.verdicts import Change
 from suite.report.markdown.regression import junit, markdown
+from suite.report.terminal.progress import TrainingProgress
 from suite.report.terminal.regression import print_check
 from suite.report.terminal.tables import console
 from suite.reproduce.plan import Request, corpus_for, plan
@@ -217,7 +217,7 @@ def _tell(messages: Console, line: str) -> None:
 
 def _launched(results: Path, messages: Console) -> Callable[[Run], Result]:
     def launched(run: Run) -> Result:
-        with Live(run.plan, quiet=not messages.is_terminal) as live:
+        with TrainingProgress(run.plan, quiet=not messages.is_terminal) as live:
             return reproduce(run.plan, run.corpus, results, live, profile_source=NO_PROFILE)
 
     return launched

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
+from rich.console import Console
 from rich.markup import escape
-from rich.progress import TaskID
 
 from reference_runs.errors import InputError
 from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
 from suite.commands.machine_profile import profile_for
 from suite.commands.runs import runs
-from suite.job.batch_rampup import global_batch_at
-from suite.job.events import Event, Phase, Status, Step
+from suite.job.events import Status
 from suite.job.options import Averaging
 from suite.launch.interruption import end_as_interrupted
-from suite.metrics.comparison import Row, Verdict
-from suite.metrics.figures import Quantity
+from suite.metrics.comparison import Verdict
 from suite.metrics.launch_statistics import summaries
 from suite.paths import ROOT
 from suite.records.store import records_directory
 from suite.report.terminal.launch_statistics import print_launches
-from suite.report.terminal.progress import progress_line
-from suite.report.terminal.tables import console, print_comparison
+from suite.report.terminal.progress import TrainingProgress
+from suite.report.terminal.reproduction import print_launch, print_launch_line
+from suite.report.terminal.tables import console
 from suite.reproduce.plan import Plan, Request, corpus_for, plan
-from suite.reproduce.reproduce import Result, last_loss, reproduce
-from suite.reproduce.residuals import Residuals
+from suite.reproduce.reproduce import Result, reproduce
+
+
+class _Printing(NamedTuple):
+    """How results are printed: as JSON, or in words, with every figure or in short."""
+
+    json: bool
+    every_figure: bool
+    messages: Console
 
 
 def reproduce_command(  # noqa: PLR0913  # the command's options
@@ -89,6 +95,9 @@ def reproduce_command(  # noqa: PLR0913  # the command's options
             help="Measure the machine first where no valid profile of it is stored.",
         ),
     ] = True,
+    every_figure: Annotated[
+        bool, typer.Option("--all", help="Print every figure with its reason, of each of several launches too.")
+    ] = False,
     json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object a launch, then one of several launches; progress goes to stderr."),
@@ -118,7 +127,6 @@ def reproduce_command(  # noqa: PLR0913  # the command's options
     if trace is not None and launches > 1:
         raise InputError("a trace is of one launch", got=f"--launches {launches}", allowed="1", where="--trace")
     end_as_interrupted()
-    messages = console(stderr=True)
     request = Request(
         name=name,
         ranks=ranks,
@@ -136,38 +144,67 @@ def reproduce_command(  # noqa: PLR0913  # the command's options
         trace=trace,
         results=results,
     )
+    printing = _Printing(json, every_figure, console(stderr=True))
+    done = _launched(request, launches, may_calibrate=may_calibrate, printing=printing)
+    if launches > 1 and done.results:
+        _summarise(done.results, json=json)
+    raise typer.Exit(done.exit_code)
+
+
+class _Done(NamedTuple):
+    """The launches that were made, and the exit code of all."""
+
+    results: list[Result]
+    exit_code: int
+
+
+def _launched(request: Request, launches: int, *, may_calibrate: bool, printing: _Printing) -> _Done:
+    """Plan, calibrate where that is needed, and launch as often as asked; each result is printed at once."""
     planned = plan(request)
-    with messages.status("reading the corpus"):  # leaves no line behind, so that a refusal stands alone
-        tokens = corpus_for(planned, corpus)
+    messages = printing.messages
+    with messages.status("reading the corpus"):  # leaves no line, so that a refusal stands alone
+        tokens = corpus_for(planned, request.corpus)
+    results: list[Result] = []
     code = exit_codes.PASS
-    done: list[Result] = []
     try:
-        records_directory(results, planned.name)
-        messages.print(f"[dim]{escape(planned.name)}: {planned.layout.ranks} ranks on {planned.device}[/]")
-        if planned.averaging is not Averaging.EXACT:
-            first = f" after {planned.exact_steps} exact steps" if planned.averaging.exact_at_first else ""
-            first += ", second moment renewed" if planned.renewal else ""
-            messages.print(f"[dim]averaging: {planned.averaging}{first}; state whole on each rank (ZeRO-0)[/]")
-        profile, source = profile_for(planned, results, may_calibrate=may_calibrate, messages=messages)
-        for _ in range(launches):
-            with Live(planned, quiet=not messages.is_terminal) as live:
-                result = reproduce(planned, tokens, results, live, profile=profile, profile_source=source)
-            done.append(result)
-            if json:
-                sys.stdout.write(_json(result) + "\n")
-            else:
-                _print(result, has_profile=profile is not None)
-                if planned.trace is not None and planned.trace.exists():
-                    console().print(f"trace {escape(str(planned.trace))}", soft_wrap=True)
+        records_directory(request.results, planned.name)
+        _print_plan(messages, planned)
+        profile, source = profile_for(planned, request.results, may_calibrate=may_calibrate, messages=messages)
+        for number in range(1, launches + 1):
+            with TrainingProgress(planned, quiet=not messages.is_terminal) as progress:
+                result = reproduce(planned, tokens, request.results, progress, profile=profile, profile_source=source)
+            results.append(result)
+            _print(result, planned, printing, number=number, launches=launches)
             code = max(code, _exit_code(result))
             if result.status is Status.INTERRUPTED:
                 break
     except OSError as error:  # no room or no access for records or scratch files
-        messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+        why = ": ".join(str(part) for part in (error.strerror, error.filename) if part)
+        messages.print(f"[bold red]{escape(why)}[/]", soft_wrap=True)
         code = exit_codes.EXECUTION_FAILED
-    if launches > 1 and done:
-        _summarise(planned.name, done, json=json)
-    raise typer.Exit(code)
+    return _Done(results, code)
+
+
+def _print_plan(messages: Console, planned: Plan) -> None:
+    """Say what is launched, and what the suite chose where the request leaves it open."""
+    messages.print(f"[dim]{escape(planned.name)}: {planned.layout.ranks} ranks on {planned.device}[/]")
+    if planned.averaging is not Averaging.EXACT:
+        first = f" after {planned.exact_steps} exact steps" if planned.averaging.exact_at_first else ""
+        first += ", second moment renewed" if planned.renewal else ""
+        messages.print(f"[dim]averaging: {planned.averaging}{first}; state whole on each rank (ZeRO-0)[/]")
+
+
+def _print(result: Result, planned: Plan, printing: _Printing, *, number: int, launches: int) -> None:
+    if printing.json:
+        sys.stdout.write(_json(result) + "\n")
+        return
+    out = console()
+    if launches == 1 or printing.every_figure:
+        print_launch(out, result, complete=printing.every_figure)
+    else:
+        print_launch_line(out, result, number=number, launches=launches)
+    if planned.trace is not None and planned.trace.exists():
+        out.print(f"trace {escape(str(planned.trace))}", soft_wrap=True)
 
 
 def _exit_code(result: Result) -> int:
@@ -197,65 +234,9 @@ def _json(result: Result) -> str:
     return msgspec.json.encode(entry).decode()
 
 
-def _print(result: Result, *, has_profile: bool) -> None:
-    out = console()
-    if result.status is not Status.OK:
-        out.print(f"[bold red]{escape(result.run)}: {result.status.value}[/]: {escape(result.message)}")
-        out.print(f"record {escape(result.record)}", soft_wrap=True)
-        return
-    print_comparison(out, result.rows, left="predicted", right="measured")
-    out.print(
-        f"loss {result.losses[0]:.3f} -> {last_loss(result.losses):.3f} "
-        f"(mean of the last 3 of {len(result.losses)} steps)"
-    )
-    if result.loss_scales:
-        skipped = ", ".join(map(str, result.skipped)) or "none"
-        out.print(
-            f"loss scale {result.loss_scales[0]:,.0f} -> {result.loss_scales[-1]:,.0f}, "
-            f"steps skipped by an overflow: {skipped}"
-        )
-    if result.time is not None:
-        out.print(_time_line(result.time), soft_wrap=True)
-    if pace := _pace_line(result.rows):
-        out.print(pace, soft_wrap=True)
-    if result.others_share is not None and result.steal_share is not None:
-        out.print(
-            f"while steps were timed, other processes took {result.others_share:.0%} of the processors, "
-            f"other guests of the host {result.steal_share:.0%}"
-        )
-    out.print(f"arithmetic: {result.arithmetic}")
-    profile = "machine profile" if has_profile else "step time is not predicted:"
-    out.print(f"[dim]{profile} {escape(result.profile)}[/]", soft_wrap=True)
-    out.print(f"record {escape(result.record)}", soft_wrap=True)
-    colour = "green" if result.verdict is Verdict.PASS else "bold red"
-    message = f": {result.message}" if result.message else ""
-    out.print(f"[{colour}]{escape(result.run)}: {result.verdict.value}[/]{escape(message)}")
-
-
-def _time_line(time: Residuals) -> str:
-    """How far the predicted step time is off, where most of it comes from, and what is in no term."""
-    return (
-        f"step time: predicted {time.error:+.1%} of the measured one; largest residual: {time.term} "
-        f"{time.residual * 1e3:+,.1f} ms, {time.residual / time.measured_seconds:+.1%} of the step; "
-        f"unexplained {time.unexplained_share:.1%}"
-    )
-
-
-def _pace_line(rows: list[Row]) -> str:
-    """How much longer the processors took than in the calibration, and the error at that pace; "" where not known."""
-    slower = {row.term: row.right for row in rows if row.quantity == Quantity.PACE and row.right is not None}
-    step = next((row for row in rows if row.quantity == Quantity.STEP_SECONDS_AT_PACE), None)
-    if not slower or step is None or step.left is None or not step.right:
-        return ""
-    times = ", ".join(f"{term} {value:.2f}" for term, value in slower.items())
-    return (
-        f"pace: what fixed work took, over what it took in the calibration: {times}; "
-        f"predicted at that pace {step.left / step.right - 1:+.1%} of the measured step"
-    )
-
-
-def _summarise(run: str, results: list[Result], *, json: bool) -> None:
+def _summarise(results: list[Result], *, json: bool) -> None:
     """What the launches together say of time; those that did not end well are named and left out."""
+    run = results[0].run
     summary = summaries([result.rows for result in results if result.status is Status.OK])
     if json:
         entry = {"run": run, "launches": len(results), "summary": summary}
@@ -267,43 +248,3 @@ def _summarise(run: str, results: list[Result], *, json: bool) -> None:
         if result.status is not Status.OK
     ]
     print_launches(console(), run, len(results), left_out, summary)
-
-
-class Live:
-    """The progress line: step, loss, tokens/s; a plain line every few seconds where stderr is no terminal."""
-
-    def __init__(self, planned: Plan, *, quiet: bool) -> None:
-        self._recipe = planned.recipe
-        self._sequence = planned.architecture.sequence
-        self._seen = 0
-        self._steps = planned.steps
-        self._quiet = quiet
-        self._last_line = 0.0
-        self._progress = progress_line(quiet=quiet)
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Live:
-        self._progress.start()
-        self._task = self._progress.add_task("starting", total=self._steps)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, rank: int, event: Event) -> None:
-        if rank != 0 or self._task is None:
-            return
-        if isinstance(event, Phase):
-            self._progress.update(self._task, description=event.name)
-        if isinstance(event, Step):
-            batch = global_batch_at(self._recipe, self._seen)
-            self._seen += batch
-            text = f"step {event.step} loss {event.loss:.3f} {batch * self._sequence / event.seconds:,.0f} tokens/s"
-            if event.skipped:
-                text += f", skipped: overflow at loss scale {event.loss_scale:,.0f}"
-            self._progress.update(self._task, description=text, completed=event.step + 1)
-            due = event.skipped or event.time - self._last_line >= 5 or event.step + 1 == self._steps
-            if self._quiet and due:
-                sys.stderr.write(f"{text}\n")
-                sys.stderr.flush()
-                self._last_line = event.time

@@ -18,8 +18,8 @@ from suite.predict.simulation.step_correction import beside_parts, nearest_trial
 from suite.reproduce.plan import Plan
 from suite.reproduce.utilisation import Peak, peaks, utilisation
 
-CPU_SPEED_REASON = "what fixed work takes, over what it took in the calibration (docs/step_time.md); not judged"
-AT_CPU_SPEED_REASON = "the calibrated machine with its processors at that pace; not judged"
+CPU_SPEED_REASON = "seconds of a fixed computation, over its seconds in the calibration (docs/step_time.md); not judged"
+AT_CPU_SPEED_REASON = "the calibrated machine with its processors at that speed; not judged"
 
 
 def with_time(

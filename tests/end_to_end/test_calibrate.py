@@ -186,7 +186,7 @@ def test_trials_are_trained_by_one_rank_and_by_two_and_predictions_take_their_fa
     assert longer == pytest.approx(2 * step)
     factor = beside_parts(profile, two, kernels=kernels_for(two.trial.recipe.precision, "cpu")).factor
     assert step == pytest.approx(factor * parts)
-    assert f"times {factor:.2f} as a trial step" in next(
+    assert f"measured-over-modelled correction factor {factor:.2f}" in next(
         figure.why for figure in times if figure.quantity == Quantity.STEP_SECONDS and figure.term is None
     )
 

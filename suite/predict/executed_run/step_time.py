@@ -16,7 +16,8 @@ from suite.predict.simulation.supported_layouts import describes_ranks
 
 REASON = "from this machine's profile; one launch never judges a time"
 IN_STEP_REASON = (
-    "from this machine's profile: the step's parts, times {:.2f} as a trial step; one launch never judges a time"
+    "from this machine's profile: the sum of the step's parts, times the measured-over-modelled correction factor "
+    "{:.2f}; one launch never judges a time"
 )
 MEAN_REASON = "mean over ranks; not judged"
 

@@ -18,7 +18,8 @@ from suite.report.html.plot import Plot
 from suite.report.html.setups import Setup
 from suite.report.html.step_time import traffic, waterfall
 from suite.report.html.verdicts import Judged
-from suite.report.terminal.prediction import percent, read
+from suite.report.terminal.prediction import read
+from suite.report.terminal.tables import percent
 
 LOG_LINES = 40  # of a failed launch: the last ones
 

@@ -15,9 +15,9 @@ from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.recorded_run.alternatives import Choice
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_MODEL_FLOP, PART_OF_PARAMETERS
+from suite.report.terminal.bars import bar
+from suite.report.terminal.tables import percent
 
-BAR_CELLS = 40
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 GIB = 2**30
 STAGE_ROWS = 16  # of a pipeline; of a longer one the first 12 and the last 3 stages are printed
 
@@ -50,12 +50,6 @@ def read(value: float | None, quantity: str) -> str:
     factor, unit = next((each for each in units if abs(value) >= each[0]), units[-1])
     scaled = value / factor
     return f"{scaled:,.4g} {unit}" if scaled < 1e4 else f"{scaled:,.0f} {unit}"
-
-
-def percent(difference: float, of: float) -> str:
-    """A signed relative difference in percent; what rounds to nothing has no sign."""
-    text = f"{difference / of:+.2%}"
-    return "0.00%" if text in ("+0.00%", "-0.00%") else text
 
 
 def print_published(out: Console, rows: list[Row]) -> None:
@@ -207,13 +201,6 @@ def _amount(value: float | str | None, unit: str) -> str:
         return f"{value / 1e9:,.4g} GB/s"
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     return text if unit == "1" else f"{text} {unit}"
-
-
-def bar(share: float, *, cells: int = BAR_CELLS) -> str:
-    """A bar over `share` (0 to 1, longer ones are cut) of `cells` character cells, to an eighth of a cell."""
-    eighths = round(max(0.0, min(1.0, share)) * cells * 8)
-    full, rest = divmod(eighths, 8)
-    return "█" * full + (_EIGHTHS[rest] if rest else "")
 
 
 def _table(*titles: tuple[str, bool]) -> Table:

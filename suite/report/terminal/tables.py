@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from reference_runs.units import printed
 from suite.metrics.comparison import Row, Verdict
+from suite.metrics.figures import Quantity, StepTerm
 
-_COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SHOWN: "dim"}
-_SHORT = 16  # characters of a reason that fit into its column
-_LEFT_OUT_FIRST = ("tolerance", "difference", "why")  # columns that a narrow terminal does without, in this order
-_NARROW = (112, 102, 92)  # terminal widths below which one more of them is left out
+VERDICT_WORDS = {Verdict.PASS: "[green]pass[/]", Verdict.FAIL: "[bold red]fail[/]", Verdict.SHOWN: "[dim]not judged[/]"}
+QUANTITY_NAMES = {
+    Quantity.PACE.value: "CPU slowdown",
+    Quantity.STEP_SECONDS_AT_PACE.value: "step_seconds at that CPU speed",
+}
 PIPE_WIDTH = 150  # columns where the output is no terminal, so that no cell is cut
+_SHORT = 16  # characters of a reason that fit into its column
+_TERMS = frozenset(term.value for term in StepTerm)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -24,37 +30,67 @@ def console(*, stderr: bool = False) -> Console:
     return plain if plain.is_terminal else Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
 
 
-def print_comparison(out: Console, rows: Iterable[Row], *, left: str, right: str) -> None:
-    """Print rows of the whole job and of the maximum over ranks and stages, every row that failed, and the reasons."""
+def whole_job(rows: Iterable[Row]) -> list[Row]:
+    """The rows of the whole job and of the maximum over ranks and stages, and of single ones those that failed."""
+    return [row for row in rows if row.rank is row.stage is None or row.verdict is Verdict.FAIL]
+
+
+def row_name(row: Row) -> str:
+    """Quantity, axis, collective, term and rank in words."""
+    return " ".join(part for part in (QUANTITY_NAMES.get(row.quantity, row.quantity), _axis(row)) if part)
+
+
+def print_comparison(
+    out: Console, rows: Sequence[Row], *, left: str, right: str, relative_to: Literal["left", "right"] = "right"
+) -> None:
+    """Print the rows of the whole job, every row that failed, and the reasons; narrow terminals get two lines a row.
+
+    Args:
+        relative_to: the side that a difference is relative to, such as the measured one.
+    """
     table = Table(box=None, header_style="bold", pad_edge=False)
     titles = ["quantity", "axis", left, right, "difference", "tolerance", "verdict", "why"]
-    for title in _LEFT_OUT_FIRST[: sum(out.width < width for width in _NARROW)]:
-        titles.remove(title)
     for title in titles:
         numeric = title in (left, right, "difference", "tolerance")
         table.add_column(title, justify="right" if numeric else "left", no_wrap=True)
+    steps = {row.rank: row for row in rows if row.quantity == Quantity.STEP_SECONDS and row.term is None}
     reasons: list[str] = []
-    for row in rows:
-        if (row.rank is not None or row.stage is not None) and row.verdict is not Verdict.FAIL:
-            continue
-        cells = {
-            "quantity": row.quantity,
-            "axis": " ".join(part for part in (row.axis, row.operation, row.term, _rank(row)) if part),
-            left: printed(row.left, row.unit),
-            right: printed(row.right, row.unit),
-            "difference": _difference(row),
-            "tolerance": "" if row.tolerance is None else f"{row.tolerance:.0%}",
-            "verdict": f"[{_COLOURS[row.verdict]}]{row.verdict.value}[/]",
-            "why": _why(row, reasons),
-        }
-        table.add_row(*(cells[title] for title in titles))
-    out.print(table)
+    cells_of_rows: list[dict[str, str]] = []
+    for row in whole_job(rows):
+        cells_of_rows.append(
+            {
+                "quantity": QUANTITY_NAMES.get(row.quantity, row.quantity),
+                "axis": _axis(row),
+                left: printed(row.left, row.unit),
+                right: printed(row.right, row.unit),
+                "difference": difference(row, relative_to=relative_to, step=steps.get(row.rank)),
+                "tolerance": "" if row.tolerance is None else f"{row.tolerance:.0%}",
+                "verdict": VERDICT_WORDS[row.verdict],
+                "why": _why(row, reasons),
+            }
+        )
+        table.add_row(*(cells_of_rows[-1][title] for title in titles))
+    if Measurement.get(out, out.options.update(width=PIPE_WIDTH * 2), table).maximum <= out.width:
+        out.print(table)
+    else:
+        _print_narrow(out, cells_of_rows, titles)
     for number, reason in enumerate(reasons, start=1):
         out.print(f"[dim]({number}) {escape(reason)}[/]")
+    if any(cells["why"] == "exact" for cells in cells_of_rows):
+        out.print("[dim]exact: counted on both sides, and has to be equal to the last digit[/]")
 
 
-def _rank(row: Row) -> str:
-    return "" if row.rank is None else f"rank {row.rank}"
+def _print_narrow(out: Console, rows: Iterable[Mapping[str, str]], titles: Sequence[str]) -> None:
+    """Each row on lines of its own: its name, then every cell with its title."""
+    for cells in rows:
+        out.print(f"[bold]{cells['quantity']}[/] {cells['axis']}".rstrip())
+        values = [f"{title} {cells[title]}" for title in titles[2:] if cells[title]]
+        out.print("    " + ", ".join(values))
+
+
+def _axis(row: Row) -> str:
+    rank = "" if row.rank is None else f"rank {row.rank}"
+    return " ".join(part for part in (row.axis, row.operation, row.term, rank) if part)
 
 
 def _why(row: Row, reasons: list[str]) -> str:
@@ -66,15 +102,32 @@ def _why(row: Row, reasons: list[str]) -> str:
     return f"({reasons.index(row.why) + 1})"
 
 
-def _difference(row: Row) -> str:
-    """Signed, in the unit where the figure is exact, in percent of the left side otherwise."""
+def difference(row: Row, *, relative_to: Literal["left", "right"] = "right", step: Row | None = None) -> str:
+    """How much more the one side is than the other, which it is `relative_to`, in percent.
+
+    In the unit where the figure is exact, or that side is 0; of a step's term as a share of the whole step.
+
+    Args:
+        step: the whole step, of which the row may be a term.
+    """
     if row.difference is None:
         return "-"
     if row.difference == 0:
         return "0"
-    if row.tolerance == 0 or not row.left:
-        return f"{'+' if row.difference > 0 else '-'}{printed(abs(row.difference), row.unit)}"
-    return f"{row.difference / row.left:+.2%}"
+    more = row.difference if relative_to == "left" else -row.difference
+    reference = getattr(row, relative_to)
+    if row.quantity == Quantity.STEP_SECONDS and row.term in _TERMS and step is not None:
+        whole = getattr(step, relative_to)
+        return f"{percent(more, whole)} of step" if whole else "-"
+    if row.tolerance == 0 or not reference:
+        return f"{'+' if more > 0 else '-'}{printed(abs(more), row.unit)}"
+    return percent(more, reference)
+
+
+def percent(difference: float, of: float) -> str:
+    """A signed relative difference in percent; what rounds to nothing has no sign."""
+    text = f"{difference / of:+.2%}"
+    return "0.00%" if text in ("+0.00%", "-0.00%") else text
 
 
 def plain_table(titles: list[str], rows: Iterable[list[str]]) -> Table:

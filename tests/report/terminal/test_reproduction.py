@@ -1,0 +1,159 @@
+"""A launch for people: the verdict first, at most 15 lines, one sign, no number without its share of the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from suite.job.events import Status
+from suite.metrics.comparison import compare, overall
+from suite.metrics.figures import Figure, Quantity, StepTerm
+from suite.report.terminal.reproduction import print_launch, print_launch_line
+from suite.reproduce.reproduce import Result
+from suite.reproduce.residuals import residuals
+
+MILLISECONDS = {StepTerm.FORWARD: (120, 100), StepTerm.BACKWARD: (240, 200), StepTerm.OVERHEAD: (30, 60)}
+SMALL_TERMS = {StepTerm.DATA_LOADING: (1, 2), StepTerm.OPTIMIZER: (9, 8), StepTerm.UNEXPLAINED: (0, 30)}
+
+
+def result(**changes: Any) -> Result:
+    """A launch of 400 ms that was predicted to take 440 ms; everything that is counted agrees."""
+    counted = [
+        Figure(quantity=Quantity.PARAMETERS, value=1000),
+        Figure(quantity=Quantity.WEIGHT_BYTES, value=2000),
+        Figure(quantity=Quantity.WEIGHT_BYTES, value=2000, rank=0),
+        Figure(quantity=Quantity.PAYLOAD_BYTES, value=4000, axis="dp", operation="all_reduce"),
+    ]
+    left = [
+        *counted,
+        Figure(quantity=Quantity.PEAK_BYTES, value=71_000_000, tolerance=0.02, why="every block of a step"),
+        Figure(quantity=Quantity.FIRST_LOSS, value=9.0, tolerance=0.02, why="one batch of text"),
+        Figure(quantity=Quantity.STEP_SECONDS, value=0.44, why="from this machine's profile"),
+        Figure(quantity=Quantity.TOKENS_PER_SECOND, value=1000.0),
+        Figure(quantity=Quantity.PACE, term="host", value=1.0),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=0.42),
+    ]
+    right = [
+        *counted,
+        Figure(quantity=Quantity.PEAK_BYTES, value=70_000_000),
+        Figure(quantity=Quantity.FIRST_LOSS, value=9.0),
+        Figure(quantity=Quantity.STEP_SECONDS, value=0.4),
+        Figure(quantity=Quantity.TOKENS_PER_SECOND, value=1100.0),
+        Figure(quantity=Quantity.PACE, term="host", value=1.05),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=0.4),
+    ]
+    for term, (predicted, measured) in (MILLISECONDS | SMALL_TERMS).items():
+        left.append(Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=predicted / 1e3))
+        right.append(Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=measured / 1e3))
+    rows = compare(left, right, left_name="predicted", right_name="measured", judge=True)
+    whole = Result(
+        run="gpt2-mini",
+        status=Status.OK,
+        verdict=overall(rows),
+        message="",
+        record="/results/records/gpt2-mini/1.begin.json",
+        rows=rows,
+        losses=[9.0, 8.0, 7.0, 7.0, 7.0],
+        loss_scales=[4096.0, 4096.0],
+        skipped=[],
+        arithmetic="bf16 products by the device",
+        profile="/results/machines/1.json",
+        time=residuals(rows),
+        others_share=0.3,
+        steal_share=0.0,
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+def printed(shown: Result, *, width: int = 150, complete: bool = False) -> list[str]:
+    out = Console(width=width, highlight=False)
+    with out.capture() as captured:
+        print_launch(out, shown, complete=complete)
+    return captured.get().splitlines()
+
+
+def with_wrong_parameters(times: int = 1) -> Result:
+    left = [Figure(quantity=Quantity.PARAMETERS, value=1000 + number, rank=number) for number in range(times)]
+    right = [msgspec.structs.replace(figure, value=900) for figure in left]
+    rows = compare(left, right, left_name="predicted", right_name="measured", judge=True)
+    return result(rows=[*result().rows, *rows], verdict=overall(rows))
+
+
+def test_a_launch_is_at_most_15_lines_and_begins_with_its_verdict() -> None:
+    lines = printed(result())
+    assert len(lines) <= 15
+    assert lines[:3] == [
+        "gpt2-mini: pass",
+        "3 exact figures and 1 of single ranks agree: parameters, bytes of weight, payload",
+        "memory at the peak: predicted 71 MB, measured 70 MB (+1.43%)",
+    ]
+    assert lines[-1] == "record /results/records/gpt2-mini/1.begin.json"
+
+
+def test_one_sign_is_used_and_terms_are_shares_of_the_step() -> None:
+    text = "\n".join(printed(result()))
+    assert "step time: predicted 440 ms, measured 400 ms (+10.00%), not judged from one launch" in text
+    assert "throughput: predicted 1,000 token/s, measured 1,100 token/s (-9.09%)" in text
+    terms = [line for line in text.splitlines() if line.startswith("  ")]
+    assert [line.split("predicted")[0].strip() for line in terms] == ["backward", "forward", "launch and host overhead"]
+    assert [line.split()[-2] for line in terms] == ["+10.00%", "+5.00%", "-7.50%"]  # of 400 ms
+    assert [line.split()[-1][:5] for line in terms] == ["█████", "█████", "███"]
+    assert text.count("differences: predicted over measured, less 1") == 1
+
+
+def test_each_figure_that_differs_has_a_line_of_its_own() -> None:
+    lines = printed(with_wrong_parameters(2))
+    assert lines[0] == "gpt2-mini: fail"
+    assert "fail parameters rank 0: predicted 1,000, measured 900 (+100)" in lines
+    assert "fail parameters rank 1: predicted 1,001, measured 900 (+101)" in lines
+    assert "fail 3 more: --all" in printed(with_wrong_parameters(7))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 150])
+@pytest.mark.parametrize("complete", [False, True])
+def test_no_word_is_cut_at_any_width(width: int, complete: bool) -> None:
+    lines = printed(with_wrong_parameters(2), width=width, complete=complete)
+    words = " ".join(lines).split()
+    assert "…" not in "".join(lines)
+    record = {"record /results/records/gpt2-mini/1.begin.json"}
+    assert max(len(line) for line in {*lines} - record) <= width
+    for word in ("overhead", "parameters", "measured", "predicted", "processors,"):
+        assert word in words
+    if complete:
+        assert {"(1)", "(2)", "(3)"} <= {word.rstrip(",") for word in words}
+
+
+def test_every_figure_is_printed_on_request() -> None:
+    text = "\n".join(printed(result(), complete=True))
+    for words in ("CPU slowdown", "step_seconds at that CPU speed", "not judged", "data loading", "arithmetic: bf16"):
+        assert words in text
+    assert "shown" not in text
+    assert "pace" not in text
+    assert "-0.25% of step" in text  # data loading: 1 of 400 ms less
+    assert text.count("exact: counted on both sides, and has to be equal to the last digit") == 1
+
+
+def test_without_a_prediction_the_reason_is_printed() -> None:
+    took = [Figure(quantity=Quantity.STEP_SECONDS, value=0.4)]
+    rows = compare([], took, left_name="predicted", right_name="measured", judge=True)
+    lines = printed(result(rows=rows, time=None, profile="no valid machine profile in /results/machines"))
+    assert "step time: measured 400 ms" in lines
+    assert "step time is not predicted: no valid machine profile in /results/machines" in lines
+
+
+def test_a_launch_that_failed_says_how_and_where_its_record_is() -> None:
+    failed = result(status=Status.OUT_OF_MEMORY, message="rank 1: out of memory", rows=[], losses=[])
+    assert printed(failed) == [
+        "gpt2-mini: oom: rank 1: out of memory",
+        "record /results/records/gpt2-mini/1.begin.json",
+    ]
+
+
+def test_one_of_several_launches_is_a_line() -> None:
+    out = Console(width=150, highlight=False)
+    with out.capture() as captured:
+        print_launch_line(out, result(), number=2, launches=5)
+    assert captured.get() == "launch 2 of 5: pass, step time predicted 440 ms, measured 400 ms (+10.00%)\n"
