@@ -1,4 +1,4 @@
-"""What arithmetic says of runs, beside what was published."""
+"""What arithmetic predicts of runs, and what was published of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from reference_runs.layout import AXES, Layout, Offload, layout_text, parse_layo
 from reference_runs.miniature import miniature
 from reference_runs.run import ReferenceRun, Workload
 from reference_runs.sourced import Kind
+from suite.commands import exit_codes
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read
 from suite.metrics.comparison import Row, compare, overall
 from suite.predict.analytic.process_groups import node_crossing_share
@@ -28,24 +29,40 @@ from suite.predict.recorded_run.alternatives import Choice, choices
 from suite.predict.recorded_run.figures import Prices, predicted_figures
 from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction
 from suite.predict.recorded_run.published import (
+    OF_THE_MODEL,
     figures_at_published_times,
     measured_elsewhere,
     measured_figures,
+    measured_where,
     published_figures,
 )
 from suite.report.terminal.prediction import (
     print_choices,
+    print_counts,
     print_memory,
     print_predicted,
     print_published,
     print_time,
     print_traffic,
 )
-from suite.report.terminal.tables import console, print_comparison
+from suite.report.terminal.prediction_summary import (
+    SIGNS,
+    exceeds,
+    print_figures,
+    print_fit,
+    print_largest_memory,
+    print_largest_times,
+)
+from suite.report.terminal.tables import console
 
 
 class Predicted(NamedTuple):
-    """One run's comparison, and what its breakdown is printed from; a miniature has rows alone."""
+    """One run's comparison, and what its breakdown is printed from; a miniature has rows alone.
+
+    Args:
+        missing: what is not predicted, with the reason.
+        is_of_record: of the recorded machine and layout, so that it compares with what was published.
+    """
 
     rows: list[Row]
     run: ReferenceRun | None = None
@@ -53,10 +70,22 @@ class Predicted(NamedTuple):
     machine: RunMachine | None = None
     prediction: RunPrediction | None = None
     missing: tuple[str, ...] = ()
+    is_of_record: bool = True
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Of the accelerator; None where it is not known."""
+        return self.machine.accelerator.board.memory_bytes if self.machine else None
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """Whether the fullest stage does not fit."""
+        memory = self.prediction.memory if self.prediction else None
+        return memory is not None and exceeds(memory, self.memory_bytes)
 
 
-class Asked(NamedTuple):
-    """What the options ask for; None where nothing was said.
+class PredictionRequest(NamedTuple):
+    """What the options ask for; None where an option is absent.
 
     Args:
         machine: profile of the machine to predict for.
@@ -87,44 +116,75 @@ def predict(  # noqa: PLR0913  # the command's options
     price: Annotated[float | None, typer.Option(help="Price of an accelerator hour, in your currency.", min=0)] = None,
     energy_price: Annotated[float | None, typer.Option(help="Price of a kilowatt hour.", min=0)] = None,
     pue: Annotated[float, typer.Option(help="Power usage effectiveness of the building.", min=1)] = 1.0,
+    every_figure: Annotated[
+        bool, typer.Option("--all", help="Print every published figure, convention, message, stage and assumption too.")
+    ] = False,
     show_choices: Annotated[
         bool, typer.Option("--choices", help="Limits and alternatives too: what fits, what pays, faster layouts.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Print the predicted figures of runs beside the published ones, and where time and memory go.
+    """Predict runs: whether they fit, figures next to the published ones, and where time and memory go.
 
     Examples: python -m suite predict bloom-176b; python -m suite predict bloom-176b --on h200 --choices;
     python -m suite predict llama2-70b --layout dp16,tp8,pp4 --on h100 --network 3200;
     python -m suite predict gpt2-124m --machine results/machines/PROFILE.json
+
+    Exit codes: 0 predicted; 1 a run does not fit into the accelerator's memory; 2 bad input.
     """
-    given = {"--network": network, "--price": price, "--energy-price": energy_price, "--pue": pue}
+    request = _request(on, machine, layout, network, Prices(price, energy_price, pue), stack)
+    predictions = [(name, _predicted(name, request)) for name in runs]
+    for name, predicted in predictions:
+        chosen = _choices(predicted) if show_choices else []
+        if json:
+            print(_json(name, predicted, chosen if show_choices else None))
+        else:
+            _print(console(), name, predicted, chosen, complete=every_figure)
+    if any(predicted.exceeds_memory for _, predicted in predictions):
+        raise typer.Exit(exit_codes.FAIL)
+
+
+def _request(
+    on: str | None,
+    machine: Path | None,
+    layout: str | None,
+    network: float | None,
+    prices: Prices,
+    stack: str | None,
+) -> PredictionRequest:
+    """The options, checked.
+
+    Raises:
+        InputError: a number that no quantity has, two machines, or a machine profile that cannot be used.
+    """
+    given = {
+        "--network": network,
+        "--price": prices.accelerator_hour,
+        "--energy-price": prices.kilowatt_hour,
+        "--pue": prices.power_usage_effectiveness,
+    }
     for option, value in given.items():
         if value is not None and not (math.isfinite(value) and (value > 0 or option != "--network")):
             raise InputError("not a usable number", got=value, allowed="a finite one above 0", where=option)
     if machine is not None and on is not None:
         raise InputError("excludes --on: the profile is of a machine of its own", got=f"--on {on}", where="--machine")
     profile = None if machine is None else _undisturbed(machine)
-    bandwidth = None if network is None else network * 1e9 / 8
-    asked = Asked(on, profile, layout, bandwidth, Prices(price, energy_price, pue), stack)
-    for name, predicted in [(name, _predicted(name, asked)) for name in runs]:
-        chosen = _choices(predicted) if show_choices else []
-        if not json:
-            _print(console(), name, predicted, chosen)
-            continue
-        rows = predicted.rows
-        entry: dict[str, object] = {
-            "run": name,
-            "status": "ok",
-            "verdict": overall(rows),
-            "record": None,
-            "figures": rows,
-        }
-        if predicted.machine and predicted.prediction and predicted.prediction.step:
-            entry["step_seconds_uncertainty"] = predicted.machine.uncertainty
-        if show_choices:
-            entry["choices"] = chosen
-        print(msgspec.json.encode(entry).decode())
+    return PredictionRequest(on, profile, layout, None if network is None else network * 1e9 / 8, prices, stack)
+
+
+def _json(name: str, predicted: Predicted, chosen: list[Choice] | None) -> str:
+    entry: dict[str, object] = {
+        "run": name,
+        "status": "ok",
+        "verdict": overall(predicted.rows),
+        "record": None,
+        "figures": predicted.rows,
+    }
+    if predicted.machine and predicted.prediction and predicted.prediction.step:
+        entry["step_seconds_uncertainty"] = predicted.machine.uncertainty
+    if chosen is not None:
+        entry["choices"] = chosen
+    return msgspec.json.encode(entry).decode()
 
 
 def _undisturbed(path: Path) -> Profile:
@@ -140,15 +200,15 @@ def _undisturbed(path: Path) -> Profile:
     return profile
 
 
-def _predicted(name: str, asked: Asked) -> Predicted:
+def _predicted(name: str, request: PredictionRequest) -> Predicted:
     minis = miniatures()
     if name in minis:
         for option, given in (
-            ("--on", asked.on),
-            ("--machine", asked.machine),
-            ("--layout", asked.layout),
-            ("--network", asked.network),
-            ("--stack", asked.stack),
+            ("--on", request.on),
+            ("--machine", request.machine),
+            ("--layout", request.layout),
+            ("--network", request.network),
+            ("--stack", request.stack),
         ):
             if given is not None:
                 raise InputError(
@@ -158,9 +218,9 @@ def _predicted(name: str, asked: Asked) -> Predicted:
         figures = prediction(small.workload)
         return Predicted(compare(figures, [], left_name="predicted", right_name="published", judge=False))
     run = reference_run(name, also=minis)
-    layout = _layout(run, asked.layout)
+    layout = _layout(run, request.layout)
     missing = [] if layout else [f"{key} is recorded as not published: give a --layout" for key in run.unpublished]
-    machine = _machine(run, layout, asked)
+    machine = _machine(run, layout, request)
     if machine is None:
         missing.append("no accelerator is recorded: give one with --on")
     elif machine.missing:
@@ -175,34 +235,34 @@ def _predicted(name: str, asked: Asked) -> Predicted:
     )
     if predicted.first_loss is None:
         missing.append(f"first_loss: the formula holds for pre-norm, not for {run.architecture.norm}")
-    left = predicted_figures(run, layout, able, predicted, asked.prices)
+    left = predicted_figures(run, layout, able, predicted, request.prices)
     right = published_figures(run)
-    if (asked.on, asked.machine, asked.network, asked.stack) == (None,) * 4 and layout == run.recorded_layout:
-        for computed, published in (
-            figures_at_published_times(run, predicted, able),
-            measured_figures(run, able),
-        ):
+    is_of_record = layout == run.recorded_layout and not any(
+        (request.on, request.machine, request.network, request.stack)
+    )
+    if is_of_record:
+        for computed, published in (figures_at_published_times(run, predicted, able), measured_figures(run, able)):
             left += computed
             right += published
     elif run.recorded_layout is not None:
         right = [measured_elsewhere(figure, run) for figure in right]
     rows = compare(left, right, left_name="predicted", right_name="published", judge=False)
-    return Predicted(rows, run, layout, machine, predicted, tuple(missing))
+    return Predicted(rows, run, layout, machine, predicted, tuple(missing), is_of_record)
 
 
-def _machine(run: ReferenceRun, layout: Layout | None, asked: Asked) -> RunMachine | None:
-    if asked.machine is not None:
+def _machine(run: ReferenceRun, layout: Layout | None, request: PredictionRequest) -> RunMachine | None:
+    if request.machine is not None:
         return profiled_machine(
-            asked.machine, run, layout, network_bytes_per_second=asked.network, stack_name=asked.stack
+            request.machine, run, layout, network_bytes_per_second=request.network, stack_name=request.stack
         )
     return run_machine(
         run.cluster,
         run.recipe.precision,
         ranks=layout.ranks if layout else 1,
-        accelerator_name=asked.on,
-        network_bytes_per_second=asked.network,
+        accelerator_name=request.on,
+        network_bytes_per_second=request.network,
         software=run.software,
-        stack_name=asked.stack,
+        stack_name=request.stack,
     )
 
 
@@ -240,30 +300,58 @@ def _leaving(predicted: Predicted) -> dict[str, float]:
     return {axis: node_crossing_share(layout, axis, accelerators_per_node=per_node) for axis in (*AXES, "embedding")}
 
 
-def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice]) -> None:
-    run, machine, arithmetic = predicted.run, predicted.machine, predicted.prediction
+def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], *, complete: bool) -> None:
+    machine, arithmetic = predicted.machine, predicted.prediction
     stands_on = f" on {predicted.layout.ranks} {machine.accelerator.name}" if machine and predicted.layout else ""
     laid_out = f", {layout_text(predicted.layout)}" if predicted.layout else ""
     out.print(f"[bold]{escape(name)}[/]{stands_on}{laid_out}")
-    if run is None:
-        print_comparison(out, predicted.rows, left="predicted", right="published")
+    if predicted.run is None:
+        print_counts(out, predicted.rows)
         return
-    print_published(out, predicted.rows)
-    print_predicted(out, predicted.rows)
-    print_traffic(out, predicted.rows, _leaving(predicted))
+    if arithmetic and arithmetic.memory:
+        print_fit(out, arithmetic.memory, predicted.memory_bytes)
+    rows = predicted.rows if predicted.is_of_record else [_not_compared(row) for row in predicted.rows]
+    if complete:
+        _print_all(out, predicted, rows)
+    else:
+        left_out = print_figures(out, rows)
+        if arithmetic and arithmetic.step:
+            print_largest_times(out, arithmetic.step, machine.uncertainty if machine else None)
+        if arithmetic and arithmetic.memory:
+            print_largest_memory(out, arithmetic.memory)
+    if chosen:
+        print_choices(out, chosen)
+    for reason in predicted.missing:
+        out.print(f"[dim]not predicted: {escape(reason)}[/]")
+    if not predicted.is_of_record and (where := measured_where(predicted.run)):
+        out.print(f"[dim]published figures are {escape(where)}: not compared[/]")
+    if complete:
+        out.print(f"[dim]{SIGNS}[/]\n")
+    else:
+        more = f"{left_out} more published figures, " if left_out else ""
+        out.print(f"[dim]{SIGNS}; --all: {more}conventions, traffic, stages, assumptions[/]")
+
+
+def _print_all(out: Console, predicted: Predicted, rows: list[Row]) -> None:
+    run, machine, arithmetic = predicted.run, predicted.machine, predicted.prediction
+    print_published(out, rows)
+    print_predicted(out, rows)
+    print_traffic(out, rows, _leaving(predicted))
     if arithmetic and arithmetic.step:
         print_time(out, arithmetic.step)
     if arithmetic and arithmetic.memory:
-        print_memory(out, arithmetic.memory, memory_bytes=machine.accelerator.board.memory_bytes if machine else None)
-    if chosen:
-        print_choices(out, chosen)
-    notes = [f"not predicted: {escape(reason)}" for reason in predicted.missing]
+        print_memory(out, arithmetic.memory, memory_bytes=predicted.memory_bytes)
+    out.print()
     if machine and arithmetic and arithmetic.step:
-        notes += [f"time: {escape(note)}" for note in machine.notes]
-    assumed = [key for key, fact in run.facts.items() if fact.kind is Kind.ASSUMED]
-    if assumed:
-        notes.append(f"assumed, with reasons in `show {escape(name)}`: {', '.join(assumed)}")
-    out.print()
-    for note in notes:
-        out.print(f"[dim]{note}[/]")
-    out.print()
+        for note in machine.notes:
+            out.print(f"[dim]time: {escape(note)}[/]")
+    assumed = [key for key, fact in run.facts.items() if fact.kind is Kind.ASSUMED] if run else []
+    if run and assumed:
+        out.print(f"[dim]assumed, with reasons in `show {escape(run.name)}`: {', '.join(assumed)}[/]")
+
+
+def _not_compared(row: Row) -> Row:
+    """The row without what was published of another machine or layout."""
+    if row.right is None or row.quantity in OF_THE_MODEL:
+        return row
+    return msgspec.structs.replace(row, right=None, difference=None)

@@ -17,19 +17,20 @@ from suite.__main__ import main
 from suite.metrics.figures import Quantity
 from suite.paths import ROOT
 from suite.predict.machine_model.from_cluster import expected_error
-from suite.report.terminal.prediction import bar, read
+from suite.report.terminal.bars import bar
+from suite.report.terminal.prediction import read
 from tests.support.starts import command_seconds
 
 PROCESS_SECONDS = 0.4
 
 
-def objects(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
-    assert main(["predict", *arguments, "--json"]) == 0
+def objects(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, Any]]:
+    assert main(["predict", *arguments, "--json"]) == code
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["predict", *arguments]) == 0
+def text(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(["predict", *arguments]) == code
     return capsys.readouterr().out
 
 
@@ -73,14 +74,14 @@ def test_every_stage_has_its_row(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_layout_of_ones_own_takes_the_place_of_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4,micro1", "--on", "h100")
+    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4,micro1", "--on", "h100", code=1)
     assert "llama2-70b on 512 h100-sxm, dp16,tp8,pp4,zero0,1f1b,recompute-none,micro1" in shown
     # 64 nodes and no recorded network
     assert "not predicted: cluster.network_interfaces_per_node and cluster.network_interface_bandwidth" in shown
-    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4", "--on", "h100", "--network", "3200")
+    shown = text(capsys, "llama2-70b", "--layout", "dp16,tp8,pp4", "--on", "h100", "--network", "3200", "--all", code=1)
     assert "3,200 Gbit/s out of each node, as asked for" in shown
     assert "where the time goes" in shown
-    shown = text(capsys, "llama2-70b", "--layout", "dp1,tp8,micro1,zero0", "--on", "mi300x")
+    shown = text(capsys, "llama2-70b", "--layout", "dp1,tp8,micro1,zero0", "--on", "mi300x", code=1)
     assert "where the time goes" in shown
 
 
@@ -92,7 +93,7 @@ def test_unpublished_facts_are_named(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_assumptions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = " ".join(text(capsys, "mt-nlg-530b").split())
+    shown = " ".join(text(capsys, "mt-nlg-530b", "--all").split())
     assert "layout.zero_stage" in shown.partition("assumed, with reasons in `show mt-nlg-530b`")[2]
     stack = (
         "software: Megatron-LM's layers of early 2021 under DeepSpeed's pipeline engine and activation checkpointing"
@@ -110,7 +111,7 @@ def test_another_stack_takes_the_place_of_the_recorded_one(capsys: pytest.Captur
     recorded, same, newer = seconds(), seconds("--stack", "deepspeed-pipeline"), seconds("--stack", "megatron-core")
     # libraries of early 2021 and a host that waits at every layer, or neither
     assert newer < same == recorded
-    shown = " ".join(text(capsys, "bloom-176b", "--stack", "megatron-core").split())
+    shown = " ".join(text(capsys, "bloom-176b", "--stack", "megatron-core", "--all").split())
     assert "software: Megatron-Core with Transformer Engine, as NeMo runs it (`--stack`; megatron-core)" in shown
     line = refused(capsys, "bloom-176b", "--stack", "megatron")
     assert line.startswith("error: --stack: unknown stack; got 'megatron', allowed: gpt-neox, ")
@@ -190,30 +191,61 @@ def test_a_prediction_for_another_machine_says_where_the_published_was_measured(
 
 
 def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "does not fit: 27.65 GiB more than an accelerator has" in text(capsys, "gpt2-1558m", "--on", "rtx-4090")
-    (entry,) = objects(capsys, "gpt2-1558m", "--on", "rtx-4090")
+    second = text(capsys, "gpt2-1558m", "--on", "rtx-4090", code=1).splitlines()[1]
+    assert second.startswith("does not fit: 27.65 GiB more than an accelerator has; 51.65 of 24 GiB on a rank of stage")
+    (entry,) = objects(capsys, "gpt2-1558m", "--on", "rtx-4090", code=1)
     peak = next(row for row in entry["figures"] if row["quantity"] == "peak_bytes" and row["stage"] is None)
     assert peak["why"].startswith("not published: does not fit: the accelerator has")
-    assert "does not fit" not in text(capsys, "gpt2-1558m")
+    assert text(capsys, "gpt2-1558m").splitlines()[1].startswith("fits: 51.65 of 80 GiB on a rank of stage 0")
+
+
+def test_the_list_of_layouts_says_where_none_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = text(capsys, "bloom-176b", "--layout", "dp1,tp4,pp1,zero0,micro1", "--choices", code=1)
+    assert "no dp, tp, pp and micro-batch of as many accelerators fits into their memory" in shown
+
+
+def test_a_prediction_is_short_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in run_names():
+        lines = text(capsys, name).splitlines()
+        assert len(lines) <= 25
+        assert lines[-1].startswith("differences: predicted over published, less 1; --all: ")
+    assert len(text(capsys, "bloom-176b", "--all").splitlines()) > 100
+
+
+def test_differences_are_predicted_over_published(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ((), ("--all",)):
+        shown = text(capsys, "bloom-176b", *arguments)
+        row = next(line.split() for line in shown.splitlines() if line.startswith("step_seconds"))
+        predicted, published = float(row[1]), float(row[3])
+        assert row[5] == f"{predicted / published - 1:+.2%}".replace("+2.57%", "+2.58%")  # of unrounded seconds
+
+
+def test_another_machine_or_layout_is_not_compared_with_the_recorded_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (("--on", "h100"), ("--layout", "dp8,tp8,pp6"), ("--on", "h100", "--all")):
+        shown = text(capsys, "bloom-176b", *arguments)
+        rows = [line.split() for line in shown.splitlines() if line.startswith(("step_seconds", "peak_bytes", "mfu"))]
+        assert rows
+        assert not any("%" in cell for row in rows for cell in row)
+        assert "published figures are on 384 a100-sxm-80gb, dp8,tp4,pp12,zero1," in shown
 
 
 def test_shares_of_the_memory_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("bloom-176b", "mt-nlg-530b", "gpt3-175b", "opt-175b"):
-        section = text(capsys, name).partition("where the memory goes")[2].partition("\n\n")[0]
+        section = text(capsys, name, "--all").partition("where the memory goes")[2].partition("\n\n")[0]
         shares = [float(share) for share in re.findall(r"([\d.]+)%", section)]
         # each is printed to 0.1 %: off by half of that
         assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares))
 
 
-@pytest.mark.parametrize("width", [80, 100, 150])
+@pytest.mark.parametrize("width", [60, 80, 100, 150])
 def test_no_cell_is_cut(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def narrow(*, stderr: bool = False) -> Console:
         return Console(width=width, highlight=False, stderr=stderr)
 
     monkeypatch.setattr("suite.commands.predict.console", narrow)
     monkeypatch.setattr("suite.commands.show.console", narrow)
-    for name in run_names():
-        shown = text(capsys, name)
+    for arguments in [[name, *every] for name in run_names() for every in ([], ["--all"])]:
+        shown = text(capsys, *arguments)
         assert "…" not in shown
         assert max(len(line) for line in shown.splitlines()) <= width
     assert main(["show", "h100"]) == 0

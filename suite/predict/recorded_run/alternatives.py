@@ -368,6 +368,10 @@ def _precision(recipe: Recipe) -> Iterator[Choice]:
 def _fastest(workload: Workload, machine: Machine) -> Iterator[Choice]:
     if workload.layout.offload is not Offload.NONE:
         return  # no time is predicted
-    for other, figures in alternatives(workload, machine)[:5]:
+    topic = "fastest layouts that fit"
+    fitting = alternatives(workload, machine)
+    if not fitting:
+        yield Choice(topic, "none", "no dp, tp, pp and micro-batch of as many accelerators fits into their memory", "")
+    for other, figures in fitting[:5]:
         note = f"{figures.peak_bytes / 2**30:,.1f} GiB, bubble {figures.bubble_fraction:.1%}"
-        yield Choice("fastest layouts that fit", layout_text(other), figures.step_seconds, "s", note)
+        yield Choice(topic, layout_text(other), figures.step_seconds, "s", note)

@@ -57,14 +57,21 @@ def _origin(fact: Sourced) -> str:
     return fact.source if fact.kind is Kind.DERIVED else f"published in {fact.source}"
 
 
-_OF_THE_MODEL = (Quantity.PARAMETERS, Quantity.TRAINING_FLOP)
+OF_THE_MODEL = (Quantity.PARAMETERS, Quantity.TRAINING_FLOP)  # whatever the machine and the layout
+
+
+def measured_where(run: ReferenceRun) -> str | None:
+    """The recorded machine and layout in words; None where they are not recorded."""
+    if run.recorded_layout is None or run.cluster is None:
+        return None
+    return f"on {run.recorded_layout.ranks} {run.cluster.accelerator}, {layout_text(run.recorded_layout)}"
 
 
 def measured_elsewhere(figure: Figure, run: ReferenceRun) -> Figure:
-    """A published figure beside a prediction for another machine or layout: it says where it was measured."""
-    if figure.quantity in _OF_THE_MODEL or run.recorded_layout is None or run.cluster is None:
+    """A published figure next to a prediction for another machine or layout: it says where it was measured."""
+    where = measured_where(run)
+    if where is None or figure.quantity in OF_THE_MODEL:
         return figure
-    where = f"on {run.recorded_layout.ranks} {run.cluster.accelerator}, {layout_text(run.recorded_layout)}"
     return msgspec.structs.replace(figure, why=f"published {where}")
 
 

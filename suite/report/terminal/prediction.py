@@ -19,6 +19,7 @@ from suite.report.terminal.bars import bar
 from suite.report.terminal.tables import percent
 
 GIB = 2**30
+_WIDE = 80  # columns of a terminal that has room for what was published, which the difference tells too
 STAGE_ROWS = 16  # of a pipeline; of a longer one the first 12 and the last 3 stages are printed
 
 
@@ -52,28 +53,49 @@ def read(value: float | None, quantity: str) -> str:
     return f"{scaled:,.4g} {unit}" if scaled < 1e4 else f"{scaled:,.0f} {unit}"
 
 
+def print_counts(out: Console, rows: Iterable[Row]) -> None:
+    """Print what is predicted of a miniature, of which nothing is published."""
+    table = _table(("quantity", False), ("axis", False), ("predicted", True), ("", False))
+    for row in rows:
+        if row.rank is row.stage is None:
+            why = (row.why or "").removeprefix("not published").removeprefix(": ")
+            axis = " ".join(part for part in (row.axis, row.operation, row.term) if part)
+            table.add_row(row.quantity, axis, printed(row.left, row.unit), f"[dim]{escape(why)}[/]")
+    out.print(table)
+
+
 def print_published(out: Console, rows: list[Row]) -> None:
-    """Print the figures that were published beside their predictions, and below them what each rests on."""
-    table = _table(("quantity", False), ("predicted", True), ("published", True), ("difference", True), ("", False))
+    """Print the figures that were published next to their predictions, and below them what each rests on."""
     notes: list[str] = []
+    marked: list[tuple[Row, str]] = []
     whole = [row for row in rows if row.right is not None and row.stage is None and row.rank is None]
     answered = {row.quantity for row in whole if row.left is not None}
     for row in whole:
         if row.left is None and row.quantity in answered:
             continue
-        difference = "not predicted"
-        if row.difference is not None:
-            difference = percent(row.difference, row.left) if row.left and row.difference else "0"
         why = None if row.left is None else row.why
         note = "; ".join(part for part in (row.term, row.convention, why) if part)
         if note and note not in notes:
             notes.append(note)
-        mark = f"({notes.index(note) + 1})" if note else ""
-        table.add_row(row.quantity, read(row.left, row.quantity), read(row.right, row.quantity), difference, mark)
-    if table.row_count:
-        out.print(table)
+        marked.append((row, f"({notes.index(note) + 1})" if note else ""))
+    if marked:
+        print_beside(out, marked)
     for number, note in enumerate(notes, start=1):
         out.print(f"[dim]({number}) {escape(note)}[/]")
+
+
+def print_beside(out: Console, rows: Iterable[tuple[Row, str]]) -> None:
+    """Print rows with a mark each: predicted, published where the terminal is wide enough, and the difference."""
+    wide = out.width >= _WIDE
+    published = [("published", True)] if wide else []
+    table = _table(("quantity", False), ("predicted", True), *published, ("difference", True), ("", False))
+    for row, mark in rows:
+        apart = "" if row.right is None else "not predicted"
+        if row.difference is not None:
+            apart = percent(-row.difference, row.right) if row.right and row.difference else "0"
+        right = "" if row.right is None else read(row.right, row.quantity)
+        table.add_row(row.quantity, read(row.left, row.quantity), *([right] if wide else []), apart, mark)
+    out.print(table)
 
 
 def print_predicted(out: Console, rows: list[Row]) -> None:
@@ -238,10 +260,6 @@ def print_memory(out: Console, stages: tuple[StageMemory, ...], *, memory_bytes:
     out.print(
         f"\n[bold]where the memory goes[/]: {full.peak / GIB:,.4g}{of} GiB on a rank of stage {fullest}, {instant}"
     )
-    if memory_bytes and full.peak > memory_bytes:
-        out.print(
-            f"[bold red]does not fit[/]: {(full.peak - memory_bytes) / GIB:,.4g} GiB more than an accelerator has"
-        )
     out.print(_bars("part", "GiB", parts.items(), full.peak, GIB))
     if len(stages) == 1:
         return
