@@ -1,0 +1,65 @@
+"""Tables as text: what stands right, what a narrow terminal loses, and what it never loses."""
+
+from __future__ import annotations
+
+import math
+
+import pandas
+import pytest
+
+from suite.report.tables import MARKDOWN, shortened, table
+
+TITLES = ["quantity", "predicted", "measured", "why"]
+ROWS = [
+    ["step_seconds", "326.8 ms", "340 ms", "median of 23 steps on a machine that others use too (12)"],
+    ["peak_bytes", "1,024", "-", "exact"],
+]
+
+
+def test_numbers_stand_right_and_texts_left() -> None:
+    assert table([["a", "1.5"], ["bbb", "10"]], ["name", "value"]).splitlines() == [
+        "name  value",
+        "a       1.5",
+        "bbb      10",
+    ]
+
+
+def test_a_frame_needs_no_headers_and_its_gaps_are_empty() -> None:
+    frame = pandas.DataFrame({"name": ["a", None], "seconds": [0.5, math.nan]})
+    assert table(frame).splitlines() == ["name  seconds", "a         0.5"]
+
+
+def test_no_rows_leave_the_headers() -> None:
+    assert table([], TITLES).split() == TITLES
+
+
+def test_markdown_escapes_what_would_end_a_cell() -> None:
+    lines = table([["a|b", "<1"]], ["name", "value"], style=MARKDOWN).splitlines()
+    assert lines == ["| name | value |", "|:-----|:------|", "| a\\|b | &lt;1 |"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_table_keeps_numbers_and_footnotes(width: int) -> None:
+    lines = table(ROWS, TITLES, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "326.8 ms" in lines[1]
+    assert lines[1].endswith(" (12)")
+    assert ("…" in lines[1]) is (width < 94)
+    assert "exact" in lines[2]
+
+
+def test_optional_columns_go_before_anything_is_shortened() -> None:
+    lines = table(ROWS, TITLES, width=80, optional=["measured", "predicted"]).splitlines()
+    assert lines[0].split() == ["quantity", "why"]
+    assert lines[1].endswith("too (12)")
+
+
+def test_colours_take_no_room() -> None:
+    plain = table([["pass", "1"], ["fail", "22"]], ["verdict", "n"])
+    coloured = table([["\x1b[32mpass\x1b[0m", "1"], ["\x1b[31mfail\x1b[0m", "22"]], ["verdict", "n"])
+    assert coloured.replace("\x1b[32m", "").replace("\x1b[31m", "").replace("\x1b[0m", "") == plain
+
+
+def test_a_text_is_shortened_before_its_footnote() -> None:
+    assert shortened("a long reason (3)", 12) == "a long… (3)"
+    assert shortened("short", 12) == "short"
