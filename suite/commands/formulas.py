@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from reference_runs.errors import InputError
 from reference_runs.units import UNITS
@@ -16,10 +14,12 @@ from reference_runs.worked_examples import WorkedExample, load
 from suite.commands import exit_codes
 from suite.predict.validation.computations import Value
 from suite.predict.validation.worked_examples import FormulaResult, Verdict, formula_results
+from suite.report.tables import table
 from suite.report.terminal.tables import console
 
-_COLOURS = {Verdict.AGREES: "green", Verdict.SLIPS: "yellow", Verdict.BROKEN: "bold red"}
-_TITLES = ("example", "result", "claimed", "computed", "verdict", "why")
+if TYPE_CHECKING:
+    import pandas
+
 _WIDE = 120  # columns of a terminal from which on the names of the examples stand beside their results
 
 
@@ -64,9 +64,9 @@ def _print(examples: list[WorkedExample], results: list[FormulaResult], *, expla
                 if text:
                     out.print(f"  {title:8} {escape(text)}")
         out.print()
-    rows, reasons = _rows(results)
-    for table in _tables(rows, grouped=out.width < _WIDE):
-        out.print(table)
+    frame, reasons = _frame(results)
+    for line in _lines(frame, out.width):
+        out.print(line, markup=False, soft_wrap=True)
     for number, reason in enumerate(reasons, start=1):
         out.print(f"[dim]({number}) {escape(reason)}[/]")
     broken, slipped = (
@@ -78,55 +78,39 @@ def _print(examples: list[WorkedExample], results: list[FormulaResult], *, expla
     )
 
 
-def _rows(results: list[FormulaResult]) -> tuple[list[list[str]], list[str]]:
-    """The table's cells, each example named in its first row alone, and the reasons that they number."""
-    rows: list[list[str]] = []
-    reasons: list[str] = []
-    shown = ""
-    for result in results:
-        reason = f"{result.id}{' (found here)' if result.found_here else ''}: {result.why}"
-        if result.why and reason not in reasons:
-            reasons.append(reason)
-        claimed, computed = (_figure(value, result.recorded_unit) for value in (result.claimed, result.computed))
-        rows.append(
-            [
-                "" if result.id == shown else result.id,
-                result.what,
-                claimed,
-                computed if result.unit in (None, "1") else f"{computed} {result.recorded_unit}",
-                result.verdict.value,
-                f"({reasons.index(reason) + 1})" if result.why else "",
-            ]
-        )
-        shown = result.id
-    return rows, reasons
+def _frame(results: list[FormulaResult]) -> tuple[pandas.DataFrame, list[str]]:
+    """The table, each example named in its first row alone, and the reasons that it numbers."""
+    import pandas
+
+    named = [f"{result.id}{' (found here)' if result.found_here else ''}: {result.why}" for result in results]
+    reasons = list(dict.fromkeys(name for name, result in zip(named, results, strict=True) if result.why))
+    frame = pandas.DataFrame(
+        {
+            "example": [result.id for result in results],
+            "result": [result.what for result in results],
+            "claimed": [_figure(result.claimed, result.recorded_unit) for result in results],
+            "computed": [_with_unit(result) for result in results],
+            "verdict": [result.verdict.value for result in results],
+            "why": [f"({reasons.index(n) + 1})" if r.why else "" for n, r in zip(named, results, strict=True)],
+        }
+    )
+    frame.loc[frame.example.duplicated(), "example"] = ""
+    return frame, reasons
 
 
-def _tables(rows: list[list[str]], *, grouped: bool) -> list[Table]:
-    """One table; or, where it would not fit, one for each example under its name, with columns of the same widths."""
-    if not grouped:
-        return [_table(rows, rows)]
-    starts = [place for place, row in enumerate(rows) if row[0]]
-    named: list[Table] = []
-    for start, end in pairwise([*starts, len(rows)]):
-        table = _table([row[1:] for row in rows[start:end]], [row[1:] for row in rows], header=start == 0)
-        table.title, table.title_justify, table.title_style = escape(rows[start][0]), "left", "bold"
-        named.append(table)
-    return named
+def _lines(frame: pandas.DataFrame, width: int) -> list[str]:
+    """The table; on a narrow terminal each example has a line of its own before its results."""
+    figures = ("claimed", "computed")
+    if width >= _WIDE:
+        return table(frame, right=figures).splitlines()
+    head, *lines = table(frame.drop(columns="example"), right=figures, width=width).splitlines()
+    pairs = zip(frame.example, lines, strict=True)
+    return [head, *(line for name, result in pairs for line in ([name, result] if name else [result]))]
 
 
-def _table(rows: list[list[str]], as_wide_as: list[list[str]], *, header: bool = True) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, show_header=header)
-    titles = _TITLES[-len(rows[0]) :]
-    for place, title in enumerate(titles):
-        width = max(len(title), *(len(row[place]) for row in as_wide_as))
-        justify: Literal["left", "right"] = "right" if title in ("claimed", "computed") else "left"
-        table.add_column(title, justify=justify, min_width=width, no_wrap=True)
-    for row in rows:
-        cells = {title: escape(cell) for title, cell in zip(titles, row, strict=True)}
-        cells["verdict"] = f"[{_COLOURS[Verdict(cells['verdict'])]}]{cells['verdict']}[/]"
-        table.add_row(*cells.values())
-    return table
+def _with_unit(result: FormulaResult) -> str:
+    computed = _figure(result.computed, result.recorded_unit)
+    return computed if result.unit in (None, "1") else f"{computed} {result.recorded_unit}"
 
 
 def _input(value: object) -> str:

@@ -1,4 +1,4 @@
-"""How near predictions come to tables of published measurements, and the errors of one constant MFU beside them."""
+"""How near predictions come to tables of published measurements, and how near one constant MFU comes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from suite.report.terminal.validation import print_scores
 
 def validate(
     tables: Annotated[list[Path] | None, typer.Argument(help="Tables ending in .csv; default: all published.")] = None,
-    worst: Annotated[int, typer.Option(help="How many of the worst rows of a table to show.", min=0)] = 5,
+    worst: Annotated[int, typer.Option(help="How many of the worst rows to show, of a table with --all.", min=0)] = 5,
+    every_table: Annotated[
+        bool,
+        typer.Option("--all", help="Print sources, assumptions and skipped rows of every table; default for TABLES."),
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw predicted against published times into this file (.svg, .png).")
     ] = None,
@@ -40,7 +44,7 @@ def validate(
         for _, score in scored:
             print(msgspec.json.encode(score).decode())
     else:
-        print_scores(console(), scored)
+        print_scores(console(), scored, complete=every_table or bool(tables))
     if plot is not None:
         drawn = {table.name: [Point(*times) for times in step_times(table)] for table in loaded}
         if any(drawn.values()):

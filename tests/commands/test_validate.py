@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import time
 from pathlib import Path
 
@@ -112,6 +113,26 @@ def test_a_row_fits_where_its_predicted_peak_is_within_the_accelerators_memory(c
         "exceeds_and_ran": 0,
         "exceeds_and_failed": 3,
     }
+
+
+def test_all_tables_are_a_line_each_and_the_worst_rows_of_all(capsys) -> None:
+    assert main(["validate", "--worst", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [path.stem for path in shipped_tables()]
+    assert [line.split()[0] for line in lines[1 : len(names) + 1]] == names
+    worst = lines[len(names) + 2 :]
+    assert worst[0].startswith("worst rows: table")
+    errors = [float(re.search(r"([+-][\d.]+) %", line)[1]) for line in worst[1:4]]
+    assert sorted(errors, key=abs, reverse=True) == errors
+    assert worst[4].startswith("errors: predicted over measured, less 1")
+    assert len(lines) <= 25
+
+
+def test_all_that_is_known_of_every_table_is_printed_on_request(capsys) -> None:
+    assert main(["validate", "--all", "--worst", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("  source: ") == len(shipped_tables())
+    assert out.count("worst: line") == len(shipped_tables())
 
 
 def test_a_table_for_people_names_what_was_skipped_assumed_and_missed(capsys) -> None:

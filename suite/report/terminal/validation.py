@@ -1,51 +1,96 @@
-"""Scores of predictions for people: one line a table, then what was skipped, assumed and missed most in each."""
+"""Scores of predictions for people: the worst rows and one line a table, or all that is known of each table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from reference_runs.published_tables import TableFacts
-from suite.predict.validation.published_tables import Fits, Score, SkippedLine
-from suite.report.terminal.tables import plain_table
+from suite.predict.validation.published_tables import Fits, Score, SkippedLine, WorstRow
+from suite.report.tables import table
+
+if TYPE_CHECKING:
+    import pandas
 
 SHOWN_REASONS = 10  # of a table's skipped rows
 SHOWN_LINES = 4  # of the rows that share a reason
-_SCORES = ("table", "rows", "used", "skipped", "step time", "constant MFU", "bias", "largest", "peak memory")
+SIGNS = (
+    "errors: predicted over measured, less 1. step time, constant MFU, peak memory: mean absolute error; constant MFU: "
+    "of the one MFU that comes nearest to the same rows; bias: mean signed error; largest: the largest signed one"
+)
 
 
-def print_scores(out: Console, scored: Sequence[tuple[TableFacts, Score]]) -> None:
-    """Print what is known of each table and how near the predictions come; one summary last."""
-    for facts, score in scored:
-        _print_table(out, facts, score)
-    out.print(_summary([score for _, score in scored]))
-    out.print(
-        "[dim]step time, constant MFU, peak memory: mean absolute error; constant MFU: of the one MFU that comes "
-        "nearest to the same rows; bias: mean signed error; largest: the largest signed one[/]"
+def print_scores(out: Console, scored: Sequence[tuple[TableFacts, Score]], *, complete: bool) -> None:
+    """Print a line a table and the worst rows; before them what is known of each table where it is `complete`."""
+    scores = [score for _, score in scored]
+    if complete:
+        for facts, score in scored:
+            _print_table(out, facts, score)
+    _print_lines(out, _summary(scores), optional=("bias", "skipped"))
+    if not complete:
+        out.print()
+        _print_worst(out, scores)
+    out.print(f"[dim]{SIGNS}[/]")
+    if not complete:
+        out.print("[dim]--all: sources, assumptions, skipped rows and the worst rows of each table[/]")
+
+
+def _print_lines(out: Console, frame: pandas.DataFrame, *, optional: Sequence[str] = ()) -> None:
+    out.print(table(frame, width=out.width, optional=optional), markup=False, soft_wrap=True)
+
+
+def _summary(scores: Sequence[Score]) -> pandas.DataFrame:
+    import pandas
+
+    frame = pandas.DataFrame([msgspec.structs.asdict(score) for score in scores])
+    columns = {
+        "step time": frame.step_seconds_mape.map(_error),
+        "constant MFU": frame.constant_mfu_mape.map(_error),
+        "bias": frame.step_seconds_bias.map(_signed),
+        "largest": frame.step_seconds_max.map(_signed),
+        "peak memory": frame.peak_bytes_mape.map(_error),
+    }
+    return frame[["table", "rows", "used", "skipped"]].assign(**columns)
+
+
+def _print_worst(out: Console, scores: Sequence[Score]) -> None:
+    """Print the worst rows of all tables together, as many as each table has at most."""
+    named = [(score.table, row) for score in scores for row in score.worst]
+    most = max((len(score.worst) for score in scores), default=0)
+    named = sorted(named, key=lambda pair: -abs(pair[1].error_percent))[:most]
+    if named:
+        frame = _rows([row for _, row in named])
+        frame.insert(0, "worst rows: table", [name for name, _ in named])
+        _print_lines(out, frame, optional=("layout", "GPUs", "model"))
+
+
+def _rows(worst: Sequence[WorstRow]) -> pandas.DataFrame:
+    import pandas
+
+    frame = pandas.DataFrame([msgspec.structs.asdict(row) for row in worst])
+    return pandas.DataFrame(
+        {
+            "line": frame.line,
+            "model": frame.model,
+            "GPUs": frame.accelerators,
+            "measured s": frame.measured_seconds.map("{:,.4g}".format),
+            "predicted s": frame.predicted_seconds.map("{:,.4g}".format),
+            "error": frame.error_percent.map(_signed),
+            "layout": frame.layout,
+        }
     )
 
 
-def _summary(scores: Sequence[Score]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in _SCORES:
-        table.add_column(title, justify="left" if title == "table" else "right", no_wrap=True)
-    for score in scores:
-        counts = [str(count) for count in (score.rows, score.used, score.skipped)]
-        errors = [_error(score.step_seconds_mape), _error(score.constant_mfu_mape), _signed(score.step_seconds_bias)]
-        last = [_signed(score.step_seconds_max), _error(score.peak_bytes_mape)]
-        table.add_row(escape(score.table), *counts, *errors, *last)
-    return table
-
-
 def _error(percent: float | None) -> str:
-    return "-" if percent is None else f"{percent:.1f} %"
+    return "-" if percent is None or percent != percent else f"{percent:.1f} %"
 
 
 def _signed(percent: float | None) -> str:
-    return "-" if percent is None else f"{percent:+.1f} %"
+    return "-" if percent is None or percent != percent else f"{percent:+.1f} %"
 
 
 def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
@@ -60,22 +105,9 @@ def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
     for line in skipped_lines(score.skipped_rows):
         out.print(f"  skipped {escape(line)}")
     if score.fits:
-        out.print(_fits(score.fits))
+        _print_lines(out, _fits(score.fits))
     if score.worst:
-        titles = ["worst: line", "model", "GPUs", "measured s", "predicted s", "error", "layout"]
-        rows = [
-            [
-                str(row.line),
-                escape(row.model),
-                str(row.accelerators),
-                f"{row.measured_seconds:,.4g}",
-                f"{row.predicted_seconds:,.4g}",
-                _signed(row.error_percent),
-                row.layout,
-            ]
-            for row in score.worst
-        ]
-        out.print(plain_table(titles, rows))
+        _print_lines(out, _rows(score.worst).rename(columns={"line": "worst: line"}), optional=("layout",))
     out.print()
 
 
@@ -86,21 +118,23 @@ def skipped_lines(skipped: Sequence[SkippedLine]) -> list[str]:
         by_reason.setdefault(each.reason, []).append(each.line)
     ordered = sorted(by_reason.items(), key=lambda pair: -len(pair[1]))
     lines = []
-    for reason, places in ordered[:SHOWN_REASONS]:
-        more = len(places) - SHOWN_LINES
-        named = ", ".join(map(str, places[:SHOWN_LINES])) + (f" and {more} more" if more > 0 else "")
-        lines.append(f"line{'s' if len(places) > 1 else ''} {named}: {reason}")
-    left = ordered[SHOWN_REASONS:]
-    if left:
-        lines.append(f"{sum(len(places) for _, places in left)} more rows for {len(left)} other reasons: see --json")
+    for reason, numbers in ordered[:SHOWN_REASONS]:
+        more = len(numbers) - SHOWN_LINES
+        named = ", ".join(map(str, numbers[:SHOWN_LINES])) + (f" and {more} more" if more > 0 else "")
+        lines.append(f"line{'s' if len(numbers) > 1 else ''} {named}: {reason}")
+    rest = ordered[SHOWN_REASONS:]
+    if rest:
+        lines.append(f"{sum(len(numbers) for _, numbers in rest)} more rows for {len(rest)} other reasons: see --json")
     return lines
 
 
-def _fits(fits: Fits) -> Table:
-    return plain_table(
-        ["memory, all complete rows", "ran", "failed"],
-        [
-            ["predicted to fit", str(fits.fits_and_ran), str(fits.fits_and_failed)],
-            ["predicted not to fit", str(fits.exceeds_and_ran), str(fits.exceeds_and_failed)],
-        ],
+def _fits(fits: Fits) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame(
+        {
+            "memory, all complete rows": ["predicted to fit", "predicted not to fit"],
+            "ran": [fits.fits_and_ran, fits.exceeds_and_ran],
+            "failed": [fits.fits_and_failed, fits.exceeds_and_failed],
+        }
     )
