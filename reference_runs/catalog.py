@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tomllib
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from reference_runs.errors import InputError
+from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.layout import AXES, Layout, Recomputation, Schedule
 from reference_runs.recorded_file import field_types, read_toml, required_text, section_of, shown_path, sources_of
 from reference_runs.run import (
@@ -37,6 +37,10 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "reported": Reported,
 }
 _OPTIONAL = ("cluster", "software", "reported")
+_DIVIDED = {
+    "tensor_parallel": ("heads", "kv_heads", "ffn_hidden", "padded_vocabulary"),
+    "context_parallel": ("sequence",),
+}  # by axis, what of the architecture it divides
 
 
 def command_name(path: Path) -> str:
@@ -72,8 +76,9 @@ def reference_run(name: str, *, also: Iterable[str] = ()) -> ReferenceRun:
         return load(Path(name))
     path = RUNS / f"{name.replace('-', '_')}.toml"
     if name not in run_names():
-        allowed = ", ".join([*run_names(), *also]) + ", or a file ending in .toml"
-        raise InputError("unknown run", got=repr(name), allowed=allowed)
+        names = [*run_names(), *also]
+        allowed = ", ".join(names) + ", or a file ending in .toml"
+        raise InputError("unknown run", got=repr(name), meant=nearest(name, names), allowed=allowed)
     return load(path)
 
 
@@ -81,45 +86,60 @@ def load(path: Path) -> ReferenceRun:
     """The run that the TOML file at `path` records.
 
     Raises:
-        InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key, wrong unit, or values that
-            contradict each other.
+        InputError: unreadable file or broken TOML; else every missing, unknown or wrongly typed key and wrong unit;
+            else all values that contradict each other.
     """
     where = shown_path(path)
     raw = read_toml(path, what="run", known={"title", "miniature", "sources", "measured", *_SECTIONS})
-    title = required_text(raw, "title", where)
-    miniature = required_text(raw, "miniature", where) if "miniature" in raw else None
+    mistakes = Mistakes()
+    head: dict[str, str] = {}
+    for key in ("title", "miniature"):
+        if key == "title" or key in raw:
+            with mistakes.collected():
+                head[key] = required_text(raw, key, where)
     sources = sources_of(raw, where)
     sections: dict[str, Any] = {}
     facts: dict[str, Sourced] = {}
-    unpublished: tuple[str, ...] = ()
     for name, kind in _SECTIONS.items():
-        if name not in raw:
-            if name in _OPTIONAL:
-                sections[name] = Reported() if name == "reported" else None
-                continue
-            raise InputError(f"missing section [{name}]", allowed=", ".join(field_types(kind)), where=where)
-        if not isinstance(raw[name], dict):
-            raise InputError(f"{name}: expected a table", got=repr(raw[name]), where=where)
-        if name == "layout":
-            unpublished = _unpublished(raw[name])
-        sections[name], section_facts = section_of(raw[name], kind, name, sources, where)
-        facts |= section_facts
-    measured, measured_facts = _measured(raw.get("measured", []), sources, where)
+        with mistakes.collected():
+            sections[name], section_facts = _section(raw, name, kind, sources, where)
+            facts |= section_facts
+            if isinstance(sections[name], Architecture | Recipe):
+                sections[name].check(where)
+    measured: tuple[Measurement, ...] = ()
+    with mistakes.collected():
+        measured, measured_facts = _measured(raw.get("measured", []), sources, where)
+        facts |= measured_facts
+    mistakes.refuse()
+    unpublished = _unpublished(raw.get("layout", {}))
     layout = sections.pop("layout")
     run = ReferenceRun(
         name=command_name(path),
-        title=title,
+        title=head["title"],
         where=where,
-        miniature=miniature,
+        miniature=head.get("miniature"),
         recorded_layout=None if unpublished else layout,
         unpublished=unpublished,
         measured=measured,
-        facts=facts | measured_facts,
+        facts=facts,
         sources=sources,
         **sections,
     )
-    _check(run)
+    Mistakes(_contradictions(run)).refuse()
     return run
+
+
+def _section(
+    raw: dict[str, Any], name: str, kind: type[msgspec.Struct], sources: dict[str, str], where: str
+) -> tuple[msgspec.Struct | None, dict[str, Sourced]]:
+    """The record of a section, and its facts; of an optional one that is absent none."""
+    if name not in raw:
+        if name not in _OPTIONAL:
+            raise InputError(f"missing section [{name}]", allowed=", ".join(field_types(kind)), where=where)
+        return (Reported() if name == "reported" else None), {}
+    if not isinstance(raw[name], dict):
+        raise InputError(f"{name}: expected a table", got=repr(raw[name]), where=where)
+    return section_of(raw[name], kind, name, sources, where)
 
 
 def _unpublished(table: dict[str, Any]) -> tuple[str, ...]:
@@ -137,51 +157,43 @@ def _measured(tables: Any, sources: dict[str, str], where: str) -> tuple[tuple[M
         raise InputError("measured: expected tables [[measured]]", got=repr(tables), where=where)
     facts: dict[str, Sourced] = {}
     measured: list[Measurement] = []
-    for place, table in enumerate(tables):
-        record, section_facts = section_of(table, Measurement, f"measured.{place}", sources, where)
+    for number, table in enumerate(tables):
+        record, section_facts = section_of(table, Measurement, f"measured.{number}", sources, where)
         measured.append(typing.cast(Measurement, record))
         facts |= section_facts
     return tuple(measured), facts
 
 
-def _check(run: ReferenceRun) -> None:
-    """Refuse records whose values contradict each other."""
-    run.architecture.check(run.where)
-    run.recipe.check(run.where)
-    recipe = run.recipe
+def _contradictions(run: ReferenceRun) -> Iterator[InputError]:
+    """What the sections of a file say against each other."""
+    recipe, reported, layout = run.recipe, run.reported, run.recorded_layout
+    conventions = ", ".join(FlopConvention)
     if recipe.warmup > recipe.decay:
-        raise InputError(
+        yield InputError(
             "recipe.warmup is longer than recipe.decay",
             got=f"{recipe.warmup} samples",
             allowed=f"at most {recipe.decay} samples",
             where=run.where,
         )
-    reported = run.reported
     rates = (reported.hardware_flop_per_second, reported.model_flop_per_second, reported.mfu, reported.hfu)
     if reported.flop_convention is None and any(rate is not None for rate in rates):
-        raise InputError(
-            "reported.flop_convention is missing: a published flop rate, MFU or HFU needs it",
-            allowed=", ".join(FlopConvention),
-            where=run.where,
-        )
+        what = "reported.flop_convention is missing: a published flop rate, MFU or HFU needs it"
+        yield InputError(what, allowed=conventions, where=run.where)
     if (reported.total_flop is None) != (reported.total_flop_convention is None):
-        raise InputError(
-            "reported.total_flop and reported.total_flop_convention need each other",
-            allowed=", ".join(FlopConvention),
-            where=run.where,
-        )
-    if run.recorded_layout is None:
+        what = "reported.total_flop and reported.total_flop_convention need each other"
+        yield InputError(what, allowed=conventions, where=run.where)
+    if layout is None:
         return
-    layout = run.recorded_layout
-    axes = f"{layout.data_parallel} (dp) * {layout.tensor_parallel} (tp) * {layout.pipeline_stages} (pp)"
-    if layout.context_parallel > 1:
-        axes += f" * {layout.context_parallel} (cp)"
     if run.cluster is not None and run.cluster.accelerators not in (None, layout.ranks):
-        raise InputError(
+        axes = f"{layout.data_parallel} (dp) * {layout.tensor_parallel} (tp) * {layout.pipeline_stages} (pp)"
+        if layout.context_parallel > 1:
+            axes += f" * {layout.context_parallel} (cp)"
+        yield InputError(
             f"layout: {axes} = {layout.ranks} accelerators, but cluster.accelerators = {run.cluster.accelerators}",
             where=run.where,
         )
-    check_layout(Workload(run.architecture, recipe, layout), run.where)
+    else:
+        yield from layout_mistakes(Workload(run.architecture, recipe, layout), run.where)
 
 
 def check_layout(workload: Workload, where: str) -> None:
@@ -193,90 +205,69 @@ def check_layout(workload: Workload, where: str) -> None:
             parallelism that does not divide the sequence; an order of axes that is none; or a global batch that is not
             data_parallel * micro_batch * accumulation.
     """
+    for mistake in layout_mistakes(workload, where):
+        raise mistake
+
+
+def layout_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
+    """Each reason for which the architecture and the batch cannot be divided by the layout, see `check_layout`."""
     architecture, recipe, layout = workload
-    divided = {
-        "tensor_parallel": ("heads", "kv_heads", "ffn_hidden", "padded_vocabulary"),
-        "context_parallel": ("sequence",),
-    }
-    for axis, names in divided.items():
+    for axis, names in _DIVIDED.items():
         for name in names:
             if getattr(architecture, name) % getattr(layout, axis):
-                raise InputError(
-                    f"layout.{axis} does not divide architecture.{name} = {getattr(architecture, name)}",
-                    got=getattr(layout, axis),
-                    where=where,
-                )
-    if layout.pipeline_stages * layout.virtual_stages > architecture.layers:
-        raise InputError(
-            "layout: more pipeline stages than layers",
-            got=layout.pipeline_stages * layout.virtual_stages,
-            allowed=f"at most architecture.layers = {architecture.layers}",
-            where=where,
-        )
+                what = f"layout.{axis} does not divide architecture.{name} = {getattr(architecture, name)}"
+                yield InputError(what, got=getattr(layout, axis), where=where)
+    if (stages := layout.pipeline_stages * layout.virtual_stages) > architecture.layers:
+        allowed = f"at most architecture.layers = {architecture.layers}"
+        yield InputError("layout: more pipeline stages than layers", got=stages, allowed=allowed, where=where)
     if sorted(layout.rank_order.split("-")) != sorted(AXES):
-        raise InputError(
-            "layout.rank_order", got=repr(layout.rank_order), allowed=f"{'-'.join(AXES)} in any order", where=where
-        )
+        allowed = f"{'-'.join(AXES)} in any order"
+        yield InputError("layout.rank_order", got=repr(layout.rank_order), allowed=allowed, where=where)
     if layout.checkpoint_layers > 1 and layout.recomputation is not Recomputation.FULL:
-        raise InputError(
-            "layout.checkpoint_layers belongs to recompute-full",
-            got=f"every{layout.checkpoint_layers} with recompute-{layout.recomputation.value}",
-            where=where,
-        )
+        got = f"every{layout.checkpoint_layers} with recompute-{layout.recomputation.value}"
+        yield InputError("layout.checkpoint_layers belongs to recompute-full", got=got, where=where)
     if layout.sequence_parallel and layout.tensor_parallel > 1 and architecture.sequence % layout.tensor_parallel:
-        raise InputError(
-            f"layout: sequence parallelism needs tensor_parallel to divide architecture.sequence = "
-            f"{architecture.sequence}",
-            got=f"tp{layout.tensor_parallel},sp",
-            where=where,
-        )
-    _check_batch(recipe, layout, where)
-    if layout.virtual_stages > 1:
-        stages = layout.pipeline_stages * layout.virtual_stages
-        if layout.pipeline_stages == 1 or layout.schedule is not Schedule.ONE_F_ONE_B:
-            raise InputError(
-                "layout: interleaving needs pipeline stages and the schedule 1f1b",
-                got=f"interleave{layout.virtual_stages} with pp{layout.pipeline_stages},{layout.schedule.value}",
-                where=where,
-            )
-        if architecture.layers % stages:
-            raise InputError(
-                f"layout: {layout.pipeline_stages} (pp) * {layout.virtual_stages} (interleave) = {stages} does not "
-                f"divide architecture.layers = {architecture.layers}",
-                where=where,
-            )
-        if accumulation(recipe, layout) % layout.pipeline_stages:
-            raise InputError(
-                f"layout: interleaving needs a multiple of {layout.pipeline_stages} (pp) micro-batches",
-                got=accumulation(recipe, layout),
-                where=where,
-            )
+        what = "layout: sequence parallelism needs tensor_parallel to divide architecture.sequence"
+        got = f"tp{layout.tensor_parallel},sp"
+        yield InputError(f"{what} = {architecture.sequence}", got=got, where=where)
+    if (mistake := _batch_mistake(recipe, layout, where)) is not None:
+        yield mistake
+    elif layout.virtual_stages > 1:
+        yield from _interleaving_mistakes(workload, where)
 
 
-def _check_batch(recipe: Recipe, layout: Layout, where: str) -> None:
-    slice_samples = layout.data_parallel * layout.micro_batch
-    if layout.accumulation is None:
-        if slice_samples > recipe.global_batch:
-            raise InputError(
-                f"layout: {layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch) = {slice_samples} samples "
-                f"are more than the global batch of {recipe.global_batch}",
-                where=where,
-            )
-        if recipe.global_batch % slice_samples:
-            raise InputError(
-                f"layout: {layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch) does not divide the global "
-                f"batch of {recipe.global_batch} samples",
-                got=f"dp{layout.data_parallel}",
-                allowed=_dividing(recipe.global_batch, layout.micro_batch),
-                where=where,
-            )
-    elif slice_samples * layout.accumulation != recipe.global_batch:
-        raise InputError(
-            f"layout: {layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch) * {layout.accumulation} "
-            f"(accumulate) = {slice_samples * layout.accumulation} samples, but the global batch is "
-            f"{recipe.global_batch}",
+def _interleaving_mistakes(workload: Workload, where: str) -> Iterator[InputError]:
+    layout, layers = workload.layout, workload.architecture.layers
+    stages = layout.pipeline_stages * layout.virtual_stages
+    if layout.pipeline_stages == 1 or layout.schedule is not Schedule.ONE_F_ONE_B:
+        got = f"interleave{layout.virtual_stages} with pp{layout.pipeline_stages},{layout.schedule.value}"
+        yield InputError("layout: interleaving needs pipeline stages and the schedule 1f1b", got=got, where=where)
+    if layers % stages:
+        yield InputError(
+            f"layout: {layout.pipeline_stages} (pp) * {layout.virtual_stages} (interleave) = {stages} does not "
+            f"divide architecture.layers = {layers}",
             where=where,
         )
+    if (micro_batches := accumulation(workload.recipe, layout)) % layout.pipeline_stages:
+        what = f"layout: interleaving needs a multiple of {layout.pipeline_stages} (pp) micro-batches"
+        yield InputError(what, got=micro_batches, where=where)
+
+
+def _batch_mistake(recipe: Recipe, layout: Layout, where: str) -> InputError | None:
+    samples, batch = layout.data_parallel * layout.micro_batch, recipe.global_batch
+    replicas = f"layout: {layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch)"
+    if layout.accumulation is not None:
+        if samples * layout.accumulation == batch:
+            return None
+        whole = f"{replicas} * {layout.accumulation} (accumulate) = {samples * layout.accumulation} samples"
+        return InputError(f"{whole}, but the global batch is {batch}", where=where)
+    if samples > batch:
+        return InputError(f"{replicas} = {samples} samples are more than the global batch of {batch}", where=where)
+    if batch % samples:
+        what = f"{replicas} does not divide the global batch of {batch} samples"
+        allowed = _dividing(batch, layout.micro_batch)
+        return InputError(what, got=f"dp{layout.data_parallel}", allowed=allowed, where=where)
+    return None
 
 
 def _dividing(global_batch: int, micro_batch: int) -> str:

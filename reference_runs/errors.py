@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+from collections.abc import Iterable, Iterator
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that `name` misspells; None where none is near."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)), None)
+
 
 class InputError(Exception):
     """A wrong name, file, layout, corpus, device or permission, as one line.
 
     The line reads `where: what; got GOT, allowed: ALLOWED`, with the parts that apply; `where` can be asked for alone.
+
+    Args:
+        meant: the name that was perhaps meant, see `nearest`.
     """
 
     def __init__(
@@ -16,12 +28,62 @@ class InputError(Exception):
         allowed: str | None = None,
         got: object | None = None,
         where: str | None = None,
+        meant: str | None = None,
     ) -> None:
         self.where = where
         line = what if where is None else f"{where}: {what}"
         parts = []
         if got is not None:
             parts.append(f"got {got}")
+        if meant is not None:
+            parts.append(f"did you mean {meant}?")
         if allowed is not None:
             parts.append(f"allowed: {allowed}")
-        super().__init__(f"{line}; {', '.join(parts)}" if parts else line)
+        super().__init__(f"{line}; {', '.join(parts)}".replace("?, ", "? ") if parts else line)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line for each mistake."""
+        return (" ".join(str(self).split()),)
+
+
+class InputMistakesError(InputError):
+    """Several mistakes in one input, each with a line of its own."""
+
+    def __init__(self, errors: Iterable[InputError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("; ".join(map(str, self.errors)))
+        self.where = self.errors[0].where
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line for each mistake."""
+        return tuple(line for error in self.errors for line in error.lines)
+
+
+class Mistakes:
+    """Collects what is wrong with an input, so that it is reported at once."""
+
+    def __init__(self, errors: Iterable[InputError] = ()) -> None:
+        self.errors = list(errors)
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[None]:
+        """A context whose refusal is collected; it ends the context, and nothing else."""
+        try:
+            yield
+        except InputMistakesError as several:
+            self.errors += several.errors
+        except InputError as error:
+            self.errors.append(error)
+
+    def refuse(self) -> None:
+        """Raise what was collected.
+
+        Raises:
+            InputError: anything was.
+        """
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            raise InputMistakesError(self.errors)

@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 
-from reference_runs.errors import InputError
+from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.sourced import Kind, Sourced
 from reference_runs.units import in_base_unit, units_of
+
+LARGEST_EXACT = 2**53  # up to which a number such as 2e12 is a certain integer
 
 
 def read_toml(path: Path, *, what: str, known: set[str]) -> dict[str, Any]:
@@ -32,7 +34,8 @@ def read_toml(path: Path, *, what: str, known: set[str]) -> dict[str, Any]:
         raise InputError(f"not valid TOML: {error}", where=where) from error
     for key in raw:
         if key not in known:
-            raise InputError(f"unknown key {key!r}", allowed=", ".join(sorted(known)), where=where)
+            allowed = ", ".join(sorted(known))
+            raise InputError(f"unknown key {key!r}", meant=nearest(key, known), allowed=allowed, where=where)
     return raw
 
 
@@ -84,45 +87,55 @@ def section_of(
     section, or the refusal names the field.
 
     Raises:
-        InputError: unknown, missing or wrongly typed key, wrong unit, or a source that is no key of `sources`.
+        InputError: all unknown, missing and wrongly typed keys, wrong units, and sources that are no key of `sources`.
     """
     fields = field_types(kind)
     values: dict[str, Any] = {}
     facts: dict[str, Sourced] = {}
+    mistakes = Mistakes()
+    misspelt = {key: nearest(key, fields) for key in table if key not in fields}
+    for key, meant in misspelt.items():
+        what = f"unknown key '{section}.{key}'"
+        mistakes.errors.append(InputError(what, meant=meant, allowed=", ".join(fields), where=where))
     for key, entry in table.items():
-        label = f"{section}.{key}"
-        if key not in fields:
-            raise InputError(f"unknown key {label!r}", allowed=", ".join(fields), where=where)
-        try:
-            fact = msgspec.convert(entry, Sourced)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise InputError(
-                f"{label}: {_reason(error)}",
-                got=repr(entry),
-                allowed="{ value, unit, kind, source } with kind one of " + ", ".join(Kind),
-                where=where,
-            ) from error
-        for source in [fact.source, *(reading.source for reading in fact.readings)]:
-            if source.split()[0].rstrip(",:;") not in sources:
-                raise InputError(
-                    f"{label}: source does not begin with a key of [sources]",
-                    got=repr(source),
-                    allowed=", ".join(sorted(sources)) or "none, as [sources] is empty",
-                    where=where,
-                )
-        facts[label] = fact
-        if fact.kind is not Kind.NOT_PUBLISHED:
-            values[key] = _value(fact, fields[key].type, label, where)
+        if key in fields:
+            with mistakes.collected():
+                fact = _fact(entry, f"{section}.{key}", sources, where)
+                facts[f"{section}.{key}"] = fact
+                if fact.kind is not Kind.NOT_PUBLISHED:
+                    values[key] = _value(fact, fields[key].type, f"{section}.{key}", where)
+    given = {*table, *misspelt.values()}
+    if missing := [key for key, field in fields.items() if field.required and key not in given]:
+        names = ", ".join(repr(f"{section}.{key}") for key in missing)
+        mistakes.errors.append(InputError(f"missing key{'s' if len(missing) > 1 else ''} {names}", where=where))
     for key, field in fields.items():
-        if field.required and key not in values:
-            unpublished = f"{section}.{key}" in facts
-            what = (
-                f"{section}.{key} is needed, but recorded as not published"
-                if unpublished
-                else (f"missing key '{section}.{key}'")
-            )
-            raise InputError(what, where=where)
+        recorded = facts.get(f"{section}.{key}")
+        if field.required and recorded is not None and recorded.kind is Kind.NOT_PUBLISHED:
+            what = f"{section}.{key} is needed, but recorded as not published"
+            mistakes.errors.append(InputError(what, where=where))
+    mistakes.refuse()
     return kind(**values), facts
+
+
+def _fact(entry: Any, label: str, sources: dict[str, str], where: str) -> Sourced:
+    try:
+        fact = msgspec.convert(entry, Sourced)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise InputError(
+            f"{label}: {_reason(error)}",
+            got=repr(entry),
+            allowed="{ value, unit, kind, source } with kind one of " + ", ".join(Kind),
+            where=where,
+        ) from error
+    for source in [fact.source, *(reading.source for reading in fact.readings)]:
+        if source.split()[0].rstrip(",:;") not in sources:
+            raise InputError(
+                f"{label}: source does not begin with a key of [sources]",
+                got=repr(source),
+                allowed=", ".join(sorted(sources)) or "none, as [sources] is empty",
+                where=where,
+            )
+    return fact
 
 
 def _reason(error: Exception) -> str:
@@ -146,6 +159,8 @@ def _value(fact: Sourced, annotation: Any, label: str, where: str) -> Any:
             value: Any = in_base_unit(typing.cast(float, fact.value), fact.unit, expected)
         except ValueError as error:
             raise InputError(f"{label}: {error}", where=where) from error
+        if isinstance(value, float) and bare is int and value.is_integer() and abs(value) <= LARGEST_EXACT:
+            value = int(value)
         if bare is int and not isinstance(value, int):
             raise InputError(f"{label}: expected an integer", got=repr(fact.value), where=where)
     else:

@@ -127,6 +127,25 @@ BytesPerSecond = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "byte/s"})]
 FlopPerSecond = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "flop/s"})]
 
 
+_ROTARY = ("rotary_dim", "rotary_base")
+_BLANK_INFILLING = ("gmask_share", "mask_share", "mean_span", "packed_samples", "instruction_share")
+
+
+def _check_belonging(
+    section: str, record: msgspec.Struct, names: tuple[str, ...], to: str, *, is_needed: bool, where: str
+) -> None:
+    """Refuse keys that belong `to` something else than the record is, or miss where it is that.
+
+    Raises:
+        InputError: there are such keys; the line names all of them.
+    """
+    wrong = [name for name in names if (getattr(record, name) is not None) != is_needed]
+    if wrong:
+        keys = ", ".join(f"{section}.{name}" for name in wrong)
+        are = "missing, needed with" if is_needed else "only for"
+        raise InputError(f"{keys}: {are} {to}", where=where)
+
+
 class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The model's shape. `padded_vocabulary` rows are stored and computed; `vocabulary` tokens exist.
 
@@ -177,13 +196,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InputError(
                 f"architecture.kv_heads does not divide heads = {self.heads}", got=self.kv_heads, where=where
             )
-        for name in ("rotary_dim", "rotary_base"):
-            if (getattr(self, name) is not None) != (self.position is Position.ROTARY):
-                raise InputError(
-                    f"architecture.{name} belongs to rotary positions, and they need it",
-                    got=f"{getattr(self, name)} with position {self.position.value!r}",
-                    where=where,
-                )
+        is_rotary = self.position is Position.ROTARY
+        _check_belonging("architecture", self, _ROTARY, "rotary positions", is_needed=is_rotary, where=where)
         if self.rotary_dim is not None and (self.rotary_dim > self.head_dim or self.rotary_dim % 2):
             raise InputError(
                 "architecture.rotary_dim",
@@ -250,13 +264,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Raises:
             InputError: a key of the mix that does not belong here, or is missing.
         """
-        for name in ("gmask_share", "mask_share", "mean_span", "packed_samples", "instruction_share"):
-            if (getattr(self, name) is not None) != (self.objective is Objective.BLANK_INFILLING):
-                raise InputError(
-                    f"recipe.{name} belongs to blank infilling, which needs it",
-                    got=f"{getattr(self, name)} with objective {self.objective.value!r}",
-                    where=where,
-                )
+        is_needed = self.objective is Objective.BLANK_INFILLING
+        _check_belonging("recipe", self, _BLANK_INFILLING, "blank infilling", is_needed=is_needed, where=where)
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

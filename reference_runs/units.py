@@ -56,7 +56,8 @@ def in_base_unit(value: float, unit: str, dimension: str) -> float:
     """
     known = UNITS.get(unit)
     if known is None or known[0] != dimension:
-        measured = "an unknown unit" if known is None else f"a unit of {known[0]}"
+        of = "counts and ratios" if known and known[0] == "1" else known and known[0]
+        measured = "an unknown unit" if known is None else f"a unit of {of}"
         raise ValueError(f"unit {unit!r} is {measured}; allowed: {', '.join(units_of(dimension))}")
     factor = known[1]
     if factor == 1:

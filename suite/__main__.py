@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -81,9 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise InputError("unknown command", got=repr(given[0]), allowed=", ".join(COMMANDS))
         outcome = application(given)(args=given, prog_name="python -m suite", standalone_mode=False)
     except InputError as error:
-        return _refused(str(error))
+        return _refused(error.lines)
     except _ClickException as error:
-        return _refused(str(cast(Any, error).format_message()))
+        return _refused([" ".join(str(cast(Any, error).format_message()).split())])
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         return exit_codes.INTERRUPTED
@@ -96,8 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
     return outcome if isinstance(outcome, int) else exit_codes.PASS
 
 
-def _refused(line: str) -> int:
-    sys.stderr.write(f"error: {' '.join(line.split())}\n")
+def _refused(lines: Iterable[str]) -> int:
+    sys.stderr.write("".join(f"error: {line}\n" for line in lines))
     return exit_codes.BAD_INPUT
 
 

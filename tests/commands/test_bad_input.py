@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import string
 import subprocess
 import sys
@@ -127,7 +128,11 @@ BROKEN = {
         ["missing section [recipe]", "allowed: objective, global_batch"],
     ),
     "unknown-section": ("[software]", "[hardware]", ["unknown key 'hardware'", "allowed: architecture, cluster"]),
-    "unknown-key": ("layers = {", "layer = {", ["unknown key 'architecture.layer'", "allowed: layers, hidden"]),
+    "unknown-key": (
+        "layers = {",
+        "layer = {",
+        ["unknown key 'architecture.layer'; did you mean layers? allowed: layers, hidden"],
+    ),
     "unknown-entry": ("value = 70,", 'value = 70, units = "1",', ["architecture.layers", "unknown field `units`"]),
     "wrong-unit": (
         'value = 25, unit = "MiB"',
@@ -198,12 +203,12 @@ BROKEN = {
     "samples-of-another-objective": (
         "objective = {",
         'gmask_share = { value = 0.7, unit = "1", kind = "stated", source = "slurm" }\nobjective = {',
-        ["recipe.gmask_share belongs to blank infilling, which needs it", "got 0.7 with objective 'causal-lm'"],
+        ["recipe.gmask_share: only for blank infilling"],
     ),
     "objective-without-its-samples": (
         'objective = { value = "causal-lm"',
         'objective = { value = "blank-infilling"',
-        ["recipe.gmask_share belongs to blank infilling", "got None with objective 'blank-infilling'"],
+        ["recipe.gmask_share, recipe.mask_share, ", ", recipe.instruction_share: missing, needed with blank infilling"],
     ),
     "key-value-heads-and-tensor-parallel": (
         "kv_heads = { value = 112",
@@ -246,6 +251,59 @@ def test_a_broken_run_file_is_refused_by_file_key_and_value(old, new, fragments,
     assert line.startswith(f"{path}: ")
     for fragment in fragments:
         assert fragment in line
+
+
+def test_all_mistakes_of_a_run_file_are_reported_at_once(tmp_path, capsys):
+    path = broken(tmp_path, LAYERS, "layers = 70")
+    text = path.read_text(encoding="utf-8")
+    for old, new in (
+        ('value = "alibi"', 'value = "rope"'),
+        ("global_batch = {", "globl_batch = {"),
+        ('value = 25, unit = "MiB"', 'value = 25, unit = "1"'),
+        ('value = 100, unit = "Gbit/s"', 'value = 100, unit = "Gbps"'),
+    ):
+        assert old in text
+        text = text.replace(old, new, 1)
+    path.write_text(text, encoding="utf-8")
+    assert main(["show", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 5
+    assert all(line.startswith(f"error: {path}: ") for line in lines)
+    for fragment in (
+        "architecture.layers: Expected `object`",
+        "architecture.position: Invalid enum value 'rope'",
+        "unknown key 'recipe.globl_batch'; did you mean global_batch?",
+        "layout.bucket_bytes: unit '1' is a unit of counts and ratios; allowed: byte",
+        "cluster.network_interface_bandwidth: unit 'Gbps' is an unknown unit",
+    ):
+        assert sum(fragment in line for line in lines) == 1, fragment
+
+
+def test_all_missing_keys_of_a_section_are_one_line(tmp_path, refused):
+    path = broken(tmp_path, LAYERS, "")
+    text = path.read_text(encoding="utf-8")
+    path.write_text("".join(line for line in text.splitlines(True) if not line.startswith("hidden =")))
+    assert refused("show", str(path)) == f"{path}: missing keys 'architecture.layers', 'architecture.hidden'"
+
+
+def test_all_contradictions_of_a_run_file_are_reported_at_once(tmp_path, capsys):
+    path = broken(tmp_path, "warmup = { value = 183105", "warmup = { value = 200000001")
+    text = path.read_text(encoding="utf-8").replace("accelerators = { value = 384", "accelerators = { value = 400", 1)
+    path.write_text(text, encoding="utf-8")
+    assert main(["show", str(path)]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "recipe.warmup is longer than recipe.decay" in first
+    assert "but cluster.accelerators = 400" in second
+
+
+@pytest.mark.parametrize(("written", "tokens"), [("366e9", 366_000_000_000), ("2.5e9", 2_500_000_000)])
+def test_a_whole_number_may_be_written_with_an_exponent(written, tokens, tmp_path):
+    (entry,) = re.findall(r"^tokens = \{ value = ([\d_]+)", RECORDED, re.MULTILINE)
+    path = broken(tmp_path, f"tokens = {{ value = {entry}", f"tokens = {{ value = {written}")
+    recorded = reference_run(str(path)).recipe.tokens
+    assert (recorded, type(recorded)) == (tokens, int)
 
 
 def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path, reproduce_refused):

@@ -342,8 +342,8 @@ def test_a_users_file_is_an_accelerator(tmp_path: Path) -> None:
         (
             "title = ",
             "titel = ",
-            "unknown key 'titel'; allowed: aliases, board, flop_per_cycle, peak_flop_per_second, sources, sustained, "
-            "title",
+            "unknown key 'titel'; did you mean title? allowed: aliases, board, flop_per_cycle, peak_flop_per_second, "
+            "sources, sustained, title",
         ),
         ("title = ", "# ", "missing key 'title'"),
         ('aliases = ["a100-80gb"', 'aliases = [7, "a100-80gb"', "aliases: expected a list of texts"),
