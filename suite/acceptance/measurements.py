@@ -36,7 +36,7 @@ from suite.predict.machine_model.from_profile import known_accelerator
 from suite.records import store
 from suite.reproduce.plan import Request, corpus_for, plan
 from suite.reproduce.reproduce import reproduce
-from suite.reproduce.step_time import with_time
+from suite.reproduce.step_time import predicted_times
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
 SEED = 20261122
@@ -256,7 +256,7 @@ def predicted_step_seconds(name: str, device: str, ranks: int, results: Path, pr
     """Seconds of a miniature's step by the machine profile; None where it has no such operations, or there is none."""
     planned = plan(Request(name=name, ranks=ranks, device=device, results=results))
     try:
-        times, _ = with_time(planned, profile, [])
+        times = predicted_times(planned, profile)
     except InputError:
         return None
     return of_job(times, Quantity.STEP_SECONDS)

@@ -18,7 +18,7 @@ from suite.predict.executed_run.figures import expected_figures
 from suite.predict.simulation.step_memory import executed_peaks
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.reproduce import Result
-from suite.reproduce.step_time import with_time
+from suite.reproduce.step_time import predicted_times
 
 
 class RungPrediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ def expected(
     if why_none:
         return RungPrediction(peak_bytes=peak, phase=phase, step_seconds=None, terms={}, seconds_unknown=why_none)
     try:
-        times, _ = with_time(plan, profile, [], sample_seconds=sample_seconds)
+        times = predicted_times(plan, profile, sample_seconds)
     except InputError as error:  # the run's own shapes, precision or kernels, which no calibration covers
         return RungPrediction(peak_bytes=peak, phase=phase, step_seconds=None, terms={}, seconds_unknown=str(error))
     seconds = of_job(times, Quantity.STEP_SECONDS)

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from reference_runs.errors import InputError
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Failed, Finished, Phase, Status, Step
+from suite.job.training_job import Job
 from suite.launch.launcher import LaunchOutcome, launch
 from suite.launch.multi_host import Hosts, Way
 from suite.launch.network_namespaces import hosts as namespaces
@@ -29,7 +31,7 @@ from suite.records.record import SCHEMA, End, RankOutcome, begin_record
 from suite.reproduce.measured_figures import counted_figures
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.residuals import Residuals, residuals
-from suite.reproduce.step_time import peaks_of, with_pace, with_time
+from suite.reproduce.step_time import at_cpu_speed, peaks_of, predicted_times
 from suite.reproduce.utilisation import utilisation
 
 LOSS_MUST_FALL_STEPS = 20
@@ -43,7 +45,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         loss_scales: of each step, where the precision needs one.
         skipped: numbers of the steps that an overflow skipped.
         profile: path of the machine profile, or why there is none.
-        time: the step time beside its prediction, where there is one.
+        time: the step time and its prediction, where there is one.
         others_share, steal_share: see `End`.
         finished: what every rank counted.
         steps: of rank 0.
@@ -69,6 +71,29 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     figures: list[Figure] = []
 
 
+class _Prediction(NamedTuple):
+    """What is said of step time before a launch.
+
+    Args:
+        figures: predicted; none where there is no profile, or it does not cover the run.
+        profile: what they are predicted from; None where they are not.
+        source: the profile's path, or why there is no prediction.
+        sample_seconds: to read and tokenise a sample's documents.
+    """
+
+    figures: list[Figure]
+    profile: Profile | None
+    source: str
+    sample_seconds: float
+
+
+class _Figures(NamedTuple):
+    """What a launch measured, and the times that were predicted of it; none where it did not end well."""
+
+    measured: list[Figure]
+    times: list[Figure]
+
+
 def reproduce(
     plan: Plan,
     corpus: Corpus,
@@ -81,7 +106,7 @@ def reproduce(
 ) -> Result:
     """Launch the plan once, keep its record below `results`, and compare it with the prediction.
 
-    Step time is predicted before anything is launched; only at the pace that the processors had, behind it.
+    Step time is predicted before anything is launched; only at the speed that the processors had, after it.
 
     Args:
         profile: what this machine was measured to do; None where nothing valid is known.
@@ -94,80 +119,82 @@ def reproduce(
     """
     directory = store.records_directory(results, plan.name)
     identity = store.new_identity()
-    times: list[Figure] = []
-    unpredicted = ""
-    try:
-        times, _ = with_time(plan, profile, [], sample_seconds=sample_seconds)
-    except InputError as error:  # the run's own shapes or precision, which no calibration covers
-        unpredicted = f": step time is not predicted: {error}"
+    predicted = _predicted(plan, profile, profile_source, sample_seconds)
     with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
         job = job_for(plan, corpus, scratch)
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
-        opened = store.Opened(directory, begin_record(job, corpus, identity))
+        record = store.Opened(directory, begin_record(job, corpus, identity))
         outcome: LaunchOutcome | None = None
         try:
-            with hosts_of(plan) as where:
-                outcome = launch(job, identity, on_event, hosts=where)
-            figures: list[Figure] = []
-            if outcome.status is Status.OK:
-                steps = [[e for e in events if isinstance(e, Step)] for events in outcome.events]
-                figures = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
-                if profile is not None and not unpredicted:
-                    figures += utilisation(figures, peaks_of(plan, profile))
-                    pace = over_ranks([report.pace for report in outcome.finished if report.pace is not None])
-                    if pace is not None:
-                        at_pace = with_pace(plan, profile, pace, figures, sample_seconds=sample_seconds)
-                        times, figures = times + at_pace[0], figures + at_pace[1]
-                profile_source += unpredicted
-            else:
-                times = []
-            ended_well = outcome.finished if outcome.status is Status.OK else []
-            others_share, steal_share = others_shares([report.shared for report in ended_well])
-            end = msgspec.structs.replace(
-                _end(identity, outcome.status, outcome.message, outcome.ranks_at_fault, figures, outcome=outcome),
-                predicted=times,
-                profile=profile_source,
-                others_share=others_share,
-                steal_share=steal_share,
-            )
+            with hosts_of(plan) as hosts:
+                outcome = launch(job, identity, on_event, hosts=hosts)
+            figures = _figures(plan, job, outcome, predicted)
+            end = _end(identity, outcome, figures, predicted.source)
         except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            status = Status.INTERRUPTED if interrupted else Status.CRASHED
-            message = f"the launcher ended: {type(error).__name__}"
-            opened.close(_end(identity, status, message, [], [], outcome=outcome))
+            record.close(_cut_short(identity, error, outcome))
             raise
-        opened.close(end)
+        record.close(end)
+    return _result(plan, job, outcome, figures, end, str(record.path))
+
+
+def _predicted(plan: Plan, profile: Profile | None, source: str, sample_seconds: float) -> _Prediction:
+    try:
+        return _Prediction(predicted_times(plan, profile, sample_seconds), profile, source, sample_seconds)
+    except InputError as error:  # the run's own shapes or precision, which no calibration covers
+        return _Prediction([], None, f"{source}: step time is not predicted: {error}", sample_seconds)
+
+
+def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Prediction) -> _Figures:
+    """The counted figures, with shares of peaks and the CPU slowdown where there is a profile."""
+    if outcome.status is not Status.OK:
+        return _Figures([], [])
+    steps = [[event for event in events if isinstance(event, Step)] for events in outcome.events]
+    measured = countable(plan.averaging, counted_figures(job, outcome.finished, steps))
+    times, profile = predicted.figures, predicted.profile
+    if profile is not None:
+        measured += utilisation(measured, peaks_of(plan, profile))
+        speed = over_ranks([report.pace for report in outcome.finished if report.pace is not None])
+        if speed is not None:
+            slower = at_cpu_speed(plan, profile, speed, measured, sample_seconds=predicted.sample_seconds)
+            times, measured = times + slower[0], measured + slower[1]
+    return _Figures(measured, times)
+
+
+def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end: End, record: str) -> Result:
+    """The launch and its verdict: the rows' own, and that of the loss where the recipe is ours to scale."""
     rows: list[Row] = []
+    verdict, message = Verdict.FAIL, outcome.message
+    steps = [event for event in outcome.events[0] if isinstance(event, Step)]
+    losses = [step.loss for step in steps]
     if outcome.status is Status.OK:
         kernels = kernels_for(plan.recipe.precision, plan.device)
-        rows = judged(expected_figures(job, kernels=kernels, cores=usable_cores()), times, figures)
-    ran = [event for event in outcome.events[0] if isinstance(event, Step)]
-    losses = [step.loss for step in ran]
-    verdict, message = overall(rows), outcome.message
-    if outcome.status is Status.OK and plan.learns and not loss_fell(losses):
-        verdict = Verdict.FAIL
-        message = (
-            f"the loss did not fall: {losses[0]:.3f} at first, {last_loss(losses):.3f} at last, "
-            f"at least {LOSS_MUST_FALL} less expected"
-        )
+        expected = expected_figures(job, kernels=kernels, cores=usable_cores())
+        rows = judged(expected, figures.times, figures.measured)
+        verdict = overall(rows)
+        if plan.learns and not loss_fell(losses):
+            verdict = Verdict.FAIL
+            message = (
+                f"the loss did not fall: {losses[0]:.3f} at first, {last_loss(losses):.3f} at last, "
+                f"at least {LOSS_MUST_FALL} less expected"
+            )
     return Result(
         run=plan.name,
         status=outcome.status,
-        verdict=verdict if outcome.status is Status.OK else Verdict.FAIL,
+        verdict=verdict,
         message=message,
-        record=str(opened.path),
+        record=record,
         rows=rows,
         losses=losses,
-        loss_scales=[step.loss_scale for step in ran if step.loss_scale is not None],
-        skipped=[step.step for step in ran if step.skipped],
+        loss_scales=[step.loss_scale for step in steps if step.loss_scale is not None],
+        skipped=[step.step for step in steps if step.skipped],
         arithmetic=outcome.finished[0].arithmetic if outcome.finished else "",
-        profile=profile_source,
+        profile=end.profile,
         time=residuals(rows),
-        others_share=others_share,
-        steal_share=steal_share,
+        others_share=end.others_share,
+        steal_share=end.steal_share,
         finished=outcome.finished,
-        steps=ran,
-        figures=figures,
+        steps=steps,
+        figures=figures.measured,
     )
 
 
@@ -196,25 +223,39 @@ def last_loss(losses: list[float]) -> float:
     return sum(losses[-3:]) / len(losses[-3:])
 
 
-def _end(
-    identity: str,
-    status: Status,
-    message: str,
-    faulty: list[int],
-    figures: list[Figure],
-    *,
-    outcome: LaunchOutcome | None = None,
-) -> End:
-    ranks = [] if outcome is None else [_rank_outcome(n, events) for n, events in enumerate(outcome.events)]
+def _end(identity: str, outcome: LaunchOutcome, figures: _Figures, profile: str) -> End:
+    """The end half of the record of a launch that ended by itself, well or not."""
+    well = outcome.status is Status.OK
+    others_share, steal_share = others_shares([report.shared for report in outcome.finished] if well else [])
     return End(
         schema=SCHEMA,
         id=identity,
-        status=status,
-        message=message,
-        ranks_at_fault=faulty,
+        status=outcome.status,
+        message=outcome.message,
+        ranks_at_fault=outcome.ranks_at_fault,
         finished=time.time(),
-        figures=figures,
-        ranks=ranks,
+        figures=figures.measured,
+        ranks=[_rank_outcome(n, events) for n, events in enumerate(outcome.events)],
+        log_tail=outcome.log_tail,
+        predicted=figures.times,
+        profile=profile,
+        others_share=others_share,
+        steal_share=steal_share,
+    )
+
+
+def _cut_short(identity: str, error: BaseException, outcome: LaunchOutcome | None) -> End:
+    """The end half where the launcher itself fails, or is interrupted."""
+    interrupted = isinstance(error, KeyboardInterrupt)
+    return End(
+        schema=SCHEMA,
+        id=identity,
+        status=Status.INTERRUPTED if interrupted else Status.CRASHED,
+        message=f"the launcher ended: {type(error).__name__}",
+        ranks_at_fault=[],
+        finished=time.time(),
+        figures=[],
+        ranks=[_rank_outcome(n, events) for n, events in enumerate(outcome.events)] if outcome else [],
         log_tail=outcome.log_tail if outcome else "",
     )
 

@@ -22,26 +22,21 @@ CPU_SPEED_REASON = "seconds of a fixed computation, over its seconds in the cali
 AT_CPU_SPEED_REASON = "the calibrated machine with its processors at that speed; not judged"
 
 
-def with_time(
-    plan: Plan, profile: Profile | None, measured: list[Figure], *, sample_seconds: float = 0.0
-) -> tuple[list[Figure], list[Figure]]:
-    """Predicted step time with its terms and rates, and the measured figures with their shares of peaks.
-
-    Without a profile nothing is predicted.
+def predicted_times(plan: Plan, profile: Profile | None, sample_seconds: float = 0.0) -> list[Figure]:
+    """Predicted step time with its terms, rates, and their shares of peaks; nothing without a profile.
 
     Raises:
         InputError: the profile lacks an operation, or has no times of the kernels.
     """
     if profile is None:
-        return [], measured
+        return []
     if plan.kernels is not KernelChoice.TORCH:
         raise InputError("kernels without a measured time", got=plan.kernels, allowed="torch", where="--kernels")
     if plan.averaging is not Averaging.EXACT:
         where = "--optimizer, --gradient-compression"
         raise InputError("averaging without a measured time", got=plan.averaging, allowed="exact", where=where)
     times = _time_figures(plan, profile, factor=in_step_factor(plan, profile), sample_seconds=sample_seconds)
-    shares_of = peaks_of(plan, profile)
-    return times + utilisation(times, shares_of), measured + utilisation(measured, shares_of)
+    return times + utilisation(times, peaks_of(plan, profile))
 
 
 def peaks_of(plan: Plan, profile: Profile) -> list[Peak]:
@@ -50,27 +45,27 @@ def peaks_of(plan: Plan, profile: Profile) -> list[Peak]:
 
 
 def _cores(plan: Plan) -> int:
-    """That the ranks have together: hosts that ssh enters have their own, as many as this one."""
+    """Of all ranks together: hosts that ssh enters have as many as this one."""
     return usable_cores() * max(1, len(plan.host_names))
 
 
-def with_pace(
-    plan: Plan, profile: Profile, pace: SpeedSample, measured: list[Figure], *, sample_seconds: float = 0.0
+def at_cpu_speed(
+    plan: Plan, profile: Profile, speed: SpeedSample, measured: list[Figure], *, sample_seconds: float = 0.0
 ) -> tuple[list[Figure], list[Figure]]:
-    """The processors' pace against the calibration's, and the step predicted at that pace beside the measured one.
+    """Predicted and measured figures of the processors' slowdown since the calibration, and of the step at that speed.
 
-    Nothing where the profile has no pace, or the step is not predicted.
+    Nothing where the profile has no speed, or the step is not predicted.
 
     Args:
-        pace: of the processors while the steps in `measured` were timed.
+        speed: of the processors while the steps in `measured` were timed.
     """
     calibrated = profile.pace(ranks=plan.layout.ranks)
     if calibrated is None:
         return [], []
-    slower = slowdown(pace, calibrated)
+    slower = slowdown(speed, calibrated)
     factor = in_step_factor(plan, profile)  # steps and parts were as slow as each other when it was measured
-    at_pace = _time_figures(plan, AtCpuSpeed(profile, slower), factor=factor, sample_seconds=sample_seconds)
-    expected, took = of_job(at_pace, Quantity.STEP_SECONDS), of_job(measured, Quantity.STEP_SECONDS)
+    slowed = _time_figures(plan, AtCpuSpeed(profile, slower), factor=factor, sample_seconds=sample_seconds)
+    expected, took = of_job(slowed, Quantity.STEP_SECONDS), of_job(measured, Quantity.STEP_SECONDS)
     if expected is None or took is None:
         return [], []
     kinds = msgspec.structs.asdict(slower)
@@ -84,7 +79,7 @@ def with_pace(
 
 
 def in_step_factor(plan: Plan, profile: Profile) -> float:
-    """How many times as long the plan's step takes as its parts: as the nearest trial step; 1 where none was timed.
+    """Measured over modelled seconds of the nearest reference training step; 1 where none was timed.
 
     Raises:
         InputError: the profile lacks an operation.

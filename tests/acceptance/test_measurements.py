@@ -84,7 +84,7 @@ def test_a_launch_is_predicted_from_the_machine_profile_where_it_has_the_step(tm
     run = Battery(settings, None, History(), print)
     (unknown,) = launch_phases(run)
     assert unknown.predicted_seconds == START_SECONDS + (EXACT_STEPS + COUNTING_STEPS) * STEP_SECONDS
-    monkeypatch.setattr(measurements, "with_time", lambda _plan, profile, _measured: ([step(profile)], []))
+    monkeypatch.setattr(measurements, "predicted_times", lambda _plan, profile: [step(profile)])
     for run.profile in (0.25, 4.0):
         (known,) = launch_phases(run)
         assert known.predicted_seconds == START_SECONDS + (EXACT_STEPS + COUNTING_STEPS) * run.profile

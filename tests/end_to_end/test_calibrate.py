@@ -44,7 +44,7 @@ from suite.report.terminal.machine_profile import print_profile
 from suite.report.terminal.tables import console
 from suite.reproduce.plan import Request as RunRequest
 from suite.reproduce.plan import plan as planned_run
-from suite.reproduce.step_time import with_time
+from suite.reproduce.step_time import predicted_times
 from tests.support.profiles import SPARSE, profile
 
 pytestmark = pytest.mark.ranks
@@ -174,12 +174,12 @@ def test_trials_are_trained_by_one_rank_and_by_two_and_predictions_take_their_fa
     print_profile(console(), profile)
     assert re.search(r"\ntrial step +ranks .*\neager +1 .*\neager +2 ", capsys.readouterr().out)
     plan = planned_run(RunRequest(name="mt-nlg-mini", results=tmp_path, ranks=2, device="cpu"))
-    times, _ = with_time(plan, profile, [])
+    times = predicted_times(plan, profile)
     slower = TimedReferenceStep(
         trial=two.trial, timing=msgspec.structs.replace(two.timing, seconds=2 * two.timing.seconds)
     )
-    twice, _ = with_time(plan, msgspec.structs.replace(profile, trials=[one, slower]), [])
-    alone, _ = with_time(plan, msgspec.structs.replace(profile, trials=[]), [])
+    twice = predicted_times(plan, msgspec.structs.replace(profile, trials=[one, slower]))
+    alone = predicted_times(plan, msgspec.structs.replace(profile, trials=[]))
     step, longer, parts = (of_job(figures, Quantity.STEP_SECONDS) for figures in (times, twice, alone))
     assert step is not None
     assert parts is not None

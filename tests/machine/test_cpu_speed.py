@@ -148,7 +148,7 @@ def test_a_profile_keeps_its_pace_and_answers_for_fewer_ranks() -> None:
 
 
 class Paced(Machine, frozen=True, kw_only=True):
-    """A profile that knows its pace, and as much as `with_pace` asks for."""
+    """A profile that knows its pace, and as much as `at_cpu_speed` asks for."""
 
     calibrated: SpeedSample | None
     trials: tuple[TimedReferenceStep, ...] = ()
@@ -164,8 +164,8 @@ def test_a_launch_at_half_the_calibrated_pace_is_predicted_twice_as_long() -> No
     known = Paced(**msgspec.structs.asdict(MACHINE), calibrated=EVEN, trials=(tried,))
     slow = SpeedSample(host=2e-6, product=2e-4, elementwise=2e-5, memory=2e-4)
     took = [Figure(quantity=Quantity.STEP_SECONDS, value=0.5)]
-    expected, measured = step_time.with_pace(plan, cast("Profile", known), slow, took)
-    usual = step_time.with_pace(plan, cast("Profile", known), EVEN, took)[0]
+    expected, measured = step_time.at_cpu_speed(plan, cast("Profile", known), slow, took)
+    usual = step_time.at_cpu_speed(plan, cast("Profile", known), EVEN, took)[0]
     assert [(figure.term, figure.value) for figure in measured] == [
         ("host", pytest.approx(2.0)),
         ("product", pytest.approx(2.0)),
@@ -177,11 +177,11 @@ def test_a_launch_at_half_the_calibrated_pace_is_predicted_twice_as_long() -> No
     assert expected[-1].value == pytest.approx(2 * usual[-1].value)
     untried = msgspec.structs.replace(known, trials=())
     factor = step_time.in_step_factor(plan, cast("Profile", known))
-    parts = step_time.with_pace(plan, cast("Profile", untried), EVEN, took)[0]
+    parts = step_time.at_cpu_speed(plan, cast("Profile", untried), EVEN, took)[0]
     assert factor > 1
     assert usual[-1].value == pytest.approx(factor * parts[-1].value)
     unknown = msgspec.structs.replace(known, calibrated=None)
-    assert step_time.with_pace(plan, cast("Profile", unknown), slow, took) == ([], [])
+    assert step_time.at_cpu_speed(plan, cast("Profile", unknown), slow, took) == ([], [])
 
 
 def test_every_rank_of_a_launch_tells_its_pace(tmp_path: Path) -> None:
