@@ -9,7 +9,7 @@ from typing import Annotated, cast
 import msgspec
 
 from reference_runs.catalog import command_name
-from reference_runs.errors import InputError
+from reference_runs.errors import InputError, nearest
 from reference_runs.recorded_file import read_toml, required_text, section_of, shown_path, sources_of
 from reference_runs.run import BytesPerSecond, Count, FlopPerSecond
 from reference_runs.sourced import Sourced
@@ -118,7 +118,7 @@ def accelerator(name: str) -> Accelerator:
         if wanted in map(_folded, head["aliases"]):
             return load(path)
     allowed = ", ".join(names) + ", or a file ending in .toml"
-    raise InputError("unknown accelerator", got=repr(name), allowed=allowed)
+    raise InputError("unknown accelerator", got=repr(name), meant=nearest(wanted, names), allowed=allowed)
 
 
 def _folded(name: str) -> str:

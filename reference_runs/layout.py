@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from reference_runs.errors import InputError
+from reference_runs.errors import InputError, nearest
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -181,12 +181,20 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
         elif word.strip() in [f"recompute-{kind}" for kind in Recomputation]:
             key, choice = "recomputation", Recomputation(word.strip().removeprefix("recompute-"))
         else:
-            raise InputError("not a layout", got=repr(word), allowed=_GRAMMAR, where="--layout")
+            meant = _meant(word.strip())
+            raise InputError("not a layout", got=repr(word), meant=meant, allowed=_GRAMMAR, where="--layout")
         if key in seen:
             raise InputError("given twice", got=repr(word), where="--layout")
         seen.add(key)
         changes[key] = choice
     return msgspec.structs.replace(base, **changes)
+
+
+def _meant(word: str) -> str | None:
+    """The word of a layout that `word` misspells."""
+    number = word[len(word.rstrip("0123456789")) :]
+    counts = (f"{name}{number}" for name in (*_COUNTS, "bucket", "zero"))
+    return nearest(word, [*_WORDS, *Schedule, *(f"recompute-{kind}" for kind in Recomputation), *counts])
 
 
 def layout_text(layout: Layout) -> str:

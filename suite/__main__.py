@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import typer
 
-from reference_runs.errors import InputError
+from reference_runs.errors import InputError, nearest
 from suite.commands import exit_codes
 from suite.launch.interruption import end_as_interrupted, interrupted_by
 
@@ -79,7 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
         return exit_codes.BAD_INPUT
     try:
         if not given[0].startswith("-") and given[0] not in COMMANDS:
-            raise InputError("unknown command", got=repr(given[0]), allowed=", ".join(COMMANDS))
+            meant = nearest(given[0], COMMANDS)
+            raise InputError("unknown command", got=repr(given[0]), meant=meant, allowed=", ".join(COMMANDS))
         outcome = application(given)(args=given, prog_name="python -m suite", standalone_mode=False)
     except InputError as error:
         return _refused(error.lines)

@@ -44,7 +44,8 @@ def reproduce_command(  # noqa: PLR0913  # the command's options
         str | None, typer.Argument(help="A miniature such as bloom-mini, on GPUs a recorded run, or a run file.")
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Processes; default 2 on the CPU, otherwise the most GPUs that divide the batch.")
+        int | None,
+        typer.Option(help="Processes; default: of a miniature 2 on the CPU and all GPUs, of a run its own layout's."),
     ] = None,
     layout: Annotated[str | None, typer.Option(help="For instance dp2,zero1,recompute-full,bucket4.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -188,6 +189,8 @@ def _launched(request: Request, launches: int, *, may_calibrate: bool, printing:
 def _print_plan(messages: Console, planned: Plan) -> None:
     """Say what is launched, and what the suite chose where the request leaves it open."""
     messages.print(f"[dim]{escape(planned.name)}: {planned.layout.ranks} ranks on {planned.device}[/]")
+    for change in planned.changes:
+        messages.print(f"[dim]changed: {escape(change)}[/]", soft_wrap=True)
     if planned.averaging is not Averaging.EXACT:
         first = f" after {planned.exact_steps} exact steps" if planned.averaging.exact_at_first else ""
         first += ", second moment renewed" if planned.renewal else ""

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
-from reference_runs.errors import InputError
+from reference_runs.errors import InputError, nearest
 from reference_runs.miniature import SCALES, Difference, Miniature, miniature
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced
@@ -57,11 +57,9 @@ def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:
     if not name.endswith(".toml") and name not in run_names():
         with contextlib.suppress(InputError):
             return accelerator(name)
-        raise InputError(
-            "unknown name",
-            got=repr(name),
-            allowed=", ".join([*run_names(), *minis, *accelerator_names()]) + ", or a run file ending in .toml",
-        )
+        names = [*run_names(), *minis, *accelerator_names()]
+        allowed = ", ".join(names) + ", or a run file ending in .toml"
+        raise InputError("unknown name", got=repr(name), meant=nearest(name, names), allowed=allowed)
     return reference_run(name)
 
 

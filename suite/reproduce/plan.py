@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from reference_runs.catalog import check_layout, miniatures, reference_run, run_names
-from reference_runs.errors import InputError
-from reference_runs.layout import Layout, parse_layout
+from reference_runs.errors import InputError, nearest
+from reference_runs.layout import Layout, layout_text, parse_layout
 from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature
-from reference_runs.run import (
-    Architecture,
-    Recipe,
-    Workload,
-)
+from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 from reference_runs.scaled_layout import scaled_layout
 from suite.job.corpus import Corpus, tokenised_corpus
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
@@ -42,7 +39,7 @@ LEAST_EXACT_STEPS = 2  # PyTorch's PowerSGD averages the first two exactly, in w
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for; None where nothing was said."""
+    """What the user asked for; None where an option is absent."""
 
     name: str
     ranks: int | None = None
@@ -65,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request: everything but the corpus. `learns`: the recipe is ours to scale, so its loss must fall.
 
     Args:
+        changes: what the suite chose that was not asked for, in words.
         hosts: that have a rank each, where there is more than one: network namespaces of this machine, or
         host_names: others, entered by ssh.
         interface: of each of those, that its messages leave by; None: the backend's choice.
@@ -88,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int = 1
     host_names: tuple[str, ...] = ()
     interface: str | None = None
+    changes: tuple[str, ...] = ()
 
     @property
     def workload(self) -> Workload:
@@ -100,81 +99,135 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return INTERFACE if self.hosts > 1 and not self.host_names else self.interface
 
 
+class _Subject(NamedTuple):
+    """What a request names: a run in its own size, or a miniature of one.
+
+    Args:
+        layout: recorded, or the miniature's for the ranks asked for.
+        ranks: where the request gives none.
+        usual_batch: samples of a step with that many ranks.
+    """
+
+    run: ReferenceRun
+    name: str
+    architecture: Architecture
+    recipe: Recipe
+    layout: Layout
+    ranks: int
+    usual_batch: int
+    is_miniature: bool
+
+
 def plan(request: Request) -> Plan:
     """The checked plan for a request.
 
     Raises:
         InputError: unknown name, broken file, bad layout, ranks, steps, seed or device, or no place for a trace.
     """
-    if request.ranks is not None and request.ranks < 1:
-        raise InputError("ranks", got=request.ranks, allowed="1 or more", where="--ranks")
     averaging, exact_steps = checked_averaging(request)
-    first = warm_up_steps(exact_steps)
-    if request.steps < (least := first + COUNTED_STEPS + 1):
-        raise InputError(
-            f"too few steps: {first} warm up, {COUNTED_STEPS} are counted, the rest is timed",
-            got=request.steps,
-            allowed=f"{least} or more",
-            where="--steps",
-        )
-    if request.steps > MOST_STEPS:
-        raise InputError("too many steps", got=request.steps, allowed=f"at most {MOST_STEPS}", where="--steps")
-    if not 0 <= request.seed <= MOST_SEED:
-        raise InputError("seed out of range", got=request.seed, allowed=f"0 to {MOST_SEED}", where="--seed")
-    minis = miniatures()
-    is_file = request.name.endswith(".toml")
-    in_own_size = is_file or request.name in run_names()
-    if not in_own_size and request.name not in minis:
-        allowed = ", ".join(minis) + ", on a GPU a recorded run (see `runs`), or a run file ending in .toml"
-        raise InputError("unknown run", got=repr(request.name), allowed=allowed)
-    run = reference_run(request.name if in_own_size else minis[request.name])
-    device, default_ranks = resolved_device(request.device)
-    if in_own_size and not is_file and device != "cuda":
-        allowed = "--device cuda" if run.miniature is None else f"--device cuda, or {run.miniature}"
-        raise InputError("a recorded run in its own size", got=device, allowed=allowed, where=run.name)
-    if in_own_size:
-        name, architecture, recipe, base = run.name, run.architecture, run.recipe, run.layout
-        default_ranks = base.ranks
-    else:
-        ranks = default_ranks if request.ranks is None else request.ranks
-        small = miniature(run, device, ranks=ranks, steps=request.steps)
-        name, architecture, recipe, base = small.name, small.architecture, small.recipe, small.layout
-    layout = _layout(request, architecture, base, default_ranks)
-    if averaging is not Averaging.EXACT and request.layout is None:
-        layout = msgspec.structs.replace(layout, zero_stage=0)  # every rank needs the whole momentum or gradient
-    if averaging is Averaging.POWER_SGD and device == "cpu":
-        # PyTorch's hook waits for messages in gloo's threads: two buckets can take both and wait for each other
-        layout = msgspec.structs.replace(layout, bucket_bytes=4 * parameter_count(architecture))
-    where = "--layout" if request.layout else run.where if in_own_size and request.ranks is None else "--ranks"
-    if not in_own_size:
-        recipe = in_batches(recipe, run, device, layout, steps=request.steps)
-    check_executable(architecture, recipe, run.where)
-    check_layout(Workload(architecture, recipe, layout), where)
-    check_executable_layout(Workload(architecture, recipe, layout), where)
-    check_fused_attention(recipe, layout, device, where)
-    check_ramp_up(recipe, layout, run.where)
+    _check_numbers(request, first=warm_up_steps(exact_steps))
+    subject, device = _subject(request)
+    layout = _averaged(averaging, _layout(request, subject), subject.architecture, request, device)
+    recipe = subject.recipe
+    if subject.is_miniature:
+        recipe = in_batches(recipe, subject.run, device, layout, steps=request.steps)
+    workload = Workload(subject.architecture, recipe, layout)
+    _check_executable(request, subject, workload, device)
     check_averaging(averaging, recipe, layout, device)
-    if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
-        raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
-    trace = request.trace
-    if trace is not None:
-        trace = checked_trace(trace, ranks=layout.ranks, device=device, steps=request.steps)
     return Plan(
-        name=name,
-        architecture=architecture,
+        name=subject.name,
+        architecture=subject.architecture,
         recipe=recipe,
         layout=layout,
         device=device,
         compiled=device == "cuda" if request.compiled is None else request.compiled,
         steps=request.steps,
         seed=request.seed,
-        learns=not in_own_size,
-        trace=trace,
+        learns=subject.is_miniature,
+        trace=request.trace and checked_trace(request.trace, ranks=layout.ranks, device=device, steps=request.steps),
         kernels=checked_kernels(request.kernels),
         averaging=averaging,
         exact_steps=exact_steps,
         renewal=checked_renewal(request, averaging, exact_steps),
+        changes=_changes(request, subject, workload),
     )
+
+
+def _check_numbers(request: Request, *, first: int) -> None:
+    """Refuse ranks, steps and seeds out of range; the `first` steps warm up."""
+    if request.ranks is not None and request.ranks < 1:
+        raise InputError("ranks", got=request.ranks, allowed="1 or more", where="--ranks")
+    if request.steps < (least := first + COUNTED_STEPS + 1):
+        what = f"too few steps: {first} warm up, {COUNTED_STEPS} are counted, the rest is timed"
+        raise InputError(what, got=request.steps, allowed=f"{least} or more", where="--steps")
+    if request.steps > MOST_STEPS:
+        raise InputError("too many steps", got=request.steps, allowed=f"at most {MOST_STEPS}", where="--steps")
+    if not 0 <= request.seed <= MOST_SEED:
+        raise InputError("seed out of range", got=request.seed, allowed=f"0 to {MOST_SEED}", where="--seed")
+
+
+def _subject(request: Request) -> tuple[_Subject, str]:
+    """What the request names, and the device that it runs on."""
+    minis = miniatures()
+    is_file = request.name.endswith(".toml")
+    is_whole = is_file or request.name in run_names()
+    if not is_whole and request.name not in minis:
+        allowed = ", ".join(minis) + ", on a GPU a recorded run (see `runs`), or a run file ending in .toml"
+        meant = nearest(request.name, [*minis, *run_names()])
+        raise InputError("unknown run", got=repr(request.name), meant=meant, allowed=allowed)
+    run = reference_run(request.name if is_whole else minis[request.name])
+    device, device_ranks = resolved_device(request.device)
+    if is_whole and not is_file and device != "cuda":
+        allowed = "--device cuda" if run.miniature is None else f"--device cuda, or {run.miniature}"
+        raise InputError("a recorded run in its own size", got=device, allowed=allowed, where=run.name)
+    if is_whole:
+        ranks, batch = run.layout.ranks, run.recipe.global_batch
+        return _Subject(run, run.name, run.architecture, run.recipe, run.layout, ranks, batch, False), device
+    usual = miniature(run, device, ranks=device_ranks, steps=request.steps)
+    batch = usual.recipe.global_batch
+    small = usual if request.ranks is None else miniature(run, device, ranks=request.ranks, steps=request.steps)
+    return _Subject(run, small.name, *small.workload, device_ranks, batch, True), device
+
+
+def _averaged(
+    averaging: Averaging, layout: Layout, architecture: Architecture, request: Request, device: str
+) -> Layout:
+    """The layout as a way of averaging needs it."""
+    if averaging is not Averaging.EXACT and request.layout is None:
+        layout = msgspec.structs.replace(layout, zero_stage=0)  # every rank needs the whole momentum or gradient
+    if averaging is Averaging.POWER_SGD and device == "cpu":
+        # PyTorch's hook waits for messages in gloo's threads: two buckets can take both and wait for each other
+        layout = msgspec.structs.replace(layout, bucket_bytes=4 * parameter_count(architecture))
+    return layout
+
+
+def _check_executable(request: Request, subject: _Subject, workload: Workload, device: str) -> None:
+    """Refuse what this version, or this machine, does not execute."""
+    architecture, recipe, layout = workload
+    run = subject.run
+    is_recorded = not subject.is_miniature and request.ranks is None
+    where = "--layout" if request.layout else run.where if is_recorded else "--ranks"
+    check_executable(architecture, recipe, run.where)
+    check_layout(workload, where)
+    check_executable_layout(workload, where)
+    check_fused_attention(recipe, layout, device, where)
+    check_ramp_up(recipe, layout, run.where)
+    if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
+        raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
+
+
+def _changes(request: Request, subject: _Subject, workload: Workload) -> tuple[str, ...]:
+    """What the suite chose that the request does not say, and that changes the losses or the layout of a run."""
+    layout, batch = workload.layout, workload.recipe.global_batch
+    changes = []
+    if not subject.is_miniature and request.layout is None and layout.ranks != subject.layout.ranks:
+        changes.append(f"layout of {subject.layout.ranks} ranks scaled to {layout_text(layout)}")
+    if batch != subject.usual_batch:
+        changes.append(
+            f"global batch {batch} samples ({subject.usual_batch} with {subject.ranks} ranks as usual): a multiple of "
+            f"{layout.data_parallel} (dp) * {layout.micro_batch} (micro-batch); losses of the two do not compare"
+        )
+    return tuple(changes)
 
 
 def checked_averaging(request: Request) -> tuple[Averaging, int]:
@@ -245,18 +298,19 @@ def checked_kernels(kernels: str) -> KernelChoice:
     return KernelChoice(kernels)
 
 
-def _layout(request: Request, architecture: Architecture, base: Layout, default_ranks: int) -> Layout:
+def _layout(request: Request, subject: _Subject) -> Layout:
+    """The layout asked for, or that of the subject for the ranks asked for."""
     if request.layout is not None:
-        layout = parse_layout(request.layout, base=base)
+        layout = parse_layout(request.layout, base=subject.layout)
         if request.ranks is not None and layout.ranks != request.ranks:
             raise InputError(
                 f"--layout {request.layout} is {layout.ranks} ranks", got=f"--ranks {request.ranks}", where="--ranks"
             )
         return layout
-    ranks = default_ranks if request.ranks is None else request.ranks
-    if ranks == base.ranks:
-        return base
-    return scaled_layout(base, architecture, ranks=ranks)
+    ranks = subject.ranks if request.ranks is None else request.ranks
+    if ranks == subject.layout.ranks:
+        return subject.layout
+    return scaled_layout(subject.layout, subject.architecture, ranks=ranks)
 
 
 def corpus_for(plan: Plan, path: Path | None) -> Corpus:

@@ -1,0 +1,59 @@
+"""A request becomes a plan, which says what the suite chose on its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.__main__ import main
+from suite.reproduce.plan import Request, plan
+
+
+def changes(**options: Any) -> tuple[str, ...]:
+    return plan(Request(**({"name": "bloom-mini", "device": "cpu", "results": Path()} | options))).changes
+
+
+@pytest.mark.parametrize("options", [{}, {"ranks": 1}, {"ranks": 4}, {"layout": "tp2"}])
+def test_ranks_that_keep_the_batch_change_nothing(options: dict[str, Any]) -> None:
+    assert changes(**options) == ()
+
+
+@pytest.mark.parametrize("options", [{"ranks": 5}, {"layout": "dp5"}])
+def test_a_batch_that_the_ranks_change_is_named(options: dict[str, Any]) -> None:
+    (change,) = changes(**options)
+    batch, usual = (plan(Request(name="bloom-mini", device="cpu", results=Path(), ranks=n)) for n in (5, 2))
+    assert batch.recipe.global_batch == 30
+    assert change == (
+        f"global batch 30 samples ({usual.recipe.global_batch} with 2 ranks as usual): a multiple of 5 (dp) * 2 "
+        "(micro-batch); losses of the two do not compare"
+    )
+
+
+def test_a_recorded_layout_on_fewer_ranks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.reproduce.plan.resolved_device", lambda _: ("cuda", 2))
+    (change,) = changes(name="gpt2-124m", device="cuda", ranks=2)
+    assert change.startswith("layout of 8 ranks scaled to dp2,tp1,pp1,zero1,")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("reproduce", "blom-mini"), "bloom-mini"),
+        (("reproduce", "blom-176b"), "bloom-176b"),
+        (("predict", "blom-176b"), "bloom-176b"),
+        (("show", "gpt2-124"), "gpt2-124m"),
+        (("show", "h100-smx"), "h100-sxm"),
+        (("predict", "bloom-176b", "--on", "a100-sxm-80"), "a100-sxm-80gb"),
+        (("predict", "bloom-176b", "--layout", "dp8,recompute-ful"), "recompute-full"),
+        (("predict", "bloom-176b", "--layout", "dp8,no-reshard"), "noreshard"),
+        (("predict", "bloom-176b", "--layout", "dp8,micr2"), "micro2"),
+        (("reprodce", "bloom-mini"), "reproduce"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(
+    arguments: tuple[str, ...], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments]) == 2
+    assert f", did you mean {meant}? allowed: " in capsys.readouterr().err
