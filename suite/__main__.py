@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -9,11 +12,29 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
-import typer
+BAD_INPUT = 2  # as `suite.commands.exit_codes`, which may not be importable yet
 
-from reference_runs.errors import InputError, nearest
-from suite.commands import exit_codes
-from suite.launch.interruption import end_as_interrupted, interrupted_by
+
+def _missing(error: ModuleNotFoundError) -> int:
+    """Say which package this Python lacks, and how to get it; anything of our own is a mistake of ours."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("suite", "reference_runs", "kernels", ""):
+        raise error
+    sys.stderr.write(
+        f"error: {sys.executable} lacks the package {package}; `.venv/bin/nox -s reproduce` installs all that commands "
+        "need, and `.nox/reproduce/bin/python -m suite` runs them (README.md)\n"
+    )
+    return BAD_INPUT
+
+
+try:
+    import typer
+
+    from reference_runs.errors import InputError, nearest
+    from suite.commands import exit_codes
+    from suite.launch.interruption import end_as_interrupted, interrupted_by
+except ModuleNotFoundError as lacking:
+    sys.exit(_missing(lacking))
 
 # Command -> its module and function. Only the module of the command that is asked for is imported.
 COMMANDS = {
@@ -72,34 +93,77 @@ def _no_options() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code; bad input is one line on stderr."""
+    """Run one command and return its exit code; bad input is a line on stderr for each mistake, never a traceback."""
     given = sys.argv[1:] if arguments is None else arguments
+    for name in ("stdout", "stderr"):
+        _print_anything(name)
     if not given:
         main(["--help"])
         return exit_codes.BAD_INPUT
     try:
-        if not given[0].startswith("-") and given[0] not in COMMANDS:
-            meant = nearest(given[0], COMMANDS)
-            raise InputError("unknown command", got=repr(given[0]), meant=meant, allowed=", ".join(COMMANDS))
-        outcome = application(given)(args=given, prog_name="python -m suite", standalone_mode=False)
+        code = _run(given)
+        sys.stdout.flush()
     except InputError as error:
         return _refused(error.lines)
     except _ClickException as error:
         return _refused([" ".join(str(cast(Any, error).format_message()).split())])
+    except ModuleNotFoundError as error:
+        return _missing(error)
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("interrupted\n")
+        _say("interrupted")
         return exit_codes.INTERRUPTED
-    except (BrokenPipeError, SystemExit) as end:
+    except (OSError, SystemExit) as end:
         # rich turns a broken pipe into SystemExit
-        if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
+        cause = end.__context__ if isinstance(end, SystemExit) else end
+        if not isinstance(cause, OSError) or cause.errno not in _UNWRITABLE or cause.filename is not None:
             raise
-        sys.stderr.close()
-        return exit_codes.NOBODY_READS
+        return _unwritable(cause)
+    return code
+
+
+_UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def _run(given: list[str]) -> int:
+    if not given[0].startswith("-") and given[0] not in COMMANDS:
+        meant = nearest(given[0], COMMANDS)
+        raise InputError("unknown command", got=repr(given[0]), meant=meant, allowed=", ".join(COMMANDS))
+    outcome = application(given)(args=given, prog_name="python -m suite", standalone_mode=False)
     return outcome if isinstance(outcome, int) else exit_codes.PASS
 
 
+def _unwritable(error: OSError) -> int:
+    """End where the output cannot be written: silently where nobody reads it, else with a line that says why."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())  # what is still buffered must not fail again when Python ends
+    if isinstance(error, BrokenPipeError):
+        sys.stderr.close()
+        return exit_codes.NOBODY_READS
+    _say(f"error: cannot write the output: {error.strerror}")
+    return exit_codes.EXECUTION_FAILED
+
+
+def _print_anything(name: str) -> None:
+    """Let an output that is closed, or of an encoding such as ASCII, take every character."""
+    stream = getattr(sys, name)
+    if stream is None:
+        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # as long as the process
+    elif "utf" not in (getattr(stream, "encoding", None) or "utf").lower():
+        codecs.register_error("suite", _replaced)
+        stream.reconfigure(errors="suite")
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    """Bars of "#", and "?" for any other character that the encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    cells = {"█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": " ", "▎": " ", "▏": " ", "…": "~"}
+    text = error.object[error.start : error.end]
+    return "".join(cells.get(character, "?") for character in text), error.end
+
+
 def _refused(lines: Iterable[str]) -> int:
-    sys.stderr.write("".join(f"error: {line}\n" for line in lines))
+    _say(*(f"error: {line}" for line in lines))
     return exit_codes.BAD_INPUT
 
 
@@ -121,6 +185,13 @@ def run() -> int:
         except OSError:  # else Python would flush again at its end, and exit with 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return 128 + number
+
+
+def _say(*lines: str) -> None:
+    """Lines on stderr, or nowhere where it cannot be written: the exit code says enough."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":

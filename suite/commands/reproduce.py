@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -146,44 +147,37 @@ def reproduce_command(  # noqa: PLR0913  # the command's options
         results=results,
     )
     printing = _Printing(json, every_figure, console(stderr=True))
-    done = _launched(request, launches, may_calibrate=may_calibrate, printing=printing)
-    if launches > 1 and done.results:
-        _summarise(done.results, json=json)
-    raise typer.Exit(done.exit_code)
-
-
-class _Done(NamedTuple):
-    """The launches that were made, and the exit code of all."""
-
-    results: list[Result]
-    exit_code: int
-
-
-def _launched(request: Request, launches: int, *, may_calibrate: bool, printing: _Printing) -> _Done:
-    """Plan, calibrate where that is needed, and launch as often as asked; each result is printed at once."""
     planned = plan(request)
-    messages = printing.messages
+    done: list[Result] = []
+    for result in _launched(planned, request, launches, may_calibrate=may_calibrate, messages=printing.messages):
+        done.append(result)
+        _print(result, planned, printing, number=len(done), launches=launches)
+    if launches > 1 and done:
+        _summarise(done, json=json)
+    code = max(map(_exit_code, done), default=exit_codes.EXECUTION_FAILED)
+    is_whole = len(done) == launches or code == exit_codes.INTERRUPTED
+    raise typer.Exit(code if is_whole else exit_codes.EXECUTION_FAILED)
+
+
+def _launched(
+    planned: Plan, request: Request, launches: int, *, may_calibrate: bool, messages: Console
+) -> Iterator[Result]:
+    """Calibrate where that is needed, and launch as often as asked; less often after an interrupt or without room."""
     with messages.status("reading the corpus"):  # leaves no line, so that a refusal stands alone
         tokens = corpus_for(planned, request.corpus)
-    results: list[Result] = []
-    code = exit_codes.PASS
     try:
         records_directory(request.results, planned.name)
         _print_plan(messages, planned)
         profile, source = profile_for(planned, request.results, may_calibrate=may_calibrate, messages=messages)
-        for number in range(1, launches + 1):
+        for _ in range(launches):
             with TrainingProgress(planned, quiet=not messages.is_terminal) as progress:
                 result = reproduce(planned, tokens, request.results, progress, profile=profile, profile_source=source)
-            results.append(result)
-            _print(result, planned, printing, number=number, launches=launches)
-            code = max(code, _exit_code(result))
+            yield result
             if result.status is Status.INTERRUPTED:
-                break
+                return
     except OSError as error:  # no room or no access for records or scratch files
         why = ": ".join(str(part) for part in (error.strerror, error.filename) if part)
         messages.print(f"[bold red]{escape(why)}[/]", soft_wrap=True)
-        code = exit_codes.EXECUTION_FAILED
-    return _Done(results, code)
 
 
 def _print_plan(messages: Console, planned: Plan) -> None:
