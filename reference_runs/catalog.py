@@ -17,7 +17,7 @@ from reference_runs.run import (
     Architecture,
     Cluster,
     FlopConvention,
-    Measurement,
+    PublishedMeasurement,
     Recipe,
     ReferenceRun,
     Reported,
@@ -106,7 +106,7 @@ def load(path: Path) -> ReferenceRun:
             facts |= section_facts
             if isinstance(sections[name], Architecture | Recipe):
                 sections[name].check(where)
-    measured: tuple[Measurement, ...] = ()
+    measured: tuple[PublishedMeasurement, ...] = ()
     with mistakes.collected():
         measured, measured_facts = _measured(raw.get("measured", []), sources, where)
         facts |= measured_facts
@@ -151,15 +151,17 @@ def _unpublished(table: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _measured(tables: Any, sources: dict[str, str], where: str) -> tuple[tuple[Measurement, ...], dict[str, Sourced]]:
+def _measured(
+    tables: Any, sources: dict[str, str], where: str
+) -> tuple[tuple[PublishedMeasurement, ...], dict[str, Sourced]]:
     """The [[measured]] tables and their facts, numbered from 0."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InputError("measured: expected tables [[measured]]", got=repr(tables), where=where)
     facts: dict[str, Sourced] = {}
-    measured: list[Measurement] = []
+    measured: list[PublishedMeasurement] = []
     for number, table in enumerate(tables):
-        record, section_facts = section_of(table, Measurement, f"measured.{number}", sources, where)
-        measured.append(typing.cast(Measurement, record))
+        record, section_facts = section_of(table, PublishedMeasurement, f"measured.{number}", sources, where)
+        measured.append(typing.cast(PublishedMeasurement, record))
         facts |= section_facts
     return tuple(measured), facts
 

@@ -74,8 +74,8 @@ WARMUP_FRACTION = 0.1
 DEFAULT_STEPS = 30
 
 
-class Difference(msgspec.Struct, frozen=True):
-    """One fact of the record beside its value in the miniature, with the rule that made it."""
+class ScaledFact(msgspec.Struct, frozen=True):
+    """One fact of the record and its value in the miniature, with the rule that made it."""
 
     key: str
     recorded: Annotated[int | float | str | bool | None, "value in base units"]
@@ -92,8 +92,8 @@ class Miniature(msgspec.Struct, frozen=True, kw_only=True):
     architecture: Architecture
     recipe: Recipe
     layout: Layout
-    scaled: tuple[Difference, ...]
-    kept: tuple[Difference, ...]
+    scaled: tuple[ScaledFact, ...]
+    kept: tuple[ScaledFact, ...]
 
     @property
     def workload(self) -> Workload:
@@ -289,19 +289,19 @@ def _rules(w: int, scale: Scale) -> dict[str, str]:
 
 def _differences(
     run: ReferenceRun, small: dict[str, msgspec.Struct], w: int, scale: Scale
-) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
+) -> tuple[tuple[ScaledFact, ...], tuple[ScaledFact, ...]]:
     rules = _rules(w, scale)
-    kept: list[Difference] = []
-    scaled: list[Difference] = []
+    kept: list[ScaledFact] = []
+    scaled: list[ScaledFact] = []
     for section, record in small.items():
         for field in msgspec.structs.fields(record):
             recorded = getattr(getattr(run, section), field.name)
             here = getattr(record, field.name)
             key = f"{section}.{field.name}"
             if recorded == here:
-                kept.append(Difference(key, recorded, here, "kept"))
+                kept.append(ScaledFact(key, recorded, here, "kept"))
             elif key in rules:
-                scaled.append(Difference(key, recorded, here, rules[key]))
+                scaled.append(ScaledFact(key, recorded, here, rules[key]))
             else:
                 raise InputError(f"{key} changes without a rule", got=here, where=run.where)
     return tuple(kept), tuple(scaled)

@@ -315,7 +315,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     duration: Seconds | None = None
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published measurement of the run: what differed from the recorded layout and batch, and what came out."""
 
     accelerators: Count
@@ -357,7 +357,7 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster | None
     software: Software | None
     reported: Reported
-    measured: tuple[Measurement, ...]
+    measured: tuple[PublishedMeasurement, ...]
     facts: dict[str, Sourced]
     sources: dict[str, str]
 

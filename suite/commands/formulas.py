@@ -13,7 +13,7 @@ from reference_runs.units import UNITS
 from reference_runs.worked_examples import WorkedExample, load
 from suite.commands import exit_codes
 from suite.predict.validation.computations import Value
-from suite.predict.validation.worked_examples import FormulaResult, Verdict, formula_results
+from suite.predict.validation.worked_examples import ExampleVerdict, FormulaResult, formula_results
 from suite.report.tables import table
 from suite.report.terminal.tables import console
 
@@ -42,7 +42,7 @@ def formulas(
             print(msgspec.json.encode(result).decode())
     else:
         _print(chosen, results, explained=bool(examples))
-    if any(result.verdict is Verdict.BROKEN for result in results):
+    if any(result.verdict is ExampleVerdict.BROKEN for result in results):
         raise typer.Exit(exit_codes.FAIL)
 
 
@@ -70,7 +70,8 @@ def _print(examples: list[WorkedExample], results: list[FormulaResult], *, expla
     for number, reason in enumerate(reasons, start=1):
         out.print(f"[dim]({number}) {escape(reason)}[/]")
     broken, slipped = (
-        {result.id for result in results if result.verdict is verdict} for verdict in (Verdict.BROKEN, Verdict.SLIPS)
+        {result.id for result in results if result.verdict is verdict}
+        for verdict in (ExampleVerdict.BROKEN, ExampleVerdict.SLIPS)
     )
     agree = len(examples) - len(broken | slipped)
     out.print(

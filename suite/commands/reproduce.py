@@ -40,7 +40,7 @@ class _Printing(NamedTuple):
     messages: Console
 
 
-def reproduce_command(  # noqa: PLR0913  # the command's options
+def reproduce_command(  # noqa: PLR0913  # long: the command's options with their help
     name: Annotated[
         str | None, typer.Argument(help="A miniature such as bloom-mini, on GPUs a recorded run, or a run file.")
     ] = None,

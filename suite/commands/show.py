@@ -13,7 +13,7 @@ from rich.markup import escape
 from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.errors import InputError, nearest
-from reference_runs.miniature import SCALES, Difference, Miniature, miniature
+from reference_runs.miniature import SCALES, Miniature, ScaledFact, miniature
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced
 from reference_runs.units import printed
@@ -116,7 +116,7 @@ def _text(value: int | float | str | bool | None) -> str:
     return f"{value:,.6g}" if isinstance(value, float) else printed(value, "")
 
 
-def _factor(difference: Difference) -> str:
+def _factor(difference: ScaledFact) -> str:
     recorded, here = difference.recorded, difference.here
     if isinstance(recorded, bool) or isinstance(here, bool):
         return ""

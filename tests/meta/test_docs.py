@@ -16,7 +16,7 @@ from reference_runs.fit_scores import fit_scores
 from reference_runs.layout import Layout
 from reference_runs.machine_model import machine_model
 from reference_runs.published_tables import load_tables
-from reference_runs.run import Architecture, Cluster, Measurement, Recipe, Reported, Software
+from reference_runs.run import Architecture, Cluster, PublishedMeasurement, Recipe, Reported, Software
 from reference_runs.sourced import Kind
 from suite.__main__ import main
 from suite.paths import ROOT
@@ -129,7 +129,7 @@ def test_the_page_gives_the_layouts_defaults() -> None:
 def test_the_page_lists_every_key_of_a_measurement() -> None:
     needed, optional = re.search(r"It needs (.+?),? and may have (.+?)\n\n", PAGE, re.DOTALL).groups()  # type: ignore[union-attr]  # a missing sentence fails the test
     found = dict.fromkeys(re.findall(r"`(\w+)`", needed), True) | dict.fromkeys(re.findall(r"`(\w+)`", optional), False)
-    assert found == {name: required for name, (_, required) in schema(Measurement).items()}
+    assert found == {name: required for name, (_, required) in schema(PublishedMeasurement).items()}
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from reference_runs.catalog import reference_run, run_names
-from reference_runs.run import FlopConvention, Measurement, ReferenceRun
+from reference_runs.run import FlopConvention, PublishedMeasurement, ReferenceRun
 from reference_runs.sourced import Kind
 from suite.predict.analytic.parameters import parameter_count
 
@@ -127,7 +127,7 @@ RATES = [
 
 
 @pytest.mark.parametrize(("name", "place", "measurement"), RATES)
-def test_published_rate_times_time_is_equation_3(name: str, place: int, measurement: Measurement) -> None:
+def test_published_rate_times_time_is_equation_3(name: str, place: int, measurement: PublishedMeasurement) -> None:
     run = RUNS[name]
     assert run.reported.flop_convention is FlopConvention.MEGATRON_RECOMPUTED
     rate = run.facts[f"measured.{place}.hardware_flop_per_second"]

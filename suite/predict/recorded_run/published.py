@@ -8,7 +8,7 @@ import msgspec
 
 from reference_runs.catalog import check_layout
 from reference_runs.layout import Layout, layout_text
-from reference_runs.run import Measurement, Recipe, ReferenceRun, Workload
+from reference_runs.run import PublishedMeasurement, Recipe, ReferenceRun, Workload
 from reference_runs.sourced import Kind, Sourced
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import conventional_flop
@@ -193,7 +193,7 @@ def measured_figures(run: ReferenceRun, machine: Machine | None) -> tuple[list[F
     return computed, published
 
 
-def _of_measurement(recipe: Recipe, layout: Layout, measured: Measurement) -> tuple[Recipe, Layout]:
+def _of_measurement(recipe: Recipe, layout: Layout, measured: PublishedMeasurement) -> tuple[Recipe, Layout]:
     """The recipe and layout of a measurement: the run's, with what the measurement records of its own."""
     changes = {
         name: value
@@ -204,6 +204,6 @@ def _of_measurement(recipe: Recipe, layout: Layout, measured: Measurement) -> tu
     return msgspec.structs.replace(recipe, global_batch=measured.global_batch), changed
 
 
-def _measurement(measured: Measurement) -> str:
+def _measurement(measured: PublishedMeasurement) -> str:
     time = "" if measured.step_seconds is None else f", {measured.step_seconds:g} s"
     return f"{measured.accelerators} accelerators, batch {measured.global_batch}{time}"

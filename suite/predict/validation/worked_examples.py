@@ -11,7 +11,7 @@ from reference_runs.worked_examples import Agreement, ExampleResult, WorkedExamp
 from suite.predict.validation.computations import COMPUTATIONS, Computed, Value
 
 
-class Verdict(enum.StrEnum):
+class ExampleVerdict(enum.StrEnum):
     """Of one result.
 
     agrees: the text's claim is what the formula gives, or it has none.
@@ -45,7 +45,7 @@ class FormulaResult(msgspec.Struct, frozen=True, kw_only=True):
     computed: Value | None
     exact: Value
     difference: int | float | None
-    verdict: Verdict
+    verdict: ExampleVerdict
     found_here: bool
     why: str
 
@@ -82,9 +82,9 @@ def _checked(example: WorkedExample, result: ExampleResult, computed: Value | No
             if result.base_claimed is not None:
                 difference = _decimal(computed) - result.base_claimed
                 agrees = abs(difference) <= result.claimed_half_step
-    verdict = Verdict.AGREES if agrees else Verdict.SLIPS
-    why = example.why if verdict is Verdict.SLIPS else example.note if result.rounded_to else ""
-    recorded = Verdict.AGREES if result.verdict is Agreement.AGREES else Verdict.SLIPS
+    verdict = ExampleVerdict.AGREES if agrees else ExampleVerdict.SLIPS
+    why = example.why if verdict is ExampleVerdict.SLIPS else example.note if result.rounded_to else ""
+    recorded = ExampleVerdict.AGREES if result.verdict is Agreement.AGREES else ExampleVerdict.SLIPS
     broken = [
         words
         for words, holds in (
@@ -104,7 +104,7 @@ def _checked(example: WorkedExample, result: ExampleResult, computed: Value | No
         computed=computed,
         exact=exact,
         difference=None if difference is None else _number(difference),
-        verdict=Verdict.BROKEN if broken else verdict,
+        verdict=ExampleVerdict.BROKEN if broken else verdict,
         found_here=example.found_here,
         why="; ".join(broken) or why,
     )

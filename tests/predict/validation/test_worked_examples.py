@@ -30,7 +30,7 @@ from suite.predict.analytic.limits import fp16_spacing
 from suite.predict.validation import computations
 from suite.predict.validation import worked_examples as examples
 from suite.predict.validation.computations import COMPUTATIONS
-from suite.predict.validation.worked_examples import FormulaResult, Verdict, computed_values, formula_results
+from suite.predict.validation.worked_examples import ExampleVerdict, FormulaResult, computed_values, formula_results
 
 EXAMPLES = load()
 IDS = [example.id for example in EXAMPLES]
@@ -183,15 +183,15 @@ def test_every_computed_figure_is_the_recorded_one_to_its_printed_digits(table: 
 def test_the_slips_are_the_six_documented_ones_and_those_found_here() -> None:
     slips: dict[bool, dict[str, set[str]]] = {False: {}, True: {}}
     for result in RESULTS:
-        assert result.verdict is not Verdict.BROKEN, result
-        if result.verdict is Verdict.SLIPS:
+        assert result.verdict is not ExampleVerdict.BROKEN, result
+        if result.verdict is ExampleVerdict.SLIPS:
             slips[result.found_here].setdefault(result.id, set()).add(result.what)
     assert slips == {False: DOCUMENTED_SLIPS, True: SLIPS_FOUND_HERE}
 
 
 def test_every_slip_says_why_and_every_difference_is_computed_less_claimed() -> None:
     for result in RESULTS:
-        if result.verdict is Verdict.SLIPS:
+        if result.verdict is ExampleVerdict.SLIPS:
             assert result.why == example_of(result.id).why
         if result.difference is None:
             assert result.claimed is None or result.unit is None
@@ -228,17 +228,17 @@ def test_a_claim_holds_within_half_of_its_last_printed_digit(
 def test_a_tie_agrees_and_a_little_more_does_not() -> None:
     example = example_of("full_recompute_without_checkpoints")  # claims 40 for 40.5
     (ratio,) = [result for result in formula_results(example) if result.what == "times one forward pass"]
-    assert (ratio.difference, ratio.verdict) == (0.5, Verdict.AGREES)
+    assert (ratio.difference, ratio.verdict) == (0.5, ExampleVerdict.AGREES)
     example = msgspec.structs.replace(example, inputs={"layers": 81})  # 41
     (ratio,) = [result for result in formula_results(example) if result.what == "times one forward pass"]
-    assert ratio.verdict is Verdict.BROKEN
+    assert ratio.verdict is ExampleVerdict.BROKEN
 
 
 def test_a_tie_is_one_in_spite_of_rounding_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMPUTATIONS, "fp16_spacing", lambda: 0.1 + 0.2 + 0.05)  # 0.35000000000000003
     tie = ExampleResult(what="it", claimed="0.3", exact="0.35", unit="1", verdict=Agreement.AGREES)
     example = msgspec.structs.replace(example_of("fp16_spacing"), inputs={}, results=(tie,))
-    assert formula_results(example)[0].verdict is Verdict.AGREES
+    assert formula_results(example)[0].verdict is ExampleVerdict.AGREES
 
 
 def test_a_coarser_rounding_is_recorded_only_where_the_digits_do_not_allow_the_claim() -> None:
