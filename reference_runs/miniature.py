@@ -244,7 +244,7 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
 
 
 def _rules(w: int, scale: Scale) -> dict[str, str]:
-    """The rule behind each value that a miniature changes."""
+    """The rule for each value that a miniature changes."""
     size = f"/ {w}: the power of two that brings hidden nearest to {scale.hidden}"
     ramp_up = "; none where that is the whole batch"
     full = "data_parallel * pipeline_stages * micro_batch"

@@ -88,4 +88,4 @@ def balanced_stages(architecture: Architecture, *, stages: int) -> list[Blocks]:
         names[stage].append(name)
         if done * stages >= total * (stage + 1) and stage < stages - 1:
             stage += 1
-    return [Blocks(own.count("layer"), "embedding" in own, "norm" in own, "head" in own) for own in names]
+    return [Blocks(of.count("layer"), "embedding" in of, "norm" in of, "head" in of) for of in names]

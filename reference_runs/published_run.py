@@ -177,10 +177,10 @@ def worded_bytes_per_second(text: str) -> float | None:
 
     A count in front multiplies; b is a bit and B a byte.
     """
-    found = _RATE.search(text)
-    if found is None:
+    rate_text = _RATE.search(text)
+    if rate_text is None:
         return None
-    count, rate, prefix, unit = found.groups()
+    count, rate, prefix, unit = rate_text.groups()
     try:
         number = float(rate)
     except ValueError:

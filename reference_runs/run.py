@@ -65,7 +65,7 @@ class Objective(enum.StrEnum):
     BLANK_INFILLING = "blank-infilling"
 
 
-BLANK_TOKENS = ("[MASK]", "[gMASK]", "[sop]", "[eop]")  # blank infilling has them in the first rows behind `vocabulary`
+BLANK_TOKENS = ("[MASK]", "[gMASK]", "[sop]", "[eop]")  # blank infilling has them in the first rows after `vocabulary`
 LEAST_WINDOW = 4  # tokens of a packed text: one of a question, [gMASK], [sop], one of the answer
 
 
@@ -150,7 +150,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The model's shape. `padded_vocabulary` rows are stored and computed; `vocabulary` tokens exist.
 
     Args:
-        ffn_hidden: width behind the activation; a gated one has two expansions of that width.
+        ffn_hidden: width after the activation; a gated one has two expansions of that width.
         extra_positions: rows of the learned position table beyond `sequence` (2 in fairseq's and OPT's).
         rotary_dim: leading dimensions of a head that are rotated, where positions are rotary.
         top_query_layer: the last layer's queries come from a second learned position table (CodeGeeX, PanGu-alpha).
@@ -219,7 +219,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Args:
         gmask_share: of the samples of blank infilling that are no instructions, those with one [MASK] for all the rest.
-        mask_share: of the text of the others, what stands in spans behind a [MASK] each.
+        mask_share: of the text of the others, the part in spans, each after a [MASK].
         mean_span: of the Poisson distribution of the spans' lengths.
         packed_samples: how many short texts fill one sample with spans or instructions.
         instruction_share: samples of questions and answers among all.

@@ -58,7 +58,7 @@ OLD_OPTIONS = {
     "ladder": {"walk": "track", "break": "ablate", "twins": "leave-one-out", "no-twins": "no-leave-one-out"},
 }
 
-# typer carries click inside or beside itself, by version; what it exports names the same classes in both
+# typer contains click or depends on it, by version; what it exports names the same classes in both
 _ClickException = cast(type[Exception], typer.BadParameter.__mro__[2])
 
 

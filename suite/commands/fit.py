@@ -34,7 +34,7 @@ _SCORES_HEAD = """\
 
 def fit_command(
     write: Annotated[
-        bool, typer.Option("--write", help="Store what was found in reference_runs/; without it, print only.")
+        bool, typer.Option("--write", help="Store the result in reference_runs/; without it, print only.")
     ] = False,
     leave_out: Annotated[
         bool, typer.Option("--leave-out", help="Also fit without each table, size, run and term (minutes).")
@@ -56,8 +56,8 @@ def fit_command(
     model = machine_model()
     published = [row for path in shipped_tables() for row in load_table(path).rows]
     rows = [prepared_row(row) for row in published if row.step_seconds is not None]
-    found = fit.fit(model, rows, weights=model.weights)
-    model = fit.determined(fit.with_values(model, found), rows)
+    fitted = fit.fit(model, rows, weights=model.weights)
+    model = fit.determined(fit.with_values(model, fitted), rows)
     out = console()
     print_fit(out, model, fit.errors_by_table(model, rows))
     if write:

@@ -20,7 +20,7 @@ from suite.report.terminal.tables import console
 if TYPE_CHECKING:
     import pandas
 
-_WIDE = 120  # columns of a terminal from which on the names of the examples stand beside their results
+_WIDE = 120  # columns of a terminal from which on an example and its results share a line
 
 
 def formulas(

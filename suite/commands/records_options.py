@@ -30,8 +30,8 @@ def name_left_out(errors: Sequence[InputError | str]) -> None:
         messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
 
 
-def exit_code(*, found: bool, damaged: bool) -> int:
+def exit_code(*, any_record: bool, damaged: bool) -> int:
     """2 where a record is damaged, 3 where there is none, else 0."""
     if damaged:
         return exit_codes.BAD_INPUT
-    return exit_codes.PASS if found else exit_codes.INCONCLUSIVE
+    return exit_codes.PASS if any_record else exit_codes.INCONCLUSIVE

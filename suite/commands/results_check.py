@@ -41,4 +41,4 @@ def check_command(
     else:
         name_left_out(bad)
         sys.stdout.write(f"{whole} records are whole, {len(bad)} damaged\n")
-    raise typer.Exit(exit_code(found=bool(found), damaged=bool(bad)))
+    raise typer.Exit(exit_code(any_record=bool(found), damaged=bool(bad)))

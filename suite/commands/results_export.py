@@ -54,4 +54,4 @@ def export_command(
             sys.stdout.write(f"wrote {out}: {len(chosen)} launches, {len(table)} columns\n")
     else:
         sys.stderr.write(f"none of {len(found)} launches in {results} is meant: nothing is written\n")
-    raise typer.Exit(exit_code(found=bool(chosen), damaged=bool(bad)))
+    raise typer.Exit(exit_code(any_record=bool(chosen), damaged=bool(bad)))

@@ -52,7 +52,7 @@ def list_command(
             sys.stdout.write(line + "\n")
     else:
         sys.stderr.write(f"none of {len(found)} launches in {results} is meant\n")
-    raise typer.Exit(exit_code(found=bool(chosen), damaged=bool(bad)))
+    raise typer.Exit(exit_code(any_record=bool(chosen), damaged=bool(bad)))
 
 
 def _entry(launch: Launch) -> dict[str, Any]:

@@ -79,12 +79,12 @@ def _term_figures(step_seconds: float, finished: list[Finished]) -> list[Figure]
     mean[StepTerm.UNEXPLAINED] = step_seconds - sum(mean.values())
     whys = dict.fromkeys(StepTerm, "clocks around the phases, and their parts in a profile of the last two steps")
     whys |= _MEASURED_BY | {StepTerm.UNEXPLAINED: "the step's seconds minus the terms above"}
-    own: list[tuple[int | None, Mapping[str, float]]] = [
+    of_ranks: list[tuple[int | None, Mapping[str, float]]] = [
         (rank, report.term_seconds) for rank, report in enumerate(finished)
     ]
     return [
         Figure(quantity=Quantity.STEP_SECONDS, value=values[term], term=term.value, rank=rank, why=whys[term])
-        for rank, values in [(None, mean), *own]
+        for rank, values in [(None, mean), *of_ranks]
         for term in StepTerm
     ]
 

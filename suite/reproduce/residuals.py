@@ -17,7 +17,7 @@ EXPLAINED = tuple(term for term in TERMS if term != StepTerm.UNEXPLAINED)
 
 
 class Residuals(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured step time beside its prediction.
+    """A measured step time and its prediction.
 
     Args:
         difference: measured less predicted seconds of the step.
@@ -62,7 +62,7 @@ def launch_residuals(launch: Launch) -> Residuals | None:
 def _step_seconds(figures: Values) -> dict[str | None, int | float]:
     """By term; None: of the whole step."""
     numbers = figures.numbers
-    return {term: numbers[place] for term, place in _terms(figures.places)}
+    return {term: numbers[index] for term, index in _terms(figures.places)}
 
 
 _known: dict[int, tuple[dict[Key, int], list[tuple[str | None, int]]]] = {}

@@ -32,13 +32,13 @@ def print_fit(out: Console, model: MachineModel, errors: Mapping[str, Sequence[f
             table.add_row(name, f"{parameter.value:.4g}", parameter.unit, "not fitted", "", "")
     out.print(table)
     scored = _table(("table", False), ("rows", True), ("mean error", True), ("bias", True), ("largest", True))
-    for name, found in errors.items():
-        largest = max(found, key=abs)
+    for name, of_table in errors.items():
+        largest = max(of_table, key=abs)
         scored.add_row(
             escape(name),
-            str(len(found)),
-            f"{fmean([abs(error) for error in found]):.1%}",
-            f"{fmean(found):+.1%}",
+            str(len(of_table)),
+            f"{fmean([abs(error) for error in of_table]):.1%}",
+            f"{fmean(of_table):+.1%}",
             f"{largest:+.1%}",
         )
     out.print()

@@ -1,4 +1,4 @@
-"""A prediction for people: figures beside published ones, conventions, traffic, and bars of time and memory."""
+"""All of a prediction for people: published figures, conventions, traffic, and bars of time and memory."""
 
 from __future__ import annotations
 
@@ -227,8 +227,8 @@ def _amount(value: float | str | None, unit: str) -> str:
 
 def _table(*titles: tuple[str, bool]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for place, (title, numeric) in enumerate(titles):
-        last = place == len(titles) - 1
+    for index, (title, numeric) in enumerate(titles):
+        last = index == len(titles) - 1
         table.add_column(title, justify="right" if numeric else "left", no_wrap=not last, overflow="fold")
     return table
 
@@ -252,7 +252,7 @@ def print_time(out: Console, step: StepTime) -> None:
 
 
 def print_memory(out: Console, stages: tuple[StageMemory, ...], *, memory_bytes: float | None) -> None:
-    """Print what lives on a rank of the fullest stage at its fullest instant, and every stage beside the memory."""
+    """Print what lives on a rank of the fullest stage at its fullest instant, and every stage with the memory."""
     fullest = max(range(len(stages)), key=lambda stage: stages[stage].peak)
     full = stages[fullest]
     instant, parts = fullest_instant(full)
@@ -276,9 +276,9 @@ def print_memory(out: Console, stages: tuple[StageMemory, ...], *, memory_bytes:
     )
     limit = memory_bytes or full.peak
     rows = _runs(stages)
-    for place, (first, last, memory) in enumerate(rows):
-        if len(rows) > STAGE_ROWS and STAGE_ROWS - 4 <= place < len(rows) - 3:
-            if place == STAGE_ROWS - 4:
+    for index, (first, last, memory) in enumerate(rows):
+        if len(rows) > STAGE_ROWS and STAGE_ROWS - 4 <= index < len(rows) - 3:
+            if index == STAGE_ROWS - 4:
                 table.add_row("...")
             continue
         label = str(first) if first == last else f"{first}-{last}"

@@ -133,14 +133,14 @@ def percent(difference: float, of: float) -> str:
 def plain_table(titles: list[str], rows: Iterable[list[str]]) -> Table:
     """A table of texts; the first column stands whole, the others wrap, the last one over the width that is left."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for place, title in enumerate(titles):
-        last = place == len(titles) - 1
+    for index, title in enumerate(titles):
+        last = index == len(titles) - 1
         table.add_column(
             title,
-            no_wrap=place == 0,
+            no_wrap=index == 0,
             overflow="fold",
             min_width=12 if last else None,
-            max_width=None if last or place == 0 else 35,
+            max_width=None if last or index == 0 else 35,
         )
     for row in rows:
         table.add_row(*row)

@@ -30,7 +30,7 @@ def print_scores(out: Console, scored: Sequence[tuple[TableFacts, Score]], *, co
     if complete:
         for facts, score in scored:
             _print_table(out, facts, score)
-    _print_lines(out, _summary(scores), optional=("bias", "skipped"))
+    _print_lines(out, _summary(scores), optional=("skipped", "bias", "rows", "constant MFU", "used"))
     if not complete:
         out.print()
         _print_worst(out, scores)
