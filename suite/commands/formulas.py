@@ -20,7 +20,7 @@ from suite.report.terminal.tables import console
 if TYPE_CHECKING:
     import pandas
 
-_WIDE = 120  # columns of a terminal from which on an example and its results share a line
+_WIDE = (120, 80)  # columns of a terminal that has room for examples and results, and for results, next to figures
 
 
 def formulas(
@@ -100,13 +100,12 @@ def _frame(results: list[FormulaResult]) -> tuple[pandas.DataFrame, list[str]]:
 
 
 def _lines(frame: pandas.DataFrame, width: int) -> list[str]:
-    """The table; on a narrow terminal each example has a line of its own before its results."""
-    figures = ("claimed", "computed")
-    if width >= _WIDE:
-        return table(frame, right=figures).splitlines()
-    head, *lines = table(frame.drop(columns="example"), right=figures, width=width).splitlines()
-    pairs = zip(frame.example, lines, strict=True)
-    return [head, *(line for name, result in pairs for line in ([name, result] if name else [result]))]
+    """The table; on a narrow terminal what an example is called, and then what a result is, stand on lines before."""
+    titles = ["example", "result"][: sum(width < wide for wide in _WIDE)]
+    head, *lines = table(frame.drop(columns=titles), right=("claimed", "computed")).splitlines()
+    names = frame[titles].itertuples(index=False, name=None)
+    named = zip(names, lines, strict=True)
+    return [head, *(line for before, cells in named for line in [*filter(None, before), cells])]
 
 
 def _with_unit(result: FormulaResult) -> str:

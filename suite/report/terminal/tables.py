@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from reference_runs.units import printed
 from suite.metrics.comparison import Row, Verdict
@@ -20,6 +22,9 @@ QUANTITY_NAMES = {
     Quantity.STEP_SECONDS_AT_PACE.value: "step_seconds at that CPU speed",
 }
 PIPE_WIDTH = 150  # columns where the output is no terminal, so that no cell is cut
+_GAP = 2  # characters between columns
+_MIDDLE = 35  # characters that columns but the first and last have at most, longer words excepted
+_LAST = 24  # characters that a last column has at least
 _SHORT = 16  # characters of a reason that fit into its column
 _TERMS = frozenset(term.value for term in StepTerm)
 
@@ -130,18 +135,46 @@ def percent(difference: float, of: float) -> str:
     return "0.00%" if text in ("+0.00%", "-0.00%") else text
 
 
-def plain_table(titles: list[str], rows: Iterable[list[str]]) -> Table:
-    """A table of texts; the first column stands whole, the others wrap, the last one over the width that is left."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for index, title in enumerate(titles):
-        last = index == len(titles) - 1
-        table.add_column(
-            title,
-            no_wrap=index == 0,
-            overflow="fold",
-            min_width=12 if last else None,
-            max_width=None if last or index == 0 else 35,
-        )
-    for row in rows:
-        table.add_row(*row)
-    return table
+class PlainTable:
+    """Rows of texts as a table whose first column does not wrap; where words do not fit, rows on lines of their own."""
+
+    def __init__(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        self._titles, self._rows = list(titles), [list(row) for row in rows]
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> RenderResult:
+        columns = zip(self._titles, *self._rows, strict=True)
+        sizes = [[Measurement.get(out, options, Text.from_markup(cell)) for cell in cells] for cells in columns]
+        least = [max(size.minimum for size in column) for column in sizes]  # the longest word
+        most = [max(size.maximum for size in column) for column in sizes]
+        least[0], least[-1] = most[0], min(least[-1], _LAST)
+        most[1:-1] = [max(few, min(many, _MIDDLE)) for few, many in zip(least[1:-1], most[1:-1], strict=True)]
+        room = options.max_width - sum(least) - _GAP * (len(least) - 1)
+        if room >= 0:
+            yield self._table(_shared_out(room, least, most))
+            return
+        for name, *cells in self._rows:
+            yield Text.from_markup(f"[bold]{name}[/]")
+            values = [f"{title} {cell}".strip() for title, cell in zip(self._titles[1:], cells, strict=True) if cell]
+            yield Padding(Text.from_markup(", ".join(values)), (0, 0, 0, 4))
+
+    def _table(self, widths: Sequence[int]) -> Table:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for title, width in zip(self._titles, widths, strict=True):
+            table.add_column(title, overflow="fold", width=width)
+        for row in self._rows:
+            table.add_row(*row)
+        return table
+
+
+def _shared_out(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Widths of columns: the least, and the room that is left to those that need little first."""
+    widths = [*least]
+    for index in sorted(range(len(least)), key=lambda index: most[index] - least[index]):
+        widths[index] += min(most[index] - least[index], room)
+        room -= widths[index] - least[index]
+    return widths
+
+
+def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> PlainTable:
+    """A table of texts, to be printed by a console."""
+    return PlainTable(titles, rows)
