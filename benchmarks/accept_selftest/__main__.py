@@ -1,7 +1,7 @@
-"""Injects faults into the real battery, one at a time: python -m benchmarks.accept_selftest --only nan,slow-link
+"""Injects faults into real batteries, one at a time: python -m benchmarks.accept_selftest --only nan,slow-link
 
-Each injection is one `python -m suite accept` whose exit code, finding and record are compared with what they must be.
-`--clean 5` sees 5 quick batteries without a fault accepted before, each with those before it as its past.
+Each injection is one `python -m suite accept`, whose exit code, finding and record must be as expected.
+`--clean 5` first runs 5 quick batteries without a fault, which must be accepted; each has the earlier ones as its past.
 Exit codes: 0 all caught, and all clean ones accepted; 1 one was not; 2 bad usage; 3 some did not run
 (`--allow-not-run`: none did).
 """
@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.accept_selftest.faults import INJECTIONS, Injection, Past, Setting
+from benchmarks.accept_selftest.faults import INJECTIONS, AcceptedBefore, Injection, InjectionDirectories
 from suite.acceptance import battery_record
-from suite.acceptance.battery_record import Closed, PhaseEvidence
-from suite.acceptance.evidence import Timed
-from suite.acceptance.findings import Decision, Verdict
+from suite.acceptance.battery_record import BatteryEnd, PhaseEvidence
+from suite.acceptance.evidence import PhaseTiming
+from suite.acceptance.findings import CheckVerdict, Decision
 from suite.commands import exit_codes
 from suite.paths import ROOT
 
@@ -34,7 +34,7 @@ FRAMES = re.compile(r"^rank (\d+):\n(.*?)(?=^rank \d+:\n|\Z)", re.MULTILINE | re
 
 
 class Answer(NamedTuple):
-    """What one command did."""
+    """Exit code, output and duration of one command."""
 
     code: int
     out: str
@@ -67,15 +67,15 @@ def main() -> int:
         for injection in chosen:
             why_not = injection.needs()
             if why_not is None:
-                why_not = _baseline(results, injection.past or Past.LINKS)
+                why_not = _baseline(results, injection.past or AcceptedBefore.LINKS)
             if why_not is not None:
                 not_run[why_not] += 1
-                _tell(injection.name, {"outcome": "NOT RUN", "why": why_not}, as_json=arguments.json)
+                _print_outcome(injection.name, {"outcome": "NOT RUN", "why": why_not}, as_json=arguments.json)
                 continue
             ran += 1
-            own = Path(scratch) / injection.name
-            own.mkdir()
-            problems, answer = _injected(injection, Setting(results, own))
+            directory = Path(scratch) / injection.name
+            directory.mkdir()
+            problems, answer = _injected(injection, InjectionDirectories(results, directory))
             caught += not problems
             outcome = {
                 "outcome": "missed" if problems else "caught",
@@ -83,7 +83,7 @@ def main() -> int:
                 "seconds": round(answer.seconds, 1),
                 "why": "; ".join(problems),
             }
-            _tell(injection.name, outcome, as_json=arguments.json)
+            _print_outcome(injection.name, outcome, as_json=arguments.json)
     reasons = "; ".join(f"{count}: {why}" for why, count in not_run.items())
     clean = f"{accepted} of {arguments.clean} clean batteries accepted, " if arguments.clean else ""
     left = f"{not_run.total()} not run" + (f" ({reasons})" if reasons else "")
@@ -95,9 +95,9 @@ def main() -> int:
 
 
 def _clean(count: int, results: Path, *, as_json: bool) -> int:
-    """Run quick batteries without a fault, one after the other into the same results; how many were accepted.
+    """Run quick batteries without a fault into the same results; how many were accepted.
 
-    As an operator does, with the usual limit for other processes: a machine that others use is not clean.
+    With the usual limit for other processes, as an operator has it.
     """
     accepted = 0
     for number in range(1, count + 1):
@@ -110,11 +110,11 @@ def _clean(count: int, results: Path, *, as_json: bool) -> int:
         good = answer.code == exit_codes.PASS and decision == Decision.ACCEPTED
         accepted += good
         outcome = {"outcome": decision, "exit_code": answer.code, "seconds": round(answer.seconds, 1), "why": why}
-        _tell(f"clean {number} of {count}", outcome, as_json=as_json)
+        _print_outcome(f"clean {number} of {count}", outcome, as_json=as_json)
     return accepted
 
 
-def _tell(name: str, outcome: dict[str, Any], *, as_json: bool) -> None:
+def _print_outcome(name: str, outcome: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         line = json.dumps({"injection": name, **outcome})
     else:
@@ -123,8 +123,8 @@ def _tell(name: str, outcome: dict[str, Any], *, as_json: bool) -> None:
     print(line, flush=True)
 
 
-def _baseline(results: Path, past: Past) -> str | None:
-    """Make sure that an accepted battery of these checks lies in `results`; why there can be none."""
+def _baseline(results: Path, past: AcceptedBefore) -> str | None:
+    """Make an accepted battery of these checks in `results`, if there is none; why that failed."""
     mark = results / past.name
     if mark.exists():
         return None
@@ -150,15 +150,15 @@ def _accept(arguments: list[str], environment: dict[str, str], prefix: list[str]
     return Answer(done.returncode, done.stdout, done.stderr, time.monotonic() - start)
 
 
-def _injected(injection: Injection, setting: Setting) -> tuple[list[str], Answer]:
-    """Run one injection; what is not as it must be, and what the command did."""
-    own = setting.scratch / "own"
-    with injection.prepare(setting) as prepared:
+def _injected(injection: Injection, directories: InjectionDirectories) -> tuple[list[str], Answer]:
+    """Run one injection; what is not as expected, and the command's answer."""
+    own_results = directories.scratch / "own"
+    with injection.prepare(directories) as prepared:
         arguments = list(injection.only)
         if "--others" not in arguments:
-            arguments += ["--others", "1"]  # the machine may be shared; the fault must show all the same
+            arguments += ["--others", "1"]  # also on a shared machine the fault must be found
         if "--results" not in prepared.arguments:
-            arguments += ["--results", str(own if injection.past is None else setting.results)]
+            arguments += ["--results", str(own_results if injection.past is None else directories.results)]
         arguments += [*prepared.arguments, "--json"]
         answer = _accept(arguments, prepared.environment, prepared.prefix)
         problems = _problems(injection, answer)
@@ -173,41 +173,40 @@ def _problems(injection: Injection, answer: Answer) -> list[str]:
         problems.append(f"a traceback: {answer.err.splitlines()[-1]}")
     if injection.check is None:
         if injection.words not in answer.err + answer.out:
-            problems.append(f"{injection.words!r} is not said: {answer.err[-300:]}")
+            problems.append(f"{injection.words!r} was not printed: {answer.err[-300:]}")
         return problems
     try:
         report = json.loads(answer.out)
     except json.JSONDecodeError:
         return [*problems, f"no report: {answer.err[-300:]}"]
-    found = [finding for finding in report["findings"] if finding["check"] == injection.check]
-    named = [f for f in found if f["verdict"] == injection.verdict and injection.part in f["part"]]
+    of_check = [finding for finding in report["findings"] if finding["check"] == injection.check]
+    named = [f for f in of_check if f["verdict"] == injection.verdict and injection.part in f["part"]]
     if not any(injection.words in finding["evidence"] for finding in named):
-        seen = "; ".join(f"{f['verdict']} {f['part']!r} {f['evidence']}" for f in found)
+        seen = "; ".join(f"{f['verdict']} {f['part']!r} {f['evidence']}" for f in of_check)
         problems.append(f"no {injection.verdict} on {injection.part!r} with {injection.words!r}: {seen[:600]}")
     for check in injection.passes:
         verdicts = [finding["verdict"] for finding in report["findings"] if finding["check"] == check]
-        if verdicts != [Verdict.PASS]:
-            problems.append(f"check {check} did not pass beside it: {verdicts}")
+        if verdicts != [CheckVerdict.PASS]:
+            problems.append(f"check {check} did not pass: {verdicts}")
     path = Path(report["record"])
     if injection.stacks_of:
         problems += _missing_stacks(path, injection.stacks_of)
-    closed = battery_record.decode(path.read_bytes(), Closed, str(path))
+    closed = battery_record.decode(path.read_bytes(), BatteryEnd, str(path))
     if closed.decision != report["decision"] or len(closed.findings) != len(report["findings"]):
-        problems.append("the record says something else")
+        problems.append("the record has another verdict")
     return problems
 
 
 def _missing_stacks(record: Path, ranks: Sequence[int]) -> list[str]:
-    """Of which ranks the phase that hangs has no frames of Python code in its record, which the verdict lies beside."""
-    hung = [
-        one
+    """Ranks of which the phase that hangs has no Python stacks in the record."""
+    stacks = "".join(
+        timing.stacks
         for path in record.parent.glob(f"{record.name.removesuffix('.end.json')}.*.phase.json")
-        for one in battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
-        if isinstance(one, Timed) and one.outcome == "hang"
-    ]
-    told = "".join(one.stacks for one in hung)
-    found = {int(rank) for rank, text in FRAMES.findall(told) if 'File "' in text}
-    return [f"no stacks of rank {rank} in the record" for rank in ranks if rank not in found]
+        for timing in battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
+        if isinstance(timing, PhaseTiming) and timing.outcome == "hang"
+    )
+    recorded = {int(rank) for rank, text in FRAMES.findall(stacks) if 'File "' in text}
+    return [f"no stacks of rank {rank} in the record" for rank in ranks if rank not in recorded]
 
 
 if __name__ == "__main__":

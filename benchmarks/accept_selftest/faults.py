@@ -1,4 +1,4 @@
-"""The injections: what is broken, what the battery is asked, and what it must say."""
+"""The injections: the fault, the options of the battery, and the finding that it must have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from suite.acceptance import battery_record
 from suite.acceptance.battery_record import SCHEMA, PhaseEvidence
-from suite.acceptance.evidence import Micro
+from suite.acceptance.evidence import MicroMeasurements
 from suite.commands import exit_codes
 from suite.job.events import Status
 from suite.launch import network_namespaces
@@ -30,24 +30,23 @@ LOOP = "while True: pass"
 COPY = "a = bytearray(2**28)\nb = memoryview(bytearray(2**28))\nwhile True: a[:] = b"
 
 
-class Setting(NamedTuple):
-    """Where one injection runs: a results directory that holds one accepted battery, and one of scratch."""
+class InjectionDirectories(NamedTuple):
+    """Directories of one injection: results with an accepted battery, and scratch."""
 
     results: Path
     scratch: Path
 
 
 class Prepared(NamedTuple):
-    """What an injection changes: arguments and environment of the command, and what stands before it."""
+    """What an injection changes: arguments, environment and prefix of the command."""
 
     arguments: list[str]
     environment: dict[str, str]
     prefix: list[str]
 
 
-class Past(enum.Enum):
-    """Checks of a battery that must be accepted before a fault; memory has a battery of its own, because it is not
-    needed for links and takes a minute more."""
+class AcceptedBefore(enum.Enum):
+    """Checks of a battery that must be accepted before a fault; memory is apart, because it takes a minute more."""
 
     LINKS = "0,5,6"
     MEMORY = "0,3,5,6"
@@ -59,13 +58,13 @@ class Injection(NamedTuple):
     Args:
         only: arguments of `accept` that select what the fault concerns.
         code: expected exit code.
-        check, verdict: of the finding that must name it, and words in its part and evidence; a check of None: no
-            report, and `words` in what the command prints.
-        prepare: makes the fault; a context.
-        past: what must have passed before, in the same results directory; its values are what the fault is measured
-            against. None: the fault starts without a past.
+        check, verdict: of the finding that must name it, with `part` and `words` in its part and evidence. A check of
+            None: no report, and `words` in the output of the command.
+        prepare: a context that makes the fault.
+        past: what must have been accepted before, in the same results directory, as the past of the battery; None: the
+            battery has no past.
         stacks_of: ranks whose stacks the record of the phase that hangs must have.
-        passes: checks that must pass all the same: the rest of the battery goes on.
+        passes: checks that must pass nevertheless, because the rest of the battery goes on.
         needs: why it cannot be made here; None where it can.
     """
 
@@ -76,35 +75,37 @@ class Injection(NamedTuple):
     verdict: str
     part: str
     words: str
-    prepare: Callable[[Setting], AbstractContextManager[Prepared]]
+    prepare: Callable[[InjectionDirectories], AbstractContextManager[Prepared]]
     needs: Callable[[], str | None] = lambda: None
-    past: Past | None = None
+    past: AcceptedBefore | None = None
     stacks_of: tuple[int, ...] = ()
     passes: tuple[int, ...] = ()
 
 
-def _in_ranks(fault: str) -> Callable[[Setting], AbstractContextManager[Prepared]]:
-    """Ranks that import ranks/sitecustomize.py at their start."""
+def _in_ranks(fault: str) -> Callable[[InjectionDirectories], AbstractContextManager[Prepared]]:
+    """Ranks import ranks/sitecustomize.py at their start."""
     environment = {"SUITE_FAULT": fault, "PYTHONPATH": str(HERE / "ranks")}
-    return lambda _setting: nullcontext(Prepared([], environment, []))
+    return lambda _directories: nullcontext(Prepared([], environment, []))
 
 
-def _fake_gpus(**faults: Any) -> Callable[[Setting], AbstractContextManager[Prepared]]:
-    """Two GPUs of which the second has the faults, behind the management library's names."""
+def _fake_gpus(**faults: Any) -> Callable[[InjectionDirectories], AbstractContextManager[Prepared]]:
+    """Two GPUs of a stand-in for the management library; the second one has the faults."""
     scene = json.dumps({"gpus": 2, "with_ranks": True, "faults": {"1": faults}})
     environment = {"FAKE_NVML": scene, "PYTHONPATH": str(HERE / "nvml")}
-    return lambda _setting: nullcontext(Prepared([], environment, []))
+    return lambda _directories: nullcontext(Prepared([], environment, []))
 
 
-def _arguments(*arguments: str) -> Callable[[Setting], AbstractContextManager[Prepared]]:
-    return lambda _setting: nullcontext(Prepared(list(arguments), {}, []))
+def _arguments(*arguments: str) -> Callable[[InjectionDirectories], AbstractContextManager[Prepared]]:
+    return lambda _directories: nullcontext(Prepared(list(arguments), {}, []))
 
 
-def _beside(name: str, work: str, count: int) -> Callable[[Setting], AbstractContextManager[Prepared]]:
-    """Other processes, under a name of their own."""
+def _with_processes(
+    name: str, work: str, count: int
+) -> Callable[[InjectionDirectories], AbstractContextManager[Prepared]]:
+    """Other processes with this name, while the battery runs."""
 
     @contextmanager
-    def running(_setting: Setting) -> Iterator[Prepared]:
+    def running(_directories: InjectionDirectories) -> Iterator[Prepared]:
         code = BUSY.format(name=name, work=work)
         started = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(count)]
         try:
@@ -118,7 +119,7 @@ def _beside(name: str, work: str, count: int) -> Callable[[Setting], AbstractCon
 
 
 @contextmanager
-def _slow_loopback(_setting: Setting) -> Iterator[Prepared]:
+def _slow_loopback(_directories: InjectionDirectories) -> Iterator[Prepared]:
     """A network namespace whose loopback carries 100 Mbit/s."""
     name = f"suiteslow{os.getpid()}"
     subprocess.run(["ip", "netns", "add", name], check=True)
@@ -143,8 +144,8 @@ def _no_tmpfs() -> str | None:
 
 
 @contextmanager
-def _small_disk(setting: Setting) -> Iterator[Path]:
-    disk = setting.scratch / "disk"
+def _small_disk(directories: InjectionDirectories) -> Iterator[Path]:
+    disk = directories.scratch / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], check=True)
     try:
@@ -160,14 +161,14 @@ def _fill(path: Path) -> None:
 
 
 @contextmanager
-def _full_disk(setting: Setting) -> Iterator[Prepared]:
-    with _small_disk(setting) as disk:
+def _full_disk(directories: InjectionDirectories) -> Iterator[Prepared]:
+    with _small_disk(directories) as disk:
         _fill(disk / "filler")
         yield Prepared(["--results", str(disk / "results")], {}, [])
 
 
 @contextmanager
-def _disk_that_fills(setting: Setting) -> Iterator[Prepared]:
+def _disk_that_fills(directories: InjectionDirectories) -> Iterator[Prepared]:
     """Full as soon as the battery has begun."""
     code = (
         "import pathlib, sys, time\ndisk = pathlib.Path(sys.argv[1])\n"
@@ -175,7 +176,7 @@ def _disk_that_fills(setting: Setting) -> Iterator[Prepared]:
         "file = (disk / 'filler').open('wb', buffering=0)\n"
         "try:\n    while True: file.write(b'x' * 1024)\nexcept OSError: pass\n"
     )
-    with _small_disk(setting) as disk:
+    with _small_disk(directories) as disk:
         filler = subprocess.Popen([sys.executable, "-S", "-c", code, str(disk)])
         try:
             yield Prepared(["--results", str(disk / "results")], {}, [])
@@ -185,11 +186,11 @@ def _disk_that_fills(setting: Setting) -> Iterator[Prepared]:
 
 
 @contextmanager
-def _stale_past(setting: Setting) -> Iterator[Prepared]:
+def _stale_past(directories: InjectionDirectories) -> Iterator[Prepared]:
     """The accepted battery of this node was measured with other software."""
-    results = setting.scratch / "results"
+    results = directories.scratch / "results"
     (results / "acceptance").mkdir(parents=True)
-    for path in (setting.results / "acceptance").glob("*.end.json"):
+    for path in (directories.results / "acceptance").glob("*.end.json"):
         closed = json.loads(path.read_bytes())
         closed["hashes"]["software"] = "0" * 16
         (results / "acceptance" / path.name).write_text(json.dumps(closed))
@@ -197,11 +198,11 @@ def _stale_past(setting: Setting) -> Iterator[Prepared]:
 
 
 @contextmanager
-def _truncated_fleet(setting: Setting) -> Iterator[Prepared]:
+def _truncated_fleet(directories: InjectionDirectories) -> Iterator[Prepared]:
     """Of two other nodes one left half a record."""
-    fleet = setting.scratch / "fleet" / "acceptance"
+    fleet = directories.scratch / "fleet" / "acceptance"
     fleet.mkdir(parents=True)
-    for path in (setting.results / "acceptance").glob("*.end.json"):
+    for path in (directories.results / "acceptance").glob("*.end.json"):
         text = path.read_text().replace('"node": "', '"node": "f')
         (fleet / path.name).write_text(text)
         (fleet / f"half-{path.name}").write_text(text[: len(text) // 2])
@@ -209,11 +210,11 @@ def _truncated_fleet(setting: Setting) -> Iterator[Prepared]:
 
 
 @contextmanager
-def _stale_resume(setting: Setting) -> Iterator[Prepared]:
+def _stale_resume(directories: InjectionDirectories) -> Iterator[Prepared]:
     """An interrupted battery of other hardware."""
-    results = setting.scratch / "results"
+    results = directories.scratch / "results"
     (results / "acceptance").mkdir(parents=True)
-    for path in (setting.results / "acceptance").glob("*.begin.json"):
+    for path in (directories.results / "acceptance").glob("*.begin.json"):
         opening = json.loads(path.read_bytes())
         opening["hashes"]["hardware"] = "0" * 16
         opening["options"]["checks"] = "0"
@@ -222,12 +223,12 @@ def _stale_resume(setting: Setting) -> Iterator[Prepared]:
 
 
 @contextmanager
-def _stale_profile(setting: Setting) -> Iterator[Prepared]:
-    """An interrupted battery has its micro-measurements, but the machine profile beside them is another machine's."""
-    results = setting.scratch / "results"
+def _stale_profile(directories: InjectionDirectories) -> Iterator[Prepared]:
+    """An interrupted battery with its micro-measurements, whose machine profile is another machine's."""
+    results = directories.scratch / "results"
     here = fingerprint(resolved_device("auto")[0])
     other = Fingerprint(node="0" * 8, device=here.device, hardware=here.hardware, software=here.software)
-    for path in sorted((setting.results / "acceptance").glob("*.begin.json"))[:1]:
+    for path in sorted((directories.results / "acceptance").glob("*.begin.json"))[:1]:
         began = json.loads(path.read_bytes())
         began["options"]["checks"] = "3"
         opened = battery_record.directory(results)
@@ -251,7 +252,7 @@ def _stale_profile(setting: Setting) -> Iterator[Prepared]:
         profile.write_bytes(encode(absurd))
         (opened / path.name).write_text(json.dumps(began))
         rates = [ABSURD_BYTES_PER_SECOND] * ranks
-        micro = Micro(
+        micro = MicroMeasurements(
             status=Status.OK, message="", seconds=1.0, matrix=rates, copy=rates, triad=rates, profile=str(profile)
         )
         kept = PhaseEvidence(
@@ -276,12 +277,12 @@ INJECTIONS = (
     Injection(
         "competing-process",
         ["--only", "0", "--others", "0.05"],
-        *(_OPEN, 0, "INVALID", "other processes", "busyloop", _beside("busyloop", LOOP, usable_cores())),
+        *(_OPEN, 0, "INVALID", "other processes", "busyloop", _with_processes("busyloop", LOOP, usable_cores())),
     ),
     Injection(
         "competing-copier",
         ["--only", "0", "--others", "0.05"],
-        *(_OPEN, 0, "INVALID", "other processes", "copier", _beside("copier", COPY, usable_cores())),
+        *(_OPEN, 0, "INVALID", "other processes", "copier", _with_processes("copier", COPY, usable_cores())),
     ),
     Injection("stale-past", ["--only", "0"], 0, 0, "WARN", "", "other hardware or software", _stale_past),
     Injection(
@@ -301,7 +302,7 @@ INJECTIONS = (
     ),
     Injection("thermal-throttling", _GPUS, _FAIL, 12, "FAIL", "clocks of GPU 1", "thermal", _fake_gpus(throttle=0x40)),
     Injection("power-brake", _GPUS, _FAIL, 12, "FAIL", "power brake", "", _fake_gpus(throttle=0x80)),
-    Injection("power-cap-is-only-told", _GPUS, 0, 12, "PASS", "", "software power cap in", _fake_gpus(throttle=0x4)),
+    Injection("power-cap-is-no-failure", _GPUS, 0, 12, "PASS", "", "software power cap in", _fake_gpus(throttle=0x4)),
     Injection("ecc-uncorrectable", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "uncorrectable", _fake_gpus(uncorrected=3)),
     Injection("ecc-corrected", _GPUS, 0, 13, "WARN", "GPU 1", "corrected", _fake_gpus(corrected=17657)),
     Injection("row-remap-pending", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "waits", _fake_gpus(remap_pending=1)),
@@ -327,7 +328,7 @@ INJECTIONS = (
     Injection(
         "slow-link",
         *(["--only", "0,5,6"], _FAIL, 6, "FAIL", "link 0-1", "confirmed", _slow_loopback, network_namespaces.why_not),
-        past=Past.LINKS,
+        past=AcceptedBefore.LINKS,
     ),
     Injection("nan", _LAUNCHES, _STOPPED, 7, "FAIL", "rank 1", "nan", _in_ranks("nan")),
     Injection("out-of-memory", _LAUNCHES, _STOPPED, 7, "FAIL", "rank 1", "oom", _in_ranks("oom")),
@@ -358,6 +359,6 @@ INJECTIONS = (
         "memory-bandwidth",
         ["--only", "0,3"],
         *(_FAIL, 3, "FAIL", "memory bandwidth (rank 1", "confirmed", _in_ranks("memory-bandwidth")),
-        past=Past.MEMORY,
+        past=AcceptedBefore.MEMORY,
     ),
 )

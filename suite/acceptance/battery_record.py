@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,22 +13,22 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.acceptance.evidence import Evidence
-from suite.acceptance.findings import Decision, Finding
+from suite.acceptance.findings import CheckFinding, Decision
 from suite.machine.fingerprint import fingerprint
 from suite.records import store
 
-# 1: in warm caches, without the pace of launches; 2: predicted from calls too warm; 3: from operators too cold;
-# 4.1: findings say since when; 4.2: and how much the launches behind them spread; 4.3: verdicts have the options,
-# and steps what each term took beyond its prediction; 5: the pace has memory's, in laps for a share of the steps;
-# 6: predicted from calls that waited for no memory; 7: from operators one of whose operands was just written, and a
-# trial step's factor; 8: from sharded units as blocks are
+# Major versions measure or predict in another way. 1: in warm caches, without the CPU speed of launches; 2: predicted
+# from calls in too warm caches; 3: from operators in too cold caches; 4: (4.1: findings have dates; 4.2: spreads of
+# launches; 4.3: options, and excess of terms); 5: CPU speed has a memory-bound kernel; 6: predicted from calls that
+# wait for no memory; 7: from operators with one operand just written, and a reference step's factor; 8: from sharded
+# units in a block's precision
 SCHEMA = "8.0"
-NO_GPUS = "none"  # as a record's hardware says it
+NO_GPUS = "none"  # in a record's hardware
 RESERVED_BYTES = 512 * 1024  # a verdict of 8 GPUs with the stacks of a hang takes about 200 KiB
 
 
-class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """Written before anything runs, so that a killed node leaves evidence."""
+class BatteryBegin(msgspec.Struct, frozen=True, kw_only=True):
+    """The first half, written before anything runs, so that a node that crashes leaves a record."""
 
     kind: str
     schema: str
@@ -42,7 +43,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What one phase measured, complete."""
+    """All that one phase measured."""
 
     kind: str
     schema: str
@@ -51,11 +52,11 @@ class PhaseEvidence(msgspec.Struct, frozen=True, kw_only=True):
     evidence: list[Evidence]
 
 
-class Closed(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict, with what other batteries compare.
+class BatteryEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict, with values for comparison by other batteries.
 
     Args:
-        options: see `Opening`; batteries of other ranks or of another device are not compared.
+        options: see `BatteryBegin`; batteries with other ranks or another device are not compared.
     """
 
     kind: str
@@ -66,16 +67,16 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
     finished: float
     seconds: float
     decision: Decision
-    findings: list[Finding]
+    findings: list[CheckFinding]
     hashes: dict[str, str]
     losses: dict[str, list[float]] = {}
     options: dict[str, str] = {}
 
 
-Part = TypeVar("Part", Opening, PhaseEvidence, Closed)
+Part = TypeVar("Part", BatteryBegin, PhaseEvidence, BatteryEnd)
 
 
-def encode(part: Opening | PhaseEvidence | Closed) -> bytes:
+def encode(part: BatteryBegin | PhaseEvidence | BatteryEnd) -> bytes:
     """One part of the record as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(part), indent=1) + b"\n"
 
@@ -97,12 +98,12 @@ def decode(data: bytes, kind: type[Part], where: str) -> Part:
 
 
 def directory(results: Path) -> Path:
-    """Where batteries lie below the results directory."""
+    """Where batteries are stored below the results directory."""
     return results / "acceptance"
 
 
-class OpenedBattery:
-    """A battery whose first half is on disk; room for the verdict is kept free until it is written.
+class BatteryRecord:
+    """The record of a battery, whose first half is on disk; disk space for the verdict is reserved until then.
 
     Raises:
         InputError: the results directory cannot be written.
@@ -117,49 +118,44 @@ class OpenedBattery:
         self._started = time.time()
         self.opening = opening(self.id, profile, options, self._started)
         try:
-            self._reserve.unlink(missing_ok=True)  # of the same battery, which was killed before it is resumed
-            store.keep_room(self._reserve, RESERVED_BYTES)
-            if identity is None:
-                store.write_new(self._directory / f"{self.id}.begin.json", encode(self.opening))
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._reserve.unlink(missing_ok=True)
-            where = str(self._directory)
-            raise store.StoreFullError(error.errno, f"cannot write a record: {error.strerror}", where) from error
+            with _writing("a record", self._directory):
+                self._reserve.unlink(missing_ok=True)  # of a battery that was killed before it is resumed
+                store.keep_room(self._reserve, RESERVED_BYTES)
+                if identity is None:
+                    store.write_new(self._directory / f"{self.id}.begin.json", encode(self.opening))
+        except store.StoreFullError:
+            self.abandon()
+            raise
 
     def phase_path(self, phase: str) -> Path:
         """The file of one phase."""
-        return (
-            self._directory / f"{self.id}.{''.join(c if c.isalnum() or c in '-_' else '_' for c in phase)}.phase.json"
-        )
+        name = "".join(character if character.isalnum() or character in "-_" else "_" for character in phase)
+        return self._directory / f"{self.id}.{name}.phase.json"
 
     def keep(self, phase: str, evidence: list[Evidence]) -> None:
-        """Store what a phase measured.
+        """Store the evidence of a phase.
 
         Raises:
             StoreFullError: there is no room for it.
         """
         part = PhaseEvidence(kind="battery", schema=SCHEMA, id=self.id, phase=phase, evidence=evidence)
-        try:
+        with _writing("a phase", self._directory):
             store.write_new(self.phase_path(phase), encode(part))
-        except OSError as error:
-            where = str(self._directory)
-            raise store.StoreFullError(error.errno, f"cannot write a phase: {error.strerror}", where) from error
 
     def kept(self, phase: str) -> list[Evidence] | None:
-        """What an earlier, interrupted run of this battery measured in the phase; None where it did not end it."""
+        """Evidence of the phase from before an interruption; None where the phase did not end."""
         path = self.phase_path(phase)
         if not path.exists():
             return None
         return decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
 
-    def close(self, verdict: Decision, findings: list[Finding], losses: dict[str, list[float]]) -> Path:
-        """Write the verdict over the bytes that kept its room; its path.
+    def close(self, verdict: Decision, findings: list[CheckFinding], losses: dict[str, list[float]]) -> Path:
+        """Write the verdict into its reserved disk space; its path.
 
         Raises:
             StoreFullError: even that failed.
         """
-        closed = Closed(
+        closed = BatteryEnd(
             kind="battery",
             schema=SCHEMA,
             id=self.id,
@@ -173,24 +169,29 @@ class OpenedBattery:
             losses=losses,
             options=self.opening.options,
         )
-        try:
+        with _writing("the verdict", self.end_path):
             store.write_over(self._reserve, self.end_path, encode(closed))
-        except OSError as error:
-            raise store.StoreFullError(
-                error.errno, f"cannot write the verdict: {error.strerror}", str(self.end_path)
-            ) from error
         return self.end_path
 
     def abandon(self) -> None:
-        """Give the kept room back."""
+        """Free the reserved disk space."""
         with contextlib.suppress(OSError):
             self._reserve.unlink(missing_ok=True)
 
 
-def opening(identity: str, profile: str, options: dict[str, str], started: float) -> Opening:
+@contextlib.contextmanager
+def _writing(part: str, where: Path) -> Iterator[None]:
+    """Raises StoreFullError for an error of the system."""
+    try:
+        yield
+    except OSError as error:
+        raise store.StoreFullError(error.errno, f"cannot write {part}: {error.strerror}", str(where)) from error
+
+
+def opening(identity: str, profile: str, options: dict[str, str], started: float) -> BatteryBegin:
     """The first half for a battery that starts now, here."""
     here = fingerprint("node")  # without the suite's own commit, and with memory in whole GiB
-    return Opening(
+    return BatteryBegin(
         kind="battery",
         schema=SCHEMA,
         id=identity,
@@ -213,7 +214,7 @@ def gpus_before(results: Path, node: str) -> str:
     """GPUs of this node's newest battery that had some, ended or not; empty where none had."""
     for path in sorted(directory(results).glob("*.begin.json"), reverse=True):
         with contextlib.suppress(OSError, InputError):
-            first = decode(path.read_bytes(), Opening, str(path))
+            first = decode(path.read_bytes(), BatteryBegin, str(path))
             gpus = first.hardware.get("gpus", NO_GPUS)
             if first.node == node and gpus != NO_GPUS:
                 return gpus
@@ -221,16 +222,16 @@ def gpus_before(results: Path, node: str) -> str:
 
 
 def unfinished(results: Path, *, profile: str, options: dict[str, str], node: str) -> tuple[str | None, list[str]]:
-    """The newest battery of this node without a verdict, with the same profile and options; why others are not taken.
+    """The newest battery of this node without a verdict, with the same profile and options; why others are refused.
 
-    One of other hardware or software is stale: what it measured is no longer of this machine.
+    A battery with other hardware or software is stale.
     """
     refused: list[str] = []
     for path in sorted(directory(results).glob("*.begin.json"), reverse=True):
         if path.with_name(path.name.replace(".begin.json", ".end.json")).exists():
             continue
         try:
-            first = decode(path.read_bytes(), Opening, str(path))
+            first = decode(path.read_bytes(), BatteryBegin, str(path))
         except (OSError, InputError) as error:
             refused.append(str(error))
             continue

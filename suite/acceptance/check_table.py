@@ -1,4 +1,4 @@
-"""The checks of a node: for each its number, name, formula, thresholds, and what its failures need to be believed."""
+"""The checks of a node: number, name, formula, expected value and thresholds of each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ class Sense(enum.StrEnum):
     EXACT = "exact"
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class AcceptanceCheck(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table.
 
     Args:
         warn, fail: thresholds of the ratio measured / expected, or of the figure itself where nothing is expected;
             None where any deviation at all counts.
-        noisy: clocks feed it, so a failure needs a re-run that fails too.
-        phases: of the battery, that measure it.
+        noisy: it rests on clocks, so that a failure needs a re-run that fails too.
         expects: where its expected value comes from.
     """
 
@@ -30,8 +29,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     formula: str
     expects: str
-    phases: tuple[str, ...]
-    sense: Sense
+    sense: Sense = Sense.EXACT
     warn: float | None = None
     fail: float | None = None
     unit: str = ""
@@ -41,200 +39,174 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 ENVIRONMENT, MATRIX, SPREAD, MEMORY, HOST_DEVICE, PEER, ALL_REDUCE, EXACT_FIGURES, STEP_TIME = range(9)
 ATTRIBUTION, JITTER, STRAGGLER, THROTTLE, ERRORS, REPLAYS, SOAK, LOSS_CURVE, HANG_GUARD = range(9, 18)
 
-_PAST = "this node's accepted batteries, siblings of the fleet"
+_PAST = "this node's accepted batteries, other nodes of the fleet"
 _GPU = "known GPUs: "
-_HIGHER, _LOWER, _EXACT = Sense.HIGHER_IS_BETTER, Sense.LOWER_IS_BETTER, Sense.EXACT
+_HIGHER, _LOWER = Sense.HIGHER_IS_BETTER, Sense.LOWER_IS_BETTER
 
-CHECKS: tuple[Check, ...] = (
-    Check(
+CHECKS: tuple[AcceptanceCheck, ...] = (
+    AcceptanceCheck(
         number=ENVIRONMENT,
         name="environment",
         formula="devices as asked for; GPUs of one model, ECC on, MIG off, default power limit, PCIe at its maximum "
         "under load; other processes and guests take less of the processors than --others",
         expects="what the node itself says is its maximum",
-        phases=("environment", "micro", "launches"),
-        sense=_EXACT,
     ),
-    Check(
+    AcceptanceCheck(
         number=MATRIX,
         name="matrix rate",
         formula="2 M N K / t of the fastest 16-bit product, all ranks at once, the slowest rank",
-        expects=_GPU + "what known-good ones keep up; other GPUs and CPUs: 0.70 of the dense peak; " + _PAST,
-        phases=("micro",),
+        expects=_GPU + "what good ones sustain; other GPUs and CPUs: 0.70 of the dense peak; " + _PAST,
         sense=_HIGHER,
         warn=0.965,
         fail=0.93,
         unit="flop/s",
         noisy=True,
     ),
-    Check(
+    AcceptanceCheck(
         number=SPREAD,
         name="spread over ranks",
         formula="slowest rank / median rank of check 1",
         expects="the ranks themselves",
-        phases=("micro",),
         sense=_HIGHER,
         warn=0.97,
         fail=0.93,
         noisy=True,
     ),
-    Check(
+    AcceptanceCheck(
         number=MEMORY,
         name="memory copy and triad",
         formula="2 S / t and 3 S / t beyond every cache, all ranks at once, the slowest rank",
         expects=_GPU + "copy 0.74 and 0.70, triad 0.85 and 0.80 of the data sheet; " + _PAST,
-        phases=("micro",),
         sense=_HIGHER,
         warn=0.97,
         fail=0.93,
         unit="byte/s",
         noisy=True,
     ),
-    Check(
+    AcceptanceCheck(
         number=HOST_DEVICE,
         name="host-device copy",
         formula="S / t, pinned, 512 MiB, each direction",
         expects=_GPU + "0.80 of the link's data sheet, which only warns; " + _PAST,
-        phases=("micro",),
         sense=_HIGHER,
         warn=0.80,
         fail=0.76,
         unit="byte/s",
         noisy=True,
     ),
-    Check(
+    AcceptanceCheck(
         number=PEER,
         name="peer to peer",
         formula="S / t of every pair of ranks, contents checked; against the median pair and the past",
         expects="the other pairs; " + _GPU + "0.78 of the link, which only warns; " + _PAST,
-        phases=("probe",),
         sense=_HIGHER,
         warn=0.97,
         fail=0.93,
         unit="byte/s",
         noisy=True,
     ),
-    Check(
+    AcceptanceCheck(
         number=ALL_REDUCE,
         name="all-reduce",
         formula="busbw = S / t * 2 (n - 1) / n by number of ranks n; results checked to the bit",
         expects="the exact sum; 8 H200: a ring's bandwidth; " + _PAST,
-        phases=("probe",),
         sense=_HIGHER,
         warn=0.97,
         fail=0.93,
         unit="byte/s",
         noisy=True,
     ),
-    Check(
+    AcceptanceCheck(
         number=EXACT_FIGURES,
         name="exact figures",
         formula="parameters, flop, state bytes, payload bytes and messages by axis: measured = predicted",
         expects="arithmetic (suite/predict)",
-        phases=("launches",),
-        sense=_EXACT,
     ),
-    Check(
+    AcceptanceCheck(
         number=STEP_TIME,
         name="step time",
         formula="r = measured / predicted seconds of a launch's median step, over launches: non-inferior; on a CPU "
-        "1 / pace too",
+        "CPU speed too",
         expects="prediction from this node's own micro-measurements (of checks 1 and 3, and collectives); its bias "
-        "from accepted batteries and from siblings",
-        phases=("micro", "launches"),
+        "from accepted batteries and from other nodes of the fleet",
         sense=_LOWER,
         noisy=True,
     ),
-    Check(
+    AcceptanceCheck(
         number=ATTRIBUTION,
         name="attribution",
         formula="measured - predicted seconds by term; share of the step in no term",
         expects="0",
-        phases=("micro", "launches"),
         sense=_LOWER,
         warn=0.05,
         fail=0.10,
         noisy=True,
     ),
-    Check(
+    AcceptanceCheck(
         number=JITTER,
         name="jitter",
         formula="over 200 steps or more of one launch: standard deviation / mean; 99 % quantile / median",
         expects="a steady machine",
-        phases=("jitter",),
         sense=_LOWER,
         warn=0.02,
         fail=0.05,
         noisy=True,
     ),
-    Check(
+    AcceptanceCheck(
         number=STRAGGLER,
         name="straggler",
         formula="compute seconds (forward, backward, optimizer) of the best rank / of each rank, median over launches; "
         "of each pipeline stage apart: stages do different work",
         expects="the best rank of the stage",
-        phases=("launches",),
         sense=_HIGHER,
         warn=0.97,
         fail=0.93,
         noisy=True,
     ),
-    Check(
+    AcceptanceCheck(
         number=THROTTLE,
         name="throttling",
-        formula="clock-event reasons under load: thermal, hardware slowdown, power brake in 3 samples running",
+        formula="clock-event reasons under load: thermal, hardware slowdown, power brake in 3 consecutive samples",
         expects="none",
-        phases=("health",),
-        sense=_EXACT,
     ),
-    Check(
+    AcceptanceCheck(
         number=ERRORS,
         name="ECC, remapped rows, XID",
         formula="counters after - before, read under load too",
         expects="no difference, nothing pending",
-        phases=("health",),
-        sense=_EXACT,
     ),
-    Check(
+    AcceptanceCheck(
         number=REPLAYS,
         name="bitwise replays",
         formula="3 replays of the same training on every rank alone: hashes of loss, gradients, parameters each step; "
         "then a vote over ranks",
-        expects="what most replays of most ranks got",
-        phases=("probe",),
-        sense=_EXACT,
+        expects="the hash that most replays have",
     ),
-    Check(
+    AcceptanceCheck(
         number=SOAK,
         name="soak",
         formula="products and copies between buffers with known patterns, every byte verified",
         expects="the patterns",
-        phases=("probe",),
-        sense=_EXACT,
     ),
-    Check(
+    AcceptanceCheck(
         number=LOSS_CURVE,
         name="loss curve",
         formula="same software, seed and layout: losses equal to the bit where training is deterministic (on a CPU); "
         "finite; falling from 20 steps on",
         expects="the first launch, and accepted batteries with the same software",
-        phases=("launches", "jitter"),
-        sense=_EXACT,
     ),
-    Check(
+    AcceptanceCheck(
         number=HANG_GUARD,
         name="hang guard",
         formula="each phase: a rank silent for 10 times its longest step (20 s at least) hangs; 5 times the predicted "
         "seconds of the phase are its budget",
         expects="prediction of the phase",
-        phases=("every",),
-        sense=_EXACT,
     ),
 )
-# The other half of the check of step times: whether processors kept their speed while steps were timed
-PACE = msgspec.structs.replace(
+# The second half of the check of step times: whether the CPU kept its speed while steps were timed
+CPU_SPEED = msgspec.structs.replace(
     CHECKS[STEP_TIME],
-    formula="1 / pace: fixed work between the micro-measurements' points, over the same between timed steps",
+    formula="seconds of reference kernels between the micro-measurements' points, over those between timed steps",
     sense=_HIGHER,
     warn=0.97,
     fail=0.93,

@@ -1,15 +1,17 @@
-"""What a battery is asked for, and what changes while it runs: its evidence, its time, and the machine profile."""
+"""The request for a battery, and its state while it runs: evidence, time, and the machine profile."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from suite.acceptance.battery_record import OpenedBattery
-from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Timed
+from suite.acceptance.battery_record import BatteryRecord
+from suite.acceptance.evidence import Evidence, Health, MicroMeasurements, MiniatureLaunch, PhaseTiming, ProbeResult
+from suite.acceptance.findings import CheckFinding
+from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.nvml import HealthWatch, joined
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import Effort
@@ -17,7 +19,7 @@ from suite.job.events import Event, Status
 from suite.machine.profile import Profile
 
 BUDGET_FACTOR = 5.0
-LEAST_BUDGET_SECONDS = 120.0  # of a phase: what the launcher itself waits for a rank's first step
+LEAST_BUDGET_SECONDS = 120.0  # of a phase: as long as the launcher waits for a rank's first step
 COMPILE_SECONDS = 600.0
 
 
@@ -29,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         others: largest share of the processors that other processes may use.
         miniatures: that are launched; `timed` those whose step time is judged.
         resume: go on with the newest battery that did not end.
-        device_named: by the operator; otherwise it is what was found.
+        device_named: whether the operator named the device.
     """
 
     profile: str
@@ -47,11 +49,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     device_named: bool = False
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to run, what it should take, and the checks that it serves.
+class BatteryPhase(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement, the time that it should take, and the checks that it serves.
 
     Args:
-        run: gives evidence one by one as it comes, so that what ended well is kept where the rest does not end.
+        run: yields evidence as it is measured, so that complete evidence is kept if the rest does not end.
     """
 
     name: str
@@ -64,18 +66,24 @@ class OverBudgetError(Exception):
     """A phase makes progress, but takes longer than five times its prediction."""
 
 
-class Battery:
-    """What changes while a battery runs: its evidence, and the machine profile once there is one."""
+class RunningBattery:
+    """The state of a battery: its evidence by phase, and the machine profile once it is measured.
 
-    def __init__(self, settings: Settings, opened: OpenedBattery, known: History, tell: Callable[[str], None]) -> None:
+    Args:
+        progress: gets one line for each phase as it begins.
+    """
+
+    def __init__(
+        self, settings: Settings, record: BatteryRecord, history: History, progress: Callable[[str], None]
+    ) -> None:
         self.settings = settings
-        self.opened = opened
-        self.known = known
-        self.tell = tell
+        self.record = record
+        self.history = history
+        self.progress = progress
         self.start = time.monotonic()
         self.profile: Profile | None = None
-        self.kept: dict[str, list[Evidence]] = {}
-        self.watch: HealthWatch | None = None
+        self.evidence_of: dict[str, list[Evidence]] = {}
+        self.gpu_watch: HealthWatch | None = None
         self.earlier_health: list[Health] = []  # of the interrupted battery, phase by phase
         self.notes: list[str] = []
 
@@ -83,64 +91,89 @@ class Battery:
     def seconds_left(self) -> float:
         return self.settings.effort.limit_seconds - (time.monotonic() - self.start)
 
-    def note(self, words: str) -> None:
-        """Tell it now and in the report."""
-        self.tell(words)
-        self.notes.append(words)
+    def note(self, text: str) -> None:
+        """Print a line now, and have it in the report."""
+        self.progress(text)
+        self.notes.append(text)
 
     def health(self, now: Health) -> Health:
-        """What was read of GPUs until now, before an interruption too."""
+        """All readings of the GPUs, those before an interruption too."""
         return joined([*self.earlier_health, now])
 
     def evidence(self) -> list[Evidence]:
-        return [one for part in self.kept.values() for one in part]
+        """All evidence so far."""
+        return [item for of_phase in self.evidence_of.values() for item in of_phase]
 
-    def run(self, phase: Phase, attempt: str = "") -> list[Evidence]:
-        """Run a phase within its budget and keep its evidence; what an interrupted battery kept is taken over.
+    def findings(
+        self,
+        health: Health,
+        evidence: Sequence[Evidence] | None = None,
+        looks_of: Mapping[str, Sequence[int]] | None = None,
+    ) -> list[CheckFinding]:
+        """Findings of the evidence so far, or of other evidence; `looks_of` single miniatures."""
+        return battery_findings(
+            [*(self.evidence() if evidence is None else evidence), health],
+            self.history,
+            others=self.settings.others,
+            looks=self.settings.effort.looks,
+            looks_of=looks_of,
+            selected=self.settings.selected,
+        )
+
+    def run(self, phase: BatteryPhase, attempt: str = "") -> list[Evidence]:
+        """Run a phase within its budget and store its evidence; or take what an interrupted battery stored of it.
 
         Args:
-            attempt: tells another one at the same phase from the first one.
+            attempt: distinguishes a repetition of the phase.
         """
         name = f"{phase.name} {attempt}".rstrip()
-        earlier = self.opened.kept(name)
-        if earlier is not None:
-            self.tell(f"{name}: from the interrupted battery")
-            self.earlier_health += [one for one in earlier if isinstance(one, Health)]
-            return [one for one in earlier if not isinstance(one, Health)]
-        self.tell(f"{name}: about {phase.predicted_seconds:.0f} s")
-        compiled = COMPILE_SECONDS if self.settings.device == "cuda" else 0.0
-        budget = max(LEAST_BUDGET_SECONDS, BUDGET_FACTOR * phase.predicted_seconds) + compiled
-        begun = time.monotonic()
+        stored = self.record.kept(name)
+        if stored is not None:
+            self.progress(f"{name}: from the interrupted battery")
+            self.earlier_health += [item for item in stored if isinstance(item, Health)]
+            return [item for item in stored if not isinstance(item, Health)]
+        self.progress(f"{name}: about {phase.predicted_seconds:.0f} s")
+        compile_seconds = COMPILE_SECONDS if self.settings.device == "cuda" else 0.0
+        budget = max(LEAST_BUDGET_SECONDS, BUDGET_FACTOR * phase.predicted_seconds) + compile_seconds
+        evidence = _measured(phase, budget)
+        health = None if self.gpu_watch is None else self.gpu_watch.since_last()
+        self.record.keep(name, [*evidence, health] if health and health.gpus else evidence)
+        return evidence
 
-        def within_budget(_rank: int, _event: Event) -> None:
-            if time.monotonic() - begun > budget:
-                raise OverBudgetError
 
-        found: list[Evidence] = []
-        outcome, message, stacks, at_fault = "ok", "", "", list[int]()
-        try:
-            for one in phase.run(within_budget):
-                found.append(one)
-        except OverBudgetError:
-            outcome, message = "slow", "over budget"
-        for one in found:
-            if isinstance(one, Micro | Launched | Probing) and one.status is not Status.OK:
-                outcome = "hang" if one.status is Status.HANG else "failed"
-                message, stacks, at_fault = one.message, one.stacks, one.ranks_at_fault
-                if one.status is Status.INTERRUPTED:
-                    raise KeyboardInterrupt
-        found.append(
-            Timed(
-                phase=phase.name,
-                predicted_seconds=phase.predicted_seconds,
-                budget_seconds=budget,
-                seconds=time.monotonic() - begun,
-                outcome=outcome,
-                message=message,
-                stacks=stacks,
-                ranks_at_fault=at_fault,
-            )
-        )
-        health = None if self.watch is None else self.watch.lap()
-        self.opened.keep(name, [*found, health] if health and health.gpus else found)
-        return found
+def _measured(phase: BatteryPhase, budget: float) -> list[Evidence]:
+    """The evidence of a phase, and last its timing.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted a launch.
+    """
+    begun = time.monotonic()
+
+    def within_budget(_rank: int, _event: Event) -> None:
+        if time.monotonic() - begun > budget:
+            raise OverBudgetError
+
+    evidence: list[Evidence] = []
+    outcome, message, stacks, at_fault = "ok", "", "", list[int]()
+    try:
+        for item in phase.run(within_budget):
+            evidence.append(item)
+    except OverBudgetError:
+        outcome, message = "slow", "over budget"
+    for item in evidence:
+        if isinstance(item, MicroMeasurements | MiniatureLaunch | ProbeResult) and item.status is not Status.OK:
+            if item.status is Status.INTERRUPTED:
+                raise KeyboardInterrupt
+            outcome = "hang" if item.status is Status.HANG else "failed"
+            message, stacks, at_fault = item.message, item.stacks, item.ranks_at_fault
+    timing = PhaseTiming(
+        phase=phase.name,
+        predicted_seconds=phase.predicted_seconds,
+        budget_seconds=budget,
+        seconds=time.monotonic() - begun,
+        outcome=outcome,
+        message=message,
+        stacks=stacks,
+        ranks_at_fault=at_fault,
+    )
+    return [*evidence, timing]

@@ -1,4 +1,4 @@
-"""What the battery measured, phase by phase: the data that checks judge, and that its record keeps."""
+"""What a battery measured, phase by phase: the data that checks judge and that its record stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from suite.machine.competing_processes import Competitor
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"):
-    """What the node looks like before anything runs.
+    """The node before anything runs.
 
     Args:
         devices: GPUs that torch can use, or processor cores.
@@ -17,7 +17,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"
         gpus_with_ranks: their numbers as the driver counts GPUs; empty on a CPU, and where they are not known.
         gpus_before: where the node has none and nobody asked for the CPU: those that an earlier battery of it had.
         devices_expected: that the operator asked for; None: not said.
-        others_share: of all processors, what other processes used while nothing of ours ran; None: not told.
+        others_share: of all processors, what other processes used while nothing of ours ran; None: not known.
         competitors: the busiest of them first.
         fleet_problems: records of the fleet that were left out, and why; `past_problems` of this node.
     """
@@ -35,16 +35,16 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"
     gpus_with_ranks: list[int] = []
 
 
-class Micro(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
+class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
     """This node's own micro-measurements, all ranks at once.
 
     Args:
         matrix: fastest 16-bit product of each rank, in flop/s.
         copy, triad: byte/s of each rank, beyond every cache.
         host_device: byte/s by direction; empty without a GPU.
-        peak: dense peak of one rank's processor or GPU, flop/s; `peak_source` where it is from; None: not known.
+        peak: dense peak of one rank's processor or GPU, flop/s, and `peak_source`; None: not known.
         profile: file of the machine profile; `points` of its tables of 16-bit products on all ranks at once.
-        set_aside: others disturbed them, and they were made once more: not judged.
+        set_aside: not judged: other processes disturbed them, and they were repeated.
         stacks: Python stacks and log of a calibration that did not end well.
     """
 
@@ -66,22 +66,22 @@ class Micro(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
     stacks: str = ""
 
 
-class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
+class MiniatureLaunch(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
     """One launch of a miniature; figures only where it ended well.
 
     Args:
         purpose: exact, times or jitter.
-        exact: exact figures that were compared; `unequal` those that differ, in words.
+        exact: number of exact figures that are equal; `unequal` describes those that differ.
         step_seconds: median of the timed steps; `predicted_seconds` None without a prediction.
-        pace: how many times as long the step should take at the pace that the processors had between its timed steps as
-            at the micro-measurements'; None on a GPU. `paces` of fixed products, element-wise work and calls alone.
-        points: see `Micro`, of the profile that the prediction rests on; 0: none.
+        cpu_slowdown: predicted seconds of the step at the CPU speed between its timed steps, over those at the speed of
+            the micro-measurements; None on a GPU. `cpu_slowdowns` of each reference kernel. Stored as "pace", "paces".
+        points: see `MicroMeasurements`, of the profile that the prediction rests on; 0: none.
         measured_terms, predicted_terms: seconds of the step by term.
         compute_seconds: of a timed step, by rank; `stages` the pipeline stage of each, empty where there is one alone.
         timed: seconds of each timed step, of its slowest rank.
-        stack: hash of software and policy: what decides losses to the bit on one kind of processor.
-        deterministic: whether that policy has deterministic algorithms alone; without, another loss says nothing.
-        set_aside: others disturbed it, and it was made once more: its figures and losses are judged, its clocks not.
+        stack: hash of all that decides losses to the bit: software, policy, processor, steps, seed and corpus.
+        deterministic: whether that policy has deterministic algorithms alone.
+        set_aside: figures and losses are judged, clocks are not: other processes disturbed it, and it was repeated.
         stacks: Python stacks and log of a launch that did not end well.
     """
 
@@ -97,8 +97,8 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
     step_seconds: float | None = None
     predicted_seconds: float | None = None
     points: int = 0
-    pace: float | None = None
-    paces: dict[str, float] = {}
+    cpu_slowdown: float | None = msgspec.field(default=None, name="pace")
+    cpu_slowdowns: dict[str, float] = msgspec.field(default_factory=dict, name="paces")
     measured_terms: dict[str, float] = {}
     predicted_terms: dict[str, float] = {}
     compute_seconds: list[float] = []
@@ -114,7 +114,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
     stacks: str = ""
 
 
-class Replay(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayHashes(msgspec.Struct, frozen=True, kw_only=True):
     """Hashes of one step of one replay on one rank."""
 
     rank: int
@@ -136,7 +136,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
-class Soaking(msgspec.Struct, frozen=True, kw_only=True):
+class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank verified."""
 
     rank: int
@@ -146,21 +146,21 @@ class Soaking(msgspec.Struct, frozen=True, kw_only=True):
     first: str
 
 
-class Probing(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
-    """One probe of all ranks.
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
+    """Replays, exchanges and soak of all ranks, in one launch.
 
     Args:
-        others_share: of the processors, during the exchanges; None without any, and where the system does not tell;
-            `steal_share` likewise, of other guests of the host.
+        others_share: of the processors, used by other processes during the exchanges; `steal_share` by other guests of
+            the host. None without exchanges, and where the system does not report it.
     """
 
     status: Status
     message: str
     ranks_at_fault: list[int]
     seconds: float
-    replays: list[Replay] = []
+    replays: list[ReplayHashes] = []
     exchanges: list[Exchange] = []
-    soaks: list[Soaking] = []
+    soaks: list[SoakResult] = []
     soak_seconds: float = 0.0
     stacks: str = ""
     others_share: float | None = None
@@ -168,7 +168,7 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of a GPU; None where the driver did not tell, or not in time."""
+    """One reading of a GPU; None where the driver did not answer in time."""
 
     ecc: bool | None = None
     mig: bool | None = None
@@ -200,7 +200,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU before, under and after the load."""
+    """One GPU before, during and after the load."""
 
     index: int
     model: str
@@ -220,8 +220,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, tag="health"):
     why_none: str = ""
 
 
-class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
-    """How a phase went: its budget, what it took, and how it ended.
+class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
+    """Budget of a phase, the time it took, and how it ended.
 
     Args:
         outcome: ok, hang, slow (over budget, but making progress), or failed.
@@ -237,4 +237,4 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     ranks_at_fault: list[int] = []
 
 
-Evidence = Surroundings | Micro | Launched | Probing | Health | Timed
+Evidence = Surroundings | MicroMeasurements | MiniatureLaunch | ProbeResult | Health | PhaseTiming

@@ -13,7 +13,7 @@ from suite.job.events import Status
 TO_THE_BIT = "to the bit"  # how the subjects end whose contents are compared, in checks that clocks feed too
 
 
-class Verdict(enum.StrEnum):
+class CheckVerdict(enum.StrEnum):
     """Of one finding. Only PASS and WARN say that something was measured and is good enough."""
 
     PASS = "PASS"
@@ -34,40 +34,40 @@ class Decision(enum.StrEnum):
     EXECUTION_FAILED = "execution failed"
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """An earlier battery of this node: its identity and when it ended, in seconds since 1970."""
+class PastBattery(msgspec.Struct, frozen=True, kw_only=True):
+    """An earlier battery of this node: its identity, and when it ended in seconds since 1970."""
 
     battery: str
     finished: float
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One check's verdict on one part of the node.
 
     Args:
         check: number of the check.
-        subject: what was looked at: a miniature, a rank, a link.
+        subject: what was checked: a miniature, a rank, a link.
         measured, expected: in `unit`; None where the check has no number.
         ratio: measured over expected; `warn` and `fail` are thresholds of it.
         source: where the expected value comes from.
-        part: at fault, for whoever exchanges it; empty where nothing is.
+        part: the part at fault, which an operator may replace; empty where no part is.
         evidence: what the verdict rests on, in one line.
-        status: how the execution behind it ended, apart from the verdict.
+        status: how the execution ended, apart from the verdict.
         least_detectable: smallest relative slowdown that this check, with as many launches and their spread, would
             reject in 9 of 10 cases; None where the check has no statistics.
-        spread: standard deviation of the logarithms of the launches behind `measured`; None likewise.
-        terms: of a step, what each term measured beyond its prediction, as share of the predicted step; empty likewise.
-        siblings: names the value under which other batteries of this node and of the fleet compare it; empty: not
-            compared.
+        spread: standard deviation of the logarithms of the launches; None likewise.
+        terms: by term of a step, measured less predicted seconds as share of the predicted step; empty likewise.
+        compared_as: name of the value in other batteries of this node and of the fleet; empty: not compared. Stored as
+            "siblings".
         good_until: the newest battery of this node in which this check passed on this subject; None: none is known, or
             nothing is bad now.
-        bad_since: the oldest one behind that in which it was as bad as now, without one that passed between; None: it
-            is bad for the first time.
+        bad_since: the oldest battery after `good_until` in which it was as bad as now; None: it is bad for the first
+            time.
     """
 
     check: int
     subject: str
-    verdict: Verdict
+    verdict: CheckVerdict
     measured: float | None = None
     expected: float | None = None
     unit: str = ""
@@ -81,96 +81,107 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     least_detectable: float | None = None
     spread: float | None = None
     terms: dict[str, float] = {}
-    siblings: str = ""
-    good_until: Past | None = None
-    bad_since: Past | None = None
+    compared_as: str = msgspec.field(default="", name="siblings")
+    good_until: PastBattery | None = None
+    bad_since: PastBattery | None = None
 
     @property
     def key(self) -> tuple[int, str]:
-        """What a finding and the one of its confirming re-run share."""
+        """Equal for a finding and for that of its re-run."""
         return self.check, self.subject
 
 
 _WORST_FIRST = (
-    Verdict.FAIL,
-    Verdict.HANG,
-    Verdict.INVALID,
-    Verdict.INCONCLUSIVE,
-    Verdict.WARN,
-    Verdict.PASS,
-    Verdict.NOT_RUN,
+    CheckVerdict.FAIL,
+    CheckVerdict.HANG,
+    CheckVerdict.INVALID,
+    CheckVerdict.INCONCLUSIVE,
+    CheckVerdict.WARN,
+    CheckVerdict.PASS,
+    CheckVerdict.NOT_RUN,
 )
 
 
-def worst_first(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings with those first that an operator must see; each kind in the order of the checks."""
+def not_run(check: int, why: str, subject: str = "") -> CheckFinding:
+    """That a check did not run, and why."""
+    return CheckFinding(check=check, subject=subject, verdict=CheckVerdict.NOT_RUN, evidence=why)
+
+
+def worst_first(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """The findings by verdict, failures first; those of one verdict in the order of the checks."""
     return sorted(findings, key=lambda finding: (_WORST_FIRST.index(finding.verdict), finding.check))
 
 
-def decision(findings: Sequence[Finding]) -> Decision:
+def decision(findings: Sequence[CheckFinding]) -> Decision:
     """What all findings together say.
 
-    In this order, because each word is more certain than those behind it:
+    In this order, the most certain decision first:
         rejected            a check failed on what it measured
         execution failed    a launch hung, crashed, ran out of memory or became NaN
         not decidable       the environment is invalid, a check is inconclusive, or nothing was measured
         accepted            something was measured, and all of it passes, with warnings perhaps
-    What did not run never counts as passed; it does not stand in the way either, because a CPU has no ECC counters.
+    A check that did not run never counts as passed. It prevents no acceptance either: a CPU has no ECC counters.
     """
     verdicts = [finding.verdict for finding in findings]
-    if any(finding.verdict is Verdict.FAIL and finding.status is Status.OK for finding in findings):
+    if any(finding.verdict is CheckVerdict.FAIL and finding.status is Status.OK for finding in findings):
         return Decision.REJECTED
-    if Verdict.HANG in verdicts or any(finding.status is not Status.OK for finding in findings):
+    if CheckVerdict.HANG in verdicts or any(finding.status is not Status.OK for finding in findings):
         return Decision.EXECUTION_FAILED
-    if Verdict.INVALID in verdicts or Verdict.INCONCLUSIVE in verdicts:
+    if CheckVerdict.INVALID in verdicts or CheckVerdict.INCONCLUSIVE in verdicts:
         return Decision.UNDECIDED
-    if Verdict.PASS in verdicts or Verdict.WARN in verdicts:
+    if CheckVerdict.PASS in verdicts or CheckVerdict.WARN in verdicts:
         return Decision.ACCEPTED
     return Decision.UNDECIDED
 
 
-def is_noise(finding: Finding) -> bool:
-    """Whether clocks feed the finding, so that other work on the machine can change it; contents are exact.
+def rests_on_clocks(finding: CheckFinding) -> bool:
+    """Whether the finding rests on clocks, which other processes can disturb.
 
-    Of the hang guard's, that a phase is slow: what hangs does so at any speed.
+    Contents of messages are exact. Of the hang guard, only that a phase is slow rests on clocks.
     """
-    slow = finding.check == HANG_GUARD and finding.verdict is Verdict.FAIL
+    slow = finding.check == HANG_GUARD and finding.verdict is CheckVerdict.FAIL
     return slow or (finding.check in NOISY and not finding.subject.endswith(TO_THE_BIT))
 
 
-def confirmed(first: Sequence[Finding], again: Sequence[Finding]) -> list[Finding]:
-    """The first findings, with failures that a re-run did not repeat taken back.
+def confirmed(first: Sequence[CheckFinding], again: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """The first findings; a failed time that a re-run did not confirm becomes inconclusive.
 
-    A failure that clocks feed stands where the re-run fails too; otherwise it becomes inconclusive, and both ratios are
-    its evidence. What is exact is not noise: its failures stand, and the evidence says whether the re-run saw them
-    again. A failure of clocks that was not run again is inconclusive too, unless the launch itself ended badly.
-    A re-run that did not end well confirms nothing; what it ended with is among the findings.
+    A failure that rests on clocks stays a failure where the re-run fails too. Without a re-run, or with one that passes
+    or does not end well, it is inconclusive, and the evidence has both ratios. An exact failure stays one; the evidence
+    says whether the re-run repeated it. A re-run that did not end well is among the findings itself.
     """
     repeated = {finding.key: finding for finding in again if finding.status is Status.OK}
-    broken = [finding for finding in again if finding.status is not Status.OK and finding not in first]
-    why_open = "no re-run of it ended well" if broken else "no time was left for a re-run"
-    out = []
-    for finding in first:
-        other = repeated.get(finding.key)
-        once = finding.verdict is Verdict.FAIL and is_noise(finding) and finding.status is Status.OK
-        if finding.verdict not in (Verdict.FAIL, Verdict.HANG) or (other is None and not once):
-            out.append(finding)
-            continue
-        if other is None:
-            words = f"failed once{_at(finding)}; {why_open}"
-            finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE)
-        elif other.verdict is Verdict.FAIL:
-            words = f"confirmed by a re-run{_at(other)}"
-        elif is_noise(finding):
-            words = f"failed once{_at(finding)}, not in the re-run{_at(other)} ({other.verdict.value})"
-            finding = msgspec.structs.replace(finding, verdict=Verdict.INCONCLUSIVE, part="")
-        else:
-            words = f"not repeated by a re-run ({other.verdict.value}): intermittent"
-        out.append(
-            msgspec.structs.replace(finding, evidence="; ".join(part for part in (finding.evidence, words) if part))
-        )
-    return sorted([*out, *broken], key=lambda finding: finding.check)
+    failed = [finding for finding in again if finding.status is not Status.OK and finding not in first]
+    why_open = "no re-run of it ended well" if failed else "no time was left for a re-run"
+    findings = [_confirmed(finding, repeated.get(finding.key), why_open) for finding in first]
+    return sorted([*findings, *failed], key=lambda finding: finding.check)
 
 
-def _at(finding: Finding) -> str:
+def _confirmed(finding: CheckFinding, repeated: CheckFinding | None, why_open: str) -> CheckFinding:
+    """One finding and that of its re-run, if there was one."""
+    verdict, part = finding.verdict, finding.part
+    if verdict not in (CheckVerdict.FAIL, CheckVerdict.HANG):
+        return finding
+    if repeated is None:
+        if verdict is CheckVerdict.HANG or not rests_on_clocks(finding) or finding.status is not Status.OK:
+            return finding
+        verdict, outcome = CheckVerdict.INCONCLUSIVE, f"failed once{_at_ratio(finding)}; {why_open}"
+    elif repeated.verdict is CheckVerdict.FAIL:
+        outcome = f"confirmed by a re-run{_at_ratio(repeated)}"
+    elif rests_on_clocks(finding):
+        verdict, part = CheckVerdict.INCONCLUSIVE, ""
+        second = f"not in the re-run{_at_ratio(repeated)} ({repeated.verdict.value})"
+        outcome = f"failed once{_at_ratio(finding)}, {second}"
+    else:
+        outcome = f"not repeated by a re-run ({repeated.verdict.value}): intermittent"
+    evidence = joined_evidence(finding.evidence, outcome)
+    return msgspec.structs.replace(finding, verdict=verdict, part=part, evidence=evidence)
+
+
+def joined_evidence(*clauses: str) -> str:
+    """The clauses in one line; empty ones are left out."""
+    return "; ".join(clause for clause in clauses if clause)
+
+
+def _at_ratio(finding: CheckFinding) -> str:
     return "" if finding.ratio is None else f" at {finding.ratio:.3f}"

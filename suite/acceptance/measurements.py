@@ -1,12 +1,12 @@
-"""What the battery runs: micro-measurements, launches of miniatures, probes; each returns its evidence."""
+"""What a battery measures: micro-measurements, launches of miniatures, and probes; each returns its evidence."""
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,7 +17,14 @@ from reference_runs.layout import Layout
 from reference_runs.miniature import miniature
 from reference_runs.placement import coordinates
 from suite.acceptance.battery_record import digest
-from suite.acceptance.evidence import Exchange, Launched, Micro, Probing, Replay, Soaking
+from suite.acceptance.evidence import (
+    Exchange,
+    MicroMeasurements,
+    MiniatureLaunch,
+    ProbeResult,
+    ReplayHashes,
+    SoakResult,
+)
 from suite.acceptance.presets import Effort
 from suite.calibration.calibrate import CalibrationRequest, calibrate, planned_calibration
 from suite.calibration.plan import TABLE, Planned
@@ -30,7 +37,7 @@ from suite.machine.devices import usable_cores
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import median
-from suite.metrics.comparison import Verdict as RowVerdict
+from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import EXACT, Quantity, StepTerm, of_job
 from suite.predict.machine_model.from_profile import known_accelerator
 from suite.records import store
@@ -40,13 +47,20 @@ from suite.reproduce.step_time import predicted_times
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
 SEED = 20261122
-PROBED = "bloom-176b"  # the run whose miniature the replays train
+REPLAYED_RUN = "bloom-176b"  # whose miniature the replays train
 COMPUTE = (StepTerm.FORWARD, StepTerm.BACKWARD, StepTerm.OPTIMIZER)
 OnEvent = Callable[[int, Event], None]
 
 
-def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEvent) -> tuple[Micro, Profile | None]:
-    """This node's micro-measurements, and the machine profile that they make; it is stored below `results`."""
+def shared_fields(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of `source` that a `kind` has under the same name."""
+    return {name: getattr(source, name) for name in kind.__struct_fields__ if name in source.__struct_fields__}
+
+
+def micro_measurements(
+    device: str, ranks: int, effort: Effort, results: Path, on_event: OnEvent
+) -> tuple[MicroMeasurements, Profile | None]:
+    """This node's micro-measurements, and the machine profile made of them, which is stored below `results`."""
     start = time.monotonic()
     request = CalibrationRequest(results=results, ranks=ranks, device=device)
     planned = planned_calibration(request, effort.densities[device])
@@ -58,78 +72,70 @@ def micro(device: str, ranks: int, effort: Effort, results: Path, on_event: OnEv
         on_event(rank, event)
 
     result = calibrate(planned, collect)
-    seconds = time.monotonic() - start
-    if result.profile is None:
-        failed = Micro(
-            status=result.status,
-            message=result.message,
-            seconds=seconds,
-            ranks_at_fault=result.ranks_at_fault,
-            stacks=result.log_tail,
-        )
-        return failed, None
+    micro = MicroMeasurements(
+        status=result.status,
+        message=result.message,
+        seconds=time.monotonic() - start,
+        ranks_at_fault=result.ranks_at_fault,
+        stacks=result.log_tail,
+    )
     profile = result.profile
+    if profile is None:
+        return micro, None
     matrix, copy, triad = part_rates(planned.planned, points, ranks)
-    peak, source = _peak(profile, ranks)
-    evidence = Micro(
-        status=Status.OK,
-        message="",
-        seconds=seconds,
+    peak, peak_source = _peak(profile, ranks)
+    micro = msgspec.structs.replace(
+        micro,
         matrix=matrix,
         copy=copy,
         triad=triad,
         host_device=_host_device(profile),
         peak=peak,
-        peak_source=source,
+        peak_source=peak_source,
         profile=result.path,
         points=product_points(profile),
         others_share=profile.conditions.others_share,
         steal_share=profile.conditions.steal_share,
     )
-    return evidence, profile
+    return micro, profile
 
 
 def part_rates(
     planned: Sequence[Planned], points: Mapping[tuple[int, int], list[TimedTask]], ranks: int
 ) -> tuple[list[float], list[float], list[float]]:
-    """What each rank reached while all measured: flop a second of 16-bit products, bytes a second of copies and triads.
+    """By rank, while all measured: flop/s of the fastest 16-bit product, byte/s of copies and of triads.
 
-    Of products the large square ones where they were timed, on a GPU; otherwise the best of the miniatures' shapes.
+    On a GPU of the large square products; otherwise of the miniatures' shapes.
 
     Args:
         points: by rank and number of the task, its rounds.
     """
     matrix, squares, copy, triad = ([0.0] * ranks for _ in range(4))
-    for (rank, number), events in points.items():
+    for (rank, number), rounds in points.items():
         task = planned[number]
-        subject = task.task.subject
+        subject, sizes = task.task.subject, task.task.sizes
         if subject.ranks != ranks:
             continue
         if subject.operation == "square_product":
-            flop = (size for (size,) in task.task.sizes)
-            squares[rank] = max(size / _seconds(events, place) for place, size in enumerate(flop))
+            squares[rank] = max(flop / _seconds(rounds, point) for point, (flop,) in enumerate(sizes))
         if task.kind != TABLE:
             continue
         if subject.operation == "product" and subject.dtype == "bf16":
-            matrix[rank] = max(matrix[rank], *_product_rates(task, events))
+            rates = (2.0 * m * n * k / _seconds(rounds, point) for point, (m, n, k) in enumerate(sizes))
+            matrix[rank] = max(matrix[rank], *rates)
         if subject.operation in ("copy", "triad"):
-            rates = copy if subject.operation == "copy" else triad
-            rates[rank] = task.task.sizes[-1][0] / _seconds(events, -1)
+            (copy if subject.operation == "copy" else triad)[rank] = sizes[-1][0] / _seconds(rounds, -1)
     return squares if all(squares) else matrix, copy, triad
 
 
-def _product_rates(planned: Planned, events: list[TimedTask]) -> list[float]:
-    """Flop a second of every point of a table."""
-    return [2.0 * m * n * k / _seconds(events, place) for place, (m, n, k) in enumerate(planned.task.sizes)]
-
-
-def _seconds(events: list[TimedTask], place: int) -> float:
-    """The median of a point's repetitions in all rounds: what a part can do, without the slow phases of the machine."""
-    return median(seconds for event in events for seconds in event.points[place].seconds)
+def _seconds(rounds: list[TimedTask], point: int) -> float:
+    """The median over a point's repetitions in all rounds, without the slow phases of the machine."""
+    return median(seconds for measured in rounds for seconds in measured.points[point].seconds)
 
 
 def product_points(profile: Profile) -> int:
-    """Shapes in which 16-bit products were timed on all ranks at once: more find a faster one, and predict closer."""
+    """Number of shapes of 16-bit products timed on all ranks at once: with more, the fastest is faster, and predictions
+    are closer."""
     return sum(
         len(table.timings)
         for table in profile.tables
@@ -139,34 +145,34 @@ def product_points(profile: Profile) -> int:
 
 
 def _host_device(profile: Profile) -> dict[str, float]:
-    found = {}
+    rates = {}
     for operation in ("host_to_device", "device_to_host"):
         try:
             line = profile.line(Subject(operation=operation, ranks=profile.conditions.ranks))
         except InputError:
             continue
-        found[operation.replace("_", " ")] = line.sizes[-1] / line.timings[-1].median
-    return found
+        rates[operation.replace("_", " ")] = line.sizes[-1] / line.timings[-1].median
+    return rates
 
 
 def _peak(profile: Profile, ranks: int) -> tuple[float | None, str]:
-    """Dense peak of one rank, and where it is from."""
+    """Dense peak of one rank in flop/s, and its source."""
+    cuda = profile.fingerprint.device == "cuda"
     try:
-        known = known_accelerator(profile) if profile.fingerprint.device == "cuda" else accelerator("this-cpu")
+        known = known_accelerator(profile) if cuda else accelerator("this-cpu")
     except InputError:
-        return None, ""
+        known = None
     if known is None:
         return None, ""
-    peaks = known.peak_flop_per_second
-    dtype = "bf16" if "bf16" in peaks else "fp32"
-    share = ranks if profile.fingerprint.device == "cpu" else 1
-    where = f"1/{ranks} of this CPU's {dtype} peak, {peaks[dtype] / 1e9:,.0f} Gflop/s by its clock and vector width"
-    if profile.fingerprint.device == "cuda":
-        where = f"data sheet of {known.title}, {dtype} dense"
-    return peaks[dtype] / share, where
+    dtype = "bf16" if "bf16" in known.peak_flop_per_second else "fp32"
+    peak = known.peak_flop_per_second[dtype]
+    if cuda:
+        return peak, f"data sheet of {known.title}, {dtype} dense"
+    source = f"1/{ranks} of this CPU's {dtype} peak, {peak / 1e9:,.0f} Gflop/s by its clock and vector width"
+    return peak / ranks, source
 
 
-def launched(
+def miniature_launch(
     name: str,
     purpose: str,
     *,
@@ -176,84 +182,91 @@ def launched(
     results: Path,
     profile: Profile | None,
     on_event: OnEvent,
-) -> Launched:
+) -> MiniatureLaunch:
     """One launch of a miniature, with its record."""
     start = time.monotonic()
     planned = plan(Request(name=name, ranks=ranks, device=device, steps=steps, results=results))
     corpus = corpus_for(planned, None)
     result = reproduce(planned, corpus, results, on_event, profile=profile, profile_source="measured by this battery")
-    end = store.read(Path(result.record))
-    evidence = Launched(
-        run=name,
+    record = store.read(Path(result.record))
+    end, begin = record.end, record.begin
+    launch = MiniatureLaunch(
+        **shared_fields(result, MiniatureLaunch),
         purpose=purpose,
-        status=result.status,
-        message=result.message,
-        ranks_at_fault=end.end.ranks_at_fault if end.end else [],
-        record=result.record,
+        ranks_at_fault=end.ranks_at_fault if end else [],
         seconds=time.monotonic() - start,
-        stacks=end.end.log_tail if end.end else "",
+        stacks=end.log_tail if end else "",
     )
-    if result.status is not Status.OK or end.end is None:
-        return evidence
-    begin = end.begin
-    stack = {name: version for name, version in begin.software.items() if name != "suite"} | begin.policy
+    if result.status is not Status.OK or end is None:
+        return launch
+    stack = {package: version for package, version in begin.software.items() if package != "suite"} | begin.policy
     stack |= {"cpu": begin.hardware["cpu"], "gpus": begin.hardware["gpus"]}
-    exact = [row for row in result.rows if row.quantity in {quantity.value for quantity in EXACT}]
-    exact.sort(
-        key=lambda row: row.rank is not None
-    )  # of the whole job first: what differs is said of it, then of ranks
-    whole = next((row for row in result.rows if _is_step(row.quantity, row.rank) and row.term is None), None)
-    at_pace = next((row.left for row in result.rows if row.quantity == Quantity.STEP_SECONDS_AT_PACE), None)
-    terms = [row for row in result.rows if _is_step(row.quantity, row.rank) and row.term is not None]
+    times = _times(result.rows, planned.layout.ranks)
     return msgspec.structs.replace(
-        evidence,
-        message=result.profile if whole is None or whole.left is None else "",
-        exact=sum(row.verdict is RowVerdict.PASS for row in exact),
-        unequal=[
-            f"{' '.join(str(part) for part in (row.quantity, row.axis, row.operation, row.rank) if part is not None)}: "
-            f"{row.right} measured, {row.left} predicted"
-            for row in exact
-            if row.verdict is RowVerdict.FAIL
-        ],
-        step_seconds=None if whole is None else whole.right,
-        predicted_seconds=None if whole is None else whole.left,
+        launch,
+        **_exact_figures(result.rows),
+        **times,
+        message=result.profile if times["predicted_seconds"] is None else "",
         points=0 if profile is None else product_points(profile),
-        pace=at_pace / whole.left if at_pace and whole is not None and whole.left else None,
-        paces={row.term: row.right for row in result.rows if row.quantity == Quantity.PACE and row.term and row.right},
-        measured_terms={row.term: row.right for row in terms if row.term and row.right is not None},
-        predicted_terms={row.term: row.left for row in terms if row.term and row.left is not None},
-        compute_seconds=[
-            math.fsum(
-                row.right or 0.0
-                for row in result.rows
-                if row.quantity == Quantity.STEP_SECONDS and row.rank == rank and row.term in COMPUTE
-            )
-            for rank in range(planned.layout.ranks)
-        ],
-        stages=stages_of(planned.layout),
+        stages=pipeline_stages(planned.layout),
         timed=[
             max(step.seconds for step in of_ranks)
-            for of_ranks in zip(*(rank.steps for rank in end.end.ranks), strict=True)
+            for of_ranks in zip(*(rank.steps for rank in end.ranks), strict=True)
             if of_ranks[0].kind is StepKind.TIMED
         ],
-        losses=result.losses,
         learns=planned.learns,
         stack=digest([stack, begin.job.steps, begin.job.seed, begin.corpus]),
         deterministic=begin.policy["deterministic"] == "True",
-        others_share=result.others_share,
-        steal_share=result.steal_share,
     )
 
 
-def stages_of(layout: Layout) -> list[int]:
-    """The pipeline stage of each rank; empty where there is one alone."""
+def _exact_figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """Fields of a launch: how many exact figures are equal, and descriptions of the others, of the whole job first."""
+    exact = [row for row in rows if row.quantity in EXACT]
+    unequal = sorted((row for row in exact if row.verdict is Verdict.FAIL), key=lambda row: row.rank is not None)
+    return {
+        "exact": sum(row.verdict is Verdict.PASS for row in exact),
+        "unequal": [f"{_figure_name(row)}: {row.right} measured, {row.left} predicted" for row in unequal],
+    }
+
+
+def _figure_name(row: Row) -> str:
+    keys = (row.quantity, row.axis, row.operation, row.rank)
+    return " ".join(str(key) for key in keys if key is not None)
+
+
+def _times(rows: Sequence[Row], ranks: int) -> dict[str, Any]:
+    """Fields of a launch: step seconds and their terms, measured and predicted, compute by rank, and CPU speed."""
+    steps = [row for row in rows if row.quantity == Quantity.STEP_SECONDS]
+    terms = [row for row in steps if row.rank is None and row.term]
+    whole = next((row for row in steps if row.rank is None and row.term is None), None)
+    predicted = None if whole is None else whole.left
+    at_cpu_speed = next((row.left for row in rows if row.quantity == Quantity.STEP_SECONDS_AT_PACE), None)
+    kernels = [row for row in rows if row.quantity == Quantity.PACE]
+    compute = [0.0] * ranks
+    for row in steps:
+        if row.rank is not None and row.term in COMPUTE:
+            compute[row.rank] += row.right or 0.0
+    return {
+        "step_seconds": None if whole is None else whole.right,
+        "predicted_seconds": predicted,
+        "measured_terms": {row.term: row.right for row in terms if row.right is not None},
+        "predicted_terms": {row.term: row.left for row in terms if row.left is not None},
+        "compute_seconds": compute,
+        "cpu_slowdown": at_cpu_speed / predicted if at_cpu_speed and predicted else None,
+        "cpu_slowdowns": {row.term: row.right for row in kernels if row.term and row.right},
+    }
+
+
+def pipeline_stages(layout: Layout) -> list[int]:
+    """The pipeline stage of each rank; empty with a single stage."""
     if layout.pipeline_stages == 1:
         return []
     return [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
 
 
 def predicted_step_seconds(name: str, device: str, ranks: int, results: Path, profile: Profile | None) -> float | None:
-    """Seconds of a miniature's step by the machine profile; None where it has no such operations, or there is none."""
+    """Seconds of a miniature's step by the machine profile; None without one, or where it lacks an operation."""
     planned = plan(Request(name=name, ranks=ranks, device=device, results=results))
     try:
         times = predicted_times(planned, profile)
@@ -262,11 +275,7 @@ def predicted_step_seconds(name: str, device: str, ranks: int, results: Path, pr
     return of_job(times, Quantity.STEP_SECONDS)
 
 
-def _is_step(quantity: str, rank: int | None) -> bool:
-    return quantity == Quantity.STEP_SECONDS and rank is None
-
-
-def probed(
+def probe_result(
     device: str,
     ranks: int,
     effort: Effort,
@@ -275,75 +284,64 @@ def probed(
     exchanges: bool,
     soak: bool,
     on_event: OnEvent,
-) -> Probing:
-    """One probe of all ranks: replays, exchanges and soak, as far as asked for."""
+) -> ProbeResult:
+    """One probe of all ranks: replays, exchanges and soak, those that are asked for."""
     start = time.monotonic()
-    small = miniature(reference_run(PROBED), device, ranks=1, steps=effort.replay_steps)
-    seconds = effort.soak_seconds if soak else 0.0
     with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
-        job = ProbeJob(
-            directory=scratch,
-            device=device,
-            ranks=ranks,
-            threads=max(1, usable_cores() // ranks),
-            architecture=small.architecture,
-            recipe=small.recipe,
-            seed=SEED,
-            replays=effort.replays if replays else 0,
-            replay_steps=effort.replay_steps,
-            samples=1,
-            exchanges=effort.exchanges if exchanges else 0,
-            exchange_seconds=effort.exchange_seconds,
-            exchange_bytes=effort.exchange_bytes[device],
-            soak_seconds=seconds,
-            soak_bytes=effort.soak_bytes if device == "cpu" and effort.soak_bytes else 0,
-            collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
-        )
+        job = _probe_job(device, ranks, effort, scratch, replays=replays, exchanges=exchanges, soak=soak)
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
         outcome = launch(job, store.new_identity(), on_event)
-    evidence = Probing(
-        status=outcome.status,
-        message=outcome.message,
-        ranks_at_fault=outcome.ranks_at_fault,
+    probe = ProbeResult(
+        **shared_fields(outcome, ProbeResult),
         seconds=time.monotonic() - start,
         stacks=outcome.log_tail,
-        soak_seconds=seconds,
+        soak_seconds=job.soak_seconds,
     )
     if outcome.status is not Status.OK:
-        return evidence
-    told = [(rank, event) for rank, events in enumerate(outcome.events) for event in events]
-    others_share, steal_share = others_shares([one.shared for _, one in told if isinstance(one, Probed)])
+        return probe
+    reports = [(rank, event) for rank, events in enumerate(outcome.events) for event in events]
+    others_share, steal_share = others_shares([event.shared for _, event in reports if isinstance(event, Probed)])
     return msgspec.structs.replace(
-        evidence,
+        probe,
         others_share=others_share,
         steal_share=steal_share,
         replays=[
-            Replay(
-                rank=rank,
-                replay=one.replay,
-                step=one.step,
-                loss=one.loss,
-                gradients=one.gradients,
-                parameters=one.parameters,
-            )
-            for rank, one in told
-            if isinstance(one, Replayed)
+            ReplayHashes(rank=rank, **shared_fields(event, ReplayHashes))
+            for rank, event in reports
+            if isinstance(event, Replayed)
         ],
         exchanges=[
-            Exchange(
-                rank=rank,
-                peer=one.peer,
-                bytes_per_second=one.bytes / one.seconds,
-                wrong=one.wrong,
-                first=one.first,
-                bytes=one.bytes,
-            )
-            for rank, one in told
-            if isinstance(one, Exchanged)
+            Exchange(rank=rank, bytes_per_second=event.bytes / event.seconds, **shared_fields(event, Exchange))
+            for rank, event in reports
+            if isinstance(event, Exchanged)
         ],
         soaks=[
-            Soaking(rank=rank, bytes=one.bytes, passes=one.passes, wrong=one.wrong, first=one.first)
-            for rank, one in told
-            if isinstance(one, Soaked)
+            SoakResult(rank=rank, **shared_fields(event, SoakResult))
+            for rank, event in reports
+            if isinstance(event, Soaked)
         ],
+    )
+
+
+def _probe_job(
+    device: str, ranks: int, effort: Effort, scratch: str, *, replays: bool, exchanges: bool, soak: bool
+) -> ProbeJob:
+    small = miniature(reference_run(REPLAYED_RUN), device, ranks=1, steps=effort.replay_steps)
+    return ProbeJob(
+        directory=scratch,
+        device=device,
+        ranks=ranks,
+        threads=max(1, usable_cores() // ranks),
+        architecture=small.architecture,
+        recipe=small.recipe,
+        seed=SEED,
+        replays=effort.replays if replays else 0,
+        replay_steps=effort.replay_steps,
+        samples=1,
+        exchanges=effort.exchanges if exchanges else 0,
+        exchange_seconds=effort.exchange_seconds,
+        exchange_bytes=effort.exchange_bytes[device],
+        soak_seconds=effort.soak_seconds if soak else 0.0,
+        soak_bytes=effort.soak_bytes if device == "cpu" and effort.soak_bytes else 0,
+        collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
     )

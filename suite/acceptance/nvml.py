@@ -1,4 +1,4 @@
-"""GPUs as NVIDIA's management library tells of them: before, twice a second under load, and after."""
+"""State of GPUs from NVIDIA's management library: before, twice a second under load, and after."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from suite.acceptance.evidence import GpuHealth, GpuSample, GpuState, Health
 
-CALL_SECONDS = 2.0  # a call that takes longer is given up: a lost GPU can block it for ever
-SAMPLE_SECONDS = 0.5  # twice the rate at which reasons are to be seen
-# reason's name in the library -> how it is called here
+CALL_SECONDS = 2.0  # timeout of a call: a lost GPU can block it for ever
+SAMPLE_SECONDS = 0.5  # two samples a second, because reasons last at least one
+# the library's name of a reason -> ours
 REASONS = {
     "nvmlClocksThrottleReasonHwSlowdown": "hardware slowdown",
     "nvmlClocksThrottleReasonHwThermalSlowdown": "hardware thermal slowdown",
@@ -24,13 +25,13 @@ REASONS = {
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
     "nvmlClocksThrottleReasonSwPowerCap": "software power cap",
 }
-# of a state: what only grows, and what is told of rows until they are remapped
+# fields of a state: counters that only grow, and flags of rows that wait to be remapped
 COUNTERS = ("corrected", "uncorrected", "remapped_corrected", "remapped_uncorrected")
 REMAPPING = ("remap_pending", "remap_failed")
 
 
 class _Lost:
-    """What a call that failed or did not answer gives."""
+    """The answer of a call that failed or timed out."""
 
 
 LOST = _Lost()
@@ -47,7 +48,7 @@ class Gpus:
         self.why_none = ""
         self._handles: list[Any] = []
         self._unanswered: dict[int, set[str]] = {}
-        self._given_up: dict[tuple[int, str], threading.Thread] = {}
+        self._timed_out: dict[tuple[int, str], threading.Thread] = {}
         try:
             self._library: Any = importlib.import_module("pynvml")
         except ImportError:
@@ -73,11 +74,11 @@ class Gpus:
         return len(self._handles)
 
     def names(self) -> list[tuple[str, str, str]]:
-        """Model, driver and firmware of every GPU; "not told" where that is so."""
+        """Model, driver and firmware of every GPU; "not reported" without an answer."""
         driver = self._call(-1, "nvmlSystemGetDriverVersion")
         return [
             tuple(
-                "not told" if answer is LOST else _text(answer)
+                "not reported" if answer is LOST else _text(answer)
                 for answer in (
                     self._call(number, "nvmlDeviceGetName", handle),
                     driver,
@@ -88,17 +89,13 @@ class Gpus:
         ]
 
     def uuids(self) -> list[str]:
-        """UUID of every GPU; empty where it is not told."""
+        """UUID of every GPU; empty without an answer."""
         answers = [self._call(number, "nvmlDeviceGetUUID", handle) for number, handle in enumerate(self._handles)]
         return ["" if answer is LOST else _text(answer) for answer in answers]
 
     def state(self, number: int) -> GpuState:
         """One reading of everything that changes rarely."""
-        handle = self._handles[number]
-
-        def ask(name: str, *arguments: Any) -> Any:
-            answer = self._call(number, name, handle, *arguments)
-            return None if answer is LOST else answer
+        ask = partial(self._answer, number)
 
         ecc, mig, rows = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetRemappedRows")
         limit, default = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
@@ -121,16 +118,12 @@ class Gpus:
             remapped_uncorrected=None if rows is None else int(rows[1]),
             remap_pending=None if rows is None else bool(rows[2]),
             remap_failed=None if rows is None else bool(rows[3]),
-            processes=[int(one.pid) for one in running],
+            processes=[int(process.pid) for process in running],
         )
 
     def sample(self, number: int, start: float) -> GpuSample:
         """One reading of what changes under load."""
-        handle = self._handles[number]
-
-        def ask(name: str, *arguments: Any) -> Any:
-            answer = self._call(number, name, handle, *arguments)
-            return None if answer is LOST else answer
+        ask = partial(self._answer, number)
 
         bits = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         watts = ask("nvmlDeviceGetPowerUsage")
@@ -144,9 +137,14 @@ class Gpus:
             pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         )
 
+    def _answer(self, number: int, name: str, *arguments: Any) -> Any:
+        """The answer of a call about one GPU; None after an error or the timeout."""
+        answer = self._call(number, name, self._handles[number], *arguments)
+        return None if answer is LOST else answer
+
     def xids(self) -> list[tuple[int, int]]:
         """GPU and number of every XID since the last call."""
-        found: list[tuple[int, int]] = []
+        xids: list[tuple[int, int]] = []
         while self._handles and self._events is not LOST:
             event = self._call(-1, "nvmlEventSetWait_v2", self._events, 0)
             if event is LOST:  # a timeout is an exception of the library: nothing is waiting
@@ -157,15 +155,15 @@ class Gpus:
                 for number, handle in enumerate(self._handles)
                 if self._call(-1, "nvmlDeviceGetUUID", handle) == uuid
             ]
-            found.append((known[0] if known else -1, int(event.eventData)))
-        return found
+            xids.append((known[0] if known else -1, int(event.eventData)))
+        return xids
 
     def unanswered(self, number: int) -> list[str]:
-        """Calls about this GPU that failed or were given up; those about events are about all GPUs."""
+        """Calls about this GPU that failed or timed out; calls about events concern all GPUs."""
         names = set(self._unanswered.get(number, set()))
         if self._events is LOST:
             names.add("nvmlEventSetCreate")
-        if (-1, "nvmlEventSetWait_v2") in self._given_up:  # otherwise nothing waits
+        if (-1, "nvmlEventSetWait_v2") in self._timed_out:  # otherwise there is no event
             names.add("nvmlEventSetWait_v2")
         return sorted(names)
 
@@ -175,28 +173,27 @@ class Gpus:
     def _call(self, number: int, name: str, *arguments: Any) -> Any:
         """The answer, or `LOST` after an error or the timeout.
 
-        A thread that never returns is left behind, one for each call about a GPU: as long as it waits, that call is not
-        made again.
+        A call that blocks leaves its thread; the same call is not made again while that thread waits.
         """
         return self._asked(number, name, lambda: getattr(self._library, name)(*arguments))
 
     def _asked(self, number: int, name: str, question: Callable[[], Any]) -> Any:
         answers: list[Any] = []
-        before = self._given_up.get((number, name))
-        if before is not None and before.is_alive():
+        blocked = self._timed_out.get((number, name))
+        if blocked is not None and blocked.is_alive():
             return LOST
 
         def ask() -> None:
             try:
                 answers.append(question())
-            except Exception:  # NVMLError is made at run time; whatever it is, there is no answer
+            except Exception:  # NVMLError is defined at run time; any error is no answer
                 answers.append(LOST)
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(CALL_SECONDS)
         if not answers:
-            self._given_up[number, name] = thread
+            self._timed_out[number, name] = thread
         if not answers or answers[0] is LOST:
             self._unanswered.setdefault(number, set()).add(name)
         return answers[0] if answers else LOST
@@ -207,68 +204,64 @@ def _text(answer: Any) -> str:
 
 
 def gpus_with_ranks(device: str, ranks: int, uuids: Sequence[str] = ()) -> list[int]:
-    """Numbers of the GPUs on which ranks run, as the library counts them: those that are visible, in their order.
+    """Numbers, as the library counts them, of the GPUs on which ranks run: the visible ones, in their order.
 
-    Empty where they are not known: some are parts of GPUs (MIG), or begin like the UUID of none, or of several.
+    Empty where they are not known: a name in CUDA_VISIBLE_DEVICES is a part of a GPU (MIG), or fits none or several.
 
     Args:
-        uuids: of all GPUs as the library counts them; CUDA_VISIBLE_DEVICES may name one by how its UUID begins.
+        uuids: of all GPUs, in the library's order; CUDA_VISIBLE_DEVICES may have the first characters of one.
     """
     if device != "cuda":
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return list(range(ranks))
-    found = [_numbers(word.strip(), uuids) for word in visible.split(",")[:ranks]]
-    return [numbers[0] for numbers in found] if all(len(numbers) == 1 for numbers in found) else []
+    matches = [_numbers(word.strip(), uuids) for word in visible.split(",")[:ranks]]
+    return [numbers[0] for numbers in matches] if all(len(numbers) == 1 for numbers in matches) else []
 
 
 def _numbers(word: str, uuids: Sequence[str]) -> list[int]:
-    """GPUs that a word of CUDA_VISIBLE_DEVICES may mean: one, or it is not known which."""
+    """GPUs that a word of CUDA_VISIBLE_DEVICES may mean."""
     return [int(word)] if word.isdecimal() else [number for number, uuid in enumerate(uuids) if uuid.startswith(word)]
 
 
 def joined(parts: Sequence[Health]) -> Health:
-    """What was read one after the other, as if at once: the first reading before, the last one after.
+    """Readings of several parts of a battery as one: the first state before, the last one after.
 
-    A driver that was loaded anew in between counts errors from 0 again: what a counter grew by is added up. A row that
-    waited to be remapped, or was not, stays told, and so do processes at the start of each watch.
+    A reloaded driver counts errors from 0 again, so that the growth of counters is added up. A row that waited to be
+    remapped, or failed to be, remains reported, and so do processes at the start of each part.
     """
-    told = [part for part in parts if part.gpus]
-    if not told:
-        return parts[-1]
-    gpus = []
-    for last in told[-1].gpus:
-        own = [gpu for part in told for gpu in part.gpus if gpu.index == last.index]
-        readings = [state for one in own for state in (one.before, one.after)]
-        # of one watch each lap begins with the reading that ended the one before it
-        starts = [own[0].before, *(one.before for other, one in itertools.pairwise(own) if one.before != other.after)]
-        after = msgspec.structs.replace(
-            last.after,
-            **{name: _without_resets([getattr(state, name) for state in readings]) for name in COUNTERS},
-            **{name: True for name in REMAPPING if any(getattr(one.after, name) for one in own)},
-        )
-        gpus.append(
-            msgspec.structs.replace(
-                last,
-                before=msgspec.structs.replace(
-                    own[0].before, processes=sorted({pid for state in starts for pid in state.processes})
-                ),
-                after=after,
-                samples=[sample for one in own for sample in one.samples],
-                xids=[xid for one in own for xid in one.xids],
-                unanswered=sorted({name for one in own for name in one.unanswered}),
-            )
-        )
-    return Health(gpus=gpus)
+    read = [part for part in parts if part.gpus]
+    return Health(gpus=[_joined_gpu(gpu.index, read) for gpu in read[-1].gpus]) if read else parts[-1]
+
+
+def _joined_gpu(index: int, parts: Sequence[Health]) -> GpuHealth:
+    readings = [gpu for part in parts for gpu in part.gpus if gpu.index == index]
+    states = [state for gpu in readings for state in (gpu.before, gpu.after)]
+    # within one watch, each part begins with the reading that ended the part before it
+    starts = [states[0], *(later.before for gpu, later in itertools.pairwise(readings) if later.before != gpu.after)]
+    processes = sorted({pid for state in starts for pid in state.processes})
+    after = msgspec.structs.replace(
+        readings[-1].after,
+        **{name: _without_resets([getattr(state, name) for state in states]) for name in COUNTERS},
+        **{name: True for name in REMAPPING if any(getattr(gpu.after, name) for gpu in readings)},
+    )
+    return msgspec.structs.replace(
+        readings[-1],
+        before=msgspec.structs.replace(states[0], processes=processes),
+        after=after,
+        samples=[sample for gpu in readings for sample in gpu.samples],
+        xids=[xid for gpu in readings for xid in gpu.xids],
+        unanswered=sorted({name for gpu in readings for name in gpu.unanswered}),
+    )
 
 
 def _without_resets(readings: Sequence[int | None]) -> int | None:
-    """The last reading of a counter, had it never begun anew: the first one, and every growth; None as the ends are."""
-    told = [reading for reading in readings if reading is not None]
+    """The last reading of a counter without its resets: the first one plus all growth; None where an end is unknown."""
+    known = [reading for reading in readings if reading is not None]
     if readings[0] is None or readings[-1] is None:
         return readings[-1]
-    return told[0] + sum(max(0, later - earlier) for earlier, later in itertools.pairwise(told))
+    return known[0] + sum(max(0, later - earlier) for earlier, later in itertools.pairwise(known))
 
 
 class HealthWatch:
@@ -280,7 +273,7 @@ class HealthWatch:
         self._before = [self._gpus.state(number) for number in range(self._gpus.count)]
         self._samples: list[list[GpuSample]] = [[] for _ in self._before]
         self._xids: list[tuple[int, int]] = []
-        self._lapped = self._before, [0] * len(self._before), 0
+        self._last_part = self._before, [0] * len(self._before), 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         if self._before:
@@ -288,16 +281,16 @@ class HealthWatch:
 
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
-            for number, own in enumerate(self._samples):
-                own.append(self._gpus.sample(number, self._start))
+            for number, samples in enumerate(self._samples):
+                samples.append(self._gpus.sample(number, self._start))
             self._xids += self._gpus.xids()
 
     def uuids(self) -> list[str]:
-        """UUID of every GPU; empty where it is not told."""
+        """UUID of every GPU; empty without an answer."""
         return self._gpus.uuids()
 
     def finished(self) -> Health:
-        """Everything that was read; the last word of this watch."""
+        """All readings; the watch ends."""
         self._over.set()
         if self._before:
             self._thread.join(CALL_SECONDS * 10)
@@ -305,30 +298,24 @@ class HealthWatch:
         return self.so_far()
 
     def so_far(self) -> Health:
-        """What was read until now, with another reading of every GPU; the watch goes on."""
+        """All readings until now, with another state of every GPU; the watch goes on."""
+        return self._read(self._before, self._samples, self._xids)
+
+    def since_last(self) -> Health:
+        """Readings since the last call, or since the start; the watch goes on."""
+        before, first_samples, first_xid = self._last_part
+        samples = [of_gpu[first:] for of_gpu, first in zip(self._samples, first_samples, strict=True)]
+        xids = self._xids[first_xid:]
+        health = self._read(before, samples, xids)
+        after_samples = [first + len(new) for first, new in zip(first_samples, samples, strict=True)]
+        self._last_part = [gpu.after for gpu in health.gpus], after_samples, first_xid + len(xids)
+        return health
+
+    def _read(self, before: list[GpuState], samples: list[list[GpuSample]], xids: list[tuple[int, int]]) -> Health:
+        """Every GPU now, with these states before, samples and XIDs."""
         if not self._before:
             return Health(gpus=[], why_none=self._gpus.why_none)
-        return Health(
-            gpus=self._read(
-                self._before, [0] * len(self._before), 0, [len(own) for own in self._samples], len(self._xids)
-            )
-        )
-
-    def lap(self) -> Health:
-        """What was read since the last lap, or since the start; the watch goes on."""
-        if not self._before:
-            return Health(gpus=[], why_none=self._gpus.why_none)
-        before, first, first_xid = self._lapped
-        last, last_xid = [len(own) for own in self._samples], len(self._xids)
-        gpus = self._read(before, first, first_xid, last, last_xid)
-        self._lapped = [gpu.after for gpu in gpus], last, last_xid
-        return Health(gpus=gpus)
-
-    def _read(
-        self, before: list[GpuState], first: list[int], first_xid: int, last: list[int], last_xid: int
-    ) -> list[GpuHealth]:
-        """Every GPU now, with the samples from its first to its last one, and XIDs likewise."""
-        return [
+        gpus = [
             GpuHealth(
                 index=number,
                 model=model,
@@ -336,9 +323,10 @@ class HealthWatch:
                 firmware=firmware,
                 before=before[number],
                 after=self._gpus.state(number),
-                samples=self._samples[number][first[number] : last[number]],
-                xids=[xid for gpu, xid in self._xids[first_xid:last_xid] if gpu in (number, -1)],
+                samples=list(samples[number]),
+                xids=[xid for gpu, xid in xids if gpu in (number, -1)],
                 unanswered=self._gpus.unanswered(number),
             )
             for number, (model, driver, firmware) in enumerate(self._gpus.names())
         ]
+        return Health(gpus=gpus)

@@ -1,9 +1,9 @@
-"""What other batteries measured: of this node before, and of its siblings in a fleet."""
+"""What other batteries measured: earlier ones of this node, and those of other nodes of a fleet."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,249 +11,218 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.acceptance import battery_record
-from suite.acceptance.battery_record import Closed
+from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.check_table import HANG_GUARD
-from suite.acceptance.findings import Decision, Finding, Past, Verdict
+from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery
 
-_BAD = (Verdict.FAIL, Verdict.HANG, Verdict.WARN)
+NODE_PAST = "accepted batteries of this node"
+OTHER_NODES = "other nodes of the fleet"
+_BAD = (CheckVerdict.FAIL, CheckVerdict.HANG, CheckVerdict.WARN)
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """Values by check and subject, and what this node's own batteries said.
+    """Findings of other batteries.
 
     Args:
-        past: of accepted batteries of this node with the same hardware, software, device and ranks, oldest first.
-        fleet: of other nodes with the same hardware, device and ranks, the newest accepted value of each.
-        past_spreads, fleet_spreads: of the launches behind such a value, where it has any.
-        past_terms, fleet_terms: of the steps behind such a value, where it has any: see `Finding`.
-        fleet_nodes: how many nodes that are; `fleet_words` says so, and why others do not count; empty without a fleet.
+        past: of accepted batteries of this node with the same hardware, software, device and ranks, oldest first, by
+            check and name of the compared value.
+        fleet: likewise the newest of each other node with the same hardware, device and ranks.
+        losses: of accepted batteries, by stack.
+        fleet_nodes: number of those nodes; `fleet_summary` has it with the reasons why others do not count; empty
+            without a fleet.
         past_problems, fleet_problems: records that were left out, and why.
-        judged: every battery of this node that ran as those of `past`, accepted or not, oldest first: which one it was,
-            and what it found.
+        judged: every battery of this node that ran as those of `past`, accepted or not, and its findings, oldest first.
     """
 
-    past: dict[str, list[float]] = {}
-    fleet: dict[str, list[float]] = {}
-    past_spreads: dict[str, list[float]] = {}
-    fleet_spreads: dict[str, list[float]] = {}
-    past_terms: dict[str, list[dict[str, float]]] = {}
-    fleet_terms: dict[str, list[dict[str, float]]] = {}
+    past: dict[str, list[CheckFinding]] = {}
+    fleet: dict[str, list[CheckFinding]] = {}
     losses: dict[str, list[float]] = {}
     fleet_nodes: int = 0
-    fleet_words: str = ""
+    fleet_summary: str = ""
     past_problems: list[str] = []
     fleet_problems: list[str] = []
-    judged: list[tuple[Past, list[Finding]]] = []
+    judged: list[tuple[PastBattery, list[CheckFinding]]] = []
 
-    def of(self, check: int, subject: str) -> tuple[list[float], list[float]]:
-        """Past and fleet values of one subject of a check."""
-        key = f"{check}:{subject}"
+    def of(self, check: int, compared_as: str) -> tuple[list[CheckFinding], list[CheckFinding]]:
+        """Findings of the past and of the fleet that have this value of a check."""
+        key = f"{check}:{compared_as}"
         return self.past.get(key, []), self.fleet.get(key, [])
 
-    def spreads_of(self, check: int, subject: str) -> tuple[list[float], list[float]]:
-        """Spreads of the launches behind past and fleet values of one subject of a check, of those that have one."""
-        key = f"{check}:{subject}"
-        return self.past_spreads.get(key, []), self.fleet_spreads.get(key, [])
+    def dated(self, finding: CheckFinding) -> CheckFinding:
+        """The finding, if it is bad, with the batteries between which it became bad.
 
-    def terms_of(self, check: int, subject: str) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-        """Terms behind past and fleet values of one subject of a check, of those that have them."""
-        key = f"{check}:{subject}"
-        return self.past_terms.get(key, []), self.fleet_terms.get(key, [])
-
-    def dated(self, finding: Finding) -> Finding:
-        """The finding with the batteries between which it became bad; as it is where it is not bad.
-
-        A failure is as bad as failures and hangs alone, a warning as all three. A battery that could not tell (not run,
-        invalid, inconclusive) is passed over.
+        Only failures and hangs are as bad as a failure; a warning, a failure and a hang are as bad as a warning.
+        Batteries without a verdict (not run, invalid, inconclusive) are skipped.
         """
         if finding.verdict not in _BAD:
             return finding
-        as_bad = _BAD if finding.verdict is Verdict.WARN else (Verdict.FAIL, Verdict.HANG)
-        good: Past | None = None
-        bad: Past | None = None
+        as_bad = _BAD if finding.verdict is CheckVerdict.WARN else (CheckVerdict.FAIL, CheckVerdict.HANG)
+        good: PastBattery | None = None
+        bad: PastBattery | None = None
         for battery, findings in self.judged:
             verdicts = _verdicts(finding, findings)
             if verdicts & set(as_bad):
                 bad = bad or battery
-            elif verdicts == {Verdict.PASS}:
+            elif verdicts == {CheckVerdict.PASS}:
                 good, bad = battery, None
         return msgspec.structs.replace(finding, good_until=good, bad_since=bad)
 
 
-def _verdicts(finding: Finding, earlier: list[Finding]) -> set[Verdict]:
-    """What an earlier battery said of the same check and subject.
+def _verdicts(finding: CheckFinding, earlier: list[CheckFinding]) -> set[CheckVerdict]:
+    """Verdicts of an earlier battery on the same check and subject.
 
-    Where the subject is none (nothing of the check ended well), or a phase that a passing check does not name: of all
-    subjects of the check.
+    Of all subjects of the check, where the finding has none (nothing of the check ended well), or names a phase: a
+    passing hang guard names no phase.
     """
-    of_check = [one for one in earlier if one.check == finding.check and one.verdict is not Verdict.NOT_RUN]
-    same = [one for one in of_check if one.subject == finding.subject]
+    ran = [other for other in earlier if other.check == finding.check and other.verdict is not CheckVerdict.NOT_RUN]
+    same = [other for other in ran if other.subject == finding.subject or _compared_alike(other, finding)]
     if not same and (not finding.subject or finding.check == HANG_GUARD):
-        same = [one for one in of_check if one.subject in ("", "phases") or not finding.subject]
-    return {one.verdict for one in same}
+        same = [other for other in ran if other.subject in ("", "phases") or not finding.subject]
+    return {other.verdict for other in same}
 
 
-def history(
-    results: Path, fleet: Path | None, *, node: str, hardware: str, software: str, device: str, ranks: int
-) -> History:
-    """What can be compared with a battery of `node` with these hashes of hardware and software, device and ranks.
+def _compared_alike(finding: CheckFinding, other: CheckFinding) -> bool:
+    return bool(finding.compared_as) and finding.compared_as == other.compared_as
 
-    Another software is another stack: its rates are no past. Another number of ranks shares the node's memory and, on a
-    CPU, its cores in another way. Both are counted as problems, in words, so that an operator sees why a new driver
-    starts without a past. Records that cannot be read are left out, and named.
+
+class NodeIdentity(NamedTuple):
+    """What batteries must share with this one: node, hashes of hardware and software, device and ranks."""
+
+    node: str
+    hardware: str
+    software: str
+    device: str
+    ranks: int
+
+    def has_hardware_of(self, end: BatteryEnd) -> bool:
+        return end.hashes.get("hardware") == self.hardware
+
+    def has_software_of(self, end: BatteryEnd) -> bool:
+        return end.hashes.get("software") == self.software
+
+    def runs_like(self, end: BatteryEnd) -> bool:
+        """Whether the battery had this device, and as many ranks, which share memory and cores in the same way."""
+        return (end.options.get("device"), end.options.get("ranks")) == (self.device, str(self.ranks))
+
+
+def measured_values(findings: Sequence[CheckFinding]) -> list[float]:
+    """The measured values of findings that have one."""
+    return [finding.measured for finding in findings if finding.measured is not None]
+
+
+def history(results: Path, fleet: Path | None, here: NodeIdentity) -> History:
+    """What can be compared with a battery of this node.
+
+    Batteries with other software or other ranks are not compared. They are counted among the problems, so that an
+    operator sees why a new driver has no past. Records that cannot be read are left out, and named.
 
     Raises:
         InputError: `fleet` is no directory.
     """
-    past = _Values({}, {}, {})
+    past: dict[str, list[CheckFinding]] = {}
     losses: dict[str, list[float]] = {}
     problems: list[str] = []
-    stale = others = unsaid = 0
-    own: list[tuple[Past, list[Finding]]] = []
-    for closed in _closed(results / "acceptance", problems):
-        if closed.node != node:
+    left_out: Counter[str] = Counter()
+    judged: list[tuple[PastBattery, list[CheckFinding]]] = []
+    for end in _ended(results / "acceptance", problems):
+        accepted = end.decision is Decision.ACCEPTED
+        if end.node != here.node:
             continue
-        accepted = closed.decision is Decision.ACCEPTED
-        if closed.hashes.get("hardware") != hardware or closed.hashes.get("software") != software:
-            stale += accepted
+        if not (here.has_hardware_of(end) and here.has_software_of(end)):
+            left_out["other hardware or software"] += accepted
             continue
-        if not _says_how_it_ran(closed):
-            unsaid += accepted
+        if not here.runs_like(end):
+            left_out["another device or other ranks"] += accepted
             continue
-        if not _ran_alike(closed, device, ranks):
-            others += accepted
-            continue
-        own.append((Past(battery=closed.id, finished=closed.finished), closed.findings))
-        if not accepted:
-            continue
-        past.add(_values(closed))
-        losses |= closed.losses
-    if stale:
-        problems.append(f"{stale} accepted batteries of this node had other hardware or software: not its past")
-    if others:
-        problems.append(f"{others} accepted batteries of this node had another device or other ranks: not its past")
-    if unsaid:
-        problems.append(f"{unsaid} accepted batteries of this node do not say their device and ranks: not its past")
-    siblings = _siblings(fleet, node=node, hardware=hardware, software=software, device=device, ranks=ranks)
-    return History(
-        past=past.values,
-        fleet=siblings.of.values,
-        past_spreads=past.spreads,
-        fleet_spreads=siblings.of.spreads,
-        past_terms=past.terms,
-        fleet_terms=siblings.of.terms,
-        losses=siblings.losses | losses,
-        fleet_nodes=siblings.nodes,
-        fleet_words=siblings.words,
+        judged.append((PastBattery(battery=end.id, finished=end.finished), end.findings))
+        if accepted:
+            losses |= end.losses
+            for key, finding in _compared(end).items():
+                past.setdefault(key, []).append(finding)
+    problems += [
+        f"{count} accepted batteries of this node had {why}: not its past" for why, count in left_out.items() if count
+    ]
+    known = _fleet_history(fleet, here)
+    return msgspec.structs.replace(
+        known,
+        past=past,
+        losses=known.losses | losses,
         past_problems=problems,
-        fleet_problems=siblings.problems,
-        judged=sorted(own, key=lambda one: one[0].finished),
+        judged=sorted(judged, key=lambda battery: battery[0].finished),
     )
 
 
-class _Values(NamedTuple):
-    """Values of batteries by check and name, with what stands behind them."""
-
-    values: dict[str, list[float]]
-    spreads: dict[str, list[float]]
-    terms: dict[str, list[dict[str, float]]]
-
-    def add(self, findings: Mapping[str, Finding]) -> None:
-        """Those of one battery, or of one node, behind the others."""
-        for key, finding in findings.items():
-            if finding.measured is not None:
-                self.values.setdefault(key, []).append(finding.measured)
-            if finding.spread is not None:
-                self.spreads.setdefault(key, []).append(finding.spread)
-            if finding.terms:
-                self.terms.setdefault(key, []).append(finding.terms)
-
-
-class _Siblings(NamedTuple):
-    """What `History` says of a fleet, under shorter names."""
-
-    of: _Values
-    losses: dict[str, list[float]]
-    nodes: int
-    words: str
-    problems: list[str]
-
-
-def _siblings(fleet: Path | None, *, node: str, hardware: str, software: str, device: str, ranks: int) -> _Siblings:
-    """The newest accepted values of each other node of a fleet; none without one.
+def _fleet_history(fleet: Path | None, here: NodeIdentity) -> History:
+    """The newest accepted findings of each other node of a fleet.
 
     Raises:
         InputError: `fleet` is no directory.
     """
     if fleet is None:
-        return _Siblings(_Values({}, {}, {}), {}, 0, "", [])
+        return History()
     if not fleet.is_dir():
         raise InputError("the fleet is no directory", got=str(fleet), allowed="a directory of records", where="--fleet")
     problems: list[str] = []
     losses: dict[str, list[float]] = {}
-    newest: dict[str, dict[str, Finding]] = {}
+    newest: dict[str, dict[str, CheckFinding]] = {}
     same_software: dict[str, bool] = {}
     left_out: dict[str, str] = {}
-    for closed in sorted(_closed(fleet, problems), key=lambda one: one.finished):
-        if closed.node == node:
+    for end in sorted(_ended(fleet, problems), key=lambda end: end.finished):
+        if end.node == here.node:
             continue
-        if closed.hashes.get("hardware") != hardware:
-            left_out[closed.node] = "with other hardware"
-        elif not _says_how_it_ran(closed):
-            left_out[closed.node] = "that do not say their device and ranks"
-        elif not _ran_alike(closed, device, ranks):
-            left_out[closed.node] = "with another device or other ranks"
-        elif closed.decision is not Decision.ACCEPTED:
-            left_out[closed.node] = "not accepted"
+        if not here.has_hardware_of(end):
+            left_out[end.node] = "with other hardware"
+        elif not here.runs_like(end):
+            left_out[end.node] = "with another device or other ranks"
+        elif end.decision is not Decision.ACCEPTED:
+            left_out[end.node] = "not accepted"
         else:
-            newest[closed.node] = newest.get(closed.node, {}) | _values(closed)
-            same_software[closed.node] = closed.hashes.get("software") == software
-            losses |= closed.losses if same_software[closed.node] else {}
-    theirs = _Values({}, {}, {})
-    for found in newest.values():
-        theirs.add(found)
-    words = _fleet_words(same_software, left_out)
-    return _Siblings(theirs, losses, len(newest), words, problems if newest else [*problems, words])
+            newest[end.node] = newest.get(end.node, {}) | _compared(end)
+            same_software[end.node] = here.has_software_of(end)
+            losses |= end.losses if same_software[end.node] else {}
+    findings: dict[str, list[CheckFinding]] = {}
+    for of_node in newest.values():
+        for key, finding in of_node.items():
+            findings.setdefault(key, []).append(finding)
+    summary = _fleet_summary(same_software, left_out)
+    return History(
+        fleet=findings,
+        losses=losses,
+        fleet_nodes=len(newest),
+        fleet_summary=summary,
+        fleet_problems=problems if newest else [*problems, summary],
+    )
 
 
-def _fleet_words(counting: Mapping[str, bool], left_out: Mapping[str, str]) -> str:
-    """How many siblings count, and how many other nodes do not, and why.
+def _fleet_summary(counting: Mapping[str, bool], left_out: Mapping[str, str]) -> str:
+    """How many other nodes with the same hardware count, how many do not, and why.
 
     Args:
-        counting: whether its newest battery had this software, of each node that counts; `left_out` why, of others too.
+        counting: by node that counts, whether its newest battery had this software.
+        left_out: by node, why a battery of it does not count.
     """
-    words = f"fleet: {len(counting)} siblings count"
+    summary = f"fleet: {len(counting)} other nodes with the same hardware count"
     other = sum(not same for same in counting.values())
-    words += f" ({other} with other software)" if other else ""
+    summary += f" ({other} with other software)" if other else ""
     reasons = Counter(why for node, why in left_out.items() if node not in counting)
     why = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-    return f"{words}; left out: {why}" if why else words
+    return f"{summary}; left out: {why}" if why else summary
 
 
-def _says_how_it_ran(closed: Closed) -> bool:
-    """Whether it says its device and ranks: records of before 4.3 have no options."""
-    return {"device", "ranks"} <= closed.options.keys()
-
-
-def _ran_alike(closed: Closed, device: str, ranks: int) -> bool:
-    """Whether it ran on this device with as many ranks."""
-    return closed.options.get("device") == device and closed.options.get("ranks") == str(ranks)
-
-
-def _closed(directory: Path, problems: list[str]) -> list[Closed]:
-    found = []
+def _ended(directory: Path, problems: list[str]) -> list[BatteryEnd]:
+    ended = []
     for path in sorted(directory.rglob("*.end.json")):
         try:
             data = path.read_bytes()
             if b'"battery"' not in data[:200] and "acceptance" not in path.parts[-2:]:
                 continue  # the record of a launch
-            found.append(battery_record.decode(data, Closed, str(path)))
+            ended.append(battery_record.decode(data, BatteryEnd, str(path)))
         except (OSError, InputError) as error:
             problems.append(f"left out: {error}")
-    return found
+    return ended
 
 
-def _values(closed: Closed) -> dict[str, Finding]:
+def _compared(end: BatteryEnd) -> dict[str, CheckFinding]:
     """The findings whose values other batteries compare, by check and name of the value."""
-    compared = [finding for finding in closed.findings if finding.siblings and finding.measured is not None]
-    return {f"{finding.check}:{finding.siblings}": finding for finding in compared}
+    compared = [finding for finding in end.findings if finding.compared_as and finding.measured is not None]
+    return {f"{finding.check}:{finding.compared_as}": finding for finding in compared}

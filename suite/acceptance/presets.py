@@ -21,11 +21,11 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """What a profile runs.
 
     Args:
-        micro_seconds: by device, that the micro-measurements are told to take.
-        limit_seconds: after which nothing optional is begun: no further look, no re-run.
-        timed: miniatures whose step time is judged; `looks` after how many launches.
+        micro_seconds: by device, how long the micro-measurements should take.
+        limit_seconds: after which no optional work starts: no further look, no re-run.
+        timed: miniatures whose step time is judged, after as many launches as `looks` says.
         jitter: the miniature with 200 timed steps; None: none.
-        exchanges: of each pair of ranks, and of all, at least; `exchange_seconds` that all pairs, and all, go on.
+        exchanges: of each pair of ranks, and of all ranks, at least; both go on for `exchange_seconds`.
         soak_bytes: of a rank on a CPU at most; None: 90 % of what is free when the soak begins, divided over the ranks.
     """
 
@@ -44,17 +44,32 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     soak_bytes: int | None
 
 
-# bloom-mini executes neither fp16 nor compiled operators on a CPU. A GPU is measured as `calibrate` does: it takes as
-# long there.
+# bloom-mini executes neither fp16 nor compiled operators on a CPU. On a GPU every profile measures all that `calibrate`
+# does.
+_ACCEPT = Effort(
+    limit_seconds=1800.0,
+    densities=DENSITIES,
+    micro_seconds=dict.fromkeys(("cpu", "cuda"), USUAL_SECONDS),
+    timed=("bloom-mini", "gpt2-mini", "mt-nlg-mini"),
+    looks=LOOKS,
+    jitter="gpt2-mini",
+    replays=3,
+    replay_steps=20,
+    exchanges=10,
+    exchange_seconds=4.0,
+    exchange_bytes={"cpu": 64 * MIB, "cuda": 1024 * MIB},
+    soak_seconds=180.0,
+    soak_bytes=None,
+)
 EFFORTS = {
-    "quick": Effort(
+    "quick": msgspec.structs.replace(
+        _ACCEPT,
         limit_seconds=300.0,
         densities=DENSITIES | {"cpu": QUICK_DENSITY},
         micro_seconds={"cpu": 45.0, "cuda": USUAL_SECONDS},  # 36 s on 2 cores of a Zen 5 (2026-11-24)
         timed=("bloom-mini",),
         looks=LOOKS[:1],
         jitter=None,
-        replays=3,
         replay_steps=3,
         exchanges=5,
         exchange_seconds=2.0,
@@ -62,35 +77,16 @@ EFFORTS = {
         soak_seconds=4.0,
         soak_bytes=256 * MIB,
     ),
-    "accept": Effort(
-        limit_seconds=1800.0,
-        densities=DENSITIES,
-        micro_seconds=dict.fromkeys(("cpu", "cuda"), USUAL_SECONDS),
-        timed=("bloom-mini", "gpt2-mini", "mt-nlg-mini"),
-        looks=LOOKS,
-        jitter="gpt2-mini",
-        replays=3,
-        replay_steps=20,
-        exchanges=10,
-        exchange_seconds=4.0,
-        exchange_bytes={"cpu": 64 * MIB, "cuda": 1024 * MIB},
-        soak_seconds=180.0,
-        soak_bytes=None,
-    ),
-    "soak": Effort(
+    "accept": _ACCEPT,
+    "soak": msgspec.structs.replace(
+        _ACCEPT,
         limit_seconds=9000.0,
-        densities=DENSITIES,
-        micro_seconds=dict.fromkeys(("cpu", "cuda"), USUAL_SECONDS),
         timed=MINIATURES,
-        looks=LOOKS,
         jitter="bloom-mini",
         replays=30,
-        replay_steps=20,
         exchanges=50,
         exchange_seconds=20.0,
-        exchange_bytes={"cpu": 64 * MIB, "cuda": 1024 * MIB},
         soak_seconds=6600.0,
-        soak_bytes=None,
     ),
 }
 
@@ -107,18 +103,18 @@ def effort(profile: str) -> Effort:
 
 
 def selected_miniatures(names: str | None, chosen: Effort) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The miniatures to launch, and of them those to time: where some are named, these and no others.
+    """The miniatures to launch, and those of them to time: the named ones, if some are named.
 
     Raises:
         InputError: an unknown one.
     """
     if not names:
         return MINIATURES, chosen.timed
-    found = tuple(word.strip() for word in names.split(","))
-    for name in found:
+    named = tuple(name.strip() for name in names.split(","))
+    for name in named:
         if name not in MINIATURES:
             raise InputError("unknown miniature", got=repr(name), allowed=", ".join(MINIATURES), where="--miniatures")
-    return found, found
+    return named, named
 
 
 def selected_checks(only: str | None, skip: str | None) -> frozenset[int]:
@@ -135,15 +131,15 @@ def selected_checks(only: str | None, skip: str | None) -> frozenset[int]:
 
 
 def _numbers(words: str, where: str) -> frozenset[int]:
-    named = {check.name: check.number for check in CHECKS}
-    found = set()
+    by_name = {check.name: check.number for check in CHECKS}
+    numbers = set()
     for word in words.split(","):
         word = word.strip()
         if word.isdecimal() and int(word) < len(CHECKS):
-            found.add(int(word))
-        elif word in named:
-            found.add(named[word])
+            numbers.add(int(word))
+        elif word in by_name:
+            numbers.add(by_name[word])
         else:
             allowed = ", ".join(f"{check.number} {check.name}" for check in CHECKS)
             raise InputError("unknown check", got=repr(word), allowed=allowed, where=where)
-    return frozenset(found)
+    return frozenset(numbers)

@@ -1,4 +1,4 @@
-"""What of a failed battery is run again in the time that is left: a failure of clocks needs a second look first."""
+"""Re-runs of what failed: a failure that rests on clocks needs a second measurement, while time is left."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ from collections.abc import Sequence
 
 import msgspec
 
-from suite.acceptance.context import Battery, Phase
-from suite.acceptance.evidence import Evidence, Launched, Micro, Surroundings, Timed
-from suite.acceptance.findings import Verdict
-from suite.acceptance.judge.gpu_health import environment_findings, share_of_others
+from suite.acceptance.check_table import HANG_GUARD
+from suite.acceptance.context import BatteryPhase, RunningBattery
+from suite.acceptance.evidence import Evidence, Health, MicroMeasurements, MiniatureLaunch, PhaseTiming, ProbeResult
+from suite.acceptance.findings import CheckFinding, CheckVerdict, confirmed, rests_on_clocks
 from suite.acceptance.judge.noninferiority import FEWEST
+from suite.acceptance.phases import (
+    FROM_MICRO,
+    FROM_PROBE,
+    FROM_TIMES,
+    OF_MICRO,
+    launch_phases,
+    launches_phase,
+    micro_phase,
+    probe_phase,
+)
+from suite.acceptance.presets import MINIATURES, TIMED_STEPS
 from suite.job.events import Status
 
-ATTEMPT = "once more"
 
-
-class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase that would be run again.
+class Rerun(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase that may be run again.
 
     Args:
+        name: of the phase.
         seconds: that it takes in full.
         launches: that it makes in full, each as long as the others; 0: it is run in full or not at all.
-        needed: whether a failure in it stands or falls with the re-run; wrong bits stand either way.
+        needed: whether the re-run decides a failure; bit errors are failures either way.
     """
 
     name: str
@@ -37,80 +47,126 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
         return self.seconds * min(FEWEST, self.launches) / self.launches if self.launches else self.seconds
 
 
-def affordable(due: Sequence[Due], seconds_left: float) -> list[Due]:
-    """Those that fit together at their shortest, in the order given; needed ones first, then short ones."""
+def affordable(reruns: Sequence[Rerun], seconds_left: float) -> list[Rerun]:
+    """Re-runs that fit together at their shortest, in the order given; needed ones have priority, then short ones."""
     chosen = []
-    for one in sorted(due, key=lambda one: (not one.needed, one.shortest_seconds)):
-        if one.shortest_seconds <= seconds_left:
-            chosen.append(one)
-            seconds_left -= one.shortest_seconds
-    return [one for one in due if one in chosen]
+    for rerun in sorted(reruns, key=lambda rerun: (not rerun.needed, rerun.shortest_seconds)):
+        if rerun.shortest_seconds <= seconds_left:
+            chosen.append(rerun)
+            seconds_left -= rerun.shortest_seconds
+    return [rerun for rerun in reruns if rerun in chosen]
 
 
-def launches_that_fit(one: Due, later: Sequence[Due], seconds_left: float) -> int | None:
-    """Launches of `one` that leave the shortest re-run of all `later` ones their time, 3 at least; 0: all of a phase
-    without launches; None: not even the shortest fits.
+def launches_that_fit(rerun: Rerun, later: Sequence[Rerun], seconds_left: float) -> int | None:
+    """Launches of a re-run that leave all later ones their shortest time, at least 3.
+
+    0: all of a phase without launches; None: not even the shortest fits.
     """
-    if one.shortest_seconds > seconds_left:
+    if rerun.shortest_seconds > seconds_left:
         return None
-    if not one.launches:
+    if not rerun.launches:
         return 0
-    room = seconds_left - math.fsum(other.shortest_seconds for other in later)
-    fit = int(room * one.launches / one.seconds) if one.seconds else one.launches
-    return min(one.launches, max(fit, FEWEST))
+    available = seconds_left - math.fsum(other.shortest_seconds for other in later)
+    fitting = int(available * rerun.launches / rerun.seconds) if rerun.seconds else rerun.launches
+    return min(rerun.launches, max(fitting, FEWEST))
 
 
-def disturbed(
-    battery: Battery, phase: Phase, found: Sequence[Evidence], *, later: Sequence[Phase], probe_seconds: float
-) -> list[Micro | Launched]:
-    """What of a phase has to be measured once more: all clocks during which others had more than their share.
+def run_again(battery: RunningBattery, first: list[CheckFinding]) -> dict[str, list[Evidence]]:
+    """Evidence of re-runs because of failures, by phase, as far as the limit leaves time.
 
-    Nothing where the devices or other processes of before make the battery invalid anyway, where the phase did not end
-    well, or where the time is too short. An interrupted battery is followed: what it repeated is taken, and what it did
-    not is not repeated either once it had run a later phase, which rests on what was measured.
-
-    Args:
-        later: phases that the battery has yet to run before the probe, which takes `probe_seconds`.
+    Where it is too short for as many launches as before, fewer are made, at least 3. What did not end well is not run
+    again: a hang would hang again for as long.
     """
-    limit = battery.settings.others
-    around = next((one for one in battery.evidence() if isinstance(one, Surroundings)), None)
-    environment = environment_findings(around, None, [], others=limit, loaded=())
-    if any(finding.verdict is Verdict.INVALID for finding in environment) or not ended_well(found):
-        return []
-    clocked = [one for one in found if isinstance(one, Micro) or (isinstance(one, Launched) and one.purpose != "exact")]
-    due = [one for one in clocked if share_of_others(one) > limit]
-    if battery.opened.kept(f"{phase.name} {ATTEMPT}") is not None:
-        return due
-    if any(battery.opened.kept(one.name) is not None for one in later):
-        return []
-    as_predicted = phase.predicted_seconds * len(due) / max(1, len(clocked))  # of a repeat that nobody disturbs
-    repeat = min(math.fsum(one.seconds for one in due), as_predicted)
-    seconds = repeat + math.fsum(one.predicted_seconds for one in later) + probe_seconds
-    return due if seconds <= battery.seconds_left else []
+    planned = {phase.name: (phase, rerun) for phase, rerun in planned_reruns(battery, first)}
+    chosen = affordable([rerun for _, rerun in planned.values()], battery.seconds_left)
+    again: dict[str, list[Evidence]] = {}
+    for number, rerun in enumerate(chosen):
+        phase = planned[rerun.name][0]
+        launches = launches_that_fit(rerun, chosen[number + 1 :], battery.seconds_left)
+        if launches is None:  # earlier re-runs took longer than at first
+            continue
+        if launches:
+            phase = launches_phase(battery, rerun.name.partition(" ")[0], "times", TIMED_STEPS, launches)
+        again[rerun.name] = battery.run(phase, "again")
+    return again
 
 
-def ended_well(found: Sequence[Evidence]) -> bool:
-    """Whether a phase, and everything that it measured, ended well and in time."""
-    if any(isinstance(one, Timed) and one.outcome != "ok" for one in found):
-        return False
-    return all(one.status is Status.OK for one in found if isinstance(one, Micro | Launched))
+def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) -> list[tuple[BatteryPhase, Rerun]]:
+    """Phases whose re-run would confirm or take back a failure, with the time that each took at first."""
+    failed = [item for item in findings if item.verdict is CheckVerdict.FAIL and item.status is Status.OK]
+    slow = {item.phase: item for item in battery.evidence() if isinstance(item, PhaseTiming) and item.outcome == "slow"}
+    probe_parts = FROM_PROBE if "probe" in slow else FROM_PROBE & {finding.check for finding in failed}
+    probe = probe_phase(battery, probe_parts) if probe_parts else None
+    planned = []
+    for phase in (micro_phase(battery), *launch_phases(battery), *(() if probe is None else (probe,))):
+        causes = [
+            finding
+            for finding in failed
+            if _is_slow(finding, phase) or (finding.check in phase.serves and _is_about(finding, phase))
+        ]
+        if not causes or phase.name not in battery.evidence_of:
+            continue
+        measured = [
+            item
+            for item in battery.evidence_of[phase.name]
+            if isinstance(item, ProbeResult)
+            or (isinstance(item, MicroMeasurements | MiniatureLaunch) and not item.set_aside)
+        ]
+        seconds = math.fsum(item.seconds for item in measured)
+        launches = len(measured) if phase.serves >= FROM_TIMES else 0
+        if phase.name == "probe":  # only its failed parts
+            seconds = min(seconds, phase.predicted_seconds)
+        if phase.name in slow:  # all of it, until it ends or is too slow again
+            seconds, launches = max(seconds, slow[phase.name].seconds), 0
+        needed = any(_decides(phase, finding) and rests_on_clocks(finding) for finding in causes)
+        planned.append((phase, Rerun(name=phase.name, seconds=seconds, launches=launches, needed=needed)))
+    return planned
 
 
-def in_words(due: Sequence[Micro | Launched]) -> str:
-    """Who disturbed the most of them, how much, and how many."""
-    guests = max(one.steal_share or 0.0 for one in due)
-    processes = max(one.others_share or 0.0 for one in due)
-    who = "other guests of the host" if guests > processes else "other processes"
-    count = f"{len(due)} launches" if isinstance(due[0], Launched) else "all"
-    return f"{who} took {max(guests, processes):.0%} of the processors: {count} to be made once more"
+def _is_slow(finding: CheckFinding, phase: BatteryPhase) -> bool:
+    """Whether the finding is that the phase took too long."""
+    return finding.check == HANG_GUARD and finding.subject == phase.name
 
 
-def joined(found: Sequence[Evidence], due: Sequence[Micro | Launched], repeat: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence of a phase and of its repeat, which takes the place of what was due where it ended well."""
-    if not ended_well(repeat):
-        return [*found, *repeat]
-    kept = [
-        msgspec.structs.replace(one, set_aside=True) if isinstance(one, Micro | Launched) and one in due else one
-        for one in found
+def _decides(phase: BatteryPhase, finding: CheckFinding) -> bool:
+    """Whether a re-run of the phase decides the finding: micro-measurements predict step times, but measure none."""
+    confirms = FROM_MICRO if phase.serves == OF_MICRO else phase.serves
+    return _is_slow(finding, phase) or (finding.check in confirms and _is_about(finding, phase))
+
+
+def _is_about(finding: CheckFinding, phase: BatteryPhase) -> bool:
+    """Whether the phase measures what the finding is about: a launch measures only its miniature."""
+    run = phase.name.partition(" ")[0]
+    return run not in MINIATURES or finding.subject.partition(",")[0] == run
+
+
+def confirmed_findings(battery: RunningBattery, health: Health, again: dict[str, list[Evidence]]) -> list[CheckFinding]:
+    """All findings; a failure that rests on clocks stands only where its re-run fails too.
+
+    Each miniature's re-run is one look at as many launches as it has.
+    """
+    first = battery.findings(health)
+    if not again:
+        return confirmed(first, [])
+    # further looks belong to the first measurement: a re-run is judged without them
+    further_looks = tuple(f"{name} from launch" for name in again)
+    phases = {name: of_phase for name, of_phase in battery.evidence_of.items() if not name.startswith(further_looks)}
+    evidence = [item for of_phase in (phases | again).values() for item in of_phase]
+    looks: dict[str, tuple[int, ...]] = {}
+    for of_phase in again.values():
+        launches = [item for item in of_phase if isinstance(item, MiniatureLaunch) and item.purpose == "times"]
+        if FEWEST <= len(launches) < battery.settings.effort.looks[0]:
+            looks[launches[0].run] = (len(launches),)
+    phases_again = [phase for phase, rerun in planned_reruns(battery, first) if rerun.name in again]
+    second = [
+        finding
+        for finding in battery.findings(health, evidence, looks)
+        if any(_decides(phase, finding) for phase in phases_again)
     ]
-    return [*kept, *repeat]
+    second += [
+        CheckFinding(check=HANG_GUARD, subject=item.phase, verdict=CheckVerdict.PASS)
+        for of_phase in again.values()
+        for item in of_phase
+        if isinstance(item, PhaseTiming) and item.outcome == "ok"
+    ]
+    return confirmed(first, second)

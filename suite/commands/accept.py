@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from reference_runs.errors import InputError
-from suite.acceptance.battery import Report, run_battery
+from suite.acceptance.battery import BatteryReport, run_battery
 from suite.acceptance.context import Settings
 from suite.acceptance.findings import Decision
 from suite.acceptance.presets import effort, selected_checks, selected_miniatures
@@ -19,7 +19,7 @@ from suite.commands import exit_codes
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device, usable_cores
 from suite.paths import ROOT
-from suite.report.terminal.acceptance import checks_table, junit, print_report, rows, summary
+from suite.report.terminal.acceptance import junit, print_checks, print_findings, print_verdict, rows, summary
 from suite.report.terminal.tables import console
 
 CODES = {
@@ -30,49 +30,53 @@ CODES = {
 }
 
 
+Profile = Annotated[str, typer.Option(help="quick (about 5 minutes), accept (about 30) or soak (2 hours and more).")]
+Only = Annotated[str | None, typer.Option(help="Checks by number or name: --only 7,14 or --only 'step time'.")]
+Skip = Annotated[str | None, typer.Option(help="Checks to leave out: --skip 15.")]
+Miniatures = Annotated[str | None, typer.Option(help="Launch and time these alone: --miniatures gpt2-mini,bloom-mini.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the newest battery of the same options that was interrupted.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Ranks = Annotated[int | None, typer.Option(help="Processes; default 2 on the CPU, otherwise all GPUs.")]
+Devices = Annotated[
+    int | None, typer.Option(help="GPUs (without one: processor cores) that this node must have: --devices 8.")
+]
+Others = Annotated[float, typer.Option(help="Share of the processors that other processes may use: --others 0.1.")]
+Fleet = Annotated[Path | None, typer.Option(readable=False, help="Records of other nodes: --fleet /shared/results.")]
+Results = Annotated[Path, typer.Option(help="Where records are stored, in acceptance/ and records/.")]
+JunitFile = Annotated[
+    Path | None, typer.Option("--junit", readable=False, help="Write JUnit XML too: --junit accept.xml.")
+]
+Summary = Annotated[bool, typer.Option("--summary", help="One line on stdout, for a scheduler's health check.")]
+All = Annotated[bool, typer.Option("--all", help="Print the table of all findings with their evidence.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")]
+Checks = Annotated[bool, typer.Option("--checks", help="Print what is checked, with formulas; run nothing.")]
+
+
 def accept_command(  # noqa: PLR0913  # the command's options
-    profile: Annotated[
-        str, typer.Option(help="quick (about 5 minutes), accept (about 30) or soak (2 hours and more).")
-    ] = "quick",
-    only: Annotated[
-        str | None, typer.Option(help="Checks by number or name: --only 7,14 or --only 'step time'.")
-    ] = None,
-    skip: Annotated[str | None, typer.Option(help="Checks to leave out: --skip 15.")] = None,
-    miniatures: Annotated[
-        str | None, typer.Option(help="Launch and time these alone: --miniatures gpt2-mini,bloom-mini.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the newest interrupted battery of the same options.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    ranks: Annotated[int | None, typer.Option(help="Processes; default 2 on the CPU, otherwise all GPUs.")] = None,
-    devices: Annotated[
-        int | None, typer.Option(help="GPUs (without one: processor cores) that this node must have: --devices 8.")
-    ] = None,
-    others: Annotated[
-        float, typer.Option(help="Share of the processors that other processes may use: --others 0.1.")
-    ] = 0.05,
-    fleet: Annotated[
-        Path | None, typer.Option(readable=False, help="Records of other nodes: --fleet /shared/results.")
-    ] = None,
-    results: Annotated[Path, typer.Option(help="Where records are stored, in acceptance/ and records/.")] = ROOT
-    / "results",
-    junit_file: Annotated[
-        Path | None, typer.Option("--junit", readable=False, help="Write JUnit XML too: --junit accept.xml.")
-    ] = None,
-    summary_only: Annotated[
-        bool, typer.Option("--summary", help="One line on stdout, for a scheduler's health check.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")] = False,
-    checks: Annotated[
-        bool, typer.Option("--checks", help="Print what is checked, with formulas; run nothing.")
-    ] = False,
+    profile: Profile = "quick",
+    only: Only = None,
+    skip: Skip = None,
+    miniatures: Miniatures = None,
+    resume: Resume = False,
+    device: Device = "auto",
+    ranks: Ranks = None,
+    devices: Devices = None,
+    others: Others = 0.05,
+    fleet: Fleet = None,
+    results: Results = ROOT / "results",
+    junit_file: JunitFile = None,
+    summary_only: Summary = False,
+    all_findings: All = False,
+    json: Json = False,
+    checks: Checks = False,
 ) -> None:
     """Judge this node: matrix rate, memory, links, exact figures and step times of the miniatures, replays, soak.
 
-    Every expected value is computed or measured, and printed with its source. A time that fails is measured again
-    before the node is rejected. What cannot run here is NOT RUN, with the reason, and never counts as passed.
-    docs/acceptance.md says what to do with each verdict.
+    All measurements of one run are a battery. Every expected value is computed or measured, and printed with its
+    source. A time that fails is measured again before the node is rejected. What cannot run here is NOT RUN, with the
+    reason, and never counts as passed. docs/acceptance.md says what to do with each verdict.
 
     Examples: python -m suite accept; python -m suite accept --profile accept --fleet /shared/results --summary
 
@@ -80,49 +84,89 @@ def accept_command(  # noqa: PLR0913  # the command's options
     (hang, crash, out of memory, NaN), 130 interrupted.
     """
     if checks:
-        checks_table(console())
+        print_checks(console())
         return
-    settings = _settings(
+    chosen = effort(profile)
+    launched, timed = selected_miniatures(miniatures, chosen)
+    kind, processes = _device_and_ranks(device, ranks)
+    settings = Settings(
         profile=profile,
-        only=only,
-        skip=skip,
-        miniatures=miniatures,
-        resume=resume,
-        device=device,
-        ranks=ranks,
+        effort=chosen,
+        device=kind,
+        ranks=processes,
+        results=results,
+        fleet=fleet,
+        selected=selected_checks(only, skip),
+        miniatures=launched,
+        timed=timed,
         devices=devices,
         others=others,
-        fleet=fleet,
-        results=results,
+        resume=resume,
+        device_named=device != "auto",
     )
+    _check(settings, junit_file)
+    report = _run(settings)
+    if json or summary_only:
+        sys.stdout.write((_json(report) if json else summary(report)) + "\n")
+    else:
+        (print_findings if all_findings else print_verdict)(console(), report)
     if junit_file is not None:
-        _check_writable(junit_file)
+        _write_junit(report, junit_file)
+    raise typer.Exit(CODES[report.decision])
+
+
+def _run(settings: Settings) -> BatteryReport:
+    """The report of a battery; without room for records, or interrupted, the command ends."""
     end_as_interrupted()
     messages = console(stderr=True)
     try:
-        report = run_battery(settings, lambda line: messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
+        return run_battery(settings, lambda line: messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
     except OSError as error:  # no room or no access for records or scratch files
-        messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+        _print_error(error)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
     except KeyboardInterrupt:
         messages.print("interrupted: accept --resume goes on with the phases that are left")
         raise typer.Exit(exit_codes.INTERRUPTED) from None
-    if json:
-        sys.stdout.write(_json(report) + "\n")
-    elif summary_only:
-        sys.stdout.write(summary(report) + "\n")
-    else:
-        print_report(console(), report)
+
+
+def _write_junit(report: BatteryReport, file: Path) -> None:
+    """Write the file if possible: the verdict is printed, and stands."""
+    try:
+        file.write_text(junit(report), encoding="utf-8")
+    except OSError as error:
+        _print_error(error)
+
+
+def _print_error(error: OSError) -> None:
+    console(stderr=True).print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+
+
+def _device_and_ranks(device: str, ranks: int | None) -> tuple[str, int]:
+    kind, most = resolved_device(device)
+    if kind == "cpu":
+        most = usable_cores()
+    count = (min(2, most) if kind == "cpu" else most) if ranks is None else ranks
+    if not 1 <= count <= most:
+        available = f"1 to {most}, the {'cores' if kind == 'cpu' else 'GPUs'} here"
+        raise InputError("ranks", got=count, allowed=available, where="--ranks")
+    return kind, count
+
+
+def _check(settings: Settings, junit_file: Path | None) -> None:
+    """Raises InputError for an option out of range, a fleet that is no directory, or a file that cannot be written."""
+    if not 0 <= settings.others <= 1:
+        raise InputError("share of the processors", got=settings.others, allowed="0 to 1", where="--others")
+    if settings.devices is not None and settings.devices < 1:
+        raise InputError("devices", got=settings.devices, allowed="1 or more", where="--devices")
+    if settings.fleet is not None and not settings.fleet.is_dir():
+        allowed = "a directory of records"
+        raise InputError("the fleet is no directory", got=str(settings.fleet), allowed=allowed, where="--fleet")
     if junit_file is not None:
-        try:
-            junit_file.write_text(junit(report), encoding="utf-8")
-        except OSError as error:  # the verdict has been told, and stands
-            messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
-    raise typer.Exit(CODES[report.decision])
+        _check_writable(junit_file)
 
 
 def _check_writable(junit_file: Path) -> None:
-    """Raises InputError where the file could not be written behind a battery."""
+    """Raises InputError where the file could not be written after a battery."""
     if not junit_file.resolve().parent.is_dir():
         raise InputError("no directory for the file", got=str(junit_file), where="--junit")
     existed = junit_file.exists()
@@ -135,53 +179,7 @@ def _check_writable(junit_file: Path) -> None:
         junit_file.unlink()
 
 
-def _settings(  # noqa: PLR0913  # the command's options
-    *,
-    profile: str,
-    only: str | None,
-    skip: str | None,
-    miniatures: str | None,
-    resume: bool,
-    device: str,
-    ranks: int | None,
-    devices: int | None,
-    others: float,
-    fleet: Path | None,
-    results: Path,
-) -> Settings:
-    chosen, selected = effort(profile), selected_checks(only, skip)
-    launched, timed = selected_miniatures(miniatures, chosen)
-    if not 0 <= others <= 1:
-        raise InputError("share of the processors", got=others, allowed="0 to 1", where="--others")
-    if devices is not None and devices < 1:
-        raise InputError("devices", got=devices, allowed="1 or more", where="--devices")
-    if fleet is not None and not fleet.is_dir():
-        raise InputError("the fleet is no directory", got=str(fleet), allowed="a directory of records", where="--fleet")
-    kind, most = resolved_device(device)
-    if kind == "cpu":
-        most = usable_cores()
-    count = (min(2, most) if kind == "cpu" else most) if ranks is None else ranks
-    if not 1 <= count <= most:
-        what = "cores" if kind == "cpu" else "GPUs"
-        raise InputError("ranks", got=count, allowed=f"1 to {most}, the {what} here", where="--ranks")
-    return Settings(
-        profile=profile,
-        effort=chosen,
-        device=kind,
-        ranks=count,
-        results=results,
-        fleet=fleet,
-        selected=selected,
-        miniatures=launched,
-        timed=timed,
-        devices=devices,
-        others=others,
-        resume=resume,
-        device_named=device != "auto",
-    )
-
-
-def _json(report: Report) -> str:
+def _json(report: BatteryReport) -> str:
     entry = {
         "id": report.id,
         "profile": report.profile,

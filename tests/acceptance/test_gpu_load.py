@@ -7,21 +7,21 @@ import itertools
 import msgspec
 import pytest
 
-from suite.acceptance.context import Battery, Settings
+from suite.acceptance.context import RunningBattery, Settings
 from suite.acceptance.evidence import (
     Evidence,
     GpuHealth,
     GpuSample,
     GpuState,
     Health,
-    Launched,
-    Probing,
-    Soaking,
+    MiniatureLaunch,
+    ProbeResult,
+    SoakResult,
     Surroundings,
 )
-from suite.acceptance.findings import Decision, Finding, Verdict, decision
+from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, decision
 from suite.acceptance.judge.gpu_health import gpu_findings
-from suite.acceptance.judge.judge import judged
+from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.nvml import joined
 from suite.acceptance.past_batteries import History
 from suite.acceptance.phases import probe_phase
@@ -41,14 +41,14 @@ def health() -> Health:
     return Health(gpus=[gpu])
 
 
-def soak(status: Status = Status.OK, wrong: int = 0) -> Probing:
-    soaks = [Soaking(rank=0, bytes=1, passes=2, wrong=wrong, first="x")] if status is Status.OK else []
-    return Probing(status=status, message="m", ranks_at_fault=[0], seconds=4.0, soaks=soaks)
+def soak(status: Status = Status.OK, wrong: int = 0) -> ProbeResult:
+    soaks = [SoakResult(rank=0, bytes=1, passes=2, wrong=wrong, first="x")] if status is Status.OK else []
+    return ProbeResult(status=status, message="m", ranks_at_fault=[0], seconds=4.0, soaks=soaks)
 
 
 def found(
     *load: Evidence, selected: frozenset[int] = COUNTERS, gpus_with_ranks: tuple[int, ...] = (0,)
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """All findings of a node with one GPU."""
     around = Surroundings(
         device="cuda",
@@ -59,29 +59,34 @@ def found(
         competitors=[],
         gpus_with_ranks=list(gpus_with_ranks),
     )
-    return judged([around, *load, health()], History(), others=0.05, selected=selected)
+    return battery_findings([around, *load, health()], History(), others=0.05, selected=selected)
 
 
-def of_counters(findings: list[Finding]) -> list[tuple[int, Verdict]]:
+def of_counters(findings: list[CheckFinding]) -> list[tuple[int, CheckVerdict]]:
     return [(one.check, one.verdict) for one in findings if one.check in (12, 13)]
 
 
 @pytest.mark.parametrize(
     ("status", "verdict"),
-    [(Status.CRASHED, Verdict.FAIL), (Status.HANG, Verdict.HANG), (Status.OUT_OF_MEMORY, Verdict.FAIL)],
+    [(Status.CRASHED, CheckVerdict.FAIL), (Status.HANG, CheckVerdict.HANG), (Status.OUT_OF_MEMORY, CheckVerdict.FAIL)],
 )
 def test_a_load_that_did_not_end_well_passes_no_counter_and_is_said_itself(status, verdict):
     findings = found(soak(status))
-    assert of_counters(findings) == [(12, Verdict.NOT_RUN), (13, Verdict.NOT_RUN)]
+    assert of_counters(findings) == [(12, CheckVerdict.NOT_RUN), (13, CheckVerdict.NOT_RUN)]
     assert "no load ended well" in next(one.evidence for one in findings if one.check == 13)
-    (broken,) = [one for one in findings if one.status is not Status.OK]
-    assert (broken.check, broken.verdict, broken.status, broken.part) == (15, verdict, status, "rank 0")
+    (failed,) = [one for one in findings if one.status is not Status.OK]
+    assert (
+        failed.check,
+        failed.verdict,
+        failed.status,
+        failed.part,
+    ) == (15, verdict, status, "rank 0")
     assert decision(findings) is Decision.EXECUTION_FAILED
 
 
-def test_wrong_bits_of_a_soak_that_nobody_asked_for_reject_the_node():
+def test_bit_errors_of_a_soak_that_is_not_selected_reject_the_node():
     good, bad = found(soak()), found(soak(wrong=1))
-    assert of_counters(good) == of_counters(bad) == [(12, Verdict.PASS), (13, Verdict.PASS)]
+    assert of_counters(good) == of_counters(bad) == [(12, CheckVerdict.PASS), (13, CheckVerdict.PASS)]
     assert decision(good) is Decision.ACCEPTED
     assert [one.part for one in bad if one.check == 15] == ["rank 0: memory or arithmetic"]
     assert decision(bad) is Decision.REJECTED
@@ -91,10 +96,10 @@ def test_wrong_bits_of_a_soak_that_nobody_asked_for_reject_the_node():
 def test_one_load_that_ended_well_suffices_and_the_other_is_said_once():
     usual = {"run": "gpt2-mini", "purpose": "times", "message": "m", "ranks_at_fault": [], "seconds": 1.0}
     launches = [
-        Launched(**usual, record=status.value, status=status, exact=40) for status in (Status.OK, Status.CRASHED)
+        MiniatureLaunch(**usual, record=status.value, status=status, exact=40) for status in (Status.OK, Status.CRASHED)
     ]
     findings = found(*launches, selected=frozenset({8, 12, 13}))
-    assert of_counters(findings) == [(12, Verdict.PASS), (13, Verdict.PASS)]
+    assert of_counters(findings) == [(12, CheckVerdict.PASS), (13, CheckVerdict.PASS)]
     assert [(one.check, one.subject) for one in findings if one.status is not Status.OK] == [(7, "gpt2-mini")]
     asked = found(*launches, selected=frozenset({7, 8}))
     assert [one.check for one in asked if one.status is not Status.OK] == [7]
@@ -115,7 +120,7 @@ def test_errors_before_a_driver_was_loaded_anew_are_not_forgotten():
     (whole,) = joined([then, now]).gpus
     assert (whole.after.corrected, whole.after.uncorrected, whole.after.remap_pending) == (47, 7, True)
     (_, errors) = gpu_findings(Health(gpus=[whole]), loaded=(0,))
-    assert errors.verdict is Verdict.FAIL
+    assert errors.verdict is CheckVerdict.FAIL
     assert "a row waits to be remapped; 7 corrected ECC errors under load" in errors.evidence
     (same,) = joined([then]).gpus
     assert (same.before, same.after) == (begun, worn)
@@ -123,10 +128,10 @@ def test_errors_before_a_driver_was_loaded_anew_are_not_forgotten():
 
 def test_a_counter_is_added_up_over_the_readings_that_were_answered():
     states = [GpuState(uncorrected=count) for count in (1, 3, None, 0, 2)]
-    laps = [part(first, second) for first, second in itertools.pairwise(states)]
-    (whole,) = joined(laps).gpus
+    parts = [part(first, second) for first, second in itertools.pairwise(states)]
+    (whole,) = joined(parts).gpus
     assert (whole.before.uncorrected, whole.after.uncorrected) == (1, 1 + 2 + 2)
-    assert joined(laps[:2]).gpus[0].after.uncorrected is None  # the last one did not answer
+    assert joined(parts[:2]).gpus[0].after.uncorrected is None  # the last one did not answer
 
 
 def test_processes_at_the_start_of_each_watch_count_and_those_between_its_laps_do_not():
@@ -152,13 +157,13 @@ def test_only_gpus_are_soaked_for_their_counters(tmp_path, device, serves):
         others=0.05,
         resume=False,
     )
-    phase = probe_phase(Battery(settings, None, History(), print))
+    phase = probe_phase(RunningBattery(settings, None, History(), print))
     assert serves == (phase and serves & phase.serves)
 
 
 def test_where_ranks_ran_on_unknown_gpus_no_gpu_is_said_to_have_had_none():
     findings = found(soak(), gpus_with_ranks=())
-    assert of_counters(findings) == [(12, Verdict.NOT_RUN), (13, Verdict.NOT_RUN)]
-    words = "not known on which GPUs ranks ran (CUDA_VISIBLE_DEVICES); no counter moved"
+    assert of_counters(findings) == [(12, CheckVerdict.NOT_RUN), (13, CheckVerdict.NOT_RUN)]
+    words = "not known on which GPUs ranks ran (CUDA_VISIBLE_DEVICES); no counter changed"
     assert [one.evidence for one in findings if one.check == 13] == [words]
     assert "no rank ran on it" in next(one.evidence for one in found() if one.check == 13)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from suite.acceptance import measurements
-from suite.acceptance.context import Battery, Settings
+from suite.acceptance.context import RunningBattery, Settings
 from suite.acceptance.past_batteries import History
 from suite.acceptance.phases import COUNTING_STEPS, START_SECONDS, STEP_SECONDS, launch_phases
 from suite.acceptance.presets import EFFORTS, EXACT_STEPS
@@ -28,7 +28,7 @@ def probed(monkeypatch, events, device="cpu", profile="quick"):
 
     monkeypatch.setattr(measurements, "launch", launch)
     options = {"replays": False, "exchanges": False, "soak": True, "on_event": lambda *_: None}
-    return measurements.probed(device, len(events), EFFORTS[profile], **options), jobs[0]
+    return measurements.probe_result(device, len(events), EFFORTS[profile], **options), jobs[0]
 
 
 def test_a_probe_says_who_shared_the_processors(monkeypatch):
@@ -58,10 +58,10 @@ def test_how_much_a_full_soak_fills_is_left_to_the_ranks(monkeypatch, device, pr
 
 def test_a_calibration_that_hangs_says_which_rank_and_where(monkeypatch, tmp_path):
     hung = LaunchOutcome(
-        status=Status.HANG, message="rank 1 behind", ranks_at_fault=[1], events=[[], []], log_tail="rank 0:\nThread 1"
+        status=Status.HANG, message="rank 1 is late", ranks_at_fault=[1], events=[[], []], log_tail="rank 0:\nThread 1"
     )
     monkeypatch.setattr(calibrate, "launch", lambda *_arguments, **_options: hung)
-    evidence, profile = measurements.micro("cpu", 2, EFFORTS["quick"], tmp_path, lambda *_: None)
+    evidence, profile = measurements.micro_measurements("cpu", 2, EFFORTS["quick"], tmp_path, lambda *_: None)
     assert profile is None
     assert (evidence.status, evidence.ranks_at_fault, evidence.stacks) == (Status.HANG, [1], "rank 0:\nThread 1")
 
@@ -81,7 +81,7 @@ def test_a_launch_is_predicted_from_the_machine_profile_where_it_has_the_step(tm
         others=0.05,
         resume=False,
     )
-    run = Battery(settings, None, History(), print)
+    run = RunningBattery(settings, None, History(), print)
     (unknown,) = launch_phases(run)
     assert unknown.predicted_seconds == START_SECONDS + (EXACT_STEPS + COUNTING_STEPS) * STEP_SECONDS
     monkeypatch.setattr(measurements, "predicted_times", lambda _plan, profile: [step(profile)])

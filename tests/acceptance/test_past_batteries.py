@@ -1,4 +1,4 @@
-"""Accepted batteries of the same hardware and software are a node's past; of the same hardware, its siblings."""
+"""Accepted batteries of the same hardware and software are a node's past; other nodes of a fleet need its hardware."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from reference_runs.errors import InputError
-from suite.acceptance.battery_record import SCHEMA, Closed, decode, encode
-from suite.acceptance.findings import Decision, Finding, Past, Verdict
-from suite.acceptance.past_batteries import history
+from suite.acceptance.battery_record import SCHEMA, BatteryEnd, decode, encode
+from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery
+from suite.acceptance.past_batteries import NodeIdentity, history, measured_values
 
 ALIKE = {"device": "cpu", "ranks": "2"}
 
@@ -20,19 +20,19 @@ def battery(
     number,
     *,
     value=1.0,
-    verdict=Verdict.PASS,
+    verdict=CheckVerdict.PASS,
     node="here",
     decision=Decision.ACCEPTED,
     hardware="h",
     software="s",
     options=ALIKE,
-    siblings="copy",
+    compared_as="copy",
 ):
     """One record with one rate."""
     directory = results / "acceptance"
     directory.mkdir(parents=True, exist_ok=True)
-    rate = Finding(check=3, subject="copy", verdict=verdict, measured=value, siblings=siblings)
-    closed = Closed(
+    rate = CheckFinding(check=3, subject="copy", verdict=verdict, measured=value, compared_as=compared_as)
+    closed = BatteryEnd(
         kind="battery",
         schema=SCHEMA,
         id=str(number),
@@ -51,7 +51,13 @@ def battery(
 
 
 def of_here(results, fleet=None):
-    return history(results, fleet, node="here", hardware="h", software="s", device="cpu", ranks=2)
+    return history(results, fleet, NodeIdentity("here", "h", "s", "cpu", 2))
+
+
+def values(known, name="copy"):
+    """Past and fleet values of check 3."""
+    past, fleet = known.of(3, name)
+    return measured_values(past), measured_values(fleet)
 
 
 def test_rejected_batteries_and_those_of_another_machine_or_stack_are_no_past(tmp_path):
@@ -62,35 +68,31 @@ def test_rejected_batteries_and_those_of_another_machine_or_stack_are_no_past(tm
     battery(tmp_path, 5, value=5.0, node="there")
     battery(tmp_path, 6, value=6.0)
     known = of_here(tmp_path)
-    assert known.of(3, "copy") == ([1.0, 6.0], [])
+    assert values(known) == ([1.0, 6.0], [])
     assert known.past_problems == ["2 accepted batteries of this node had other hardware or software: not its past"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words", "left_out"),
-    [
-        ({"device": "cpu", "ranks": "1"}, "had another device or other ranks", "with another device or other ranks"),
-        ({"device": "cuda", "ranks": "2"}, "had another device or other ranks", "with another device or other ranks"),
-        ({}, "do not say their device and ranks", "that do not say their device and ranks"),
-    ],
-)
-def test_a_battery_of_other_ranks_or_of_another_device_is_no_past_and_no_sibling(tmp_path, options, words, left_out):
+@pytest.mark.parametrize("options", [{"device": "cpu", "ranks": "1"}, {"device": "cuda", "ranks": "2"}, {}])
+def test_a_battery_of_other_ranks_or_of_another_device_is_not_compared(tmp_path, options):
     battery(tmp_path, 1, value=1.0, options=options)
     battery(tmp_path, 2, value=2.0, node="there", options=options)
     battery(tmp_path, 3, value=3.0)
     known = of_here(tmp_path, tmp_path)
-    assert known.of(3, "copy") == ([3.0], [])
+    assert values(known) == ([3.0], [])
     assert known.dated(bad()).good_until.battery == "3"
-    assert known.past_problems == [f"1 accepted batteries of this node {words}: not its past"]
-    assert known.fleet_words == f"fleet: 0 siblings count; left out: 1 {left_out}"
+    assert known.past_problems == ["1 accepted batteries of this node had another device or other ranks: not its past"]
+    assert (
+        known.fleet_summary
+        == "fleet: 0 other nodes with the same hardware count; left out: 1 with another device or other ranks"
+    )
 
 
-def test_a_newer_battery_of_a_sibling_that_measured_in_another_way_hides_no_older_value(tmp_path):
-    battery(tmp_path, 1, value=1.0, node="there", siblings="small")
-    battery(tmp_path, 2, value=2.0, node="there", siblings="large")
-    battery(tmp_path, 3, value=3.0, node="there", siblings="large")
+def test_a_newer_battery_of_another_node_that_measured_in_another_way_hides_no_older_value(tmp_path):
+    battery(tmp_path, 1, value=1.0, node="there", compared_as="small")
+    battery(tmp_path, 2, value=2.0, node="there", compared_as="large")
+    battery(tmp_path, 3, value=3.0, node="there", compared_as="large")
     known = of_here(tmp_path / "none", tmp_path)
-    assert (known.of(3, "small")[1], known.of(3, "large")[1]) == ([1.0], [3.0])
+    assert (values(known, "small")[1], values(known, "large")[1]) == ([1.0], [3.0])
 
 
 def test_of_each_other_node_the_newest_battery_counts(tmp_path):
@@ -100,11 +102,11 @@ def test_of_each_other_node_the_newest_battery_counts(tmp_path):
     battery(tmp_path / "b", 4, value=4.0, node="here")
     battery(tmp_path / "b", 5, value=5.0, node="old", hardware="other")
     known = of_here(tmp_path / "none", tmp_path)
-    assert sorted(known.of(3, "copy")[1]) == [2.0, 3.0]
+    assert sorted(values(known)[1]) == [2.0, 3.0]
     assert known.fleet_nodes == 2
 
 
-def test_a_fleet_says_how_many_siblings_count_and_why_others_do_not(tmp_path):
+def test_a_fleet_says_how_many_nodes_count_and_why_others_do_not(tmp_path):
     battery(tmp_path, 1, node="a")
     battery(tmp_path, 2, node="b", software="other")
     battery(tmp_path, 3, node="c", hardware="other")
@@ -113,29 +115,32 @@ def test_a_fleet_says_how_many_siblings_count_and_why_others_do_not(tmp_path):
     battery(tmp_path, 6, node="f", decision=Decision.REJECTED)
     battery(tmp_path, 7, node="a", decision=Decision.REJECTED)
     known = of_here(tmp_path / "none", tmp_path)
-    assert known.fleet_words == (
-        "fleet: 2 siblings count (1 with other software); left out: 1 not accepted, "
+    assert known.fleet_summary == (
+        "fleet: 2 other nodes with the same hardware count (1 with other software); left out: 1 not accepted, "
         "1 with another device or other ranks, 2 with other hardware"
     )
     assert known.fleet_problems == []
-    assert of_here(tmp_path).fleet_words == ""
+    assert of_here(tmp_path).fleet_summary == ""
 
 
-def test_a_fleet_without_any_sibling_that_counts_is_not_silent(tmp_path):
+def test_a_fleet_without_any_node_that_counts_is_reported(tmp_path):
     battery(tmp_path, 1, node="there", hardware="other")
     battery(tmp_path, 2)
     known = of_here(tmp_path / "none", tmp_path)
-    assert known.fleet_problems == ["fleet: 0 siblings count; left out: 1 with other hardware"]
-    assert known.fleet_problems == [known.fleet_words]
+    assert known.fleet_problems == [
+        "fleet: 0 other nodes with the same hardware count; left out: 1 with other hardware"
+    ]
+    assert known.fleet_problems == [known.fleet_summary]
 
 
 def test_what_terms_took_is_kept_with_the_past(tmp_path):
     for number, terms in enumerate([{"backward": 0.1}, {}], start=1):
         path = battery(tmp_path, number)
-        closed = decode(path.read_bytes(), Closed, str(path))
+        closed = decode(path.read_bytes(), BatteryEnd, str(path))
         found = msgspec.structs.replace(closed.findings[0], terms=terms)
         path.write_bytes(encode(msgspec.structs.replace(closed, findings=[found])))
-    assert of_here(tmp_path).terms_of(3, "copy") == ([{"backward": 0.1}], [])
+    past, fleet = of_here(tmp_path).of(3, "copy")
+    assert ([finding.terms for finding in past], fleet) == ([{"backward": 0.1}, {}], [])
 
 
 def test_a_truncated_record_is_named_and_left_out(tmp_path):
@@ -153,38 +158,40 @@ def test_a_fleet_that_is_no_directory_is_refused(tmp_path):
         of_here(tmp_path, tmp_path / "missing")
 
 
-def bad(verdict=Verdict.FAIL, check=3, subject="copy"):
-    return Finding(check=check, subject=subject, verdict=verdict)
+def bad(verdict=CheckVerdict.FAIL, check=3, subject="copy"):
+    return CheckFinding(check=check, subject=subject, verdict=verdict)
 
 
 @pytest.mark.parametrize(
     ("verdicts", "good", "since"),
     [
-        ([Verdict.PASS, Verdict.PASS], 2, None),
-        ([Verdict.PASS, Verdict.FAIL, Verdict.FAIL], 1, 2),
-        ([Verdict.FAIL, Verdict.PASS], 2, None),
-        ([Verdict.PASS, Verdict.INVALID], 1, None),
-        ([Verdict.HANG, Verdict.WARN], None, 1),
-        ([Verdict.NOT_RUN], None, None),
+        ([CheckVerdict.PASS, CheckVerdict.PASS], 2, None),
+        ([CheckVerdict.PASS, CheckVerdict.FAIL, CheckVerdict.FAIL], 1, 2),
+        ([CheckVerdict.FAIL, CheckVerdict.PASS], 2, None),
+        ([CheckVerdict.PASS, CheckVerdict.INVALID], 1, None),
+        ([CheckVerdict.HANG, CheckVerdict.WARN], None, 1),
+        ([CheckVerdict.NOT_RUN], None, None),
         ([], None, None),
     ],
 )
 def test_a_failure_is_dated_by_the_batteries_that_passed_and_failed_before_it(tmp_path, verdicts, good, since):
     for number, verdict in enumerate(verdicts, start=1):
-        rejected = Decision.ACCEPTED if verdict is Verdict.PASS else Decision.REJECTED
+        rejected = Decision.ACCEPTED if verdict is CheckVerdict.PASS else Decision.REJECTED
         battery(tmp_path, number, verdict=verdict, decision=rejected)
     found = of_here(tmp_path).dated(bad())
-    expected = [None if number is None else Past(battery=str(number), finished=number) for number in (good, since)]
+    expected = [
+        None if number is None else PastBattery(battery=str(number), finished=number) for number in (good, since)
+    ]
     assert [found.good_until, found.bad_since] == expected
 
 
 def test_a_warning_dates_from_warnings_and_a_failure_does_not(tmp_path):
     battery(tmp_path, 1)
-    battery(tmp_path, 2, verdict=Verdict.WARN)
+    battery(tmp_path, 2, verdict=CheckVerdict.WARN)
     known = of_here(tmp_path)
-    assert known.dated(bad(Verdict.WARN)).bad_since.battery == "2"
-    assert known.dated(bad(Verdict.FAIL)).bad_since is None
-    for verdict in (Verdict.PASS, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.NOT_RUN):
+    assert known.dated(bad(CheckVerdict.WARN)).bad_since.battery == "2"
+    assert known.dated(bad(CheckVerdict.FAIL)).bad_since is None
+    for verdict in (CheckVerdict.PASS, CheckVerdict.INVALID, CheckVerdict.INCONCLUSIVE, CheckVerdict.NOT_RUN):
         assert known.dated(bad(verdict)) == bad(verdict)
 
 
@@ -203,5 +210,5 @@ def test_a_record_whose_findings_are_not_dated_is_read(tmp_path):
     old = json.loads(battery(tmp_path, 1).read_bytes())
     for finding in old["findings"]:
         del finding["good_until"], finding["bad_since"]
-    closed = decode(json.dumps(old).encode(), Closed, "old")
+    closed = decode(json.dumps(old).encode(), BatteryEnd, "old")
     assert (closed.findings[0].good_until, closed.findings[0].measured) == (None, 1.0)

@@ -12,7 +12,7 @@ from suite.acceptance import battery, context, measurements
 from suite.acceptance.evidence import Health
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import EFFORTS
-from suite.acceptance.reruns import Due, affordable, launches_that_fit
+from suite.acceptance.reruns import Rerun, affordable, launches_that_fit
 from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS
 
 
@@ -35,9 +35,9 @@ def test_looks_and_re_runs_leave_the_probe_its_time(tmp_path, capsys, node, prof
     assert "confirmed by a re-run" in found[11, "gpt2-mini"]["evidence"]
 
 
-def test_behind_the_limit_nothing_is_run_again_and_the_finding_stays_open(tmp_path, capsys, node, monkeypatch):
+def test_after_the_limit_nothing_is_run_again_and_the_finding_stays_open(tmp_path, capsys, node, monkeypatch):
     node.stragglers = {"gpt2-mini"}
-    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: 74.0))  # 3 launches take 75 s
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 74.0))  # 3 launches take 75 s
     found = accept(capsys, tmp_path, "--only", "11", "--miniatures", "gpt2-mini")
     assert node.asked == ["gpt2-mini"] * 5
     assert found[11, "gpt2-mini"]["verdict"] == "INCONCLUSIVE"
@@ -47,7 +47,7 @@ def test_behind_the_limit_nothing_is_run_again_and_the_finding_stays_open(tmp_pa
 def test_a_short_re_run_of_one_miniature_leaves_the_full_one_of_another_its_looks(tmp_path, capsys, node, monkeypatch):
     node.slow = {"bloom-mini": [1.6], "opt-mini": [1.6]}
     first, again = MICRO_SECONDS + 10 * LAUNCH_SECONDS, 8 * LAUNCH_SECONDS
-    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: first + again - node.now))
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: first + again - node.now))
     found = accept(capsys, tmp_path, "--only", "8", "--miniatures", "bloom-mini,opt-mini")
     assert [node.asked.count(name) for name in ("micro", "bloom-mini", "opt-mini")] == [1, 10, 8]
     verdicts = {subject: finding["verdict"] for (_, subject), finding in found.items()}
@@ -56,7 +56,7 @@ def test_a_short_re_run_of_one_miniature_leaves_the_full_one_of_another_its_look
 
 def test_a_failure_that_was_not_run_again_is_not_confirmed_by_its_own_launches(tmp_path, capsys, node, monkeypatch):
     node.stragglers = {"bloom-mini", "opt-mini"}
-    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: 100.0))  # for one of the two
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 100.0))  # for one of the two
     found = accept(capsys, tmp_path, "--only", "11", "--miniatures", "bloom-mini,opt-mini")
     assert [node.asked.count(name) for name in ("bloom-mini", "opt-mini")] == [9, 5]
     verdicts = {subject: finding["verdict"] for (_, subject), finding in found.items()}
@@ -66,7 +66,7 @@ def test_a_failure_that_was_not_run_again_is_not_confirmed_by_its_own_launches(t
 def test_micro_measurements_alone_confirm_no_step_time(tmp_path, capsys, node, monkeypatch):
     node.slow = {"bloom-mini": [1.6]}
     node.peak = 10.0  # of which the products reach a tenth
-    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: 74.0))
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 74.0))
     monkeypatch.setattr("tests.support.node.MICRO_SECONDS", 20.0)
     found = accept(capsys, tmp_path, "--only", "1,8", "--miniatures", "bloom-mini")
     assert [node.asked.count(name) for name in ("micro", "bloom-mini")] == [2, 5]
@@ -77,7 +77,7 @@ def test_micro_measurements_alone_confirm_no_step_time(tmp_path, capsys, node, m
 def test_of_the_probe_only_the_failed_part_is_run_again(tmp_path, capsys, node):
     node.wrong = 1
     accept(capsys, tmp_path, "--profile", "soak", "--only", "14,15")
-    assert node.probe_parts == [(True, False, True)]  # a second soak has no room, and wrong bits stand
+    assert node.probe_parts == [(True, False, True)]  # a second soak has no time, and bit errors stand
     node.probe_parts.clear()
     accept(capsys, tmp_path, "--only", "14")
     assert node.probe_parts == [(True, False, False)]  # INVALID: no replay agrees with another
@@ -94,13 +94,13 @@ def test_a_slow_further_look_is_run_again(tmp_path, capsys, node, monkeypatch, n
     node.slow["bloom-mini"] = [0.8, 1.8]  # no look decides
 
     def launched(name, purpose, *, on_event, **options):
-        one = node.launched(name, purpose, **options)
+        one = node.miniature_launch(name, purpose, **options)
         if node.asked.count(name) in numbers:
             node.now += 600.0
             on_event(0, None)
         return one
 
-    monkeypatch.setattr(measurements, "launched", launched)
+    monkeypatch.setattr(measurements, "miniature_launch", launched)
     found = accept(capsys, tmp_path, "--profile", "accept", "--only", "8,17", "--miniatures", "bloom-mini")
     assert node.asked.count("bloom-mini") == made
     guard = found[17, "bloom-mini times"]
@@ -111,8 +111,8 @@ def test_a_slow_further_look_is_run_again(tmp_path, capsys, node, monkeypatch, n
 def test_another_attempt_is_recorded_apart_and_judged_as_the_phase_that_it_is(node):
     names = []
     opened = SimpleNamespace(kept=lambda _name: None, keep=lambda name, _evidence: names.append(name))
-    run = context.Battery(SimpleNamespace(device="cpu"), opened, History(), print)
-    phase = context.Phase(
+    run = context.RunningBattery(SimpleNamespace(device="cpu"), opened, History(), print)
+    phase = context.BatteryPhase(
         name="micro-measurements", predicted_seconds=1.0, serves=frozenset(), run=lambda _on_event: []
     )
     assert [run.run(phase, attempt)[0].phase for attempt in ("", "anew", "again")] == ["micro-measurements"] * 3
@@ -123,7 +123,7 @@ def test_gpus_are_watched_until_the_last_re_run(tmp_path, capsys, node, monkeypa
     read: list[tuple[str, int]] = []
 
     class Watch:
-        def lap(self):
+        def since_last(self):
             return Health(gpus=[])
 
         def so_far(self):
@@ -141,7 +141,7 @@ def test_gpus_are_watched_until_the_last_re_run(tmp_path, capsys, node, monkeypa
 
 
 def due(name, seconds, *, launches=0, needed=True):
-    return Due(name=name, seconds=seconds, launches=launches, needed=needed)
+    return Rerun(name=name, seconds=seconds, launches=launches, needed=needed)
 
 
 def test_needed_re_runs_come_before_others_and_short_ones_before_long_ones():
@@ -153,7 +153,7 @@ def test_needed_re_runs_come_before_others_and_short_ones_before_long_ones():
 
 
 @pytest.mark.parametrize(("left", "launches"), [(500.0, 5), (310.0, 5), (309.0, 4), (200.0, 3), (119.0, None)])
-def test_launches_leave_what_is_behind_them_its_shortest_re_run(left, launches):
+def test_launches_leave_later_re_runs_their_shortest_time(left, launches):
     later = [due("b", 150.0, launches=5), due("c", 20.0)]  # 90 and 20 s
     assert launches_that_fit(due("a", 200.0, launches=5), later, left) == launches
     assert launches_that_fit(due("a", 20.0), later, 20.0) == 0

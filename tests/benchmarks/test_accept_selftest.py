@@ -11,9 +11,9 @@ import pytest
 from benchmarks.accept_selftest import __main__ as selftest
 from benchmarks.accept_selftest.__main__ import Answer
 from benchmarks.accept_selftest.faults import INJECTIONS
-from suite.acceptance.battery_record import OpenedBattery
-from suite.acceptance.evidence import Timed
-from suite.acceptance.findings import Decision, Finding, Verdict
+from suite.acceptance.battery_record import BatteryRecord
+from suite.acceptance.evidence import PhaseTiming
+from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.commands import exit_codes
 from suite.machine.devices import cuda_devices, usable_cores
 
@@ -22,19 +22,19 @@ from suite.machine.devices import cuda_devices, usable_cores
 def run(monkeypatch, capsys):
     """A function: exit code, lines and the last line of a self-test whose batteries answer with these codes in turn."""
 
-    def answered(*arguments, codes=(0,), problems=(), why_not=None):
+    def answered(*options, codes=(0,), problems=(), why_not=None):
         asked: list[list[str]] = []
         decisions = {0: "accepted", 1: "rejected", 3: "not decidable"}
 
-        def accept(own, _environment, _prefix):
+        def accept(arguments, _environment, _prefix):
             code = codes[min(len(asked), len(codes) - 1)]
-            asked.append(own)
+            asked.append(arguments)
             return Answer(code, json.dumps({"decision": decisions[code], "summary": f"line {code}"}), "", 1.0)
 
         monkeypatch.setattr(selftest, "_accept", accept)
         monkeypatch.setattr(selftest, "_baseline", lambda *_arguments, **_options: why_not)
         monkeypatch.setattr(selftest, "_injected", lambda *_arguments: (list(problems), Answer(0, "", "", 1.0)))
-        monkeypatch.setattr(sys, "argv", ["selftest", *arguments])
+        monkeypatch.setattr(sys, "argv", ["selftest", *options])
         code = selftest.main()
         said = capsys.readouterr()
         return code, said.out.splitlines(), said.err.splitlines()[-1], asked
@@ -87,23 +87,25 @@ def test_a_hang_is_caught_where_the_record_has_every_ranks_stacks_and_the_rest_r
     both = frames + 'Thread 1:\n  File "b.py", line 2\n'
 
     def problems(stacks, verdict):
-        opened = OpenedBattery(tmp_path, profile="quick", options={})
-        timed = Timed(
+        opened = BatteryRecord(tmp_path, profile="quick", options={})
+        timed = PhaseTiming(
             phase="p", predicted_seconds=1.0, budget_seconds=1.0, seconds=1.0, outcome="hang", stacks=f"log\n{stacks}"
         )
         opened.keep("p", [timed])
         findings = [
-            Finding(check=14, subject="", verdict=verdict),
-            Finding(check=17, subject="p", verdict=Verdict.HANG, part="rank 1", evidence="stacks of rank 0, rank 1"),
+            CheckFinding(check=14, subject="", verdict=verdict),
+            CheckFinding(
+                check=17, subject="p", verdict=CheckVerdict.HANG, part="rank 1", evidence="stacks of rank 0, rank 1"
+            ),
         ]
         path = opened.close(Decision.EXECUTION_FAILED, findings, {})
-        told = {"decision": "execution failed", "record": str(path)}
-        report = told | {"findings": msgspec.to_builtins(findings)}
+        outcome = {"decision": "execution failed", "record": str(path)}
+        report = outcome | {"findings": msgspec.to_builtins(findings)}
         return selftest._problems(hang, Answer(4, json.dumps(report), "", 1.0))
 
-    assert problems(both, Verdict.PASS) == []
-    assert problems(frames + "no answer", Verdict.PASS) == ["no stacks of rank 1 in the record"]
-    assert problems(both, Verdict.NOT_RUN) == ["check 14 did not pass beside it: ['NOT RUN']"]
+    assert problems(both, CheckVerdict.PASS) == []
+    assert problems(frames + "no answer", CheckVerdict.PASS) == ["no stacks of rank 1 in the record"]
+    assert problems(both, CheckVerdict.NOT_RUN) == ["check 14 did not pass: ['NOT RUN']"]
 
 
 def test_no_injection_asks_for_a_number_of_cores_that_this_machine_has():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -10,16 +11,18 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from suite.__main__ import main
 from suite.acceptance import battery_record, context, measurements
 from suite.acceptance import phases as planned_phases
-from suite.acceptance.battery import Report
-from suite.acceptance.battery_record import Closed, PhaseEvidence
-from suite.acceptance.context import Phase
-from suite.acceptance.evidence import Launched, Micro, Probing, Replay, Timed
-from suite.acceptance.findings import Decision, Finding, Past, Verdict
-from suite.acceptance.presets import EFFORTS, MINIATURES
+from suite.acceptance.battery import BatteryReport
+from suite.acceptance.battery_record import BatteryEnd, PhaseEvidence
+from suite.acceptance.context import BatteryPhase
+from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, PhaseTiming, ProbeResult, ReplayHashes
+from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery, decision
+from suite.acceptance.past_batteries import History
+from suite.acceptance.presets import EFFORTS, MINIATURES, selected_checks
 from suite.commands import accept as accept_module
 from suite.commands import exit_codes
 from suite.job.events import Status
@@ -27,7 +30,7 @@ from suite.machine import profile
 from suite.machine.competing_processes import Competitor
 from suite.machine.fingerprint import Fingerprint, fingerprint
 from suite.records import store
-from suite.report.terminal.acceptance import _LINE, summary
+from suite.report.terminal.acceptance import _SUMMARY_CHARACTERS, comparison, print_verdict, summary
 from tests.support.profiles import profile as machine
 
 
@@ -46,9 +49,9 @@ def launches(monkeypatch):
     def launched(name, purpose, **_options):
         asked.append(name)
         usual = {"status": Status.OK, "message": "", "ranks_at_fault": [], "exact": 40}
-        return Launched(run=name, purpose=purpose, record="r", seconds=1.0, **(usual | answers.get(name, {})))
+        return MiniatureLaunch(run=name, purpose=purpose, record="r", seconds=1.0, **(usual | answers.get(name, {})))
 
-    monkeypatch.setattr(measurements, "launched", launched)
+    monkeypatch.setattr(measurements, "miniature_launch", launched)
     return asked, answers
 
 
@@ -65,7 +68,7 @@ def test_a_clean_node_is_accepted_with_a_record_that_says_the_same(tmp_path, cap
     assert asked == list(MINIATURES)
     (path,) = (tmp_path / "acceptance").glob("*.end.json")
     assert report["record"] == str(path)
-    closed = battery_record.decode(path.read_bytes(), Closed, str(path))
+    closed = battery_record.decode(path.read_bytes(), BatteryEnd, str(path))
     assert closed.decision == "accepted"
     assert [f.check for f in closed.findings] == [f["check"] for f in report["findings"]]
     assert list((tmp_path / "acceptance").glob(".*")) == []
@@ -87,7 +90,7 @@ def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(tmp_path, ca
     answers["opt-mini"] = {
         "status": Status.HANG,
         "ranks_at_fault": [1],
-        "message": "rank 1 behind the others",
+        "message": "rank 1 fell back",
         "stacks": "rank 0:\nFile train.py",
     }
     code, report = accept(capsys, "--only", "7,17", "--results", str(tmp_path))
@@ -101,12 +104,14 @@ def test_a_hang_lets_the_rest_of_the_battery_run_and_is_exit_code_4(tmp_path, ca
 
 
 def test_a_hang_in_the_micro_measurements_names_its_rank_and_keeps_its_stacks(tmp_path, capsys, monkeypatch):
-    hung = Micro(status=Status.HANG, message="rank 1 behind", seconds=1.0, ranks_at_fault=[1], stacks="rank 0:\nFile x")
-    monkeypatch.setattr(measurements, "micro", lambda *_arguments: (hung, None))
+    hung = MicroMeasurements(
+        status=Status.HANG, message="rank 1 is late", seconds=1.0, ranks_at_fault=[1], stacks="rank 0:\nFile x"
+    )
+    monkeypatch.setattr(measurements, "micro_measurements", lambda *_arguments: (hung, None))
     code, report = accept(capsys, "--only", "1,17", "--results", str(tmp_path))
     assert code == exit_codes.EXECUTION_FAILED
     (found,) = [f for f in report["findings"] if f["check"] == 17 and f["verdict"] == "HANG"]
-    assert (found["part"], found["evidence"]) == ("rank 1", "rank 1 behind; stacks of rank 0 in the record")
+    assert (found["part"], found["evidence"]) == ("rank 1", "rank 1 is late; stacks of rank 0 in the record")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,7 @@ def test_a_node_that_lost_its_gpus_is_not_accepted(tmp_path, capsys, launches, m
     with monkeypatch.context() as then:
         earlier = msgspec.structs.replace(own, id="20000101T000000Z", hardware=own.hardware | {"gpus": before})
         then.setattr(battery_record, "opening", lambda *_arguments: earlier)
-        battery_record.OpenedBattery(tmp_path, profile="quick", options={}).close(Decision.ACCEPTED, [], {})
+        battery_record.BatteryRecord(tmp_path, profile="quick", options={}).close(Decision.ACCEPTED, [], {})
     ended, report = accept(capsys, "--only", "0,7", *device, "--results", str(tmp_path))
     (found,) = [f for f in report["findings"] if f["subject"] == "devices"]
     assert (ended, found["verdict"]) == (code, "INVALID" if code else "PASS")
@@ -171,10 +176,12 @@ def test_a_resumed_battery_uses_no_machine_profile_of_another_machine(tmp_path, 
     def micro(*_arguments):
         measured.append(len(measured))
         path.write_bytes(profile.encode(machine(fingerprint=of_there if stale else here)))
-        own = Micro(status=Status.OK, message="", seconds=1.0, matrix=[1.0], copy=[1.0], triad=[1.0], profile=str(path))
+        own = MicroMeasurements(
+            status=Status.OK, message="", seconds=1.0, matrix=[1.0], copy=[1.0], triad=[1.0], profile=str(path)
+        )
         return own, machine()
 
-    monkeypatch.setattr(measurements, "micro", micro)
+    monkeypatch.setattr(measurements, "micro_measurements", micro)
     answers["gpt2-mini"] = {"status": Status.INTERRUPTED}
     arguments = ["--only", "3,8", "--miniatures", "gpt2-mini", "--results", str(tmp_path)]
     assert main(["accept", *arguments]) == exit_codes.INTERRUPTED
@@ -190,7 +197,7 @@ def test_values_of_accepted_batteries_are_the_past_of_the_next_one(tmp_path, cap
         rates = [1e9, 1e9]
         from suite.acceptance.evidence import Exchange
 
-        return Probing(
+        return ProbeResult(
             status=Status.OK,
             message="",
             ranks_at_fault=[],
@@ -203,7 +210,7 @@ def test_values_of_accepted_batteries_are_the_past_of_the_next_one(tmp_path, cap
         )
 
     speed = [1.0]
-    monkeypatch.setattr(measurements, "probed", probed)
+    monkeypatch.setattr(measurements, "probe_result", probed)
     arguments = ["--only", "0,5", "--results", str(tmp_path)]
     codes, seen = [], []
     for speed[0] in (1.0, 1.01, 0.99, 0.9):
@@ -227,7 +234,7 @@ def test_junit_and_summary_say_what_the_report_says(tmp_path, capsys, launches):
     assert main(["accept", *arguments]) == exit_codes.FAIL
     out = capsys.readouterr().out
     assert out.count("\n") == 1
-    assert len(out) <= _LINE + 1
+    assert len(out) <= _SUMMARY_CHARACTERS + 1
     assert out.startswith("quick: rejected: exact figures FAIL: software")
     (suite,) = ElementTree.parse(file).getroot()
     cases = suite.findall("testcase")
@@ -247,31 +254,90 @@ def test_a_rejected_node_is_told_since_when(tmp_path, capsys, launches):
     second = accept(capsys, *arguments)[1]
     (bad,) = [f for f in second["findings"] if f["verdict"] == "FAIL"]
     assert (bad["good_until"]["battery"], bad["bad_since"]["battery"]) == (good["id"], first["id"])
-    assert len(second["summary"]) <= _LINE
+    assert len(second["summary"]) <= _SUMMARY_CHARACTERS
     main(["accept", *arguments])
-    assert f"(battery {first['id']}); 1 differ: messages" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1 differ: messages" in out
+    assert f"(battery {first['id']})\n" in out
 
 
 def test_since_when_gives_way_to_the_parts_where_the_line_is_full():
-    past = Past(battery="B" * 40, finished=0.0)
+    past = PastBattery(battery="B" * 40, finished=0.0)
     bad = [
-        Finding(check=7, subject="x", verdict=Verdict.FAIL, part=f"part {number} " + "p" * 80, good_until=past)
+        CheckFinding(
+            check=7, subject="x", verdict=CheckVerdict.FAIL, part=f"part {number} " + "p" * 80, good_until=past
+        )
         for number in range(3)
     ]
     usual = {"id": "i", "profile": "quick", "decision": Decision.REJECTED, "notes": [], "seconds": 1.0, "record": "r"}
-    one, three = (summary(Report(findings=bad[:count], **usual)) for count in (1, 3))
+    one, three = (summary(BatteryReport(findings=bad[:count], **usual)) for count in (1, 3))
     assert f"good until 1970-01-01 00:00 UTC (battery {'B' * 40})" in one
     assert three.count("good until") == 0
     assert "part 2" in three
-    assert max(len(one), len(three)) <= _LINE
+    assert max(len(one), len(three)) <= _SUMMARY_CHARACTERS
 
 
-def test_the_table_is_printed_for_people(tmp_path, capsys, launches):
-    assert main(["accept", "--only", "0,7", "--results", str(tmp_path)]) == exit_codes.PASS
+def test_all_findings_are_printed_as_a_table(tmp_path, capsys, launches):
+    assert main(["accept", "--only", "0,7", "--all", "--results", str(tmp_path)]) == exit_codes.PASS
     out = capsys.readouterr().out
     assert "exact figures" in out
     assert "40 figures equal" in out
     assert out.splitlines()[-1].startswith("quick: accepted (")
+
+
+def test_the_verdict_comes_first_with_part_and_evidence(tmp_path, capsys, launches):
+    _, answers = launches
+    answers["opt-mini"] = {"unequal": ["messages: 6 measured, 5 predicted"]}
+    assert main(["accept", "--only", "0,7", "--results", str(tmp_path)]) == exit_codes.FAIL
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "rejected: software: another amount of work than predicted"
+    assert lines[1] == "FAIL  software: another amount of work than predicted  (check 7, exact figures, opt-mini)"
+    assert lines[2].strip() == "expected: arithmetic"
+    assert "messages: 6 measured, 5 predicted" in lines[3]
+    assert any(line.startswith("drain the node") for line in lines)
+
+
+def short_form(*findings):
+    """Lines of the short form of a battery with these findings."""
+    out = Console(file=io.StringIO(), width=150)
+    usual = {"id": "i", "profile": "quick", "notes": ["n" * 500] * 9, "seconds": 1.0, "record": "r"}
+    print_verdict(out, BatteryReport(findings=list(findings), decision=decision(findings), **usual))
+    return out.file.getvalue().splitlines()
+
+
+def found(verdict, check=1, part="", **rest):
+    return CheckFinding(check=check, subject="x", verdict=verdict, part=part, evidence="e" * 500, **rest)
+
+
+@pytest.mark.parametrize("verdict", [CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.INVALID])
+def test_the_short_form_has_at_most_15_lines_however_many_findings_there_are(verdict):
+    rate = {"measured": 9e10, "expected": 1e11, "ratio": 0.9, "warn": 0.95, "fail": 0.8, "source": "s" * 500}
+    findings = [found(verdict, check, f"part {check}", unit="flop/s", **rate) for check in range(18)]
+    lines = [line for line in short_form(*findings, found(CheckVerdict.WARN)) if line.strip("ens. ;")]
+    assert len(lines) <= 15
+    assert any("got 90 Gflop/s, expected 100 Gflop/s, ratio 0.900" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"ratio": 0.6, "warn": 0.7, "fail": 0.7}, "got 0.600, fails below 0.7"),
+        ({"ratio": 0.12, "warn": 0.05, "fail": 0.1}, "got 0.120, fails above 0.1"),
+        ({"ratio": 1.3, "warn": 1.05, "fail": 1.1}, "got 1.300, fails above 1.1"),
+        ({"ratio": 0.9, "warn": 0.965}, "got 0.900, warns below 0.965"),
+        ({"measured": 0.37, "expected": 0.0, "fail": 0.05}, "got 0.37, expected 0, fails above 0.05"),
+    ],
+)
+def test_a_threshold_is_printed_with_its_bad_side(limits, words):
+    assert comparison(found(CheckVerdict.FAIL, **limits)) == words
+
+
+def test_an_invalid_environment_is_explained_and_the_times_it_made_invalid_are_counted():
+    busy = found(CheckVerdict.INVALID, 0, "other processes: busyloop")
+    lines = short_form(busy, found(CheckVerdict.INVALID, 8, "links"), found(CheckVerdict.PASS, 7))
+    assert lines[0] == "not decidable: other processes: busyloop"
+    assert not any("links" in line for line in lines)
+    assert any("1 PASS, 2 INVALID" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +383,7 @@ def test_on_a_disk_that_fills_up_the_verdict_says_so_and_the_exit_code_is_4(tmp_
     assert "cannot write a phase: No space left on device" in report["findings"][0]["evidence"]
     assert sorted(path.suffixes[0] for path in (tmp_path / "acceptance").iterdir()) == [".begin", ".end"]
     (path,) = (tmp_path / "acceptance").glob("*.end.json")
-    assert battery_record.decode(path.read_bytes(), Closed, str(path)).decision is Decision.EXECUTION_FAILED
+    assert battery_record.decode(path.read_bytes(), BatteryEnd, str(path)).decision is Decision.EXECUTION_FAILED
 
 
 def test_a_verdict_is_written_where_a_file_system_has_no_links(tmp_path, capsys, launches, monkeypatch):
@@ -352,9 +418,9 @@ def slow_launches(monkeypatch):
             on_event(0, None)
             raise AssertionError("the guard did not end it")
         usual = {"status": Status.OK, "message": "", "ranks_at_fault": [], "exact": 40, "others_share": 0.9}
-        return Launched(run=name, purpose=purpose, record="r", seconds=1.0, **usual)
+        return MiniatureLaunch(run=name, purpose=purpose, record="r", seconds=1.0, **usual)
 
-    monkeypatch.setattr(measurements, "launched", launched)
+    monkeypatch.setattr(measurements, "miniature_launch", launched)
     return slow, made
 
 
@@ -371,7 +437,7 @@ def test_a_phase_over_its_budget_is_slow_where_it_is_so_twice(
 ):
     slow, made = slow_launches
     slow |= numbers
-    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: left))
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: left))
     ended, report = accept(capsys, "--only", "7,17", "--miniatures", "opt-mini", "--results", str(tmp_path))
     assert made == ["opt-mini"] * (1 if left < 0 else 2)
     (found,) = [f for f in report["findings"] if f["check"] == 17 and f["subject"] != "phases"]
@@ -384,13 +450,13 @@ def test_a_phase_over_its_budget_is_slow_where_it_is_so_twice(
 def test_a_slow_phase_whose_re_run_hangs_is_a_hang_and_not_confirmed(tmp_path, capsys, monkeypatch, slow_launches):
     slow, made = slow_launches
     slow |= {1}
-    first = measurements.launched
+    first = measurements.miniature_launch
 
     def hangs_again(name, purpose, **options):
         one = first(name, purpose, **options)
-        return msgspec.structs.replace(one, status=Status.HANG, ranks_at_fault=[1], message="rank 1 behind")
+        return msgspec.structs.replace(one, status=Status.HANG, ranks_at_fault=[1], message="rank 1 is late")
 
-    monkeypatch.setattr(measurements, "launched", hangs_again)
+    monkeypatch.setattr(measurements, "miniature_launch", hangs_again)
     code, report = accept(capsys, "--only", "7,17", "--miniatures", "opt-mini", "--results", str(tmp_path))
     assert made == ["opt-mini"] * 2
     assert (code, report["decision"]) == (exit_codes.EXECUTION_FAILED, "execution failed")
@@ -407,7 +473,7 @@ def test_what_ended_well_in_a_slow_phase_is_kept_and_says_who_else_computed(tmp_
     assert (code, around["verdict"]) == (exit_codes.INCONCLUSIVE, "INVALID")
     path = next((tmp_path / "acceptance").glob("*.opt-mini_times.phase.json"))
     kept = battery_record.decode(path.read_bytes(), PhaseEvidence, str(path)).evidence
-    assert [one.outcome if isinstance(one, Timed) else one.status for one in kept] == ["ok", "ok", "slow"]
+    assert [one.outcome if isinstance(one, PhaseTiming) else one.status for one in kept] == ["ok", "ok", "slow"]
 
 
 @pytest.mark.parametrize(("again", "code", "verdict"), [(1.3, exit_codes.FAIL, "FAIL"), (1.0, 3, "INCONCLUSIVE")])
@@ -417,7 +483,7 @@ def test_a_re_run_that_does_not_fit_has_fewer_launches(tmp_path, capsys, monkeyp
     def launched(name, purpose, **_options):
         made.append(purpose)
         slow = 1.3 if len(made) <= 5 else again
-        return Launched(
+        return MiniatureLaunch(
             run=name,
             purpose=purpose,
             status=Status.OK,
@@ -430,33 +496,32 @@ def test_a_re_run_that_does_not_fit_has_fewer_launches(tmp_path, capsys, monkeyp
             compute_seconds=[1.0, slow + len(made) / 1000],
         )
 
-    monkeypatch.setattr(measurements, "launched", launched)
-    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: 3.5))
+    monkeypatch.setattr(measurements, "miniature_launch", launched)
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: 3.5))
     ended, report = accept(capsys, "--only", "11", "--miniatures", "gpt2-mini", "--results", str(tmp_path))
     assert made == ["times"] * (5 + 3)
     assert (ended, report["findings"][0]["verdict"]) == (code, verdict)
 
 
 def test_the_quick_profile_is_predicted_to_end_in_5_minutes_on_2_cores(tmp_path):
-    """Of what is told before each phase, without a machine profile."""
-    from suite.acceptance.past_batteries import History
-    from suite.commands.accept import _settings
-
-    settings = _settings(
+    """By the predicted seconds of its phases, without a machine profile."""
+    quick = EFFORTS["quick"]
+    settings = context.Settings(
         profile="quick",
-        only=None,
-        skip=None,
-        miniatures=None,
-        resume=False,
+        effort=quick,
         device="cpu",
         ranks=2,
+        results=tmp_path,
+        fleet=None,
+        selected=selected_checks(None, None),
+        miniatures=MINIATURES,
+        timed=quick.timed,
         devices=None,
         others=0.05,
-        fleet=None,
-        results=tmp_path,
+        resume=False,
     )
-    run = context.Battery(settings, None, History(), print)
-    planned: list[Phase] = [
+    run = context.RunningBattery(settings, None, History(), print)
+    planned: list[BatteryPhase] = [
         planned_phases.environment_phase(run),
         planned_phases.micro_phase(run),
         *planned_phases.launch_phases(run),
@@ -471,13 +536,15 @@ def test_replays_reach_the_vote_as_the_ranks_reported_them(tmp_path, capsys, mon
     def probed(*_arguments, replays, exchanges, soak, **_options):
         assert (replays, exchanges, soak) == (True, False, False)
         hashes = [
-            Replay(rank=rank, replay=n, step=0, loss="a", gradients="b", parameters="x" if (rank, n) == (1, 2) else "c")
+            ReplayHashes(
+                rank=rank, replay=n, step=0, loss="a", gradients="b", parameters="x" if (rank, n) == (1, 2) else "c"
+            )
             for rank in (0, 1)
             for n in range(3)
         ]
-        return Probing(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, replays=hashes)
+        return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, replays=hashes)
 
-    monkeypatch.setattr(measurements, "probed", probed)
+    monkeypatch.setattr(measurements, "probe_result", probed)
     code, report = accept(capsys, "--only", "14", "--results", str(tmp_path))
     assert code == exit_codes.FAIL
     assert report["findings"][0]["part"] == "rank 1: arithmetic or memory"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from suite.acceptance.check_table import ENVIRONMENT, EXACT_FIGURES, REPLAYS
-from suite.acceptance.findings import Verdict
+from suite.acceptance.findings import CheckVerdict
 from suite.launch.network_namespaces import why_not
 from suite.paths import ROOT
 
@@ -68,7 +68,7 @@ def test_a_battery_runs_without_privileges_network_or_a_writable_checkout(tmp_pa
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    passed = {finding["check"] for finding in report["findings"] if finding["verdict"] == Verdict.PASS}
+    passed = {finding["check"] for finding in report["findings"] if finding["verdict"] == CheckVerdict.PASS}
     assert passed == {ENVIRONMENT, EXACT_FIGURES, REPLAYS}
     assert Path(report["record"]).is_relative_to(results)
     assert sorted(where.rglob("*")) == inside

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from suite.acceptance.evidence import (
-    Launched,
-    Micro,
-    Probing,
-    Replay,
+    MicroMeasurements,
+    MiniatureLaunch,
+    ProbeResult,
+    ReplayHashes,
     Surroundings,
 )
+from suite.acceptance.findings import CheckFinding, CheckVerdict
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 
@@ -18,16 +19,16 @@ NOTHING = History()
 def micro(**changes):
     """Two equal ranks at 90 % of their peak."""
     usual = {"matrix": [9e10, 9e10], "copy": [1e10, 1e10], "triad": [1e10, 1e10], "peak": 1e11, "peak_source": "clock"}
-    return Micro(**({"status": Status.OK, "message": "", "seconds": 1.0} | usual | changes))
+    return MicroMeasurements(**({"status": Status.OK, "message": "", "seconds": 1.0} | usual | changes))
 
 
 def probing(**parts):
-    return Probing(**({"status": Status.OK, "message": "", "ranks_at_fault": [], "seconds": 1.0} | parts))
+    return ProbeResult(**({"status": Status.OK, "message": "", "ranks_at_fault": [], "seconds": 1.0} | parts))
 
 
 def replays(ranks=2, times=3, steps=3, wrong=lambda _rank, _replay, _step: False):
     return [
-        Replay(
+        ReplayHashes(
             rank=rank,
             replay=replay,
             step=step,
@@ -62,7 +63,29 @@ def launched(**changes):
         "stack": "s",
         "deterministic": True,
     }
-    return Launched(**(usual | changes))
+    return MiniatureLaunch(**(usual | changes))
+
+
+def history_of(*, past=None, fleet=None, spread=None, terms=None):
+    """A history with these values by check and name, all with one spread and the same terms."""
+
+    def findings(values):
+        return {
+            key: [
+                CheckFinding(
+                    check=int(key.partition(":")[0]),
+                    subject="x",
+                    verdict=CheckVerdict.PASS,
+                    measured=value,
+                    spread=spread,
+                    terms=terms or {},
+                )
+                for value in of_key
+            ]
+            for key, of_key in (values or {}).items()
+        }
+
+    return History(past=findings(past), fleet=findings(fleet))
 
 
 def by_check(findings):

@@ -8,12 +8,10 @@ import pytest
 
 from suite.acceptance import battery, context, measurements
 from suite.acceptance import phases as planned_phases
-from suite.acceptance.evidence import Launched, Micro, Probing, Replay, Soaking
+from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, ProbeResult, ReplayHashes, SoakResult
 from suite.job.events import Status
 
 LAUNCH_SECONDS = 25.0
-
-
 MICRO_SECONDS = 90.0
 
 
@@ -23,8 +21,8 @@ class Node:
     Attributes:
         slow: step time over prediction by miniature, of launches one after the other; the last one goes on.
         stragglers: miniatures whose second rank is slow.
-        stolen: share of the processors that other guests take by miniature, or of "micro", of one after the other;
-            behind them none; `used` likewise of other processes.
+        stolen: share of the processors that other guests use by miniature, or of "micro", of one after the other;
+            after them none; `used` likewise of other processes.
         unequal: launches with a wrong figure, by miniature.
     """
 
@@ -45,14 +43,14 @@ class Node:
         both = {"steal_share": self.stolen, "others_share": self.used}
         return {kind: dict(enumerate(of.get(name, []))).get(made, 0.0) for kind, of in both.items()}
 
-    def launched(self, name, purpose, **_options):
+    def miniature_launch(self, name, purpose, **_options):
         made = self.asked.count(name)
         shares = self.shares(name)
         self.asked.append(name)
         self.now += LAUNCH_SECONDS
         factors = self.slow.get(name, [1.0])
         slow = 1.3 if name in self.stragglers else 1.0
-        return Launched(
+        return MiniatureLaunch(
             run=name,
             purpose=purpose,
             status=Status.OK,
@@ -68,29 +66,29 @@ class Node:
             compute_seconds=[1.0, slow],
         )
 
-    def micro(self, *_arguments):
+    def micro_measurements(self, *_arguments):
         shares = self.shares("micro")
         self.asked.append("micro")
         self.now += MICRO_SECONDS
         rates = {"matrix": [1.0], "copy": [1.0], "triad": [1.0], "peak": self.peak}
-        return Micro(status=Status.OK, message="", seconds=MICRO_SECONDS, **shares, **rates), None
+        return MicroMeasurements(status=Status.OK, message="", seconds=MICRO_SECONDS, **shares, **rates), None
 
-    def probed(self, _device, _ranks, effort, *, replays, exchanges, soak, **_options):
+    def probe_result(self, _device, _ranks, effort, *, replays, exchanges, soak, **_options):
         self.asked.append("probe")
         self.probe_parts.append((replays, exchanges, soak))
         seconds = 10.0 + (33.0 if replays else 0.0) + (effort.soak_seconds if soak else 0.0)
         self.now += seconds
         hashes = [
-            Replay(rank=0, replay=n, step=0, loss="a", gradients="b", parameters=str(n) if self.wrong else "c")
+            ReplayHashes(rank=0, replay=n, step=0, loss="a", gradients="b", parameters=str(n) if self.wrong else "c")
             for n in range(3)
         ]
-        return Probing(
+        return ProbeResult(
             status=Status.OK,
             message="",
             ranks_at_fault=[],
             seconds=seconds,
             replays=hashes if replays else [],
-            soaks=[Soaking(rank=0, bytes=1, passes=1, wrong=self.wrong, first="x")] if soak else [],
+            soaks=[SoakResult(rank=0, bytes=1, passes=1, wrong=self.wrong, first="x")] if soak else [],
         )
 
 
@@ -99,7 +97,7 @@ def node(monkeypatch):
     """A node whose clock is that of the battery."""
     own = Node()
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
-    for name in ("launched", "micro", "probed"):
+    for name in ("miniature_launch", "micro_measurements", "probe_result"):
         monkeypatch.setattr(measurements, name, getattr(own, name))
     for module in (battery, context):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: own.now))

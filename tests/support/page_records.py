@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from suite.acceptance.battery_record import SCHEMA as BATTERY_SCHEMA
-from suite.acceptance.battery_record import Closed, Opening
+from suite.acceptance.battery_record import BatteryBegin, BatteryEnd
 from suite.acceptance.battery_record import encode as encode_battery
-from suite.acceptance.findings import Decision, Finding, Verdict
+from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision
 from suite.job.corpus import Corpus
 from suite.job.events import Status, Step, StepKind
 from suite.job.training_job import Job
@@ -103,14 +103,14 @@ def record(
 
 
 def battery(
-    results: Path, number: int, node: str, *findings: Finding, decision: Decision | None, hardware: str = "h"
+    results: Path, number: int, node: str, *findings: CheckFinding, decision: Decision | None, hardware: str = "h"
 ) -> Path:
     """The record of a battery, and without `decision` its first half alone; the path of the half written last."""
     directory = results / "acceptance"
     directory.mkdir(parents=True, exist_ok=True)
     identity = f"20261122T0000{number:02d}Z"
     hashes = {"hardware": hardware, "software": "s"}
-    opening = Opening(
+    opening = BatteryBegin(
         kind="battery",
         schema=BATTERY_SCHEMA,
         id=identity,
@@ -125,7 +125,7 @@ def battery(
     path = directory / f"{identity}.begin.json"
     path.write_bytes(encode_battery(opening))
     if decision is not None:
-        closed = Closed(
+        closed = BatteryEnd(
             kind="battery",
             schema=BATTERY_SCHEMA,
             id=identity,
@@ -158,10 +158,10 @@ def page_records(results: Path) -> Path:
     print_ = Fingerprint(node="0123abcd", device="cpu", hardware=facts, software={"torch": "2.13.0"})
     machines_directory(results).mkdir(parents=True)
     (machines_directory(results) / "here.json").write_bytes(encode(profile(fingerprint=print_)))
-    slow = Finding(
+    slow = CheckFinding(
         check=5,
         subject="link 0-1",
-        verdict=Verdict.FAIL,
+        verdict=CheckVerdict.FAIL,
         measured=5e8,
         expected=1e9,
         unit="byte/s",
@@ -169,7 +169,7 @@ def page_records(results: Path) -> Path:
         part=EVIL_MESSAGE,
         evidence="measured twice",
     )
-    good = Finding(check=1, subject="rank 0", verdict=Verdict.PASS)
+    good = CheckFinding(check=1, subject="rank 0", verdict=CheckVerdict.PASS)
     battery(results, 1, "n1", good, slow, decision=Decision.REJECTED)
     battery(results, 2, "n1", good, decision=Decision.ACCEPTED)
     battery(results, 3, "n2", good, slow, decision=Decision.REJECTED)

@@ -1,4 +1,4 @@
-"""A GPU that exists in a JSON object alone, behind the names and signatures of nvidia-ml-py.
+"""GPUs described by a JSON object, with the names and signatures of nvidia-ml-py.
 
 FAKE_NVML holds the object: {"gpus": 2, "with_ranks": true, "faults": {"1": {"throttle": 64, "uncorrected": 3, ...}}}.
 With ranks, the battery takes its ranks to run on these GPUs, wherever they do. Counters move with the number of

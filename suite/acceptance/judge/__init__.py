@@ -1,1 +1,1 @@
-"""One check a module: a battery's measurements against data sheets, siblings and the past."""
+"""One check a module: a battery's measurements against data sheets, this node's past and other nodes."""

@@ -1,4 +1,4 @@
-"""What a rate should be: from a data sheet, from this node's past, from its siblings; each with its source."""
+"""What a rate should be: from a data sheet, this node's past, or other nodes of the fleet; each with its source."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 
 import msgspec
 
-from suite.acceptance.check_table import Check, Sense
-from suite.acceptance.findings import Finding, Verdict
+from suite.acceptance.check_table import AcceptanceCheck, Sense
+from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence
 from suite.acceptance.judge.noninferiority import FALSE_REJECTION
 from suite.metrics.launch_statistics import t_quantile
 
-SPREAD_FROM = 3  # values from which there is a standard deviation worth the name
-DEVIATIONS = 3.0  # of a spread that many values tell: Shewhart, Economic control of quality, 1931
+SPREAD_FROM = 3  # values, from which a standard deviation is meaningful
+DEVIATIONS = 3.0  # standard deviations, where many values give them: Shewhart, Economic control of quality, 1931
 MODIFIED_Z_FROM = 10  # nodes
 MODIFIED_Z_LIMIT = 3.5  # Iglewicz and Hoaglin, How to detect and handle outliers, 1993
 MODIFIED_Z_FACTOR = 0.6745  # the 0.75 quantile of the normal distribution: MAD to standard deviation
-UNKNOWN_MODEL = 0.70  # of a dense peak, or of so few values that their spread is unknown: below it no good node lies
+UNKNOWN_MODEL = 0.70  # of a dense peak, or of values too few for a spread: no good node is below
 
 
-class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """One expected value with the thresholds that its source deserves.
+class ExpectedRate(msgspec.Struct, frozen=True, kw_only=True):
+    """One expected value, with thresholds that fit its source.
 
     Args:
         warn, fail: of measured / expected; a fail of None never rejects.
@@ -34,43 +34,43 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     fail: float | None
 
 
-def from_peak(peak: float, what: str) -> Expected:
-    """A dense peak: of what no good machine is known to reach, 70 % must come."""
-    return Expected(value=peak, source=what, warn=UNKNOWN_MODEL, fail=UNKNOWN_MODEL)
+def from_peak(peak: float, what: str) -> ExpectedRate:
+    """A dense peak, of which 70 % must be reached: no good machine reaches all of it."""
+    return ExpectedRate(value=peak, source=what, warn=UNKNOWN_MODEL, fail=UNKNOWN_MODEL)
 
 
-def from_values(check: Check, values: Sequence[float], whose: str) -> Expected | None:
-    """The median of other batteries' values; None where there are none.
+def from_values(check: AcceptanceCheck, values: Sequence[float], whose: str) -> ExpectedRate | None:
+    """The median of the values of other batteries; None without any.
 
-    With k of them, three or more, the thresholds make room for their spread s: one more good value differs from their
-    middle by the standard deviation d = s sqrt(1 + 1 / k) / median.
+    With k >= 3 values, the thresholds allow for their spread s: the difference of one more good value from their median
+    has the standard deviation d = s sqrt(1 + 1 / k) / median.
         warn   1 -+ max(the check's, 2 d)
-        fail   1 -+ max(the check's, t d)        t = t(0.99, k - 1) or 3, the larger one: 7.0, 4.5, 3.7 for 3, 4, 5
-    That is 1 good value in 100, for any k: three deviations of three values are passed by 1 good one in 17. It never is
-    more room than fewer values have, unless 3 d is. With fewer the spread is unknown, and only what a good node never
-    shows (70 %) is a failure.
+        fail   1 -+ max(the check's, t d)        t = max(t(0.99, k - 1), 3): 7.0, 4.5, 3.7 for k = 3, 4, 5
+    So 1 good value in 100 fails, for any k; with t = 3 for k = 3 it would be 1 in 17. The failure threshold is never
+    wider than that of fewer values, unless 3 d is. With fewer than 3 values the spread is unknown, and only a rate
+    below 70 % fails.
 
     Source: a prediction interval from Student's t distribution.
     """
     if not values or check.warn is None or check.fail is None:
         return None
-    middle = statistics.median(values)
-    if not middle:
+    median = statistics.median(values)
+    if not median:
         return None
     source = f"median of {len(values)} {whose}"
     sign = -1.0 if check.sense is Sense.HIGHER_IS_BETTER else 1.0
-    worst = UNKNOWN_MODEL if sign < 0 else 1 / UNKNOWN_MODEL
+    widest = UNKNOWN_MODEL if sign < 0 else 1 / UNKNOWN_MODEL
     if len(values) < SPREAD_FROM:
-        return Expected(value=middle, source=f"{source}, spread unknown", warn=check.warn, fail=worst)
-    spread = statistics.stdev(values) / middle
-    another = spread * math.sqrt(1 + 1 / len(values))
-    rare = max(DEVIATIONS, t_quantile(1 - FALSE_REJECTION, len(values) - 1))
-    room = min(rare * another, max(abs(1 - worst), DEVIATIONS * another))
-    return Expected(
-        value=middle,
+        return ExpectedRate(value=median, source=f"{source}, spread unknown", warn=check.warn, fail=widest)
+    spread = statistics.stdev(values) / median
+    deviation = spread * math.sqrt(1 + 1 / len(values))
+    rare = max(DEVIATIONS, t_quantile(1 - FALSE_REJECTION, len(values) - 1)) * deviation
+    limit = min(rare, max(abs(1 - widest), DEVIATIONS * deviation))
+    return ExpectedRate(
+        value=median,
         source=f"{source}, spread {spread:.1%}",
-        warn=1 + sign * max(abs(1 - check.warn), 2 * another),
-        fail=1 + sign * max(abs(1 - check.fail), room),
+        warn=1 + sign * max(abs(1 - check.warn), 2 * deviation),
+        fail=1 + sign * max(abs(1 - check.fail), limit),
     )
 
 
@@ -81,13 +81,13 @@ def modified_z(value: float, others: Sequence[float]) -> float | None:
     """
     if len(others) < MODIFIED_Z_FROM:
         return None
-    middle = statistics.median(others)
-    deviation = statistics.median(abs(other - middle) for other in others)
-    return MODIFIED_Z_FACTOR * (value - middle) / deviation if deviation else None
+    median = statistics.median(others)
+    deviation = statistics.median(abs(other - median) for other in others)
+    return MODIFIED_Z_FACTOR * (value - median) / deviation if deviation else None
 
 
-def outlier_words(check: Check, value: float, others: Sequence[float]) -> str:
-    """A modified z beyond 3.5 on the bad side of ten nodes or more, in words; empty where it is none."""
+def outlier_words(check: AcceptanceCheck, value: float, others: Sequence[float]) -> str:
+    """That a value is an outlier on the bad side of ten nodes or more, with its modified z; empty where it is none."""
     z = modified_z(value, others)
     if z is None or not (z < -MODIFIED_Z_LIMIT if check.sense is Sense.HIGHER_IS_BETTER else z > MODIFIED_Z_LIMIT):
         return ""
@@ -95,43 +95,44 @@ def outlier_words(check: Check, value: float, others: Sequence[float]) -> str:
 
 
 def rated(
-    check: Check,
+    check: AcceptanceCheck,
     subject: str,
     value: float,
-    expected: Sequence[Expected],
+    expected: Sequence[ExpectedRate],
     *,
     part: str,
     fleet: Sequence[float] = (),
     evidence: str = "",
-    siblings: str = "",
-) -> Finding:
-    """The verdict on a rate beside every expected value: the one that it looks worst against is reported.
+    compared_as: str = "",
+) -> CheckFinding:
+    """The verdict on a rate against every expected value; the worst of them is reported.
 
-    Without any, the check did not run: a number that nobody expects says nothing. A modified z beyond 3.5 on the bad
-    side of ten or more siblings is a warning at least.
+    Without any expected value the check did not run. An outlier among ten or more other nodes is at least a warning.
 
     Args:
-        siblings: see `Finding`; the subject unless it is given.
+        compared_as: see `CheckFinding`; the subject unless it is given.
     """
-    siblings = siblings or subject
+    compared_as = compared_as or subject
     if not expected:
-        return Finding(
+        return CheckFinding(
             check=check.number,
             subject=subject,
-            verdict=Verdict.NOT_RUN,
+            verdict=CheckVerdict.NOT_RUN,
             measured=value,
             unit=check.unit,
-            evidence=_joined(evidence, "measured, but nothing to expect: no data sheet, no accepted battery, no fleet"),
-            siblings=siblings,
+            evidence=joined_evidence(
+                evidence, "measured, but no expected value: no data sheet, no accepted battery, no fleet"
+            ),
+            compared_as=compared_as,
         )
-    against = [(_verdict(check, value / one.value, one), one) for one in expected]
-    order = (Verdict.FAIL, Verdict.WARN, Verdict.PASS)
-    # least room left to the threshold first, among equal verdicts
-    verdict, worst = min(against, key=lambda pair: (order.index(pair[0]), _room(check, value, pair[1])))
-    others = [f"{value / one.value:.3f} of {one.source}" for _, one in against if one is not worst]
+    verdicts = [(_verdict(check, value / rate.value, rate), rate) for rate in expected]
+    order = (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS)
+    # among equal verdicts that with the least distance to its threshold
+    verdict, worst = min(verdicts, key=lambda pair: (order.index(pair[0]), _distance(check, value, pair[1])))
+    others = [f"{value / rate.value:.3f} of {rate.source}" for rate in expected if rate is not worst]
     outlier = outlier_words(check, value, fleet)
-    verdict = Verdict.WARN if outlier and verdict is Verdict.PASS else verdict
-    return Finding(
+    verdict = CheckVerdict.WARN if outlier and verdict is CheckVerdict.PASS else verdict
+    return CheckFinding(
         check=check.number,
         subject=subject,
         verdict=verdict,
@@ -142,14 +143,14 @@ def rated(
         warn=worst.warn,
         fail=worst.fail,
         source=worst.source,
-        part="" if verdict is Verdict.PASS else part,
-        evidence=_joined(evidence, *others, outlier),
-        siblings=siblings,
+        part="" if verdict is CheckVerdict.PASS else part,
+        evidence=joined_evidence(evidence, *others, outlier),
+        compared_as=compared_as,
     )
 
 
 def limited(
-    check: Check,
+    check: AcceptanceCheck,
     subject: str,
     figure: float,
     *,
@@ -157,12 +158,12 @@ def limited(
     source: str,
     evidence: str = "",
     measured: float | None = None,
-) -> Finding:
-    """The verdict on a figure that has thresholds of its own: a share, a ratio of ranks."""
+) -> CheckFinding:
+    """The verdict on a figure with thresholds of its own: a share, or a ratio of ranks."""
     assert check.warn is not None
-    expected = Expected(value=1.0, source=source, warn=check.warn, fail=check.fail)
+    expected = ExpectedRate(value=1.0, source=source, warn=check.warn, fail=check.fail)
     verdict = _verdict(check, figure, expected)
-    return Finding(
+    return CheckFinding(
         check=check.number,
         subject=subject,
         verdict=verdict,
@@ -172,25 +173,22 @@ def limited(
         warn=check.warn,
         fail=check.fail,
         source=source,
-        part="" if verdict is Verdict.PASS else part,
+        part="" if verdict is CheckVerdict.PASS else part,
         evidence=evidence,
     )
 
 
-def _verdict(check: Check, ratio: float, expected: Expected) -> Verdict:
+def _verdict(check: AcceptanceCheck, ratio: float, expected: ExpectedRate) -> CheckVerdict:
     if expected.fail is not None and _beyond(check, ratio, expected.fail):
-        return Verdict.FAIL
-    return Verdict.WARN if _beyond(check, ratio, expected.warn) else Verdict.PASS
+        return CheckVerdict.FAIL
+    return CheckVerdict.WARN if _beyond(check, ratio, expected.warn) else CheckVerdict.PASS
 
 
-def _beyond(check: Check, ratio: float, limit: float) -> bool:
+def _beyond(check: AcceptanceCheck, ratio: float, limit: float) -> bool:
     return ratio < limit if check.sense is Sense.HIGHER_IS_BETTER else ratio > limit
 
 
-def _room(check: Check, value: float, one: Expected) -> float:
+def _distance(check: AcceptanceCheck, value: float, expected: ExpectedRate) -> float:
+    """How far the ratio is from the warning, on the good side."""
     sign = 1.0 if check.sense is Sense.HIGHER_IS_BETTER else -1.0
-    return sign * (value / one.value - one.warn)
-
-
-def _joined(*parts: str) -> str:
-    return "; ".join(part for part in parts if part)
+    return sign * (value / expected.value - expected.warn)

@@ -8,71 +8,71 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from suite.acceptance.check_table import ENVIRONMENT, ERRORS, THROTTLE
-from suite.acceptance.evidence import GpuHealth, Health, Launched, Micro, Surroundings
-from suite.acceptance.findings import Finding, Verdict
+from suite.acceptance.evidence import GpuHealth, Health, MicroMeasurements, MiniatureLaunch, Surroundings
+from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run
 
-RUNNING = 3  # samples in a row
+CONSECUTIVE = 3  # samples with a reason, from which it is throttling
 MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes
 BAD_REASONS = ("hardware slowdown", "hardware thermal slowdown", "software thermal slowdown", "power brake")
-# without an answer to one of these nobody is told of an XID
-OF_EVENTS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"})
-# XIDs that a program of the user can cause by itself (NVIDIA, XID Errors: 13 graphics engine exception, 31 MMU fault,
-# 43 reset channel, 45 preemptive removal, 68 video processor exception); every other one is the board's, the link's or
-# the driver's
-OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
+# without an answer to one of these, XIDs are not known
+EVENT_CALLS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"})
+# XIDs that a user's program can cause (NVIDIA, XID Errors: 13 graphics engine exception, 31 MMU fault, 43 reset
+# channel, 45 preemptive removal, 68 video processor exception); all others are of the board, the link or the driver
+XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
 
 
 def environment_findings(
     around: Surroundings | None,
     health: Health | None,
-    during: Sequence[Micro | Launched],
+    during: Sequence[MicroMeasurements | MiniatureLaunch],
     *,
     others: float,
     loaded: Collection[int],
-) -> list[Finding]:
-    """Check 0: each subject that is wrong makes the battery invalid; otherwise each passes.
+) -> list[CheckFinding]:
+    """Check 0: devices, other processes, records that were left out, and GPUs; each may make the battery invalid.
 
     Args:
-        loaded: numbers of the GPUs on which ranks ran to a good end.
+        loaded: numbers of the GPUs on which a load ended well.
     """
     findings = []
     if around is not None:
         findings.append(_devices(around))
-        findings.append(_others(around, during, others))
+        findings.append(_other_processes(around, during, others))
         for subject, problems in (
             ("fleet records", around.fleet_problems),
             ("records of this node", around.past_problems),
         ):
             if problems:
-                words = "; ".join(problems[:3])
-                findings.append(Finding(check=ENVIRONMENT, subject=subject, verdict=Verdict.WARN, evidence=words))
+                evidence = "; ".join(problems[:3])
+                findings.append(
+                    CheckFinding(check=ENVIRONMENT, subject=subject, verdict=CheckVerdict.WARN, evidence=evidence)
+                )
     if health is None or not health.gpus:
-        why = "not read" if health is None else health.why_none
-        findings.append(Finding(check=ENVIRONMENT, subject="GPUs", verdict=Verdict.NOT_RUN, evidence=why))
+        findings.append(not_run(ENVIRONMENT, "not read" if health is None else health.why_none, "GPUs"))
     else:
         findings.append(_gpus(health.gpus, loaded=loaded))
     return findings
 
 
-def _devices(around: Surroundings) -> Finding:
+def _devices(around: Surroundings) -> CheckFinding:
     kind = "GPUs" if around.device == "cuda" else "cores"
     expected = around.devices_expected
     wrong = expected is not None and around.devices != expected
     if around.gpus_before:
-        return Finding(
+        return CheckFinding(
             check=ENVIRONMENT,
             subject="devices",
-            verdict=Verdict.INVALID,
+            verdict=CheckVerdict.INVALID,
             measured=0.0,
             source="an earlier battery of this node",
             part=f"GPUs: none in place of {around.gpus_before}",
-            evidence="an earlier battery of this node had GPUs, and now no driver tells of one; --device cpu judges "
-            "the rest of the node",
+            evidence="an earlier battery of this node had GPUs, and now no driver reports one; --device cpu judges the "
+            "rest of the node",
         )
-    return Finding(
+    return CheckFinding(
         check=ENVIRONMENT,
         subject="devices",
-        verdict=Verdict.INVALID if wrong else Verdict.PASS,
+        verdict=CheckVerdict.INVALID if wrong else CheckVerdict.PASS,
         measured=float(around.devices),
         expected=None if expected is None else float(expected),
         source="" if expected is None else "--devices",
@@ -81,53 +81,56 @@ def _devices(around: Surroundings) -> Finding:
     )
 
 
-def _others(around: Surroundings, during: Sequence[Micro | Launched], limit: float) -> Finding:
-    """Other processes before and while ours ran, and what the host gave to other guests.
+def _other_processes(
+    around: Surroundings, during: Sequence[MicroMeasurements | MiniatureLaunch], limit: float
+) -> CheckFinding:
+    """What other processes used of the processors, before and during measurements, and the host's other guests.
 
-    Launches for exact figures alone may be disturbed: no clock of theirs is judged.
+    Launches for exact figures alone do not count: none of their clocks is judged.
     """
-    seen = [("before", around.others_share, False)]
-    clocks = [one for one in during if isinstance(one, Micro) or one.purpose != "exact"]
-    clocked = [one for one in clocks if not one.set_aside]
-    set_aside = [share_of_others(one) for one in clocks if one.set_aside]
-    seen += [(_when(one), one.others_share, False) for one in clocked]
-    seen += [(f"{_when(one)}, other guests", one.steal_share, True) for one in clocked]
-    told = [(when, share, guests) for when, share, guests in seen if share is not None]
-    if not told:
-        why = "the system does not tell who uses its processors"
-        return Finding(check=ENVIRONMENT, subject="other processes", verdict=Verdict.NOT_RUN, evidence=why)
-    when, share, guests = max(told, key=lambda one: one[1])
-    named = [f"{one.name} (pid {one.pid}) {one.cores:.0%} of a core" for one in around.competitors]
-    busy = ", ".join(named[:MOST_IN_PART])
-    part = "other guests of the host" if guests else f"other processes: {busy or 'gone since, or not to be seen'}"
+    timed = [item for item in during if isinstance(item, MicroMeasurements) or item.purpose != "exact"]
+    judged = [item for item in timed if not item.set_aside]
+    repeated = [share_of_others(item) for item in timed if item.set_aside]
+    guests = "other guests of the host"
+    shares = [("before", around.others_share, "processes")]
+    shares += [(_when(item), item.others_share, "processes") for item in judged]
+    shares += [(f"{_when(item)}, other guests", item.steal_share, guests) for item in judged]
+    known = [(share, when, who) for when, share, who in shares if share is not None]
+    if not known:
+        why = "the system does not report who uses its processors"
+        return not_run(ENVIRONMENT, why, "other processes")
+    share, when, who = max(known, key=lambda item: item[0])
+    names = [f"{process.name} (pid {process.pid}) {process.cores:.0%} of a core" for process in around.competitors]
+    busiest = ", ".join(names[:MOST_IN_PART]) or "ended since, or not visible"
+    evidence = "; ".join([f"at most {share:.0%} of the processors, {when}", *names[:MOST_NAMED]])
+    if repeated:
+        evidence += f"; {len(repeated)} measurements at up to {max(repeated):.0%} were not judged, but repeated"
     bad = share > limit
-    words = "; ".join([f"at most {share:.0%} of the processors, {when}", *named[:MOST_NAMED]])
-    if set_aside:
-        words += f"; set aside, and made once more: {len(set_aside)} measurements at up to {max(set_aside):.0%}"
-    return Finding(
+    part = who if who == guests else f"other processes: {busiest}"
+    return CheckFinding(
         check=ENVIRONMENT,
         subject="other processes",
-        verdict=Verdict.INVALID if bad else Verdict.PASS,
+        verdict=CheckVerdict.INVALID if bad else CheckVerdict.PASS,
         measured=share,
         expected=0.0,
         fail=limit,
         source="--others",
         part=part if bad else "",
-        evidence=words,
+        evidence=evidence,
     )
 
 
-def share_of_others(one: Micro | Launched) -> float:
-    """Of the processors, what other processes or other guests of the host took meanwhile, the larger of the two."""
-    return max(one.others_share or 0.0, one.steal_share or 0.0)
+def share_of_others(measurement: MicroMeasurements | MiniatureLaunch) -> float:
+    """Of the processors, what other processes or other guests of the host used meanwhile, the larger of the two."""
+    return max(measurement.others_share or 0.0, measurement.steal_share or 0.0)
 
 
-def _when(one: Micro | Launched) -> str:
-    return "in the micro-measurements" if isinstance(one, Micro) else f"in {one.run}"
+def _when(measurement: MicroMeasurements | MiniatureLaunch) -> str:
+    return "in the micro-measurements" if isinstance(measurement, MicroMeasurements) else f"in {measurement.run}"
 
 
-def _gpus(gpus: Sequence[GpuHealth], *, loaded: Collection[int]) -> Finding:
-    """The state of the GPUs; of the PCIe link only under load: an idle one saves power at a lower generation."""
+def _gpus(gpus: Sequence[GpuHealth], *, loaded: Collection[int]) -> CheckFinding:
+    """The state of the GPUs; the PCIe link only under load, because an idle link saves power at a lower generation."""
     wrong = []
     for what in ("model", "driver", "firmware"):
         values = {getattr(gpu, what) for gpu in gpus}
@@ -150,10 +153,10 @@ def _gpus(gpus: Sequence[GpuHealth], *, loaded: Collection[int]) -> Finding:
             wrong.append((name, f"PCIe generation {max(generations)} of {state.pcie_most_generation} under load"))
         if widths and state.pcie_most_width and max(widths) < state.pcie_most_width:
             wrong.append((name, f"PCIe width x{max(widths)} of x{state.pcie_most_width} under load"))
-    return Finding(
+    return CheckFinding(
         check=ENVIRONMENT,
         subject="GPUs",
-        verdict=Verdict.INVALID if wrong else Verdict.PASS,
+        verdict=CheckVerdict.INVALID if wrong else CheckVerdict.PASS,
         part=", ".join(sorted({name for name, _ in wrong})),
         evidence="; ".join(f"{name}: {what}" for name, what in wrong) or f"{len(gpus)} alike, nothing unusual",
     )
@@ -161,80 +164,79 @@ def _gpus(gpus: Sequence[GpuHealth], *, loaded: Collection[int]) -> Finding:
 
 def gpu_findings(
     health: Health | None, *, loaded: Collection[int], why_idle: str = "no rank ran on it"
-) -> list[Finding]:
-    """Checks 12 and 13 of every GPU; one without ranks (see `environment_findings`) passes neither: `why_idle`."""
+) -> list[CheckFinding]:
+    """Checks 12 and 13 of every GPU; a GPU without ranks (see `environment_findings`) passes neither: `why_idle`."""
     if health is None or not health.gpus:
         why = "not read" if health is None else health.why_none
-        return [
-            Finding(check=number, subject="", verdict=Verdict.NOT_RUN, evidence=why) for number in (THROTTLE, ERRORS)
-        ]
+        return [not_run(number, why) for number in (THROTTLE, ERRORS)]
     findings = [finding for gpu in health.gpus for finding in (_throttling(gpu), _errors(gpu))]
     idle = {f"GPU {gpu.index}" for gpu in health.gpus if gpu.index not in loaded}
     return [
-        msgspec.structs.replace(one, verdict=Verdict.NOT_RUN, evidence=f"{why_idle}; {one.evidence}")
-        if one.verdict is Verdict.PASS and one.subject in idle
-        else one
-        for one in findings
+        msgspec.structs.replace(
+            finding, verdict=CheckVerdict.NOT_RUN, evidence=joined_evidence(why_idle, finding.evidence)
+        )
+        if finding.verdict is CheckVerdict.PASS and finding.subject in idle
+        else finding
+        for finding in findings
     ]
 
 
-def _throttling(gpu: GpuHealth) -> Finding:
-    told = [sample for sample in gpu.samples if sample.reasons is not None]
+def _throttling(gpu: GpuHealth) -> CheckFinding:
+    samples = [sample for sample in gpu.samples if sample.reasons is not None]
     name = f"GPU {gpu.index}"
-    if len(told) < RUNNING:
-        why = f"{len(told)} samples under load" + (
-            f"; no answer to {', '.join(gpu.unanswered)}" if gpu.unanswered else ""
-        )
-        return Finding(check=THROTTLE, subject=name, verdict=Verdict.NOT_RUN, evidence=why)
-    longest = {reason: longest_run([reason in (sample.reasons or []) for sample in told]) for reason in BAD_REASONS}
-    bad = {reason: length for reason, length in longest.items() if length >= RUNNING}
-    capped = sum("software power cap" in (sample.reasons or []) for sample in told)
-    hottest = max((sample.celsius for sample in told if sample.celsius is not None), default=None)
-    slowest = min((sample.mhz for sample in told if sample.mhz is not None), default=None)
-    words = [f"{reason} in {length} samples running" for reason, length in bad.items()]
-    words += [f"{len(told)} samples", f"software power cap in {capped}"]
-    words += [f"at most {hottest:.0f} C"] if hottest is not None else []
-    words += [f"at least {slowest:.0f} MHz"] if slowest is not None else []
-    return Finding(
-        check=THROTTLE,
-        subject=name,
-        verdict=Verdict.FAIL if bad else Verdict.PASS,
-        part=f"clocks of {name}: {', '.join(bad)}" if bad else "",
-        evidence="; ".join(words),
+    if len(samples) < CONSECUTIVE:
+        unanswered = f"no answer to {', '.join(gpu.unanswered)}" if gpu.unanswered else ""
+        return not_run(THROTTLE, joined_evidence(f"{len(samples)} samples under load", unanswered), name)
+    longest = {reason: longest_run([reason in (sample.reasons or []) for sample in samples]) for reason in BAD_REASONS}
+    bad = {reason: length for reason, length in longest.items() if length >= CONSECUTIVE}
+    capped = sum("software power cap" in (sample.reasons or []) for sample in samples)
+    hottest = max((sample.celsius for sample in samples if sample.celsius is not None), default=None)
+    slowest = min((sample.mhz for sample in samples if sample.mhz is not None), default=None)
+    evidence = joined_evidence(
+        *(f"{reason} in {length} consecutive samples" for reason, length in bad.items()),
+        f"{len(samples)} samples",
+        f"software power cap in {capped}",
+        "" if hottest is None else f"at most {hottest:.0f} C",
+        "" if slowest is None else f"at least {slowest:.0f} MHz",
     )
+    part = f"clocks of {name}: {', '.join(bad)}" if bad else ""
+    verdict = CheckVerdict.FAIL if bad else CheckVerdict.PASS
+    return CheckFinding(check=THROTTLE, subject=name, verdict=verdict, part=part, evidence=evidence)
 
 
 def longest_run(flags: Sequence[bool]) -> int:
-    """The most true values in a row."""
+    """The most consecutive true values."""
     return max((len(list(group)) for value, group in itertools.groupby(flags) if value), default=0)
 
 
-def _errors(gpu: GpuHealth) -> Finding:
+def _errors(gpu: GpuHealth) -> CheckFinding:
     name, before, after = f"GPU {gpu.index}", gpu.before, gpu.after
     bad: list[str] = []
-    noted: list[str] = []
-    silent: list[str] = []
-    for what, one, other, uncorrectable in (
+    minor: list[str] = []
+    unknown: list[str] = []
+    for counter, first, last, uncorrectable in (
         ("uncorrectable ECC errors", before.uncorrected, after.uncorrected, True),
         ("corrected ECC errors", before.corrected, after.corrected, False),
         ("rows remapped for uncorrectable errors", before.remapped_uncorrected, after.remapped_uncorrected, True),
         ("rows remapped for corrected errors", before.remapped_corrected, after.remapped_corrected, False),
     ):
-        if one is None or other is None:
-            silent.append(what)
-        elif other > one:
-            (bad if uncorrectable else noted).append(f"{other - one} {what} under load")
+        if first is None or last is None:
+            unknown.append(counter)
+        elif last > first:
+            (bad if uncorrectable else minor).append(f"{last - first} {counter} under load")
     bad += ["a row waits to be remapped"] if after.remap_pending else []
     bad += ["remapping a row failed"] if after.remap_failed else []
-    bad += [f"XID {xid}" for xid in gpu.xids if xid not in OF_PROGRAMS]
-    noted += [f"XID {xid} (a program's)" for xid in gpu.xids if xid in OF_PROGRAMS]
-    silent += ["XIDs"] if set(gpu.unanswered) & OF_EVENTS else []
-    untold = f"not told: {', '.join(silent)} ({', '.join(gpu.unanswered) or 'no answer'})" if silent else ""
-    verdict = Verdict.FAIL if bad else Verdict.WARN if noted else Verdict.NOT_RUN if silent else Verdict.PASS
-    return Finding(
+    bad += [f"XID {xid}" for xid in gpu.xids if xid not in XIDS_OF_PROGRAMS]
+    minor += [f"XID {xid} (of a program)" for xid in gpu.xids if xid in XIDS_OF_PROGRAMS]
+    unknown += ["XIDs"] if set(gpu.unanswered) & EVENT_CALLS else []
+    unanswered = ", ".join(gpu.unanswered) or "no answer"
+    gaps = f"not reported: {', '.join(unknown)} ({unanswered})" if unknown else ""
+    causes = ((bad, CheckVerdict.FAIL), (minor, CheckVerdict.WARN), (unknown, CheckVerdict.NOT_RUN))
+    verdict = next((verdict for cause, verdict in causes if cause), CheckVerdict.PASS)
+    return CheckFinding(
         check=ERRORS,
         subject=name,
         verdict=verdict,
-        part=f"memory or board of {name}" if bad or noted else "",
-        evidence="; ".join(words for words in (*bad, *noted, untold) if words) or "no counter moved",
+        part=f"memory or board of {name}" if bad or minor else "",
+        evidence=joined_evidence(*bad, *minor, gaps) or "no counter changed",
     )

@@ -1,16 +1,26 @@
-"""All evidence of a battery becomes findings, in the order of the checks."""
+"""All evidence of a battery becomes findings: one rule after the other, then what an invalid environment takes back."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from suite.acceptance.check_table import CHECKS, ENVIRONMENT, HANG_GUARD, MATRIX, MEMORY, SOAK
-from suite.acceptance.evidence import Evidence, Health, Launched, Micro, Probing, Surroundings, Timed
-from suite.acceptance.findings import Finding, Verdict, is_noise
-from suite.acceptance.judge.bit_errors import guard_findings, replay_finding, soak_finding
+from suite.acceptance import check_table as check
+from suite.acceptance.evidence import (
+    Evidence,
+    Health,
+    MicroMeasurements,
+    MiniatureLaunch,
+    PhaseTiming,
+    ProbeResult,
+    Surroundings,
+)
+from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run, rests_on_clocks
+from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.data_sheet import known_gpu
+from suite.acceptance.judge.failed_measurements import guard_findings
 from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, time_findings
 from suite.acceptance.judge.losses import loss_findings
@@ -20,118 +30,225 @@ from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 
 
-def judged(
+class JudgedBattery:
+    """What one battery measured, by kind of evidence, and what it is compared with."""
+
+    def __init__(
+        self,
+        evidence: Sequence[Evidence],
+        history: History,
+        others: float,
+        looks: Sequence[int],
+        looks_of: Mapping[str, Sequence[int]],
+    ) -> None:
+        self.history, self.others, self.looks, self.looks_of = history, others, looks, looks_of
+        self.micro = [item for item in evidence if isinstance(item, MicroMeasurements)]
+        self.launches = [item for item in evidence if isinstance(item, MiniatureLaunch)]
+        self.probes = [item for item in evidence if isinstance(item, ProbeResult)]
+        self.phases = [item for item in evidence if isinstance(item, PhaseTiming)]
+        self.around = next((item for item in evidence if isinstance(item, Surroundings)), None)
+        self.health = next((item for item in evidence if isinstance(item, Health)), None)
+        self.loads: list[MicroMeasurements | MiniatureLaunch | ProbeResult] = [
+            *self.micro,
+            *self.launches,
+            *self.probes,
+        ]
+        self.gpu = known_gpu(self.around.gpus) if self.around and self.around.gpus else None
+        ended_well = any(load.status is Status.OK for load in self.loads)
+        self.loaded_gpus = self.around.gpus_with_ranks if self.around and ended_well else []
+        self.environment = environment_findings(
+            self.around, self.health, [*self.micro, *self.launches], others=others, loaded=self.loaded_gpus
+        )
+        self.disturbed = any(finding.verdict is CheckVerdict.INVALID for finding in self.environment)
+
+    @property
+    def timed_launches(self) -> list[MiniatureLaunch]:
+        """Launches whose clocks count: those that other processes did not disturb."""
+        return [launch for launch in self.launches if not launch.set_aside]
+
+    def probes_with(self, part: str) -> list[ProbeResult]:
+        """Probes that ran this part; also those without any, which did not end well and failed in every part."""
+        return [
+            probe
+            for probe in self.probes
+            if getattr(probe, part) or not (probe.replays or probe.exchanges or probe.soaks)
+        ]
+
+    @property
+    def exchange_probes(self) -> list[ProbeResult]:
+        """Probes with exchanges; with one rank all of them, to say that it has no other rank."""
+        alone = self.around is not None and self.around.ranks == 1
+        return self.probes if alone else self.probes_with("exchanges")
+
+    @property
+    def why_idle(self) -> str:
+        """Why no load ended well on a GPU."""
+        if self.loads and all(load.status is not Status.OK for load in self.loads):
+            return "no load ended well"
+        if self.loads and self.around is not None and self.around.device == "cuda" and not self.around.gpus_with_ranks:
+            return "not known on which GPUs ranks ran (CUDA_VISIBLE_DEVICES)"
+        return "no rank ran on it"
+
+
+class Rule(NamedTuple):
+    """What some checks find.
+
+    Args:
+        checks: their numbers.
+        needs: the measurements that they judge; without any the rule finds nothing.
+        findings: of the battery, given the findings of earlier rules.
+    """
+
+    checks: tuple[int, ...]
+    needs: Callable[[JudgedBattery], Sequence[Any] | bool]
+    findings: Callable[[JudgedBattery, Sequence[CheckFinding]], list[CheckFinding]]
+
+
+def _rates(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:
+    undisturbed = [micro for micro in battery.micro if not micro.set_aside]
+    return [finding for micro in undisturbed for finding in micro_findings(micro, battery.history, battery.gpu)]
+
+
+def _exchanges(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:
+    gpus = battery.around.devices if battery.around else 0
+    return [
+        _invalid_when_disturbed(finding, probe, limit=battery.others)
+        for probe in battery.exchange_probes
+        for finding in exchange_findings(probe, battery.history, battery.gpu, gpus)
+    ]
+
+
+def _step_times(battery: JudgedBattery, earlier: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """Forward and backward passes are products and memory: checks 1 and 3 help to say which of them is slow."""
+    rates = [finding for finding in earlier if finding.check in (check.MATRIX, check.MEMORY)]
+    return time_findings(
+        battery.timed_launches, battery.history, looks=battery.looks, looks_of=battery.looks_of, rates=rates
+    )
+
+
+RULES = (
+    Rule((check.ENVIRONMENT,), lambda _: True, lambda battery, _: battery.environment),
+    Rule((check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE), lambda battery: battery.micro, _rates),
+    Rule((check.PEER, check.ALL_REDUCE), lambda battery: battery.exchange_probes, _exchanges),
+    Rule(
+        (check.REPLAYS,),
+        lambda battery: battery.probes_with("replays"),
+        lambda battery, _: [replay_finding(probe) for probe in battery.probes_with("replays")],
+    ),
+    Rule(
+        (check.SOAK,),
+        lambda battery: battery.probes_with("soaks"),
+        lambda battery, _: [soak_finding(probe) for probe in battery.probes_with("soaks")],
+    ),
+    Rule((check.EXACT_FIGURES,), lambda battery: battery.launches, lambda battery, _: exact_findings(battery.launches)),
+    Rule((check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER), lambda battery: battery.launches, _step_times),
+    Rule((check.JITTER,), lambda battery: battery.launches, lambda battery, _: jitter_findings(battery.timed_launches)),
+    Rule(
+        (check.LOSS_CURVE,),
+        lambda battery: battery.launches,
+        lambda battery, _: loss_findings(battery.launches, battery.history),
+    ),
+    Rule(
+        (check.THROTTLE, check.ERRORS),
+        lambda _: True,
+        lambda battery, _: gpu_findings(battery.health, loaded=battery.loaded_gpus, why_idle=battery.why_idle),
+    ),
+    Rule(
+        (check.HANG_GUARD,),
+        lambda battery: battery.phases,
+        lambda battery, _: guard_findings(battery.phases, disturbed=battery.disturbed),
+    ),
+)
+
+
+def battery_findings(
     evidence: Sequence[Evidence],
     history: History,
     *,
     others: float,
     looks: Sequence[int] = LOOKS,
     looks_of: Mapping[str, Sequence[int]] | None = None,
-    selected: Collection[int] = range(len(CHECKS)),
-) -> list[Finding]:
+    selected: Collection[int] = range(len(check.CHECKS)),
+) -> list[CheckFinding]:
     """Findings of the selected checks; a selected check without any evidence did not run, and says so.
 
-    In an invalid environment what clocks measured says nothing of the node, and is invalid too: failures and warnings,
-    and also what passes, because a ratio of two times of which others' work slowed down one may be good by chance.
-    Exact checks keep their verdicts. Other work during a probe's exchanges makes their own rates invalid and no others:
-    those that are too low, because each is the fastest of many, which others' work can only lower.
-    What made the environment invalid is among the findings wherever it made any other invalid, whether check 0 is
-    selected or not. So are measurements that did not end well, and wrong bits of a soak, which also runs for the
-    counters of GPUs alone.
+    In an invalid environment every verdict that rests on clocks is invalid: failures, warnings, and also what passes,
+    because a ratio of two times may be good by chance when other processes slowed down one of them. Exact checks keep
+    their verdicts. Other processes during the exchanges of a probe make only low rates of exchanges invalid: each rate
+    is the fastest of many, which other processes can only lower.
 
     Args:
         others: largest share of the processors that other processes may use.
         looks: at step times, in launches; `looks_of` those of single miniatures.
     """
-    micro = [one for one in evidence if isinstance(one, Micro)]
-    launches = [one for one in evidence if isinstance(one, Launched)]
-    probes = [one for one in evidence if isinstance(one, Probing)]
-    around = next((one for one in evidence if isinstance(one, Surroundings)), None)
-    health = next((one for one in evidence if isinstance(one, Health)), None)
-    during: list[Micro | Launched | Probing] = [*micro, *launches, *probes]
-    ended = any(one.status is Status.OK for one in during)
-    loaded = around.gpus_with_ranks if around is not None and ended else []
-    environment = environment_findings(around, health, [*micro, *launches], others=others, loaded=loaded)
-    disturbed = any(finding.verdict is Verdict.INVALID for finding in environment)
-    findings = [*environment]
-    gpu = known_gpu(around.gpus) if around and around.gpus else None
-    for one in micro:
-        if one.set_aside:
-            continue
-        findings += micro_findings(one, history, gpu)
-    for probe in probes:
-        alone = around is not None and around.ranks == 1
-        if probe.exchanges or alone or not (probe.replays or probe.soaks):
-            rates = exchange_findings(probe, history, gpu, around.devices if around else 0)
-            findings += [_beside_others(finding, probe, limit=others) for finding in rates]
-        if probe.replays or not (probe.exchanges or probe.soaks):
-            findings.append(replay_finding(probe))
-        if probe.soaks or not (probe.exchanges or probe.replays):
-            findings.append(soak_finding(probe))
-    if launches:
-        rates = [finding for finding in findings if finding.check in (MATRIX, MEMORY)]
-        clocked = [one for one in launches if not one.set_aside]
-        times = time_findings(clocked, history, looks=looks, looks_of=looks_of, rates=rates)
-        findings += [*exact_findings(launches), *times]
-        findings += [*jitter_findings(clocked), *loss_findings(launches, history)]
-    findings += gpu_findings(health, loaded=loaded, why_idle=_why_idle(around, during))
-    findings += guard_findings([one for one in evidence if isinstance(one, Timed)], disturbed=disturbed)
-    if disturbed:
-        findings = [_undecided(finding) for finding in findings]
-    kept = [finding for finding in findings if finding.check in selected]
-    if ENVIRONMENT not in selected and any(is_noise(f) and f.verdict is Verdict.INVALID for f in kept):
-        kept += [finding for finding in environment if finding.verdict is Verdict.INVALID]
-    kept += _unasked(findings, selected)
-    silent = [check for check in CHECKS if check.number in selected and all(f.check != check.number for f in kept)]
-    kept += [
-        Finding(check=check.number, subject="", verdict=Verdict.NOT_RUN, evidence="nothing in this battery measures it")
-        for check in silent
-    ]
-    return sorted(kept, key=lambda finding: finding.check)
+    battery = JudgedBattery(evidence, history, others, looks, looks_of or {})
+    findings: list[CheckFinding] = []
+    for rule in RULES:
+        if rule.needs(battery):
+            findings += rule.findings(battery, findings)
+    if battery.disturbed:
+        findings = [_invalid(finding) for finding in findings]
+    reported = [finding for finding in findings if finding.check in selected]
+    reported += _invalid_environment(reported, battery, selected)
+    reported += _always_reported(findings, selected)
+    reported += _without_evidence(reported, selected)
+    return sorted(reported, key=lambda finding: finding.check)
 
 
-def _why_idle(around: Surroundings | None, during: Sequence[Micro | Launched | Probing]) -> str:
-    """Why a GPU without any load that ended well had none."""
-    if during and all(one.status is not Status.OK for one in during):
-        return "no load ended well"
-    if during and around is not None and around.device == "cuda" and not around.gpus_with_ranks:
-        return "not known on which GPUs ranks ran (CUDA_VISIBLE_DEVICES)"
-    return "no rank ran on it"
+def _invalid_environment(
+    reported: Sequence[CheckFinding], battery: JudgedBattery, selected: Collection[int]
+) -> list[CheckFinding]:
+    """What made reported findings invalid, where check 0 is not selected."""
+    invalid = any(rests_on_clocks(finding) and finding.verdict is CheckVerdict.INVALID for finding in reported)
+    if check.ENVIRONMENT in selected or not invalid:
+        return []
+    return [finding for finding in battery.environment if finding.verdict is CheckVerdict.INVALID]
 
 
-def _unasked(findings: Sequence[Finding], selected: Collection[int]) -> list[Finding]:
-    """What must be said though nobody asked: wrong bits of a soak, and once each measurement that did not end well.
+def _always_reported(findings: Sequence[CheckFinding], selected: Collection[int]) -> list[CheckFinding]:
+    """What is reported of checks that are not selected: bit errors of a soak, and failed measurements, each once.
 
-    A probe that did not is said of the soak: where no check of its own is selected, nothing else ran.
+    A soak also runs as a load for the counters of GPUs. A failed probe is reported as a failed soak: where no check of
+    its own is selected, nothing else of it ran.
     """
-    told = {f.evidence for f in findings if f.status is not Status.OK and f.check in selected}
-    unasked = []
-    for one in sorted(findings, key=lambda finding: finding.check != SOAK):
-        if one.check in selected or one.check == HANG_GUARD:  # hangs are those of measurements
+    seen = {finding.evidence for finding in findings if finding.status is not Status.OK and finding.check in selected}
+    reported = []
+    for finding in sorted(findings, key=lambda finding: finding.check != check.SOAK):
+        if (
+            finding.check in selected or finding.check == check.HANG_GUARD
+        ):  # a hang is also reported by what was measured
             continue
-        if one.status is Status.OK:
-            unasked += [one] if one.check == SOAK and one.verdict is Verdict.FAIL else []
-        elif one.evidence not in told:
-            told.add(one.evidence)
-            unasked.append(one)
-    return unasked
+        if finding.status is Status.OK:
+            reported += [finding] if finding.check == check.SOAK and finding.verdict is CheckVerdict.FAIL else []
+        elif finding.evidence not in seen:
+            seen.add(finding.evidence)
+            reported.append(finding)
+    return reported
 
 
-def _beside_others(finding: Finding, probe: Probing, *, limit: float) -> Finding:
-    """A rate of exchanges that is too low says nothing where others had more than their share of the processors."""
+def _without_evidence(reported: Sequence[CheckFinding], selected: Collection[int]) -> list[CheckFinding]:
+    """NOT RUN for each selected check that nothing was found of."""
+    missing = sorted(set(selected) - {finding.check for finding in reported})
+    return [not_run(number, "nothing in this battery measures it") for number in missing]
+
+
+def _invalid_when_disturbed(finding: CheckFinding, probe: ProbeResult, *, limit: float) -> CheckFinding:
+    """A rate of exchanges that is too low is invalid where other processes used more than `limit` of the processors."""
     share = max(probe.others_share or 0.0, probe.steal_share or 0.0)
-    if share <= limit or finding.verdict not in (Verdict.WARN, Verdict.FAIL):
+    too_low = finding.verdict in (CheckVerdict.WARN, CheckVerdict.FAIL) and finding.status is Status.OK
+    if share <= limit or not too_low or not rests_on_clocks(finding):
         return finding
-    if not is_noise(finding) or finding.status is not Status.OK:
-        return finding
-    words = f"{finding.verdict.value} while others took {share:.0%} of the processors; {finding.evidence}"
-    return msgspec.structs.replace(finding, verdict=Verdict.INVALID, evidence=words)
+    return _with_verdict_invalid(finding, f"while other processes used {share:.0%} of the processors")
 
 
-def _undecided(finding: Finding) -> Finding:
-    """What clocks said in an invalid environment: nothing, whatever it was; a launch that ended badly did so."""
-    said = finding.verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.INCONCLUSIVE)
-    if not is_noise(finding) or not said or finding.status is not Status.OK:
+def _invalid(finding: CheckFinding) -> CheckFinding:
+    """A finding of clocks in an invalid environment; a measurement that failed stays failed."""
+    measured = (CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.FAIL, CheckVerdict.INCONCLUSIVE)
+    if not rests_on_clocks(finding) or finding.verdict not in measured or finding.status is not Status.OK:
         return finding
-    words = f"{finding.verdict.value} in an invalid environment; {finding.evidence}"
-    return msgspec.structs.replace(finding, verdict=Verdict.INVALID, evidence=words)
+    return _with_verdict_invalid(finding, "in an invalid environment")
+
+
+def _with_verdict_invalid(finding: CheckFinding, why: str) -> CheckFinding:
+    evidence = joined_evidence(f"{finding.verdict.value} {why}", finding.evidence)
+    return msgspec.structs.replace(finding, verdict=CheckVerdict.INVALID, evidence=evidence)

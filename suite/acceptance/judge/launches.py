@@ -1,4 +1,4 @@
-"""Checks 7 to 11: what launches of the miniatures say of figures, time, its terms, and its steadiness."""
+"""Checks 7 to 11, from launches of the miniatures: exact figures, step time, its terms, jitter and stragglers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from suite.acceptance.check_table import ATTRIBUTION, CHECKS, EXACT_FIGURES, JITTER, STEP_TIME, STRAGGLER
-from suite.acceptance.evidence import Launched
-from suite.acceptance.findings import Finding, Verdict
+from suite.acceptance.evidence import MiniatureLaunch
+from suite.acceptance.findings import CheckFinding, CheckVerdict, not_run
 from suite.acceptance.judge.expected_rates import limited
-from suite.acceptance.judge.failed_measurements import broken
+from suite.acceptance.judge.failed_measurements import failed_measurement
 from suite.acceptance.judge.noninferiority import LOOKS
-from suite.acceptance.judge.step_time import median_deviations, pace_findings, step_time_finding
+from suite.acceptance.judge.step_time import cpu_speed_findings, excess_seconds, step_time_finding
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 from suite.metrics.figures import StepTerm
@@ -24,167 +24,161 @@ TAIL = 0.99
 TAIL_WARN, TAIL_FAIL = 1.05, 1.15
 
 
-def exact_findings(launches: Sequence[Launched]) -> list[Finding]:
-    """Check 7, one for each miniature: the first launch that ended well, or the one that did not."""
-    return [_exact(run, own) for run, own in _by_run(launches).items()]
+UNSTEADY = "host, clocks, or other processes"
 
 
-def _exact(run: str, launches: Sequence[Launched]) -> Finding:
-    bad = [one for one in launches if one.status is not Status.OK]
-    unequal = [words for one in launches for words in one.unequal]
+def exact_findings(launches: Sequence[MiniatureLaunch]) -> list[CheckFinding]:
+    """Check 7, one finding for each miniature: figures that differ, or else a launch that did not end well."""
+    return [_exact(run, of_run) for run, of_run in _by_run(launches).items()]
+
+
+def _exact(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
+    failed = [launch for launch in launches if launch.status is not Status.OK]
+    unequal = [figure for launch in launches for figure in launch.unequal]
     if unequal:
-        return Finding(
+        return CheckFinding(
             check=EXACT_FIGURES,
             subject=run,
-            verdict=Verdict.FAIL,
+            verdict=CheckVerdict.FAIL,
             source="arithmetic",
             part="software: another amount of work than predicted",
             evidence=f"{len(unequal)} differ: {'; '.join(unequal[:3])}",
         )
-    if bad:
-        return broken(EXACT_FIGURES, bad[0])
-    exact = max(one.exact for one in launches)
-    return Finding(
+    if failed:
+        return failed_measurement(EXACT_FIGURES, failed[0])
+    exact = max(launch.exact for launch in launches)
+    return CheckFinding(
         check=EXACT_FIGURES,
         subject=run,
-        verdict=Verdict.PASS if exact else Verdict.NOT_RUN,
+        verdict=CheckVerdict.PASS if exact else CheckVerdict.NOT_RUN,
         source="arithmetic",
         evidence=f"{exact} figures equal" + (f", {len(launches)} launches" if len(launches) > 1 else ""),
     )
 
 
 def time_findings(
-    launches: Sequence[Launched],
+    launches: Sequence[MiniatureLaunch],
     history: History,
     *,
     looks: Sequence[int] = LOOKS,
     looks_of: Mapping[str, Sequence[int]] | None = None,
-    rates: Sequence[Finding] = (),
-) -> list[Finding]:
+    rates: Sequence[CheckFinding] = (),
+) -> list[CheckFinding]:
     """Checks 8, 9 and 11 of each miniature that was launched for its time.
 
     Args:
         looks: declared beforehand, in launches; `looks_of` those of single miniatures.
-        rates: findings of checks 1 and 3 of the same battery, which tell late products from late memory.
+        rates: findings of checks 1 and 3 of the same battery, which separate late products from late memory.
     """
     findings = []
-    for run, own in _by_run([one for one in launches if one.purpose == "times"]).items():
-        good = [one for one in own if one.status is Status.OK]
-        if not good:
-            findings += [broken(number, own[0]) for number in (STEP_TIME, ATTRIBUTION, STRAGGLER)]
+    for run, of_run in _by_run([launch for launch in launches if launch.purpose == "times"]).items():
+        ended_well = [launch for launch in of_run if launch.status is Status.OK]
+        if not ended_well:
+            findings += [failed_measurement(number, of_run[0]) for number in (STEP_TIME, ATTRIBUTION, STRAGGLER)]
             continue
         findings += [
-            step_time_finding(run, good, history, (looks_of or {}).get(run, looks), rates),
-            *pace_findings(run, good, history),
+            step_time_finding(run, ended_well, history, (looks_of or {}).get(run, looks), rates),
+            *cpu_speed_findings(run, ended_well, history),
+            _attribution(run, ended_well),
+            _stragglers(run, ended_well),
         ]
-        findings += [_attribution(run, good), *_stragglers(run, good)]
     return findings
 
 
-def _attribution(run: str, launches: Sequence[Launched]) -> Finding:
-    shares = []
-    for one in launches:
-        if one.step_seconds and StepTerm.UNEXPLAINED.value in one.measured_terms:
-            shares.append(abs(one.measured_terms[StepTerm.UNEXPLAINED.value]) / one.step_seconds)
+def _attribution(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
+    """Check 9: share of the step in no term."""
+    unexplained = StepTerm.UNEXPLAINED.value
+    shares = [
+        abs(launch.measured_terms[unexplained]) / launch.step_seconds
+        for launch in launches
+        if launch.step_seconds and unexplained in launch.measured_terms
+    ]
     if not shares:
-        return Finding(
-            check=ATTRIBUTION,
-            subject=run,
-            verdict=Verdict.NOT_RUN,
-            evidence="no step was profiled: a launch needs 8 steps",
-        )
-    split = sorted(median_deviations(launches).items(), key=lambda item: -abs(item[1]))
-    words = ", ".join(f"{term.value} {1e3 * seconds:+.1f} ms" for term, seconds in split[:4])
+        return not_run(ATTRIBUTION, "no step was profiled: a launch needs 8 steps", run)
+    largest = sorted(excess_seconds(launches).items(), key=lambda item: -abs(item[1]))[:4]
+    terms = ", ".join(f"{term.value} {1e3 * seconds:+.1f} ms" for term, seconds in largest)
     return limited(
         CHECKS[ATTRIBUTION],
         run,
         statistics.median(shares),
         part="in no term: ranks that wait for each other, or the host",
         source="share of the step in no term",
-        evidence=f"measured - predicted: {words}" if words else "no prediction to split",
+        evidence=f"measured - predicted: {terms}" if terms else "no prediction to split",
     )
 
 
-def _stragglers(run: str, launches: Sequence[Launched]) -> list[Finding]:
-    """Check 11: each rank beside the best one of its pipeline stage.
+def _stragglers(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
+    """Check 11: each rank against the best one of its pipeline stage.
 
-    Ranks of one stage do the same work: data-parallel ones have as many samples each, tensor-parallel ones equal parts
-    of every layer (`scaled_layout` splits no other way), and ZeRO's parts differ by the rounding of their sizes. Stages
-    do not: one has the embedding, one the head, or a layer more.
+    Ranks of one stage do the same work: data-parallel ranks have as many samples each, tensor-parallel ranks equal
+    parts of every layer (`scaled_layout` splits no other way), and ZeRO's shards differ by the rounding of their sizes.
+    Stages do not: one has the embedding, one the head, or a layer more.
     """
-    known = [one.compute_seconds for one in launches if len(one.compute_seconds) > 1 and all(one.compute_seconds)]
+    known = [seconds for launch in launches if len(seconds := launch.compute_seconds) > 1 and all(seconds)]
     if not known:
-        return [
-            Finding(check=STRAGGLER, subject=run, verdict=Verdict.NOT_RUN, evidence="one rank, or no profiled step")
-        ]
+        return not_run(STRAGGLER, "one rank, or no profiled step", run)
     ranks = range(len(known[0]))
     stages = launches[0].stages or [0] * len(ranks)
-    medians = [statistics.median(seconds[rank] for seconds in known) for rank in ranks]
-    same = {stage: [rank for rank in ranks if stages[rank] == stage] for stage in sorted(set(stages))}
-    words = ", ".join(f"rank {rank} {medians[rank]:.4g} s" for rank in ranks)
-    if len(same) > 1:
-        words = "; ".join(
-            f"stage {stage}: " + ", ".join(f"rank {rank} {medians[rank]:.4g} s" for rank in own)
-            for stage, own in same.items()
+    ranks_of = {stage: [rank for rank in ranks if stages[rank] == stage] for stage in sorted(set(stages))}
+    medians = [f"rank {rank} {statistics.median(seconds[rank] for seconds in known):.4g} s" for rank in ranks]
+    evidence = ", ".join(medians)
+    if len(ranks_of) > 1:
+        evidence = "; ".join(
+            f"stage {stage}: {', '.join(medians[rank] for rank in of_stage)}" for stage, of_stage in ranks_of.items()
         )
-    beside = {rank: own for own in same.values() if len(own) > 1 for rank in own}
-    if not beside:
-        why = f"each pipeline stage has one rank: no other does the same work; {words}"
-        return [Finding(check=STRAGGLER, subject=run, verdict=Verdict.NOT_RUN, evidence=why)]
-    shares = {
-        rank: statistics.median(min(seconds[other] for other in own) / seconds[rank] for seconds in known)
-        for rank, own in beside.items()
+    same_work = {rank: of_stage for of_stage in ranks_of.values() if len(of_stage) > 1 for rank in of_stage}
+    if not same_work:
+        why = f"each pipeline stage has one rank: no other does the same work; {evidence}"
+        return not_run(STRAGGLER, why, run)
+    ratios = {
+        rank: statistics.median(min(seconds[other] for other in others) / seconds[rank] for seconds in known)
+        for rank, others in same_work.items()
     }
-    worst = min(shares, key=lambda rank: shares[rank])
-    best = "best rank" if len(same) == 1 else "best rank of its stage"
-    return [
-        limited(
-            CHECKS[STRAGGLER],
-            run,
-            shares[worst],
-            part=f"rank {worst}: compute",
-            source=f"{best}, median of {len(known)} launches",
-            evidence=words,
-        )
-    ]
+    slowest = min(ratios, key=lambda rank: ratios[rank])
+    best = "best rank" if len(ranks_of) == 1 else "best rank of its stage"
+    return limited(
+        CHECKS[STRAGGLER],
+        run,
+        ratios[slowest],
+        part=f"rank {slowest}: compute",
+        source=f"{best}, median of {len(known)} launches",
+        evidence=evidence,
+    )
 
 
-def jitter_findings(launches: Sequence[Launched]) -> list[Finding]:
+def jitter_findings(launches: Sequence[MiniatureLaunch]) -> list[CheckFinding]:
     """Check 10 of every launch with enough steps."""
-    long = [one for one in launches if one.purpose == "jitter"]
+    long = [launch for launch in launches if launch.purpose == "jitter"]
     if not long:
-        most = max((len(one.timed) for one in launches), default=0)
+        most = max((len(launch.timed) for launch in launches), default=0)
         why = f"{most} timed steps in one launch, {JITTER_STEPS} needed: this profile has no such launch"
-        return [Finding(check=JITTER, subject="", verdict=Verdict.NOT_RUN, evidence=why)]
-    findings = []
-    for one in long:
-        if one.status is not Status.OK:
-            findings.append(broken(JITTER, one))
-            continue
-        if len(one.timed) < JITTER_STEPS:
-            why = f"{len(one.timed)} timed steps, {JITTER_STEPS} needed"
-            findings.append(Finding(check=JITTER, subject=one.run, verdict=Verdict.NOT_RUN, evidence=why))
-            continue
-        variation = statistics.stdev(one.timed) / statistics.fmean(one.timed)
-        ordered = sorted(one.timed)
-        tail = ordered[math.ceil(TAIL * len(ordered)) - 1] / statistics.median(ordered)
-        finding = limited(
-            CHECKS[JITTER],
-            one.run,
-            variation,
-            part="host, clocks, or other processes",
-            source="a steady machine",
-            evidence=f"{len(ordered)} steps; 99 % quantile / median {tail:.3f} (warn {TAIL_WARN}, fail {TAIL_FAIL})",
-        )
-        if tail > TAIL_FAIL or (tail > TAIL_WARN and finding.verdict is Verdict.PASS):
-            verdict = Verdict.FAIL if tail > TAIL_FAIL else Verdict.WARN
-            finding = msgspec.structs.replace(finding, verdict=verdict, part="host, clocks, or other processes")
-        findings.append(finding)
-    return findings
+        return [not_run(JITTER, why)]
+    return [_jitter(launch) for launch in long]
 
 
-def _by_run(launches: Sequence[Launched]) -> dict[str, list[Launched]]:
-    runs: dict[str, list[Launched]] = {}
-    for one in launches:
-        runs.setdefault(one.run, []).append(one)
+def _jitter(launch: MiniatureLaunch) -> CheckFinding:
+    if launch.status is not Status.OK:
+        return failed_measurement(JITTER, launch)
+    if len(launch.timed) < JITTER_STEPS:
+        return not_run(JITTER, f"{len(launch.timed)} timed steps, {JITTER_STEPS} needed", launch.run)
+    seconds = sorted(launch.timed)
+    tail = seconds[math.ceil(TAIL * len(seconds)) - 1] / statistics.median(seconds)
+    finding = limited(
+        CHECKS[JITTER],
+        launch.run,
+        statistics.stdev(seconds) / statistics.fmean(seconds),
+        part=UNSTEADY,
+        source="a steady machine",
+        evidence=f"{len(seconds)} steps; 99 % quantile / median {tail:.3f} (warn {TAIL_WARN}, fail {TAIL_FAIL})",
+    )
+    if tail > TAIL_FAIL or (tail > TAIL_WARN and finding.verdict is CheckVerdict.PASS):
+        verdict = CheckVerdict.FAIL if tail > TAIL_FAIL else CheckVerdict.WARN
+        finding = msgspec.structs.replace(finding, verdict=verdict, part=UNSTEADY)
+    return finding
+
+
+def _by_run(launches: Sequence[MiniatureLaunch]) -> dict[str, list[MiniatureLaunch]]:
+    runs: dict[str, list[MiniatureLaunch]] = {}
+    for launch in launches:
+        runs.setdefault(launch.run, []).append(launch)
     return runs

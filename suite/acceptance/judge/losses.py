@@ -1,78 +1,78 @@
-"""Check 16: losses repeat to the bit where training is deterministic, are finite, and fall."""
+"""Check 16: losses are finite and fall, and are equal to the bit where training is deterministic."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from suite.acceptance.check_table import LOSS_CURVE
-from suite.acceptance.evidence import Launched
-from suite.acceptance.findings import Finding, Verdict
-from suite.acceptance.judge.failed_measurements import broken
+from suite.acceptance.evidence import MiniatureLaunch
+from suite.acceptance.findings import CheckFinding, CheckVerdict
+from suite.acceptance.judge.failed_measurements import failed_measurement
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 from suite.reproduce.reproduce import LOSS_MUST_FALL, last_loss, loss_fell
 
 
-def loss_findings(launches: Sequence[Launched], history: History) -> list[Finding]:
-    """Check 16, one for each stack of a miniature: losses repeat to the bit, are finite, and fall."""
+def loss_findings(launches: Sequence[MiniatureLaunch], history: History) -> list[CheckFinding]:
+    """Check 16, one finding for each stack of a miniature."""
     findings = []
-    for (run, _), own in _by_stack(launches).items():
-        nan = [one for one in own if one.status is Status.NAN]
+    for (run, _), of_stack in _by_stack(launches).items():
+        nan = [launch for launch in of_stack if launch.status is Status.NAN]
+        ended_well = [launch for launch in of_stack if launch.status is Status.OK and launch.losses]
         if nan:
-            findings.append(broken(LOSS_CURVE, nan[0]))
-            continue
-        good = [one for one in own if one.status is Status.OK and one.losses]
-        if good:
-            findings.append(_losses(run, good, history))
+            findings.append(failed_measurement(LOSS_CURVE, nan[0]))
+        elif ended_well:
+            verdict, source, part, evidence = _losses(ended_well, history.losses.get(ended_well[0].stack))
+            findings.append(
+                CheckFinding(
+                    check=LOSS_CURVE, subject=run, verdict=verdict, source=source, part=part, evidence=evidence
+                )
+            )
     return findings
 
 
-def _losses(run: str, launches: Sequence[Launched], history: History) -> Finding:
-    """Whether the launches of one stack fall, and equal each other and accepted batteries to the bit.
+def _losses(launches: Sequence[MiniatureLaunch], accepted: list[float] | None) -> tuple[CheckVerdict, str, str, str]:
+    """Verdict, source, part and evidence of one stack: losses fall, and equal each other or `accepted` to the bit.
 
-    Where the policy allows algorithms that are not deterministic, other bits are no fault: equality then is not judged.
+    Where the policy allows algorithms that are not deterministic, unequal losses are no failure.
+
+    Args:
+        accepted: losses of accepted batteries with the same stack; None without any.
     """
-    reference = history.losses.get(launches[0].stack)
-    first = reference or launches[0].losses
-    compared = launches if reference else launches[1:]
-    source = "accepted batteries with the same stack" if reference else "the first launch"
-    other = next((one for one in compared if one.losses != first), None)
-    words = "" if other is None else _difference(other, first)
-    if other is not None and other.deterministic:
-        return Finding(
-            check=LOSS_CURVE,
-            subject=run,
-            verdict=Verdict.FAIL,
-            source=source,
-            part="arithmetic or links: another loss from the same bits",
-            evidence=words,
-        )
-    flat = next((one.losses for one in launches if one.learns and not loss_fell(one.losses)), None)
+    first = accepted or launches[0].losses
+    compared = launches if accepted else launches[1:]
+    source = "accepted batteries with the same stack" if accepted else "the first launch"
+    unequal = next((launch for launch in compared if launch.losses != first), None)
+    difference = "" if unequal is None else _difference(unequal, first)
+    if unequal is not None and unequal.deterministic:
+        return CheckVerdict.FAIL, source, "arithmetic or links: another loss from the same bits", difference
+    flat = next((launch.losses for launch in launches if launch.learns and not loss_fell(launch.losses)), None)
     if flat is not None:
-        words = f"from {flat[0]:.3f} to {last_loss(flat):.3f}, {LOSS_MUST_FALL} less expected"
-        return Finding(
-            check=LOSS_CURVE, subject=run, verdict=Verdict.FAIL, source="training", part="training", evidence=words
-        )
-    if other is not None:
-        why = f"finite losses; not held to each other, training is not deterministic on this device: {words}"
-        return Finding(check=LOSS_CURVE, subject=run, verdict=Verdict.NOT_RUN, source=source, evidence=why)
+        change = f"from {flat[0]:.3f} to {last_loss(flat):.3f}, {LOSS_MUST_FALL} less expected"
+        return CheckVerdict.FAIL, "training", "training", change
+    if unequal is not None:
+        why = "finite losses; not compared with each other, training is not deterministic on this device"
+        return CheckVerdict.NOT_RUN, source, "", f"{why}: {difference}"
     if not compared:
         why = "one launch, and no accepted battery with the same stack to compare its bits with"
-        return Finding(check=LOSS_CURVE, subject=run, verdict=Verdict.NOT_RUN, evidence=why)
-    words = f"{len(launches)} launches, {len(first)} steps equal to the bit"
-    return Finding(check=LOSS_CURVE, subject=run, verdict=Verdict.PASS, source=source, evidence=words)
+        return CheckVerdict.NOT_RUN, "", "", why
+    return CheckVerdict.PASS, source, "", f"{len(launches)} launches, {len(first)} steps equal to the bit"
 
 
-def _difference(launch: Launched, first: Sequence[float]) -> str:
-    """Where a launch's losses leave the first ones, in words."""
-    step = next((n for n, pair in enumerate(zip(first, launch.losses, strict=False)) if pair[0] != pair[1]), 0)
-    return f"step {step}: {launch.losses[step]!r}, not {first[step]!r} ({launch.record})"
+def _difference(launch: MiniatureLaunch, expected: Sequence[float]) -> str:
+    """The first step with another loss than expected."""
+    pairs = enumerate(zip(expected, launch.losses, strict=False))
+    step = next((number for number, (loss, other) in pairs if loss != other), 0)
+    return f"step {step}: {launch.losses[step]!r}, not {expected[step]!r} ({launch.record})"
 
 
-def _by_stack(launches: Sequence[Launched]) -> dict[tuple[str, str], list[Launched]]:
-    """Launches that must repeat each other; those that did not end well with the first stack of their run."""
-    stacks: dict[tuple[str, str], list[Launched]] = {}
-    for one in launches:
-        known = one.stack or next((other.stack for other in launches if other.run == one.run and other.stack), "")
-        stacks.setdefault((one.run, known), []).append(one)
+def _by_stack(launches: Sequence[MiniatureLaunch]) -> dict[tuple[str, str], list[MiniatureLaunch]]:
+    """Launches that must have equal losses; a launch that failed belongs to the first stack of its run."""
+    stack_of: dict[str, str] = {}
+    for launch in launches:
+        if launch.stack:
+            stack_of.setdefault(launch.run, launch.stack)
+    stacks: dict[tuple[str, str], list[MiniatureLaunch]] = {}
+    for launch in launches:
+        stacks.setdefault((launch.run, launch.stack or stack_of.get(launch.run, "")), []).append(launch)
     return stacks

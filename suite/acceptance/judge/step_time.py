@@ -1,195 +1,206 @@
-"""Check 8: the step time of a miniature beside its prediction, the term it is late by, and the processors' pace."""
+"""Check 8: step time of a miniature against its prediction, the term that is late, and the CPU speed meanwhile."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from suite.acceptance.check_table import CHECKS, PACE, STEP_TIME
-from suite.acceptance.evidence import Launched
-from suite.acceptance.findings import Finding, Verdict
+from suite.acceptance.check_table import CHECKS, CPU_SPEED, STEP_TIME
+from suite.acceptance.evidence import MiniatureLaunch
+from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence
 from suite.acceptance.judge.attribution import slow_part
-from suite.acceptance.judge.expected_rates import UNKNOWN_MODEL, Expected, outlier_words
+from suite.acceptance.judge.expected_rates import UNKNOWN_MODEL, ExpectedRate, outlier_words
 from suite.acceptance.judge.noninferiority import FEWEST, Look, launches_missing, look
-from suite.acceptance.judge.rates import against
+from suite.acceptance.judge.rates import rate_finding
 from suite.acceptance.judge.step_time_margin import MARGIN, WIDEST, WITHOUT_HISTORY, Reference, reference
-from suite.acceptance.past_batteries import History
+from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, measured_values
 from suite.job.events import Status
 from suite.metrics.figures import StepTerm
 
-_WORST_FIRST = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.WARN, Verdict.PASS)
+_WORST_FIRST = (CheckVerdict.FAIL, CheckVerdict.INCONCLUSIVE, CheckVerdict.WARN, CheckVerdict.PASS)
 
 
-def step_ratios(launches: Sequence[Launched]) -> list[float]:
+def step_ratios(launches: Sequence[MiniatureLaunch]) -> list[float]:
     """Measured over predicted seconds of every launch that has both."""
     return [
-        one.step_seconds / one.predicted_seconds
-        for one in launches
-        if one.status is Status.OK and one.step_seconds and one.predicted_seconds
+        launch.step_seconds / launch.predicted_seconds
+        for launch in launches
+        if launch.status is Status.OK and launch.step_seconds and launch.predicted_seconds
     ]
 
 
-def step_references(launches: Sequence[Launched], history: History) -> list[Reference]:
-    """What a miniature's step time is held to: this node's accepted batteries and its siblings', each by itself."""
-    name = _compared(launches)
-    found = [
-        reference(values, spreads, whose, terms)
-        for values, spreads, terms, whose in zip(
-            history.of(STEP_TIME, name),
-            history.spreads_of(STEP_TIME, name),
-            history.terms_of(STEP_TIME, name),
-            ("accepted batteries of this node", "siblings in the fleet"),
-            strict=True,
+def step_references(launches: Sequence[MiniatureLaunch], history: History) -> list[Reference]:
+    """What a miniature's step time is compared with: accepted batteries of this node, and other nodes of the fleet."""
+    past, fleet = history.of(STEP_TIME, _compared_as(launches))
+    references = [
+        reference(
+            measured_values(findings),
+            [finding.spread for finding in findings if finding.spread is not None],
+            whose,
+            [finding.terms for finding in findings if finding.terms],
         )
-        if values
+        for findings, whose in ((past, NODE_PAST), (fleet, OTHER_NODES))
+        if findings
     ]
-    return found or [WITHOUT_HISTORY]
+    return references or [WITHOUT_HISTORY]
 
 
 def step_launches_missing(ratios: Sequence[float], references: Sequence[Reference], looks: Sequence[int]) -> int:
-    """Launches up to the next look that some reference still needs; 0 where one of them rejects already."""
-    of_bias = [([ratio / held_to.bias for ratio in ratios], held_to.margin) for held_to in references]
-    if any(look(values, margin=margin, looks=looks).verdict is Verdict.FAIL for values, margin in of_bias):
+    """Launches up to the next look that some reference still needs; 0 where one of them already rejects."""
+    tests = [([ratio / reference.bias for ratio in ratios], reference.margin) for reference in references]
+    if any(look(values, margin=margin, looks=looks).verdict is CheckVerdict.FAIL for values, margin in tests):
         return 0
-    return max(launches_missing(values, margin=margin, looks=looks) for values, margin in of_bias)
+    return max(launches_missing(values, margin=margin, looks=looks) for values, margin in tests)
 
 
-def _compared(launches: Sequence[Launched]) -> str:
-    """Names the ratio among batteries: predictions from as many points, whose interpolation errs alike."""
-    points = max((one.points for one in launches), default=0)
+def _compared_as(launches: Sequence[MiniatureLaunch]) -> str:
+    """Name of the ratio in other batteries: only predictions from as many points have the same interpolation error."""
+    points = max((launch.points for launch in launches), default=0)
     run = launches[0].run if launches else ""
     return f"{run}, predicted from {points} points" if points else run
 
 
-def step_time_finding(
-    run: str, launches: Sequence[Launched], history: History, looks: Sequence[int], rates: Sequence[Finding]
-) -> Finding:
-    """Check 8 of one miniature, beside this node's past and its siblings: the worse verdict is reported.
+class _Comparison(NamedTuple):
+    """The verdict against one reference, and the look that it rests on."""
 
-    Not run with fewer than 3 launches that have a prediction. As an outlier among ten siblings or more it warns.
+    verdict: CheckVerdict
+    look: Look
+    reference: Reference
+
+    @property
+    def severity(self) -> tuple[int, float]:
+        """Smallest for the worst verdict, and among equal ones for the least distance to the margin."""
+        distance = math.log((1 + self.reference.margin) / self.look.ratio)
+        return _WORST_FIRST.index(self.verdict), distance
+
+
+def _comparison(ratios: Sequence[float], reference: Reference, looks: Sequence[int]) -> _Comparison:
+    """A step that passes warns where it may use up half of the margin, or where the reference itself has drifted."""
+    result = look([ratio / reference.bias for ratio in ratios], margin=reference.margin, looks=looks)
+    verdict = result.verdict
+    if verdict is CheckVerdict.PASS and reference is not WITHOUT_HISTORY:
+        drifted = result.high * reference.bias > 1 + WIDEST
+        verdict = CheckVerdict.WARN if drifted or result.high > 1 + reference.margin / 2 else verdict
+    return _Comparison(verdict, result, reference)
+
+
+def step_time_finding(
+    run: str,
+    launches: Sequence[MiniatureLaunch],
+    history: History,
+    looks: Sequence[int],
+    rates: Sequence[CheckFinding],
+) -> CheckFinding:
+    """Check 8 of one miniature against this node's past and other nodes of the fleet: the worse verdict is reported.
+
+    Not run with fewer than 3 launches that have a prediction. An outlier among ten or more other nodes warns.
     """
     ratios = step_ratios(launches)
     references = step_references(launches, history)
-    measured = statistics.median(one.step_seconds or 0.0 for one in launches)
+    seconds = f"{statistics.median(launch.step_seconds or 0.0 for launch in launches):.4g} s"
     if len(ratios) < FEWEST:
-        why = f"{len(ratios)} launches with a prediction, {looks[0]} needed"
-        missing = next((one.message for one in launches if one.message), "")
-        return Finding(
+        few = f"{len(ratios)} launches with a prediction, {looks[0]} needed"
+        why = next((launch.message for launch in launches if launch.message), "")
+        return CheckFinding(
             check=STEP_TIME,
             subject=run,
-            verdict=Verdict.NOT_RUN,
-            evidence="; ".join(part for part in (f"{measured:.4g} s", why, missing) if part),
+            verdict=CheckVerdict.NOT_RUN,
+            evidence=joined_evidence(seconds, few, why),
             source=references[0].source,
         )
-    against_each = [(*_seen(ratios, held_to, looks), held_to) for held_to in references]
-    verdict, seen, held_to = min(against_each, key=lambda one: (_WORST_FIRST.index(one[0]), _room(one[1], one[2])))
-    others = [f"{beside.ratio:.3f} of {other.source}" for _, beside, other in against_each if other is not held_to]
-    ratio = math.exp(statistics.fmean(math.log(one) for one in ratios))
-    outlier = outlier_words(CHECKS[STEP_TIME], ratio, history.of(STEP_TIME, _compared(launches))[1])
-    verdict = Verdict.WARN if outlier and verdict is Verdict.PASS else verdict
-    term, seconds = largest_deviation(launches, held_to.usual)
-    part, chosen = ("", "") if verdict is Verdict.PASS else slow_part(term, launches, rates, held_to.usual)
-    words = [
-        f"{measured:.4g} s",
-        f"{seen.launches} launches, spread {seen.spread:.1%}, 1-sided bounds {seen.low:.3f} to {seen.high:.3f}",
-        f"most in {term.value} {1e3 * seconds:+.1f} ms" + (" beyond the usual" if held_to.usual else ""),
-        chosen,
-        *others,
-        outlier,
-        "more launches are needed" if verdict is Verdict.INCONCLUSIVE else "",
-    ]
-    return Finding(
+    comparisons = [_comparison(ratios, reference, looks) for reference in references]
+    worst = min(comparisons, key=lambda comparison: comparison.severity)
+    verdict, result, held_to = worst
+    ratio = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+    _, fleet = history.of(STEP_TIME, _compared_as(launches))
+    outlier = outlier_words(CHECKS[STEP_TIME], ratio, measured_values(fleet))
+    verdict = CheckVerdict.WARN if outlier and verdict is CheckVerdict.PASS else verdict
+    term, excess = largest_deviation(launches, held_to.usual)
+    part, why_part = ("", "") if verdict is CheckVerdict.PASS else slow_part(term, launches, rates, held_to.usual)
+    bounds = f"1-sided bounds {result.low:.3f} to {result.high:.3f}"
+    return CheckFinding(
         check=STEP_TIME,
         subject=run,
         verdict=verdict,
         measured=ratio,
         expected=held_to.bias,
         unit="of the prediction",
-        ratio=seen.ratio,
+        ratio=result.ratio,
         warn=1 + held_to.margin / 2,
         fail=1 + held_to.margin,
         source=held_to.source,
         part=part,
-        evidence="; ".join(word for word in words if word),
-        least_detectable=seen.least_detectable,
-        spread=seen.spread,
-        terms=shares_beyond(launches),
-        siblings=_compared(launches),
+        evidence=joined_evidence(
+            seconds,
+            f"{result.launches} launches, spread {result.spread:.1%}, {bounds}",
+            f"most in {term.value} {1e3 * excess:+.1f} ms" + (" beyond the usual" if held_to.usual else ""),
+            why_part,
+            *(f"{other.look.ratio:.3f} of {other.reference.source}" for other in comparisons if other is not worst),
+            outlier,
+            "more launches are needed" if verdict is CheckVerdict.INCONCLUSIVE else "",
+        ),
+        least_detectable=result.least_detectable,
+        spread=result.spread,
+        terms=excess_shares(launches),
+        compared_as=_compared_as(launches),
     )
 
 
-def _seen(ratios: Sequence[float], held_to: Reference, looks: Sequence[int]) -> tuple[Verdict, Look]:
-    """The verdict beside one reference, and what it rests on.
+def cpu_speed_findings(run: str, launches: Sequence[MiniatureLaunch], history: History) -> list[CheckFinding]:
+    """Whether the processors kept, while steps were timed, their speed of the micro-measurements.
 
-    A step that passes warns where half of the margin may be used up, or the reference itself has crept away from the
-    prediction.
+    1 / slowdown is judged as a rate, against the micro-measurements and this node's past. It excuses no step time: it
+    says whether the node of a late step slowed down under load.
     """
-    seen = look([ratio / held_to.bias for ratio in ratios], margin=held_to.margin, looks=looks)
-    if seen.verdict is Verdict.PASS and held_to is not WITHOUT_HISTORY:
-        crept = seen.high * held_to.bias > 1 + WIDEST
-        return Verdict.WARN if crept or seen.high > 1 + held_to.margin / 2 else seen.verdict, seen
-    return seen.verdict, seen
-
-
-def _room(seen: Look, held_to: Reference) -> float:
-    """Logarithm of what is left to the margin."""
-    return math.log((1 + held_to.margin) / seen.ratio)
-
-
-def pace_findings(run: str, launches: Sequence[Launched], history: History) -> list[Finding]:
-    """Whether the processors kept, while steps were timed, the speed that the micro-measurements saw.
-
-    1 / pace is judged as a rate is, against the micro-measurements and against this node's past. It excuses no step
-    time: it says of a late step whether the node slowed down under load.
-    """
-    speeds = [1 / one.pace for one in launches if one.pace]
+    speeds = [1 / launch.cpu_slowdown for launch in launches if launch.cpu_slowdown]
     if not speeds:
         return []
-    before = Expected(value=1.0, source="this battery's micro-measurements", warn=1 / (1 + MARGIN), fail=UNKNOWN_MODEL)
-    part = "host: processors slower than in the micro-measurements"
-    words = f"{len(speeds)} launches, {min(speeds):.3f} to {max(speeds):.3f}"
-    return [against(PACE, f"{run}, pace", statistics.median(speeds), history, part, [before], words)]
+    before = "this battery's micro-measurements"
+    return [
+        rate_finding(
+            CPU_SPEED,
+            f"{run}, CPU speed",
+            statistics.median(speeds),
+            history,
+            "host: processors slower than in the micro-measurements",
+            [ExpectedRate(value=1.0, source=before, warn=1 / (1 + MARGIN), fail=UNKNOWN_MODEL)],
+            f"{len(speeds)} launches, {min(speeds):.3f} to {max(speeds):.3f}",
+            compared_as=f"{run}, pace",  # its name in the records
+        )
+    ]
 
 
-def deviations(launch: Launched) -> dict[StepTerm, float]:
-    """Measured less predicted seconds of each term that both have."""
-    return {
-        StepTerm(term): seconds - launch.predicted_terms[term]
-        for term, seconds in launch.measured_terms.items()
-        if term in launch.predicted_terms
-    }
-
-
-def median_deviations(launches: Sequence[Launched]) -> dict[StepTerm, float]:
-    """Seconds by which each term exceeds its prediction, the median of the launches."""
-    of_term: dict[StepTerm, list[float]] = {}
+def excess_seconds(launches: Sequence[MiniatureLaunch]) -> dict[StepTerm, float]:
+    """By term, measured less predicted seconds; the median of the launches."""
+    excess: dict[StepTerm, list[float]] = {}
     for launch in launches:
-        for term, seconds in deviations(launch).items():
-            of_term.setdefault(term, []).append(seconds)
-    return {term: statistics.median(values) for term, values in of_term.items()}
+        for term in launch.measured_terms.keys() & launch.predicted_terms.keys():
+            excess.setdefault(StepTerm(term), []).append(launch.measured_terms[term] - launch.predicted_terms[term])
+    return {term: statistics.median(excess[term]) for term in StepTerm if term in excess}
 
 
-def shares_beyond(launches: Sequence[Launched]) -> dict[str, float]:
-    """What each term measured beyond its prediction, as share of the predicted step; the median of the launches.
+def excess_shares(launches: Sequence[MiniatureLaunch]) -> dict[str, float]:
+    """By term, measured less predicted seconds as share of the predicted step; the median of the launches.
 
-    A share of the step and not of the term, so that a term of which nothing was predicted has one too.
+    As share of the step, because a term may have a prediction of 0.
     """
-    of_term: dict[str, list[float]] = {}
+    excess: dict[str, list[float]] = {}
     for launch in launches:
         if launch.predicted_seconds:
-            for term, seconds in deviations(launch).items():
-                of_term.setdefault(term.value, []).append(seconds / launch.predicted_seconds)
-    return {term: statistics.median(values) for term, values in of_term.items()}
+            for term, seconds in excess_seconds([launch]).items():
+                excess.setdefault(term.value, []).append(seconds / launch.predicted_seconds)
+    return {term: statistics.median(shares) for term, shares in excess.items()}
 
 
-def largest_deviation(launches: Sequence[Launched], usual: Mapping[str, float]) -> tuple[StepTerm, float]:
+def largest_deviation(launches: Sequence[MiniatureLaunch], usual: Mapping[str, float]) -> tuple[StepTerm, float]:
     """The term with the largest median excess over its prediction and what is usual beyond it; the excess in seconds.
 
     Args:
         usual: see `Reference`.
     """
-    predicted = [one.predicted_seconds for one in launches if one.predicted_seconds]
+    predicted = [launch.predicted_seconds for launch in launches if launch.predicted_seconds]
     step = statistics.median(predicted) if predicted else 0.0
-    late = {StepTerm(term): step * (share - usual.get(term, 0.0)) for term, share in shares_beyond(launches).items()}
-    return max(late.items(), key=lambda item: item[1], default=(StepTerm.UNEXPLAINED, 0.0))
+    excess = {StepTerm(term): step * (share - usual.get(term, 0.0)) for term, share in excess_shares(launches).items()}
+    return max(excess.items(), key=lambda item: item[1], default=(StepTerm.UNEXPLAINED, 0.0))

@@ -1,4 +1,4 @@
-"""How much later than expected a step may come: what slowness matters, and what good batteries differ by."""
+"""The margin of a step time: the slowdown that matters, and how much good batteries differ."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import msgspec
 from suite.acceptance.judge.expected_rates import DEVIATIONS
 
 MARGIN = 0.05  # beyond what accepted batteries measured; an operator's choice: what slowness matters
-# Without one, twice that, and the prediction's own error on known-good machines beside it: at most 17 % with one thread
-# a rank (14 setups, 2 cores of an AMD EPYC, 2026-11-21; up to 25 % longer than predicted on 2026-11-22, not taken over:
-# a margin is not widened by what failed it).
+# Without one, twice that plus the prediction's own error on good machines: at most 17 % with one thread a rank (14
+# setups, 2 cores of an AMD EPYC, 2026-11-21). Steps up to 25 % longer than predicted (2026-11-22) did not widen the
+# margin that they failed.
 MARGIN_WITHOUT_HISTORY = 0.10
 PREDICTION_ERROR = 0.17
 WIDEST = MARGIN_WITHOUT_HISTORY + PREDICTION_ERROR
-OF_LAUNCHES = 2  # degrees of freedom with which the launches' own spread counts: as much as three batteries
+LAUNCH_DEGREES = 2  # degrees of freedom of the launches' own spread: as many as those of three batteries
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step time is held to.
+    """What a step time is compared with.
 
     Args:
         bias: measured / predicted seconds of a good battery.
         margin: share beyond it from which a node is bad.
-        source: where both come from, in words.
-        usual: what each term of the step usually takes beyond its prediction, as share of the predicted step.
+        source: where both come from.
+        usual: by term, what it usually takes beyond its prediction, as share of the predicted step.
     """
 
     bias: float
@@ -45,19 +45,19 @@ WITHOUT_HISTORY = Reference(
 
 
 def spread_of_batteries(ratios: Sequence[float], spreads: Sequence[float]) -> float | None:
-    """Standard deviation of the logarithm of what good batteries measure; None where nothing tells it.
+    """Standard deviation of the logarithm of what good batteries measure; None where it is unknown.
 
     k batteries measured ratios y_j, each from launches whose logarithms have the standard deviation w_j:
         s^2 = (2 w^2 + (k - 1) b^2) / (2 + k - 1)        w^2 = mean of w_j^2, b^2 = variance of ln y_j
-    A battery's launches rest on the same micro-measurements, so that batteries differ by more than launches / sqrt(n):
-    until there are enough of them, one battery is taken to be as uncertain as one launch. Without w, b needs 3.
+    The launches of a battery share its micro-measurements, so that batteries differ by more than launches / sqrt(n).
+    With few batteries, a battery is assumed to be as uncertain as one launch. Without w, b needs 3 batteries.
 
     Source: the moderated variance of Smyth, Linear models and empirical Bayes methods, 2004, section 3, with a prior
     of 2 degrees of freedom, which is our choice.
     """
     of_batteries = max(0, len(ratios) - 1)
-    of_launches = OF_LAUNCHES if spreads else 0
-    if of_batteries + of_launches < OF_LAUNCHES:
+    of_launches = LAUNCH_DEGREES if spreads else 0
+    if of_batteries + of_launches < LAUNCH_DEGREES:
         return None
     between = statistics.variance([math.log(ratio) for ratio in ratios]) if of_batteries else 0.0
     within = statistics.fmean(spread**2 for spread in spreads) if spreads else 0.0
@@ -67,18 +67,18 @@ def spread_of_batteries(ratios: Sequence[float], spreads: Sequence[float]) -> fl
 def reference(
     ratios: Sequence[float], spreads: Sequence[float], whose: str, terms: Sequence[Mapping[str, float]] = ()
 ) -> Reference:
-    """What a step time is held to behind k good batteries that measured these ratios to the prediction.
+    """The reference after k good batteries that measured these ratios to the prediction.
 
-        bias = their geometric mean        margin = 5 %, or 3 s sqrt(1 + 1 / k) where that is more, 27 % at most
-    s sqrt(1 + 1 / k) is the standard deviation of the difference of one more good battery from the mean of k: the bias
-    is itself measured. A node of steady launches is held to 5 % from its first battery on; one whose batteries differ
-    by 6 % is not called bad by chance. The margin is never wider than that of a node without a past.
+        bias = their geometric mean        margin = max(5 %, 3 s sqrt(1 + 1 / k)), at most 27 %
+    s sqrt(1 + 1 / k) is the standard deviation of the difference of one more good battery from the mean of k, because
+    the bias is itself measured. A node with steady launches has a margin of 5 % from its first battery on; a node whose
+    batteries differ by 6 % is not rejected by chance. The margin is never wider than that of a node without a past.
 
     Source: a prediction interval; a margin that grows with the reference's spread up to a cap is how bioequivalence of
     highly variable drugs is judged (Haidar et al., Bioequivalence approaches for highly variable drugs, 2008).
 
     Args:
-        terms: of those batteries that tell, what each term took beyond its prediction; the median is the usual one.
+        terms: of batteries that have them, what each term took beyond its prediction; `usual` is the median.
     """
     if not ratios:
         return WITHOUT_HISTORY
@@ -88,10 +88,10 @@ def reference(
     if spread is None:
         margin, why = WIDEST, "their spread is unknown"
     else:
-        room = math.expm1(DEVIATIONS * spread * math.sqrt(1 + 1 / len(ratios)))
-        margin, why = min(WIDEST, max(MARGIN, room)), f"they spread by {spread:.1%}"
-    names = sorted({name for one in terms for name in one})
-    usual = {name: statistics.median(one[name] for one in terms if name in one) for name in names}
+        deviations = math.expm1(DEVIATIONS * spread * math.sqrt(1 + 1 / len(ratios)))
+        margin, why = min(WIDEST, max(MARGIN, deviations)), f"they spread by {spread:.1%}"
+    names = sorted({name for shares in terms for name in shares})
+    usual = {name: statistics.median(shares[name] for shares in terms if name in shares) for name in names}
     return Reference(
         bias=bias,
         margin=margin,

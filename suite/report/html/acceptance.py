@@ -1,4 +1,4 @@
-"""Acceptance batteries on the page: the newest of every node with its findings, and a row for each one."""
+"""Acceptance batteries on the page: a row for each, and the findings of the newest battery of every node."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reference_runs.errors import InputError
-from suite.acceptance.battery_record import Closed, Opening, decode, directory
+from suite.acceptance.battery_record import BatteryBegin, BatteryEnd, decode, directory
 from suite.acceptance.check_table import CHECKS
-from suite.acceptance.findings import Finding, worst_first
+from suite.acceptance.findings import CheckFinding, worst_first
 from suite.report.html.setup_details import stamp
 from suite.report.terminal.acceptance import finding_reason, number_text, summary
 
@@ -32,14 +32,14 @@ class FindingRow(NamedTuple):
     why: str
 
 
-class Battery(NamedTuple):
+class BatteryText(NamedTuple):
     """A battery, as texts.
 
     Args:
-        decision: of its end; `NOT_ENDED` where there is none.
-        says: the one line that a scheduler gets.
-        newest: whether it is the last one of its node on this hardware.
-        rows: of the findings, worst first; of the newest alone.
+        decision: of its end; `NOT_ENDED` without an end.
+        says: the one-line summary.
+        newest: whether it is the newest of its node on this hardware.
+        rows: of the findings, worst first; only of the newest.
     """
 
     id: str
@@ -57,18 +57,18 @@ class Battery(NamedTuple):
 class Batteries(NamedTuple):
     """The newest batteries first, how many more there are, and what could not be read."""
 
-    shown: list[Battery]
+    shown: list[BatteryText]
     left_out: int
     damaged: list[InputError]
 
 
 def batteries(results: Path) -> Batteries:
-    """Of all nodes that wrote below `results`."""
+    """Batteries of all nodes below `results`."""
     damaged: list[InputError] = []
-    found: list[tuple[Opening, Closed | None]] = []
+    recorded: list[tuple[BatteryBegin, BatteryEnd | None]] = []
     for path in sorted(directory(results).glob("*.begin.json")):
         try:
-            opening = decode(path.read_bytes(), Opening, str(path))
+            opening = decode(path.read_bytes(), BatteryBegin, str(path))
         except (OSError, InputError) as error:
             damaged.append(_named(error, path))
             continue
@@ -76,27 +76,27 @@ def batteries(results: Path) -> Batteries:
         closed = None
         if end.exists():
             try:
-                closed = decode(end.read_bytes(), Closed, str(end))
+                closed = decode(end.read_bytes(), BatteryEnd, str(end))
             except (OSError, InputError) as error:
                 damaged.append(_named(error, end))
-        found.append((opening, closed))
-    found.sort(key=lambda both: (-both[0].started, both[0].id))
+        recorded.append((opening, closed))
+    recorded.sort(key=lambda both: (-both[0].started, both[0].id))
     nodes: set[tuple[str, str]] = set()
     shown = []
-    for opening, closed in found[:MOST_BATTERIES]:
+    for opening, closed in recorded[:MOST_BATTERIES]:
         node = (opening.node, opening.hashes.get("hardware", ""))
         newest = node not in nodes and len(nodes) < MOST_NODES
         nodes.add(node)
         shown.append(_battery(opening, closed, newest=newest))
-    return Batteries(shown, len(found) - len(shown), damaged)
+    return Batteries(shown, len(recorded) - len(shown), damaged)
 
 
 def _named(error: OSError | InputError, path: Path) -> InputError:
     return error if isinstance(error, InputError) else InputError(f"cannot be read: {error.strerror}", where=str(path))
 
 
-def _battery(opening: Opening, closed: Closed | None, *, newest: bool) -> Battery:
-    return Battery(
+def _battery(opening: BatteryBegin, closed: BatteryEnd | None, *, newest: bool) -> BatteryText:
+    return BatteryText(
         id=f"battery-{opening.id}",
         started=opening.started,
         day=stamp(opening.started),
@@ -110,7 +110,7 @@ def _battery(opening: Opening, closed: Closed | None, *, newest: bool) -> Batter
     )
 
 
-def _row(finding: Finding) -> FindingRow:
+def _row(finding: CheckFinding) -> FindingRow:
     known = finding.check < len(CHECKS)
     return FindingRow(
         check=finding.check,

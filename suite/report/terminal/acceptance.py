@@ -1,4 +1,4 @@
-"""A battery's findings for people, for a scheduler's health check, and for a CI server."""
+"""Findings of a battery for people, for a scheduler's health check, and for a CI server."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from rich.markup import escape
 from rich.table import Table
 
 from reference_runs.units import printed
-from suite.acceptance.battery import Report
-from suite.acceptance.battery_record import Closed
-from suite.acceptance.check_table import CHECKS
-from suite.acceptance.findings import Decision, Finding, Past, Verdict, worst_first
+from suite.acceptance.battery import BatteryReport
+from suite.acceptance.battery_record import BatteryEnd
+from suite.acceptance.check_table import ALL_REDUCE, CHECKS, ENVIRONMENT, MATRIX, MEMORY, PEER, STEP_TIME
+from suite.acceptance.findings import (
+    CheckFinding,
+    CheckVerdict,
+    Decision,
+    PastBattery,
+    joined_evidence,
+    worst_first,
+)
 from suite.report.junit import JunitSuite, Outcome
 
 _COLOURS = {
-    Verdict.PASS: "green",
-    Verdict.WARN: "yellow",
-    Verdict.FAIL: "bold red",
-    Verdict.HANG: "bold red",
-    Verdict.INVALID: "magenta",
-    Verdict.INCONCLUSIVE: "magenta",
-    Verdict.NOT_RUN: "dim",
+    CheckVerdict.PASS: "green",
+    CheckVerdict.WARN: "yellow",
+    CheckVerdict.FAIL: "bold red",
+    CheckVerdict.HANG: "bold red",
+    CheckVerdict.INVALID: "magenta",
+    CheckVerdict.INCONCLUSIVE: "magenta",
+    CheckVerdict.NOT_RUN: "dim",
 }
 _DECISION_COLOURS = {
     Decision.ACCEPTED: "bold green",
@@ -31,18 +38,146 @@ _DECISION_COLOURS = {
     Decision.UNDECIDED: "bold magenta",
     Decision.EXECUTION_FAILED: "bold red",
 }
-_NOT_PASSED = (Verdict.FAIL, Verdict.HANG, Verdict.INVALID, Verdict.INCONCLUSIVE)
-_LINE = 400  # characters of the summary: schedulers keep a line of about that
+_NOT_PASSED = (CheckVerdict.FAIL, CheckVerdict.HANG, CheckVerdict.INVALID, CheckVerdict.INCONCLUSIVE)
+_ADVICE = {
+    CheckVerdict.FAIL: "drain the node; replace the part, and run accept again",
+    CheckVerdict.INVALID: "fix the environment, and run accept again",
+    CheckVerdict.INCONCLUSIVE: "run accept again with --profile accept, which launches more",
+}
+_FAILED_ADVICE = "run accept again; if it fails again, drain the node"
+_SUMMARY_CHARACTERS = 400  # of the one-line summary: schedulers store a line of about that
+_LINES = 15  # of the short form
+_LINE_CHARACTERS = 160  # of a line of the short form
 
 
-def print_report(out: Console, report: Report) -> None:
-    """The table of all findings in the order of the checks; what each rests on; the verdict last."""
+def print_verdict(out: Console, report: BatteryReport) -> None:
+    """The short form, at most 15 lines: verdict, parts at fault, what was measured and expected, and the evidence."""
+    lines = [f"[{_DECISION_COLOURS[report.decision]}]{escape(_headline(report))}[/]"]
+    tail = [_counts(report.findings), "; ".join(report.notes), _advice(report)]
+    tail = [escape(_shortened(line)) for line in tail if line]
+    tail.append(escape(f"{report.seconds:.0f} s; --all prints every finding; record {report.record}"))
+    blocks = [_explained(finding) for finding in _distinct(_shown_findings(report.findings))]
+    if report.decision is Decision.ACCEPTED:
+        blocks += [[f"PASS  {escape(_rate(finding))}"] for finding in report.findings if _is_passed_rate(finding)]
+    for number, block in enumerate(blocks):
+        last = number == len(blocks) - 1
+        if len(lines) + len(block) + (not last) + len(tail) > _LINES:
+            lines.append(f"{len(blocks) - number} more")
+            break
+        lines += block
+    for line in [*lines, *tail]:
+        out.print(line, soft_wrap=True)
+
+
+def _explained(finding: CheckFinding) -> list[str]:
+    """The part at fault, what was measured and expected, the evidence, and since when."""
+    part = finding.part or finding.subject or CHECKS[finding.check].name
+    check = _comma(f"check {finding.check}", CHECKS[finding.check].name, finding.subject if finding.part else "")
+    title = f"[{_COLOURS[finding.verdict]}]{finding.verdict.value}[/]  {escape(f'{part}  ({check})')}"
+    details = (comparison(finding), finding.evidence, since(finding))
+    return [title, *(f"      {escape(_shortened(detail))}" for detail in details if detail)]
+
+
+def _shown_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """What the short form explains: bad findings and warnings; in an invalid environment no other invalid findings."""
+    bad = _bad_findings(findings)
+    if any(finding.check == ENVIRONMENT and finding.verdict is CheckVerdict.INVALID for finding in bad):
+        bad = [
+            finding for finding in bad if finding.check == ENVIRONMENT or finding.verdict is not CheckVerdict.INVALID
+        ]
+    return [*bad, *(finding for finding in findings if finding.verdict is CheckVerdict.WARN)]
+
+
+def _headline(report: BatteryReport) -> str:
+    if report.decision is Decision.ACCEPTED:
+        ran = {finding.check for finding in report.findings if finding.verdict is not CheckVerdict.NOT_RUN}
+        return f"{report.decision.value}: {len(ran)} checks ran, none failed"
+    bad = [finding for finding in _shown_findings(report.findings) if finding.verdict is not CheckVerdict.WARN]
+    if not bad:
+        return f"{report.decision.value}: nothing was measured"
+    parts = list(dict.fromkeys(finding.part or finding.subject or "unknown part" for finding in bad))
+    return f"{report.decision.value}: {parts[0]}" + (f", and {len(parts) - 1} more" if len(parts) > 1 else "")
+
+
+def _advice(report: BatteryReport) -> str:
+    """What to do next, by the worst verdict; empty for an accepted node."""
+    if report.decision is Decision.EXECUTION_FAILED:
+        return _FAILED_ADVICE
+    verdicts = {finding.verdict for finding in report.findings}
+    return next((advice for verdict, advice in _ADVICE.items() if verdict in verdicts), "")
+
+
+def _bad_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """What did not pass, worst first; without findings that are invalid because of the environment, which is named."""
+    bad = [finding for finding in worst_first(findings) if finding.verdict in _NOT_PASSED]
+    return [finding for finding in bad if finding.part or finding.verdict is not CheckVerdict.INVALID]
+
+
+def _distinct(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
+    """Findings with another part or evidence: a launch that failed fails several checks alike."""
+    return list({(finding.part, finding.evidence): finding for finding in reversed(findings)}.values())[::-1]
+
+
+def comparison(finding: CheckFinding) -> str:
+    """What was measured and expected, their ratio, the threshold and the source; empty where nothing is compared."""
+    clauses = []
+    if finding.measured is not None:
+        unit = "" if finding.unit in _PRINTED_UNITS else finding.unit
+        clauses.append(f"got {number_text(finding.measured, finding.unit)} {unit}".rstrip())
+    if finding.expected is not None:
+        clauses.append(f"expected {number_text(finding.expected, finding.unit)}")
+    if finding.ratio is not None:
+        clauses.append(f"ratio {finding.ratio:.3f}" if clauses else f"got {finding.ratio:.3f}")
+    warns = finding.fail is None or finding.verdict is CheckVerdict.WARN
+    limit = finding.warn if warns else finding.fail
+    if limit is not None and clauses:
+        falling = finding.fail is None or (finding.warn is not None and finding.fail <= finding.warn)
+        below = falling and limit < 1
+        clauses.append(f"{'warns' if warns else 'fails'} {'below' if below else 'above'} {limit:.3g}")
+    if finding.source:
+        clauses = [*clauses[:-1], f"{clauses[-1]} ({finding.source})"] if clauses else [f"expected: {finding.source}"]
+    return ", ".join(clauses)
+
+
+def _is_passed_rate(finding: CheckFinding) -> bool:
+    rates = (MATRIX, MEMORY, PEER, ALL_REDUCE, STEP_TIME)
+    return finding.check in rates and finding.verdict is CheckVerdict.PASS and finding.ratio is not None
+
+
+def _rate(finding: CheckFinding) -> str:
+    name = _comma(CHECKS[finding.check].name, finding.subject)
+    least = finding.least_detectable
+    detectable = "" if least is None else f"least detectable slowdown {least:.1%}"
+    return _shortened(joined_evidence(f"{name}: {comparison(finding)}", detectable))
+
+
+def _counts(findings: Sequence[CheckFinding]) -> str:
+    """How many findings have each verdict, and which checks did not run."""
+    ran = {finding.check for finding in findings if finding.verdict is not CheckVerdict.NOT_RUN}
+    missing = sorted({finding.check for finding in findings} - ran)
+    not_run = f"did not run: {', '.join(CHECKS[check].name for check in missing)}" if missing else ""
+    return joined_evidence(f"{_verdict_counts(findings)} (ratios are measured over expected)", not_run)
+
+
+def _verdict_counts(findings: Sequence[CheckFinding]) -> str:
+    counts = ((sum(finding.verdict is verdict for finding in findings), verdict.value) for verdict in CheckVerdict)
+    return ", ".join(f"{number} {verdict}" for number, verdict in counts if number)
+
+
+def _comma(*clauses: str) -> str:
+    return ", ".join(clause for clause in clauses if clause)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LINE_CHARACTERS else f"{text[: _LINE_CHARACTERS - 4]} ..."
+
+
+def print_findings(out: Console, report: BatteryReport) -> None:
+    """The table of all findings in the order of the checks, what each rests on, and the summary last."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("#", "check", "of", "measured", "expected", "ratio", "verdict", "part", ""):
         table.add_column(title, justify="right" if title in ("measured", "expected", "ratio") else "left", no_wrap=True)
-    reasons: list[str] = []
-    for finding in report.findings:
-        reasons.append(finding_reason(finding))
+    for number, finding in enumerate(report.findings, start=1):
         table.add_row(
             str(finding.check),
             CHECKS[finding.check].name,
@@ -52,84 +187,80 @@ def print_report(out: Console, report: Report) -> None:
             "" if finding.ratio is None else f"{finding.ratio:.3f}",
             f"[{_COLOURS[finding.verdict]}]{finding.verdict.value}[/]",
             escape(finding.part[:40]),
-            f"({len(reasons)})",
+            f"({number})",
         )
     out.print(table)
-    for number, reason in enumerate(reasons, start=1):
-        out.print(f"[dim]({number}) {escape(reason)}[/]", soft_wrap=True)
+    for number, finding in enumerate(report.findings, start=1):
+        out.print(f"[dim]({number}) {escape(finding_reason(finding))}[/]", soft_wrap=True)
     for note in report.notes:
         out.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
     out.print(f"record {escape(report.record)}", soft_wrap=True)
     out.print(f"[{_DECISION_COLOURS[report.decision]}]{escape(summary(report))}[/]", soft_wrap=True)
 
 
+_PRINTED_UNITS = ("flop/s", "byte/s")
+
+
 def number_text(value: float | None, unit: str) -> str:
-    """A finding's number in its unit; nothing where the check has none."""
+    """A finding's number in its unit; empty where the check has none."""
     if value is None:
         return ""
-    return f"{printed(value, unit)}{unit}" if unit in ("flop/s", "byte/s") else f"{value:.4g}"
+    return f"{printed(value, unit)}{unit}" if unit in _PRINTED_UNITS else f"{value:.4g}"
 
 
-def finding_reason(finding: Finding) -> str:
-    """What a finding rests on: since when, evidence, source of the expected value, limits, least slowdown."""
+def finding_reason(finding: CheckFinding) -> str:
+    """What a finding rests on: dates, evidence, source of the expected value, limits, least detectable slowdown."""
     limits = ""
     if finding.fail is not None and finding.warn is not None and finding.ratio is not None:
         limits = f"warn {finding.warn:.3f}, fail {finding.fail:.3f}"
     least = "" if finding.least_detectable is None else f"least detectable slowdown {finding.least_detectable:.1%}"
     source = f"expected: {finding.source}" if finding.source else ""
-    return "; ".join(part for part in (since(finding), finding.evidence, source, limits, least) if part)
+    return joined_evidence(since(finding), finding.evidence, source, limits, least)
 
 
-def since(finding: Finding) -> str:
-    """Between which batteries of this node a finding became bad; empty where no earlier battery tells."""
-    good = f"good until {_past(finding.good_until)}" if finding.good_until else ""
-    bad = f"bad since {_past(finding.bad_since)}" if finding.bad_since else ""
-    return ", ".join(part for part in (good, bad) if part)
+def since(finding: CheckFinding) -> str:
+    """Between which batteries of this node a finding became bad; empty where no earlier battery shows it."""
+    good = f"good until {_battery_name(finding.good_until)}" if finding.good_until else ""
+    bad = f"bad since {_battery_name(finding.bad_since)}" if finding.bad_since else ""
+    return _comma(good, bad)
 
 
-def _past(one: Past) -> str:
-    return f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(one.finished))} (battery {one.battery})"
+def _battery_name(past: PastBattery) -> str:
+    return f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(past.finished))} (battery {past.battery})"
 
 
-def summary(report: Report | Closed) -> str:
-    """One line: the decision, then every part at fault with its check, then the counts of verdicts.
+def summary(report: BatteryReport | BatteryEnd) -> str:
+    """One line: the decision, every part at fault with its check, and the counts of verdicts.
 
-    Since when a part is bad stands behind it as far as the line has room: of the worst part first.
+    Dates are added as far as the line has room, of the worst part first.
     """
-    bad = [finding for finding in worst_first(report.findings) if finding.verdict in _NOT_PASSED]
-    # what is invalid without a part is so because the environment is, which is named
-    bad = [finding for finding in bad if finding.part or finding.verdict is not Verdict.INVALID]
-    words: dict[str, str] = {}
-    for finding in bad:
+    dates: dict[str, str] = {}
+    for finding in _bad_findings(report.findings):
         ratio = "" if finding.ratio is None else f" {finding.ratio:.3f} of expected"
         part = finding.part or finding.subject or "unknown part"
-        words.setdefault(f"{CHECKS[finding.check].name} {finding.verdict.value}: {part}{ratio}", since(finding))
-    counts = ", ".join(
-        f"{number} {verdict.value}"
-        for verdict in Verdict
-        if (number := sum(finding.verdict is verdict for finding in report.findings))
-    )
+        dates.setdefault(f"{CHECKS[finding.check].name} {finding.verdict.value}: {part}{ratio}", since(finding))
     line = f"{report.profile}: {report.decision.value}"
-    tail = f" ({counts}; {report.seconds:.0f} s)"
-    room = _LINE - len(tail) - len(f"{line}: {'; '.join(words)}")
-    said = []
-    for word, when in words.items():
-        fits = bool(when) and len(f", {when}") <= room
-        room -= len(f", {when}") if fits else 0
-        said.append(f"{word}, {when}" if fits else word)
-    if said:
-        line += f": {'; '.join(said)}"
-    return f"{line[: _LINE - len(tail)]}{tail}"
+    tail = f" ({_verdict_counts(report.findings)}; {report.seconds:.0f} s)"
+    room = _SUMMARY_CHARACTERS - len(tail) - len(f"{line}: {'; '.join(dates)}")
+    clauses = []
+    for clause, date in dates.items():
+        if date and len(date) + 2 <= room:
+            room -= len(date) + 2
+            clause = f"{clause}, {date}"
+        clauses.append(clause)
+    if clauses:
+        line += f": {'; '.join(clauses)}"
+    return f"{line[: _SUMMARY_CHARACTERS - len(tail)]}{tail}"
 
 
-def junit(report: Report) -> str:
+def junit(report: BatteryReport) -> str:
     """The findings as JUnit XML: failures, errors (what did not end, or is not decidable) and skipped ones."""
     outcomes = {
-        Verdict.FAIL: Outcome.FAILURE,
-        Verdict.HANG: Outcome.ERROR,
-        Verdict.INVALID: Outcome.ERROR,
-        Verdict.INCONCLUSIVE: Outcome.ERROR,
-        Verdict.NOT_RUN: Outcome.SKIPPED,
+        CheckVerdict.FAIL: Outcome.FAILURE,
+        CheckVerdict.HANG: Outcome.ERROR,
+        CheckVerdict.INVALID: Outcome.ERROR,
+        CheckVerdict.INCONCLUSIVE: Outcome.ERROR,
+        CheckVerdict.NOT_RUN: Outcome.SKIPPED,
     }
     suite = JunitSuite(f"accept {report.profile}", seconds=report.seconds)
     for finding in report.findings:
@@ -144,7 +275,7 @@ def junit(report: Report) -> str:
     return suite.xml()
 
 
-def checks_table(out: Console) -> None:
+def print_checks(out: Console) -> None:
     """What the checks are, without running any."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("#", "check", "warn", "fail", "formula", "expected"):
@@ -160,8 +291,8 @@ def _limit(value: float | None) -> str:
     return "any" if value is None else f"{value:g}"
 
 
-def rows(findings: Sequence[Finding]) -> Iterable[dict[str, object]]:
+def rows(findings: Sequence[CheckFinding]) -> Iterable[dict[str, object]]:
     """The findings as objects for machines, each with the name of its check."""
     for finding in findings:
-        fields = {name: getattr(finding, name) for name in finding.__struct_fields__}
-        yield {"name": CHECKS[finding.check].name, **fields}
+        names = zip(finding.__struct_encode_fields__, finding.__struct_fields__, strict=True)
+        yield {"name": CHECKS[finding.check].name, **{key: getattr(finding, name) for key, name in names}}

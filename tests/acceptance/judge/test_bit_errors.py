@@ -6,26 +6,27 @@ import msgspec
 import pytest
 
 from suite.acceptance.evidence import (
-    Soaking,
-    Timed,
+    PhaseTiming,
+    SoakResult,
 )
-from suite.acceptance.findings import Verdict
-from suite.acceptance.judge.bit_errors import guard_findings, replay_finding, soak_finding
+from suite.acceptance.findings import CheckVerdict
+from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
+from suite.acceptance.judge.failed_measurements import guard_findings
 from tests.support.batteries import probing, replays
 
 
 @pytest.mark.parametrize(
     ("wrong", "verdict", "part", "words"),
     [
-        (lambda _rank, _replay, _step: False, Verdict.PASS, "", "all equal"),
+        (lambda _rank, _replay, _step: False, CheckVerdict.PASS, "", "all equal"),
         (
             lambda rank, replay, step: (rank, replay, step) == (1, 1, 2),
-            Verdict.FAIL,
+            CheckVerdict.FAIL,
             "rank 1",
             "step 2, in the gradients",
         ),
-        (lambda rank, _replay, _step: rank == 0, Verdict.FAIL, "rank 0", "rank 0 outvoted in 9"),
-        (lambda _rank, _replay, _step: True, Verdict.INVALID, "no rank repeats itself", "step 0"),
+        (lambda rank, _replay, _step: rank == 0, CheckVerdict.FAIL, "rank 0", "rank 0 outvoted in 9"),
+        (lambda _rank, _replay, _step: True, CheckVerdict.INVALID, "no rank repeats itself", "step 0"),
     ],
 )
 def test_replays_vote(wrong, verdict, part, words):
@@ -38,21 +39,21 @@ def test_replays_vote(wrong, verdict, part, words):
 def test_two_ranks_that_each_repeat_themselves_leave_open_which_is_wrong():
     halves = [msgspec.structs.replace(one, gradients=str(one.rank)) for one in replays()]
     found = replay_finding(probing(replays=halves))
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckVerdict.FAIL
     assert found.part.startswith("rank 0 or rank 1")
 
 
 def test_a_wrong_bit_of_memory_names_its_rank():
-    good = Soaking(rank=0, bytes=100, passes=2, wrong=0, first="")
-    bad = Soaking(rank=1, bytes=100, passes=2, wrong=1, first="memory from element 0")
-    assert soak_finding(probing(soaks=[good])).verdict is Verdict.PASS
+    good = SoakResult(rank=0, bytes=100, passes=2, wrong=0, first="")
+    bad = SoakResult(rank=1, bytes=100, passes=2, wrong=1, first="memory from element 0")
+    assert soak_finding(probing(soaks=[good])).verdict is CheckVerdict.PASS
     found = soak_finding(probing(soaks=[good, bad]))
-    assert (found.verdict, found.part) == (Verdict.FAIL, "rank 1: memory or arithmetic")
+    assert (found.verdict, found.part) == (CheckVerdict.FAIL, "rank 1: memory or arithmetic")
 
 
 def phase(outcome, message="", **more):
     usual = {"phase": "p", "predicted_seconds": 10.0, "budget_seconds": 50.0, "seconds": 51.0}
-    return Timed(outcome=outcome, message=message, **(usual | more))
+    return PhaseTiming(outcome=outcome, message=message, **(usual | more))
 
 
 STACKS = "rank 1: an error of the log\ncollectives:\nrank 0: in none\nrank 0:\nThread 1:\n  File train.py\nrank 1:\n"
@@ -61,20 +62,20 @@ STACKS = "rank 1: an error of the log\ncollectives:\nrank 0: in none\nrank 0:\nT
 @pytest.mark.parametrize(
     ("ranks", "message", "stacks", "part", "words"),
     [
-        ([1], "rank 1 behind the others", f"{STACKS}no answer", "rank 1", "; stacks of rank 0 in the record"),
+        ([1], "rank 1 fell back", f"{STACKS}no answer", "rank 1", "; stacks of rank 0 in the record"),
         (
             [1],
-            "default_pg: rank 1 did not come to number 7; no rank made progress and none is behind the others",
+            "default_pg: rank 1 did not come to number 7; no rank made progress",
             f"{STACKS}Thread 2:",
             "rank 1",
             "; stacks of rank 0, rank 1 in the record",
         ),
         (
             [],
-            "no rank made progress and none is behind the others",
+            "no rank made progress",
             "",
-            "unknown rank: none is behind the others",
-            "; no rank told its stacks",
+            "unknown rank: all ranks made equal progress",
+            "; no rank reported its stacks",
         ),
     ],
 )
@@ -89,6 +90,6 @@ def test_slow_is_not_hung():
     hung, slow = (
         guard_findings([phase(kind, message, ranks_at_fault=[1])], disturbed=False)[0] for kind in ("hang", "slow")
     )
-    assert (hung.verdict, hung.part) == (Verdict.HANG, "rank 1")
-    assert (slow.verdict, slow.part) == (Verdict.FAIL, "slow, not hung")
-    assert guard_findings([phase("slow")], disturbed=True)[0].verdict is Verdict.INCONCLUSIVE
+    assert (hung.verdict, hung.part) == (CheckVerdict.HANG, "rank 1")
+    assert (slow.verdict, slow.part) == (CheckVerdict.FAIL, "slow, not hung")
+    assert guard_findings([phase("slow")], disturbed=True)[0].verdict is CheckVerdict.INCONCLUSIVE

@@ -10,10 +10,10 @@ import pytest
 from suite.__main__ import main
 from suite.acceptance import measurements
 from suite.acceptance import phases as planned_phases
-from suite.acceptance.evidence import Exchange, Micro, Probing, Surroundings
-from suite.acceptance.findings import Verdict
+from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult, Surroundings
+from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.data_sheet import known_gpu
-from suite.acceptance.judge.judge import judged
+from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
@@ -21,7 +21,7 @@ from suite.job.events import Status
 NOTHING = History()
 H200 = known_gpu("NVIDIA H200, NVIDIA H200")
 # of 8 H200 that reach what is known: products, copy and triad of 4.8 TB/s, 64 GB/s each way to the host
-GOOD = Micro(
+GOOD = MicroMeasurements(
     status=Status.OK,
     message="",
     seconds=1.0,
@@ -40,7 +40,7 @@ def probing(pair=380e9, sums=480e9, ranks=8):
     exchanges = [Exchange(rank=r, peer=p, bytes_per_second=pair, wrong=0, first="") for r, p in links]
     own = sums / (2 * (ranks - 1) / ranks)
     exchanges += [Exchange(rank=r, peer=None, bytes_per_second=own, wrong=0, first="") for r in range(ranks)]
-    return Probing(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, exchanges=exchanges)
+    return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, exchanges=exchanges)
 
 
 def of_micro(micro, gpu=H200):
@@ -49,21 +49,21 @@ def of_micro(micro, gpu=H200):
 
 def test_a_good_h200_passes_every_rate_of_its_first_battery():
     found = [*micro_findings(GOOD, NOTHING, H200), *exchange_findings(probing(), NOTHING, H200, 8)]
-    assert {f.verdict for f in found} == {Verdict.PASS}
+    assert {f.verdict for f in found} == {CheckVerdict.PASS}
     assert {f.check for f in found} == {1, 2, 3, 4, 5, 6}
 
 
 @pytest.mark.parametrize(
     ("changes", "key", "expected", "verdict"),
     [
-        ({"matrix": [780e12] * 7 + [742e12]}, (1, "slowest rank"), 770e12, Verdict.WARN),
-        ({"matrix": [780e12] * 7 + [715e12]}, (1, "slowest rank"), 770e12, Verdict.WARN),  # 0.72 of the dense peak
-        ({"copy": [4.0e12] * 7 + [3.5e12]}, (3, "copy"), 4.8e12, Verdict.WARN),
-        ({"copy": [4.0e12] * 7 + [3.3e12]}, (3, "copy"), 4.8e12, Verdict.FAIL),
-        ({"triad": [4.0e12] * 8}, (3, "triad"), 4.8e12, Verdict.WARN),
-        ({"triad": [3.8e12] * 8}, (3, "triad"), 4.8e12, Verdict.FAIL),
-        ({"host_device": {"host to device": 50e9}}, (4, "host to device"), 64e9, Verdict.WARN),
-        ({"host_device": {"host to device": 27e9}}, (4, "host to device"), 64e9, Verdict.WARN),
+        ({"matrix": [780e12] * 7 + [742e12]}, (1, "slowest rank"), 770e12, CheckVerdict.WARN),
+        ({"matrix": [780e12] * 7 + [715e12]}, (1, "slowest rank"), 770e12, CheckVerdict.WARN),  # 0.72 of the dense peak
+        ({"copy": [4.0e12] * 7 + [3.5e12]}, (3, "copy"), 4.8e12, CheckVerdict.WARN),
+        ({"copy": [4.0e12] * 7 + [3.3e12]}, (3, "copy"), 4.8e12, CheckVerdict.FAIL),
+        ({"triad": [4.0e12] * 8}, (3, "triad"), 4.8e12, CheckVerdict.WARN),
+        ({"triad": [3.8e12] * 8}, (3, "triad"), 4.8e12, CheckVerdict.FAIL),
+        ({"host_device": {"host to device": 50e9}}, (4, "host to device"), 64e9, CheckVerdict.WARN),
+        ({"host_device": {"host to device": 27e9}}, (4, "host to device"), 64e9, CheckVerdict.WARN),
     ],
 )
 def test_a_slow_h200_is_found_by_its_first_battery(changes, key, expected, verdict):
@@ -75,7 +75,7 @@ def test_a_slow_h200_is_found_by_its_first_battery(changes, key, expected, verdi
 
 def test_products_of_a_known_gpu_are_held_to_its_dense_peak_too():
     finding = of_micro(msgspec.structs.replace(GOOD, matrix=[780e12] * 7 + [690e12]))[1, "slowest rank"]
-    assert (finding.verdict, finding.expected, finding.fail) == (Verdict.FAIL, 989.5e12, 0.70)
+    assert (finding.verdict, finding.expected, finding.fail) == (CheckVerdict.FAIL, 989.5e12, 0.70)
 
 
 def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
@@ -91,13 +91,13 @@ def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
 @pytest.mark.parametrize(
     ("changes", "gpus", "key", "verdict"),
     [
-        ({"pair": 340e9}, 8, (5, "link 0-1"), Verdict.WARN),
-        ({"pair": 330e9}, 8, (5, "link 0-1"), Verdict.WARN),
-        ({"sums": 350e9}, 8, (6, "busbw of 8 ranks"), Verdict.WARN),
-        ({"sums": 330e9}, 8, (6, "busbw of 8 ranks"), Verdict.WARN),
-        ({"pair": 160e9, "ranks": 4}, 4, (5, "link 0-1"), Verdict.PASS),  # a board of 4 has no switch: a third
-        ({"sums": 330e9, "ranks": 4}, 4, (6, "busbw of 4 ranks"), Verdict.NOT_RUN),
-        ({"pair": 160e9, "ranks": 2}, 2, (5, "link 0-1"), Verdict.NOT_RUN),
+        ({"pair": 340e9}, 8, (5, "link 0-1"), CheckVerdict.WARN),
+        ({"pair": 330e9}, 8, (5, "link 0-1"), CheckVerdict.WARN),
+        ({"sums": 350e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.WARN),
+        ({"sums": 330e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.WARN),
+        ({"pair": 160e9, "ranks": 4}, 4, (5, "link 0-1"), CheckVerdict.PASS),  # a board of 4 has no switch: a third
+        ({"sums": 330e9, "ranks": 4}, 4, (6, "busbw of 4 ranks"), CheckVerdict.NOT_RUN),
+        ({"pair": 160e9, "ranks": 2}, 2, (5, "link 0-1"), CheckVerdict.NOT_RUN),
     ],
 )
 def test_links_are_held_to_the_data_sheet_of_a_whole_node(changes, gpus, key, verdict):
@@ -107,9 +107,9 @@ def test_links_are_held_to_the_data_sheet_of_a_whole_node(changes, gpus, key, ve
 
 def test_an_unknown_model_keeps_70_percent_of_its_peak_and_nothing_else():
     found = of_micro(msgspec.structs.replace(GOOD, matrix=[700e12] * 8), None)
-    assert (found[1, "slowest rank"].verdict, found[1, "slowest rank"].fail) == (Verdict.PASS, 0.70)
+    assert (found[1, "slowest rank"].verdict, found[1, "slowest rank"].fail) == (CheckVerdict.PASS, 0.70)
     assert found[1, "slowest rank"].expected == 989.5e12
-    assert {f.verdict for (check, _), f in found.items() if check in (3, 4)} == {Verdict.NOT_RUN}
+    assert {f.verdict for (check, _), f in found.items() if check in (3, 4)} == {CheckVerdict.NOT_RUN}
     for models in ("NVIDIA H200, NVIDIA A100-SXM4-80GB", "NVIDIA X1", "none"):
         assert known_gpu(models) is None
     pcie = known_gpu("NVIDIA H100 PCIe")
@@ -123,12 +123,12 @@ def test_the_battery_says_which_gpus_the_node_has_and_a_cpu_has_none(tmp_path, c
     around = Surroundings(
         device="cuda", ranks=8, devices=8, devices_expected=None, others_share=0.0, competitors=[], gpus="NVIDIA H200"
     )
-    on_gpu = judged([around, slow], NOTHING, others=0.05, selected={3})
-    assert [f.verdict for f in on_gpu] == [Verdict.FAIL, Verdict.PASS]
-    on_cpu = judged([msgspec.structs.replace(around, gpus="")], NOTHING, others=0.05, selected={3})
-    assert [f.verdict for f in on_cpu] == [Verdict.NOT_RUN]
+    on_gpu = battery_findings([around, slow], NOTHING, others=0.05, selected={3})
+    assert [f.verdict for f in on_gpu] == [CheckVerdict.FAIL, CheckVerdict.PASS]
+    on_cpu = battery_findings([msgspec.structs.replace(around, gpus="")], NOTHING, others=0.05, selected={3})
+    assert [f.verdict for f in on_cpu] == [CheckVerdict.NOT_RUN]
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
-    monkeypatch.setattr(measurements, "micro", lambda *_arguments: (slow, None))
+    monkeypatch.setattr(measurements, "micro_measurements", lambda *_arguments: (slow, None))
     main(["accept", "--only", "3", "--device", "cpu", "--results", str(tmp_path), "--json"])
     found = json.loads(capsys.readouterr().out)["findings"]
     assert {f["verdict"] for f in found} == {"NOT RUN"}

@@ -9,23 +9,23 @@ import statistics
 import pytest
 
 from suite.acceptance.check_table import CHECKS, MATRIX
-from suite.acceptance.findings import Verdict
+from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.expected_rates import from_peak, from_values, modified_z, rated
 
 
 def test_every_rate_is_judged_by_the_expectation_that_it_looks_worst_against():
     past = from_values(CHECKS[MATRIX], [100.0, 101.0, 99.0], "batteries")
     found = rated(CHECKS[MATRIX], "x", 90.0, [from_peak(100.0, "a data sheet"), past], part="rank 0")
-    assert (found.verdict, found.ratio, found.part) == (Verdict.FAIL, 0.9, "rank 0")
+    assert (found.verdict, found.ratio, found.part) == (CheckVerdict.FAIL, 0.9, "rank 0")
     assert found.source == "median of 3 batteries, spread 1.0%"
     assert "0.900 of a data sheet" in found.evidence
-    assert rated(CHECKS[MATRIX], "x", 71.0, [from_peak(100.0, "s")], part="").verdict is Verdict.PASS
-    assert rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s")], part="").verdict is Verdict.FAIL
+    assert rated(CHECKS[MATRIX], "x", 71.0, [from_peak(100.0, "s")], part="").verdict is CheckVerdict.PASS
+    assert rated(CHECKS[MATRIX], "x", 69.0, [from_peak(100.0, "s")], part="").verdict is CheckVerdict.FAIL
 
 
 def test_a_rate_that_nobody_expects_did_not_run_but_is_kept_for_later():
     found = rated(CHECKS[MATRIX], "x", 90.0, [], part="rank 0")
-    assert (found.verdict, found.measured, found.siblings) == (Verdict.NOT_RUN, 90.0, "x")
+    assert (found.verdict, found.measured, found.compared_as) == (CheckVerdict.NOT_RUN, 90.0, "x")
 
 
 def test_the_spread_of_the_past_widens_the_thresholds_and_two_values_have_none():
@@ -57,7 +57,7 @@ def test_many_values_that_spread_by_1_percent_leave_no_room_for_a_tenth():
     for count in (3, 10):
         values = [100.0 + (place % 3 - 1) for place in range(count)]
         expected = from_values(CHECKS[MATRIX], values, "")
-        assert rated(CHECKS[MATRIX], "x", 90.0, [expected], part="p").verdict is Verdict.FAIL
+        assert rated(CHECKS[MATRIX], "x", 90.0, [expected], part="p").verdict is CheckVerdict.FAIL
 
 
 def test_a_modified_z_needs_ten_nodes_and_flags_beyond_3_5():
@@ -66,4 +66,4 @@ def test_a_modified_z_needs_ten_nodes_and_flags_beyond_3_5():
     assert modified_z(80.0, fleet) == pytest.approx(-20 * 0.6745 / 3)
     same = rated(CHECKS[MATRIX], "x", 97.0, [from_peak(100.0, "s")], part="p", fleet=fleet)
     flagged = rated(CHECKS[MATRIX], "x", 80.0, [from_peak(100.0, "s")], part="p", fleet=fleet)
-    assert (same.verdict, flagged.verdict, flagged.part) == (Verdict.PASS, Verdict.WARN, "p")
+    assert (same.verdict, flagged.verdict, flagged.part) == (CheckVerdict.PASS, CheckVerdict.WARN, "p")

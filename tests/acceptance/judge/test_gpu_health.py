@@ -17,9 +17,9 @@ import pytest
 
 from benchmarks.accept_selftest import faults
 from suite.acceptance import nvml
-from suite.acceptance.context import Battery, Phase
+from suite.acceptance.context import BatteryPhase, RunningBattery
 from suite.acceptance.evidence import Health, Surroundings
-from suite.acceptance.findings import Verdict
+from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings, longest_run
 from suite.acceptance.nvml import REASONS, Gpus, HealthWatch, joined
 from suite.acceptance.past_batteries import History
@@ -75,29 +75,32 @@ def test_every_name_that_is_asked_for_exists_in_the_real_library():
 
 def test_healthy_gpus_pass(health):
     found = gpu_findings(health(), loaded=(0, 1))
-    assert [finding.verdict for finding in found] == [Verdict.PASS] * 4
+    assert [finding.verdict for finding in found] == [CheckVerdict.PASS] * 4
 
 
 @pytest.mark.parametrize(
     ("fault", "check", "verdict", "words"),
     [
-        ({"throttle": 0x40}, 12, Verdict.FAIL, "hardware thermal slowdown in"),
-        ({"throttle": 0x8}, 12, Verdict.FAIL, "hardware slowdown in"),
-        ({"throttle": 0x80}, 12, Verdict.FAIL, "power brake in"),
-        ({"throttle": 0x4}, 12, Verdict.PASS, "software power cap in 4"),
-        ({"uncorrected": 1}, 13, Verdict.FAIL, "1 uncorrectable ECC errors"),
-        ({"corrected": 5}, 13, Verdict.WARN, "5 corrected ECC errors"),
-        ({"remapped": 1}, 13, Verdict.FAIL, "1 rows remapped for uncorrectable errors"),
-        ({"remap_pending": 1}, 13, Verdict.FAIL, "waits to be remapped"),
-        ({"xids": [79]}, 13, Verdict.FAIL, "XID 79"),
-        ({"xids": [31]}, 13, Verdict.WARN, "XID 31 (a program's)"),
+        ({"throttle": 0x40}, 12, CheckVerdict.FAIL, "hardware thermal slowdown in"),
+        ({"throttle": 0x8}, 12, CheckVerdict.FAIL, "hardware slowdown in"),
+        ({"throttle": 0x80}, 12, CheckVerdict.FAIL, "power brake in"),
+        ({"throttle": 0x4}, 12, CheckVerdict.PASS, "software power cap in 4"),
+        ({"uncorrected": 1}, 13, CheckVerdict.FAIL, "1 uncorrectable ECC errors"),
+        ({"corrected": 5}, 13, CheckVerdict.WARN, "5 corrected ECC errors"),
+        ({"remapped": 1}, 13, CheckVerdict.FAIL, "1 rows remapped for uncorrectable errors"),
+        ({"remap_pending": 1}, 13, CheckVerdict.FAIL, "waits to be remapped"),
+        ({"xids": [79]}, 13, CheckVerdict.FAIL, "XID 79"),
+        ({"xids": [31]}, 13, CheckVerdict.WARN, "XID 31 (of a program)"),
     ],
 )
 def test_a_fault_of_one_gpu_is_found_on_that_gpu_alone(fault, check, verdict, words, health):
     found = [finding for finding in gpu_findings(health(**fault), loaded=(0, 1)) if finding.check == check]
-    assert [(finding.subject, finding.verdict) for finding in found] == [("GPU 0", Verdict.PASS), ("GPU 1", verdict)]
+    assert [(finding.subject, finding.verdict) for finding in found] == [
+        ("GPU 0", CheckVerdict.PASS),
+        ("GPU 1", verdict),
+    ]
     assert words in found[1].evidence
-    assert ("GPU 1" in found[1].part) == (verdict is not Verdict.PASS)
+    assert ("GPU 1" in found[1].part) == (verdict is not CheckVerdict.PASS)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +118,13 @@ def test_a_fault_of_one_gpu_is_found_on_that_gpu_alone(fault, check, verdict, wo
 )
 def test_an_unusual_gpu_makes_the_environment_invalid(fault, words, health):
     (finding,) = environment_findings(None, health(**fault), [], others=0.05, loaded=(0, 1))
-    assert finding.verdict is Verdict.INVALID
+    assert finding.verdict is CheckVerdict.INVALID
     assert words in finding.evidence
 
 
 def test_the_link_of_an_idle_gpu_is_not_judged(health):
     (finding,) = environment_findings(None, health(pcie_generation=1), [], others=0.05, loaded=())
-    assert finding.verdict is Verdict.PASS
+    assert finding.verdict is CheckVerdict.PASS
 
 
 def test_a_lost_gpu_is_given_up_and_is_not_run_in_place_of_passed(monkeypatch):
@@ -163,18 +166,22 @@ def test_a_call_that_was_given_up_is_not_made_again_while_it_blocks(monkeypatch)
     [
         (
             {"no_rows": True},
-            Verdict.NOT_RUN,
-            "not told: rows remapped for uncorrectable errors, rows remapped for corr",
+            CheckVerdict.NOT_RUN,
+            "not reported: rows remapped for uncorrectable errors, rows remapped for corr",
         ),
-        ({"no_rows": True}, Verdict.NOT_RUN, "nvmlDeviceGetRemappedRows"),
-        ({"no_events": True}, Verdict.NOT_RUN, "not told: XIDs (nvmlDeviceRegisterEvents)"),
-        ({"no_events": True, "uncorrected": 1}, Verdict.FAIL, "1 uncorrectable ECC errors under load; not told: XIDs"),
-        ({"no_rows": True, "corrected": 1}, Verdict.WARN, "not told: rows"),
+        ({"no_rows": True}, CheckVerdict.NOT_RUN, "nvmlDeviceGetRemappedRows"),
+        ({"no_events": True}, CheckVerdict.NOT_RUN, "not reported: XIDs (nvmlDeviceRegisterEvents)"),
+        (
+            {"no_events": True, "uncorrected": 1},
+            CheckVerdict.FAIL,
+            "1 uncorrectable ECC errors under load; not reported: XIDs",
+        ),
+        ({"no_rows": True, "corrected": 1}, CheckVerdict.WARN, "not reported: rows"),
     ],
 )
 def test_a_counter_without_an_answer_never_passes(fault, verdict, words, health):
     found = [finding for finding in gpu_findings(health(**fault), loaded=(0, 1)) if finding.check == 13]
-    assert [finding.verdict for finding in found] == [Verdict.PASS, verdict]
+    assert [finding.verdict for finding in found] == [CheckVerdict.PASS, verdict]
     assert words in found[1].evidence
 
 
@@ -183,11 +190,11 @@ def test_a_gpu_without_ranks_passes_nothing_and_still_fails(health):
         {finding.check: finding for finding in gpu_findings(health(**fault), loaded=(0,)) if finding.subject == "GPU 1"}
         for fault in ({}, {"throttle": 0x40})
     )
-    assert {finding.verdict for finding in good.values()} == {Verdict.NOT_RUN}
-    assert good[13].evidence == "no rank ran on it; no counter moved"
-    assert bad[12].verdict is Verdict.FAIL
+    assert {finding.verdict for finding in good.values()} == {CheckVerdict.NOT_RUN}
+    assert good[13].evidence == "no rank ran on it; no counter changed"
+    assert bad[12].verdict is CheckVerdict.FAIL
     (around,) = environment_findings(None, health(pcie_generation=1), [], others=0.05, loaded=(0,))
-    assert around.verdict is Verdict.PASS  # its link may sleep
+    assert around.verdict is CheckVerdict.PASS  # its link may sleep
 
 
 @pytest.mark.parametrize(
@@ -218,22 +225,22 @@ def test_the_watch_tells_the_uuids_in_the_librarys_order(monkeypatch):
     watch.finished()
 
 
-def test_laps_together_are_the_whole(monkeypatch):
+def test_parts_of_a_watch_together_are_the_whole(monkeypatch):
     fake_library(monkeypatch, uncorrected=3, xids=[79])
     monkeypatch.setattr(nvml, "SAMPLE_SECONDS", 0.01)
     watch = HealthWatch()
-    laps = []
+    parts = []
     for _ in range(3):
         deadline = time.monotonic() + 10
         count = len(watch._samples[1])
         while len(watch._samples[1]) < count + 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-        laps.append(watch.lap())
-    whole = joined(laps).gpus[1]
+        parts.append(watch.since_last())
+    whole = joined(parts).gpus[1]
     now = watch.finished().gpus[1]
     assert whole.before == now.before
-    assert [lap.gpus[1].after.uncorrected for lap in laps] == [3, 3, 3]
-    assert [lap.gpus[1].before.uncorrected for lap in laps] == [0, 3, 3]
+    assert [part.gpus[1].after.uncorrected for part in parts] == [3, 3, 3]
+    assert [part.gpus[1].before.uncorrected for part in parts] == [0, 3, 3]
     assert whole.samples == now.samples[: len(whole.samples)]
     assert len(whole.samples) >= 6
     assert whole.xids == [79]
@@ -245,8 +252,8 @@ def test_a_resumed_battery_compares_its_counters_with_those_before_the_interrupt
     lower = msgspec.structs.replace(then.gpus[1].before, uncorrected=-2)
     then.gpus[1] = msgspec.structs.replace(then.gpus[1], before=lower)
     opened = SimpleNamespace(kept=lambda _name: [then])
-    battery = Battery(None, opened, History(), lambda _line: None)
-    assert battery.run(Phase(name="p", predicted_seconds=1.0, serves=frozenset(), run=lambda _event: [])) == []
+    battery = RunningBattery(None, opened, History(), lambda _line: None)
+    assert battery.run(BatteryPhase(name="p", predicted_seconds=1.0, serves=frozenset(), run=lambda _event: [])) == []
     found = [finding for finding in gpu_findings(battery.health(now), loaded=(0, 1)) if finding.check == 13]
     assert "2 uncorrectable ECC errors under load; XID 79" in found[1].evidence
     assert found[0].evidence == "XID 79"
@@ -260,11 +267,11 @@ def test_without_a_driver_health_is_not_run_and_says_why(monkeypatch):
 
     module.nvmlInit = no_driver
     found = HealthWatch().finished()
-    assert [f.verdict for f in gpu_findings(found, loaded=())] == [Verdict.NOT_RUN, Verdict.NOT_RUN]
+    assert [f.verdict for f in gpu_findings(found, loaded=())] == [CheckVerdict.NOT_RUN, CheckVerdict.NOT_RUN]
     assert found.why_none == "no NVIDIA driver answers"
 
 
-def test_two_samples_running_are_no_throttling():
+def test_two_consecutive_samples_are_no_throttling():
     assert longest_run([True, True, False, True]) == 2
 
 
@@ -276,4 +283,4 @@ def test_other_processes_beyond_the_limit_make_the_environment_invalid():
     for share in (0.04, 0.06):
         findings = environment_findings(around(share), None, [], others=0.05, loaded=())
         verdicts += [finding.verdict for finding in findings if finding.subject == "other processes"]
-    assert verdicts == [Verdict.PASS, Verdict.INVALID]
+    assert verdicts == [CheckVerdict.PASS, CheckVerdict.INVALID]

@@ -10,23 +10,23 @@ import statistics
 import pytest
 from scipy.stats import t as student
 
-from suite.acceptance.findings import Verdict
+from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.noninferiority import FALSE_ACCEPTANCE, FALSE_REJECTION, LOOKS, launches_missing, look
 from suite.metrics.launch_statistics import t_quantile
 from suite.paths import ROOT
 
 MARGIN = 0.05
 RUNS = 2000
-RECORDED = ROOT / "launches.csv"
+RECORDED = ROOT / "tests/support/launches.csv"
 
 
 def decided(ratios, looks=LOOKS):
     """What the procedure says after at most all looks."""
     for n in looks:
         verdict = look(ratios[:n], margin=MARGIN, looks=looks).verdict
-        if verdict is not Verdict.INCONCLUSIVE:
+        if verdict is not CheckVerdict.INCONCLUSIVE:
             return verdict
-    return Verdict.INCONCLUSIVE
+    return CheckVerdict.INCONCLUSIVE
 
 
 def shares(slowdown, variation, looks=LOOKS):
@@ -36,7 +36,7 @@ def shares(slowdown, variation, looks=LOOKS):
     for _ in range(RUNS):
         logs = [chance.gauss(math.log1p(slowdown), variation) for _ in range(max(looks))]
         verdicts.append(decided([math.exp(x) for x in logs], looks))
-    return verdicts.count(Verdict.PASS) / RUNS, verdicts.count(Verdict.FAIL) / RUNS
+    return verdicts.count(CheckVerdict.PASS) / RUNS, verdicts.count(CheckVerdict.FAIL) / RUNS
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 4, 5, 9, 14, 30])
@@ -77,10 +77,10 @@ def test_recorded_launches_of_a_busy_machine_are_rejected_in_at_most_1_of_100_re
     assert len(seconds) == 52
     middle, chance = statistics.median(seconds), random.Random(7)
     verdicts = [decided([chance.choice(seconds) / middle for _ in range(max(LOOKS))]) for _ in range(RUNS)]
-    assert verdicts.count(Verdict.FAIL) <= RUNS / 100
+    assert verdicts.count(CheckVerdict.FAIL) <= RUNS / 100
     # the rule is not merely silent: the same launches 30 % slower are rejected in most batteries
     slow = [decided([1.3 * chance.choice(seconds) / middle for _ in range(max(LOOKS))]) for _ in range(RUNS // 4)]
-    assert slow.count(Verdict.FAIL) > 0.9 * len(slow)
+    assert slow.count(CheckVerdict.FAIL) > 0.9 * len(slow)
 
 
 def test_the_least_detectable_slowdown_is_rejected_in_about_9_of_10_batteries():
@@ -93,15 +93,15 @@ def test_the_least_detectable_slowdown_is_rejected_in_about_9_of_10_batteries():
     found = 0
     for _ in range(RUNS):
         ratios = [math.exp(chance.gauss(math.log1p(typical), variation)) for _ in range(15)]
-        found += look(ratios, margin=MARGIN).verdict is Verdict.FAIL
+        found += look(ratios, margin=MARGIN).verdict is CheckVerdict.FAIL
     # the threshold's spread is taken from the same launches: the normal approximation of a noncentral t
     assert 0.85 <= found / RUNS <= 0.95
 
 
 def test_a_look_that_was_not_declared_decides_nothing():
-    assert look([1.0, 1.001, 0.999, 1.0], margin=MARGIN).verdict is Verdict.INCONCLUSIVE
-    assert look([1.0, 1.001, 0.999, 1.0, 1.0], margin=MARGIN).verdict is Verdict.PASS
-    assert look([2.0, 2.001, 1.999, 2.0, 2.0, 2.0], margin=MARGIN).verdict is Verdict.INCONCLUSIVE
+    assert look([1.0, 1.001, 0.999, 1.0], margin=MARGIN).verdict is CheckVerdict.INCONCLUSIVE
+    assert look([1.0, 1.001, 0.999, 1.0, 1.0], margin=MARGIN).verdict is CheckVerdict.PASS
+    assert look([2.0, 2.001, 1.999, 2.0, 2.0, 2.0], margin=MARGIN).verdict is CheckVerdict.INCONCLUSIVE
 
 
 def test_further_launches_are_asked_for_up_to_the_next_look_and_no_further():

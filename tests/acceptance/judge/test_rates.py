@@ -38,7 +38,7 @@ def test_the_best_shape_of_all_ranks_at_once_counts_and_the_largest_copy():
 
 
 def test_a_finer_grid_has_more_points_of_products_on_all_ranks():
-    """What tells quick calibrations from those of `accept`: 3 transpositions of 2 * 2 * 2 points, or of 1."""
+    """Quick calibrations have fewer than those of `accept`: 3 transpositions of 1 point, not of 2 * 2 * 2."""
     tables = [
         msgspec.structs.replace(table, subject=msgspec.structs.replace(table.subject, dtype="bf16"))
         for table in machine().tables

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.acceptance.findings import Verdict
+from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.noninferiority import FALSE_REJECTION, look
 from suite.acceptance.judge.step_time_margin import (
     MARGIN,
@@ -80,7 +80,7 @@ def held_to_5_percent(ratios, spreads, whose):
 
 
 def shares(rule, *, past, between, within, slower=0.0):
-    """How often a battery is accepted and rejected behind as many accepted ones, slower by a share.
+    """How often a battery is accepted and rejected after as many accepted ones, slower by a share.
 
     Logarithms of batteries differ by a normal `between`, of their launches by `within`.
     """
@@ -96,13 +96,13 @@ def shares(rule, *, past, between, within, slower=0.0):
             good = battery(0.0)
             held_to = rule(ratios, spreads, "")
             seen = look([one / held_to.bias for one in good], margin=held_to.margin, looks=(LAUNCHES,))
-            if seen.verdict is Verdict.PASS:
+            if seen.verdict is CheckVerdict.PASS:
                 ratios.append(statistics.geometric_mean(good))
                 spreads.append(seen.spread)
         held_to = rule(ratios, spreads, "")
         last = [one / held_to.bias for one in battery(slower)]
         found[look(last, margin=held_to.margin, looks=(LAUNCHES,)).verdict] += 1
-    return found[Verdict.PASS] / RUNS, found[Verdict.FAIL] / RUNS
+    return found[CheckVerdict.PASS] / RUNS, found[CheckVerdict.FAIL] / RUNS
 
 
 NOISE = 3 * math.sqrt(FALSE_REJECTION / RUNS)  # three standard errors of the simulated share

@@ -1,4 +1,4 @@
-"""What other processes or guests disturbed is measured once more, whatever its clocks said."""
+"""What other processes or guests disturbed is repeated, whatever its clocks say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.acceptance.presets import EFFORTS, JITTER_STEPS, TIMED_STEPS
 from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, Node
 
 ONE = ("--miniatures", "bloom-mini")
-GUESTS = "other guests of the host took 30% of the processors: "
+GUESTS = "other guests of the host used 30% of the processors: "
 
 
 def accept(capsys, tmp_path, *arguments):
@@ -24,22 +24,22 @@ def accept(capsys, tmp_path, *arguments):
     return report, {(f["check"], f["subject"]): f for f in report["findings"]}
 
 
-def test_disturbed_micro_measurements_are_made_once_more(tmp_path, capsys, node: Node) -> None:
+def test_disturbed_micro_measurements_are_repeated(tmp_path, capsys, node: Node) -> None:
     node.stolen = {"micro": [0.3]}
     report, found = accept(capsys, tmp_path, "--only", "0,1,3,8", *ONE)
     assert node.asked == ["micro", "micro", *["bloom-mini"] * 5]
     assert found[0, "other processes"]["verdict"] == "PASS"
     assert found[8, "bloom-mini"]["verdict"] == "PASS"
-    assert report["notes"][-1] == f"micro-measurements: {GUESTS}all to be made once more"
-    assert "set aside, and made once more: 1 measurements at up to 30%" in found[0, "other processes"]["evidence"]
+    assert report["notes"][-1] == f"micro-measurements: {GUESTS}all is repeated"
+    assert "1 measurements at up to 30% were not judged, but repeated" in found[0, "other processes"]["evidence"]
 
 
-def test_disturbed_launches_alone_are_made_once_more_and_their_figures_still_count(tmp_path, capsys, node) -> None:
+def test_disturbed_launches_alone_are_repeated_and_their_figures_still_count(tmp_path, capsys, node) -> None:
     node.stolen = {"bloom-mini": [0.0, 0.3, 0.0, 0.06]}
     node.slow = {"bloom-mini": [1.0, 3.0, 1.0, 3.0, 1.0, 1.0, 1.0]}
     node.unequal = {"bloom-mini": 1}
     report, found = accept(capsys, tmp_path, "--only", "0,7,8", *ONE)
-    assert report["notes"][-1] == f"bloom-mini times: {GUESTS}2 launches to be made once more"
+    assert report["notes"][-1] == f"bloom-mini times: {GUESTS}2 launches are repeated"
     assert "2 measurements at up to 30%" in found[0, "other processes"]["evidence"]
     assert found[8, "bloom-mini"]["verdict"] == "PASS"
     assert "5 launches" in found[8, "bloom-mini"]["evidence"]
@@ -56,16 +56,16 @@ def test_what_is_disturbed_twice_is_invalid(tmp_path, capsys, node, name, stolen
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05])
-def test_slow_launches_that_nobody_disturbed_are_not_made_once_more(tmp_path, capsys, node, share) -> None:
+def test_slow_launches_that_nobody_disturbed_are_not_repeated(tmp_path, capsys, node, share) -> None:
     node.stolen = {"bloom-mini": [share] * 20}
     node.slow = {"bloom-mini": [3.0]}
     report, found = accept(capsys, tmp_path, "--only", "0,8", *ONE)
-    assert not [note for note in report["notes"] if "once more" in note]
+    assert not [note for note in report["notes"] if "repeated" in note]
     assert found[8, "bloom-mini"]["verdict"] == "FAIL"
 
 
 @pytest.mark.parametrize(("left", "asked"), [(2.0, 2), (-2.0, 1)])
-def test_nothing_is_made_once_more_where_the_rest_would_lack_its_time(
+def test_nothing_is_repeated_where_the_rest_would_lack_its_time(
     tmp_path, capsys, node, monkeypatch, left, asked
 ) -> None:
     node.stolen = {"micro": [0.3]}
@@ -73,12 +73,12 @@ def test_nothing_is_made_once_more_where_the_rest_would_lack_its_time(
     times = 5 * (planned_phases.START_SECONDS + steps * planned_phases.STEP_SECONDS)
     undisturbed = EFFORTS["quick"].micro_seconds["cpu"]
     assert undisturbed < MICRO_SECONDS
-    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: undisturbed + times + left))
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: undisturbed + times + left))
     accept(capsys, tmp_path, "--only", "0,1,8", *ONE)
     assert node.asked.count("micro") == asked
 
 
-def test_beside_a_process_that_was_there_before_nothing_is_made_once_more(tmp_path, capsys, node, monkeypatch) -> None:
+def test_with_a_process_that_ran_before_nothing_is_repeated(tmp_path, capsys, node, monkeypatch) -> None:
     node.stolen = {"bloom-mini": [0.3]}
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.4))
     _, found = accept(capsys, tmp_path, "--only", "0,8", *ONE)
@@ -94,22 +94,22 @@ def test_a_re_run_has_as_many_launches_as_were_judged(tmp_path, capsys, node) ->
     assert node.now == 11 * LAUNCH_SECONDS
 
 
-def test_launches_beside_other_processes_are_made_once_more_too(tmp_path, capsys, node) -> None:
+def test_launches_during_other_processes_are_repeated_too(tmp_path, capsys, node) -> None:
     node.used = {"bloom-mini": [0.0, 0.2]}
     report, _ = accept(capsys, tmp_path, "--only", "0,8", *ONE)
-    words = "other processes took 20% of the processors: 1 launches to be made once more"
+    words = "other processes used 20% of the processors: 1 launches are repeated"
     assert report["notes"][-1] == f"bloom-mini times: {words}"
 
 
-def test_a_disturbed_launch_for_jitter_is_made_once_more_for_jitter(tmp_path, capsys, node, monkeypatch) -> None:
+def test_a_disturbed_launch_for_jitter_is_repeated_for_jitter(tmp_path, capsys, node, monkeypatch) -> None:
     node.stolen = {"gpt2-mini": [0.3]}
     asked = []
 
     def launched(name, purpose, *, steps, **options):
         asked.append((name, purpose, steps))
-        return node.launched(name, purpose, **options)
+        return node.miniature_launch(name, purpose, **options)
 
-    monkeypatch.setattr(measurements, "launched", launched)
+    monkeypatch.setattr(measurements, "miniature_launch", launched)
     accept(capsys, tmp_path, "--profile", "accept", "--only", "0,10")
     assert asked == [("gpt2-mini", "jitter", JITTER_STEPS)] * 2
 
@@ -119,7 +119,7 @@ def test_a_repeat_that_does_not_end_in_time_leaves_the_disturbance_to_be_seen(
     tmp_path, capsys, node, monkeypatch, name
 ) -> None:
     node.stolen = {name: [0.3]}
-    honest = {"micro": node.micro, "launched": node.launched}
+    honest = {"micro_measurements": node.micro_measurements, "miniature_launch": node.miniature_launch}
 
     def slow(kind, limit):
         def measured(*arguments, **options):
@@ -129,7 +129,7 @@ def test_a_repeat_that_does_not_end_in_time_leaves_the_disturbance_to_be_seen(
 
         return measured
 
-    kind, limit = ("micro", 1) if name == "micro" else ("launched", 5)
+    kind, limit = ("micro_measurements", 1) if name == "micro" else ("miniature_launch", 5)
     monkeypatch.setattr(measurements, kind, slow(kind, limit))
     _, found = accept(capsys, tmp_path, "--only", "0,1,3,7,8", *ONE)
     assert found[0, "other processes"]["verdict"] == "INVALID"
@@ -143,9 +143,9 @@ def test_what_was_measured_is_judged_where_the_disk_fills_in_the_repeat(tmp_path
     def launched(name, purpose, **options):
         if node.asked.count(name) == 5:
             raise OSError(28, "No space left on device")
-        return node.launched(name, purpose, **options)
+        return node.miniature_launch(name, purpose, **options)
 
-    monkeypatch.setattr(measurements, "launched", launched)
+    monkeypatch.setattr(measurements, "miniature_launch", launched)
     _, found = accept(capsys, tmp_path, "--only", "0,7,8", *ONE)
     assert found[7, "bloom-mini"]["verdict"] == "FAIL"
 
@@ -156,13 +156,13 @@ def test_a_resumed_battery_follows_what_the_interrupted_one_did(
 ) -> None:
     node.stolen = {"micro": [0.3]}
     left = [1000.0 if repeated else 100.0]
-    monkeypatch.setattr(context.Battery, "seconds_left", property(lambda _self: left[0]))
+    monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: left[0]))
 
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(measurements, "probed", interrupted)
+        patch.setattr(measurements, "probe_result", interrupted)
         main(["accept", "--only", "0,1,8,14", *ONE, "--results", str(tmp_path), "--json"])
     capsys.readouterr()
     left[0] = 100.0 if repeated else 1000.0
