@@ -1,7 +1,7 @@
-"""Makes one rank of a launch faulty: Python imports this module at its start where its directory is on PYTHONPATH.
+"""Makes one rank of a launch faulty. Python imports this module at its start if its directory is on PYTHONPATH.
 
-SUITE_FAULT names the fault. Nothing happens outside of ranks. The suite's own modules are patched as they are imported;
-the product knows nothing of it.
+SUITE_FAULT names the fault. Nothing happens outside of ranks. Modules of the suite are patched as they are imported;
+the suite itself has no code for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DUTY = (
 
 
 def _training(module: ModuleType) -> None:
-    """Faults of one step of a launch: of rank 1 where not all ranks are meant."""
+    """Faults of one step of a launch."""
     steps: Any = module.Steps
     forward, update = steps.forward_and_backward, steps.update
 
@@ -68,7 +68,7 @@ def _training(module: ModuleType) -> None:
 
 
 def _extra_message(module: ModuleType) -> None:
-    """Every rank exchanges once more in each step of the faulty run than arithmetic says."""
+    """One more exchange of every rank in each step of the faulty run than arithmetic says."""
     steps: Any = module.Steps
     update = steps.update
 
@@ -84,7 +84,7 @@ def _extra_message(module: ModuleType) -> None:
 
 
 def _slow(measured: str, times: int) -> Callable[[ModuleType], None]:
-    """A patch: what a function of the module gives to be timed is done so many times in the time of one."""
+    """A patch: what a function of the module returns to be timed does its work `times` times."""
 
     def patch(module: ModuleType) -> None:
         original: Any = getattr(module, measured)
@@ -104,124 +104,125 @@ def _slow(measured: str, times: int) -> Callable[[ModuleType], None]:
     return patch
 
 
-def _flipped(tensor: Any) -> None:
-    """One bit of the middle element, in place."""
+def _flip(tensor: Any) -> None:
+    """Flip one bit of the middle element."""
     import torch
 
     flat = tensor.detach().view(-1).view(torch.uint8)
     flat[len(flat) // 2] ^= 0x10
 
 
-def _probing(module: ModuleType) -> None:
-    """Wrong bits in replays, exchanges and soaks."""
+def _flipping(number: int, original: Any, flipped: Callable[..., Any]) -> Any:
+    """The function, with one bit flipped after its `number`-th call that counts.
+
+    Args:
+        flipped: the tensor to flip, from the result and the arguments of a call; None: the call does not count.
+    """
+    calls = 0
+
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        result = original(*arguments, **options)
+        tensor = flipped(result, *arguments)
+        if tensor is not None:
+            calls += 1
+            if calls == number:
+                _flip(tensor)
+        return result
+
+    return faulty
+
+
+def _gradient_bit(probe: Any) -> None:
+    """A bit of the first gradient, after the sixth backward pass of replays."""
     import torch
+
+    initialise = probe.initialise
+    decoders: list[Any] = []
+
+    def remembered(decoder: Any, *arguments: Any, **options: Any) -> Any:
+        decoders[:] = [decoder]
+        return initialise(decoder, *arguments, **options)
+
+    def gradient(_result: Any, *_arguments: Any) -> Any:
+        return next(p.grad for p in decoders[0].parameters() if p.grad is not None) if decoders else None
+
+    probe.initialise = remembered
+    torch.Tensor.backward = _flipping(6, torch.Tensor.backward, gradient)  # type: ignore[method-assign]
+
+
+def _weight_bit(probe: Any) -> None:
+    probe.update = _flipping(6, probe.update, lambda _result, decoder: next(iter(decoder.parameters())))
+
+
+def _random_weight(probe: Any) -> None:
+    """Another first weight in every replay."""
+    import torch
+
+    initialise = probe.initialise
+
+    def random(decoder: Any, *arguments: Any, **options: Any) -> Any:
+        result = initialise(decoder, *arguments, **options)
+        with torch.no_grad():
+            next(iter(decoder.parameters())).view(-1)[0] += int.from_bytes(os.urandom(2), "little") / 65536
+        return result
+
+    probe.initialise = random
+
+
+def _collective_bit(_probe: Any) -> None:
     import torch.distributed as dist
 
-    probe: Any = module
-    seen = {"backward": 0, "update": 0, "reduce": 0, "receive": 0, "copy": 0, "start": 0}
-
-    def nth(name: str, number: int) -> bool:
-        seen[name] += 1
-        return seen[name] == number
-
-    if FAULT == "gradient-bit":
-        backward: Any = torch.Tensor.backward
-        initialise = probe.initialise
-        last: list[Any] = []
-
-        def remembered(decoder: Any, *arguments: Any, **options: Any) -> Any:
-            last[:] = [decoder]
-            return initialise(decoder, *arguments, **options)
-
-        def faulty_backward(self: Any, *arguments: Any, **options: Any) -> None:
-            backward(self, *arguments, **options)
-            if last and nth("backward", 6):
-                _flipped(next(p.grad for p in last[0].parameters() if p.grad is not None))
-
-        probe.initialise = remembered
-        torch.Tensor.backward = faulty_backward  # type: ignore[method-assign]
-    if FAULT == "weight-bit":
-        update = probe.update
-
-        def faulty_update(decoder: Any) -> None:
-            update(decoder)
-            if nth("update", 6):
-                _flipped(next(iter(decoder.parameters())))
-
-        probe.update = faulty_update
-    if FAULT in ("nondeterminism", "nondeterministic-rank"):
-        begin = probe.initialise
-
-        def random(decoder: Any, *arguments: Any, **options: Any) -> Any:
-            made = begin(decoder, *arguments, **options)
-            with torch.no_grad():
-                next(iter(decoder.parameters())).view(-1)[0] += int.from_bytes(os.urandom(2), "little") / 65536
-            return made
-
-        probe.initialise = random
-    if FAULT == "collective-bit":
-        reduce: Any = dist.all_reduce
-
-        def faulty_reduce(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            done = reduce(tensor, *arguments, **options)
-            if nth("reduce", 2):
-                _flipped(tensor)
-            return done
-
-        dist.all_reduce = faulty_reduce
-    if FAULT == "message-bit":
-        receive: Any = dist.recv
-
-        def faulty_receive(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            done = receive(tensor, *arguments, **options)
-            if nth("receive", 2):
-                _flipped(tensor)
-            return done
-
-        dist.recv = faulty_receive
-    if FAULT == "memory-bit":
-        copy: Any = torch.Tensor.copy_
-
-        def faulty_copy(self: Any, *arguments: Any, **options: Any) -> Any:
-            done = copy(self, *arguments, **options)
-            if self.dtype is torch.int32 and self.numel() > 2**20 and nth("copy", 2):
-                _flipped(self)
-            return done
-
-        torch.Tensor.copy_ = faulty_copy  # type: ignore[method-assign]
-    if FAULT == "product-bit":
-        multiply: Any = torch.Tensor.__matmul__
-
-        def faulty_multiply(self: Any, other: Any) -> Any:
-            out = multiply(self, other)
-            if out.dtype is torch.float32 and out.shape == (512, 512) and nth("copy", 3):
-                _flipped(out)
-            return out
-
-        torch.Tensor.__matmul__ = faulty_multiply  # type: ignore[method-assign]
+    dist.all_reduce = _flipping(2, dist.all_reduce, lambda _result, tensor, *_: tensor)
 
 
+def _message_bit(_probe: Any) -> None:
+    import torch.distributed as dist
+
+    dist.recv = _flipping(2, dist.recv, lambda _result, tensor, *_: tensor)
+
+
+def _memory_bit(_probe: Any) -> None:
+    """In the second copy of a soak: int32, over 1 Mi elements."""
+    import torch
+
+    def buffer(_result: Any, copied: Any, *_: Any) -> Any:
+        return copied if copied.dtype is torch.int32 and copied.numel() > 2**20 else None
+
+    torch.Tensor.copy_ = _flipping(2, torch.Tensor.copy_, buffer)  # type: ignore[method-assign]
+
+
+def _product_bit(_probe: Any) -> None:
+    """In the third product of a soak: fp32, 512 squared."""
+    import torch
+
+    def product(result: Any, *_: Any) -> Any:
+        return result if result.dtype is torch.float32 and result.shape == (512, 512) else None
+
+    torch.Tensor.__matmul__ = _flipping(3, torch.Tensor.__matmul__, product)  # type: ignore[method-assign]
+
+
+STEP, PROBE = "suite.execute.training.step", "suite.execute.probe.run"
+IN_STEP = ("nan", "oom", "crash", "killed", "stopped", "hang", "slow-rank")
+# by fault: module, patch, and whether all ranks are faulty
 PATCHES: dict[str, tuple[str, Callable[[ModuleType], None], bool]] = {
-    **dict.fromkeys(
-        ("nan", "oom", "crash", "killed", "stopped", "hang", "slow-rank"),
-        ("suite.execute.training.step", _training, False),
-    ),
-    "extra-message": ("suite.execute.training.step", _extra_message, True),
+    **dict.fromkeys(IN_STEP, (STEP, _training, False)),
+    "extra-message": (STEP, _extra_message, True),
     "slow-products": ("suite.execute.calibrate.matmul", _slow("product", 2), False),
     "memory-bandwidth": ("suite.execute.calibrate.operators", _slow("memory", 3), False),
-    **dict.fromkeys(
-        (
-            *("gradient-bit", "weight-bit", "nondeterministic-rank", "collective-bit", "message-bit", "memory-bit"),
-            "product-bit",
-        ),
-        ("suite.execute.probe.run", _probing, False),
-    ),
-    "nondeterminism": ("suite.execute.probe.run", _probing, True),
+    "gradient-bit": (PROBE, _gradient_bit, False),
+    "weight-bit": (PROBE, _weight_bit, False),
+    "nondeterministic-rank": (PROBE, _random_weight, False),
+    "nondeterminism": (PROBE, _random_weight, True),
+    "collective-bit": (PROBE, _collective_bit, False),
+    "message-bit": (PROBE, _message_bit, False),
+    "memory-bit": (PROBE, _memory_bit, False),
+    "product-bit": (PROBE, _product_bit, False),
 }
 
 
 class _Patched(importlib.abc.Loader):
-    """Loads a module as its own loader does, and patches it."""
+    """Loads a module with its own loader, then patches it."""
 
     def __init__(self, loader: importlib.abc.Loader, patch: Callable[[ModuleType], None]) -> None:
         self._loader = loader
