@@ -8,7 +8,7 @@ from reference_runs.errors import InputError
 from suite.acceptance.check_table import CHECKS
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.calibration.calibrate import USUAL_SECONDS
-from suite.calibration.plan import DENSITIES, QUICK_DENSITY, Density
+from suite.calibration.density import DENSITIES, QUICK_DENSITY, Density
 
 MINIATURES = ("bloom-mini", "opt-mini", "glm-mini", "codegeex-mini", "gpt-neox-mini", "mt-nlg-mini", "gpt2-mini")
 EXACT_STEPS = 6  # the fewest that count everything

@@ -13,19 +13,8 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.calibration.plan import (
-    BURSTS,
-    DENSITIES,
-    LINE,
-    QUICK_DENSITY,
-    TABLE,
-    Density,
-    Planned,
-    computing,
-    messages,
-    plan,
-    trials,
-)
+from suite.calibration.density import DENSITIES, QUICK_DENSITY, Density
+from suite.calibration.plan import BURSTS, LINE, TABLE, Planned, computing, messages, plan, trials
 from suite.calibration.shapes import miniature_shapes
 from suite.job.calibration_job import Calibrated, CalibrationJob, ReferenceSteps, TimedTask
 from suite.job.events import Event, Status

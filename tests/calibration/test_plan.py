@@ -14,19 +14,9 @@ from reference_runs.layout import Layout, parse_layout
 from reference_runs.miniature import miniature
 from suite.acceptance.presets import EFFORTS
 from suite.calibration.calibrate import CalibrationRequest, planned_calibration
-from suite.calibration.plan import (
-    DENSITIES,
-    DTYPES,
-    LINE,
-    MEMORY_SECONDS,
-    MOST_ROW_ELEMENTS,
-    TABLE,
-    Density,
-    Planned,
-    axis_points,
-    plan,
-    trials,
-)
+from suite.calibration.density import DENSITIES, DTYPES, Density
+from suite.calibration.grids import MOST_ROW_ELEMENTS, axis_points
+from suite.calibration.plan import LINE, MEMORY_SECONDS, TABLE, Planned, plan, trials
 from suite.calibration.plan import counts_at_once as counts
 from suite.calibration.shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
 from suite.machine import cpu_caches

@@ -11,7 +11,7 @@ import pytest
 
 from suite.__main__ import main
 from suite.calibration.calibrate import CalibrationResult, with_ranks
-from suite.calibration.plan import Density
+from suite.calibration.density import Density
 from suite.commands import exit_codes
 from suite.commands import ladder as command
 from suite.job.events import Status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from suite.calibration.plan import Density
+from suite.calibration.density import Density
 from suite.machine.fingerprint import Fingerprint
 from suite.machine.profile import UNSEEN, Check, Conditions, Profile
 from suite.machine.timing_tables import Axis, Subject, Table, fitted

@@ -7,7 +7,8 @@ import pytest
 
 from suite.acceptance.measurements import part_rates, product_points
 from suite.acceptance.presets import EFFORTS
-from suite.calibration.plan import DENSITIES, LINE, TABLE, Planned, plan
+from suite.calibration.density import DENSITIES
+from suite.calibration.plan import LINE, TABLE, Planned, plan
 from suite.calibration.shapes import miniature_shapes
 from suite.job.calibration_job import Task, TimedTask
 from suite.machine.timing_tables import Subject

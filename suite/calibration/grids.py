@@ -1,0 +1,151 @@
+"""Grids of sizes around the miniatures' shapes, none of which is on them, and sizes that check the interpolation."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from itertools import product
+from typing import NamedTuple
+
+from suite.calibration.density import Density
+from suite.calibration.shapes import Shapes
+from suite.machine.profile import REPEATED, UNSEEN
+from suite.machine.timing_tables import Axis, Subject
+
+PASSES = ("forward", "backward")
+MOST_ROW_ELEMENTS = 2**30  # of one tensor, about: 4 GB in fp32; longer ones are extrapolated by their rows
+MOVES = ("copy", "triad")
+SEED = 6
+
+
+class Grid(NamedTuple):
+    """Points on axes, whose product is timed.
+
+    Args:
+        left_out: sizes that the miniatures have: no point of the calibration is one of them.
+        step: that sizes between the points are multiples of, where they fit.
+    """
+
+    subject: Subject
+    axes: tuple[Axis, ...]
+    left_out: frozenset[tuple[int, ...]]
+    step: int
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """All points, the last axis fastest."""
+        return tuple(product(*(tuple(int(point) for point in axis.points) for axis in self.axes)))
+
+
+def axis_points(used: Iterable[int], *, ratio: float, step: int = 8) -> tuple[int, ...]:
+    """Sizes around all of `used`, none of them among them: multiples of `step`, neighbours about `ratio` apart."""
+    taken = set(used)
+    low, high = min(taken), max(taken)
+    first = max(1, (low - 1) // step * step)
+    while first in taken and first > 1:
+        first -= 1
+    last = (high // step + 1) * step
+    intervals = max(1, math.ceil(math.log(last / first) / math.log(ratio)))
+    points = [first]
+    for place in range(1, intervals):
+        point = round(first * (last / first) ** (place / intervals) / step) * step
+        while point in taken or point <= points[-1]:
+            point += step
+        if points[-1] < point < last:
+            points.append(point)
+    return (*points, last)
+
+
+def grids(used: Shapes, density: Density, ranks: int) -> list[Grid]:
+    """Every table, for `ranks` ranks at once."""
+    return [*_products(used, density), *_attentions(used, density), *_rows(used, density), *_memory(density, ranks)]
+
+
+def _products(used: Shapes, density: Density) -> list[Grid]:
+    """Products of linear layers, forward (NT) and backward (NN for the input, TN for the weight): one grid for the
+    blocks' layers, one for those to the vocabulary, which are wide on one side only."""
+    found = []
+    for dtype in density.dtypes:
+        ratio = density.coarse if dtype == "fp32" else density.ratio
+        for layers, sparser in ((used.blocks, 1.0), (used.heads, 1.5)):
+            tokens, outputs, inputs = (
+                axis_points({layer[place] for layer in layers}, ratio=ratio * sparser, step=density.step)
+                for place in range(3)
+            )
+            for variant, points, order in (
+                ("NT", (tokens, outputs, inputs), (0, 1, 2)),
+                ("NN", (tokens, inputs, outputs), (0, 2, 1)),
+                ("TN", (outputs, inputs, tokens), (1, 2, 0)),
+            ):
+                axes = tuple(Axis(name, own) for name, own in zip("MNK", points, strict=True))
+                own_sizes = frozenset(tuple(layer[place] for place in order) for layer in layers)
+                subject = Subject(operation="product", variant=variant, dtype=dtype)
+                found.append(Grid(subject, axes, own_sizes, density.step))
+    return found
+
+
+def _attentions(used: Shapes, density: Density) -> list[Grid]:
+    """Batched products of unfused attention, and PyTorch's fused attention."""
+    axes = tuple(
+        Axis(name, axis_points({sizes[place] for sizes in used.attentions}, ratio=density.coarse, step=step), power)
+        for place, (name, step, power) in enumerate([("batch * heads", 1, 1), ("sequence", 8, 2), ("head_dim", 4, 1)])
+    )
+    kinds = [("batched_product", variant) for variant in ("NT", "NN", "TN")]
+    kinds += [("attention", variant) for variant in PASSES]
+    return [
+        Grid(Subject(operation=operation, variant=variant, dtype=dtype), axes, used.attentions, 1)
+        for operation, variant in kinds
+        for dtype in density.dtypes
+    ]
+
+
+def _rows(used: Shapes, density: Density) -> list[Grid]:
+    kinds = [("layer_norm", used.norms, dtype) for dtype in density.dtypes]
+    kinds += [("embedding", used.norms, dtype) for dtype in density.dtypes]
+    sums = frozenset((layer.tokens, layer.outputs) for layer in used.blocks)
+    kinds += [("column_sum", sums, dtype) for dtype in density.dtypes]
+    kinds += [("softmax", used.softmaxes, "fp32"), ("cross_entropy", used.losses, "fp32")]
+    found = []
+    for operation, sizes, dtype in kinds:
+        columns = axis_points({size for _, size in sizes}, ratio=density.coarse, step=density.step)
+        most = MOST_ROW_ELEMENTS // columns[-1]
+        rows = axis_points({min(size, most) for size, _ in sizes}, ratio=density.coarse, step=density.step)
+        axes = (Axis("rows", rows), Axis("columns", columns))
+        for variant in PASSES if operation != "column_sum" else ("forward",):
+            subject = Subject(operation=operation, variant=variant, dtype=dtype)
+            found.append(Grid(subject, axes, frozenset(sizes), density.step))
+    return found
+
+
+def _memory(density: Density, ranks: int) -> list[Grid]:
+    """Copies and triads; the largest moves twice a rank's part of the caches, or more."""
+    largest = max(density.memory_bytes, 2 * density.caches // ranks)
+    points = (*(float(density.memory_bytes // share) for share in (256, 16)), float(largest))
+    axes = (Axis("byte", points),)
+    return [Grid(Subject(operation=operation), axes, frozenset(), 1) for operation in MOVES]
+
+
+def checks(tables: list[Grid], density: Density) -> list[tuple[str, Grid, tuple[tuple[int, ...], ...]]]:
+    """For each table: sizes between the points, none that a miniature has, and some of the points once more."""
+    chosen = random.Random(SEED)
+    planned = []
+    for grid in tables:
+        if len(grid.axes) == 1:
+            continue
+        count = density.unseen if len(grid.axes) == 3 else max(1, density.unseen // 2)
+        seen = grid.left_out | set(grid.sizes)
+        unseen: list[tuple[int, ...]] = []
+        while len(unseen) < count:
+            sizes = tuple(_between(axis, grid.step, chosen) for axis in grid.axes)
+            if sizes not in seen:
+                unseen.append(sizes)
+        planned.append((UNSEEN, grid, tuple(unseen)))
+        planned.append((REPEATED, grid, tuple(chosen.sample(grid.sizes, max(1, count // 3)))))
+    return planned
+
+
+def _between(axis: Axis, step: int, chosen: random.Random) -> int:
+    """A size in the axis's range, log-uniform, to a multiple of `step`."""
+    first, last = axis.points[0], axis.points[-1]
+    return step * round(math.exp(chosen.uniform(math.log(first), math.log(last))) / step)

@@ -1,0 +1,95 @@
+"""Sizes of everything that a calibration times along one line: element-wise operators, host calls, messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from suite.calibration.density import Density
+from suite.calibration.grids import PASSES
+from suite.calibration.shapes import Shapes
+from suite.job.calibration_job import WEIGHTS_OF_BLOCK
+from suite.machine.operations import COLLECTIVES
+from suite.machine.timing_tables import Subject
+
+HIDDEN = ("gelu_tanh", "gelu", "relu", "fast_gelu", "geglu", "dropout", "permuted", "bias")  # of activations
+# up to a tensor of all parameters
+WIDE = ("add", "accumulate", "scale", "to_fp32", "from_fp32", "zeros", "vector_norm")
+# add's backward pass computes nothing: it hands on; the others are recorded by no graph
+FORWARD_ONLY = ("add", "accumulate", "permuted", "bias", "zeros", "vector_norm")
+FUSED = ("chain", "dropout")  # timed compiled
+
+
+class Sizes(NamedTuple):
+    """Sizes on one line."""
+
+    subject: Subject
+    unit: str
+    sizes: tuple[int, ...]
+
+
+def _geometric(first: int, last: int, ratio: float) -> tuple[int, ...]:
+    """From `first` to `last`, neighbours at most `ratio` apart, at least two."""
+    intervals = max(1, math.ceil(math.log(last / first) / math.log(ratio)))
+    return tuple(round(first * (last / first) ** (place / intervals)) for place in range(intervals + 1))
+
+
+def lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
+    """Everything but the messages: element-wise operators, the host's calls, updates and copies to a GPU."""
+    least = min(used.activations) // 4
+    hidden = _geometric(least, max(used.activations) + 8, density.sparse)
+    parameters = max(used.parameters) + 8
+    wide = _geometric(least, parameters, density.sparse)
+    found = []
+    for dtype in density.dtypes:
+        for operation in (*HIDDEN, *WIDE):
+            if operation == "bias" and device != "cpu":
+                continue  # a GPU's kernels add it to the product
+            if operation in ("to_fp32", "from_fp32") and dtype == "fp32":
+                continue
+            sizes = hidden if operation in HIDDEN else wide
+            for variant in PASSES if operation not in FORWARD_ONLY else ("forward",):
+                found.append(Sizes(Subject(operation=operation, variant=variant, dtype=dtype), "element", sizes))
+    for dtype in density.compiled:
+        for operation in FUSED:
+            for variant in PASSES:
+                subject = Subject(operation=operation, variant=variant, dtype=dtype, compiled=True)
+                found.append(Sizes(subject, "element", (hidden[0], hidden[-1])))
+    # the fewest in a row are what lies between two operators of a step: two views or three, one module's call; a block
+    # reads twelve weights
+    for operation, variants, calls in (
+        ("view", PASSES, (2, 32)),
+        *([("engine", PASSES[1:], (1, 4))] if device == "cpu" else []),  # nothing is taken off a GPU's own time
+        ("module", PASSES[:1], (1, 32)),
+        ("weight_read", PASSES, (WEIGHTS_OF_BLOCK, 48)),
+        ("checkpoint", ("",), (2, 8)),
+        ("sharded_unit", ("",), (1, 4)),
+    ):
+        for variant in variants:
+            found.append(Sizes(Subject(operation=operation, variant=variant), "call", calls))
+    if density.compiled:
+        for variant in PASSES:
+            found.append(Sizes(Subject(operation="region", variant=variant, compiled=True), "call", (1, 4)))
+    found.append(Sizes(Subject(operation="calls"), "call", (4, 64)))
+    found.append(Sizes(Subject(operation="adam"), "element", wide))
+    found.append(Sizes(Subject(operation="adam_tensors"), "tensor", (1, 8, 64)))
+    if device == "cuda":
+        for operation, variant in (("host_to_device", ""), ("host_to_device", "pageable"), ("device_to_host", "")):
+            sizes = _geometric(4096, 2**29, density.sparse)
+            found.append(Sizes(Subject(operation=operation, variant=variant), "byte", sizes))
+    return found
+
+
+def collectives(used: Shapes, counts: Sequence[int], density: Density) -> list[Sizes]:
+    """Messages in groups of each of `counts` ranks."""
+    sizes = _geometric(256, 4 * max(used.parameters), density.sparse)
+    planned = []
+    for count in counts:
+        for operation in COLLECTIVES:
+            if operation == "send" and count > 2:
+                continue  # a message between two ranks, whatever the group
+            adds = operation in ("all_reduce", "reduce_scatter")  # what only moves bytes does so in every dtype
+            for dtype in density.dtypes if adds else ("fp32",):
+                planned.append(Sizes(Subject(operation=operation, dtype=dtype, ranks=count), "byte", sizes))
+    return planned
