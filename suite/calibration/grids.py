@@ -16,6 +16,7 @@ from suite.machine.timing_tables import Axis, Subject
 PASSES = ("forward", "backward")
 MOST_ROW_ELEMENTS = 2**30  # of one tensor, about: 4 GB in fp32; longer ones are extrapolated by their rows
 MOVES = ("copy", "triad")
+AXIS_STEPS = {"batch * heads": 1, "sequence": 8, "head_dim": 4}  # that sizes are multiples of; else the density's
 SEED = 6
 
 
@@ -38,14 +39,22 @@ class Grid(NamedTuple):
         return tuple(product(*(tuple(int(point) for point in axis.points) for axis in self.axes)))
 
 
-def axis_points(used: Iterable[int], *, ratio: float, step: int = 8) -> tuple[int, ...]:
-    """Sizes around all of `used`, none of them among them: multiples of `step`, neighbours about `ratio` apart."""
-    taken = set(used)
-    low, high = min(taken), max(taken)
+def axis_points(used: Iterable[int], *, ratio: float, step: int = 8, avoided: Iterable[int] = ()) -> tuple[int, ...]:
+    """Sizes around all of `used`, none of them among them: multiples of `step`, neighbours about `ratio` apart.
+
+    Args:
+        avoided: what else none of them is.
+    """
+    surrounded = set(used)
+    low, high, taken = min(surrounded), max(surrounded), surrounded | set(avoided)
     first = max(1, (low - 1) // step * step)
+    while first in taken and first > step:
+        first -= step
     while first in taken and first > 1:
         first -= 1
     last = (high // step + 1) * step
+    while last in taken:
+        last += step
     intervals = max(1, math.ceil(math.log(last / first) / math.log(ratio)))
     points = [first]
     for place in range(1, intervals):
@@ -89,7 +98,7 @@ def _attentions(used: Shapes, density: Density) -> list[Grid]:
     """Batched products of unfused attention, and PyTorch's fused attention."""
     axes = tuple(
         Axis(name, axis_points({sizes[place] for sizes in used.attentions}, ratio=density.coarse, step=step), power)
-        for place, (name, step, power) in enumerate([("batch * heads", 1, 1), ("sequence", 8, 2), ("head_dim", 4, 1)])
+        for place, ((name, step), power) in enumerate(zip(AXIS_STEPS.items(), (1, 2, 1), strict=True))
     )
     kinds = [("batched_product", variant) for variant in ("NT", "NN", "TN")]
     kinds += [("attention", variant) for variant in PASSES]

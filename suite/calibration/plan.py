@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ from suite.calibration.grids import MOVES, checks, grids
 from suite.calibration.lines import collectives, lines
 from suite.calibration.shapes import Shapes
 from suite.job.calibration_job import Task
+from suite.machine.profile import Profile
 from suite.machine.reference_step import PRECISION, ReferenceStep, trial
 from suite.machine.timing_tables import Axis, Subject
 
@@ -23,7 +25,10 @@ SQUARE_SECONDS = 0.3  # of each in a round: what a GPU keeps up under its power 
 # 2026-11-23)
 MEMORY_SECONDS = 0.5
 HOST_SECONDS = 0.02  # of each point of the host's calls in a round: a step makes thousands of each
-BURSTS = 3  # of reference steps in a round
+REFERENCE_ROUNDS = 3  # in which reference steps are trained in a round, a few at a time
+
+BUDGET_SECONDS = 74.0  # of a calibration's usual 90 s: starting, fitting and storing took 14 s on 2 cores (2026-11-23)
+REFERENCE_SECONDS = 18.0  # of these, for reference steps
 
 
 class Planned(NamedTuple):
@@ -36,6 +41,26 @@ class Planned(NamedTuple):
     task: Task
     axes: tuple[Axis, ...] = ()
     unit: str = ""
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request: the device, and everything that is timed.
+
+    Args:
+        budget_seconds: of all rounds; `reference_seconds` of them are kept for reference steps.
+        partial: measures what one run needs; `extends` is a profile that has the rest of it.
+    """
+
+    device: str
+    ranks: int
+    results: Path
+    planned: list[Planned]
+    reference_steps: list[ReferenceStep] = []
+    rounds: int
+    budget_seconds: float = BUDGET_SECONDS
+    reference_seconds: float = REFERENCE_SECONDS
+    partial: bool = False
+    extends: Profile | None = None
 
 
 def counts_at_once(ranks: int) -> tuple[int, ...]:
@@ -75,25 +100,25 @@ def computing(used: Shapes, *, device: str, cores: int, counts: Sequence[int], d
             long = count == ranks and grid.subject.operation in MOVES
             grid_density = density._replace(point_seconds=MEMORY_SECONDS) if long else density
             planned.append(
-                Planned(TABLE, _task(grid.subject, grid.sizes, count, device, cores, grid_density), grid.axes)
+                Planned(TABLE, task(grid.subject, grid.sizes, count, device, cores, grid_density), grid.axes)
             )
         for subject, unit, sizes in lines(used, density, device):
             each = tuple((size,) for size in sizes)
             line_density = density._replace(point_seconds=HOST_SECONDS) if unit == "call" else density
-            planned.append(Planned(LINE, _task(subject, each, count, device, cores, line_density), unit=unit))
+            planned.append(Planned(LINE, task(subject, each, count, device, cores, line_density), unit=unit))
         if device == "cuda" and count == ranks:
             planned.append(_squares(count, device, cores, density))
         for kind, grid, points in checks(tables, density):
-            planned.append(Planned(kind, _task(grid.subject, points, count, device, cores, density), grid.axes))
+            planned.append(Planned(kind, task(grid.subject, points, count, device, cores, density), grid.axes))
     return planned
 
 
-def trials(*, device: str, cores: int, ranks: int, density: Density) -> list[ReferenceStep]:
+def reference_steps(*, device: str, cores: int, ranks: int, density: Density) -> list[ReferenceStep]:
     """What is trained between the tasks: by one rank and by all that have a core each, and compiled by the latter.
 
     Compiling it took 11 s for 2 ranks and 15 s for one with 2 threads (2 cores of an AMD EPYC, Zen 5, 2026-11-24), and
     the factors of both were alike. None on CUDA: how a step there differs from its parts was never looked at; nor where
-    the dtype of trials is not timed.
+    the dtype of reference steps is not timed.
     """
     if device != "cpu" or PRECISION.value not in density.dtypes:
         return []
@@ -108,14 +133,15 @@ def messages(used: Shapes, *, device: str, cores: int, ranks: int, density: Dens
     planned = []
     for subject, unit, sizes in collectives(used, sorted(counts), density):
         each = tuple((size,) for size in sizes)
-        task = _task(subject, each, subject.ranks, device, cores * subject.ranks // ranks, density)
-        planned.append(Planned(LINE, task, unit=unit))
+        timed = task(subject, each, subject.ranks, device, cores * subject.ranks // ranks, density)
+        planned.append(Planned(LINE, timed, unit=unit))
     return planned
 
 
-def _task(
+def task(
     subject: Subject, sizes: tuple[tuple[int, ...], ...], ranks: int, device: str, cores: int, density: Density
 ) -> Task:
+    """Timed by `ranks` ranks at once, which divide the cores."""
     return Task(
         subject=msgspec.structs.replace(subject, ranks=ranks),
         threads=max(1, cores // ranks) if device == "cpu" else 1,
@@ -128,5 +154,5 @@ def _squares(ranks: int, device: str, cores: int, density: Density) -> Planned:
     """Large square products in bf16 on all devices at once: what data sheets and known-good GPUs are compared by."""
     subject = Subject(operation="square_product", variant="NT", dtype="bf16")
     sizes = tuple((2 * side**3,) for side in SQUARES)
-    task = _task(subject, sizes, ranks, device, cores, density._replace(point_seconds=SQUARE_SECONDS))
-    return Planned(LINE, task, unit="flop")
+    timed = task(subject, sizes, ranks, device, cores, density._replace(point_seconds=SQUARE_SECONDS))
+    return Planned(LINE, timed, unit="flop")

@@ -10,14 +10,8 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from suite.calibration.calibrate import (
-    Calibration,
-    CalibrationRequest,
-    CalibrationResult,
-    calibrate,
-    planned_calibration,
-)
-from suite.calibration.plan import BURSTS
+from suite.calibration.calibrate import CalibrationRequest, CalibrationResult, calibrate, planned_calibration
+from suite.calibration.plan import REFERENCE_ROUNDS, Calibration
 from suite.commands import exit_codes
 from suite.job.events import Event, Phase, Status
 from suite.launch.interruption import end_as_interrupted
@@ -99,8 +93,8 @@ class CalibrationProgress:
     def __init__(self, planned: Calibration, *, quiet: bool) -> None:
         self._quiet = quiet
         self._next_line = 0.0
-        bursts = BURSTS * len(planned.trials)
-        self._begun, self._most = 0, planned.rounds * (len(planned.planned) + bursts)
+        reference_steps = REFERENCE_ROUNDS * len(planned.reference_steps)
+        self._begun, self._most = 0, planned.rounds * (len(planned.planned) + reference_steps)
         self._progress = progress_line(quiet=quiet)
         self._task = self._progress.add_task("starting", total=self._most)
 

@@ -206,7 +206,7 @@ def with_profiles(ladder_run: LadderRun, *, may_calibrate: bool, messages: Conso
     """
     target = ladder_run.target
     two = ladder_run.plan(RungSetting(data_parallel=min(2, target.gpus or 2), micro_batch=16))
-    profile, source = profile_for(two, ladder_run.results, may_calibrate=may_calibrate, messages=messages)
+    profile, source = profile_for(two, ladder_run.results, may_calibrate=may_calibrate, messages=messages, whole=True)
     with messages.status("tokenising samples"):
         seconds = sample_seconds(
             ladder_run.texts,

@@ -8,35 +8,52 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 
 from reference_runs.errors import InputError
+from suite.calibration import needs
 from suite.calibration.calibrate import USUAL_SECONDS, CalibrationRequest, calibrate, planned_calibration
+from suite.calibration.needs import Needs, lacking, needs_of
+from suite.calibration.plan import Calibration
 from suite.commands.calibrate import CalibrationProgress
 from suite.job.events import Status
 from suite.machine.competing_processes import competitors
 from suite.machine.devices import usable_cores
 from suite.machine.fingerprint import fingerprint
-from suite.machine.profile import DISTURBED_SHARE, Profile, current_profile, disturbed, machines_directory
+from suite.machine.profile import (
+    DISTURBED_SHARE,
+    Profile,
+    current_profile,
+    disturbed,
+    machines_directory,
+    unsuitable,
+)
 from suite.records import store
 from suite.reproduce.plan import Plan
+from suite.reproduce.step_time import check_timed, time_figures_of
 
-LOOKED_SECONDS = 1.0  # a hundred ticks of each processor's clock
+OBSERVED_SECONDS = 1.0  # a hundred ticks of each processor's clock
 
 
-def profile_for(plan: Plan, results: Path, *, may_calibrate: bool, messages: Console) -> tuple[Profile | None, str]:
-    """The newest valid profile for `plan` and its path, measured now where there is none; or None and why.
+def profile_for(
+    plan: Plan, results: Path, *, may_calibrate: bool, messages: Console, whole: bool = False
+) -> tuple[Profile | None, str]:
+    """The newest profile that holds here and has what the prediction of `plan` needs, and its path; or None and why.
 
-    A calibration that fails is told in one line, and no reason not to reproduce: the exit code speaks of figures that
-    were counted, and none of those needs a profile. Where ranks share cores, nothing is measured without being asked:
-    each number of ranks adds its whole share of points, and the messages of such ranks take what their turns leave. On
-    processors that others keep busy nothing is measured either, and what was measured beside them is not used.
+    Where there is none, what is missing is measured now: for the step time of `plan` alone, unless a `whole`
+    calibration is asked for. A calibration that fails is reported in one line, and no reason not to reproduce: the exit
+    code speaks of figures that were counted, and none of those needs a profile. Where ranks share cores, nothing is
+    measured without being asked: each number of ranks adds its whole share of points, and the messages of such ranks
+    take what their turns leave. On processors that others keep busy nothing is measured either, and what was measured
+    meanwhile is not used.
 
     Raises:
         KeyboardInterrupt: the calibration was interrupted by the user.
     """
-    profile, where = _valid(plan, results)
+    needed = None if whole else _needs(plan)
+    profile, where = _valid(plan, results, needed)
     if profile is not None or not may_calibrate:
         return profile, where
     ranks, cores = plan.layout.ranks, usable_cores()
@@ -44,13 +61,13 @@ def profile_for(plan: Plan, results: Path, *, may_calibrate: bool, messages: Con
         return None, f"{where}; for {ranks} ranks on {cores} cores only by hand: calibrate --ranks {ranks}"
     try:
         with _only_one(results, messages):
-            profile, where = _valid(plan, results)  # another command may have measured while this one waited
+            profile, where = _valid(plan, results, needed)  # another command may have measured while this one waited
             if profile is not None:
                 return profile, where
             if busy := _busy(plan.device):
                 messages.print(f"[yellow]{escape(busy)}[/]", soft_wrap=True)
                 return None, busy
-            return _measured(plan, results, where, messages)
+            return _measured(plan, results, needed, where, messages)
     except KeyboardInterrupt:
         messages.print("[bold red]interrupted while calibrating[/]: no profile is stored, nothing is reproduced")
         raise
@@ -60,15 +77,38 @@ def profile_for(plan: Plan, results: Path, *, may_calibrate: bool, messages: Con
         return None, _failed(": ".join(str(part) for part in (error.strerror, error.filename) if part), messages)
 
 
-def _valid(plan: Plan, results: Path) -> tuple[Profile | None, str]:
-    return current_profile(results, fingerprint(plan.device), ranks=plan.layout.ranks)
+def _needs(plan: Plan) -> Needs | None:
+    """What the prediction of a plan asks of a profile; None where it predicts no step time."""
+    try:
+        check_timed(plan)
+        needed = needs_of(
+            lambda measured: time_figures_of(plan, measured),
+            device=plan.device,
+            ranks=plan.layout.ranks,
+            compiled=plan.compiled,
+        )
+    except InputError:
+        return None
+    return needed if needed.sizes else None
 
 
-def _measured(plan: Plan, results: Path, why: str, messages: Console) -> tuple[Profile | None, str]:
-    """With all GPUs, or on the CPU with the ranks of the plan: at least 2, so that collectives are measured too."""
-    ranks = None if plan.device == "cuda" else max(plan.layout.ranks, min(2, usable_cores()))
-    messages.print(f"calibrating first, about {USUAL_SECONDS:.0f} s: {escape(why)}", soft_wrap=True)
-    planned = planned_calibration(CalibrationRequest(results=results, ranks=ranks, device=plan.device))
+def _valid(plan: Plan, results: Path, needed: Needs | None) -> tuple[Profile | None, str]:
+    """Of whole calibrations the newest one, or a partial one that has everything that is needed."""
+
+    def refused_for(profile: Profile) -> str | None:
+        if not profile.partial or (needed is not None and lacking(needed, profile) is None):
+            return None
+        return unsuitable(profile)
+
+    return current_profile(results, fingerprint(plan.device), ranks=plan.layout.ranks, refused_for=refused_for)
+
+
+def _measured(
+    plan: Plan, results: Path, needed: Needs | None, why: str, messages: Console
+) -> tuple[Profile | None, str]:
+    planned = _whole(plan, results) if needed is None else _partial(plan, results, needed)
+    usual = needs.USUAL_SECONDS if planned.partial else USUAL_SECONDS
+    messages.print(f"calibrating first, about {usual:.0f} s: {escape(why)}", soft_wrap=True)
     with CalibrationProgress(planned, quiet=not messages.is_terminal) as live:
         result = calibrate(planned, live)
     if result.status is Status.INTERRUPTED:
@@ -82,6 +122,20 @@ def _measured(plan: Plan, results: Path, why: str, messages: Console) -> tuple[P
     return result.profile, result.path
 
 
+def _whole(plan: Plan, results: Path) -> Calibration:
+    """With all GPUs, or on the CPU with the ranks of the plan: at least 2, so that collectives are measured too."""
+    ranks = None if plan.device == "cuda" else max(plan.layout.ranks, min(2, usable_cores()))
+    return planned_calibration(CalibrationRequest(results=results, ranks=ranks, device=plan.device))
+
+
+def _partial(plan: Plan, results: Path, needed: Needs) -> Calibration:
+    """What the newest profile that holds here lacks, or all that is needed where there is none."""
+    before, _ = current_profile(results, fingerprint(plan.device), refused_for=lambda _: None)
+    planned = lacking(needed, before)
+    assert planned is not None  # else that profile would have been taken
+    return msgspec.structs.replace(planned, results=results)
+
+
 def _busy(device: str) -> str | None:
     """Why a calibration would now measure a busy machine; None where it would not.
 
@@ -89,7 +143,7 @@ def _busy(device: str) -> str | None:
     """
     if device != "cpu":
         return None
-    others, share = competitors(LOOKED_SECONDS)
+    others, share = competitors(OBSERVED_SECONDS)
     if share is None or share <= DISTURBED_SHARE:
         return None
     named = ", ".join(f"{one.name} ({one.pid})" for one in others[:3])

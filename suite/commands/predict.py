@@ -19,7 +19,7 @@ from reference_runs.miniature import miniature
 from reference_runs.run import ReferenceRun, Workload
 from reference_runs.sourced import Kind
 from suite.commands import exit_codes
-from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read
+from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
 from suite.metrics.comparison import Row, compare, overall
 from suite.predict.analytic.process_groups import node_crossing_share
 from suite.predict.executed_run.counts import prediction
@@ -191,9 +191,11 @@ def _undisturbed(path: Path) -> Profile:
     """The profile in a file.
 
     Raises:
-        InputError: it cannot be read, or others had the processors while it was measured.
+        InputError: it cannot be read, others had the processors while it was measured, or it is partial.
     """
     profile = read(path)
+    if why := unsuitable(profile):
+        raise InputError("a partial machine profile", got=f"one {why}", allowed="a whole one", where=str(path))
     if why := disturbed(profile):
         allowed = f"at most {DISTURBED_SHARE:.0%} together, calibrate again while nothing else runs"
         raise InputError("a disturbed machine profile", got=f"one {why}", allowed=allowed, where=str(path))

@@ -110,9 +110,9 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     Without NAME: list the runs. A rank that is silent for 10 times its longest step (at least 20 s; 120 s before the
     first step; with compilation 600 s more during warm-up) ends the command as a hang.
 
-    Where no machine profile is valid here (node, device, hardware, software, as many ranks), the machine is calibrated
-    first, once, which takes about 90 s. A calibration that fails is one line, and the run goes on: step time is not
-    predicted then, and the exit code is that of the run. Ctrl-C ends both.
+    Where no machine profile is valid here (node, device, hardware, software, as many ranks), what the step's prediction
+    needs is measured first, once, in about 25 s; `calibrate` measures everything. A calibration that fails is one line,
+    and the run goes on: step time is not predicted then, and the exit code is that of the run. Ctrl-C ends both.
 
     Several launches end with a summary of every time: median, spread, a 95 % interval of the median from 6 launches
     on, and the least change that as many launches again would show. 5 launches to compare, 7 to be strict.
@@ -225,6 +225,7 @@ def _json(result: Result) -> str:
         "skipped": result.skipped,
         "profile": result.profile,
         "time": result.time,
+        "step_uncertainty": result.step_uncertainty,
         "others_share": result.others_share,
         "steal_share": result.steal_share,
     }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from suite.calibration.calibrate import between_hosts, with_ranks
+from suite.calibration.extend import between_hosts, with_ranks
 from suite.job.events import Event, Status
 from suite.ladder.request import LadderRun, wanted
 from suite.ladder.rung import setting_above

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from suite.machine.timings import Timing
 # time in an operator's; 6: the pace without memory's; 7: calls counted as warm for which the kernel made memory;
 # 8: more of larger caches overwritten, no operand written again, later rounds with one call to warm up, no trial steps;
 # 9: sharded units of two fp32 weights, not of a block's twelve in mixed precision
-SCHEMA = "10.0"
+SCHEMA = "10.1"  # 10.1 says whether it is partial
 # Share of the processors in others' hands above which a machine was busy. On 2 cores one other process, half of them,
 # made calls of 20 us with 2 threads take 10 ms, two slices of the scheduler (AMD EPYC, 2026-11-21)
 DISTURBED_SHARE = 0.1
@@ -76,7 +77,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one calibration measured.
 
     Args:
-        trials: none on CUDA.
+        trials: reference steps; none on CUDA.
+        partial: measured for the predictions of some runs alone, not for whatever is asked.
     """
 
     measured: float
@@ -86,6 +88,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[Line]
     checks: list[Check]
     trials: list[TimedReferenceStep]
+    partial: bool = False
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
         """Seconds of `subject` at `sizes`, from the table or line that reaches nearest; sizes in the order of its axes.
@@ -253,10 +256,24 @@ def machines_directory(results: Path) -> Path:
     return results / "machines"
 
 
-def current_profile(results: Path, fingerprint: Fingerprint, *, ranks: int = 1) -> tuple[Profile | None, str]:
+def unsuitable(profile: Profile) -> str | None:
+    """Why a profile has no answer to whatever is asked; None where it has."""
+    return "measured for the step time of some runs alone: calibrate measures everything" if profile.partial else None
+
+
+def current_profile(
+    results: Path,
+    fingerprint: Fingerprint,
+    *,
+    ranks: int = 1,
+    refused_for: Callable[[Profile], str | None] = unsuitable,
+) -> tuple[Profile | None, str]:
     """The newest profile below `results` that holds here and was measured with `ranks` at once or more; its path.
 
     Where there is none: None, and in one line why.
+
+    Args:
+        refused_for: why a profile that holds is not used all the same; None where it is.
     """
     refused: list[str] = []
     valid: list[tuple[float, Profile, str]] = []
@@ -272,6 +289,9 @@ def current_profile(results: Path, fingerprint: Fingerprint, *, ranks: int = 1) 
             continue
         if profile.conditions.ranks < ranks:
             refused.append(f"{path}: measured with {profile.conditions.ranks} ranks at once, {ranks} are needed")
+            continue
+        if why := refused_for(profile):
+            refused.append(f"{path}: {why}")
             continue
         valid.append((profile.measured, profile, str(path)))
     if valid:

@@ -31,7 +31,7 @@ from suite.records.record import SCHEMA, End, RankOutcome, begin_record
 from suite.reproduce.measured_figures import counted_figures
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.residuals import Residuals, residuals
-from suite.reproduce.step_time import at_cpu_speed, peaks_of, predicted_times
+from suite.reproduce.step_time import at_cpu_speed, peaks_of, predicted_times, step_uncertainty
 from suite.reproduce.utilisation import utilisation
 
 LOSS_MUST_FALL_STEPS = 20
@@ -46,6 +46,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         skipped: numbers of the steps that an overflow skipped.
         profile: path of the machine profile, or why there is none.
         time: the step time and its prediction, where there is one.
+        step_uncertainty: share of the predicted step time that measured ones differ by, see `step_uncertainty`.
         others_share, steal_share: see `End`.
         finished: what every rank counted.
         steps: of rank 0.
@@ -64,6 +65,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: str
     profile: str = ""
     time: Residuals | None = None
+    step_uncertainty: float | None = None
     others_share: float | None = None
     steal_share: float | None = None
     finished: list[Finished] = []
@@ -88,10 +90,11 @@ class _Prediction(NamedTuple):
 
 
 class _Figures(NamedTuple):
-    """What a launch measured, and the times that were predicted of it; none where it did not end well."""
+    """What a launch measured, the times that were predicted of it, and how uncertain its step is."""
 
     measured: list[Figure]
     times: list[Figure]
+    step_uncertainty: float | None = None
 
 
 def reproduce(
@@ -157,7 +160,7 @@ def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Predictio
         if speed is not None:
             slower = at_cpu_speed(plan, profile, speed, measured, sample_seconds=predicted.sample_seconds)
             times, measured = times + slower[0], measured + slower[1]
-    return _Figures(measured, times)
+    return _Figures(measured, times, None if profile is None else step_uncertainty(plan, profile))
 
 
 def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end: End, record: str) -> Result:
@@ -190,6 +193,7 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         arithmetic=outcome.finished[0].arithmetic if outcome.finished else "",
         profile=end.profile,
         time=residuals(rows),
+        step_uncertainty=figures.step_uncertainty,
         others_share=end.others_share,
         steal_share=end.steal_share,
         finished=outcome.finished,

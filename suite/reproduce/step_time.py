@@ -11,10 +11,11 @@ from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.machine.oversubscription import Oversubscribed
 from suite.machine.profile import Profile
+from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import Measured
 from suite.metrics.figures import Figure, Quantity, of_job
 from suite.predict.executed_run.step_time import time_figures
-from suite.predict.simulation.step_correction import beside_parts, nearest_trial
+from suite.predict.simulation.step_correction import beside_parts, nearest_trial, uncertainty
 from suite.reproduce.plan import Plan
 from suite.reproduce.utilisation import Peak, peaks, utilisation
 
@@ -30,13 +31,22 @@ def predicted_times(plan: Plan, profile: Profile | None, sample_seconds: float =
     """
     if profile is None:
         return []
+    check_timed(plan)
+    times = time_figures_of(plan, profile, factor=in_step_factor(plan, profile), sample_seconds=sample_seconds)
+    return times + utilisation(times, peaks_of(plan, profile))
+
+
+def check_timed(plan: Plan) -> None:
+    """Refuse what no calibration has times of.
+
+    Raises:
+        InputError: other kernels than PyTorch's, or another averaging than the exact one.
+    """
     if plan.kernels is not KernelChoice.TORCH:
         raise InputError("kernels without a measured time", got=plan.kernels, allowed="torch", where="--kernels")
     if plan.averaging is not Averaging.EXACT:
         where = "--optimizer, --gradient-compression"
         raise InputError("averaging without a measured time", got=plan.averaging, allowed="exact", where=where)
-    times = _time_figures(plan, profile, factor=in_step_factor(plan, profile), sample_seconds=sample_seconds)
-    return times + utilisation(times, peaks_of(plan, profile))
 
 
 def peaks_of(plan: Plan, profile: Profile) -> list[Peak]:
@@ -64,7 +74,7 @@ def at_cpu_speed(
         return [], []
     slower = slowdown(speed, calibrated)
     factor = in_step_factor(plan, profile)  # steps and parts were as slow as each other when it was measured
-    slowed = _time_figures(plan, AtCpuSpeed(profile, slower), factor=factor, sample_seconds=sample_seconds)
+    slowed = time_figures_of(plan, AtCpuSpeed(profile, slower), factor=factor, sample_seconds=sample_seconds)
     expected, took = of_job(slowed, Quantity.STEP_SECONDS), of_job(measured, Quantity.STEP_SECONDS)
     if expected is None or took is None:
         return [], []
@@ -84,13 +94,30 @@ def in_step_factor(plan: Plan, profile: Profile) -> float:
     Raises:
         InputError: the profile lacks an operation.
     """
-    timed = nearest_trial(profile.trials, ranks=min(plan.layout.ranks, _cores(plan)), compiled=plan.compiled)
+    timed = _reference_step(plan, profile)
     if timed is None:
         return 1.0
     return beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, plan.device)).factor
 
 
-def _time_figures(plan: Plan, measured: Measured, *, factor: float, sample_seconds: float) -> list[Figure]:
+def step_uncertainty(plan: Plan, profile: Profile) -> float | None:
+    """Share of a plan's predicted step by which measured ones differ in 9 of 10 launches; None: not known, on CUDA."""
+    timed = _reference_step(plan, profile)
+    return None if timed is None else uncertainty(timed, profile.checks)
+
+
+def _reference_step(plan: Plan, profile: Profile) -> TimedReferenceStep | None:
+    return nearest_trial(profile.trials, ranks=min(plan.layout.ranks, _cores(plan)), compiled=plan.compiled)
+
+
+def time_figures_of(
+    plan: Plan, measured: Measured, *, factor: float = 1.0, sample_seconds: float = 0.0
+) -> list[Figure]:
+    """Step time of a plan on what was measured of a machine, all of it `factor` times.
+
+    Raises:
+        InputError: it lacks an operation.
+    """
     if plan.device == "cpu":
         measured = Oversubscribed(measured, cores=_cores(plan))
     return time_figures(

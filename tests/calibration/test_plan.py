@@ -16,7 +16,7 @@ from suite.acceptance.presets import EFFORTS
 from suite.calibration.calibrate import CalibrationRequest, planned_calibration
 from suite.calibration.density import DENSITIES, DTYPES, Density
 from suite.calibration.grids import MOST_ROW_ELEMENTS, axis_points
-from suite.calibration.plan import LINE, MEMORY_SECONDS, TABLE, Planned, plan, trials
+from suite.calibration.plan import LINE, MEMORY_SECONDS, TABLE, Planned, plan, reference_steps
 from suite.calibration.plan import counts_at_once as counts
 from suite.calibration.shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
 from suite.machine import cpu_caches
@@ -314,19 +314,19 @@ def test_copies_and_triads_by_all_ranks_are_timed_for_longer_than_anything_that_
 def test_trials_are_of_one_rank_and_of_all_that_have_a_core_and_compiled_of_these(
     device: str, cores: int, ranks: int, found: list[tuple[int, bool, int]]
 ) -> None:
-    planned = trials(device=device, cores=cores, ranks=ranks, density=DENSITIES[device])
+    planned = reference_steps(device=device, cores=cores, ranks=ranks, density=DENSITIES[device])
     assert [(one.layout.ranks, one.compiled, one.threads) for one in planned] == found
     eager = [entry for entry in found if not entry[1]]
-    quick = trials(device=device, cores=cores, ranks=ranks, density=EFFORTS["quick"].densities["cpu"])
+    quick = reference_steps(device=device, cores=cores, ranks=ranks, density=EFFORTS["quick"].densities["cpu"])
     assert [(one.layout.ranks, one.compiled, one.threads) for one in quick] == eager
     without = DENSITIES[device]._replace(dtypes=("fp32", "fp16"))
-    assert trials(device=device, cores=cores, ranks=ranks, density=without) == []
+    assert reference_steps(device=device, cores=cores, ranks=ranks, density=without) == []
 
 
 @pytest.mark.parametrize(("cores", "ranks"), [(2, 1), (2, 2), (2, 4), (3, 8), (8, 6)])
 def test_all_parts_of_a_trial_are_timed_by_as_many_ranks_as_train_it(cores: int, ranks: int) -> None:
     density = DENSITIES["cpu"]
     entries = plan(miniature_shapes("cpu", ranks=ranks), device="cpu", cores=cores, ranks=ranks, density=density)
-    for one in trials(device="cpu", cores=cores, ranks=ranks, density=density):
+    for one in reference_steps(device="cpu", cores=cores, ranks=ranks, density=density):
         (stage,) = step_seconds(Asked(entries), one.workload, kernels=Kernels(), compiled=one.compiled)
         assert stage.step > 0

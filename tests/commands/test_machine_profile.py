@@ -18,8 +18,9 @@ import pytest
 
 from reference_runs.errors import InputError
 from suite.__main__ import main
-from suite.calibration import calibrate
+from suite.calibration import needs
 from suite.calibration.calibrate import CalibrationRequest, CalibrationResult, stored
+from suite.calibration.plan import Calibration
 from suite.commands import machine_profile
 from suite.commands.machine_profile import profile_for
 from suite.job.events import Status
@@ -54,15 +55,14 @@ class Suite:
 
     def __init__(self, results: Path, patch: pytest.MonkeyPatch, output: pytest.CaptureFixture[str]) -> None:
         self.results = results
-        self.requests: list[CalibrationRequest] = []
+        self.requests: list[Calibration] = []
         self.reproduced: list[tuple[Profile | None, str]] = []
         self.verdict = Verdict.PASS
         self.calibrated: Callable[[], CalibrationResult] = self.measured
         self._output = output
         patch.setattr(machine_profile, "usable_cores", lambda: 2)
         patch.setattr(machine_profile, "competitors", lambda _: ([], 0.0))
-        patch.setattr(machine_profile, "planned_calibration", self._planned)
-        patch.setattr(machine_profile, "calibrate", lambda *_: self.calibrated())
+        patch.setattr(machine_profile, "calibrate", self._calibrate)
         patch.setattr("suite.commands.reproduce.corpus_for", lambda *_: None)
         patch.setattr("suite.commands.reproduce.reproduce", self._reproduce)
 
@@ -70,9 +70,9 @@ class Suite:
         path = made_up(self.results)
         return CalibrationResult(status=Status.OK, message="", profile=profile(fingerprint=HERE), path=str(path))
 
-    def _planned(self, request: CalibrationRequest) -> calibrate.Calibration:
-        self.requests.append(request)
-        return calibrate.Calibration(device="cpu", ranks=2, results=self.results, planned=[], rounds=1)
+    def _calibrate(self, planned: Calibration, _: object) -> CalibrationResult:
+        self.requests.append(planned)
+        return self.calibrated()
 
     def _reproduce(self, *_: Any, profile: Profile | None, profile_source: str) -> Result:
         self.reproduced.append((profile, profile_source))
@@ -109,9 +109,10 @@ def test_an_unknown_machine_is_calibrated_once_before_all_launches(suite: Suite)
     code, out, err = suite.run("--launches", "3", "--json")
     machines = suite.results / "machines"
     assert code == 0
-    assert suite.requests == [CalibrationRequest(results=suite.results, ranks=2, device="cpu")]
+    (planned,) = suite.requests
+    assert (planned.device, planned.ranks, planned.results, planned.partial) == ("cpu", 2, suite.results, True)
     assert err == [
-        f"calibrating first, about 90 s: no valid machine profile in {machines}: calibrate makes one",
+        f"calibrating first, about 25 s: no valid machine profile in {machines}: calibrate makes one",
     ]
     assert suite.reproduced == [(profile(fingerprint=HERE), str(machines / "made_up.json"))] * 3
     told = [json.loads(line) for line in out.splitlines()[:3]]
@@ -169,7 +170,7 @@ def test_a_profile_that_does_not_hold_is_measured_anew_and_the_line_says_why(
     before = {path: path.read_bytes() for path in machines_directory(suite.results).iterdir()}
     code, _, (line,) = suite.run("--ranks", str(ranks))
     assert (code, len(suite.requests)) == (0, 1)
-    assert line.startswith("calibrating first, about 90 s: no valid machine profile")
+    assert line.startswith("calibrating first, about 25 s: no valid machine profile")
     assert reason in line
     assert all(path.read_bytes() == data for path, data in before.items())
     assert suite.reproduced[0][0] == profile(fingerprint=HERE)
@@ -307,12 +308,34 @@ def test_more_ranks_than_cores_are_not_calibrated_without_being_asked(suite: Sui
 
 
 @pytest.mark.parametrize(("device", "ranks", "asked"), [("cpu", 1, 2), ("cpu", 2, 2), ("cuda", 2, None)])
-def test_a_calibration_has_two_ranks_at_least_and_all_gpus(
-    device: str, ranks: int, asked: int | None, suite: Suite
+def test_a_whole_calibration_has_two_ranks_at_least_and_all_gpus(
+    device: str, ranks: int, asked: int | None, suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    requests: list[CalibrationRequest] = []
+
+    def planned(request: CalibrationRequest) -> Calibration:
+        requests.append(request)
+        return Calibration(device="cpu", ranks=2, results=suite.results, planned=[], rounds=1)
+
+    monkeypatch.setattr(machine_profile, "planned_calibration", planned)
     plan = msgspec.structs.replace(small_plan(ranks=ranks), device=device)
-    profile_for(plan, suite.results, may_calibrate=True, messages=console(stderr=True))
-    assert suite.requests == [CalibrationRequest(results=suite.results, ranks=asked, device=device)]
+    profile_for(plan, suite.results, may_calibrate=True, messages=console(stderr=True), whole=True)
+    assert requests == [CalibrationRequest(results=suite.results, ranks=asked, device=device)]
+
+
+def test_a_partial_profile_serves_the_runs_that_it_covers_and_is_extended_for_another(suite: Suite) -> None:
+    made_up(suite.results, partial=True)  # of products and one all-reduce alone
+    suite.run()
+    (planned,) = suite.requests
+    assert planned.extends == profile(fingerprint=HERE, partial=True)
+    timed = {entry.task.subject.operation for entry in planned.planned}
+    assert {"product", "softmax", "view", "all_gather"} <= timed
+
+
+def test_a_step_that_is_not_predicted_takes_a_whole_calibration(suite: Suite) -> None:
+    suite.run("--gradient-compression", "powersgd")
+    (planned,) = suite.requests
+    assert not planned.partial
 
 
 def test_of_two_commands_at_once_one_measures_and_the_other_waits_for_its_profile(
@@ -344,7 +367,7 @@ def test_of_two_commands_at_once_one_measures_and_the_other_waits_for_its_profil
 def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibrate, "DENSITIES", {"cpu": SPARSE._replace(dtypes=("fp32", "bf16"))})
+    monkeypatch.setattr(needs, "DENSITIES", {"cpu": SPARSE._replace(dtypes=("fp32", "bf16"))})
     results = tmp_path / "results"
     run = ["reproduce", str(run_file(tmp_path / "tiny.toml", data_parallel=1, accumulation=4)), "--steps", "6"]
     run += ["--device", "cpu", "--json", "--calibrate", "--results", str(results)]
@@ -353,7 +376,7 @@ def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(
     assert first.err.count("calibrating first") == 1
     (path,) = (str(path) for path in machines_directory(results).iterdir())
     assert json.loads(first.out)["profile"] == path
-    assert current_profile(results, HERE, ranks=1)[1] == path
+    assert current_profile(results, HERE, ranks=1)[0] is None  # for whatever else is asked
     assert main(run) == 0
     second = capsys.readouterr()
     assert "calibrating first" not in second.err

@@ -22,7 +22,7 @@ from reference_runs.errors import InputError
 from suite.__main__ import main
 from suite.calibration import calibrate as calibration
 from suite.calibration.calibrate import USUAL_SECONDS, CalibrationRequest, calibrate, planned_calibration
-from suite.calibration.plan import BURSTS
+from suite.calibration.plan import REFERENCE_ROUNDS
 from suite.commands.calibrate import CalibrationProgress
 from suite.execute.calibrate.reference_step import STEPS
 from suite.execute.calibrate.stopwatch import BRIEF_WARM_UP, MOST_PAGED
@@ -167,7 +167,7 @@ def test_trials_are_trained_by_one_rank_and_by_two_and_predictions_take_their_fa
     for timed in profile.trials:
         assert timed.timing.low <= timed.timing.median == timed.timing.seconds <= timed.timing.high
         bursts, left = divmod(timed.timing.repetitions, STEPS)
-        assert (bursts >= BURSTS, left) == (True, 0)
+        assert (bursts >= REFERENCE_ROUNDS, left) == (True, 0)
         assert timed.timing.warm_up == WARM_UP_STEPS + bursts
         factor = beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, "cpu")).factor
         assert 0.3 < factor < 10, "a step takes about as long as its parts"
@@ -202,7 +202,7 @@ def test_ranks_without_a_core_of_their_own_wait_while_the_others_train(
     assert found.status is Status.OK, found.message
     assert found.profile is not None
     assert [timed.trial.layout.ranks for timed in found.profile.trials] == [1, 2]
-    assert [timed.timing.repetitions for timed in found.profile.trials] == [BURSTS * STEPS] * 2
+    assert [timed.timing.repetitions for timed in found.profile.trials] == [REFERENCE_ROUNDS * STEPS] * 2
 
 
 def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(

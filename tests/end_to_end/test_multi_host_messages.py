@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from suite.calibration import calibrate
-from suite.calibration.calibrate import CalibrationResult, between_hosts
+from suite.calibration.calibrate import CalibrationResult
+from suite.calibration.extend import between_hosts
 from suite.job.events import Status
 from suite.ladder import extra_profiles as timing
 from suite.ladder.request import LadderRun

@@ -93,5 +93,5 @@ def test_a_step_of_more_ranks_than_cores_is_predicted_from_one_rank_for_each_cor
     monkeypatch.setattr(step_time, "usable_cores", lambda: 2)
     plan = planned(CPU, RungSetting(data_parallel=4, fully_sharded=True, micro_batch=8), "", TEXTS)
     asked = Asked()
-    step_time._time_figures(msgspec.structs.replace(plan, host_names=host_names), asked, factor=1.0, sample_seconds=0.0)
+    step_time.time_figures_of(msgspec.structs.replace(plan, host_names=host_names), asked)
     assert (asked.computing, asked.messages) == (computing, {4})

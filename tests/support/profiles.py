@@ -49,6 +49,7 @@ def profile(
     fingerprint: Fingerprint = HERE,
     others_share: float = 0.02,
     steal_share: float = 0.0,
+    partial: bool = False,
 ) -> Profile:
     """Products of 1 and 2 ranks at once, an all-reduce of 1 ms and 1 GB/s, one check that is 10 % off."""
     sizes = [256.0, 1e6]
@@ -80,4 +81,5 @@ def profile(
             )
         ],
         trials=[],
+        partial=partial,
     )

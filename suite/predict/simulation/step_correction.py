@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from suite.machine.half_precision import Kernels
+from suite.machine.profile import UNSEEN, Check
 from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import Measured
+from suite.machine.timings import median
 from suite.predict.simulation.step_time import step_seconds
+
+# Nine of ten launches of the miniatures took at most so much more or less than predicted from a whole calibration
+# (84 launches of 28 setups, 2 cores of an AMD EPYC, Zen 5, 2026-11-25: results/TABLES.md)
+MODEL_UNCERTAINTY = 0.15
 
 
 class BesideParts(NamedTuple):
@@ -46,3 +53,16 @@ def nearest_trial(trials: Sequence[TimedReferenceStep], *, ranks: int, compiled:
     return min(
         alike, key=lambda one: (one.trial.layout.ranks < ranks, abs(one.trial.layout.ranks - ranks)), default=None
     )
+
+
+def uncertainty(timed: TimedReferenceStep, checks: Sequence[Check]) -> float:
+    """Share of a predicted step by which measured ones differ in 9 of 10 launches.
+
+    sqrt(m^2 + r^2 + i^2), with
+        m   what predictions from a whole calibration were off by
+        r   half of what lies between the 20 % and 80 % quantiles of the reference step's, over their median
+        i   the interpolation's bias: median of the signed errors at sizes between the tables' points
+    """
+    spread = (timed.timing.high - timed.timing.low) / 2 / timed.timing.median
+    bias = median([check.error for check in checks if check.kind == UNSEEN] or [0.0])
+    return math.sqrt(MODEL_UNCERTAINTY**2 + spread**2 + bias**2)

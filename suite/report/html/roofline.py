@@ -112,6 +112,8 @@ def profiles(results: Path) -> tuple[list[Profile], list[InputError]]:
         except InputError as error:
             bad.append(error)
             continue
+        if one.partial:  # without copies and triads there is no roof
+            continue
         key = one.fingerprint.node, one.fingerprint.device
         if key not in good or good[key].measured < one.measured:
             good[key] = one

@@ -1,0 +1,137 @@
+"""The ranks' reports of one calibration, as a profile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from suite.calibration.plan import LINE, TABLE, Calibration, Planned
+from suite.job.calibration_job import Calibrated, Measured, ReferenceSteps
+from suite.job.events import Event
+from suite.job.training_job import WARM_UP_STEPS
+from suite.machine import cpu_speed
+from suite.machine.cpu_speed import SpeedSample
+from suite.machine.fingerprint import Fingerprint
+from suite.machine.profile import Check, Conditions, Profile
+from suite.machine.reference_step import TimedReferenceStep
+from suite.machine.timing_tables import COLLECTIVES, Line, Table, fitted
+from suite.machine.timings import Repetitions, Timing, middle_over_ranks, over_ranks, over_rounds
+
+
+def assembled(
+    calibration: Calibration, events: list[list[Event]], fingerprint: Fingerprint, load_before: float | None
+) -> Profile:
+    """The profile in the ranks' reports: lines fitted, each check compared with the table that it was planned for."""
+    timings = timings_of_tasks(calibration.planned, events)
+    timed = list(zip(calibration.planned, timings, strict=True))
+    tables = {
+        (planned.task.subject, planned.axes): Table(subject=planned.task.subject, axes=planned.axes, timings=points)
+        for planned, points in timed
+        if planned.kind == TABLE
+    }
+    checks = [
+        Check(
+            kind=planned.kind,
+            subject=planned.task.subject,
+            sizes=sizes,
+            predicted_seconds=tables[planned.task.subject, planned.axes].seconds(sizes),
+            timing=timing,
+        )
+        for planned, points in timed
+        if planned.kind not in (TABLE, LINE)
+        for sizes, timing in zip(planned.task.sizes, points, strict=True)
+    ]
+    return Profile(
+        measured=time.time(),
+        fingerprint=fingerprint,
+        conditions=_conditions(calibration, events, load_before),
+        tables=list(tables.values()),
+        lines=fitted_lines(calibration.planned, timings),
+        checks=checks,
+        trials=_reference_steps(calibration, events),
+        partial=calibration.partial,
+    )
+
+
+def fitted_lines(planned: Sequence[Planned], timings: Sequence[tuple[Timing, ...]]) -> list[Line]:
+    """Latency and bandwidth of each task that is timed along one line."""
+    return [
+        fitted(entry.task.subject, entry.unit, [float(size) for (size,) in entry.task.sizes], points)
+        for entry, points in zip(planned, timings, strict=True)
+        if entry.kind == LINE
+    ]
+
+
+def _reference_steps(calibration: Calibration, events: list[list[Event]]) -> list[TimedReferenceStep]:
+    """The ranks' mean of the median over all steps of each: what is reported of a launch is the median too."""
+    timed = []
+    for number, step in enumerate(calibration.reference_steps):
+        reports = [
+            [event for event in of_rank if isinstance(event, ReferenceSteps) and event.trial == number]
+            for of_rank in events[: step.layout.ranks]
+        ]
+        ranks = [[seconds for event in of_rank for seconds in event.seconds] for of_rank in reports]
+        warm_up = WARM_UP_STEPS + len(reports[0])
+        timed.append(TimedReferenceStep(trial=step, timing=middle_over_ranks(ranks, warm_up=warm_up)))
+    return timed
+
+
+def timings_of_tasks(planned: Sequence[Planned], events: list[list[Event]]) -> list[tuple[Timing, ...]]:
+    """Of every task its points, over all rounds and over the ranks that took part."""
+    rounds: dict[tuple[int, int], list[tuple[Repetitions, ...]]] = {}  # of a rank and a task
+    for rank, of_rank in enumerate(events):
+        for event in of_rank:
+            if isinstance(event, Measured):
+                rounds.setdefault((rank, event.task), []).append(event.points)
+    alike: dict[tuple[int, str], list[int]] = {}  # tasks of a number of ranks and a kind
+    for number, entry in enumerate(planned):
+        subject = entry.task.subject
+        kind = "message" if subject.operation in COLLECTIVES else cpu_speed.kind(subject)  # messages wait for all ranks
+        alike.setdefault((subject.ranks, kind), []).append(number)
+    timings: dict[int, tuple[Timing, ...]] = {}
+    for (ranks, _), numbers in alike.items():
+        of_ranks = [
+            [[over_rounds(point) for point in zip(*rounds[rank, number], strict=True)] for rank in range(ranks)]
+            for number in numbers
+        ]
+        timings |= dict(zip(numbers, over_ranks(of_ranks), strict=True))
+    return [timings[number] for number in range(len(planned))]
+
+
+def _conditions(calibration: Calibration, events: list[list[Event]], load_before: float | None) -> Conditions:
+    ends = [event for of_rank in events for event in of_rank if isinstance(event, Calibrated)]
+    first = ends[0]
+    steal = others = None
+    if first.all_seconds and first.steal_seconds is not None and first.busy_seconds is not None:
+        steal = first.steal_seconds / first.all_seconds
+        others = max(0.0, first.busy_seconds - sum(end.cpu_seconds for end in ends)) / first.all_seconds
+    return Conditions(
+        ranks=calibration.ranks,
+        threads={planned.task.subject.ranks: planned.task.threads for planned in calibration.planned},
+        seconds=max(end.seconds for end in ends),
+        load_before=load_before,
+        load_after=load_average(),
+        steal_share=steal,
+        others_share=others,
+        facts=first.environment,
+        pace=_cpu_speed(ends),
+        gpus=[{"rank": rank, **sample} for rank, end in enumerate(ends) for sample in end.gpus],
+    )
+
+
+def _cpu_speed(ends: Sequence[Calibrated]) -> dict[int, SpeedSample]:
+    samples = {}
+    for ranks in sorted({ranks for end in ends for ranks in end.pace}):
+        mean = cpu_speed.over_ranks([end.pace[ranks] for end in ends if ranks in end.pace])
+        assert mean is not None
+        samples[ranks] = mean
+    return samples
+
+
+def load_average() -> float | None:
+    """Of one minute; None where the system reports none."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None

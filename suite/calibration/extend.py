@@ -1,0 +1,103 @@
+"""A profile with what it lacks: more ranks at once, or messages between hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from suite.calibration.assemble import assembled, fitted_lines, load_average, timings_of_tasks
+from suite.calibration.calibrate import CalibrationResult, failed, measured
+from suite.calibration.combine import combined
+from suite.calibration.density import DENSITIES, QUICK_DENSITY, Density
+from suite.calibration.plan import Calibration, computing, messages, plan, reference_steps
+from suite.calibration.shapes import miniature_shapes
+from suite.job.events import Event, Status
+from suite.launch.multi_host import Hosts
+from suite.machine import cpu_caches
+from suite.machine.devices import usable_cores
+from suite.machine.half_precision import kernels_for
+from suite.machine.profile import Profile
+from suite.machine.reference_step import ReferenceStep, TimedReferenceStep
+from suite.predict.simulation.step_correction import beside_parts
+
+
+def between_hosts(
+    profile: Profile,
+    hosts: Hosts,
+    *,
+    interface: str | None,
+    on_event: Callable[[int, Event], None],
+) -> CalibrationResult:
+    """`profile` with messages as they are between hosts that have a rank each: measured now, and stored nowhere.
+
+    Everything else a rank does there is what it does on this machine.
+
+    Args:
+        interface: of the hosts; None: whichever the library chooses.
+    """
+    ranks, device = len(hosts.names), profile.fingerprint.device
+    density, cores = DENSITIES[device], usable_cores() * (ranks if hosts.elsewhere else 1)
+    used = miniature_shapes(device, ranks=ranks)
+    planned = messages(used, device=device, cores=cores, ranks=ranks, density=density)
+    calibration = Calibration(device=device, ranks=ranks, results=Path(), planned=planned, rounds=density.rounds)
+    outcome = measured(calibration, on_event, cores=cores, hosts=hosts, interface=interface)
+    if outcome.status is not Status.OK:
+        return failed(outcome)
+    between = {line.subject: line for line in fitted_lines(planned, timings_of_tasks(planned, outcome.events))}
+    lines = [between.get(line.subject, line) for line in profile.lines]
+    # reference steps were trained on this machine, with its messages
+    steps = [msgspec.structs.replace(timed, parts_seconds=_parts_seconds(profile, timed)) for timed in profile.trials]
+    profile = msgspec.structs.replace(profile, lines=lines, trials=steps)
+    return CalibrationResult(status=Status.OK, message="", profile=profile)
+
+
+def _parts_seconds(profile: Profile, timed: TimedReferenceStep) -> float:
+    kernels = kernels_for(timed.trial.recipe.precision, profile.fingerprint.device)
+    return beside_parts(profile, timed, kernels=kernels).parts_seconds
+
+
+def with_ranks(
+    profile: Profile,
+    ranks: int,
+    *,
+    on_event: Callable[[int, Event], None],
+    density: Density | None = None,
+) -> CalibrationResult:
+    """`profile` with what so many ranks at once take, more than it has: measured now, and stored nowhere.
+
+    Where they are more than cores that is their messages, and what one for each core takes where the profile has fewer
+    (see `suite.machine.oversubscription`). Its conditions are those of now: how busy the machine was with others. Its
+    CPU speed is that of the times in it: where oversubscribed ranks' arithmetic was timed before, it has none for them.
+
+    Args:
+        density: None: the device's; on a CPU the quick one.
+    """
+    device, cores = profile.fingerprint.device, usable_cores()
+    density = density or (QUICK_DENSITY if device == "cpu" else DENSITIES[device])
+    density = density._replace(caches=cpu_caches.all_bytes() if device == "cpu" else 0)
+    used = miniature_shapes(device, ranks=ranks)
+    timed_before = device == "cpu" and ranks > cores and profile.conditions.ranks >= cores
+    steps: list[ReferenceStep] = []
+    if device == "cpu" and ranks > cores:
+        exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
+        planned = [entry for entry in exchanged if entry.task.subject.ranks == ranks]
+        if not timed_before:
+            planned += computing(used, device=device, cores=cores, counts=[cores], density=density)
+    else:
+        planned = plan(used, device=device, cores=cores, ranks=ranks, density=density, counts=(ranks,))
+        every = reference_steps(device=device, cores=cores, ranks=ranks, density=density)
+        steps = [step for step in every if step.layout.ranks == ranks]
+    calibration = Calibration(
+        device=device, ranks=ranks, results=Path(), planned=planned, reference_steps=steps, rounds=density.rounds
+    )
+    load = load_average()
+    outcome = measured(calibration, on_event, cores=cores)
+    if outcome.status is not Status.OK:
+        return failed(outcome)
+    both = combined(profile, assembled(calibration, outcome.events, profile.fingerprint, load))
+    if timed_before:
+        conditions = msgspec.structs.replace(both.conditions, pace=profile.conditions.pace)
+        both = msgspec.structs.replace(both, conditions=conditions)
+    return CalibrationResult(status=Status.OK, message="", profile=both)

@@ -1,0 +1,215 @@
+"""What the prediction of one step asks of a profile, and the tasks that measure it: a quick calibration for one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from suite.calibration.density import DENSITIES, Density
+from suite.calibration.grids import AXIS_STEPS, Grid, axis_points, checks, grids
+from suite.calibration.plan import LINE, TABLE, Calibration, Planned, computing, messages, reference_steps, task
+from suite.calibration.shapes import miniature_shapes
+from suite.machine.devices import usable_cores
+from suite.machine.half_precision import kernels_for
+from suite.machine.profile import Profile
+from suite.machine.reference_step import ReferenceStep
+from suite.machine.timing_tables import COLLECTIVES, Line, Measured, Subject, Table
+from suite.machine.timings import Timing
+from suite.predict.simulation.step_time import step_seconds
+
+USUAL_SECONDS = 25.0  # from start to end, as those who wait are shown
+BUDGET_SECONDS = 18.0  # of these: starting, fitting and storing take the rest
+REFERENCE_SECONDS = 8.0  # of the budget, for reference steps
+
+Sizes = tuple[float, ...]
+
+
+class Needs(NamedTuple):
+    """What a prediction asks of a profile.
+
+    Args:
+        sizes: of each subject that is asked for seconds.
+        lines: subjects that are asked for latency and bandwidth.
+        reference_steps: by which the sum of its parts is corrected.
+    """
+
+    device: str
+    ranks: int
+    sizes: Mapping[Subject, frozenset[Sizes]]
+    lines: frozenset[Subject]
+    reference_steps: tuple[ReferenceStep, ...]
+
+
+class _Recorder:
+    """A profile that answers one second to everything, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[Subject, set[Sizes]] = {}
+        self.lines: set[Subject] = set()
+
+    def seconds(self, subject: Subject, *sizes: float) -> float:
+        self.sizes.setdefault(subject, set()).add(sizes)
+        return 1.0
+
+    def line(self, subject: Subject) -> Line:
+        self.lines.add(subject)
+        second = Timing(1.0, 1.0, 1.0, 1.0, 1, 0)
+        return Line(
+            subject=subject,
+            unit="",
+            sizes=(1.0,),
+            timings=(second,),
+            fixed_seconds=1.0,
+            seconds_per_unit=1.0,
+            residual=0.0,
+            worst=0.0,
+        )
+
+
+def needs_of(predict: Callable[[Measured], object], *, device: str, ranks: int, compiled: bool) -> Needs:
+    """What `predict` asks of the profile that it is given, and what its step correction asks.
+
+    Raises:
+        InputError: as `predict`.
+    """
+    recorder, cores = _Recorder(), usable_cores()
+    predict(recorder)
+    steps = tuple(
+        step
+        for step in reference_steps(device=device, cores=cores, ranks=ranks, density=DENSITIES[device])
+        if recorder.sizes and (step.layout.ranks, step.compiled) == (min(ranks, cores), compiled)
+    )
+    for step in steps:
+        kernels = kernels_for(step.recipe.precision, device)
+        step_seconds(recorder, step.workload, kernels=kernels, compiled=step.compiled)
+    sizes = {subject: frozenset(asked) for subject, asked in recorder.sizes.items()}
+    return Needs(device, ranks, sizes, frozenset(recorder.lines), steps)
+
+
+def lacking(needs: Needs, profile: Profile | None) -> Calibration | None:
+    """The calibration that measures what `profile` lacks of `needs`; None where it has everything.
+
+    What no calibration measures is not in it: the prediction refuses that by name.
+    """
+    density = DENSITIES[needs.device]._replace(unseen=1)
+    if not needs.sizes:
+        return None
+    planned = [*_missing_lines(needs, profile, density), *_missing_tables(needs, profile, density)]
+    timed = [one.trial for one in profile.trials] if profile else []
+    steps = [step for step in needs.reference_steps if step not in timed]
+    if not planned and not steps:
+        return None
+    return Calibration(
+        device=needs.device,
+        ranks=needs.ranks,
+        results=Path(),
+        planned=planned,
+        reference_steps=steps,
+        rounds=density.rounds,
+        budget_seconds=BUDGET_SECONDS,
+        reference_seconds=REFERENCE_SECONDS,
+        partial=True,
+        extends=profile,
+    )
+
+
+def _missing_lines(needs: Needs, profile: Profile | None, density: Density) -> list[Planned]:
+    """Of the whole calibration's lines those that are asked for, up to the largest size that is."""
+    used = miniature_shapes(needs.device, ranks=needs.ranks)
+    cores, ranks = usable_cores(), needs.ranks
+    whole = computing(used, device=needs.device, cores=cores, counts=[ranks], density=density)
+    whole += messages(used, device=needs.device, cores=cores, ranks=ranks, density=density)
+    measured = {line.subject: line.sizes[-1] for line in profile.lines} if profile else {}
+    planned: dict[Subject, Planned] = {}
+    for entry in whole:
+        subject = entry.task.subject
+        asked = [one for one in needs.sizes.keys() | needs.lines if _answers(subject, one)]
+        # large square products: what a GPU's achievable rate is read from
+        if entry.kind != LINE or not (asked or subject.operation == "square_product"):
+            continue
+        sizes = entry.task.sizes
+        if not needs.lines.intersection(asked):
+            largest = max((size for one in asked for (size,) in needs.sizes[one]), default=sizes[-1][0])
+            sizes = sizes[: max(2, 1 + sum(size < largest for (size,) in sizes))]
+        if measured.get(subject, 0) < sizes[-1][0]:
+            planned[subject] = entry._replace(task=msgspec.structs.replace(entry.task, sizes=sizes))
+    return list(planned.values())
+
+
+def _answers(measured: Subject, asked: Subject) -> bool:
+    """Whether what is measured of one subject is said of another: of messages of a larger group too."""
+    if measured.operation in COLLECTIVES and measured.ranks >= asked.ranks:
+        asked = msgspec.structs.replace(asked, ranks=measured.ranks)
+    return measured == asked
+
+
+def _missing_tables(needs: Needs, profile: Profile | None, density: Density) -> list[Planned]:
+    """Grids around the sizes that are asked for and no table of the profile contains, with their checks."""
+    used = miniature_shapes(needs.device, ranks=needs.ranks)
+    whole: dict[Subject, list[Grid]] = {}
+    for grid in grids(used, density, needs.ranks):
+        whole.setdefault(msgspec.structs.replace(grid.subject, ranks=needs.ranks), []).append(grid)
+    tables = profile.tables if profile else []
+    bracketing: list[Grid] = []
+    for subject, asked in needs.sizes.items():
+        candidates = whole.get(subject, [])
+        inside = {_clipped(sizes, candidates) for sizes in asked} if candidates else set()
+        own = [table for table in tables if table.subject == subject]
+        missing = {sizes for sizes in inside if all(table.distance(sizes) for table in own)}
+        bracketing += _bracketing(missing, candidates, density)
+    cores = usable_cores()
+    planned = [
+        Planned(TABLE, task(grid.subject, grid.sizes, needs.ranks, needs.device, cores, density), grid.axes)
+        for grid in bracketing
+    ]
+    for kind, grid, points in checks(bracketing, density):
+        planned.append(Planned(kind, task(grid.subject, points, needs.ranks, needs.device, cores, density), grid.axes))
+    return planned
+
+
+def _clipped(sizes: Sizes, candidates: Iterable[Grid]) -> tuple[int, ...]:
+    """Sizes in the range of the whole calibration's nearest grid: beyond it, a prediction extrapolates either way."""
+    made_up = [Table(subject=grid.subject, axes=grid.axes, timings=()) for grid in candidates]
+    axes = min(made_up, key=lambda table: table.distance(sizes)).axes
+    return tuple(round(min(max(size, axis.points[0]), axis.points[-1])) for axis, size in zip(axes, sizes, strict=True))
+
+
+def _bracketing(missing: Iterable[tuple[int, ...]], candidates: list[Grid], density: Density) -> list[Grid]:
+    """Grids whose points surround the sizes: of several sizes one grid where that takes no more points than two."""
+
+    def surrounding(several: frozenset[tuple[int, ...]]) -> Grid:
+        like = candidates[0]
+        ratio = density.ratio if (like.subject.operation, like.subject.dtype) == ("product", "bf16") else density.coarse
+        avoided = frozenset().union(*(grid.left_out for grid in candidates))
+        axes = tuple(
+            msgspec.structs.replace(
+                axis,
+                points=axis_points(
+                    {sizes[place] for sizes in several},
+                    ratio=ratio,
+                    step=AXIS_STEPS.get(axis.name, density.step),
+                    avoided={sizes[place] for sizes in avoided},
+                ),
+            )
+            for place, axis in enumerate(like.axes)
+        )
+        return like._replace(axes=axes, left_out=avoided)
+
+    clusters = {group: surrounding(group) for group in (frozenset({sizes}) for sizes in missing)}
+    while len(clusters) > 1:
+        joint = {pair: surrounding(pair[0] | pair[1]) for pair in combinations(sorted(clusters, key=sorted), 2)}
+        saved = {
+            pair: len(clusters[pair[0]].sizes) + len(clusters[pair[1]].sizes) - len(grid.sizes)
+            for pair, grid in joint.items()
+        }
+        best = max(saved, key=lambda pair: saved[pair])
+        if saved[best] < 0:
+            break
+        for group in best:
+            del clusters[group]
+        clusters[best[0] | best[1]] = joint[best]
+    return list(clusters.values())
