@@ -26,7 +26,7 @@ from suite.metrics.detectable_change import least_detectable
 from suite.metrics.noise_floor import Floor, noise_floor
 from suite.regression.verdicts import Change, Sets, judged
 
-SAMPLES = Path(__file__).parent.parent / "results" / "identical_launches" / "gpt2_mini.json"
+SAMPLES = Path(__file__).parent.parent / "results" / "recorded" / "identical_launches" / "gpt2_mini.json"
 MULTIPLES = (0, 1, 2, 4)
 CALIBRATIONS = 50
 POWER, FALSE = 0.9, 0.01
@@ -134,7 +134,7 @@ def as_promised(counted: Sequence[Counted]) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """Run the experiment and print its counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=Path, default=SAMPLES, help="JSON as in results/identical_launches/")
+    parser.add_argument("--samples", type=Path, default=SAMPLES, help="JSON as in results/recorded/identical_launches/")
     parser.add_argument("--comparisons", type=int, default=300, help="of each multiple, a multiple of 50")
     parser.add_argument("--launches", type=int, default=7, help="of a set, as in --launches 5")
     parser.add_argument("--calibration", type=int, default=14, help="identical launches that the floor knows")

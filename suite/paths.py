@@ -1,4 +1,4 @@
-"""Where files lie: the checkout and the user's cache."""
+"""Where files lie: the checkout, its results, and the user's cache."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from reference_runs.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent  # of the checkout
 CACHE = "llm-reference-runs"
+RESULTS = ROOT / "results"  # what a user's commands write: git ignores it
+RECORDED = RESULTS / "recorded"  # the project's own results, committed: commands read them, none writes there unasked
+
+
+def stores(results: Path) -> list[Path]:
+    """Where results are read from: the directory itself, and with the default one the project's own results."""
+    return [results, RECORDED] if results.resolve() == RESULTS else [results]
 
 
 def cache_directory() -> Path:

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from suite.__main__ import main
-from suite.paths import ROOT
+from suite.paths import RECORDED
 from suite.regression.kernel_benchmarks import NO_RERUN, compared_sides, kernel_findings, stored_runs
 from suite.regression.verdicts import Change
 from tests.support.histories import normal_launches
 
-STORED = ROOT / "results" / "kernels"
+STORED = RECORDED / "kernels"
 KERNELS = ("rotary-fp32-forward-plain", "adamw-fp32-forward-plain")
 
 

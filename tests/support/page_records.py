@@ -19,7 +19,7 @@ from suite.machine.fingerprint import Fingerprint
 from suite.machine.half_precision import Kernels
 from suite.machine.profile import encode, machines_directory
 from suite.metrics.figures import Figure, Quantity, StepTerm
-from suite.paths import ROOT
+from suite.paths import RECORDED
 from suite.predict.executed_run.figures import expected_figures
 from suite.records import store
 from suite.records.record import SCHEMA, End, RankOutcome, begin_record
@@ -175,7 +175,7 @@ def page_records(results: Path) -> Path:
     battery(results, 3, "n2", good, slow, decision=Decision.REJECTED)
     battery(results, 4, "n3", decision=None)
     shutil.copytree(
-        ROOT / "results" / "kernels",
+        RECORDED / "kernels",
         results / "kernels",
         ignore=shutil.ignore_patterns("*.svg", "*.md"),
         dirs_exist_ok=True,

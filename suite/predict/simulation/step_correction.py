@@ -14,7 +14,7 @@ from suite.machine.timings import median
 from suite.predict.simulation.step_time import step_seconds
 
 # Nine of ten launches of the miniatures took at most so much more or less than predicted from a whole calibration
-# (84 launches of 28 setups, 2 cores of an AMD EPYC, Zen 5, 2026-11-25: results/TABLES.md)
+# (84 launches of 28 setups, 2 cores of an AMD EPYC, Zen 5, 2026-11-25: results/recorded/TABLES.md)
 MODEL_UNCERTAINTY = 0.15
 
 
