@@ -14,6 +14,7 @@ from suite.acceptance import battery_record
 from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.check_table import HANG_GUARD
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery
+from suite.paths import stores
 
 NODE_PAST = "accepted batteries of this node"
 OTHER_NODES = "other nodes of the fleet"
@@ -124,7 +125,7 @@ def history(results: Path, fleet: Path | None, here: NodeIdentity) -> History:
     problems: list[str] = []
     left_out: Counter[str] = Counter()
     judged: list[tuple[PastBattery, list[CheckFinding]]] = []
-    for end in _ended(results / "acceptance", problems):
+    for end in (end for store in stores(results) for end in _ended(store / "acceptance", problems)):
         accepted = end.decision is Decision.ACCEPTED
         if end.node != here.node:
             continue

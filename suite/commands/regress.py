@@ -18,7 +18,7 @@ from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
-from suite.paths import ROOT
+from suite.paths import ROOT, stores
 from suite.records.index import launches as all_launches
 from suite.records.store import records_directory
 from suite.regression.baseline_checkout import OldCodeError
@@ -102,7 +102,9 @@ def regress_command(  # noqa: PLR0913  # the command's options
     if KERNELS in names:
         if len(names) > 1 or accepts:
             raise InputError("kernels are compared alone, and need no --accept", got=" ".join(names), where="NAME")
-        stored = _kernels(results / KERNELS, reference, messages)
+        storages = [store / KERNELS for store in stores(results)]
+        storage = next((path for path in storages if any(path.glob("*/*.json"))), storages[0])
+        stored = _kernels(storage, reference, messages)
         raise typer.Exit(_told(stored, "", [], _exit_code(stored), json, junit_file, markdown_file))
     end_as_interrupted()
     options = {"--ranks": ranks, "--layout": layout, "--device": device, "--kernels": kernels, "--steps": steps}

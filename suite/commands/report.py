@@ -35,7 +35,7 @@ launch's timed steps; of several launches the median one. The residual is measur
 with the largest one; unexplained is what of the step is in no term; others is what other processes took of the
 processors while steps were timed. Pace is how many times as long the step should take at the pace that the processors
 had between its timed steps, fixed work against the calibration's; error at it is that prediction's
-([docs/step_time.md](../docs/step_time.md#pace)).
+(docs/step_time.md).
 """
 
 GPUS = """## Model-flop utilisation on one GPU
@@ -53,6 +53,8 @@ def report_command(
     json: Annotated[bool, typer.Option("--json", help="One JSON object with the errors, for machines.")] = False,
 ) -> None:
     """Write TABLES.md, predicted and measured step times by machine, and index.html, a page of all that is recorded.
+
+    Both are of your records and of the project's own, below results/recorded, and lie in results/, which git ignores.
 
     The same records give the same bytes. A damaged record is named and left out;
     the tables of the others are written, and the exit code is 2.

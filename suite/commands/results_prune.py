@@ -47,7 +47,7 @@ def prune_command(
         raise InputError("what is damaged has no age, status or machine", allowed="--damaged, with --run or alone")
     before = None if older_than is None else time.time() - 86400 * older_than
     wanted = Selection(run=run, machine=machine, statuses=statuses(status or ()), before=before)
-    found, bad = launches(results, run=run)
+    found, bad = launches(results, run=run, recorded=False)
     kept = baseline_ids(results)
     if damaged:
         paths = removable_damaged(bad, kept)

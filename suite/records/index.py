@@ -10,12 +10,14 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.paths import stores
 from suite.records.record import BEGIN, END, PRUNED, status_without_end
 from suite.records.summary import Key, Launch, Values, brief
 from suite.records.summary_cache import Stamp, packed, unpacked
@@ -35,17 +37,21 @@ _BROKEN = ("", (0, 0, 0))
 Found = tuple[str, str, str | None, Stamp]  # id, path of begin and of end, both files' stamps
 
 
-def launches(results: Path, *, run: str | None = None) -> tuple[list[Launch], list[InputError]]:
+def launches(results: Path, *, run: str | None = None, recorded: bool = True) -> tuple[list[Launch], list[InputError]]:
     """Launches of one run, or of all, oldest first; and why the others are left out.
 
     Of two records with the same id the one whose path comes first counts.
+
+    Args:
+        recorded: with the default results directory, the project's own too.
     """
     collected = gc.isenabled()
     gc.disable()  # 100,000 launches of 10 objects each, none in a cycle: collecting among them takes 40 % of the time
     try:
         good: dict[str, Launch] = {}
         bad: list[InputError] = []
-        for directory in _directories(results, run, bad):
+        of_stores = (_directories(store, run, bad) for store in (stores(results) if recorded else [results]))
+        for directory in chain.from_iterable(of_stores):
             for launch in _of_directory(directory, bad):
                 first = good.setdefault(launch.id, launch)
                 if first is not launch:

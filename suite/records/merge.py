@@ -40,7 +40,7 @@ def merged(source: Path, results: Path) -> Merged:
     if not (source / "records").is_dir():
         raise InputError("no results directory", got=str(source), allowed="a directory that holds records/")
     theirs, damaged = launches(source)
-    own = {launch.id: launch.path for launch in launches(results)[0]}
+    own = {launch.id: launch.path for launch in launches(results, recorded=False)[0]}
     added = ended = same = 0
     conflicts: list[str] = []
     left_out = [str(error) for error in damaged]

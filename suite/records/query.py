@@ -14,6 +14,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.job.events import Status
+from suite.paths import stores
 from suite.records.index import Launch
 from suite.records.record import BEGIN, END
 
@@ -102,9 +103,10 @@ def record_path(results: Path, text: str) -> Path:
 
 def _ids(results: Path) -> Iterator[tuple[str, str]]:
     """Path and id of every first half, by names alone."""
-    with contextlib.suppress(OSError), os.scandir(results / "records") as runs:
-        for run in runs:
-            with contextlib.suppress(OSError), os.scandir(run.path) as entries:
-                for entry in entries:
-                    if entry.name.endswith(BEGIN) and not entry.name.startswith("."):
-                        yield entry.path, entry.name.removesuffix(BEGIN)
+    for store in stores(results):
+        with contextlib.suppress(OSError), os.scandir(store / "records") as runs:
+            for run in runs:
+                with contextlib.suppress(OSError), os.scandir(run.path) as entries:
+                    for entry in entries:
+                        if entry.name.endswith(BEGIN) and not entry.name.startswith("."):
+                            yield entry.path, entry.name.removesuffix(BEGIN)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.paths import stores
 from suite.records.store import writable, write_new
 from suite.records.summary import Launch
 from suite.regression.change_points import segments
@@ -105,7 +106,7 @@ def accepted(results: Path) -> tuple[list[Accepted], list[InputError]]:
     """All moves below the results directory, oldest first, and why others are left out."""
     good: list[Accepted] = []
     bad: list[InputError] = []
-    for path in sorted((results / "baselines").glob("*/*.json")):
+    for path in sorted(path for store in stores(results) for path in (store / "baselines").glob("*/*.json")):
         try:
             move = msgspec.json.decode(path.read_bytes(), type=Accepted)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -68,3 +68,19 @@ def test_the_accuracy_table_is_made_behind_a_calibration_on_the_processor_and_on
         for execution in ("--no-compile", "--compile")
     ]
     assert last == "report"
+
+
+def test_the_projects_own_results_are_measured_anew_where_they_lie_and_nothing_else_of_theirs_goes(
+    noxfile: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "constraints.txt").touch()
+    for name in ("records/bloom-mini/old", "records/gpt2-mini-ladder/kept", "acceptance/old", "convergence/kept"):
+        path = tmp_path / "results" / "recorded" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    session = Session(tmp_path, "0\n", "setups", "battery", "tables")
+    noxfile["record"](session)
+    assert all("--results results/recorded" in " ".join(command) for command in session.ran)
+    assert [command[3] for command in session.ran[-2:]] == ["accept", "report"]
+    assert [path.name for path in (tmp_path / "results").rglob("*") if path.is_file()] == ["kept", "kept"]

@@ -10,6 +10,7 @@ from reference_runs.errors import InputError
 from suite.acceptance.battery_record import BatteryBegin, BatteryEnd, decode, directory
 from suite.acceptance.check_table import CHECKS
 from suite.acceptance.findings import CheckFinding, worst_first
+from suite.paths import stores
 from suite.report.html.setup_details import stamp
 from suite.report.terminal.acceptance import finding_reason, number_text, summary
 
@@ -66,7 +67,7 @@ def batteries(results: Path) -> Batteries:
     """Batteries of all nodes below `results`."""
     damaged: list[InputError] = []
     recorded: list[tuple[BatteryBegin, BatteryEnd | None]] = []
-    for path in sorted(directory(results).glob("*.begin.json")):
+    for path in sorted(path for store in stores(results) for path in directory(store).glob("*.begin.json")):
         try:
             opening = decode(path.read_bytes(), BatteryBegin, str(path))
         except (OSError, InputError) as error:

@@ -12,6 +12,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.machine.operations import ELEMENT_BYTES
 from suite.machine.profile import Profile, machines_directory, read
+from suite.paths import stores
 from suite.predict.analytic.kernel_cost import kernel_flop
 from suite.report.html.plot import MUTED, Cell, Plot, Trace, colour, significant, symbol
 
@@ -68,7 +69,8 @@ def benchmarks(results: Path) -> tuple[list[Benchmarks], list[InputError]]:
     """The newest file of each directory of kernel benchmarks, and those that cannot be read."""
     good: list[Benchmarks] = []
     bad: list[InputError] = []
-    for directory in sorted(path for path in (results / "kernels").glob("*") if path.is_dir()):
+    directories = (path for store in stores(results) for path in (store / "kernels").glob("*") if path.is_dir())
+    for directory in sorted(directories):
         for path in sorted(directory.glob("*.json"), reverse=True)[:1]:
             try:
                 read_file = msgspec.json.decode(path.read_bytes(), type=_File)
@@ -106,7 +108,7 @@ def profiles(results: Path) -> tuple[list[Profile], list[InputError]]:
     """The newest readable profile of each machine, newest machine first; and why others are left out."""
     good: dict[tuple[str, str], Profile] = {}
     bad: list[InputError] = []
-    for path in sorted(machines_directory(results).glob("*.json")):
+    for path in sorted(path for store in stores(results) for path in machines_directory(store).glob("*.json")):
         try:
             one = read(path)
         except InputError as error:
