@@ -22,8 +22,8 @@ from suite.machine.timings import Timing
 from suite.predict.simulation.step_time import step_seconds
 
 USUAL_SECONDS = 25.0  # from start to end, as those who wait are shown
-BUDGET_SECONDS = 18.0  # of these: starting, fitting and storing take the rest
-REFERENCE_SECONDS = 8.0  # of the budget, for reference steps
+BUDGET_SECONDS = 12.0  # of these: starting, fitting and storing take the rest
+REFERENCE_SECONDS = 5.0  # of the budget, for reference steps
 
 Sizes = tuple[float, ...]
 

@@ -1,0 +1,88 @@
+"""No command makes a checkout modified: what it writes lies where git ignores it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from suite.paths import ROOT
+
+pytestmark = pytest.mark.ranks
+
+# calibrate with a few points of everything: a whole calibration takes 90 s
+CALIBRATE = """
+import sys
+from suite.calibration import calibrate
+from suite.__main__ import main
+from tests.support.profiles import SPARSE
+calibrate.DENSITIES = {"cpu": SPARSE}
+sys.exit(main(["calibrate", "--device", "cpu", "--ranks", "1"]))
+"""
+COMMANDS = [
+    "runs",
+    "show gpt2-124m",
+    "predict bloom-176b",
+    "validate",
+    "formulas",
+    *(["fit"] if find_spec("tomli_w") and find_spec("scipy") else []),
+    "reproduce gpt2-mini --device cpu --ranks 1 --steps 6 --no-calibrate",
+    "ladder gpt2-mini --device cpu --rungs memory-baseline --no-twins --no-calibrate",
+    "accept --only 0 --device cpu",
+    *(["regress gpt2-mini --device cpu --ranks 1 --steps 6 --launches 1 --accept"] if find_spec("ruptures") else []),
+    "results list",
+    "results check",
+    "results show ID",
+    "results diff ID ID",
+    "results export --out results/launches.csv",
+    "results merge results/recorded",
+    "report",
+    "results prune --older-than 0 --yes",
+]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone with the files of this checkout as they are now, committed."""
+    tree = tmp_path / "tree"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+        else:
+            (tree / name).unlink(missing_ok=True)
+    git = ["git", "-C", str(tree), "-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "as it is now"], check=True)
+    return tree
+
+
+@pytest.mark.timeout(900)
+def test_every_command_leaves_git_status_clean_and_the_projects_own_results_as_they_were(clone: Path) -> None:
+    begin = next((clone / "results" / "recorded" / "records" / "gpt2-mini").glob("*.begin.json"))
+    identity = begin.name.removesuffix(".begin.json")
+    environment = os.environ | {"PYTHONPATH": "", "PYTHONPYCACHEPREFIX": str(clone.parent / "bytecode")}
+    calls = [["-c", CALIBRATE], *(["-m", "suite", *command.replace("ID", identity).split()] for command in COMMANDS)]
+    for call in calls:
+        done = subprocess.run(
+            [sys.executable, *call], cwd=clone, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode in (0, 1, 3), (call, done.stderr)
+        status = subprocess.run(
+            ["git", "-C", str(clone), "status", "--porcelain"], capture_output=True, check=True, text=True
+        ).stdout
+        assert status == "", call
+    written = {path.name for path in (clone / "results").iterdir()}
+    assert {"records", "machines", "acceptance", "ladder", "launches.csv"} <= written

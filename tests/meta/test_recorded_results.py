@@ -1,0 +1,41 @@
+"""The project's own results: whole, of runs that the suite knows, and the tables are what the records say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suite.__main__ import main
+from suite.machine.profile import read
+from suite.paths import RECORDED, RESULTS, stores
+from suite.records.index import launches
+
+
+def test_the_committed_tables_are_made_of_the_committed_records_byte_for_byte(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--no-page", "--results", str(RECORDED), "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert (tmp_path / "TABLES.md").read_bytes() == (RECORDED / "TABLES.md").read_bytes()
+
+
+def test_they_have_launches_a_whole_profile_a_battery_and_kernels_and_nothing_damaged() -> None:
+    known, damaged = launches(RECORDED)
+    assert damaged == []
+    assert {launch.status for launch in known} <= {"ok", "oom"}
+    assert not any(read(path).partial for path in (RECORDED / "machines").glob("*.json"))
+    for directory in ("machines", "acceptance", "kernels"):
+        assert any((RECORDED / directory).rglob("*.json")), directory
+
+
+def test_they_are_read_with_the_default_results_directory_alone(tmp_path: Path) -> None:
+    assert stores(RESULTS) == [RESULTS, RECORDED]
+    assert stores(RESULTS / ".." / "results") == [RESULTS / ".." / "results", RECORDED]
+    assert stores(RECORDED) == [RECORDED]
+    assert stores(tmp_path) == [tmp_path]
+
+
+def test_no_record_names_a_place_of_the_machine_that_made_it() -> None:
+    for path in (RECORDED / "records").rglob("*.end.json"):
+        assert '"profile": "/' not in path.read_text(encoding="utf-8")
