@@ -57,8 +57,8 @@ def axis_points(used: Iterable[int], *, ratio: float, step: int = 8, avoided: It
         last += step
     intervals = max(1, math.ceil(math.log(last / first) / math.log(ratio)))
     points = [first]
-    for place in range(1, intervals):
-        point = round(first * (last / first) ** (place / intervals) / step) * step
+    for index in range(1, intervals):
+        point = round(first * (last / first) ** (index / intervals) / step) * step
         while point in taken or point <= points[-1]:
             point += step
         if points[-1] < point < last:
@@ -74,31 +74,31 @@ def grids(used: Shapes, density: Density, ranks: int) -> list[Grid]:
 def _products(used: Shapes, density: Density) -> list[Grid]:
     """Products of linear layers, forward (NT) and backward (NN for the input, TN for the weight): one grid for the
     blocks' layers, one for those to the vocabulary, which are wide on one side only."""
-    found = []
+    tables = []
     for dtype in density.dtypes:
         ratio = density.coarse if dtype == "fp32" else density.ratio
         for layers, sparser in ((used.blocks, 1.0), (used.heads, 1.5)):
             tokens, outputs, inputs = (
-                axis_points({layer[place] for layer in layers}, ratio=ratio * sparser, step=density.step)
-                for place in range(3)
+                axis_points({layer[index] for layer in layers}, ratio=ratio * sparser, step=density.step)
+                for index in range(3)
             )
             for variant, points, order in (
                 ("NT", (tokens, outputs, inputs), (0, 1, 2)),
                 ("NN", (tokens, inputs, outputs), (0, 2, 1)),
                 ("TN", (outputs, inputs, tokens), (1, 2, 0)),
             ):
-                axes = tuple(Axis(name, own) for name, own in zip("MNK", points, strict=True))
-                own_sizes = frozenset(tuple(layer[place] for place in order) for layer in layers)
+                axes = tuple(Axis(name, sizes) for name, sizes in zip("MNK", points, strict=True))
+                shapes = frozenset(tuple(layer[index] for index in order) for layer in layers)
                 subject = Subject(operation="product", variant=variant, dtype=dtype)
-                found.append(Grid(subject, axes, own_sizes, density.step))
-    return found
+                tables.append(Grid(subject, axes, shapes, density.step))
+    return tables
 
 
 def _attentions(used: Shapes, density: Density) -> list[Grid]:
     """Batched products of unfused attention, and PyTorch's fused attention."""
     axes = tuple(
-        Axis(name, axis_points({sizes[place] for sizes in used.attentions}, ratio=density.coarse, step=step), power)
-        for place, ((name, step), power) in enumerate(zip(AXIS_STEPS.items(), (1, 2, 1), strict=True))
+        Axis(name, axis_points({sizes[index] for sizes in used.attentions}, ratio=density.coarse, step=step), power)
+        for index, ((name, step), power) in enumerate(zip(AXIS_STEPS.items(), (1, 2, 1), strict=True))
     )
     kinds = [("batched_product", variant) for variant in ("NT", "NN", "TN")]
     kinds += [("attention", variant) for variant in PASSES]
@@ -115,7 +115,7 @@ def _rows(used: Shapes, density: Density) -> list[Grid]:
     sums = frozenset((layer.tokens, layer.outputs) for layer in used.blocks)
     kinds += [("column_sum", sums, dtype) for dtype in density.dtypes]
     kinds += [("softmax", used.softmaxes, "fp32"), ("cross_entropy", used.losses, "fp32")]
-    found = []
+    tables = []
     for operation, sizes, dtype in kinds:
         columns = axis_points({size for _, size in sizes}, ratio=density.coarse, step=density.step)
         most = MOST_ROW_ELEMENTS // columns[-1]
@@ -123,8 +123,8 @@ def _rows(used: Shapes, density: Density) -> list[Grid]:
         axes = (Axis("rows", rows), Axis("columns", columns))
         for variant in PASSES if operation != "column_sum" else ("forward",):
             subject = Subject(operation=operation, variant=variant, dtype=dtype)
-            found.append(Grid(subject, axes, frozenset(sizes), density.step))
-    return found
+            tables.append(Grid(subject, axes, frozenset(sizes), density.step))
+    return tables
 
 
 def _memory(density: Density, ranks: int) -> list[Grid]:

@@ -32,7 +32,7 @@ class Sizes(NamedTuple):
 def _geometric(first: int, last: int, ratio: float) -> tuple[int, ...]:
     """From `first` to `last`, neighbours at most `ratio` apart, at least two."""
     intervals = max(1, math.ceil(math.log(last / first) / math.log(ratio)))
-    return tuple(round(first * (last / first) ** (place / intervals)) for place in range(intervals + 1))
+    return tuple(round(first * (last / first) ** (index / intervals)) for index in range(intervals + 1))
 
 
 def lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
@@ -41,7 +41,7 @@ def lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
     hidden = _geometric(least, max(used.activations) + 8, density.sparse)
     parameters = max(used.parameters) + 8
     wide = _geometric(least, parameters, density.sparse)
-    found = []
+    timed = []
     for dtype in density.dtypes:
         for operation in (*HIDDEN, *WIDE):
             if operation == "bias" and device != "cpu":
@@ -50,12 +50,12 @@ def lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
                 continue
             sizes = hidden if operation in HIDDEN else wide
             for variant in PASSES if operation not in FORWARD_ONLY else ("forward",):
-                found.append(Sizes(Subject(operation=operation, variant=variant, dtype=dtype), "element", sizes))
+                timed.append(Sizes(Subject(operation=operation, variant=variant, dtype=dtype), "element", sizes))
     for dtype in density.compiled:
         for operation in FUSED:
             for variant in PASSES:
                 subject = Subject(operation=operation, variant=variant, dtype=dtype, compiled=True)
-                found.append(Sizes(subject, "element", (hidden[0], hidden[-1])))
+                timed.append(Sizes(subject, "element", (hidden[0], hidden[-1])))
     # the fewest in a row are what lies between two operators of a step: two views or three, one module's call; a block
     # reads twelve weights
     for operation, variants, calls in (
@@ -67,18 +67,18 @@ def lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
         ("sharded_unit", ("",), (1, 4)),
     ):
         for variant in variants:
-            found.append(Sizes(Subject(operation=operation, variant=variant), "call", calls))
+            timed.append(Sizes(Subject(operation=operation, variant=variant), "call", calls))
     if density.compiled:
         for variant in PASSES:
-            found.append(Sizes(Subject(operation="region", variant=variant, compiled=True), "call", (1, 4)))
-    found.append(Sizes(Subject(operation="calls"), "call", (4, 64)))
-    found.append(Sizes(Subject(operation="adam"), "element", wide))
-    found.append(Sizes(Subject(operation="adam_tensors"), "tensor", (1, 8, 64)))
+            timed.append(Sizes(Subject(operation="region", variant=variant, compiled=True), "call", (1, 4)))
+    timed.append(Sizes(Subject(operation="calls"), "call", (4, 64)))
+    timed.append(Sizes(Subject(operation="adam"), "element", wide))
+    timed.append(Sizes(Subject(operation="adam_tensors"), "tensor", (1, 8, 64)))
     if device == "cuda":
         for operation, variant in (("host_to_device", ""), ("host_to_device", "pageable"), ("device_to_host", "")):
             sizes = _geometric(4096, 2**29, density.sparse)
-            found.append(Sizes(Subject(operation=operation, variant=variant), "byte", sizes))
-    return found
+            timed.append(Sizes(Subject(operation=operation, variant=variant), "byte", sizes))
+    return timed
 
 
 def collectives(used: Shapes, counts: Sequence[int], density: Density) -> list[Sizes]:

@@ -21,11 +21,15 @@ from suite.machine.timing_tables import COLLECTIVES, Line, Measured, Subject, Ta
 from suite.machine.timings import Timing
 from suite.predict.simulation.step_time import step_seconds
 
-USUAL_SECONDS = 25.0  # from start to end, as those who wait are shown
 BUDGET_SECONDS = 12.0  # of these: starting, fitting and storing take the rest
 REFERENCE_SECONDS = 5.0  # of the budget, for reference steps
 
 Sizes = tuple[float, ...]
+
+
+def usual_seconds(*, compiled: bool) -> float:
+    """From start to end, as those who wait are shown; compiling the reference step takes 11 to 15 s."""
+    return 40.0 if compiled else 25.0
 
 
 class Needs(NamedTuple):
@@ -99,7 +103,7 @@ def lacking(needs: Needs, profile: Profile | None) -> Calibration | None:
     if not needs.sizes:
         return None
     planned = [*_missing_lines(needs, profile, density), *_missing_tables(needs, profile, density)]
-    timed = [one.trial for one in profile.trials] if profile else []
+    timed = [step.trial for step in profile.trials] if profile else []
     steps = [step for step in needs.reference_steps if step not in timed]
     if not planned and not steps:
         return None
@@ -127,13 +131,13 @@ def _missing_lines(needs: Needs, profile: Profile | None, density: Density) -> l
     planned: dict[Subject, Planned] = {}
     for entry in whole:
         subject = entry.task.subject
-        asked = [one for one in needs.sizes.keys() | needs.lines if _answers(subject, one)]
+        asked = [other for other in needs.sizes.keys() | needs.lines if _answers(subject, other)]
         # large square products: what a GPU's achievable rate is read from
         if entry.kind != LINE or not (asked or subject.operation == "square_product"):
             continue
         sizes = entry.task.sizes
         if not needs.lines.intersection(asked):
-            largest = max((size for one in asked for (size,) in needs.sizes[one]), default=sizes[-1][0])
+            largest = max((size for other in asked for (size,) in needs.sizes[other]), default=sizes[-1][0])
             sizes = sizes[: max(2, 1 + sum(size < largest for (size,) in sizes))]
         if measured.get(subject, 0) < sizes[-1][0]:
             planned[subject] = entry._replace(task=msgspec.structs.replace(entry.task, sizes=sizes))
@@ -158,8 +162,8 @@ def _missing_tables(needs: Needs, profile: Profile | None, density: Density) -> 
     for subject, asked in needs.sizes.items():
         candidates = whole.get(subject, [])
         inside = {_clipped(sizes, candidates) for sizes in asked} if candidates else set()
-        own = [table for table in tables if table.subject == subject]
-        missing = {sizes for sizes in inside if all(table.distance(sizes) for table in own)}
+        measured = [table for table in tables if table.subject == subject]
+        missing = {sizes for sizes in inside if all(table.distance(sizes) for table in measured)}
         bracketing += _bracketing(missing, candidates, density)
     cores = usable_cores()
     planned = [
@@ -189,13 +193,13 @@ def _bracketing(missing: Iterable[tuple[int, ...]], candidates: list[Grid], dens
             msgspec.structs.replace(
                 axis,
                 points=axis_points(
-                    {sizes[place] for sizes in several},
+                    {sizes[index] for sizes in several},
                     ratio=ratio,
                     step=AXIS_STEPS.get(axis.name, density.step),
-                    avoided={sizes[place] for sizes in avoided},
+                    avoided={sizes[index] for sizes in avoided},
                 ),
             )
-            for place, axis in enumerate(like.axes)
+            for index, axis in enumerate(like.axes)
         )
         return like._replace(axes=axes, left_out=avoided)
 

@@ -86,7 +86,7 @@ def plan(
             counts = sorted({*counts, cores})
     exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
     return computing(used, device=device, cores=cores, counts=counts, density=density) + [
-        one for one in exchanged if one.task.subject.ranks in counts
+        entry for entry in exchanged if entry.task.subject.ranks in counts
     ]
 
 

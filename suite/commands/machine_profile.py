@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from reference_runs.errors import InputError
-from suite.calibration import needs
 from suite.calibration.calibrate import USUAL_SECONDS, CalibrationRequest, calibrate, planned_calibration
-from suite.calibration.needs import Needs, lacking, needs_of
+from suite.calibration.needs import Needs, lacking, needs_of, usual_seconds
 from suite.calibration.plan import Calibration
 from suite.commands.calibrate import CalibrationProgress
 from suite.job.events import Status
@@ -104,19 +103,19 @@ def _valid(plan: Plan, results: Path, needed: Needs | None) -> tuple[Profile | N
 
 
 def _measured(
-    plan: Plan, results: Path, needed: Needs | None, why: str, messages: Console
+    plan: Plan, results: Path, needed: Needs | None, missing: str, messages: Console
 ) -> tuple[Profile | None, str]:
     planned = _whole(plan, results) if needed is None else _partial(plan, results, needed)
-    usual = needs.USUAL_SECONDS if planned.partial else USUAL_SECONDS
-    messages.print(f"calibrating first, about {usual:.0f} s: {escape(why)}", soft_wrap=True)
+    usual = usual_seconds(compiled=plan.compiled) if planned.partial else USUAL_SECONDS
+    messages.print(f"calibrating first, about {usual:.0f} s: {escape(missing)}", soft_wrap=True)
     with CalibrationProgress(planned, quiet=not messages.is_terminal) as live:
         result = calibrate(planned, live)
     if result.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     if result.profile is None:
         return None, _failed(f"{result.status.value}: {result.message}", messages)
-    if beside := disturbed(result.profile):
-        line = f"the calibration is not used: {result.path}: {beside}"
+    if why := disturbed(result.profile):
+        line = f"the calibration is not used: {result.path}: {why}"
         messages.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
         return None, line
     return result.profile, result.path
@@ -146,7 +145,7 @@ def _busy(device: str) -> str | None:
     others, share = competitors(OBSERVED_SECONDS)
     if share is None or share <= DISTURBED_SHARE:
         return None
-    named = ", ".join(f"{one.name} ({one.pid})" for one in others[:3])
+    named = ", ".join(f"{process.name} ({process.pid})" for process in others[:3])
     return f"not calibrated: others take {share:.0%} of the processors now{f': {named}' if named else ''}"
 
 

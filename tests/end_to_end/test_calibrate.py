@@ -172,7 +172,7 @@ def test_trials_are_trained_by_one_rank_and_by_two_and_predictions_take_their_fa
         factor = beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, "cpu")).factor
         assert 0.3 < factor < 10, "a step takes about as long as its parts"
     print_profile(console(), profile)
-    assert re.search(r"\ntrial step +ranks .*\neager +1 .*\neager +2 ", capsys.readouterr().out)
+    assert re.search(r"\nreference step +ranks .*\neager +1 .*\neager +2 ", capsys.readouterr().out)
     plan = planned_run(RunRequest(name="mt-nlg-mini", results=tmp_path, ranks=2, device="cpu"))
     times = predicted_times(plan, profile)
     slower = TimedReferenceStep(

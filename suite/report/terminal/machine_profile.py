@@ -165,8 +165,8 @@ def print_profile(out: Console, profile: Profile) -> None:
         rows = [[_name(line.subject), str(line.subject.ranks), *_cells(line)] for line in between]
         out.print(plain_table(["collective", "ranks", "latency us", "bandwidth", "residual", "worst"], rows))
     if profile.trials:
-        titles = ["ranks", "its parts: ms", "it took: ms", "20 % 80 %", "steps", "times"]
-        out.print(plain_table(["trial step", *titles], _trial_rows(profile)))
+        titles = ["ranks", "its parts: ms", "it took: ms", "20 % 80 %", "steps", "took over parts"]
+        out.print(plain_table(["reference step", *titles], _trial_rows(profile)))
     titles = ["kind", "ranks", "points", "median", "90 %", "largest", "signed"]
     out.print(plain_table(["interpolation error", *titles], check_rows(profile.checks)))
     out.print(f"[dim]{escape(disturbance(profile))}[/]", soft_wrap=True)

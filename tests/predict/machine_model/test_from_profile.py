@@ -300,3 +300,12 @@ def test_a_disturbed_profile_predicts_nothing(tmp_path: Path, capsys: pytest.Cap
     assert f"{path}: a disturbed machine profile" in captured.err
     assert "other processes took 40% and other guests 2%" in captured.err
     assert "allowed: at most 10% together" in captured.err
+
+
+def test_a_partial_profile_predicts_nothing_but_its_own_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = stored(tmp_path, msgspec.structs.replace(measured(), partial=True))
+    assert main(["predict", "bloom-176b", "--machine", path]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert f"{path}: a partial machine profile" in line
+    assert "calibrate measures everything" in line

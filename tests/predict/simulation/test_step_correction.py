@@ -12,10 +12,12 @@ from reference_runs.run import Workload
 from suite.calibration.shapes import miniature_shapes
 from suite.job.options import DEFAULT_OPTIONS
 from suite.machine.half_precision import Kernels
+from suite.machine.profile import REPEATED, UNSEEN, Check
 from suite.machine.reference_step import TimedReferenceStep, trial
+from suite.machine.timing_tables import Subject
 from suite.machine.timings import Timing
 from suite.predict.simulation.operator_calls import micro_batch_works
-from suite.predict.simulation.step_correction import beside_parts, nearest_trial
+from suite.predict.simulation.step_correction import MODEL_UNCERTAINTY, beside_parts, nearest_trial, uncertainty
 from suite.predict.simulation.step_time import StepSeconds, step_seconds
 from tests.support.step_machine import Machine
 
@@ -136,3 +138,17 @@ def test_no_shape_of_a_trial_is_one_of_a_miniature(ranks: int) -> None:
 def test_a_trial_is_written_and_read_as_it_is() -> None:
     one = timed(2, compiled=True)
     assert msgspec.json.decode(msgspec.json.encode(one), type=TimedReferenceStep) == one
+
+
+def check(error: float, kind: str = UNSEEN) -> Check:
+    measured = Timing(1.0, 1.0, 1.0, 1.0, 3, 0)
+    subject = Subject(operation="scale")
+    return Check(kind=kind, subject=subject, sizes=(1.0,), predicted_seconds=1 + error, timing=measured)
+
+
+def test_uncertainty_is_the_models_the_reference_steps_spread_and_the_interpolations_bias() -> None:
+    still = timed(1)
+    assert uncertainty(still, []) == MODEL_UNCERTAINTY
+    assert uncertainty(still, [check(0.1), check(-0.1), check(0.9, REPEATED)]) == pytest.approx(MODEL_UNCERTAINTY)
+    spread = msgspec.structs.replace(still, timing=Timing(1.0, 1.0, 0.8, 1.2, 3, 0))
+    assert uncertainty(spread, [check(0.08)]) == pytest.approx((MODEL_UNCERTAINTY**2 + 0.2**2 + 0.08**2) ** 0.5)
