@@ -10,7 +10,6 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -50,12 +49,13 @@ def launches(results: Path, *, run: str | None = None, recorded: bool = True) ->
     try:
         good: dict[str, Launch] = {}
         bad: list[InputError] = []
-        of_stores = (_directories(store, run, bad) for store in (stores(results) if recorded else [results]))
-        for directory in chain.from_iterable(of_stores):
-            for launch in _of_directory(directory, bad):
-                first = good.setdefault(launch.id, launch)
-                if first is not launch:
-                    bad.append(InputError(f"damaged record: the id of {first.path} again", where=launch.path))
+        for store in stores(results) if recorded else [results]:
+            of_other_stores = set(good)  # the project's own, copied into the user's
+            for directory in _directories(store, run, bad):
+                for launch in _of_directory(directory, bad):
+                    first = good.setdefault(launch.id, launch)
+                    if first is not launch and launch.id not in of_other_stores:
+                        bad.append(InputError(f"damaged record: the id of {first.path} again", where=launch.path))
         return sorted(good.values(), key=lambda launch: (launch.started, launch.id)), bad
     finally:
         if collected:

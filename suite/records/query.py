@@ -102,11 +102,18 @@ def record_path(results: Path, text: str) -> Path:
 
 
 def _ids(results: Path) -> Iterator[tuple[str, str]]:
-    """Path and id of every first half, by names alone."""
+    """Path and id of every first half, by names alone; of a record in two stores that in the user's."""
+    known: set[str] = set()
     for store in stores(results):
-        with contextlib.suppress(OSError), os.scandir(store / "records") as runs:
-            for run in runs:
-                with contextlib.suppress(OSError), os.scandir(run.path) as entries:
-                    for entry in entries:
-                        if entry.name.endswith(BEGIN) and not entry.name.startswith("."):
-                            yield entry.path, entry.name.removesuffix(BEGIN)
+        in_store = [(path, identity) for path, identity in _ids_in(store) if identity not in known]
+        known |= {identity for _, identity in in_store}
+        yield from in_store
+
+
+def _ids_in(store: Path) -> Iterator[tuple[str, str]]:
+    with contextlib.suppress(OSError), os.scandir(store / "records") as runs:
+        for run in runs:
+            with contextlib.suppress(OSError), os.scandir(run.path) as entries:
+                for entry in entries:
+                    if entry.name.endswith(BEGIN) and not entry.name.startswith("."):
+                        yield entry.path, entry.name.removesuffix(BEGIN)

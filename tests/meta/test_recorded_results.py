@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from suite.__main__ import main
 from suite.machine.profile import read
 from suite.paths import RECORDED, RESULTS, stores
 from suite.records.index import launches
+from suite.records.query import record_path
 
 
 def test_the_committed_tables_are_made_of_the_committed_records_byte_for_byte(
@@ -39,3 +41,13 @@ def test_they_are_read_with_the_default_results_directory_alone(tmp_path: Path) 
 def test_no_record_names_a_place_of_the_machine_that_made_it() -> None:
     for path in (RECORDED / "records").rglob("*.end.json"):
         assert '"profile": "/' not in path.read_text(encoding="utf-8")
+
+
+def test_a_record_in_both_stores_counts_once_and_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(RECORDED / "records", tmp_path / "records")
+    monkeypatch.setattr("suite.records.index.stores", lambda results: [results, RECORDED])
+    monkeypatch.setattr("suite.records.query.stores", lambda results: [results, RECORDED])
+    known, damaged = launches(tmp_path)
+    assert damaged == []
+    assert len(known) == len(launches(RECORDED)[0])
+    assert record_path(tmp_path, known[0].id).is_relative_to(tmp_path)

@@ -302,7 +302,7 @@ def test_a_disturbed_profile_predicts_nothing(tmp_path: Path, capsys: pytest.Cap
     assert "allowed: at most 10% together" in captured.err
 
 
-def test_a_partial_profile_predicts_nothing_but_its_own_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_partial_profile_predicts_no_recorded_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = stored(tmp_path, msgspec.structs.replace(measured(), partial=True))
     assert main(["predict", "bloom-176b", "--machine", path]) == 2
     line = capsys.readouterr().err
