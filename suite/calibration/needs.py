@@ -11,7 +11,16 @@ import msgspec
 
 from suite.calibration.density import DENSITIES, Density
 from suite.calibration.grids import AXIS_STEPS, Grid, axis_points, checks, grids
-from suite.calibration.plan import LINE, TABLE, Calibration, Planned, computing, messages, reference_steps, task
+from suite.calibration.plan import (
+    TABLE,
+    Calibration,
+    Planned,
+    computing_lines,
+    messages,
+    reference_steps,
+    squares,
+    task,
+)
 from suite.calibration.shapes import miniature_shapes
 from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
@@ -125,15 +134,17 @@ def _missing_lines(needs: Needs, profile: Profile | None, density: Density) -> l
     """Of the whole calibration's lines those that are asked for, up to the largest size that is."""
     used = miniature_shapes(needs.device, ranks=needs.ranks)
     cores, ranks = usable_cores(), needs.ranks
-    whole = computing(used, device=needs.device, cores=cores, counts=[ranks], density=density)
+    whole = computing_lines(used, device=needs.device, cores=cores, ranks=ranks, density=density)
     whole += messages(used, device=needs.device, cores=cores, ranks=ranks, density=density)
+    if needs.device == "cuda":
+        whole.append(squares(ranks, needs.device, cores, density))
     measured = {line.subject: line.sizes[-1] for line in profile.lines} if profile else {}
     planned: dict[Subject, Planned] = {}
     for entry in whole:
         subject = entry.task.subject
         asked = [other for other in needs.sizes.keys() | needs.lines if _answers(subject, other)]
         # large square products: what a GPU's achievable rate is read from
-        if entry.kind != LINE or not (asked or subject.operation == "square_product"):
+        if not asked and subject.operation != "square_product":
             continue
         sizes = entry.task.sizes
         if not needs.lines.intersection(asked):

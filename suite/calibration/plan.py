@@ -102,14 +102,21 @@ def computing(used: Shapes, *, device: str, cores: int, counts: Sequence[int], d
             planned.append(
                 Planned(TABLE, task(grid.subject, grid.sizes, count, device, cores, grid_density), grid.axes)
             )
-        for subject, unit, sizes in lines(used, density, device):
-            each = tuple((size,) for size in sizes)
-            line_density = density._replace(point_seconds=HOST_SECONDS) if unit == "call" else density
-            planned.append(Planned(LINE, task(subject, each, count, device, cores, line_density), unit=unit))
+        planned += computing_lines(used, device=device, cores=cores, ranks=count, density=density)
         if device == "cuda" and count == ranks:
-            planned.append(_squares(count, device, cores, density))
+            planned.append(squares(count, device, cores, density))
         for kind, grid, points in checks(tables, density):
             planned.append(Planned(kind, task(grid.subject, points, count, device, cores, density), grid.axes))
+    return planned
+
+
+def computing_lines(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:
+    """Of `computing` what is timed along a line, large square products left out."""
+    planned = []
+    for subject, unit, sizes in lines(used, density, device):
+        each = tuple((size,) for size in sizes)
+        line_density = density._replace(point_seconds=HOST_SECONDS) if unit == "call" else density
+        planned.append(Planned(LINE, task(subject, each, ranks, device, cores, line_density), unit=unit))
     return planned
 
 
@@ -150,7 +157,7 @@ def task(
     )
 
 
-def _squares(ranks: int, device: str, cores: int, density: Density) -> Planned:
+def squares(ranks: int, device: str, cores: int, density: Density) -> Planned:
     """Large square products in bf16 on all devices at once: what data sheets and known-good GPUs are compared by."""
     subject = Subject(operation="square_product", variant="NT", dtype="bf16")
     sizes = tuple((2 * side**3,) for side in SQUARES)
