@@ -7,15 +7,16 @@ import time
 from collections.abc import Sequence
 
 from suite.calibration.plan import LINE, TABLE, Calibration, Planned
-from suite.job.calibration_job import Calibrated, Measured, ReferenceSteps
+from suite.job.calibration_job import Calibrated, ReferenceSteps, TimedTask
 from suite.job.events import Event
 from suite.job.training_job import WARM_UP_STEPS
 from suite.machine import cpu_speed
 from suite.machine.cpu_speed import SpeedSample
 from suite.machine.fingerprint import Fingerprint
+from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import Check, Conditions, Profile
 from suite.machine.reference_step import TimedReferenceStep
-from suite.machine.timing_tables import COLLECTIVES, Line, Table, fitted
+from suite.machine.timing_tables import Line, Table, fitted
 from suite.machine.timings import Repetitions, Timing, middle_over_ranks, over_ranks, over_rounds
 
 
@@ -82,7 +83,7 @@ def timings_of_tasks(planned: Sequence[Planned], events: list[list[Event]]) -> l
     rounds: dict[tuple[int, int], list[tuple[Repetitions, ...]]] = {}  # of a rank and a task
     for rank, of_rank in enumerate(events):
         for event in of_rank:
-            if isinstance(event, Measured):
+            if isinstance(event, TimedTask):
                 rounds.setdefault((rank, event.task), []).append(event.points)
     alike: dict[tuple[int, str], list[int]] = {}  # tasks of a number of ranks and a kind
     for number, entry in enumerate(planned):

@@ -43,7 +43,7 @@ class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a calibration ended; no profile and no path where it did not end well.
 
     Args:
-        ranks_at_fault, log_tail: see `suite.launch.launcher.Outcome`.
+        ranks_at_fault, log_tail: see `suite.launch.launcher.LaunchOutcome`.
     """
 
     status: Status

@@ -24,9 +24,10 @@ from suite.calibration.plan import (
 from suite.calibration.shapes import miniature_shapes
 from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
+from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import Profile
 from suite.machine.reference_step import ReferenceStep
-from suite.machine.timing_tables import COLLECTIVES, Line, Measured, Subject, Table
+from suite.machine.timing_tables import Line, Measured, Subject, Table
 from suite.machine.timings import Timing
 from suite.predict.simulation.step_time import step_seconds
 

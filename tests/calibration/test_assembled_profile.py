@@ -8,7 +8,7 @@ import pytest
 
 from suite.calibration.assemble import assembled
 from suite.calibration.plan import LINE, TABLE, Calibration, Planned
-from suite.job.calibration_job import Calibrated, TimedTask, Task
+from suite.job.calibration_job import Calibrated, Task, TimedTask
 from suite.job.events import Event
 from suite.machine.profile import REPEATED
 from suite.machine.timing_tables import Axis, Subject
