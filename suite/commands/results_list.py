@@ -16,7 +16,7 @@ from reference_runs.units import printed
 from suite.commands.records_options import Json, Machine, Run, Since, Statuses, exit_code, name_left_out
 from suite.metrics.figures import Quantity
 from suite.paths import ROOT
-from suite.records.index import Launch, launches
+from suite.records.index import LaunchSummary, launches
 from suite.records.query import Selection, moment, statuses
 
 _TITLES = ("id", "started (UTC)", "run", "status", "node", "ranks", "layout", "execution", "step (s)", "suite")
@@ -55,13 +55,13 @@ def list_command(
     raise typer.Exit(exit_code(any_record=bool(chosen), damaged=bool(bad)))
 
 
-def _entry(launch: Launch) -> dict[str, Any]:
+def _entry(launch: LaunchSummary) -> dict[str, Any]:
     names = ("id", "run", "status", "started", "node", "machine", "ranks", "layout", "compiled", "suite", "path")
     seconds = launch.measured.of(Quantity.STEP_SECONDS)
     return {name: getattr(launch, name) for name in names} | {"step_seconds": seconds}
 
 
-def _cells(launch: Launch) -> tuple[str, ...]:
+def _cells(launch: LaunchSummary) -> tuple[str, ...]:
     seconds = launch.measured.of(Quantity.STEP_SECONDS)
     return (
         launch.id,

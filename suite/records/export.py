@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from reference_runs.errors import InputError
-from suite.records.index import Launch
+from suite.records.index import LaunchSummary
 
 Cell = str | int | float | bool | None
 _FACTS = (
@@ -19,7 +19,7 @@ _FACTS = (
 )
 
 
-def columns(launches: Sequence[Launch]) -> dict[str, list[Cell]]:
+def columns(launches: Sequence[LaunchSummary]) -> dict[str, list[Cell]]:
     """By name: facts, hashes, versions, figures; None where a launch has none. Times are seconds since 1970."""
     table: dict[str, list[Cell]] = {name: [getattr(launch, name) for launch in launches] for name in _FACTS}
     table["started_utc"] = [datetime.fromtimestamp(launch.started, UTC).isoformat() for launch in launches]

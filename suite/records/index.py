@@ -1,4 +1,4 @@
-"""All launches below a results directory, in brief: damaged files are named and left out."""
+"""The record index: summaries of all launches below a results directory; damaged files are named and left out."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.paths import stores
 from suite.records.record import BEGIN, END, PRUNED, status_without_end
-from suite.records.summary import Key, Launch, Values, brief
+from suite.records.summary import Key, LaunchSummary, Values, launch_summary
 from suite.records.summary_cache import Stamp, packed, unpacked
 
-__all__ = ["Key", "Launch", "Values", "launches"]
+__all__ = ["Key", "LaunchSummary", "Values", "launches"]
 
 CACHE = ".launches"  # beside the records: what was read of them, rebuilt where it does not fit them
 _LEAST_KEPT = 256  # unread launches from which it is worth writing: they take 30 ms
@@ -36,7 +36,7 @@ _BROKEN = ("", (0, 0, 0))
 Found = tuple[str, str, str | None, Stamp]  # id, path of begin and of end, both files' stamps
 
 
-def launches(results: Path, *, run: str | None = None, recorded: bool = True) -> tuple[list[Launch], list[InputError]]:
+def launches(results: Path, *, run: str | None = None, recorded: bool = True) -> tuple[list[LaunchSummary], list[InputError]]:
     """Launches of one run, or of all, oldest first; and why the others are left out.
 
     Of two records with the same id the one whose path comes first counts.
@@ -47,7 +47,7 @@ def launches(results: Path, *, run: str | None = None, recorded: bool = True) ->
     collected = gc.isenabled()
     gc.disable()  # 100,000 launches of 10 objects each, none in a cycle: collecting among them takes 40 % of the time
     try:
-        good: dict[str, Launch] = {}
+        good: dict[str, LaunchSummary] = {}
         bad: list[InputError] = []
         for store in stores(results) if recorded else [results]:
             of_other_stores = set(good)  # the project's own, copied into the user's
@@ -78,7 +78,7 @@ def _unreadable(error: OSError, path: str) -> InputError:
     return InputError(f"cannot read the record: {error.strerror}", where=path)
 
 
-def _of_directory(directory: str, bad: list[InputError]) -> Iterator[Launch]:
+def _of_directory(directory: str, bad: list[InputError]) -> Iterator[LaunchSummary]:
     try:
         found = _found(directory, bad)
     except OSError as error:
@@ -86,7 +86,7 @@ def _of_directory(directory: str, bad: list[InputError]) -> Iterator[Launch]:
             bad.append(InputError(f"cannot read the records: {error.strerror}", where=directory))
         return
     kept = _kept(directory) if len(found) >= _LEAST_KEPT else {}
-    known: list[tuple[Launch, Stamp]] = []
+    known: list[tuple[LaunchSummary, Stamp]] = []
     unread: list[Found] = []
     for one in found:
         launch, stamp = kept.get(one[0], (None, None))
@@ -110,13 +110,13 @@ def _of_directory(directory: str, bad: list[InputError]) -> Iterator[Launch]:
             bad.append(error)
 
 
-def _without_end(launch: Launch) -> Launch:
+def _without_end(launch: LaunchSummary) -> LaunchSummary:
     """With its status as of now; read again where it ended after its directory was listed."""
     assert launch.launcher is not None
     status = status_without_end(launch.node, launch.launcher)
     end = launch.path.removesuffix(BEGIN) + END
     if status != "running" and os.path.exists(end):  # noqa: PTH110
-        return brief(launch.path, end)
+        return launch_summary(launch.path, end)
     return msgspec.structs.replace(launch, status=status)
 
 
@@ -176,18 +176,18 @@ def _read(unread: list[Found]) -> Iterator[tuple[bytes, list[Why]]]:
 
 
 def _read_block(block: list[Found]) -> tuple[bytes, list[Why]]:
-    good: list[tuple[Launch, Stamp]] = []
+    good: list[tuple[LaunchSummary, Stamp]] = []
     bad: list[Why] = []
     for _, path, end_path, stamp in block:
         try:
-            good.append((brief(path, end_path), stamp))
+            good.append((launch_summary(path, end_path), stamp))
         except InputError as error:
             if os.path.lexists(path):
                 bad.append((str(error).removeprefix(f"{error.where}: "), str(error.where)))
     return packed(good), bad
 
 
-def _kept(directory: str) -> dict[str, tuple[Launch, Stamp]]:
+def _kept(directory: str) -> dict[str, tuple[LaunchSummary, Stamp]]:
     """By id, what was kept of a directory; nothing where that is damaged."""
     try:
         blocks = msgspec.msgpack.decode(Path(directory, CACHE).read_bytes(), type=list[bytes])

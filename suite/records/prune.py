@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reference_runs.errors import InputError
-from suite.records.index import Launch
+from suite.records.index import LaunchSummary
 from suite.records.query import Selection
 from suite.records.record import BEGIN, END, PRUNED
 from suite.records.store import end_of
@@ -33,7 +33,7 @@ def baseline_ids(results: Path) -> set[str]:
     return found
 
 
-def removable(launches: Sequence[Launch], wanted: Selection, baselines: set[str]) -> list[Launch]:
+def removable(launches: Sequence[LaunchSummary], wanted: Selection, baselines: set[str]) -> list[LaunchSummary]:
     """Those wanted that may go: no baselines, none that runs, none that may run on another machine unless asked for."""
     return [
         launch

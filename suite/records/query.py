@@ -15,7 +15,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.job.events import Status
 from suite.paths import stores
-from suite.records.index import Launch
+from suite.records.index import LaunchSummary
 from suite.records.record import BEGIN, END
 
 STATUSES = (*Status, "running", "unknown")
@@ -38,7 +38,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     since: float | None = None
     before: float | None = None
 
-    def takes(self, launch: Launch) -> bool:
+    def takes(self, launch: LaunchSummary) -> bool:
         """Whether it is one of them."""
         machine = self.machine
         return (

@@ -1,4 +1,4 @@
-"""One launch on paper: fingerprints, samples, counted figures, status; JSON in and out."""
+"""The record of one launch: fingerprints, samples, counted figures, status; JSON in and out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,12 +16,13 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
 from suite.job.corpus import Corpus
-from suite.job.events import Status, Step
+from suite.job.events import Event, Failed, Finished, Phase, Status, Step
 from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
 from suite.job.training_job import Job
 from suite.machine.fingerprint import digest, hardware, node_identity, software
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import Figure
+from suite.records.partial import shared_fields
 
 THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
 
@@ -60,21 +62,39 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank left behind: its samples, its last phase and step, and its own words where it failed.
+    """What one rank left: its samples, its last phase and step, and its own words where it failed.
 
-    Args:
-        resident_bytes, reserved_bytes, synchronisations: as of `suite.job.training_job.Finished`.
+    Fields that `suite.job.events.Finished` has too are those, and are copied from there by name.
     """
 
     rank: int
     steps: list[Step]
     last: str
-    environment: dict[str, str]
+    environment: dict[str, str] = {}
     failure: str = ""
     arithmetic: str = ""
     resident_bytes: int | None = None
     reserved_bytes: int | None = None
     synchronisations: int | None = None
+
+
+_OF_FINISHED = shared_fields(RankOutcome, Finished)
+
+
+def rank_outcome(rank: int, events: Sequence[Event]) -> RankOutcome:
+    """What the events of one rank leave in the record."""
+    finished = next((event for event in events if isinstance(event, Finished)), None)
+    failed = next((event for event in events if isinstance(event, Failed)), None)
+    steps = [event for event in events if isinstance(event, Step)]
+    phases = [event.name for event in events if isinstance(event, Phase)]
+    last = f"step {steps[-1].step} done" if steps else (phases[-1] if phases else "not started")
+    return RankOutcome(
+        rank=rank,
+        steps=steps,
+        last="finished" if finished else last,
+        failure=failed.traceback if failed else "",
+        **({name: getattr(finished, name) for name in _OF_FINISHED} if finished else {}),
+    )
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,17 +1,33 @@
-"""What tables, histories and the page need of one launch, read from its two files without decoding the rest."""
+"""The summary of a launch: what tables, histories and the page need of its two files, decoded without the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
-from suite.job.events import Status
-from suite.records.record import SCHEMA, Launcher, contents, known_schema, own_end, own_names
+from reference_runs.run import Recipe
+from suite.job.events import Step
+from suite.job.options import TrainingOptions
+from suite.job.training_job import Job
+from suite.metrics.figures import Figure
+from suite.records.partial import partial, shared_fields
+from suite.records.record import (
+    SCHEMA,
+    Begin,
+    End,
+    Launcher,
+    RankOutcome,
+    contents,
+    known_schema,
+    own_end,
+    own_names,
+)
 
 Key = tuple[str, str | None, str | None, str | None]  # quantity, axis, operation, term
 LAST_LOSSES = 3  # steps whose mean is the last loss
@@ -39,8 +55,8 @@ class Values(msgspec.Struct, frozen=True, gc=False):
         return zip(self.places, self.numbers, strict=True)
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One launch in brief.
+class LaunchSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One launch in short. A field that a record's structs have too is that field, and is copied from there by name.
 
     Args:
         started, finished: seconds since 1970; finished is None without an end.
@@ -59,12 +75,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: str
     run: str
     started: float
-    finished: float | None
+    finished: float | None = None
     node: str
     path: str
     launcher: Launcher | None
     status: str
-    message: str
+    message: str = ""
     machine: str
     hashes: dict[str, str]
     hardware: dict[str, str]
@@ -76,94 +92,43 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     layout: str
     compiled: bool
     precision: str
+    global_batch: int
     steps: int
     seed: int
     predicted: Values
     measured: Values
     first_loss: float | None
     last_loss: float | None
-    profile: str
-    others_share: float | None
-    steal_share: float | None
-    rung: str = ""
-
-
-class _Recipe(msgspec.Struct):
-    precision: str
-
-
-class _Script(msgspec.Struct):
-    rung: str = ""
-
-
-class _Job(msgspec.Struct):
-    recipe: _Recipe
-    layout: msgspec.Raw
-    device: str
-    compiled: bool
-    seed: int
-    steps: int
-    script: _Script = msgspec.field(default_factory=_Script)
-
-
-class _Begin(msgspec.Struct):
-    schema: str
-    id: str
-    run: str
-    started: float
-    node: str
-    launcher: Launcher
-    hardware: msgspec.Raw
-    software: msgspec.Raw
-    policy: msgspec.Raw
-    hashes: msgspec.Raw
-    job: _Job
-
-
-class _Figure(msgspec.Struct, gc=False):
-    quantity: str
-    value: int | float
-    axis: str | None = None
-    operation: str | None = None
-    rank: int | None = None
-    stage: int | None = None
-    term: str | None = None
-
-
-class _End(msgspec.Struct):
-    schema: str
-    id: str
-    status: Status
-    message: str
-    finished: float
-    figures: list[_Figure]
-    ranks: list[msgspec.Raw]
-    predicted: list[_Figure] = []
     profile: str = ""
     others_share: float | None = None
     steal_share: float | None = None
+    rung: str = ""
 
 
-class _Step(msgspec.Struct, gc=False):
-    loss: float
+_FACTS = ("hardware", "software", "policy", "hashes")  # the same bytes in many records: decoded once
+_OF_BEGIN = shared_fields(LaunchSummary, Begin)
+_OF_JOB = shared_fields(LaunchSummary, Job, "layout")
+_OF_END = shared_fields(LaunchSummary, End, "id", "status", "ranks", "predicted")
 
-
-class _Rank(msgspec.Struct):
-    steps: list[_Step]
-
-
-_BEGIN = msgspec.json.Decoder(_Begin)
-_END = msgspec.json.Decoder(_End)
-_RANK = msgspec.json.Decoder(_Rank)
-_FACTS = msgspec.json.Decoder(dict[str, str])
+_recipe = partial(Recipe, "global_batch", precision=str)
+_job = partial(Job, *_OF_JOB, recipe=_recipe, layout=msgspec.Raw, script=partial(TrainingOptions, "rung"))
+_raw: dict[str, Any] = dict.fromkeys(_FACTS, msgspec.Raw)
+_figures = [partial(Figure, "value", "axis", "operation", "rank", "stage", "term", quantity=str)]
+_ranks = [msgspec.Raw]
+_BEGIN = msgspec.json.Decoder(partial(Begin, "schema", *_OF_BEGIN, job=_job, **_raw))
+_END = msgspec.json.Decoder(
+    partial(End, "schema", "id", "status", *_OF_END, figures=_figures, predicted=_figures, ranks=_ranks)
+)
+_LOSSES = msgspec.json.Decoder(partial(End, ranks=_ranks))
+_RANK = msgspec.json.Decoder(partial(RankOutcome, steps=[partial(Step, "step", "loss")]))
+_FACT = msgspec.json.Decoder(dict[str, str])
 _NOTHING = Values({}, ())
 _MAJOR = SCHEMA.split(".")[0] + "."
-Half = TypeVar("Half", _Begin, _End)
 
 
 @cache
 def _facts(data: bytes) -> dict[str, str]:
-    return _FACTS.decode(data)
+    return _FACT.decode(data)
 
 
 @cache
@@ -178,14 +143,14 @@ def _places(keys: tuple[Key, ...]) -> dict[Key, int]:
     return {key: place for place, key in enumerate(keys)}
 
 
-def _values(figures: list[_Figure]) -> Values:
+def _values(figures: list[Any]) -> Values:
     own = [figure for figure in figures if figure.rank is None and figure.stage is None]
     keys = tuple((figure.quantity, figure.axis, figure.operation, figure.term) for figure in own)
     return Values(_places(keys), tuple(figure.value for figure in own))
 
 
-def brief(begin_path: str, end_path: str | None) -> Launch:
-    """What the two files of a record say, in brief; without an end its status is empty.
+def launch_summary(begin_path: str, end_path: str | None) -> LaunchSummary:
+    """The summary of a record's two files; without an end its status is empty.
 
     Raises:
         InputError: a file cannot be read, is damaged, of an unknown schema, or belongs to another launch.
@@ -196,12 +161,12 @@ def brief(begin_path: str, end_path: str | None) -> Launch:
     if end is not None:
         own_end(begin.id, end.id, str(end_path))
     try:
-        return _launch(begin, end, begin_path)
+        return _summary(begin, end, begin_path)
     except (msgspec.MsgspecError, KeyError) as error:
         raise InputError(f"damaged record: {error}", where=begin_path) from error
 
 
-def _half(decoder: msgspec.json.Decoder[Half], path: str) -> Half:
+def _half(decoder: msgspec.json.Decoder[Any], path: str) -> Any:
     data = contents(path)
     try:
         half = decoder.decode(data)
@@ -214,43 +179,38 @@ def _half(decoder: msgspec.json.Decoder[Half], path: str) -> Half:
     return half
 
 
-def _launch(begin: _Begin, end: _End | None, path: str) -> Launch:
+def _summary(begin: Any, end: Any | None, path: str) -> LaunchSummary:
     job = begin.job
-    hardware, software, policy, hashes = (
-        _facts(bytes(facts)) for facts in (begin.hardware, begin.software, begin.policy, begin.hashes)
-    )
+    copied = {name: getattr(begin, name) for name in _OF_BEGIN} | {name: getattr(job, name) for name in _OF_JOB}
+    copied |= {name: _facts(bytes(copied[name])) for name in _FACTS}
+    if end:
+        copied |= {name: getattr(end, name) for name in _OF_END} | {"launcher": None}
+    hardware = copied["hardware"]
     layout, ranks = _layout(bytes(job.layout))
     losses = [step.loss for step in _RANK.decode(end.ranks[0]).steps] if end and end.ranks else []
     last = losses[-LAST_LOSSES:]
-    return Launch(
-        id=begin.id,
-        run=begin.run,
-        started=begin.started,
-        finished=end.finished if end else None,
-        node=begin.node,
+    return LaunchSummary(
         path=path,
-        launcher=None if end else begin.launcher,
         status=end.status.value if end else "",
-        message=end.message if end else "",
         machine=f"{hardware['cpu']}, {hardware['cores']} cores, GPUs: {hardware['gpus']}, {job.device}",
-        hashes=hashes,
-        hardware=hardware,
-        software=software,
-        policy=policy,
-        suite=software.get("suite", ""),
-        device=job.device,
+        suite=copied["software"].get("suite", ""),
         ranks=ranks,
         layout=layout,
-        compiled=job.compiled,
         precision=job.recipe.precision,
-        steps=job.steps,
-        seed=job.seed,
+        global_batch=job.recipe.global_batch,
         predicted=_values(end.predicted) if end else _NOTHING,
         measured=_values(end.figures) if end else _NOTHING,
         first_loss=losses[0] if losses else None,
         last_loss=sum(last) / len(last) if last else None,
-        profile=end.profile if end else "",
-        others_share=end.others_share if end else None,
-        steal_share=end.steal_share if end else None,
         rung=job.script.rung,
+        **copied,
     )
+
+
+def loss_curve(end_path: Path) -> list[tuple[int, float]]:
+    """Steps and losses of rank 0; nothing where the second half of the record does not have them."""
+    try:
+        ranks = _LOSSES.decode(end_path.read_bytes()).ranks
+        return [(step.step, step.loss) for step in _RANK.decode(ranks[0]).steps] if ranks else []
+    except (OSError, msgspec.MsgspecError):
+        return []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from suite.records.summary import Launch
+from suite.records.summary import LaunchSummary
 from suite.regression.baselines import full_commit
 from suite.regression.comparability import commit_of, is_modified
 
@@ -20,7 +20,7 @@ class OldCodeError(Exception):
     """The old code cannot be checked out or does not run here."""
 
 
-def old_commit(before: Sequence[Launch], now: Launch, repository: Path) -> tuple[str | None, str]:
+def old_commit(before: Sequence[LaunchSummary], now: LaunchSummary, repository: Path) -> tuple[str | None, str]:
     """The commit that a baseline ran, or why it cannot be launched again beside the new code.
 
     A re-run of the new code alone proves nothing: whatever slowed the machine down since the baseline is in it too.
@@ -38,7 +38,7 @@ def old_commit(before: Sequence[Launch], now: Launch, repository: Path) -> tuple
     return full, "" if full else f"commit {commit} is not in this repository: no re-run in turn"
 
 
-def software_changes(before: Sequence[Launch], now: Sequence[Launch]) -> str:
+def software_changes(before: Sequence[LaunchSummary], now: Sequence[LaunchSummary]) -> str:
     """What differs in software but this suite's own version, as "torch 2.12.0 -> 2.13.0, ..."."""
     sides = [[{k: v for k, v in one.software.items() if k != "suite"} for one in side] for side in (before, now)]
     names = sorted({name for side in sides for facts in side for name in facts})

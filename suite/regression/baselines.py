@@ -14,7 +14,7 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.paths import stores
 from suite.records.store import writable, write_new
-from suite.records.summary import Launch
+from suite.records.summary import LaunchSummary
 from suite.regression.change_points import segments
 from suite.regression.comparability import OK, commit_of, identical_groups, is_modified, seconds, setup_of
 
@@ -38,7 +38,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """Launches to compare with, oldest first, and in words where they come from."""
 
-    launches: tuple[Launch, ...]
+    launches: tuple[LaunchSummary, ...]
     words: str
 
     @property
@@ -48,7 +48,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(own) if own else None
 
 
-def resolved(reference: str | None, launches: Sequence[Launch], results: Path, repository: Path) -> str | None:
+def resolved(reference: str | None, launches: Sequence[LaunchSummary], results: Path, repository: Path) -> str | None:
     """The reference, once it is known to mean something: as it is, or the full hash of a commit.
 
     Raises:
@@ -77,7 +77,7 @@ def full_commit(reference: str, repository: Path) -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def baseline(reference: str | None, setup: str, launches: Sequence[Launch], results: Path) -> Baseline | None:
+def baseline(reference: str | None, setup: str, launches: Sequence[LaunchSummary], results: Path) -> Baseline | None:
     """The launches of a setup that `reference` (see `resolved`) names; None where there are none.
 
     A record stands for all launches identical with it, a commit for those of its unmodified checkout; None is what was
@@ -119,7 +119,7 @@ def accepted(results: Path) -> tuple[list[Accepted], list[InputError]]:
     return sorted(good, key=lambda move: move.accepted), bad
 
 
-def accept(results: Path, setup: str, now: Sequence[Launch], before: Baseline | None) -> Path:
+def accept(results: Path, setup: str, now: Sequence[LaunchSummary], before: Baseline | None) -> Path:
     """Make launches the baseline of their setup; an earlier one stays on disk. The path of what was written.
 
     Raises:

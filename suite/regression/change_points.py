@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 
 from suite.metrics.change_points import LEAST_STRETCH, change_points
-from suite.records.summary import Launch
+from suite.records.summary import LaunchSummary
 from suite.regression.comparability import seconds, setup_of
 
 MOST_SEARCHED = 1000  # launches, the newest: the search takes 0.02 s for so many, and four times that for twice as many
@@ -51,7 +51,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     setup: str
-    example: Launch
+    example: LaunchSummary
     points: tuple[Point, ...]
     stretches: tuple[Stretch, ...]
     best: int
@@ -69,32 +69,32 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         return self.points[stretch.first : stretch.last + 1]
 
 
-def segments(launches: Iterable[Launch]) -> list[Segment]:
+def segments(launches: Iterable[LaunchSummary]) -> list[Segment]:
     """Of every setup, in the order of their first launch."""
     found = by_setup(launches)
     return segments_of(found, [change_points(values) for values in searched_times(found)])
 
 
-def by_setup(launches: Iterable[Launch]) -> dict[str, list[Launch]]:
+def by_setup(launches: Iterable[LaunchSummary]) -> dict[str, list[LaunchSummary]]:
     """Launches that ended well by the fingerprint of their setup, oldest first; setups by their first launch."""
-    setups: dict[str, list[Launch]] = {}
+    setups: dict[str, list[LaunchSummary]] = {}
     for launch in sorted(launches, key=lambda one: (one.started, one.id)):
         if seconds(launch) is not None:
             setups.setdefault(setup_of(launch), []).append(launch)
     return setups
 
 
-def searched_times(setups: Mapping[str, Sequence[Launch]]) -> list[list[float]]:
+def searched_times(setups: Mapping[str, Sequence[LaunchSummary]]) -> list[list[float]]:
     """Seconds of a step of each setup's launches, of those alone in which change points are searched."""
     return [[seconds(one) or 0.0 for one in own[-MOST_SEARCHED:]] for own in setups.values()]
 
 
-def segments_of(setups: Mapping[str, list[Launch]], changes: Iterable[list[int]]) -> list[Segment]:
+def segments_of(setups: Mapping[str, list[LaunchSummary]], changes: Iterable[list[int]]) -> list[Segment]:
     """Of launches by setup, and the change points in the `searched_times` of each."""
     return [_segment(setup, own, found) for (setup, own), found in zip(setups.items(), changes, strict=True)]
 
 
-def _segment(setup: str, launches: list[Launch], found: list[int]) -> Segment:
+def _segment(setup: str, launches: list[LaunchSummary], found: list[int]) -> Segment:
     points = tuple(
         Point(
             id=one.id,

@@ -17,7 +17,7 @@ from suite.paths import ROOT
 from suite.records.index import launches as all_launches
 from suite.records.record import Record, policy
 from suite.records.store import read
-from suite.records.summary import Launch
+from suite.records.summary import LaunchSummary
 from suite.regression.baseline_checkout import OldCodeError, checkout, old_commit, old_launch, software_changes
 from suite.regression.baselines import BEST, Baseline, baseline
 from suite.regression.change_points import segments
@@ -121,7 +121,7 @@ class Check:
             return self._judged(before, after, known, launches)
 
     def _judged(
-        self, before: list[Baseline | None], after: list[list[Launch]], known: list[Launch], launches: int
+        self, before: list[Baseline | None], after: list[list[LaunchSummary]], known: list[LaunchSummary], launches: int
     ) -> list[Comparison]:
         floors = [floor_of(run.setup, node_identity(), known) for run in self._runs]
         sets: dict[int, Sets] = {}
@@ -129,7 +129,7 @@ class Check:
             if found is not None and (own := _values(found.launches)) and (now := _values(after[place])):
                 sets[place] = Sets(before=own, after=now, floor=floors[place][0])
         verdicts = dict(zip(sets, judged(list(sets.values())), strict=True))
-        again: dict[int, tuple[list[Launch], list[Launch]]] = {}
+        again: dict[int, tuple[list[LaunchSummary], list[LaunchSummary]]] = {}
         confirm: dict[int, str | None] = {}
         for place, verdict in verdicts.items():
             if verdict.to_confirm and (found := before[place]) is not None:
@@ -158,7 +158,7 @@ class Check:
 
     def _in_turn(
         self, places: Sequence[int], old: Sequence[str | None], launches: int
-    ) -> dict[int, tuple[list[Launch], list[Launch]]]:
+    ) -> dict[int, tuple[list[LaunchSummary], list[LaunchSummary]]]:
         """By place: launches of the old code, where a commit is named, and of the new one, all runs in turn."""
         paths: dict[int, tuple[list[str], list[str]]] = {place: ([], []) for place in places}
         for number in range(launches):
@@ -181,23 +181,23 @@ class Check:
         return self._trees[commit]
 
 
-def _by_path(by_id: dict[str, Launch], paths: list[str]) -> list[Launch]:
+def _by_path(by_id: dict[str, LaunchSummary], paths: list[str]) -> list[LaunchSummary]:
     return [by_id[Path(path).name.removesuffix(".begin.json")] for path in paths]
 
 
-def _values(launches: Sequence[Launch]) -> tuple[float, ...]:
+def _values(launches: Sequence[LaunchSummary]) -> tuple[float, ...]:
     return tuple(value for value in map(seconds, launches) if value is not None)
 
 
 def _comparison(
     run: Run,
     before: Baseline | None,
-    after: list[Launch],
+    after: list[LaunchSummary],
     sets: Sets | None,
     verdict: Judged | None,
-    again: tuple[list[Launch], list[Launch]],
+    again: tuple[list[LaunchSummary], list[LaunchSummary]],
     floor: str,
-    known: list[Launch],
+    known: list[LaunchSummary],
 ) -> Comparison:
     name, own = run.plan.name, [] if before is None else [*before.launches]
     findings: list[Finding] = []
@@ -222,12 +222,17 @@ def _comparison(
     )
 
 
-def _records(launches: Sequence[Launch]) -> list[Record]:
+def _records(launches: Sequence[LaunchSummary]) -> list[Record]:
     return [read(Path(one.path)) for one in launches]
 
 
 def _beside_the_best(
-    name: str, fingerprint: str, before: list[Launch], after: list[Launch], again: list[Launch], known: list[Launch]
+    name: str,
+    fingerprint: str,
+    before: list[LaunchSummary],
+    after: list[LaunchSummary],
+    again: list[LaunchSummary],
+    known: list[LaunchSummary],
 ) -> Finding | None:
     own = {one.id for one in [*after, *again]}
     found = [one for one in segments(one for one in known if one.id not in own) if one.setup == fingerprint]

@@ -9,14 +9,14 @@ from functools import cache
 import msgspec
 
 from suite.metrics.noise_floor import Floor, noise_floor
-from suite.records.summary import Launch
+from suite.records.summary import LaunchSummary
 
 SECONDS = "step_seconds"
 OK = "ok"
 MODIFIED = "modified"  # of a checkout that differs from its commit: see `suite.machine.fingerprint.suite_version`
 
 
-def setup_of(launch: Launch) -> str:
+def setup_of(launch: LaunchSummary) -> str:
     """The fingerprint that comparable launches share (see `setup`)."""
     return _setup(launch.run, tuple(launch.hardware.items()), tuple(launch.policy.items()), launch.steps, launch.seed)
 
@@ -46,33 +46,33 @@ def comparable_hardware(hardware: Mapping[str, str]) -> dict[str, str]:
     return {**hardware, **rounded}
 
 
-def seconds(launch: Launch) -> float | None:
+def seconds(launch: LaunchSummary) -> float | None:
     """Of its median step; None where the launch did not end well or its clock stood still."""
     value = launch.measured.of(SECONDS) if launch.status == OK else None
     return value if value else None
 
 
-def commit_of(launch: Launch) -> str:
+def commit_of(launch: LaunchSummary) -> str:
     """The commit of its suite; empty without a checkout."""
     inside = launch.suite.partition("(")[2].partition(")")[0].partition(",")[0]
     return "" if inside == "no checkout" else inside
 
 
-def is_modified(launch: Launch) -> bool:
+def is_modified(launch: LaunchSummary) -> bool:
     """Whether its code is not that of its commit, so that nobody can tell what it was."""
     return MODIFIED in launch.suite
 
 
-def identical_groups(launches: Iterable[Launch]) -> list[list[Launch]]:
+def identical_groups(launches: Iterable[LaunchSummary]) -> list[list[LaunchSummary]]:
     """Launches that ended well, of one setup, node and software; those of a modified checkout are left out."""
-    groups: dict[tuple[str, str, str], list[Launch]] = {}
+    groups: dict[tuple[str, str, str], list[LaunchSummary]] = {}
     for launch in launches:
         if seconds(launch) is not None and not is_modified(launch):
             groups.setdefault((setup_of(launch), launch.node, launch.hashes.get("software", "")), []).append(launch)
     return list(groups.values())
 
 
-def floor_of(setup: str, node: str, launches: Sequence[Launch]) -> tuple[Floor | None, str]:
+def floor_of(setup: str, node: str, launches: Sequence[LaunchSummary]) -> tuple[Floor | None, str]:
     """The noise floor of a setup's step seconds on this node, or on others of the same hardware; and whose it is."""
     groups = [group for group in identical_groups(launches) if setup_of(group[0]) == setup]
     for where, own in (("this machine", True), ("other machines of the same hardware", False)):

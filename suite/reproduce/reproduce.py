@@ -13,7 +13,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.job.corpus import Corpus
-from suite.job.events import Event, Failed, Finished, Phase, Status, Step
+from suite.job.events import Event, Finished, Status, Step
 from suite.job.training_job import Job
 from suite.launch.launcher import LaunchOutcome, launch
 from suite.launch.multi_host import Hosts, Way
@@ -27,7 +27,7 @@ from suite.metrics.comparison import Row, Verdict, overall
 from suite.metrics.figures import Figure
 from suite.predict.executed_run.figures import countable, expected_figures, judged
 from suite.records import store
-from suite.records.record import SCHEMA, End, RankOutcome, begin_record
+from suite.records.record import SCHEMA, End, begin_record, rank_outcome
 from suite.reproduce.measured_figures import counted_figures
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.residuals import Residuals, residuals
@@ -239,7 +239,7 @@ def _end(identity: str, outcome: LaunchOutcome, figures: _Figures, profile: str)
         ranks_at_fault=outcome.ranks_at_fault,
         finished=time.time(),
         figures=figures.measured,
-        ranks=[_rank_outcome(n, events) for n, events in enumerate(outcome.events)],
+        ranks=[rank_outcome(n, events) for n, events in enumerate(outcome.events)],
         log_tail=outcome.log_tail,
         predicted=figures.times,
         profile=profile,
@@ -259,25 +259,6 @@ def _cut_short(identity: str, error: BaseException, outcome: LaunchOutcome | Non
         ranks_at_fault=[],
         finished=time.time(),
         figures=[],
-        ranks=[_rank_outcome(n, events) for n, events in enumerate(outcome.events)] if outcome else [],
+        ranks=[rank_outcome(n, events) for n, events in enumerate(outcome.events)] if outcome else [],
         log_tail=outcome.log_tail if outcome else "",
-    )
-
-
-def _rank_outcome(rank: int, events: list[Event]) -> RankOutcome:
-    finished = next((event for event in events if isinstance(event, Finished)), None)
-    failed = next((event for event in events if isinstance(event, Failed)), None)
-    steps = [event for event in events if isinstance(event, Step)]
-    phases = [event.name for event in events if isinstance(event, Phase)]
-    last = f"step {steps[-1].step} done" if steps else (phases[-1] if phases else "not started")
-    return RankOutcome(
-        rank=rank,
-        steps=steps,
-        last="finished" if finished else last,
-        environment=finished.environment if finished else {},
-        arithmetic=finished.arithmetic if finished else "",
-        failure=failed.traceback if failed else "",
-        resident_bytes=finished.resident_bytes if finished else None,
-        reserved_bytes=finished.reserved_bytes if finished else None,
-        synchronisations=finished.synchronisations if finished else None,
     )

@@ -9,7 +9,7 @@ import msgspec
 from suite.job.events import Status
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity, StepTerm
-from suite.records.index import Launch, Values
+from suite.records.index import LaunchSummary, Values
 from suite.records.summary import Key
 
 TERMS = tuple(term.value for term in StepTerm)
@@ -51,7 +51,7 @@ def residuals(rows: Sequence[Row]) -> Residuals | None:
     return _residuals(left, right)
 
 
-def launch_residuals(launch: Launch) -> Residuals | None:
+def launch_residuals(launch: LaunchSummary) -> Residuals | None:
     """Of a recorded launch, as of its rows; None where it did not end well too."""
     if launch.status != Status.OK or not launch.predicted.numbers:
         return None

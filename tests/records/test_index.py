@@ -1,4 +1,4 @@
-"""Launches in brief: what the whole record says, for the whole job, oldest first; what is kept is never trusted."""
+"""Summaries of launches: what the whole record says, for the whole job, oldest first; what is kept is never trusted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import ROOT
 from suite.records import index as reading
 from suite.records import store
-from suite.records.index import CACHE, Launch, launches
+from suite.records.index import CACHE, LaunchSummary, launches
 from tests.support.record_halves import begin, end
 from tests.support.synthetic_records import write_records
 from tests.support.timed_records import MEASURED, PREDICTED, record, scaled
@@ -41,7 +41,7 @@ def files(results: Path) -> list[Path]:
     return sorted((results / "records" / "synthetic0").glob("*.json"))
 
 
-def test_a_launch_in_brief_says_what_its_whole_record_says(tmp_path: Path) -> None:
+def test_the_summary_of_a_launch_says_what_its_whole_record_says(tmp_path: Path) -> None:
     record(tmp_path, measured=scaled(2.0), started=2000.0)
     record(tmp_path, measured=MEASURED, started=1000.0)
     (first, second), bad = launches(tmp_path)
@@ -62,7 +62,7 @@ def test_a_launch_in_brief_says_what_its_whole_record_says(tmp_path: Path) -> No
     assert first.measured.of(Quantity.STEP_SECONDS, term="no such term") is None
 
 
-def test_records_of_every_earlier_minor_schema_are_read_whole_and_in_brief() -> None:
+def test_records_of_every_earlier_minor_schema_are_read_whole_and_in_short() -> None:
     """Real ones, of the versions that wrote them (paths of their machine replaced)."""
     results = ROOT / "tests" / "records" / "earlier_records"
     found, bad = launches(results)
@@ -77,7 +77,7 @@ def test_records_of_every_earlier_minor_schema_are_read_whole_and_in_brief() -> 
         assert launch.first_loss == pytest.approx(whole.end.ranks[0].steps[0].loss)
 
 
-def test_losses_in_brief_are_the_first_and_the_mean_of_the_last_three(many: Path) -> None:
+def test_losses_of_a_summary_are_the_first_and_the_mean_of_the_last_three(many: Path) -> None:
     launch = launches(many)[0][0]
     assert (launch.first_loss, launch.last_loss) == (9.5, pytest.approx(9.5 - 28 / 20))
 
@@ -92,7 +92,7 @@ def test_what_was_kept_reads_as_the_records_do(results: Path) -> None:
 def test_what_was_kept_is_read_instead_of_the_records(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launches(results)
     read: list[str] = []
-    monkeypatch.setattr(reading, "brief", lambda *paths: read.append(paths[0]))
+    monkeypatch.setattr(reading, "launch_summary", lambda *paths: read.append(paths[0]))
     assert len(launches(results)[0]) == 300
     assert not read
 
@@ -204,7 +204,7 @@ def cost(results: Path, repeats: int) -> float:
 
     def once() -> float:
         started = time.process_time()
-        read: list[Launch] = launches(results)[0]
+        read: list[LaunchSummary] = launches(results)[0]
         assert read
         return time.process_time() - started
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from suite.records.summary import Launch, Values
+from suite.records.summary import LaunchSummary, Values
 
 HARDWARE = {"cpu": "AMD EPYC", "cpu_flags": "1" * 16, "cores": "2", "memory": "8000000 kB", "gpus": "none"}
 POLICY = {"device": "cpu", "precision": "bf16", "compiled": "False", "deterministic": "True"}
 
 
-def launch_of(number: int, seconds: float | None, **changes: Any) -> Launch:
+def launch_of(number: int, seconds: float | None, **changes: Any) -> LaunchSummary:
     """The launch that started at second `number`, whose median step took `seconds`; None: it crashed."""
     suite = changes.pop("suite", "0.1.0 (aaaaaaaaaaaa)")
     software = changes.pop("software", {"suite": suite, "torch": "2.13.0"})
     measured = Values({("step_seconds", None, None, None): 0}, (seconds,)) if seconds is not None else Values({}, ())
-    made = Launch(
+    made = LaunchSummary(
         id=f"20261122T{number:06d}Z__node__{number:08x}",
         run="bloom-mini",
         started=float(number),
@@ -27,7 +27,6 @@ def launch_of(number: int, seconds: float | None, **changes: Any) -> Launch:
         path=f"/records/{number}.begin.json",
         launcher=None,
         status="ok" if seconds is not None else "crashed",
-        message="",
         machine="AMD EPYC, 2 cores, GPUs: none, cpu",
         hashes={"software": str(sorted(software.items()))},
         hardware=HARDWARE,
@@ -39,15 +38,13 @@ def launch_of(number: int, seconds: float | None, **changes: Any) -> Launch:
         layout="dp2",
         compiled=False,
         precision="bf16",
+        global_batch=24,
         steps=30,
         seed=1,
         predicted=Values({}, ()),
         measured=measured,
         first_loss=8.9,
         last_loss=6.0,
-        profile="",
-        others_share=None,
-        steal_share=None,
     )
     return msgspec.structs.replace(made, **changes)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
-from suite.records.index import Launch
+from suite.records.index import LaunchSummary
 from suite.records.store import end_of
+from suite.records.summary import loss_curve
 from suite.report.html.plot import Cell, Plot, Trace, colour, significant, symbol
 from suite.report.html.setups import Setup
 
@@ -15,35 +14,9 @@ MOST_CURVES = 10  # of a run: the newest
 MOST_STEPS = 400  # drawn of a curve: of a longer one every second, third ... step
 
 
-class _Step(msgspec.Struct):
-    step: int
-    loss: float | None
-
-
-class _Rank(msgspec.Struct):
-    steps: list[_Step]
-
-
-class _End(msgspec.Struct):
-    ranks: list[_Rank]
-
-
-_DECODER = msgspec.json.Decoder(_End)
-
-
-def loss_curve(launch: Launch) -> list[tuple[int, float]]:
-    """Steps and losses of rank 0; nothing where the record does not have them."""
-    try:
-        ranks = _DECODER.decode(end_of(Path(launch.path)).read_bytes()).ranks
-    except (OSError, msgspec.MsgspecError):
-        return []
-    steps = ranks[0].steps if ranks else []
-    return [(one.step, one.loss) for one in steps if one.loss is not None]
-
-
 def losses(run: str, setups: list[Setup]) -> Plot | None:
     """The curves of one run; None where there is none of two steps or more."""
-    newest: dict[tuple[str, int], Launch] = {}
+    newest: dict[tuple[str, int], LaunchSummary] = {}
     for setup in setups:
         for one in setup.launches:
             if one.first_loss is not None:
@@ -55,7 +28,7 @@ def losses(run: str, setups: list[Setup]) -> Plot | None:
     traces: list[Trace] = []
     rows: list[list[Cell]] = []
     for (key, seed), one in ordered:
-        points = loss_curve(one) if len(traces) < MOST_CURVES else []
+        points = loss_curve(end_of(Path(one.path))) if len(traces) < MOST_CURVES else []
         if len(points) < 2:
             continue
         every = -(-len(points) // MOST_STEPS)

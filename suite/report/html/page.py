@@ -15,7 +15,7 @@ import msgspec
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.metrics.figures import Quantity
-from suite.records.index import Launch
+from suite.records.index import LaunchSummary
 from suite.regression.change_points import Segment, by_setup, searched_times, segments_of
 from suite.report.html.acceptance import batteries
 from suite.report.html.change_point_worker import Search
@@ -118,7 +118,7 @@ class RecordedFacts(NamedTuple):
 
 
 def page(
-    results: Path, launches: Sequence[Launch], damaged: Iterable[InputError] = (), search: Search | None = None
+    results: Path, launches: Sequence[LaunchSummary], damaged: Iterable[InputError] = (), search: Search | None = None
 ) -> str:
     """The whole page; the same bytes for the same records, whether a `search` has been started for it or not."""
     if search is None:
@@ -245,11 +245,11 @@ def in_script(plots: list[Plot]) -> str:
     return text
 
 
-def _key(launch: Launch) -> Key:
+def _key(launch: LaunchSummary) -> Key:
     return Key(launch.run, launch.machine, launch.ranks, launch.layout, execution(launch))
 
 
-def machine_names(launches: Iterable[Launch]) -> dict[str, str]:
+def machine_names(launches: Iterable[LaunchSummary]) -> dict[str, str]:
     """Short name of each machine, by its words in the records; the words themselves where two would be alike."""
     short: dict[str, str] = {}
     for one in launches:
@@ -347,7 +347,7 @@ def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[Change]:
     return sorted(found, key=lambda one: (-one.started, one.id))
 
 
-def _headline(launches: Sequence[Launch], found: Sequence[Setup], machines: Sequence[tuple[str, str]]) -> str:
+def _headline(launches: Sequence[LaunchSummary], found: Sequence[Setup], machines: Sequence[tuple[str, str]]) -> str:
     if not launches:
         return "Nothing is recorded in this directory yet."
     days = [time.strftime("%Y-%m-%d", time.gmtime(launches[place].started)) for place in (0, -1)]

@@ -10,7 +10,7 @@ import msgspec
 
 from suite.job.events import Status
 from suite.job.options import Averaging, KernelChoice, TrainingOptions
-from suite.records.index import Launch
+from suite.records.index import LaunchSummary
 
 
 class Key(NamedTuple):
@@ -32,20 +32,20 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """The launches of one setup, oldest first."""
 
     key: Key
-    launches: list[Launch]
+    launches: list[LaunchSummary]
 
     @property
-    def latest(self) -> Launch:
+    def latest(self) -> LaunchSummary:
         """The last one that was started."""
         return self.launches[-1]
 
     @property
-    def latest_ok(self) -> Launch | None:
+    def latest_ok(self) -> LaunchSummary | None:
         """The last one that ended well."""
         return next((one for one in reversed(self.launches) if one.status == Status.OK), None)
 
 
-def execution(launch: Launch) -> str:
+def execution(launch: LaunchSummary) -> str:
     """How it was executed, in words: eager or compiled, kernels and averaging where they are not PyTorch's, a rung."""
     kernels = launch.policy.get("kernels", KernelChoice.TORCH.value)
     averaging = launch.policy.get("averaging", Averaging.EXACT.value)
@@ -59,9 +59,9 @@ def execution(launch: Launch) -> str:
     return ", ".join(words)
 
 
-def setups(launches: Iterable[Launch]) -> list[Setup]:
+def setups(launches: Iterable[LaunchSummary]) -> list[Setup]:
     """The setups of launches that come oldest first, in the order of run, machine, ranks and layout."""
-    found: dict[Key, list[Launch]] = {}
+    found: dict[Key, list[LaunchSummary]] = {}
     for one in launches:
         key = Key(one.run, one.machine, one.ranks, one.layout, execution(one))
         found.setdefault(key, []).append(one)

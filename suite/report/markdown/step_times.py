@@ -10,7 +10,7 @@ import msgspec
 
 from suite.machine.timings import median
 from suite.metrics.figures import Quantity
-from suite.records.index import Launch
+from suite.records.index import LaunchSummary
 from suite.reproduce.residuals import Residuals, launch_residuals
 
 TITLES = (
@@ -85,7 +85,7 @@ class StepRow(NamedTuple):
         return ordered[(len(ordered) - 1) // 2]
 
 
-def step_rows(recorded: Iterable[Launch]) -> list[StepRow]:
+def step_rows(recorded: Iterable[LaunchSummary]) -> list[StepRow]:
     """A row for each setup of the launches that ended well and were predicted, in the order of machine, run and ranks.
 
     Of a setup that was recorded under several versions of software or policy, or with other memory, the latest on each
@@ -106,7 +106,7 @@ def step_rows(recorded: Iterable[Launch]) -> list[StepRow]:
     return [StepRow(setup, found[setup]) for _, setup in sorted(latest.values(), key=lambda entry: entry[1])]
 
 
-def _setup(launch: Launch) -> Setup:
+def _setup(launch: LaunchSummary) -> Setup:
     hashes = launch.hashes
     return Setup(
         machine=launch.machine,

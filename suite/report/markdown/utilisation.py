@@ -14,7 +14,7 @@ from suite.ladder.rungs import RUNGS
 from suite.machine.half_precision import WORK_DTYPES
 from suite.machine.timings import median
 from suite.metrics.figures import Quantity
-from suite.records.index import Launch
+from suite.records.index import LaunchSummary
 
 
 class Asked(NamedTuple):
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 class _Reached(NamedTuple):
     """By one launch: model flop a second, and that over the GPU's dense peak in the launch's dtype."""
 
-    launch: Launch
+    launch: LaunchSummary
     rate: float
     mfu: float
 
@@ -46,7 +46,7 @@ ASKED = (
 )
 
 
-def utilisation_table(recorded: Sequence[Launch]) -> str:
+def utilisation_table(recorded: Sequence[LaunchSummary]) -> str:
     """A row for each run on each GPU model that it was recorded on, the median over launches; else "unmeasured".
 
     Where the run's ladder was run, one more of the fastest rung there.
@@ -63,12 +63,12 @@ def _line(asked: Asked, gpu: str, launches: str, mfu: str, day: str) -> str:
     return f"| {asked.run} | {gpu} | {launches} | {mfu} | {least} | {day} | {asked.how} |"
 
 
-def _rows(asked: Asked, recorded: Iterable[Launch]) -> Iterator[str]:
+def _rows(asked: Asked, recorded: Iterable[LaunchSummary]) -> Iterator[str]:
     for gpu, reached in _reached(asked.run, recorded):
         yield _measured(asked, gpu, reached)
 
 
-def _ladder_rows(asked: Asked, recorded: Iterable[Launch]) -> Iterator[str]:
+def _ladder_rows(asked: Asked, recorded: Iterable[LaunchSummary]) -> Iterator[str]:
     """By model flop a second, not by mfu: fp32's is a share of a smaller peak."""
     for gpu, reached in _reached(f"{asked.run}-ladder", recorded):
         rungs: dict[str, list[_Reached]] = {}
@@ -87,7 +87,7 @@ def _measured(asked: Asked, gpu: str, reached: Sequence[_Reached]) -> str:
     return _line(asked, gpu, str(len(reached)), f"{median(one.mfu for one in reached):.1%}", day)
 
 
-def _reached(run: str, recorded: Iterable[Launch]) -> list[tuple[str, list[_Reached]]]:
+def _reached(run: str, recorded: Iterable[LaunchSummary]) -> list[tuple[str, list[_Reached]]]:
     """By the launches of a run on one GPU that ended well, by the GPU's model."""
     found: dict[str, list[_Reached]] = {}
     for launch in recorded:

@@ -13,7 +13,7 @@ from suite.job.events import Status
 from suite.job.options import TrainingOptions
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity, StepTerm
-from suite.records.index import Launch, Values, launches
+from suite.records.index import LaunchSummary, Values, launches
 from suite.records.summary_cache import packed, unpacked
 from suite.report.markdown.step_times import step_rows, step_tables
 from suite.report.markdown.utilisation import ASKED, utilisation_table
@@ -169,7 +169,7 @@ def test_a_gpu_s_utilisation_has_the_fastest_rung_of_a_ladder_by_its_name(tmp_pa
     (own,) = launches(tmp_path)[0]
     key = (Quantity.MODEL_FLOP_PER_SECOND.value, None, None, None)
 
-    def climbed(rung: str, rate: float, precision: str, ranks: int = 1) -> Launch:
+    def climbed(rung: str, rate: float, precision: str, ranks: int = 1) -> LaunchSummary:
         return msgspec.structs.replace(
             own,
             run="gpt2-124m-ladder",

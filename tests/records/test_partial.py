@@ -1,0 +1,58 @@
+"""Partial structs: the fields of the full one, nothing named twice, and a decoder that reads no more."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from suite.job.events import Finished, Phase, Step, StepKind
+from suite.records.partial import partial, shared_fields
+from suite.records.record import End, RankOutcome, rank_outcome
+
+
+class Whole(msgspec.Struct, kw_only=True):
+    kept: int = msgspec.field(name="stored")
+    given: str = "default"
+    left_out: dict[str, int]
+
+
+def test_a_partial_struct_decodes_its_fields_as_the_whole_one_and_passes_over_the_rest() -> None:
+    decoded = msgspec.json.decode(b'{"stored": 3, "left_out": "not even a dict"}', type=partial(Whole, "kept", "given"))
+    assert (decoded.kept, decoded.given) == (3, "default")
+    with pytest.raises(msgspec.ValidationError, match="stored"):
+        msgspec.json.decode(b'{"given": "x"}', type=partial(Whole, "kept", "given"))
+
+
+def test_a_field_can_be_decoded_as_another_type_or_a_list_of_it() -> None:
+    kind = partial(End, "id", ranks=[partial(RankOutcome, "rank")])
+    decoded = msgspec.json.decode(b'{"id": "a", "ranks": [{"rank": 0}, {"rank": 1}]}', type=kind)
+    assert [rank.rank for rank in decoded.ranks] == [0, 1]
+
+
+def test_a_name_that_the_whole_struct_lacks_is_an_error() -> None:
+    with pytest.raises(KeyError, match="renamed"):
+        partial(Whole, "renamed")
+
+
+def test_an_array_keeps_the_order_of_the_names() -> None:
+    kind = partial(Whole, "given", "kept", array_like=True)
+    assert msgspec.json.encode(kind("x", 1)) == b'["x",1]'
+
+
+def test_what_a_rank_counted_reaches_its_outcome_by_name() -> None:
+    """Every field that both structs have; a new one needs no line of its own."""
+    names = shared_fields(RankOutcome, Finished)
+    assert {"environment", "arithmetic", "resident_bytes", "reserved_bytes", "synchronisations"} == {*names}
+    counts = {field.name: 0 for field in msgspec.structs.fields(Finished) if field.required}
+    lists = {name: [] for name in ("collectives", "worked_seconds", "pipeline_seconds")}
+    told = {"environment": {"torch": "2"}, "arithmetic": "fp32", "resident_bytes": 7, "synchronisations": 2}
+    finished = Finished(**(counts | lists | {"coordinates": {}} | told))  # type: ignore[arg-type]
+    step = Step(4, StepKind.TIMED, 1.0, 0.5, 9.0)
+    outcome = rank_outcome(1, [Phase("warm-up", 1.0), step, finished])
+    assert (outcome.rank, outcome.steps, outcome.last, outcome.failure) == (1, [step], "finished", "")
+    assert {name: getattr(outcome, name) for name in told} == told
+
+
+def test_a_rank_that_did_not_finish_leaves_its_last_words() -> None:
+    assert rank_outcome(0, [Phase("imports", 1.0)]).last == "imports"
+    assert rank_outcome(0, []).last == "not started"
