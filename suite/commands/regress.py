@@ -20,11 +20,12 @@ from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
 from suite.paths import ROOT, stores
 from suite.records.index import launches as all_launches
+from suite.records.kernel_runs import kernel_runs
 from suite.records.store import records_directory
 from suite.regression.baseline_checkout import OldCodeError
 from suite.regression.baselines import Baseline, accept, accepted, baseline, resolved
 from suite.regression.check import Check, Comparison, LaunchFailedError, Run
-from suite.regression.kernel_benchmarks import changed_software, compared_sides, kernel_findings, stored_runs
+from suite.regression.kernel_benchmarks import changed_software, compared_sides, kernel_findings
 from suite.regression.verdicts import Change
 from suite.report.markdown.regression import junit, markdown
 from suite.report.terminal.progress import TrainingProgress
@@ -187,7 +188,7 @@ def _told(
 
 def _kernels(storage: Path, reference: str | None, messages: Console) -> list[Comparison]:
     """The newest stored run of the kernels beside its baseline, as one comparison."""
-    runs, damaged = stored_runs(storage)
+    runs, damaged = kernel_runs(storage)
     for error in damaged:
         messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
     if not runs:

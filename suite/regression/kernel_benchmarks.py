@@ -4,96 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
-
-import msgspec
 
 from reference_runs.errors import InputError
 from suite.metrics.noise_floor import noise_floor
+from suite.records.kernel_runs import SOFTWARE, KernelRun
 from suite.regression.findings import Finding, time_finding
 from suite.regression.verdicts import Sets, judged
 
-OURS = ("kernel", "plain")  # forms of ours; the others are PyTorch's and Liger-Kernel's
-SOFTWARE = ("python_version", "torch", "triton", "cuda", "nccl")  # in the machine's facts; the rest is hardware
 NO_RERUN = "no re-run in turn: store runs of old and new code in turn (A B A B ...), whose second half confirms"
 
 
-class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of `nox -s bench`.
-
-    Args:
-        number: before the first underscore of the file's name.
-        hardware: the machine's facts but versions of software.
-        seconds: of kernel and case, the median of its rounds: rounds are no replicates, as they share a process.
-    """
-
-    path: str
-    number: str
-    time: str
-    commit: str
-    modified: bool
-    hardware: dict[str, str]
-    software: dict[str, str]
-    seconds: dict[str, float]
-
-
-class _Commit(msgspec.Struct):
-    id: str = ""
-    dirty: bool = False
-
-
-class _Stats(msgspec.Struct):
-    median: float
-
-
-class _Extra(msgspec.Struct):
-    form: str = "kernel"
-
-
-class _Benchmark(msgspec.Struct):
-    name: str
-    stats: _Stats
-    extra_info: _Extra
-
-
-class _File(msgspec.Struct):
-    machine_info: dict[str, object]
-    commit_info: _Commit
-    datetime: str
-    benchmarks: list[_Benchmark]
-
-
-def stored_runs(storage: Path) -> tuple[list[StoredRun], list[InputError]]:
-    """All runs below the storage, oldest first, and why other files are left out."""
-    good: list[StoredRun] = []
-    bad: list[InputError] = []
-    for path in sorted(storage.rglob("*.json")):
-        try:
-            file = msgspec.json.decode(path.read_bytes(), type=_File)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            bad.append(InputError(f"damaged benchmark: {error}", where=str(path)))
-            continue
-        facts = {name: str(value) for name, value in file.machine_info.items()}
-        good.append(
-            StoredRun(
-                path=str(path),
-                number=path.name.partition("_")[0],
-                time=file.datetime,
-                commit=file.commit_info.id,
-                modified=file.commit_info.dirty,
-                hardware={name: text for name, text in facts.items() if name not in SOFTWARE},
-                software={name: text for name, text in facts.items() if name in SOFTWARE},
-                seconds={
-                    one.name.partition("[")[2].rstrip("]") or one.name: one.stats.median
-                    for one in file.benchmarks
-                    if one.extra_info.form in OURS and one.stats.median > 0
-                },
-            )
-        )
-    return sorted(good, key=lambda run: run.time), bad
-
-
-def compared_sides(runs: Sequence[StoredRun], reference: str | None) -> tuple[list[StoredRun], list[StoredRun]]:
+def compared_sides(runs: Sequence[KernelRun], reference: str | None) -> tuple[list[KernelRun], list[KernelRun]]:
     """Baseline and now: the newest run with those of its commit, and those of the commit before it on that hardware.
 
     `reference` names the baseline instead: the number of a stored run, or a commit. No baseline: an empty list.
@@ -119,13 +40,13 @@ def compared_sides(runs: Sequence[StoredRun], reference: str | None) -> tuple[li
     return others, now
 
 
-def _code(run: StoredRun) -> tuple[str, str]:
+def _code(run: KernelRun) -> tuple[str, str]:
     """What identical runs share; a modified checkout is identical with nothing, so each file is its own."""
     return run.commit, run.path if run.modified else ""
 
 
 def kernel_findings(
-    before: Sequence[StoredRun], after: Sequence[StoredRun], runs: Sequence[StoredRun]
+    before: Sequence[KernelRun], after: Sequence[KernelRun], runs: Sequence[KernelRun]
 ) -> list[Finding]:
     """Every kernel and case of ours that both sides have, judged as one family.
 
@@ -150,13 +71,13 @@ def kernel_findings(
     ]
 
 
-def _in_turn(before: Sequence[StoredRun], after: Sequence[StoredRun]) -> bool:
+def _in_turn(before: Sequence[KernelRun], after: Sequence[KernelRun]) -> bool:
     """Whether they were stored alternately, at least two of each."""
     sides = [side for _, side in sorted([*((run.time, 0) for run in before), *((run.time, 1) for run in after)])]
     return len(sides) >= 4 and all(one != other for one, other in pairwise(sides))
 
 
-def _groups(name: str, runs: Sequence[StoredRun], like: StoredRun) -> list[list[float]]:
+def _groups(name: str, runs: Sequence[KernelRun], like: KernelRun) -> list[list[float]]:
     groups: dict[tuple[object, ...], list[float]] = {}
     for run in runs:
         if run.hardware == like.hardware and not run.modified and name in run.seconds:
@@ -164,7 +85,7 @@ def _groups(name: str, runs: Sequence[StoredRun], like: StoredRun) -> list[list[
     return list(groups.values())
 
 
-def changed_software(before: Sequence[StoredRun], after: Sequence[StoredRun]) -> str:
+def changed_software(before: Sequence[KernelRun], after: Sequence[KernelRun]) -> str:
     """What differs in software, in words; empty where nothing does."""
     left, right = before[-1].software, after[-1].software
     return ", ".join(

@@ -8,7 +8,8 @@ import pytest
 
 from suite.__main__ import main
 from suite.paths import RECORDED
-from suite.regression.kernel_benchmarks import NO_RERUN, compared_sides, kernel_findings, stored_runs
+from suite.records.kernel_runs import kernel_runs
+from suite.regression.kernel_benchmarks import NO_RERUN, compared_sides, kernel_findings
 from suite.regression.verdicts import Change
 from tests.support.histories import normal_launches
 
@@ -41,11 +42,11 @@ def series(storage, order, **factors):
     """A run a letter of `order`, the letter being its commit; factors by letter."""
     for number, (commit, seconds) in enumerate(zip(order, normal_launches(5, len(order)), strict=True)):
         store(storage, number, commit, seconds * factors.get(commit, 1.0))
-    return stored_runs(storage)[0]
+    return kernel_runs(storage)[0]
 
 
 def test_the_stored_run_of_this_repository_is_read():
-    runs, bad = stored_runs(STORED)
+    runs, bad = kernel_runs(STORED)
     assert bad == []
     assert runs[0].number == "0001"
     assert runs[0].hardware["cpu"] == "AMD EPYC"
@@ -82,7 +83,7 @@ def test_other_hardware_and_modified_checkouts_are_not_mixed(tmp_path):
     store(tmp_path, 2, "a", 1.0, cpu="another")
     store(tmp_path, 3, "a", 1.0, dirty=True)
     store(tmp_path, 4, "b", 1.0)
-    runs, _ = stored_runs(tmp_path)
+    runs, _ = kernel_runs(tmp_path)
     before, after = compared_sides(runs, None)
     assert ([run.number for run in before], [run.number for run in after]) == (["0003"], ["0004"])
     assert [run.number for run in compared_sides(runs, "0001")[0]] == ["0001"]

@@ -7,13 +7,12 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from reference_runs.errors import InputError
 from suite.machine.operations import ELEMENT_BYTES
 from suite.machine.profile import Profile, machines_directory, read
 from suite.paths import stores
 from suite.predict.analytic.kernel_cost import kernel_flop
+from suite.records.kernel_runs import Benchmark, kernel_run
 from suite.report.html.plot import MUTED, Cell, Plot, Trace, colour, significant, symbol
 
 MOST_MACHINES = 12  # profiles that are drawn: the newest of each machine
@@ -35,34 +34,9 @@ class Benchmarks(NamedTuple):
     """One run of the kernel benchmarks."""
 
     file: str
-    machine: Mapping[str, object]
+    machine: Mapping[str, str]
     copy_bytes_per_second: float
     kernels: list[Kernel]
-
-
-class _Extra(msgspec.Struct):
-    kernel: str
-    variant: str
-    dtype: str
-    form: str
-    sizes: dict[str, int]
-    least_bytes: float
-    copy_bytes_per_second: float
-    direction: str = msgspec.field(name="pass")
-
-
-class _Stats(msgspec.Struct):
-    median: float
-
-
-class _Benchmark(msgspec.Struct):
-    extra_info: _Extra
-    stats: _Stats
-
-
-class _File(msgspec.Struct):
-    machine_info: dict[str, str | int | float | bool | dict[str, object] | list[object] | None]
-    benchmarks: list[_Benchmark]
 
 
 def benchmarks(results: Path) -> tuple[list[Benchmarks], list[InputError]]:
@@ -73,19 +47,19 @@ def benchmarks(results: Path) -> tuple[list[Benchmarks], list[InputError]]:
     for directory in sorted(directories):
         for path in sorted(directory.glob("*.json"), reverse=True)[:1]:
             try:
-                read_file = msgspec.json.decode(path.read_bytes(), type=_File)
-            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-                bad.append(InputError(f"damaged benchmarks: {error}", where=str(path)))
+                run = kernel_run(path)
+            except InputError as error:
+                bad.append(error)
                 continue
-            kernels = [found for one in read_file.benchmarks if (found := _kernel(one)) is not None]
+            kernels = [kernel for benchmark in run.benchmarks if (kernel := _kernel(benchmark)) is not None]
             if kernels:
-                copies = sorted(one.extra_info.copy_bytes_per_second for one in read_file.benchmarks)
+                copies = sorted(benchmark.extra_info.copy_bytes_per_second for benchmark in run.benchmarks)
                 file = f"{directory.name}/{path.name}"
-                good.append(Benchmarks(file, read_file.machine_info, copies[len(copies) // 2], kernels))
+                good.append(Benchmarks(file, run.hardware, copies[len(copies) // 2], kernels))
     return good, bad
 
 
-def _kernel(one: _Benchmark) -> Kernel | None:
+def _kernel(one: Benchmark) -> Kernel | None:
     """None where its arithmetic is not known."""
     about = one.extra_info
     name, variant = about.kernel, about.variant
@@ -158,7 +132,7 @@ def _same(one: Benchmarks, profile: Profile) -> bool:
     hardware = profile.fingerprint.hardware
     same = one.machine.get("device") == profile.fingerprint.device
     if profile.fingerprint.device == "cuda":
-        return same and str(one.machine.get("gpu", "?")) in hardware.get("gpus", "")
+        return same and one.machine.get("gpu", "?") in hardware.get("gpus", "")
     return same and one.machine.get("cpu") == hardware.get("cpu") and one.machine.get("cores") == hardware.get("cores")
 
 
