@@ -1,0 +1,271 @@
+"""Results as pandas frames: launches, figures, kernel runs, batteries, fleet. `from suite.records import frame`.
+
+    >>> from suite.records import frame
+    >>> launches = frame.launches("results")
+    >>> launches.groupby(["run", "layout"]).step_seconds.median()
+
+Columns end in their unit: `_seconds`, `_bytes`, `_share` (of 1), `_utc` (a moment), `_per_second`. Rows come oldest
+first. What is damaged is left out; `frame.attrs["left_out"]` says why, a line each. docs/records.md lists all columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite.metrics.figures import UNIT, Figure, Quantity
+from suite.records.batteries import battery_summaries
+from suite.records.index import launches as indexed_launches
+from suite.records.kernel_runs import kernel_runs as stored_kernel_runs
+from suite.records.store import read
+from suite.records.summary import Key, LaunchSummary, Values
+
+if TYPE_CHECKING:
+    import pandas
+
+_FACTS = (
+    *("id", "run", "status", "message", "node", "machine", "device", "ranks", "layout", "compiled", "precision"),
+    *("global_batch", "steps", "seed", "rung", "suite"),
+)
+_AFTER_FIGURES = ("first_loss", "last_loss", "others_share", "steal_share", "profile", "path")
+_MEASURED = (
+    *(Quantity.PEAK_BYTES, Quantity.ACTIVATION_BYTES, Quantity.TOKENS_PER_SECOND, Quantity.MODEL_FLOP_PER_SECOND),
+    Quantity.BUBBLE_FRACTION,
+)
+Source = str | Path | Sequence[LaunchSummary]
+
+
+def launches(source: Source) -> pandas.DataFrame:
+    """A row a launch: facts, times, the job's main figures, losses. `source` is a results directory, or summaries."""
+    import pandas
+
+    summaries, left_out = _summaries(source)
+    columns: dict[str, Any] = {name: [getattr(launch, name) for launch in summaries] for name in _FACTS}
+    columns["started_utc"] = _moments([launch.started for launch in summaries])
+    columns["finished_utc"] = _moments([launch.finished for launch in summaries])
+    measured = [launch.measured for launch in summaries]
+    columns["step_seconds"] = _values(measured, Quantity.STEP_SECONDS)
+    columns["predicted_step_seconds"] = _values([launch.predicted for launch in summaries], Quantity.STEP_SECONDS)
+    columns |= {quantity.value: _values(measured, quantity) for quantity in _MEASURED}
+    columns |= {name: [getattr(launch, name) for launch in summaries] for name in _AFTER_FIGURES}
+    return _with_reasons(pandas.DataFrame(columns), left_out)
+
+
+def figures(source: Source, *, ranks: bool = False) -> pandas.DataFrame:
+    """Long form, a row a launch and figure: `predicted` and `measured` in `unit`, NaN where it is not known.
+
+    Of the whole job, where `rank` is missing; with `ranks` of every rank too, for which each record is read whole.
+    Numbers are 64-bit floats: counts above 2**53 are rounded.
+    """
+    import pandas
+
+    summaries, left_out = _summaries(source)
+    if ranks:
+        keys, numbers, codes, predicted, measured = _whole_figures(summaries)
+    else:
+        keys, numbers, codes, predicted, measured = _job_figures(summaries)
+    columns: dict[str, Any] = {"launch": _categories([launch.id for launch in summaries], numbers)}
+    for place, title in enumerate(("quantity", "axis", "operation", "term")):
+        columns[title] = _categories([key[place] for key in keys], codes)
+    columns["rank"] = pandas.array([key[4] for key in keys], dtype="Int64")[codes]
+    units = [UNIT[Quantity(key[0])] if key[0] in tuple(Quantity) else "" for key in keys]
+    columns["unit"] = _categories(units, codes)
+    return _with_reasons(pandas.DataFrame(columns | {"predicted": predicted, "measured": measured}), left_out)
+
+
+RankKey = tuple[str, str | None, str | None, str | None, int | None]  # a summary's key, and the rank
+_Long = tuple[list[RankKey], Any, Any, Any, Any]  # keys; by row: number of the launch, of its key, predicted, measured
+
+
+def _job_figures(summaries: Sequence[LaunchSummary]) -> _Long:
+    """By groups of launches that share their figures' keys: one matrix each, not a row at a time."""
+    import numpy
+
+    groups: dict[tuple[int, int], list[int]] = {}
+    for number, launch in enumerate(summaries):
+        groups.setdefault((id(launch.predicted.places), id(launch.measured.places)), []).append(number)
+    keys: list[RankKey] = []
+    parts: list[tuple[Any, Any, Any, Any]] = [
+        (numpy.empty(0, int), numpy.empty(0, int), numpy.empty(0), numpy.empty(0))
+    ]
+    for numbers in groups.values():
+        first = summaries[numbers[0]]
+        own = list(dict.fromkeys([*first.measured.places, *first.predicted.places]))
+        codes = numpy.tile(numpy.arange(len(keys), len(keys) + len(own)), len(numbers))
+        keys += [(*key, None) for key in own]
+        sides = (_matrix([getattr(summaries[n], side) for n in numbers], own) for side in ("predicted", "measured"))
+        parts.append((numpy.repeat(numpy.asarray(numbers), len(own)), codes, *(side.ravel() for side in sides)))
+    columns = [numpy.concatenate(part) for part in zip(*parts, strict=True)]
+    order = numpy.argsort(columns[0], kind="stable")
+    launch_numbers, codes, predicted, measured = (column[order] for column in columns)
+    return keys, launch_numbers, codes, predicted, measured
+
+
+def _whole_figures(summaries: Sequence[LaunchSummary]) -> _Long:
+    import numpy
+
+    codes: dict[RankKey, int] = {}
+    rows: list[tuple[int, int, float, float]] = []
+    for number, launch in enumerate(summaries):
+        end = read(Path(launch.path)).end
+        sides = [{_rank_key(f): f.value for f in found} for found in ((end.predicted, end.figures) if end else ())]
+        for key in dict.fromkeys(key for side in reversed(sides) for key in side):
+            values = (side.get(key, numpy.nan) for side in sides)
+            rows.append((number, codes.setdefault(key, len(codes)), *values))  # type: ignore[arg-type]  # two sides
+    columns = numpy.array(rows, dtype=float).reshape(-1, 4).T
+    return [*codes], columns[0].astype(int), columns[1].astype(int), columns[2], columns[3]
+
+
+def _rank_key(figure: Figure) -> RankKey:
+    return (figure.quantity.value, figure.axis, figure.operation, figure.term, figure.rank)
+
+
+def kernel_runs(source: str | Path) -> pandas.DataFrame:
+    """A row a stored run and case of the kernel benchmarks; `seconds` is the median of a case's rounds."""
+    import pandas
+
+    runs, left_out = stored_kernel_runs(Path(source) / "kernels")
+    pairs = [(run, benchmark) for run in runs for benchmark in run.benchmarks]
+    of_run: dict[str, Callable[[Any], Any]] = {
+        "number": lambda run: run.number,
+        "time_utc": lambda run: run.time,
+        "commit": lambda run: run.commit,
+        "modified": lambda run: run.modified,
+        "device": lambda run: run.hardware.get("device"),
+        "cpu": lambda run: run.hardware.get("cpu"),
+        "gpu": lambda run: run.hardware.get("gpu"),
+        "torch": lambda run: run.software.get("torch"),
+    }
+    columns: dict[str, Any] = {name: [value(run) for run, _ in pairs] for name, value in of_run.items()}
+    columns["time_utc"] = pandas.to_datetime(columns["time_utc"], utc=True, format="ISO8601")
+    for name in ("kernel", "variant", "direction", "dtype", "form"):
+        columns[name] = [getattr(benchmark.extra_info, name) for _, benchmark in pairs]
+    columns["case"] = [benchmark.case for _, benchmark in pairs]
+    columns["least_bytes"] = [benchmark.extra_info.least_bytes for _, benchmark in pairs]
+    columns["seconds"] = [benchmark.stats.median for _, benchmark in pairs]
+    return _with_reasons(pandas.DataFrame(columns), left_out)
+
+
+def batteries(source: str | Path) -> pandas.DataFrame:
+    """A row an acceptance battery; `decision` is empty where it did not end."""
+    import pandas
+
+    found, left_out = battery_summaries(Path(source))
+    ends = [battery.end for battery in found]
+    columns: dict[str, Any] = {
+        name: [getattr(battery, name) for battery in found] for name in ("id", "node", "profile", "schema")
+    }
+    columns["started_utc"] = _moments([battery.started for battery in found])
+    columns["seconds"] = [None if end is None else end.seconds for end in ends]
+    columns["decision"] = [None if end is None else end.decision for end in ends]
+    for name in ("device", "ranks"):
+        columns[name] = [battery.options.get(name) for battery in found]
+    for name in ("cpu", "cores", "gpus"):
+        columns[name] = [battery.hardware.get(name) for battery in found]
+    columns["suite"] = [battery.software.get("suite") for battery in found]
+    columns["findings"] = [None if end is None else len(end.findings) for end in ends]
+    for verdict in ("FAIL", "WARN"):
+        columns[verdict.lower()] = [
+            None if end is None else sum(finding.verdict == verdict for finding in end.findings) for end in ends
+        ]
+    return _with_reasons(pandas.DataFrame(columns), left_out)
+
+
+def battery_findings(source: str | Path) -> pandas.DataFrame:
+    """A row a finding of every battery that ended: `measured` and `expected` in `unit`, and `ratio`, of the two."""
+    import pandas
+
+    found, left_out = battery_summaries(Path(source))
+    pairs = [(battery, finding) for battery in found if battery.end for finding in battery.end.findings]
+    columns: dict[str, Any] = {"battery": [battery.id for battery, _ in pairs], "node": [b.node for b, _ in pairs]}
+    for name in ("check", "subject", "verdict", "measured", "expected", "unit", "ratio", "part"):
+        columns[name] = [getattr(finding, name) for _, finding in pairs]
+    return _with_reasons(pandas.DataFrame(columns), left_out)
+
+
+def fleet(source: str | Path) -> pandas.DataFrame:
+    """A row a node: its hardware, how many launches and batteries it has, and what its newest battery decided."""
+    import pandas
+
+    summaries, bad_launches = indexed_launches(Path(source))
+    found = batteries(source)
+    machines = pandas.DataFrame(
+        {
+            "node": [launch.node for launch in summaries],
+            **{name: [launch.hardware.get(name) for launch in summaries] for name in ("cpu", "cores", "gpus")},
+            "ok": [launch.status == "ok" for launch in summaries],
+            "started_utc": _moments([launch.started for launch in summaries]),
+        }
+    )
+    by_launches = machines.groupby("node").agg(
+        launches=("ok", "size"), ok_launches=("ok", "sum"), last_launch_utc=("started_utc", "max")
+    )
+    newest = found.drop_duplicates("node", keep="last").set_index("node")
+    by_batteries = newest[["decision", "profile", "started_utc"]].rename(columns={"started_utc": "last_battery_utc"})
+    by_batteries.insert(0, "batteries", found.groupby("node").size())
+    hardware = pandas.concat([machines[[*_HARDWARE]], found[[*_HARDWARE]]]).drop_duplicates("node", keep="last")
+    whole = hardware.set_index("node").join(by_launches).join(by_batteries)
+    counts = ["launches", "ok_launches", "batteries"]
+    whole[counts] = whole[counts].fillna(0).astype(int)
+    return _with_reasons(whole.sort_index().reset_index(), [*bad_launches, *found.attrs["left_out"]])
+
+
+_HARDWARE = ("node", "cpu", "cores", "gpus")
+
+
+def _summaries(source: Source) -> tuple[Sequence[LaunchSummary], Sequence[object]]:
+    return indexed_launches(Path(source)) if isinstance(source, str | Path) else (source, [])
+
+
+def _with_reasons(frame: pandas.DataFrame, left_out: Iterable[object]) -> pandas.DataFrame:
+    frame.attrs["left_out"] = [str(error) for error in left_out]
+    return frame
+
+
+def _moments(seconds: Sequence[float | None]) -> Any:
+    """Seconds since 1970 as moments in UTC, to the millisecond; NaT for None."""
+    import numpy
+    import pandas
+
+    values = numpy.array(seconds, dtype=float)
+    with numpy.errstate(invalid="ignore"):
+        moments = numpy.where(numpy.isnan(values), numpy.datetime64("NaT"), (values * 1000).astype("datetime64[ms]"))
+    return pandas.DatetimeIndex(moments).tz_localize("UTC")
+
+
+def _values(sides: Sequence[Values], quantity: Quantity) -> Any:
+    """One figure of the whole job of each launch, NaN where it has none; looked up once for all that share keys."""
+    import numpy
+
+    key = (quantity.value, None, None, None)
+    places: dict[int, int | None] = {}
+    for values in sides:
+        if id(values.places) not in places:
+            places[id(values.places)] = values.places.get(key)
+    numbers = (None if (p := places[id(values.places)]) is None else values.numbers[p] for values in sides)
+    return numpy.array([*numbers], dtype=float)
+
+
+def _matrix(sides: Sequence[Values], keys: Sequence[Key]) -> Any:
+    """A row a launch and a column a key; all `sides` share their keys."""
+    import numpy
+
+    matrix = numpy.full((len(sides), len(keys)), numpy.nan)
+    places = [(column, sides[0].places[key]) for column, key in enumerate(keys) if key in sides[0].places]
+    if places:
+        numbers = numpy.array([values.numbers for values in sides], dtype=float)
+        columns, sources = zip(*places, strict=True)
+        matrix[:, list(columns)] = numbers[:, list(sources)]
+    return matrix
+
+
+def _categories(values: Sequence[Any], codes: Any) -> Any:
+    """`values[code]` for each code, as categories; missing for None."""
+    import numpy
+    import pandas
+
+    names = list(dict.fromkeys(value for value in values if value))
+    number = {name: place for place, name in enumerate(names)}
+    own = numpy.array([number.get(value or "", -1) for value in values], int)
+    return pandas.Categorical.from_codes(own[codes], names)  # type: ignore[call-overload]  # of no names as well
