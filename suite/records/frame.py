@@ -10,7 +10,7 @@ first. What is damaged is left out; `frame.attrs["left_out"]` says why, a line e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,19 +52,22 @@ def launches(source: Source) -> pandas.DataFrame:
     return _with_reasons(pandas.DataFrame(columns), left_out)
 
 
-def figures(source: Source, *, ranks: bool = False) -> pandas.DataFrame:
+def figures(source: Source, *, quantities: Collection[str] | None = None, ranks: bool = False) -> pandas.DataFrame:
     """Long form, a row a launch and figure: `predicted` and `measured` in `unit`, NaN where it is not known.
 
     Of the whole job, where `rank` is missing; with `ranks` of every rank too, for which each record is read whole.
     Numbers are 64-bit floats: counts above 2**53 are rounded.
+
+    Args:
+        quantities: those alone, which takes less memory than choosing later; None: all.
     """
     import pandas
 
     summaries, left_out = _summaries(source)
     if ranks:
-        keys, numbers, codes, predicted, measured = _whole_figures(summaries)
+        keys, numbers, codes, predicted, measured = _whole_figures(summaries, quantities)
     else:
-        keys, numbers, codes, predicted, measured = _job_figures(summaries)
+        keys, numbers, codes, predicted, measured = _job_figures(summaries, quantities)
     columns: dict[str, Any] = {"launch": _categories([launch.id for launch in summaries], numbers)}
     for place, title in enumerate(("quantity", "axis", "operation", "term")):
         columns[title] = _categories([key[place] for key in keys], codes)
@@ -78,7 +81,7 @@ RankKey = tuple[str, str | None, str | None, str | None, int | None]  # a summar
 _Long = tuple[list[RankKey], Any, Any, Any, Any]  # keys; by row: number of the launch, of its key, predicted, measured
 
 
-def _job_figures(summaries: Sequence[LaunchSummary]) -> _Long:
+def _job_figures(summaries: Sequence[LaunchSummary], quantities: Collection[str] | None) -> _Long:
     """By groups of launches that share their figures' keys: one matrix each, not a row at a time."""
     import numpy
 
@@ -92,6 +95,7 @@ def _job_figures(summaries: Sequence[LaunchSummary]) -> _Long:
     for numbers in groups.values():
         first = summaries[numbers[0]]
         own = list(dict.fromkeys([*first.measured.places, *first.predicted.places]))
+        own = [key for key in own if quantities is None or key[0] in quantities]
         codes = numpy.tile(numpy.arange(len(keys), len(keys) + len(own)), len(numbers))
         keys += [(*key, None) for key in own]
         sides = (_matrix([getattr(summaries[n], side) for n in numbers], own) for side in ("predicted", "measured"))
@@ -102,7 +106,7 @@ def _job_figures(summaries: Sequence[LaunchSummary]) -> _Long:
     return keys, launch_numbers, codes, predicted, measured
 
 
-def _whole_figures(summaries: Sequence[LaunchSummary]) -> _Long:
+def _whole_figures(summaries: Sequence[LaunchSummary], quantities: Collection[str] | None) -> _Long:
     import numpy
 
     codes: dict[RankKey, int] = {}
@@ -111,6 +115,8 @@ def _whole_figures(summaries: Sequence[LaunchSummary]) -> _Long:
         end = read(Path(launch.path)).end
         sides = [{_rank_key(f): f.value for f in found} for found in ((end.predicted, end.figures) if end else ())]
         for key in dict.fromkeys(key for side in reversed(sides) for key in side):
+            if quantities is not None and key[0] not in quantities:
+                continue
             values = (side.get(key, numpy.nan) for side in sides)
             rows.append((number, codes.setdefault(key, len(codes)), *values))  # type: ignore[arg-type]  # two sides
     columns = numpy.array(rows, dtype=float).reshape(-1, 4).T

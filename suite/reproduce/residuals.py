@@ -6,14 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from suite.job.events import Status
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity, StepTerm
-from suite.records.index import LaunchSummary, Values
-from suite.records.summary import Key
 
-TERMS = tuple(term.value for term in StepTerm)
-EXPLAINED = tuple(term for term in TERMS if term != StepTerm.UNEXPLAINED)
+EXPLAINED = tuple(term.value for term in StepTerm if term is not StepTerm.UNEXPLAINED)
 
 
 class Residuals(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,33 +45,6 @@ def residuals(rows: Sequence[Row]) -> Residuals | None:
     left = {term: row.left for term, row in of_job.items() if row.left is not None}
     right = {term: row.right for term, row in of_job.items() if row.right is not None}
     return _residuals(left, right)
-
-
-def launch_residuals(launch: LaunchSummary) -> Residuals | None:
-    """Of a recorded launch, as of its rows; None where it did not end well too."""
-    if launch.status != Status.OK or not launch.predicted.numbers:
-        return None
-    left, right = (_step_seconds(figures) for figures in (launch.predicted, launch.measured))
-    return _residuals(left, right)
-
-
-def _step_seconds(figures: Values) -> dict[str | None, int | float]:
-    """By term; None: of the whole step."""
-    numbers = figures.numbers
-    return {term: numbers[index] for term, index in _terms(figures.places)}
-
-
-_known: dict[int, tuple[dict[Key, int], list[tuple[str | None, int]]]] = {}
-
-
-def _terms(places: dict[Key, int]) -> list[tuple[str | None, int]]:
-    """The terms of the step, and where their seconds are; looked up once for all launches that share the places."""
-    same, terms = _known.get(id(places), (None, []))
-    if same is not places:
-        keys = ((term, (Quantity.STEP_SECONDS.value, None, None, term)) for term in (None, *TERMS))
-        terms = [(term, places[key]) for term, key in keys if key in places]
-        _known[id(places)] = places, terms
-    return terms
 
 
 def _residuals(left: Mapping[str | None, float], right: Mapping[str | None, float]) -> Residuals | None:

@@ -15,7 +15,7 @@ from suite.paths import ROOT
 from suite.records import frame
 from suite.records.index import launches as indexed
 from suite.records.store import read
-from tests.report.markdown.test_step_times import MEASURED, PREDICTED, record, scaled
+from tests.support.timed_records import MEASURED, PREDICTED, record, scaled
 
 
 @pytest.fixture
@@ -60,6 +60,8 @@ def test_a_figure_is_a_row_with_both_sides(results: Path) -> None:
     assert {*steps.unit} == {"s"}
     assert [*steps.predicted] == [PREDICTED["backward"]] * 2
     assert rows["rank"].isna().all()
+    for ranks in (False, True):
+        assert {*frame.figures(results, quantities=["step_seconds"], ranks=ranks).quantity} == {"step_seconds"}
 
 
 def test_figures_of_ranks_are_those_of_the_whole_record(results: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from suite.paths import ROOT
 from suite.records import store
 from suite.records.index import CACHE, launches
-from suite.report.markdown.step_times import step_rows, step_tables
+from suite.report.markdown.step_times import step_tables, step_times
 from tests.support.record_halves import begin, end
 
 
@@ -34,7 +34,7 @@ def test_writers_that_are_killed_at_random_lose_and_tear_nothing_that_was_report
     try:
         while process.poll() is None:
             found, bad = launches(results)
-            step_tables(step_rows(found))
+            step_tables(step_times(found))
             tables, damaged, most = tables + 1, damaged + bad, max(most, len(found))
     finally:
         process.kill()

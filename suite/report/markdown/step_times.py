@@ -2,232 +2,175 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from suite.machine.timings import median
-from suite.metrics.figures import Quantity
+from suite.job.events import Status
+from suite.metrics.figures import Quantity, StepTerm
+from suite.records import frame
 from suite.records.index import LaunchSummary
-from suite.reproduce.residuals import Residuals, launch_residuals
+from suite.report.tables import MARKDOWN, table
 
-TITLES = (
-    "run",
-    "ranks",
-    "layout",
-    "execution",
-    "launches",
-    "predicted",
-    "measured",
-    "error",
-    "pace",
-    "error at it",
-    "largest residual",
-    "of the step",
-    "unexplained",
-    "others",
-)
-
+if TYPE_CHECKING:
+    import pandas
 
 ASKED = {"cpu": (0.15, 0.30), "gpu": (0.08, 0.15)}  # of absolute errors, in the median and at most
 ASKED_UNEXPLAINED = 0.10  # of a step
+WHOLE = "whole step"
+_EXPLAINED = [term.value for term in StepTerm if term is not StepTerm.UNEXPLAINED]
+# What launches must share to be comparable here. `processor` is a hash of its flags: older records have no generation,
+# and two processors may have one name. Of the second group the latest counts.
+COMPARABLE = ["machine", "processor", "run", "ranks", "layout", "compiled"]
+VERSIONS = ["software_hash", "policy_hash", "hardware_hash"]
 
 
-class Setup(NamedTuple):
-    """What launches must share to be one row.
+def step_times(recorded: Iterable[LaunchSummary]) -> pandas.DataFrame:
+    """A row a launch that ended well and was predicted: facts, both times, `error`, and the term furthest off.
 
-    Args:
-        machine: hardware and device in words, the processor's generation among them.
-        processor: a hash of its flags: older records have no generation, and two processors may have one name.
+    `error` is predicted over measured, less 1; `residual_share` the term's predicted less measured seconds, over the
+    measured step; `error_at_speed` that of the prediction corrected for the CPU's speed. Of comparable launches under
+    several versions of software or policy, or with other memory, those of the latest. Launches of the ladder are left
+    out: its own tables tell their rungs apart.
     """
-
-    machine: str
-    processor: str
-    run: str
-    ranks: int
-    layout: str
-    compiled: bool
-    software: str
-    policy: str
-    hardware: str
-
-
-class Timed(NamedTuple):
-    """One launch: when it started, its residuals, and what other processes took of the processors meanwhile.
-
-    Args:
-        at_pace: seconds of the step predicted for the pace that the processors had; None where it is not known.
-    """
-
-    started: float
-    time: Residuals
-    others_share: float | None
-    at_pace: float | None
-
-    @property
-    def pace_error(self) -> float | None:
-        """Of the prediction at that pace: over the measured step, less 1."""
-        return None if self.at_pace is None else self.at_pace / self.time.measured_seconds - 1
+    chosen = [one for one in recorded if one.status == Status.OK and "script" not in one.policy]
+    chosen = [one for one in chosen if one.predicted.numbers]
+    rows = frame.launches(chosen)[
+        ["id", "machine", "run", "ranks", "layout", "compiled", "started_utc", "others_share"]
+    ]
+    rows["processor"] = [launch.hardware.get("cpu_flags", "") for launch in chosen]
+    for name in VERSIONS:
+        rows[name] = [launch.hashes[name.removesuffix("_hash")] for launch in chosen]
+    figures = frame.figures(chosen, quantities=[Quantity.STEP_SECONDS, Quantity.STEP_SECONDS_AT_PACE])
+    rows = rows.join(_differences(figures), on="id", how="inner")
+    at_speed = figures[(figures.quantity == Quantity.STEP_SECONDS_AT_PACE) & figures.term.isna()].set_index("launch")
+    rows["slowdown"] = rows.id.map(at_speed.predicted.to_dict()).astype(float) / rows.predicted_seconds
+    rows["error_at_speed"] = rows.slowdown * (1 + rows.error) - 1
+    rows = rows.sort_values("started_utc", kind="stable")
+    latest = rows[VERSIONS].eq(rows.groupby(COMPARABLE)[VERSIONS].transform("last")).all(axis=1)
+    return rows[latest].sort_values([*COMPARABLE, "measured_seconds"], kind="stable", ignore_index=True)
 
 
-class StepRow(NamedTuple):
-    """One setup and its launches."""
+def _differences(figures: pandas.DataFrame) -> pandas.DataFrame:
+    """By launch: seconds of the step, and of the term whose prediction is furthest off; where both sides have them."""
+    import numpy
+    import pandas
 
-    setup: Setup
-    launches: list[Timed]
-
-    @property
-    def middle(self) -> Timed:
-        """The launch of the median step time; of an even number the faster of the two."""
-        ordered = sorted(self.launches, key=lambda one: one.time.measured_seconds)
-        return ordered[(len(ordered) - 1) // 2]
-
-
-def step_rows(recorded: Iterable[LaunchSummary]) -> list[StepRow]:
-    """A row for each setup of the launches that ended well and were predicted, in the order of machine, run and ranks.
-
-    Of a setup that was recorded under several versions of software or policy, or with other memory, the latest on each
-    processor. Launches of the ladder are left out: its own tables tell their rungs apart.
-    """
-    latest: dict[tuple[str, str, str, int, str, bool], tuple[float, Setup]] = {}
-    found: dict[Setup, list[Timed]] = {}
-    for launch in recorded:
-        split = launch_residuals(launch)
-        if split is None or "script" in launch.policy:
-            continue
-        setup = _setup(launch)
-        at_pace = launch.predicted.of(Quantity.STEP_SECONDS_AT_PACE)
-        found.setdefault(setup, []).append(Timed(launch.started, split, launch.others_share, at_pace))
-        key = setup[:6]
-        if key not in latest or launch.started > latest[key][0]:
-            latest[key] = launch.started, setup
-    return [StepRow(setup, found[setup]) for _, setup in sorted(latest.values(), key=lambda entry: entry[1])]
-
-
-def _setup(launch: LaunchSummary) -> Setup:
-    hashes = launch.hashes
-    return Setup(
-        machine=launch.machine,
-        processor=launch.hardware.get("cpu_flags", ""),
-        run=launch.run,
-        ranks=launch.ranks,
-        layout=launch.layout,
-        compiled=launch.compiled,
-        software=hashes["software"],
-        policy=hashes["policy"],
-        hardware=hashes["hardware"],
+    steps = figures[figures.quantity == Quantity.STEP_SECONDS]
+    steps = steps.assign(launch=steps.launch.astype(str), term=steps.term.astype(object).fillna(WHOLE))
+    wide: Any = steps.pivot(index="launch", columns="term", values=["predicted", "measured"])
+    terms = [WHOLE, *_EXPLAINED, StepTerm.UNEXPLAINED.value]
+    sides: list[Any] = [
+        wide[side].reindex(columns=terms) if len(wide) else pandas.DataFrame(columns=terms, dtype=float)
+        for side in ("predicted", "measured")
+    ]
+    predicted, measured = sides
+    apart = predicted[_EXPLAINED] - measured[_EXPLAINED]
+    known = apart.notna().any(axis=1) & predicted[WHOLE].notna() & (measured[WHOLE] > 0)
+    predicted, measured, apart = predicted[known], measured[known], apart[known]
+    furthest = numpy.argmax(apart.abs().fillna(-1.0).to_numpy(), axis=1) if len(apart) else numpy.empty(0, int)
+    step = measured[WHOLE]
+    return pandas.DataFrame(
+        {
+            "predicted_seconds": predicted[WHOLE],
+            "measured_seconds": step,
+            "error": predicted[WHOLE] / step - 1,
+            "term": numpy.array(_EXPLAINED, dtype=object)[furthest],
+            "residual_share": apart.to_numpy()[range(len(apart)), furthest] / step,
+            "unexplained_share": measured[StepTerm.UNEXPLAINED.value].fillna(0.0).abs() / step,
+        }
     )
 
 
-def step_tables(rows: Sequence[StepRow]) -> str:
+def median_launches(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Of comparable launches that of the median step time, the faster one of an even number; and how many they are."""
+    groups = rows.groupby([*COMPARABLE, *VERSIONS])
+    counts = groups["id"].transform("size")
+    middle = rows.assign(launches=counts)[groups.cumcount() == (counts - 1) // 2]
+    return middle.sort_values([*COMPARABLE, *VERSIONS], kind="stable", ignore_index=True)
+
+
+def step_tables(rows: pandas.DataFrame) -> str:
     """Markdown: for each machine its launches' step times, their errors, and what these come from; "" without any.
 
     Where machines differ by their processors' flags alone, these are in the heading.
     """
     parts: list[str] = []
-    places = list(dict.fromkeys((row.setup.machine, row.setup.processor) for row in rows))
-    for machine, processor in places:
-        own = [row for row in rows if row.setup[:2] == (machine, processor)]
-        dates = [launch.started for row in own for launch in row.launches]
-        alike = sum(name == machine for name, _ in places) > 1
-        heading = f"{machine} (processor flags {processor})" if alike else machine
-        parts += [f"### {heading}", "", _when(min(dates), max(dates)), ""]
-        parts += [*_table(own), "", *_summary(own), ""]
+    medians = median_launches(rows)
+    names = medians[["machine", "processor"]].drop_duplicates()
+    for machine, processor in names.itertuples(index=False):
+        own, shown = (f[(f.machine == machine) & (f.processor == processor)] for f in (rows, medians))
+        heading = f"{machine} (processor flags {processor})" if (names.machine == machine).sum() > 1 else machine
+        days = dict.fromkeys(f"{when:%Y-%m-%d}" for when in (own.started_utc.min(), own.started_utc.max()))
+        parts += [f"### {heading}", "", f"Measured {' to '.join(days)}.", ""]
+        parts += [table(_cells(shown), style=MARKDOWN), "", *_summary(own, shown), ""]
     return "\n".join(parts)
 
 
-def _when(first: float, last: float) -> str:
-    days = dict.fromkeys(time.strftime("%Y-%m-%d", time.gmtime(when)) for when in (first, last))
-    return f"Measured {' to '.join(days)}."
+def _cells(shown: pandas.DataFrame) -> pandas.DataFrame:
+    """The table as texts."""
+    import pandas
 
-
-def _table(rows: Sequence[StepRow]) -> Iterator[str]:
-    yield f"| {' | '.join(TITLES)} |"
-    yield "|" + "---|" * 4 + "---:|" * 6 + "---|" + "---:|" * 3
-    for row in rows:
-        setup, (_, one, others, at_pace) = row.setup, row.middle
-        pace_error = row.middle.pace_error
-        cells = (
-            setup.run,
-            str(setup.ranks),
-            setup.layout,
-            "compiled" if setup.compiled else "eager",
-            str(len(row.launches)),
-            f"{one.predicted_seconds * 1e3:,.0f} ms",
-            f"{one.measured_seconds * 1e3:,.0f} ms",
-            f"{one.error:+.1%}",
-            "-" if at_pace is None else f"{at_pace / one.predicted_seconds:.2f}",
-            "-" if pace_error is None else f"{pace_error:+.1%}",
-            one.term,
-            f"{one.residual / one.measured_seconds:+.1%}",
-            f"{one.unexplained_share:.1%}",
-            "-" if others is None else f"{others:.0%}",
-        )
-        yield f"| {' | '.join(cells)} |"
-
-
-def _summary(rows: Sequence[StepRow]) -> Iterator[str]:
-    errors = [abs(row.middle.time.error) for row in rows]
-    unexplained = [row.middle.time.unexplained_share for row in rows]
-    yield (
-        f"{len(rows)} setups: absolute error of step_seconds {median(errors):.1%} in the median, "
-        f"{max(errors):.1%} at most; unexplained share of the step {median(unexplained):.1%} in the median, "
-        f"{max(unexplained):.1%} at most."
+    return pandas.DataFrame(
+        {
+            **{name: shown[name] for name in ("run", "ranks", "layout")},
+            "execution": shown.compiled.map({True: "compiled", False: "eager"}),
+            "launches": shown.launches,
+            "predicted": _texts(shown.predicted_seconds * 1e3, "{:,.0f} ms"),
+            "measured": _texts(shown.measured_seconds * 1e3, "{:,.0f} ms"),
+            "error": _texts(shown.error, "{:+.1%}"),
+            "CPU slowdown": _texts(shown.slowdown, "{:.2f}"),
+            "error at that speed": _texts(shown.error_at_speed, "{:+.1%}"),
+            "largest residual": shown.term,
+            "of the step": _texts(shown.residual_share, "{:+.1%}"),
+            "unexplained": _texts(shown.unexplained_share, "{:.1%}"),
+            "others": _texts(shown.others_share, "{:.0%}"),
+        }
     )
+
+
+def _texts(values: Any, form: str) -> list[str]:
+    return ["-" if value != value else form.format(value) for value in values]  # NaN
+
+
+def _summary(launches: pandas.DataFrame, shown: pandas.DataFrame) -> Iterator[str]:
+    errors, unexplained = shown.error.abs(), shown.unexplained_share
+    yield (
+        f"{len(shown)} setups: absolute error of step_seconds {errors.median():.1%} in the median, "
+        f"{errors.max():.1%} at most; unexplained share of the step {unexplained.median():.1%} in the median, "
+        f"{unexplained.max():.1%} at most."
+    )
+    in_median, at_most = ASKED["cpu" if shown.machine.iloc[0].endswith(", cpu") else "gpu"]
+    beyond, others = (errors > at_most).sum(), (unexplained > ASKED_UNEXPLAINED).sum()
     yield ""
-    yield _asked(rows, errors, unexplained)
-    single = [abs(one.time.error) for row in rows for one in row.launches]
-    if len(single) > len(rows):
-        _, at_most = _limits(rows)
-        yield ""
-        yield (
-            f"Of their {len(single)} launches, one by one: {median(single):.1%} in the median, {max(single):.1%} at "
-            f"most; {sum(error > at_most for error in single)} beyond {at_most:.0%}."
-        )
-    at_pace = [error for row in rows if (error := row.middle.pace_error) is not None]
-    if at_pace:
-        magnitudes = [abs(error) for error in at_pace]
-        yield ""
-        yield (
-            f"At the pace that the processors had meanwhile ({len(at_pace)} setups): {median(magnitudes):.1%} in the "
-            f"median, {max(magnitudes):.1%} at most."
-        )
-
-
-def _asked(rows: Sequence[StepRow], errors: Sequence[float], unexplained: Sequence[float]) -> str:
-    in_median, at_most = _limits(rows)
-    beyond = sum(error > at_most for error in errors)
-    others = sum(share > ASKED_UNEXPLAINED for share in unexplained)
-    return (
-        f"Asked: {in_median:.0%} in the median ({'met' if median(errors) <= in_median else 'missed'}), "
+    yield (
+        f"Asked: {in_median:.0%} in the median ({'met' if errors.median() <= in_median else 'missed'}), "
         f"{at_most:.0%} at most ({f'missed by {beyond}' if beyond else 'met'}), "
         f"{ASKED_UNEXPLAINED:.0%} unexplained at most ({f'missed by {others}' if others else 'met'})."
     )
+    single = launches.error.abs()
+    if len(single) > len(shown):
+        yield ""
+        yield (
+            f"Of their {len(single)} launches, one by one: {single.median():.1%} in the median, {single.max():.1%} at "
+            f"most; {(single > at_most).sum()} beyond {at_most:.0%}."
+        )
+    at_speed = shown.error_at_speed.dropna().abs()
+    if len(at_speed):
+        yield ""
+        yield (
+            f"Corrected for the CPU's speed ({len(at_speed)} setups): {at_speed.median():.1%} in the median, "
+            f"{at_speed.max():.1%} at most."
+        )
 
 
-def _limits(rows: Sequence[StepRow]) -> tuple[float, float]:
-    return ASKED["cpu" if rows[0].setup.machine.endswith(", cpu") else "gpu"]
-
-
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors over all setups of all machines."""
-
-    setups: int
-    median_error: float
-    largest_error: float
-    largest_unexplained_share: float
-
-
-def summary(rows: Sequence[StepRow]) -> Summary | None:
-    """The errors of all rows; None without any."""
-    if not rows:
-        return None
-    errors = [abs(row.middle.time.error) for row in rows]
-    return Summary(
-        setups=len(rows),
-        median_error=median(errors),
-        largest_error=max(errors),
-        largest_unexplained_share=max(row.middle.time.unexplained_share for row in rows),
-    )
+def accuracy(rows: pandas.DataFrame) -> dict[str, float]:
+    """Errors over all comparable launches of all machines; empty without any."""
+    if not len(rows):
+        return {}
+    shown = median_launches(rows)
+    return {
+        "setups": len(shown),
+        "median_error": float(shown.error.abs().median()),
+        "largest_error": float(shown.error.abs().max()),
+        "largest_unexplained_share": float(shown.unexplained_share.max()),
+    }
