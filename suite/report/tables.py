@@ -63,7 +63,14 @@ def _tabulated(cells: dict[str, list[str]], right: Collection[str], style: str) 
         disable_numparse=True,
         colalign=["right" if title in right else "left" for title in cells] if any(cells.values()) else None,
     )
+    if style == MARKDOWN:
+        return "\n".join(_compact(line) for line in lines.splitlines())
     return "\n".join(line.rstrip() for line in lines.splitlines())
+
+
+def _compact(line: str) -> str:
+    """A line of a Markdown table without the padding: one changed cell changes one line."""
+    return re.sub(r"-{3,}", "---", line) if set(line) <= {*"|-:"} else re.sub(r" *(?<!\\)\| *", " | ", line).strip()
 
 
 def _text(cell: Any, style: str) -> str:

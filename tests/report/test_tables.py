@@ -35,7 +35,7 @@ def test_no_rows_leave_the_headers() -> None:
 
 def test_markdown_escapes_what_would_end_a_cell() -> None:
     lines = table([["a|b", "<1"]], ["name", "value"], style=MARKDOWN).splitlines()
-    assert lines == ["| name | value |", "|:-----|:------|", "| a\\|b | &lt;1 |"]
+    assert lines == ["| name | value |", "|:---|:---|", "| a\\|b | &lt;1 |"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

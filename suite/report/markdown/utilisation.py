@@ -15,9 +15,10 @@ from suite.machine.half_precision import WORK_DTYPES
 from suite.machine.timings import median
 from suite.metrics.figures import Quantity
 from suite.records.index import LaunchSummary
+from suite.report.tables import MARKDOWN, table
 
 
-class Asked(NamedTuple):
+class UtilisationTarget(NamedTuple):
     """What one GPU should reach.
 
     Args:
@@ -39,10 +40,11 @@ class _Reached(NamedTuple):
 
 
 RUNG_LABELS = frozenset(f"{rung.track}/{rung.name}" for rung in RUNGS)  # neither leave-one-out runs nor ablated ones
+TITLES = ("run", "GPU", "launches", "mfu", "asked", "measured", "how")
 ASKED = (
-    Asked("gpt2-mini", "`reproduce gpt2-mini --device cuda --ranks 1`", None),
-    Asked("gpt2-124m", "`reproduce gpt2-124m --device cuda --ranks 1`", 0.45),
-    Asked("gpt2-1558m", "`reproduce gpt2-1558m --device cuda --ranks 1`", 0.52),
+    UtilisationTarget("gpt2-mini", "`reproduce gpt2-mini --device cuda --ranks 1`", None),
+    UtilisationTarget("gpt2-124m", "`reproduce gpt2-124m --device cuda --ranks 1`", 0.45),
+    UtilisationTarget("gpt2-1558m", "`reproduce gpt2-1558m --device cuda --ranks 1`", 0.52),
 )
 
 
@@ -51,24 +53,24 @@ def utilisation_table(recorded: Sequence[LaunchSummary]) -> str:
 
     Where the run's ladder was run, one more of the fastest rung there.
     """
-    lines = ["| run | GPU | launches | mfu | asked | measured | how |", "|---|---|---:|---:|---:|---|---|"]
+    rows: list[list[str]] = []
     for asked in ASKED:
-        rows = [*_rows(asked, recorded), *_ladder_rows(asked, recorded)]
-        lines += rows or [_line(asked, "-", "0", "unmeasured", "-")]
-    return "\n".join(lines) + "\n"
+        own = [*_rows(asked, recorded), *_ladder_rows(asked, recorded)]
+        rows += own or [_line(asked, "-", "0", "unmeasured", "-")]
+    return table(rows, TITLES, style=MARKDOWN, right=TITLES[2:5]) + "\n"
 
 
-def _line(asked: Asked, gpu: str, launches: str, mfu: str, day: str) -> str:
+def _line(asked: UtilisationTarget, gpu: str, launches: str, mfu: str, day: str) -> list[str]:
     least = "-" if asked.least is None else f"{asked.least:.0%}"
-    return f"| {asked.run} | {gpu} | {launches} | {mfu} | {least} | {day} | {asked.how} |"
+    return [asked.run, gpu, launches, mfu, least, day, asked.how]
 
 
-def _rows(asked: Asked, recorded: Iterable[LaunchSummary]) -> Iterator[str]:
+def _rows(asked: UtilisationTarget, recorded: Iterable[LaunchSummary]) -> Iterator[list[str]]:
     for gpu, reached in _reached(asked.run, recorded):
         yield _measured(asked, gpu, reached)
 
 
-def _ladder_rows(asked: Asked, recorded: Iterable[LaunchSummary]) -> Iterator[str]:
+def _ladder_rows(asked: UtilisationTarget, recorded: Iterable[LaunchSummary]) -> Iterator[list[str]]:
     """By model flop a second, not by mfu: fp32's is a share of a smaller peak."""
     for gpu, reached in _reached(f"{asked.run}-ladder", recorded):
         rungs: dict[str, list[_Reached]] = {}
@@ -82,7 +84,7 @@ def _ladder_rows(asked: Asked, recorded: Iterable[LaunchSummary]) -> Iterator[st
             yield _measured(asked._replace(how=how), gpu, rungs[best])
 
 
-def _measured(asked: Asked, gpu: str, reached: Sequence[_Reached]) -> str:
+def _measured(asked: UtilisationTarget, gpu: str, reached: Sequence[_Reached]) -> list[str]:
     day = time.strftime("%Y-%m-%d", time.gmtime(max(one.launch.started for one in reached)))
     return _line(asked, gpu, str(len(reached)), f"{median(one.mfu for one in reached):.1%}", day)
 
