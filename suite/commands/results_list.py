@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,10 +15,10 @@ from reference_runs.units import printed
 from suite.commands.records_options import Json, Machine, Run, Since, Statuses, exit_code, name_left_out
 from suite.metrics.figures import Quantity
 from suite.paths import ROOT
+from suite.records import frame
 from suite.records.index import LaunchSummary, launches
 from suite.records.query import Selection, moment, statuses
-
-_TITLES = ("id", "started (UTC)", "run", "status", "node", "ranks", "layout", "execution", "step (s)", "suite")
+from suite.report.tables import table
 
 
 def list_command(
@@ -48,8 +47,7 @@ def list_command(
         for launch in chosen:
             sys.stdout.write(msgspec.json.encode(_entry(launch)).decode() + "\n")
     elif chosen:
-        for line in _lines([_TITLES, *map(_cells, chosen)]):
-            sys.stdout.write(line + "\n")
+        sys.stdout.write(_table(chosen) + "\n")
     else:
         sys.stderr.write(f"none of {len(found)} launches in {results} is meant\n")
     raise typer.Exit(exit_code(any_record=bool(chosen), damaged=bool(bad)))
@@ -61,23 +59,19 @@ def _entry(launch: LaunchSummary) -> dict[str, Any]:
     return {name: getattr(launch, name) for name in names} | {"step_seconds": seconds}
 
 
-def _cells(launch: LaunchSummary) -> tuple[str, ...]:
-    seconds = launch.measured.of(Quantity.STEP_SECONDS)
-    return (
-        launch.id,
-        time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(launch.started)),
-        launch.run,
-        launch.status,
-        launch.node,
-        str(launch.ranks),
-        launch.layout,
-        "compiled" if launch.compiled else "eager",
-        printed(seconds, "s"),
-        launch.suite,
+def _table(launches: Sequence[LaunchSummary]) -> str:
+    """Columns as wide as their cells, whatever the terminal's width, so that `grep` and `awk` find whole lines."""
+    import pandas
+
+    rows = frame.launches(launches)
+    shown = pandas.DataFrame(
+        {
+            "id": rows.id,
+            "started (UTC)": rows.started_utc.dt.strftime("%Y-%m-%d %H:%M:%S"),
+            **{name: rows[name] for name in ("run", "status", "node", "ranks", "layout")},
+            "execution": rows.compiled.map({True: "compiled", False: "eager"}),
+            "step (s)": [printed(None if value != value else value, "s") for value in rows.step_seconds],
+            "suite": rows.suite,
+        }
     )
-
-
-def _lines(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns two blanks apart, whatever the terminal's width, so that `grep` and `awk` find whole lines."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return table(shown, right=("ranks", "step (s)"))

@@ -15,6 +15,7 @@ _NOTE = re.compile(r" ?\(\d+\)$")  # a footnote's number at the end of a cell
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _LEAST = 8  # characters that a shortened column keeps
 _GAP = 2
+_MOST_TABULATED = 5000  # rows
 
 
 def table(
@@ -53,6 +54,8 @@ def table(
 
 
 def _tabulated(cells: dict[str, list[str]], right: Collection[str], style: str) -> str:
+    if style == PLAIN and len(next(iter(cells.values()), ())) > _MOST_TABULATED:
+        return _padded(cells, right)
     import tabulate
 
     tabulate.MIN_PADDING = 0  # else every column is two wider than its header
@@ -66,6 +69,14 @@ def _tabulated(cells: dict[str, list[str]], right: Collection[str], style: str) 
     if style == MARKDOWN:
         return "\n".join(_compact(line) for line in lines.splitlines())
     return "\n".join(line.rstrip() for line in lines.splitlines())
+
+
+def _padded(cells: dict[str, list[str]], right: Collection[str]) -> str:
+    """The same lines as tabulate's, for many rows: it takes 7 us a cell, 7 s for 100,000 launches."""
+    widths = _widths(cells)
+    form = (" " * _GAP).join(f"{{:{'>' if title in right else '<'}{widths[title]}}}" for title in cells)
+    lines = [form.format(*cells), *map(form.format, *cells.values())]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _compact(line: str) -> str:

@@ -63,3 +63,9 @@ def test_colours_take_no_room() -> None:
 def test_a_text_is_shortened_before_its_footnote() -> None:
     assert shortened("a long reason (3)", 12) == "a long… (3)"
     assert shortened("short", 12) == "short"
+
+
+def test_many_rows_are_aligned_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = table(ROWS, TITLES)
+    monkeypatch.setattr("suite.report.tables._MOST_TABULATED", 1)
+    assert table(ROWS, TITLES) == few
