@@ -23,7 +23,9 @@ from suite.report.terminal.tables import console, plain_table, print_comparison
 
 
 def diff_command(
-    left: Annotated[str, typer.Argument(help="Id, its beginning, its last 8 digits, or the path of a file.")],
+    left: Annotated[
+        str, typer.Argument(help="latest, an id, its beginning, its last 8 digits, or the path of a file.")
+    ],
     right: Annotated[str, typer.Argument(help="Likewise.")],
     quantity: Annotated[
         list[str] | None, typer.Option(help="Only this one, for instance --quantity step_seconds; several times.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from suite.paths import ROOT
 from suite.records.index import launches
 from suite.records.prune import baseline_ids, removable, removable_damaged, remove, remove_leftovers
 from suite.records.query import Selection, statuses
+from suite.records.store import end_of
 
 
 def prune_command(
@@ -55,6 +57,7 @@ def prune_command(
         paths = [Path(launch.path) for launch in removable(found, wanted, kept)]
     failed: list[InputError] = []
     for path in paths:
+        halves = [str(half) for half in (path, end_of(path)) if os.path.lexists(half)]
         if yes:
             try:
                 remove(path)
@@ -62,7 +65,7 @@ def prune_command(
                 failed.append(error)
                 continue
         if not json:
-            sys.stdout.write(f"{'removed' if yes else 'would remove'} {path}\n")
+            sys.stdout.write(f"{'removed' if yes else 'would remove'} {' and '.join(halves)}\n")
     if yes:
         remove_leftovers(results)
     name_left_out(failed)

@@ -22,13 +22,15 @@ from suite.report.terminal.tables import console, plain_table, print_comparison
 
 
 def show_command(
-    record: Annotated[str, typer.Argument(help="Id, its beginning, its last 8 digits, or the path of a file.")],
+    record: Annotated[
+        str, typer.Argument(help="latest, an id, its beginning, its last 8 digits, or the path of a file.")
+    ],
     results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
     json: Json = False,
 ) -> None:
     """Show one record; with --json the whole of it, samples of every rank too.
 
-    Example: python -m suite results show 20261122T065329Z
+    Example: python -m suite results show latest
 
     Exit codes: 0 shown, 2 no such record, several, or a damaged one.
     """

@@ -40,7 +40,9 @@ def merged(source: Path, results: Path) -> Merged:
     if not (source / "records").is_dir():
         raise InputError("no results directory", got=str(source), allowed="a directory that holds records/")
     theirs, damaged = launches(source)
-    own = {launch.id: launch.path for launch in launches(results, recorded=False)[0]}
+    known, errors_here = launches(results, recorded=False)
+    own = {launch.id: launch.path for launch in known}
+    damaged_here = {str(error.where) for error in errors_here}
     added = ended = same = 0
     conflicts: list[str] = []
     left_out = [str(error) for error in damaged]
@@ -51,8 +53,10 @@ def merged(source: Path, results: Path) -> Merged:
         try:
             read(begin)  # whole: what is damaged does not spread
             halves = [(begin, place), *([(end_of(begin), end_of(place))] if end_of(begin).exists() else [])]
-            if Path(elsewhere) != place or any(_differs(there, here) for there, here in halves):
-                conflicts.append(f"{launch.path}: another content than {elsewhere}, of the same id; both are kept")
+            differing = [str(here) for there, here in halves if _differs(there, here)]
+            if Path(elsewhere) != place or differing:
+                where = ", ".join(differing) or elsewhere
+                conflicts.append(f"{launch.path}: {_why(where, damaged_here)}")
                 continue
         except InputError as error:
             left_out.append(str(error))
@@ -69,6 +73,12 @@ def merged(source: Path, results: Path) -> Merged:
         else:
             ended += 1
     return Merged(added=added, ended=ended, same=same, conflicts=conflicts, damaged=left_out)
+
+
+def _why(files: str, damaged: set[str]) -> str:
+    if damaged & {*files.split(", ")}:
+        return f"its copy here is damaged, {files}: `results prune --damaged --yes` removes that copy, then merge again"
+    return f"another content than {files}, of the same id; both are kept"
 
 
 def _differs(there: Path, here: Path) -> bool:

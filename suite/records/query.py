@@ -20,6 +20,7 @@ from suite.records.record import BEGIN, END
 
 STATUSES = (*Status, "running", "unknown")
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+LATEST = "latest"
 _NAMED = 5  # candidates of an id that means several
 
 
@@ -80,7 +81,7 @@ def moment(text: str, *, where: str) -> float:
 
 
 def record_path(results: Path, text: str) -> Path:
-    """The first half of the one record that `text` means: a path, the beginning of an id, or its last 8 digits.
+    """The first half of the record that `text` means: `latest`, a path, the beginning of an id, or its last 8 digits.
 
     Raises:
         InputError: none, or several.
@@ -88,13 +89,15 @@ def record_path(results: Path, text: str) -> Path:
     path = Path(text)
     if text.endswith((BEGIN, END)):
         return path.with_name(path.name.removesuffix(BEGIN).removesuffix(END) + BEGIN)
+    if text == LATEST:
+        text = max((identity for _, identity in _ids(results)), default="")  # ids begin with the time
     found = sorted(
         path for path, identity in _ids(results) if identity.startswith(text) or identity.endswith(f"__{text}")
     )
     if text and len(found) == 1:
         return Path(found[0])
     if not text or not found:
-        allowed = "a record's path, its id, the beginning of its id or its last 8 digits: see `results list`"
+        allowed = "latest, a record's path, its id, the beginning of its id or its last 8 digits: see `results list`"
         raise InputError(f"no such record in {results}", got=repr(text), allowed=allowed)
     names = [os.path.basename(path).removesuffix(BEGIN) for path in found[:_NAMED]]  # noqa: PTH119
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""

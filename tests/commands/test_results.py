@@ -261,3 +261,29 @@ def test_every_command_takes_results_and_json_and_shows_an_example(
     told = capsys.readouterr().out
     for words in ("--results", "--json", f"Example: python -m suite results {name}", "Exit codes:"):
         assert words in " ".join(told.split())
+
+
+def test_latest_is_the_launch_that_started_last(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = max(ids(results))
+    code, out, _ = run(capsys, "show", "latest", "--json", "--results", results)
+    assert (code, json.loads(out)["begin"]["id"]) == (0, newest)
+    code, _, err = run(capsys, "show", "latest", "--results", results / "none")
+    assert code == 2
+    assert "no such record" in err
+
+
+def test_a_good_copy_beside_a_damaged_end_says_which_file_is_damaged_and_what_to_do(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(results, tmp_path / "copy"))
+    end_path = store.end_of(Path(launches(results)[0][0].path))
+    end_path.write_bytes(end_path.read_bytes()[:100])
+    code, _, err = run(capsys, "merge", copy, "--results", results)
+    assert code == 1
+    assert f"its copy here is damaged, {end_path}: `results prune --damaged --yes`" in err
+    begin_path = end_path.with_name(end_path.name.replace(".end.", ".begin."))
+    code, out, _ = run(capsys, "prune", "--damaged", "--yes", "--results", results)
+    assert (code, out) == (0, f"removed {begin_path} and {end_path}\n")
+    code, out, _ = run(capsys, "merge", copy, "--results", results)
+    assert (code, out.split(",")[0]) == (0, "1 added")
+    assert everything(results) == everything(copy)
