@@ -14,13 +14,21 @@ MOST_CURVES = 10  # of a run: the newest
 MOST_STEPS = 400  # drawn of a curve: of a longer one every second, third ... step
 
 
-def losses(run: str, setups: list[Setup]) -> Plot | None:
-    """The curves of one run; None where there is none of two steps or more."""
-    newest: dict[tuple[str, int], LaunchSummary] = {}
+def losses(run: str, setups: list[Setup]) -> list[Plot]:
+    """The curves of one run, a picture for each global batch: curves of different batches differ anyway."""
+    newest: dict[int, dict[tuple[str, int], LaunchSummary]] = {}
     for setup in setups:
         for one in setup.launches:
             if one.first_loss is not None:
-                newest[setup.key.id, one.seed] = one
+                newest.setdefault(one.global_batch, {})[setup.key.id, one.seed] = one
+    plots = (_losses(run, setups, batch, newest[batch], alone=len(newest) == 1) for batch in sorted(newest))
+    return [plot for plot in plots if plot is not None]
+
+
+def _losses(
+    run: str, setups: list[Setup], batch: int, newest: dict[tuple[str, int], LaunchSummary], *, alone: bool
+) -> Plot | None:
+    """Curves of one global batch; None where there is none of two steps or more."""
     names = {setup.key.id: setup.key for setup in setups}
     layouts = {key.layout for key in names.values()}
     several = len({setup.key.machine for setup in setups}) > 1
@@ -53,8 +61,8 @@ def losses(run: str, setups: list[Setup]) -> Plot | None:
     if not traces:
         return None
     return Plot(
-        id=f"loss-{setups[0].key.id}",
-        title=f"Loss of {run}",
+        id=f"loss-{setups[0].key.id}" + ("" if alone else f"-{batch}"),
+        title=f"Loss of {run}" + ("" if alone else f", {batch} samples a step"),
         says=f"The loss by step of {len(traces)} launch{'es' if len(traces) > 1 else ''}, the newest of each setup and "
         f"seed; in the newest of all it goes from {rows[0][2]} to {rows[0][3]}.",
         traces=traces,

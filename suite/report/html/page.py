@@ -56,7 +56,6 @@ SETUP_COLUMNS = (
         ("predicted", "n"),
         ("measured", "n"),
         ("error", "n"),
-        ("against best", "n"),
         ("last launch", ""),
     ),
 )
@@ -82,8 +81,6 @@ class Summary(NamedTuple):
     measured_text: str
     error: float | None
     error_text: str
-    slower: float | None
-    slower_text: str
     day: str
     text: str
     detail: bool
@@ -129,8 +126,7 @@ def page(
     names = machine_names(launches)
     found = setups(launches)
     runs = sorted({setup.key.run for setup in found})
-    curves = [(run, losses(run, [setup for setup in found if setup.key.run == run])) for run in runs]
-    kept = [(run, plot) for run, plot in curves if plot is not None]
+    curves = [(run, plot) for run in runs for plot in losses(run, [setup for setup in found if setup.key.run == run])]
     machine_profiles, bad_profiles = profiles(results)
     timings, bad_timings = benchmarks(results)
     roofs = rooflines(machine_profiles, timings)
@@ -149,14 +145,14 @@ def page(
     details = []
     for setup, judged in zip(shown, all_judged, strict=True):
         own = segments.get(setup.key, [])
-        details.append(_summary(setup, judged, detail(judged, own), names, own))
+        details.append(_summary(setup, judged, detail(judged, own), names))
     older = newest(rest, MOST_ROWS - len(shown))[0]
-    summaries = [*details, *(_summary(setup, None, None, names, segments.get(setup.key, [])) for setup in older)]
+    summaries = [*details, *(_summary(setup, None, None, names) for setup in older)]
     summaries.sort(key=lambda one: (one.run, one.machine, one.ranks, one.layout, one.execution))
     changes = _changes(history, names)
     plots = [
         *(plot for one in details for plot in one.plots),
-        *(plot for _, plot in kept),
+        *(plot for _, plot in curves),
         *(plot for _, plot in roofs),
         *of_predictor,
         *climbs,
@@ -191,7 +187,7 @@ def page(
         matrix={(run, machine): matrix.get((run, machine), []) for run in runs for machine, _ in machines},
         changes=changes[:MOST_CHANGES],
         history_note=_history_note(history, len(changes)),
-        losses=kept,
+        losses=curves,
         batteries=accepted.shown,
         batteries_left_out=accepted.left_out,
         rooflines=roofs,
@@ -272,9 +268,7 @@ def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{MILLISECONDS * seconds:,.4g} ms"
 
 
-def _summary(
-    setup: Setup, judged: Judged | None, full: Detail | None, names: dict[str, str], own: Sequence[Segment]
-) -> Summary:
+def _summary(setup: Setup, judged: Judged | None, full: Detail | None, names: dict[str, str]) -> Summary:
     key, shown = setup.key, setup.latest_ok
     predicted = shown.predicted.of(Quantity.STEP_SECONDS) if shown else None
     measured = shown.measured.of(Quantity.STEP_SECONDS) if shown else None
@@ -282,7 +276,6 @@ def _summary(
     failed = sum(one.status != "ok" for one in setup.launches)
     count = len(setup.launches)
     why = judged.why if judged else ""
-    slower = _against_best(own)
     return Summary(
         id=key.id,
         run=key.run,
@@ -301,8 +294,6 @@ def _summary(
         measured_text=_milliseconds(measured),
         error=error,
         error_text="-" if error is None else f"{error:+.1%}",
-        slower=slower,
-        slower_text="-" if slower is None else f"{slower:+.1%}",
         day=time.strftime("%Y-%m-%d", time.gmtime(setup.latest.started)),
         text=" ".join([*map(str, key), setup.latest.status, setup.latest.message, why]),
         detail=full is not None,
@@ -311,14 +302,6 @@ def _summary(
         rows=full.rows if full else (),
         logs=full.logs if full else (),
     )
-
-
-def _against_best(own: Sequence[Segment]) -> float | None:
-    """In the longest segment: the level of the last stretch over that of the best, less 1; None without a change."""
-    longest = max(own, key=lambda one: (len(one.points), one.points[-1].started, one.setup), default=None)
-    if longest is None or len(longest.stretches) < 2:
-        return None
-    return longest.stretches[-1].median / longest.stretches[longest.best].median - 1
 
 
 def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[Change]:
