@@ -152,7 +152,7 @@ def regress_command(  # noqa: PLR0913  # the command's options
     code = exit_codes.PASS
     try:
         compared = Check(runs, results, _launched(results, messages), lambda line: _tell(messages, line)).compared(
-            reference, launches=launches
+            reference, launches=launches, accepts=accepts
         )
         code = _exit_code(compared)
     except (LaunchFailedError, OldCodeError) as error:

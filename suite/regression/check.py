@@ -27,6 +27,8 @@ from suite.regression.verdicts import Change, Judged, Sets, judged
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.reproduce import Result
 
+HINT = "--accept launches it and makes these launches its baseline, --baseline COMMIT launches older code in turn"
+
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run to check: its plan and corpus, and the arguments of `reproduce` with which other code plans the same."""
@@ -92,10 +94,11 @@ class Check:
         self._trees: dict[str, Path] = {}
         self._stack = ExitStack()
 
-    def compared(self, reference: str | None, *, launches: int) -> list[Comparison]:
+    def compared(self, reference: str | None, *, launches: int, accepts: bool = False) -> list[Comparison]:
         """Launch every run so often, and judge it beside its baseline.
 
-        Where `reference` is a commit of which fewer launches are recorded, its code is launched in turn.
+        Where `reference` is a commit of which fewer launches are recorded, its code is launched in turn. A run without
+        a baseline is named before anything is launched, and launched only where it `accepts`: then it becomes one.
 
         Raises:
             LaunchFailedError: a launch did not end well.
@@ -110,8 +113,11 @@ class Check:
                 for place, found in enumerate(before):
                     if found is None or len(found.launches) < launches:
                         old[place] = reference
-            pairs = self._in_turn(range(len(self._runs)), old, launches)
-            after = [pairs[place][1] for place in range(len(self._runs))]
+            launched = [place for place in range(len(self._runs)) if accepts or before[place] or old[place]]
+            for place in sorted({*range(len(self._runs))} - {*launched}):
+                self._told(f"{self._runs[place].plan.name}: no baseline, so it is not launched: {HINT}")
+            pairs = self._in_turn(launched, old, launches)
+            after = [pairs[place][1] if place in pairs else [] for place in range(len(self._runs))]
             for place, commit in enumerate(old):
                 if commit is not None:
                     before[place] = Baseline(
@@ -210,7 +216,7 @@ def _comparison(
         setup=run.setup,
         baseline=before.words if before else "",
         baseline_suite=", ".join(dict.fromkeys(one.suite for one in own)),
-        suite=after[-1].suite,
+        suite=after[-1].suite if after else "",
         before=[one.id for one in own],
         after=[one.id for one in after],
         again=[one.id for side in again for one in side],
@@ -218,7 +224,7 @@ def _comparison(
         floor=floor,
         findings=findings,
         best=_beside_the_best(name, run.setup, own, after, [*again[0], *again[1]], known),
-        hint=f"--accept makes these {len(after)} launches one, --baseline COMMIT launches older code in turn",
+        hint=HINT,
     )
 
 

@@ -62,7 +62,8 @@ def _percent(share: float | None) -> str:
 def headline(comparison: Comparison) -> str:
     """How many launches stand beside how many, of which baseline."""
     if not comparison.baseline:
-        return f"{comparison.run}: {len(comparison.after)} launches, no baseline"
+        launches = f"{len(comparison.after)} launches" if comparison.after else "not launched"
+        return f"{comparison.run}: {launches}, no baseline"
     return (
         f"{comparison.run}: {len(comparison.after)} launches beside {len(comparison.before)} "
         f"({comparison.baseline}: {comparison.baseline_suite})"
