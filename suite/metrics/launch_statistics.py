@@ -12,6 +12,7 @@ import msgspec
 
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
+from suite.metrics.two_sample import critical_pairs, least_p
 
 ALPHA = 0.01  # two-sided
 POWER = 0.9
@@ -129,7 +130,7 @@ def detection_test(launches: int) -> str:
     0.01. Student's t test does, if launches are normally distributed.
     """
     words = f"two-sided, alpha {ALPHA:g}, power {POWER:g}, against as many launches with the same spread"
-    least = _least_p(launches)
+    least = least_p(launches, launches)
     if least <= ALPHA:
         return f"Mann-Whitney test, {words}"
     return f"t test, {words}: with {launches} launches a Mann-Whitney test has no p below {least:.2g}"
@@ -157,11 +158,11 @@ def least_detectable_change(launches: int, variation: float) -> float:
 def _threshold(n: int) -> float:
     """In standard deviations."""
     chance = random.Random(_SEED)
-    if _least_p(n) > ALPHA:
+    if least_p(n, n) > ALPHA:
         return _threshold_of_t(n, chance)
     if n > _MOST_COUNTED:
         return _threshold_of_t(n, chance) * math.sqrt(math.pi / 3)
-    pairs = _critical_pairs(n)
+    pairs = critical_pairs(n, n, level=ALPHA)
     moves = []
     for _ in range(_PAIRS):
         x, y = ([chance.gauss(0, 1) for _ in range(n)] for _ in range(2))
@@ -171,7 +172,7 @@ def _threshold(n: int) -> float:
 
 def _threshold_of_t(n: int, chance: random.Random) -> float:
     """The same of the t test: means and pooled variance of normal sets, drawn as what they are distributed as."""
-    degrees, critical = 2 * n - 2, _t_quantile(2 * n - 2)
+    degrees, critical = 2 * n - 2, t_quantile(1 - ALPHA / 2, 2 * n - 2)
     deviations = (math.sqrt(chance.gammavariate(degrees / 2, 2) / degrees) for _ in range(4 * _PAIRS))
     return math.sqrt(2 / n) * _quantile([critical * deviation + chance.gauss(0, 1) for deviation in deviations])
 
@@ -180,79 +181,9 @@ def _quantile(values: list[float]) -> float:
     return sorted(values)[math.ceil(POWER * len(values)) - 1]
 
 
-def _least_p(n: int) -> float:
-    """The two-sided p of two sets of n of which one lies wholly above the other: no rank test has a smaller one."""
-    return 2 / math.comb(2 * n, n)
-
-
-def _critical_pairs(n: int) -> int:
-    """The most pairs in the wrong order with which two sets of n, at least 5, differ at alpha."""
-    below, pairs = 0, -1
-    for count in _orders(n):
-        below += count
-        if 2 * below > ALPHA * math.comb(2 * n, n):
-            break
-        pairs += 1
-    return pairs
-
-
-def _orders(n: int) -> list[int]:
-    """By number of pairs in the wrong order: how many orders of two sets of n have it.
-
-    The coefficients of the Gaussian binomial: product over i = 1 ... n of (1 - q^(n + i)) / (1 - q^i).
-    """
-    counts = [1] + [0] * (n * n)
-    for i in range(1, n + 1):
-        for power in range(n * n, n + i - 1, -1):
-            counts[power] -= counts[power - n - i]
-        for power in range(i, n * n + 1):
-            counts[power] += counts[power - i]
-    return counts
-
-
-def _t_quantile(degrees: int) -> float:
-    """Beyond which |t| of an even number of degrees lies with probability alpha.
-
-    P(|t| < x) = sin a (1 + 1/2 cos^2 a + 1*3/(2*4) cos^4 a + ...), degrees / 2 terms, tan a = x / sqrt(degrees).
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.4.
-    """
-
-    def inside(angle: float) -> float:
-        term = total = 1.0
-        for k in range(1, degrees // 2):
-            term *= (2 * k - 1) / (2 * k) * math.cos(angle) ** 2
-            total += term
-        return math.sin(angle) * total
-
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < 1 - ALPHA else (low, middle)
-    return math.sqrt(degrees) * math.tan(low)
-
-
 @cache
 def t_quantile(probability: float, degrees: int) -> float:
-    """The quantile of Student's t distribution, for probabilities of 1/2 and more, by bisection.
+    """The quantile of Student's t distribution."""
+    from scipy import stats
 
-    P(|T| <= tan(a) sqrt(v)), v degrees of freedom:
-        odd v     2 / pi (a + sin a (cos a + 2/3 cos^3 a + ... + 2*4*...*(v-3) / (3*5*...*(v-2)) cos^(v-2) a))
-        even v    sin a (1 + 1/2 cos^2 a + 1*3/(2*4) cos^4 a + ... to cos^(v-2) a)
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
-    """
-
-    def inside(angle: float) -> float:
-        cosine, odd = math.cos(angle), degrees % 2
-        term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-        for k in range(odd, degrees - 1, 2):
-            total += term
-            term *= (k + 1) / (k + 2) * cosine**2
-        return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
-
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < 2 * probability - 1 else (low, middle)
-    return math.sqrt(degrees) * math.tan(low)
+    return float(stats.t.ppf(probability, degrees))

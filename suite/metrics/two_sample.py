@@ -112,11 +112,24 @@ def largest_family(before: int, after: int) -> int:
 
 
 @cache
-def critical_pairs(before: int, after: int, family: int) -> int:
+def critical_pairs(before: int, after: int, family: int = 1, *, level: float = FALSE_DISCOVERIES) -> int:
     """The most pairs of launches in the wrong order with which two sets still differ, alone in a family; -1: never.
 
-    Of the C(n + m, n) orders of two sets, as many have k pairs in the wrong order as the k-th coefficient of the
-    Gaussian binomial, the product over i = 1 ... n of (1 - q^(m + i)) / (1 - q^i).
+    They differ where the two-sided p of the rank test, times the family, is below the level.
+    """
+    orders, below, pairs = math.comb(before + after, before), 0, -1
+    for count in rank_orders(before, after):
+        below += count
+        if 2 * below * family >= level * orders:
+            break
+        pairs += 1
+    return pairs
+
+
+def rank_orders(before: int, after: int) -> list[int]:
+    """By number of pairs in the wrong order: how many of the C(n + m, n) orders of two sets have it.
+
+    The coefficients of the Gaussian binomial: product over i = 1 ... n of (1 - q^(m + i)) / (1 - q^i).
     """
     counts = [1] + [0] * (before * after)
     for i in range(1, before + 1):
@@ -124,10 +137,4 @@ def critical_pairs(before: int, after: int, family: int) -> int:
             counts[power] -= counts[power - after - i]
         for power in range(i, before * after + 1):
             counts[power] += counts[power - i]
-    orders, below, pairs = math.comb(before + after, before), 0, -1
-    for count in counts:
-        below += count
-        if 2 * below * family >= FALSE_DISCOVERIES * orders:
-            break
-        pairs += 1
-    return pairs
+    return counts

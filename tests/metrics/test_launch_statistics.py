@@ -14,7 +14,6 @@ from scipy import stats
 
 from suite.__main__ import main
 from suite.job.events import Status
-from suite.metrics import launch_statistics
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import UNIT, Quantity
 from suite.metrics.launch_statistics import (
@@ -25,8 +24,10 @@ from suite.metrics.launch_statistics import (
     least_detectable_change,
     median_interval,
     summaries,
+    t_quantile,
     variation,
 )
+from suite.metrics.two_sample import critical_pairs, rank_orders
 from suite.paths import ROOT
 from suite.reproduce.reproduce import Result
 
@@ -53,7 +54,7 @@ def row(quantity: Quantity, right: float | None, **key: Any) -> Row:
 
 @pytest.mark.parametrize(("n", "critical"), [(5, 0), (6, 2), (7, 4), (8, 7), (9, 11), (10, 16), (15, 51), (20, 105)])
 def test_the_critical_pairs_are_those_of_the_published_tables_of_the_mann_whitney_test(n: int, critical: int) -> None:
-    assert launch_statistics._critical_pairs(n) == critical
+    assert critical_pairs(n, n, level=ALPHA) == critical
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
@@ -62,14 +63,14 @@ def test_orders_by_pairs_in_the_wrong_order_equal_a_count_of_all_orders(n: int) 
     for places in itertools.combinations(range(2 * n), n):
         others = set(range(2 * n)) - set(places)
         counted[sum(a > b for a in places for b in others)] += 1
-    assert launch_statistics._orders(n) == counted
+    assert rank_orders(n, n) == counted
 
 
 @pytest.mark.parametrize(
     ("degrees", "quantile"), [(2, 9.925), (4, 4.604), (6, 3.707), (8, 3.355), (12, 3.055), (30, 2.750)]
 )
 def test_quantiles_of_t_are_those_of_the_published_tables(degrees: int, quantile: float) -> None:
-    assert launch_statistics._t_quantile(degrees) == pytest.approx(quantile, abs=0.0005)
+    assert t_quantile(1 - ALPHA / 2, degrees) == pytest.approx(quantile, abs=0.0005)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 15, 16, 30])
