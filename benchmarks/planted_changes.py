@@ -24,7 +24,7 @@ import msgspec
 
 from suite.metrics.detectable_change import least_detectable
 from suite.metrics.noise_floor import Floor, noise_floor
-from suite.regression.verdicts import Change, Sets, judged
+from suite.regression.verdicts import ChangeVerdict, Sets, judged
 
 SAMPLES = Path(__file__).parent.parent / "results" / "recorded" / "identical_launches" / "gpt2_mini.json"
 MULTIPLES = (0, 1, 2, 4)
@@ -86,7 +86,7 @@ def experiment(
     if len(medians) < calibration + 4 * launches:
         raise ValueError(f"{calibration} + 4 x {launches} launches are needed, got {len(medians)}")
     chance = random.Random(seed)
-    found: dict[int, list[tuple[float, bool, bool, Change]]] = {multiple: [] for multiple in MULTIPLES}
+    found: dict[int, list[tuple[float, bool, bool, ChangeVerdict]]] = {multiple: [] for multiple in MULTIPLES}
     for _ in range(calibrations):
         dealt = chance.sample(list(medians), len(medians))
         floor, rest = noise_floor([dealt[:calibration]]), dealt[calibration:]
@@ -103,14 +103,14 @@ def experiment(
             comparisons=len(own),
             by_test=sum(test for _, test, _, _ in own),
             by_rule=sum(rule for _, _, rule, _ in own),
-            regressions=sum(change is Change.REGRESSION for *_, change in own),
-            improved=sum(change is Change.IMPROVED for *_, change in own),
+            regressions=sum(change is ChangeVerdict.REGRESSION for *_, change in own),
+            improved=sum(change is ChangeVerdict.IMPROVED for *_, change in own),
         )
         for multiple, own in found.items()
     ]
 
 
-def _compared(drawn: list[float], floor: Floor, slow_down: float) -> tuple[float, bool, bool, Change]:
+def _compared(drawn: list[float], floor: Floor, slow_down: float) -> tuple[float, bool, bool, ChangeVerdict]:
     count = len(drawn) // 4
     old, new, old_again, new_again = (tuple(drawn[n * count : (n + 1) * count]) for n in range(4))
     new, new_again = (tuple((1 + slow_down) * value for value in values) for values in (new, new_again))

@@ -24,9 +24,9 @@ from suite.records.kernel_runs import kernel_runs
 from suite.records.store import records_directory
 from suite.regression.baseline_checkout import OldCodeError
 from suite.regression.baselines import Baseline, accept, accepted, baseline, resolved
-from suite.regression.check import Check, Comparison, LaunchFailedError, Run
+from suite.regression.check import CheckedRun, Comparison, LaunchFailedError, RegressionCheck
 from suite.regression.kernel_benchmarks import changed_software, compared_sides, kernel_findings
-from suite.regression.verdicts import Change
+from suite.regression.verdicts import ChangeVerdict
 from suite.report.markdown.regression import junit, markdown
 from suite.report.terminal.progress import TrainingProgress
 from suite.report.terminal.regression import print_check
@@ -133,7 +133,7 @@ def regress_command(  # noqa: PLR0913  # the command's options
         messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
     with messages.status("reading the corpus"):
         runs = [
-            Run(
+            CheckedRun(
                 plan=planned,
                 corpus=corpus_for(planned, None),
                 arguments=(
@@ -151,9 +151,9 @@ def regress_command(  # noqa: PLR0913  # the command's options
     failed = ""
     code = exit_codes.PASS
     try:
-        compared = Check(runs, results, _launched(results, messages), lambda line: _tell(messages, line)).compared(
-            reference, launches=launches, accepts=accepts
-        )
+        compared = RegressionCheck(
+            runs, results, _launched(results, messages), lambda line: _tell(messages, line)
+        ).compared(reference, launches=launches, accepts=accepts)
         code = _exit_code(compared)
     except (LaunchFailedError, OldCodeError) as error:
         failed = str(error)
@@ -218,8 +218,8 @@ def _tell(messages: Console, line: str) -> None:
     messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
 
 
-def _launched(results: Path, messages: Console) -> Callable[[Run], Result]:
-    def launched(run: Run) -> Result:
+def _launched(results: Path, messages: Console) -> Callable[[CheckedRun], Result]:
+    def launched(run: CheckedRun) -> Result:
         with TrainingProgress(run.plan, quiet=not messages.is_terminal) as live:
             return reproduce(run.plan, run.corpus, results, live, profile_source=NO_PROFILE)
 
@@ -228,9 +228,9 @@ def _launched(results: Path, messages: Console) -> Callable[[Run], Result]:
 
 def _exit_code(compared: Sequence[Comparison]) -> int:
     changes = {finding.change for one in compared for finding in one.findings}
-    if Change.REGRESSION in changes:
+    if ChangeVerdict.REGRESSION in changes:
         return exit_codes.FAIL
-    undecided = {Change.INCONCLUSIVE, Change.UNCALIBRATED} & changes
+    undecided = {ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED} & changes
     return exit_codes.INCONCLUSIVE if undecided or any(not one.baseline for one in compared) else exit_codes.PASS
 
 

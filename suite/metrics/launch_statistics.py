@@ -24,7 +24,7 @@ _MOST_COUNTED = 15  # launches up to which the rank test itself is simulated
 _SEED = 1
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class QuantityStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity over the launches that ended well.
 
     Args:
@@ -51,7 +51,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def summaries(launches: Sequence[Sequence[Row]]) -> list[Summary]:
+def summaries(launches: Sequence[Sequence[Row]]) -> list[QuantityStatistics]:
     """Of every quantity that clocks measured for the whole job: its values in the rows of the launches, summarised.
 
     Nothing of fewer than 2 launches. The replicate is the launch: steps never come here.
@@ -76,12 +76,12 @@ def _is_clocked(row: Row) -> bool:
     return row.unit == "s" or row.unit.endswith("/s") or row.quantity in CLOCKED
 
 
-def _summary(key: tuple[str, str | None, str | None, str | None], unit: str, values: list[float]) -> Summary:
+def _summary(key: tuple[str, str | None, str | None, str | None], unit: str, values: list[float]) -> QuantityStatistics:
     quantity, axis, operation, term = key
     spread = variation(values)
     interval, confidence, why_none = median_interval(values)
     test = detection_test(len(values))
-    return Summary(
+    return QuantityStatistics(
         quantity=quantity,
         axis=axis,
         operation=operation,

@@ -17,7 +17,7 @@ MOST_EXACT = 10_000  # pairs of launches up to which the test's distribution is 
 _SEED = 1
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class TwoSampleDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A later set beside an earlier one.
 
     Args:
@@ -31,7 +31,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     p: float
 
 
-def difference(before: Sequence[float], after: Sequence[float]) -> Difference:
+def difference(before: Sequence[float], after: Sequence[float]) -> TwoSampleDifference:
     """Ratio of the medians with its interval, and the p of the rank test, of times above 0.
 
     The order of values does not matter, and swapping the sets inverts ratio and interval: sets are sorted, and the one
@@ -50,7 +50,7 @@ def difference(before: Sequence[float], after: Sequence[float]) -> Difference:
         else:
             low, high = _interval(after, before)
             interval = 1 / high, 1 / low
-    return Difference(ratio=ratio, interval=interval, p=rank_test_p(before, after))
+    return TwoSampleDifference(ratio=ratio, interval=interval, p=rank_test_p(before, after))
 
 
 def _interval(smaller: Sequence[float], larger: Sequence[float]) -> tuple[float, float]:

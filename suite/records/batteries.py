@@ -25,7 +25,7 @@ class BatteryFinding(msgspec.Struct, frozen=True):
     part: str = ""
 
 
-class BatteryEnd(msgspec.Struct, frozen=True):
+class BatteryOutcome(msgspec.Struct, frozen=True):
     """How a battery ended."""
 
     decision: str
@@ -45,7 +45,7 @@ class BatterySummary(msgspec.Struct, frozen=True):
     options: dict[str, str]
     hardware: dict[str, str]
     software: dict[str, str]
-    end: BatteryEnd | None = None
+    end: BatteryOutcome | None = None
 
 
 def battery_summaries(results: Path) -> tuple[list[BatterySummary], list[InputError]]:
@@ -63,7 +63,7 @@ def battery_summaries(results: Path) -> tuple[list[BatterySummary], list[InputEr
             battery = msgspec.json.decode(path.read_bytes(), type=BatterySummary)
             if end_path.exists():
                 current = end_path
-                end = msgspec.json.decode(end_path.read_bytes(), type=BatteryEnd)
+                end = msgspec.json.decode(end_path.read_bytes(), type=BatteryOutcome)
                 battery = msgspec.structs.replace(battery, end=end)
             good.append(battery)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -8,7 +8,7 @@ from suite.metrics.comparison import Row, Verdict, compare
 from suite.records.record import Record
 
 
-class Fact(msgspec.Struct, frozen=True):
+class DifferingFact(msgspec.Struct, frozen=True):
     """A fact that is not the same on both sides; null where a side lacks it."""
 
     name: str
@@ -16,7 +16,7 @@ class Fact(msgspec.Struct, frozen=True):
     right: str | None
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class RecordDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Two records side by side.
 
     Args:
@@ -26,7 +26,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     left: str
     right: str
-    facts: list[Fact]
+    facts: list[DifferingFact]
     figures: list[Row]
 
     @property
@@ -35,15 +35,19 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return all(row.verdict is not Verdict.FAIL for row in self.figures)
 
 
-def difference(left: Record, right: Record) -> Difference:
+def difference(left: Record, right: Record) -> RecordDifference:
     """What differs between two records."""
     ours, theirs = _facts(left), _facts(right)
     names = dict.fromkeys([*ours, *theirs])
     figures = [record.end.figures if record.end else [] for record in (left, right)]
-    return Difference(
+    return RecordDifference(
         left=left.begin.id,
         right=right.begin.id,
-        facts=[Fact(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)],
+        facts=[
+            DifferingFact(name, ours.get(name), theirs.get(name))
+            for name in names
+            if ours.get(name) != theirs.get(name)
+        ],
         figures=compare(*figures, left_name="left", right_name="right", judge=True),
     )
 

@@ -15,7 +15,7 @@ from suite.regression.comparability import seconds, setup_of
 MOST_SEARCHED = 1000  # launches, the newest: the search takes 0.02 s for so many, and four times that for twice as many
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One launch in a history: `seconds` of its median step, and the software that it ran."""
 
     id: str
@@ -52,7 +52,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
     setup: str
     example: LaunchSummary
-    points: tuple[Point, ...]
+    points: tuple[HistoryPoint, ...]
     stretches: tuple[Stretch, ...]
     best: int
     searched: int
@@ -63,7 +63,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         return [stretch.first for stretch in self.stretches[1:]]
 
     @property
-    def best_points(self) -> tuple[Point, ...]:
+    def best_points(self) -> tuple[HistoryPoint, ...]:
         """The launches of the best stretch."""
         stretch = self.stretches[self.best]
         return self.points[stretch.first : stretch.last + 1]
@@ -96,7 +96,7 @@ def segments_of(setups: Mapping[str, list[LaunchSummary]], changes: Iterable[lis
 
 def _segment(setup: str, launches: list[LaunchSummary], found: list[int]) -> Segment:
     points = tuple(
-        Point(
+        HistoryPoint(
             id=one.id,
             started=one.started,
             node=one.node,

@@ -22,15 +22,15 @@ from suite.regression.baseline_checkout import OldCodeError, checkout, old_commi
 from suite.regression.baselines import BEST, Baseline, baseline
 from suite.regression.change_points import segments
 from suite.regression.comparability import SECONDS, floor_of, seconds, setup
-from suite.regression.findings import Finding, record_findings, time_finding
-from suite.regression.verdicts import Change, Judged, Sets, judged
+from suite.regression.findings import RegressionFinding, record_findings, time_finding
+from suite.regression.verdicts import ChangeVerdict, JudgedChange, Sets, judged
 from suite.reproduce.plan import Plan, job_for
 from suite.reproduce.reproduce import Result
 
 HINT = "--accept launches it and makes these launches its baseline, --baseline COMMIT launches older code in turn"
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run to check: its plan and corpus, and the arguments of `reproduce` with which other code plans the same."""
 
     plan: Plan
@@ -66,8 +66,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     again: list[str]
     changed: str
     floor: str
-    findings: list[Finding]
-    best: Finding | None
+    findings: list[RegressionFinding]
+    best: RegressionFinding | None
     hint: str = ""
 
 
@@ -79,7 +79,7 @@ class LaunchFailedError(Exception):
         self.result = result
 
 
-class Check:
+class RegressionCheck:
     """The launches of a check and what is known of them; every launch has its record below `results`.
 
     Args:
@@ -88,7 +88,11 @@ class Check:
     """
 
     def __init__(
-        self, runs: Sequence[Run], results: Path, launched: Callable[[Run], Result], told: Callable[[str], None]
+        self,
+        runs: Sequence[CheckedRun],
+        results: Path,
+        launched: Callable[[CheckedRun], Result],
+        told: Callable[[str], None],
     ) -> None:
         self._runs, self._results, self._launched, self._told = runs, results, launched, told
         self._trees: dict[str, Path] = {}
@@ -196,17 +200,17 @@ def _values(launches: Sequence[LaunchSummary]) -> tuple[float, ...]:
 
 
 def _comparison(
-    run: Run,
+    run: CheckedRun,
     before: Baseline | None,
     after: list[LaunchSummary],
     sets: Sets | None,
-    verdict: Judged | None,
+    verdict: JudgedChange | None,
     again: tuple[list[LaunchSummary], list[LaunchSummary]],
     floor: str,
     known: list[LaunchSummary],
 ) -> Comparison:
     name, own = run.plan.name, [] if before is None else [*before.launches]
-    findings: list[Finding] = []
+    findings: list[RegressionFinding] = []
     if before is not None:
         if sets is not None and verdict is not None:
             findings.append(time_finding(name, SECONDS, "s", sets.before, sets.after, verdict))
@@ -239,7 +243,7 @@ def _beside_the_best(
     after: list[LaunchSummary],
     again: list[LaunchSummary],
     known: list[LaunchSummary],
-) -> Finding | None:
+) -> RegressionFinding | None:
     own = {one.id for one in [*after, *again]}
     found = [one for one in segments(one for one in known if one.id not in own) if one.setup == fingerprint]
     if not found or not before:
@@ -250,7 +254,7 @@ def _beside_the_best(
     values, now = [point.seconds for point in best], _values(after)
     beside = difference(values, now)
     stretch = found[0].stretches[found[0].best]
-    return Finding(
+    return RegressionFinding(
         run=name,
         quantity=SECONDS,
         unit="s",
@@ -260,6 +264,6 @@ def _beside_the_best(
         after_launches=len(now),
         ratio=beside.ratio,
         interval=beside.interval,
-        change=Change.SHOWN,
+        change=ChangeVerdict.SHOWN,
         why=f"the best stretch of the history, {', '.join(stretch.suites[:2])}",
     )

@@ -9,7 +9,7 @@ import msgspec
 
 from suite.metrics.figures import EXACT, UNIT, Figure, Quantity
 from suite.records.record import Record
-from suite.regression.verdicts import Change, Judged
+from suite.regression.verdicts import ChangeVerdict, JudgedChange
 
 # relative; the tolerances of the predictions (suite.predict), which are the reasons too
 TOLERANCE = {
@@ -23,13 +23,13 @@ LOSSES = "losses"  # of all steps of rank 0
 Key = tuple[str, str | None, str | None, int | None, int | None, str | None]
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class RegressionFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity: baseline, now, and the verdict. What does not apply is null.
 
     Args:
         before, after: of times the medians of the launches; of what one launch decides its value.
         ratio: after over before, with `interval`.
-        q, family, band, least_detectable, rerun: as of `suite.regression.verdicts.Judged`; `rerun` is a ratio.
+        q, family, band, least_detectable, rerun: as of `suite.regression.verdicts.JudgedChange`; `rerun` is a ratio.
     """
 
     run: str
@@ -51,15 +51,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     band: float | None = None
     least_detectable: float | None = None
     rerun: float | None = None
-    change: Change
+    change: ChangeVerdict
     why: str
 
 
 def time_finding(
-    run: str, quantity: str, unit: str, before: Sequence[float], after: Sequence[float], verdict: Judged
-) -> Finding:
+    run: str, quantity: str, unit: str, before: Sequence[float], after: Sequence[float], verdict: JudgedChange
+) -> RegressionFinding:
     """One member of the family of times."""
-    return Finding(
+    return RegressionFinding(
         run=run,
         quantity=quantity,
         unit=unit,
@@ -79,7 +79,7 @@ def time_finding(
     )
 
 
-def record_findings(run: str, before: Sequence[Record], after: Sequence[Record]) -> list[Finding]:
+def record_findings(run: str, before: Sequence[Record], after: Sequence[Record]) -> list[RegressionFinding]:
     """Everything but the step's seconds themselves, in the order of the vocabulary; records that ended well.
 
     Exact quantities and, of one stack and seed, losses: by ==, with one launch. Memory and bytes on the wire: by one
@@ -115,7 +115,7 @@ def _finding(
     counts: tuple[int, int],
     *,
     same_stack: str,
-) -> Finding:
+) -> RegressionFinding:
     quantity = Quantity(key[0])
     before, after = sides
     values: tuple[int | float | None, int | float | None]
@@ -125,10 +125,14 @@ def _finding(
         values, change, why = _within(quantity, before, after, same_stack)
     else:
         middles = [statistics.median(side) if side else None for side in sides]
-        values, change, why = (middles[0], middles[1]), Change.SHOWN, "" if before and after else "of one side alone"
+        values, change, why = (
+            (middles[0], middles[1]),
+            ChangeVerdict.SHOWN,
+            "" if before and after else "of one side alone",
+        )
     ratio = values[1] / values[0] if values[0] and values[1] is not None else None
     names = dict(zip(("quantity", "axis", "operation", "rank", "stage", "term"), key, strict=True))
-    return Finding(
+    return RegressionFinding(
         run=run,
         **names,  # type: ignore[arg-type]  # the key's parts have the fields' types
         unit=UNIT[quantity],
@@ -145,41 +149,47 @@ def _finding(
 Values = tuple[int | float | None, int | float | None]
 
 
-def _exact(before: list[int | float], after: list[int | float], counts: tuple[int, int]) -> tuple[Values, Change, str]:
+def _exact(
+    before: list[int | float], after: list[int | float], counts: tuple[int, int]
+) -> tuple[Values, ChangeVerdict, str]:
     """By one launch, in either direction: what counts less may have been left out, until somebody accepts it."""
     if not before or not after:
         values = before[0] if before else None, after[0] if after else None
-        return values, Change.REGRESSION, "not counted in the baseline" if after else "no longer counted"
+        return values, ChangeVerdict.REGRESSION, "not counted in the baseline" if after else "no longer counted"
     if len({*before}) > 1 or len(before) < counts[0]:
-        return (before[0], after[0]), Change.INCONCLUSIVE, "the baseline's launches disagree"
+        return (before[0], after[0]), ChangeVerdict.INCONCLUSIVE, "the baseline's launches disagree"
     other = next((value for value in after if value != before[0]), None)
     if other is None and len(after) == counts[1]:
-        return (before[0], after[0]), Change.SAME, "exact"
+        return (before[0], after[0]), ChangeVerdict.SAME, "exact"
     if other is None:
-        return (before[0], after[0]), Change.REGRESSION, "exact: some launches do not count it"
-    return (before[0], other), Change.REGRESSION, f"exact: {other - before[0]:+,}"
+        return (before[0], after[0]), ChangeVerdict.REGRESSION, "exact: some launches do not count it"
+    return (before[0], other), ChangeVerdict.REGRESSION, f"exact: {other - before[0]:+,}"
 
 
 def _within(
     quantity: Quantity, before: list[int | float], after: list[int | float], same_stack: str
-) -> tuple[Values, Change, str]:
+) -> tuple[Values, ChangeVerdict, str]:
     """The largest of each side within the tolerance; the first loss of one stack by ==, on any side of its worst."""
     if quantity is Quantity.FIRST_LOSS and not same_stack:
         other = next((value for value in after if value != before[0]), after[0])
         if len({*before}) > 1:
-            return (before[0], other), Change.INCONCLUSIVE, "the baseline's launches disagree"
+            return (before[0], other), ChangeVerdict.INCONCLUSIVE, "the baseline's launches disagree"
         if other == before[0]:
-            return (before[0], other), Change.SAME, "bit-equal"
-        return (before[0], other), Change.REGRESSION, "one stack and seed, but not bit-equal"
+            return (before[0], other), ChangeVerdict.SAME, "bit-equal"
+        return (before[0], other), ChangeVerdict.REGRESSION, "one stack and seed, but not bit-equal"
     left, right = max(before), max(after)
     tolerance = TOLERANCE[quantity]
     if left == right:
-        return (left, right), Change.SAME, "equal"
+        return (left, right), ChangeVerdict.SAME, "equal"
     if abs(right - left) <= tolerance * abs(left):
-        return (left, right), Change.SAME, f"within {tolerance:.0%}"
+        return (left, right), ChangeVerdict.SAME, f"within {tolerance:.0%}"
     if quantity is Quantity.FIRST_LOSS:
-        return (left, right), Change.REGRESSION, f"beyond {tolerance:.0%}; {same_stack}"
-    return (left, right), Change.REGRESSION if right > left else Change.IMPROVED, f"beyond {tolerance:.0%}"
+        return (left, right), ChangeVerdict.REGRESSION, f"beyond {tolerance:.0%}; {same_stack}"
+    return (
+        (left, right),
+        ChangeVerdict.REGRESSION if right > left else ChangeVerdict.IMPROVED,
+        f"beyond {tolerance:.0%}",
+    )
 
 
 def _same_stack(before: Sequence[Record], after: Sequence[Record]) -> str:
@@ -197,7 +207,7 @@ def _same_stack(before: Sequence[Record], after: Sequence[Record]) -> str:
     return ""
 
 
-def _losses(run: str, before: Sequence[Record], after: Sequence[Record]) -> Finding:
+def _losses(run: str, before: Sequence[Record], after: Sequence[Record]) -> RegressionFinding:
     """The losses of all steps, which are bit-equal with one stack and seed."""
     left, right = ([_curve(record) for record in side] for side in (before, after))
     why_not = _same_stack(before, after)
@@ -210,14 +220,14 @@ def _losses(run: str, before: Sequence[Record], after: Sequence[Record]) -> Find
         for steps in (differing[: len(left)], differing[len(left) :])
     )
     if why_not:
-        change, why = Change.SHOWN, why_not
+        change, why = ChangeVerdict.SHOWN, why_not
     elif first_before is not None:
-        change, why = Change.INCONCLUSIVE, "the baseline's launches disagree"
+        change, why = ChangeVerdict.INCONCLUSIVE, "the baseline's launches disagree"
     elif first_after is not None:
-        change, why = Change.REGRESSION, f"one stack and seed, but not bit-equal from step {first_after} on"
+        change, why = ChangeVerdict.REGRESSION, f"one stack and seed, but not bit-equal from step {first_after} on"
     else:
-        change, why = Change.SAME, f"bit-equal in {len(left[0])} steps"
-    return Finding(
+        change, why = ChangeVerdict.SAME, f"bit-equal in {len(left[0])} steps"
+    return RegressionFinding(
         run=run,
         quantity=LOSSES,
         before=left[0][-1] if left[0] else None,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from reference_runs.errors import InputError
 from suite.metrics.noise_floor import noise_floor
 from suite.records.kernel_runs import SOFTWARE, KernelRun
-from suite.regression.findings import Finding, time_finding
+from suite.regression.findings import RegressionFinding, time_finding
 from suite.regression.verdicts import Sets, judged
 
 NO_RERUN = "no re-run in turn: store runs of old and new code in turn (A B A B ...), whose second half confirms"
@@ -47,7 +47,7 @@ def _code(run: KernelRun) -> tuple[str, str]:
 
 def kernel_findings(
     before: Sequence[KernelRun], after: Sequence[KernelRun], runs: Sequence[KernelRun]
-) -> list[Finding]:
+) -> list[RegressionFinding]:
     """Every kernel and case of ours that both sides have, judged as one family.
 
     Where the sides were stored in turn (A B A B ...), the first half of each is the comparison and the second half its

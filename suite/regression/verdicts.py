@@ -9,10 +9,17 @@ import msgspec
 
 from suite.metrics.detectable_change import LEAST_EFFECT, least_detectable
 from suite.metrics.noise_floor import Floor, band, own_floor
-from suite.metrics.two_sample import FALSE_DISCOVERIES, Difference, adjusted, difference, largest_family, least_p
+from suite.metrics.two_sample import (
+    FALSE_DISCOVERIES,
+    TwoSampleDifference,
+    adjusted,
+    difference,
+    largest_family,
+    least_p,
+)
 
 
-class Change(enum.StrEnum):
+class ChangeVerdict(enum.StrEnum):
     """What became of one quantity."""
 
     REGRESSION = "regression"
@@ -40,7 +47,7 @@ class Sets(msgspec.Struct, frozen=True, kw_only=True):
     no_rerun: str = ""
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class JudgedChange(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one time and all it rests on.
 
     Args:
@@ -51,18 +58,18 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         to_confirm: nothing but the re-run is missing.
     """
 
-    difference: Difference
+    difference: TwoSampleDifference
     q: float
     family: int
     band: float | None
     least_detectable: float | None
-    rerun: Difference | None
-    change: Change
+    rerun: TwoSampleDifference | None
+    change: ChangeVerdict
     why: str
     to_confirm: bool = False
 
 
-def judged(family: Sequence[Sets]) -> list[Judged]:
+def judged(family: Sequence[Sets]) -> list[JudgedChange]:
     """The verdicts on a family of times, in its order; each of the sets is one hypothesis of it.
 
     A change is one where all of these hold, in the comparison and again in the re-run by itself (whose family is one):
@@ -79,7 +86,7 @@ def judged(family: Sequence[Sets]) -> list[Judged]:
     return [_judged(sets, one, q, len(family)) for sets, one, q in zip(family, differences, adjusted_p, strict=True)]
 
 
-def _judged(sets: Sets, first: Difference, q: float, family: int) -> Judged:
+def _judged(sets: Sets, first: TwoSampleDifference, q: float, family: int) -> JudgedChange:
     floor = sets.floor or own_floor(sets.before, sets.after)
     launches = min(len(sets.before), len(sets.after))
     width = None if floor is None else band(floor, launches)
@@ -88,7 +95,7 @@ def _judged(sets: Sets, first: Difference, q: float, family: int) -> Judged:
     least = None
     if floor is not None:
         least = least_detectable(floor, len(sets.before), len(sets.after), family=family, rerun=_rerun_launches(sets))
-    return Judged(
+    return JudgedChange(
         difference=first,
         q=q,
         family=family,
@@ -107,25 +114,30 @@ def _rerun_launches(sets: Sets) -> int:
 
 
 def _verdict(
-    sets: Sets, first: Difference, q: float, family: int, width: float | None, rerun: Difference | None
-) -> tuple[Change, str, bool]:
+    sets: Sets,
+    first: TwoSampleDifference,
+    q: float,
+    family: int,
+    width: float | None,
+    rerun: TwoSampleDifference | None,
+) -> tuple[ChangeVerdict, str, bool]:
     least = least_p(len(sets.before), len(sets.after))
     if sets.floor is None or width is None:
-        return Change.UNCALIBRATED, "fewer than 10 identical launches of one setup are recorded here", False
+        return ChangeVerdict.UNCALIBRATED, "fewer than 10 identical launches of one setup are recorded here", False
     if q >= FALSE_DISCOVERIES:
         if family * least >= FALSE_DISCOVERIES:
             most = largest_family(len(sets.before), len(sets.after))
-            return Change.INCONCLUSIVE, _too_few(sets, family, most), False
-        return Change.NOISE, f"no difference: q {q:.2g}", False
+            return ChangeVerdict.INCONCLUSIVE, _too_few(sets, family, most), False
+        return ChangeVerdict.NOISE, f"no difference: q {q:.2g}", False
     if not _large(first):
-        return Change.NOISE, f"less than {LEAST_EFFECT:.0%}", False
+        return ChangeVerdict.NOISE, f"less than {LEAST_EFFECT:.0%}", False
     if _within(first, width):
-        return Change.NOISE, "the interval lies within the band", False
+        return ChangeVerdict.NOISE, "the interval lies within the band", False
     if not _beyond(first, width):
-        return Change.INCONCLUSIVE, "the interval reaches into the band: more launches would tell", False
+        return ChangeVerdict.INCONCLUSIVE, "the interval reaches into the band: more launches would tell", False
     if rerun is None:
         why = sets.no_rerun or "a re-run of both in turn has to confirm it"
-        return Change.INCONCLUSIVE, why, not sets.no_rerun
+        return ChangeVerdict.INCONCLUSIVE, why, not sets.no_rerun
     return _confirmed(first, rerun, width)
 
 
@@ -136,26 +148,26 @@ def _too_few(sets: Sets, family: int, most: int) -> str:
     return f"{counts} show one change among {most} quantities at most, here are {family}"
 
 
-def _confirmed(first: Difference, rerun: Difference, width: float) -> tuple[Change, str, bool]:
+def _confirmed(first: TwoSampleDifference, rerun: TwoSampleDifference, width: float) -> tuple[ChangeVerdict, str, bool]:
     slower = first.ratio > 1
     if rerun.p < FALSE_DISCOVERIES and _large(rerun) and _beyond(rerun, width) and (rerun.ratio > 1) == slower:
-        change = Change.REGRESSION if slower else Change.IMPROVED
+        change = ChangeVerdict.REGRESSION if slower else ChangeVerdict.IMPROVED
         return change, f"confirmed in turn: {rerun.ratio - 1:+.1%}", False
     if rerun.p >= FALSE_DISCOVERIES or _within(rerun, width) or not _large(rerun):
-        return Change.NOISE, f"not confirmed in turn: {rerun.ratio - 1:+.1%}, p {rerun.p:.2g}", False
-    return Change.INCONCLUSIVE, f"the re-run does not settle it: {rerun.ratio - 1:+.1%}", False
+        return ChangeVerdict.NOISE, f"not confirmed in turn: {rerun.ratio - 1:+.1%}, p {rerun.p:.2g}", False
+    return ChangeVerdict.INCONCLUSIVE, f"the re-run does not settle it: {rerun.ratio - 1:+.1%}", False
 
 
-def _large(one: Difference) -> bool:
+def _large(one: TwoSampleDifference) -> bool:
     return max(one.ratio, 1 / one.ratio) >= 1 + LEAST_EFFECT
 
 
-def _beyond(one: Difference, width: float) -> bool:
+def _beyond(one: TwoSampleDifference, width: float) -> bool:
     if one.interval is None:
         return False
     low, high = one.interval
     return low > 1 + width or 1 / high > 1 + width
 
 
-def _within(one: Difference, width: float) -> bool:
+def _within(one: TwoSampleDifference, width: float) -> bool:
     return one.interval is not None and max(one.interval[1], 1 / one.interval[0]) <= 1 + width

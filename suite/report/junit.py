@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-class Outcome(StrEnum):
+class JunitOutcome(StrEnum):
     """Of a case that did not pass: the element that says so."""
 
     FAILURE = "failure"
@@ -30,7 +30,7 @@ class JunitSuite:
         group: str,
         name: str,
         *,
-        outcome: Outcome | None = None,
+        outcome: JunitOutcome | None = None,
         message: str = "",
         text: str = "",
         seconds: float | None = None,

@@ -10,7 +10,7 @@ from suite.__main__ import main
 from suite.paths import RECORDED
 from suite.records.kernel_runs import kernel_runs
 from suite.regression.kernel_benchmarks import NO_RERUN, compared_sides, kernel_findings
-from suite.regression.verdicts import Change
+from suite.regression.verdicts import ChangeVerdict
 from tests.support.histories import normal_launches
 
 STORED = RECORDED / "kernels"
@@ -62,20 +62,20 @@ def test_a_run_is_one_launch_of_every_kernel_of_ours(tmp_path):
     found = kernel_findings(before, after, runs)
     assert [one.quantity for one in found] == list(KERNELS)
     assert {(one.before_launches, one.after_launches, one.family) for one in found} == {(2, 1, 2)}
-    assert {one.change for one in found} == {Change.UNCALIBRATED}
+    assert {one.change for one in found} == {ChangeVerdict.UNCALIBRATED}
 
 
 def test_runs_stored_in_turn_confirm_themselves(tmp_path):
     runs = series(tmp_path, 14 * "ab", b=1.2)
     found = kernel_findings(*compared_sides(runs, None), runs)
-    assert {one.change for one in found} == {Change.REGRESSION}
+    assert {one.change for one in found} == {ChangeVerdict.REGRESSION}
     assert {(one.before_launches, one.after_launches) for one in found} == {(7, 7)}
 
 
 def test_runs_stored_one_after_the_other_leave_a_change_inconclusive(tmp_path):
     runs = series(tmp_path, 14 * "a" + 7 * "b", b=1.2)
     found = kernel_findings(*compared_sides(runs, None), runs)
-    assert {(one.change, one.why) for one in found} == {(Change.INCONCLUSIVE, NO_RERUN)}
+    assert {(one.change, one.why) for one in found} == {(ChangeVerdict.INCONCLUSIVE, NO_RERUN)}
 
 
 def test_other_hardware_and_modified_checkouts_are_not_mixed(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from suite.metrics.detectable_change import least_detectable
 from suite.metrics.noise_floor import noise_floor
 from suite.metrics.two_sample import rank_test_p
-from suite.regression.verdicts import Change, Sets, judged
+from suite.regression.verdicts import ChangeVerdict, Sets, judged
 from tests.support.histories import normal_launches
 
 FLOOR = noise_floor([normal_launches(9, 40)])
@@ -35,38 +35,42 @@ def verdict(sets, others=()):
 
 def test_a_change_that_the_rerun_confirms_is_a_regression():
     found = verdict(slower())
-    assert (found.change, found.why) == (Change.REGRESSION, "confirmed in turn: +8.3%")
+    assert (found.change, found.why) == (ChangeVerdict.REGRESSION, "confirmed in turn: +8.3%")
     assert found.difference.ratio == pytest.approx(1.08, abs=0.02)
     assert 0.01 < found.band < 0.02 < found.least_detectable < 0.05
 
 
 def test_the_same_downwards_is_an_improvement():
-    assert verdict(slower(1 / 1.08, rerun=1 / 1.08)).change is Change.IMPROVED
+    assert verdict(slower(1 / 1.08, rerun=1 / 1.08)).change is ChangeVerdict.IMPROVED
 
 
 def test_a_change_that_the_rerun_does_not_show_is_noise():
     found = verdict(slower(rerun=1.0))
-    assert found.change is Change.NOISE
+    assert found.change is ChangeVerdict.NOISE
     assert found.why.startswith("not confirmed in turn")
 
 
 def test_a_rerun_that_shows_the_opposite_confirms_nothing():
-    assert verdict(slower(rerun=1 / 1.08)).change is Change.INCONCLUSIVE
+    assert verdict(slower(rerun=1 / 1.08)).change is ChangeVerdict.INCONCLUSIVE
 
 
 def test_before_the_rerun_nothing_is_a_regression():
     found = verdict(slower(rerun=None))
-    assert (found.change, found.to_confirm) == (Change.INCONCLUSIVE, True)
+    assert (found.change, found.to_confirm) == (ChangeVerdict.INCONCLUSIVE, True)
 
 
 def test_without_the_old_code_a_change_stays_inconclusive_and_says_why():
     found = verdict(slower(rerun=None, no_rerun="the old code is not here"))
-    assert (found.change, found.why, found.to_confirm) == (Change.INCONCLUSIVE, "the old code is not here", False)
+    assert (found.change, found.why, found.to_confirm) == (
+        ChangeVerdict.INCONCLUSIVE,
+        "the old code is not here",
+        False,
+    )
 
 
 def test_without_ten_identical_launches_nothing_is_judged():
     found = verdict(slower(floor=None))
-    assert found.change is Change.UNCALIBRATED
+    assert found.change is ChangeVerdict.UNCALIBRATED
     assert found.least_detectable is not None
 
 
@@ -75,32 +79,32 @@ def test_less_than_2_percent_is_noise_however_sure():
     before, after = (tuple(normal_launches(n, 7, variation=1e-4, median=m)) for n, m in ((1, 1.0), (2, 1.019)))
     sets = Sets(before=before, after=after, floor=quiet, rerun=(before, after))
     found = verdict(sets)
-    assert (found.change, found.q < 0.05, found.band) == (Change.NOISE, True, 0.01)
+    assert (found.change, found.q < 0.05, found.band) == (ChangeVerdict.NOISE, True, 0.01)
     once = verdict(msgspec.structs.replace(sets, rerun=None))
-    assert (once.change, once.to_confirm) == (Change.NOISE, False)
+    assert (once.change, once.to_confirm) == (ChangeVerdict.NOISE, False)
     more = tuple(value * 1.002 for value in after)
-    assert verdict(msgspec.structs.replace(sets, after=more, rerun=(before, more))).change is Change.REGRESSION
+    assert verdict(msgspec.structs.replace(sets, after=more, rerun=(before, more))).change is ChangeVerdict.REGRESSION
 
 
 def test_an_interval_that_reaches_into_the_band_is_inconclusive():
     found = verdict(slower(1.025))
     assert found.q < 0.05
-    assert found.change is Change.INCONCLUSIVE
+    assert found.change is ChangeVerdict.INCONCLUSIVE
 
 
 def test_a_wide_band_makes_the_same_launches_noise():
     """Of a machine whose launches spread by 10 %, launches that happen to lie close prove nothing."""
     loud = noise_floor([normal_launches(9, 40, variation=0.1)])
-    assert verdict(slower(floor=loud)).change is Change.NOISE
+    assert verdict(slower(floor=loud)).change is ChangeVerdict.NOISE
 
 
 def test_sets_that_overlap_are_noise():
-    assert verdict(slower(1.002)).change is Change.NOISE
+    assert verdict(slower(1.002)).change is ChangeVerdict.NOISE
 
 
 def test_three_launches_are_too_few_to_show_anything():
     found = verdict(msgspec.structs.replace(slower(), before=BEFORE[:3], after=moved(2, 2.0, 3)))
-    assert (found.change, found.why) == (Change.INCONCLUSIVE, "3 and 3 launches never differ by the rank test")
+    assert (found.change, found.why) == (ChangeVerdict.INCONCLUSIVE, "3 and 3 launches never differ by the rank test")
     assert found.least_detectable is None
 
 
@@ -115,16 +119,16 @@ def test_one_true_change_among_forty_is_found_at_7_launches():
     others = unchanged(120)[:39]
     assert len(others) == 39
     found = judged([slower(), *others])
-    assert [one.change for one in found] == [Change.REGRESSION] + 39 * [Change.NOISE]
+    assert [one.change for one in found] == [ChangeVerdict.REGRESSION] + 39 * [ChangeVerdict.NOISE]
     assert found[0].q == pytest.approx(40 * 2 / 3432)
     assert {one.family for one in found} == {40}
 
 
 def test_one_true_change_among_seven_is_not_found_at_5_launches_and_the_verdict_says_why():
     sets = msgspec.structs.replace(slower(), before=BEFORE[:5], after=moved(2, 1.3, 5))
-    assert verdict(sets).change is Change.REGRESSION
+    assert verdict(sets).change is ChangeVerdict.REGRESSION
     found = verdict(sets, unchanged(40, launches=5)[:6])
-    assert found.change is Change.INCONCLUSIVE
+    assert found.change is ChangeVerdict.INCONCLUSIVE
     assert found.why == "5 and 5 launches show one change among 6 quantities at most, here are 7"
     assert found.least_detectable is None
 
@@ -142,10 +146,10 @@ few = settings(max_examples=15)
 @given(sets_of_7)
 def test_identical_sets_are_never_a_regression(launches):
     found = verdict(Sets(before=launches, after=launches, floor=FLOOR, rerun=(launches, launches)))
-    assert found.change is Change.NOISE
+    assert found.change is ChangeVerdict.NOISE
 
 
-SWAPPED = {Change.REGRESSION: Change.IMPROVED, Change.IMPROVED: Change.REGRESSION}
+SWAPPED = {ChangeVerdict.REGRESSION: ChangeVerdict.IMPROVED, ChangeVerdict.IMPROVED: ChangeVerdict.REGRESSION}
 
 
 @few
@@ -190,5 +194,5 @@ def test_what_is_printed_as_detectable_is_found_in_nine_of_ten_comparisons():
     for seed in range(0, 400, 4):
         sets = [tuple(normal_launches(1000 + seed + n, 7, median=1 + least * (n % 2))) for n in range(4)]
         one = verdict(Sets(before=sets[0], after=sets[1], floor=FLOOR, rerun=(sets[2], sets[3])))
-        found += one.change is Change.REGRESSION
+        found += one.change is ChangeVerdict.REGRESSION
     assert found / 100 >= 0.81

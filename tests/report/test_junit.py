@@ -7,17 +7,17 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.report.junit import JunitSuite, Outcome
+from suite.report.junit import JunitOutcome, JunitSuite
 
-OUTCOMES = st.sampled_from([None, *Outcome])
+OUTCOMES = st.sampled_from([None, *JunitOutcome])
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
 
 
 def test_a_case_says_how_it_ended_how_long_it_took_and_what_it_printed() -> None:
     suite = JunitSuite("all", seconds=12.34)
     suite.add("a", "passes", text="said", seconds=0.5)
-    suite.add("a", "fails", outcome=Outcome.FAILURE, message="why", text="more")
-    suite.add("b", "waits", outcome=Outcome.SKIPPED, message="no GPU")
+    suite.add("a", "fails", outcome=JunitOutcome.FAILURE, message="why", text="more")
+    suite.add("b", "waits", outcome=JunitOutcome.SKIPPED, message="no GPU")
     (root,) = ElementTree.fromstring(suite.xml())
     assert root.attrib == {"name": "all", "time": "12.3", "tests": "3", "failures": "1", "errors": "0", "skipped": "1"}
     passes, fails, waits = root
@@ -31,7 +31,7 @@ def test_a_case_says_how_it_ended_how_long_it_took_and_what_it_printed() -> None
 
 @given(st.lists(st.tuples(TEXTS, TEXTS, OUTCOMES, TEXTS, TEXTS), max_size=5))
 def test_any_text_makes_a_file_that_parses_with_its_counts(
-    cases: list[tuple[str, str, Outcome | None, str, str]],
+    cases: list[tuple[str, str, JunitOutcome | None, str, str]],
 ) -> None:
     suite = JunitSuite("any")
     for group, name, outcome, message, text in cases:
@@ -39,4 +39,4 @@ def test_any_text_makes_a_file_that_parses_with_its_counts(
     (root,) = ElementTree.fromstring(suite.xml())
     counted = [root.get(kind) for kind in ("tests", "failures", "errors", "skipped")]
     outcomes = [case[2] for case in cases]
-    assert counted == [str(len(cases)), *(str(outcomes.count(outcome)) for outcome in Outcome)]
+    assert counted == [str(len(cases)), *(str(outcomes.count(outcome)) for outcome in JunitOutcome)]

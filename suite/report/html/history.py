@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
-from suite.regression.change_points import Point, Segment
+from suite.regression.change_points import HistoryPoint, Segment
 from suite.report.html.plot import INK, MILLISECONDS, Cell, Plot, Trace, colour, significant, symbol
 
 NEWEST = 300  # launches of a segment that are drawn one by one
@@ -94,7 +94,7 @@ def _day(started: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(started))
 
 
-def _newest(points: Sequence[Point], place: int, name: str) -> Trace:
+def _newest(points: Sequence[HistoryPoint], place: int, name: str) -> Trace:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -108,7 +108,7 @@ def _newest(points: Sequence[Point], place: int, name: str) -> Trace:
     }
 
 
-def _thinned(points: Sequence[Point], place: int, name: str) -> Trace:
+def _thinned(points: Sequence[HistoryPoint], place: int, name: str) -> Trace:
     groups = list(_groups(points))
     middles = [statistics.median(one.seconds for one in group) for group in groups]
     return {
@@ -139,14 +139,14 @@ def _thinned(points: Sequence[Point], place: int, name: str) -> Trace:
     }
 
 
-def _groups(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
+def _groups(points: Sequence[HistoryPoint]) -> Iterator[Sequence[HistoryPoint]]:
     """At most `BUCKETS` neighbouring groups whose sizes differ by one at most."""
     count = min(BUCKETS, len(points))
     for number in range(count):
         yield points[number * len(points) // count : (number + 1) * len(points) // count]
 
 
-def _level(first: Point, last: Point, middle: float, place: int, best: bool) -> Trace:
+def _level(first: HistoryPoint, last: HistoryPoint, middle: float, place: int, best: bool) -> Trace:
     y = significant(MILLISECONDS * middle)
     return {
         "type": "scatter",
@@ -159,7 +159,7 @@ def _level(first: Point, last: Point, middle: float, place: int, best: bool) -> 
     }
 
 
-def _edge(first: Point) -> dict[str, object]:
+def _edge(first: HistoryPoint) -> dict[str, object]:
     x = _stamp(first.started)
     line = {"color": INK, "width": 1, "dash": "dash"}
     return {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line}

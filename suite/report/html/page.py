@@ -23,11 +23,11 @@ from suite.report.html.ladder import ladders
 from suite.report.html.loss_curves import losses
 from suite.report.html.plot import MILLISECONDS, Plot
 from suite.report.html.roofline import benchmarks, profiles, rooflines
-from suite.report.html.setup_details import Detail, Line, detail, stamp
+from suite.report.html.setup_details import Detail, FigureLine, detail, stamp
 from suite.report.html.setups import Key, Setup, execution, newest, setups
 from suite.report.html.sources import Facts, recorded_facts
 from suite.report.html.validation import validation
-from suite.report.html.verdicts import Judged, judged_setup, mark, remembered, tone
+from suite.report.html.verdicts import JudgedSetup, judged_setup, mark, remembered, tone
 
 if TYPE_CHECKING:
     import jinja2
@@ -61,7 +61,7 @@ SETUP_COLUMNS = (
 )
 
 
-class Summary(NamedTuple):
+class SetupRow(NamedTuple):
     """A setup's row, and what the filters know of it."""
 
     id: str
@@ -86,11 +86,11 @@ class Summary(NamedTuple):
     detail: bool
     about: Sequence[tuple[str, str]] = ()
     plots: Sequence[Plot] = ()
-    rows: Sequence[Line] = ()
+    rows: Sequence[FigureLine] = ()
     logs: Sequence[tuple[str, str]] = ()
 
 
-class Change(NamedTuple):
+class ChangePointRow(NamedTuple):
     """A change point, as texts."""
 
     started: float
@@ -268,7 +268,7 @@ def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{MILLISECONDS * seconds:,.4g} ms"
 
 
-def _summary(setup: Setup, judged: Judged | None, full: Detail | None, names: dict[str, str]) -> Summary:
+def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, names: dict[str, str]) -> SetupRow:
     key, shown = setup.key, setup.latest_ok
     predicted = shown.predicted.of(Quantity.STEP_SECONDS) if shown else None
     measured = shown.measured.of(Quantity.STEP_SECONDS) if shown else None
@@ -276,7 +276,7 @@ def _summary(setup: Setup, judged: Judged | None, full: Detail | None, names: di
     failed = sum(one.status != "ok" for one in setup.launches)
     count = len(setup.launches)
     why = judged.why if judged else ""
-    return Summary(
+    return SetupRow(
         id=key.id,
         run=key.run,
         machine=names[key.machine],
@@ -304,7 +304,7 @@ def _summary(setup: Setup, judged: Judged | None, full: Detail | None, names: di
     )
 
 
-def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[Change]:
+def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[ChangePointRow]:
     """Of all segments, newest first."""
     found = []
     for one in history:
@@ -312,7 +312,7 @@ def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[Change]:
         for before, after in zip(one.stretches, one.stretches[1:], strict=False):
             started = one.points[after.first].started
             found.append(
-                Change(
+                ChangePointRow(
                     started=started,
                     id=key.id,
                     run=key.run,

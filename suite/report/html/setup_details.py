@@ -17,14 +17,14 @@ from suite.report.html.memory import memory
 from suite.report.html.plot import Plot
 from suite.report.html.setups import Setup
 from suite.report.html.step_time import traffic, waterfall
-from suite.report.html.verdicts import Judged
+from suite.report.html.verdicts import JudgedSetup
 from suite.report.terminal.prediction import read
 from suite.report.terminal.tables import percent
 
 LOG_LINES = 40  # of a failed launch: the last ones
 
 
-class Line(NamedTuple):
+class FigureLine(NamedTuple):
     """One row of the table of figures, as texts."""
 
     name: str
@@ -41,11 +41,11 @@ class Detail(NamedTuple):
 
     about: list[tuple[str, str]]
     plots: list[Plot]
-    rows: list[Line]
+    rows: list[FigureLine]
     logs: list[tuple[str, str]]
 
 
-def detail(judged: Judged, segments: Sequence[Segment]) -> Detail:
+def detail(judged: JudgedSetup, segments: Sequence[Segment]) -> Detail:
     """Pictures and tables of a setup; of its last launch that ended well, where one did."""
     setup, record = judged.setup, judged.record
     key = setup.key.id
@@ -69,7 +69,7 @@ def _is_shown(row: Row) -> bool:
     return (row.rank is None and row.stage is None) or row.verdict is Verdict.FAIL
 
 
-def _line(row: Row) -> Line:
+def _line(row: Row) -> FigureLine:
     rank = "" if row.rank is None else f"rank {row.rank}"
     difference = "-"
     if row.difference is not None:
@@ -77,7 +77,7 @@ def _line(row: Row) -> Line:
         exact = f"{row.difference:+,}" if isinstance(row.difference, int) else f"{row.difference:+,.4g}"
         difference = percent(row.difference, row.left or 1) if relative else exact
         difference = "0" if row.difference == 0 else difference
-    return Line(
+    return FigureLine(
         name=" ".join(filter(None, (row.quantity, row.axis, row.operation, row.term, rank))),
         left=_number(row.left, row),
         right=_number(row.right, row),

@@ -54,7 +54,7 @@ BAD = frozenset(
 )
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class JudgedSetup(msgspec.Struct, frozen=True, kw_only=True):
     """A setup with its verdict.
 
     Args:
@@ -97,7 +97,7 @@ def remembered() -> Expected:
     return expected
 
 
-def judged_setup(setup: Setup, expected: Expected) -> Judged:
+def judged_setup(setup: Setup, expected: Expected) -> JudgedSetup:
     """The verdict of a setup, and the launch that its pictures show."""
     last, shown = setup.latest, setup.latest_ok
     why = "" if last.status == Status.OK else last.message
@@ -105,16 +105,18 @@ def judged_setup(setup: Setup, expected: Expected) -> Judged:
         record = read(Path((shown or last).path))
         rows = _rows(record, expected) if shown else []
     except (InputError, OSError) as error:
-        return Judged(setup=setup, verdict="unknown", record=None, rows=[], why=f"its record cannot be read: {error}")
+        return JudgedSetup(
+            setup=setup, verdict="unknown", record=None, rows=[], why=f"its record cannot be read: {error}"
+        )
     except ValueError as error:  # a layout or an architecture that this version does not predict
-        return Judged(setup=setup, verdict="not judged", record=record, rows=[], why=f"not predicted: {error}")
+        return JudgedSetup(setup=setup, verdict="not judged", record=record, rows=[], why=f"not predicted: {error}")
     if last.status != Status.OK:
-        return Judged(setup=setup, verdict=last.status, record=record, rows=rows, why=why)
+        return JudgedSetup(setup=setup, verdict=last.status, record=record, rows=rows, why=why)
     failed = [row for row in rows if row.verdict is Verdict.FAIL and row.rank is None] or [
         row for row in rows if row.verdict is Verdict.FAIL
     ]
     why = ", ".join(dict.fromkeys(" ".join(filter(None, (row.quantity, row.axis, row.operation))) for row in failed))
-    return Judged(setup=setup, verdict=overall(rows).value, record=record, rows=rows, why=why)
+    return JudgedSetup(setup=setup, verdict=overall(rows).value, record=record, rows=rows, why=why)
 
 
 def _rows(record: Record, expected: Expected) -> list[Row]:

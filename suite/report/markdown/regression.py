@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from suite.regression.check import Comparison
-from suite.regression.findings import Finding
-from suite.regression.verdicts import Change
-from suite.report.junit import JunitSuite, Outcome
+from suite.regression.findings import RegressionFinding
+from suite.regression.verdicts import ChangeVerdict
+from suite.report.junit import JunitOutcome, JunitSuite
 from suite.report.terminal.regression import TITLES, cells, headline, notes, place, shown
 
-_UNDECIDED = (Change.INCONCLUSIVE, Change.UNCALIBRATED)
+_UNDECIDED = (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED)
 
 
 def junit(comparisons: Sequence[Comparison], failed: str = "") -> str:
@@ -21,26 +21,26 @@ def junit(comparisons: Sequence[Comparison], failed: str = "") -> str:
     suite = JunitSuite("regress")
     for comparison in comparisons:
         if not comparison.baseline:
-            suite.add(comparison.run, "baseline", outcome=Outcome.SKIPPED, message=headline(comparison))
+            suite.add(comparison.run, "baseline", outcome=JunitOutcome.SKIPPED, message=headline(comparison))
         for finding in comparison.findings:
-            if finding.change is not Change.SHOWN:
+            if finding.change is not ChangeVerdict.SHOWN:
                 _judged(suite, finding)
     if failed:
-        suite.add("regress", "launch", outcome=Outcome.ERROR, message=failed)
+        suite.add("regress", "launch", outcome=JunitOutcome.ERROR, message=failed)
     return suite.xml()
 
 
-def _judged(suite: JunitSuite, finding: Finding) -> None:
+def _judged(suite: JunitSuite, finding: RegressionFinding) -> None:
     name = " ".join(part for part in (finding.quantity, place(finding)) if part)
     seconds = finding.after if finding.unit == "s" else None
     texts = cells(finding)
     message = f"{texts['baseline']} -> {texts['now']}, ratio {texts['ratio']}: {finding.why}"
-    if finding.change is Change.REGRESSION:
+    if finding.change is ChangeVerdict.REGRESSION:
         text = "\n".join(f"{title}: {texts[title]}" for title in TITLES if texts[title])
-        suite.add(finding.run, name, outcome=Outcome.FAILURE, message=message, text=text, seconds=seconds)
+        suite.add(finding.run, name, outcome=JunitOutcome.FAILURE, message=message, text=text, seconds=seconds)
     elif finding.change in _UNDECIDED:
         words = f"{finding.change.value}: {message}"
-        suite.add(finding.run, name, outcome=Outcome.SKIPPED, message=words, seconds=seconds)
+        suite.add(finding.run, name, outcome=JunitOutcome.SKIPPED, message=words, seconds=seconds)
     else:
         suite.add(finding.run, name, seconds=seconds)
 
@@ -52,9 +52,9 @@ def markdown(comparisons: Sequence[Comparison], failed: str = "") -> str:
         lines += [f"**A launch did not end well**: {_cell(failed)}", ""]
     for comparison in comparisons:
         lines += [f"### {_cell(headline(comparison))}", ""]
-        rows = [one for one in shown(comparison.findings) if one.change is not Change.SHOWN]
-        first = [one for one in rows if one.change is not Change.SAME]
-        rest = [one for one in rows if one.change is Change.SAME]
+        rows = [one for one in shown(comparison.findings) if one.change is not ChangeVerdict.SHOWN]
+        first = [one for one in rows if one.change is not ChangeVerdict.SAME]
+        rest = [one for one in rows if one.change is ChangeVerdict.SAME]
         if first:
             lines += [*_table(first), ""]
         if rest:
@@ -64,7 +64,7 @@ def markdown(comparisons: Sequence[Comparison], failed: str = "") -> str:
     return "\n".join(lines)
 
 
-def _table(findings: list[Finding]) -> list[str]:
+def _table(findings: list[RegressionFinding]) -> list[str]:
     rows = [[_cell(cells(one)[title]) for title in TITLES] for one in findings]
     return [f"| {' | '.join(row)} |" for row in ([*TITLES], ["---"] * len(TITLES), *rows)]
 

@@ -21,7 +21,7 @@ from suite.acceptance.findings import (
     joined_evidence,
     worst_first,
 )
-from suite.report.junit import JunitSuite, Outcome
+from suite.report.junit import JunitOutcome, JunitSuite
 
 _COLOURS = {
     CheckVerdict.PASS: "green",
@@ -256,11 +256,11 @@ def summary(report: BatteryReport | BatteryEnd) -> str:
 def junit(report: BatteryReport) -> str:
     """The findings as JUnit XML: failures, errors (what did not end, or is not decidable) and skipped ones."""
     outcomes = {
-        CheckVerdict.FAIL: Outcome.FAILURE,
-        CheckVerdict.HANG: Outcome.ERROR,
-        CheckVerdict.INVALID: Outcome.ERROR,
-        CheckVerdict.INCONCLUSIVE: Outcome.ERROR,
-        CheckVerdict.NOT_RUN: Outcome.SKIPPED,
+        CheckVerdict.FAIL: JunitOutcome.FAILURE,
+        CheckVerdict.HANG: JunitOutcome.ERROR,
+        CheckVerdict.INVALID: JunitOutcome.ERROR,
+        CheckVerdict.INCONCLUSIVE: JunitOutcome.ERROR,
+        CheckVerdict.NOT_RUN: JunitOutcome.SKIPPED,
     }
     suite = JunitSuite(f"accept {report.profile}", seconds=report.seconds)
     for finding in report.findings:

@@ -7,14 +7,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from reference_runs.units import printed
-from suite.metrics.launch_statistics import Summary
+from suite.metrics.launch_statistics import QuantityStatistics
 
 _TITLES = ("quantity", "axis", "launches", "median", "minimum", "maximum", "variation", "interval", "detectable")
 _LEFT_OUT_FIRST = ("interval", "axis", "launches")  # columns that a narrow terminal does without, in this order
 _NARROW = (125, 105, 85)  # terminal widths below which one more of them is left out
 
 
-def print_launches(out: Console, run: str, started: int, left_out: list[str], summaries: list[Summary]) -> None:
+def print_launches(
+    out: Console, run: str, started: int, left_out: list[str], summaries: list[QuantityStatistics]
+) -> None:
     """Print how many of the launches ended well, why the others are left out, and a row for each quantity."""
     well = started - len(left_out)
     what = "nothing to summarise" if well < 2 else "the others are left out" if left_out else "none is left out"
@@ -40,7 +42,7 @@ def print_launches(out: Console, run: str, started: int, left_out: list[str], su
         out.print(f"[dim]detectable: least change of the median; {escape(reason)}[/]", soft_wrap=True)
 
 
-def _cells(summary: Summary) -> dict[str, str]:
+def _cells(summary: QuantityStatistics) -> dict[str, str]:
     low, high = summary.interval or (None, None)
     return {
         "quantity": summary.quantity,

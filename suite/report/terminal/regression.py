@@ -10,29 +10,29 @@ from rich.table import Table
 
 from reference_runs.units import printed
 from suite.regression.check import Comparison
-from suite.regression.findings import Finding
-from suite.regression.verdicts import Change
+from suite.regression.findings import RegressionFinding
+from suite.regression.verdicts import ChangeVerdict
 
 _COLOURS = {
-    Change.REGRESSION: "bold red",
-    Change.IMPROVED: "bold green",
-    Change.INCONCLUSIVE: "yellow",
-    Change.UNCALIBRATED: "yellow",
-    Change.SHOWN: "dim",
+    ChangeVerdict.REGRESSION: "bold red",
+    ChangeVerdict.IMPROVED: "bold green",
+    ChangeVerdict.INCONCLUSIVE: "yellow",
+    ChangeVerdict.UNCALIBRATED: "yellow",
+    ChangeVerdict.SHOWN: "dim",
 }
 TITLES = ("quantity", "of", "baseline", "now", "ratio", "interval", "band", "detectable", "verdict", "why")
 _LEFT_OUT_FIRST = ("band", "interval", "detectable")  # columns that a narrow terminal does without, in this order
 _NARROW = (140, 125, 110)  # terminal widths below which one more of them is left out
 _TEXTS = ("quantity", "of", "verdict", "why")
-UNCHANGED = (Change.SAME, Change.SHOWN)
+UNCHANGED = (ChangeVerdict.SAME, ChangeVerdict.SHOWN)
 
 
-def shown(findings: Iterable[Finding]) -> list[Finding]:
+def shown(findings: Iterable[RegressionFinding]) -> list[RegressionFinding]:
     """Those of the whole job, and of single ranks and stages what changed."""
     return [one for one in findings if (one.rank is None and one.stage is None) or one.change not in UNCHANGED]
 
 
-def cells(finding: Finding) -> dict[str, str]:
+def cells(finding: RegressionFinding) -> dict[str, str]:
     """The texts of a row by `TITLES`."""
     interval = finding.interval
     return {
@@ -49,7 +49,7 @@ def cells(finding: Finding) -> dict[str, str]:
     }
 
 
-def place(finding: Finding) -> str:
+def place(finding: RegressionFinding) -> str:
     """Axis, collective, term, rank and stage in words; empty for the whole job."""
     rank = "" if finding.rank is None else f"rank {finding.rank}"
     return " ".join(part for part in (finding.axis, finding.operation, finding.term, rank) if part)
@@ -89,12 +89,12 @@ def notes(comparison: Comparison) -> list[str]:
     for one in times:
         least = one.least_detectable
         words = "no change at all" if least is None else f"{least:.1%}"
-        unsure = "; a guess from these launches themselves" if one.change is Change.UNCALIBRATED else ""
+        unsure = "; a guess from these launches themselves" if one.change is ChangeVerdict.UNCALIBRATED else ""
         lines.append(
             f"detectable: the least slow-down that {one.before_launches} and {one.after_launches} launches in a family "
             f"of {one.family} find in 9 of 10 checks, re-run included: {words}{unsure}"
         )
-        if one.change is Change.UNCALIBRATED:
+        if one.change is ChangeVerdict.UNCALIBRATED:
             lines.append("10 launches of one commit, on this machine, with the same options, calibrate it")
     return lines
 
@@ -109,7 +109,7 @@ def print_check(out: Console, comparisons: Sequence[Comparison]) -> None:
             out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
 
 
-def _table(out: Console, findings: list[Finding]) -> Table:
+def _table(out: Console, findings: list[RegressionFinding]) -> Table:
     titles = [*TITLES]
     for title in _LEFT_OUT_FIRST[: sum(out.width < width for width in _NARROW)]:
         titles.remove(title)

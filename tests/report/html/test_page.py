@@ -36,7 +36,7 @@ from suite.report.html.setups import newest, setups
 from suite.report.html.sources import linked, recorded_facts
 from suite.report.html.step_time import WHOLE, traffic, waterfall
 from suite.report.html.validation import computed_validation, validation
-from suite.report.html.verdicts import Judged, judged_setup, remembered
+from suite.report.html.verdicts import JudgedSetup, judged_setup, remembered
 from tests.support.histories import launch_of, normal_launches
 from tests.support.page_records import EVIL_MESSAGE, EVIL_RUN, THERE, battery, job_of, page_records, record
 
@@ -90,7 +90,7 @@ def plots(elements: Elements) -> dict[str, Any]:
     return dict(json.loads(elements.raw[1]))
 
 
-def judged(results: Path, run: str, machine: str = "AMD", **wanted: Any) -> Judged:
+def judged(results: Path, run: str, machine: str = "AMD", **wanted: Any) -> JudgedSetup:
     found = setups(launches(results, run=run)[0])
     (one,) = [
         s
