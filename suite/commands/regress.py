@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -31,7 +31,7 @@ from suite.report.markdown.regression import junit, markdown
 from suite.report.terminal.progress import TrainingProgress
 from suite.report.terminal.regression import print_check
 from suite.report.terminal.tables import console
-from suite.reproduce.plan import Request, corpus_for, plan
+from suite.reproduce.plan import Plan, Request, corpus_for, plan
 from suite.reproduce.reproduce import Result, reproduce
 
 NEEDED = ("numpy", "scipy", "ruptures")
@@ -39,7 +39,7 @@ KERNELS = "kernels"
 NO_PROFILE = "regress predicts no step time"
 
 
-def regress_command(  # noqa: PLR0913  # the command's options
+def regress_command(  # noqa: PLR0913  # long: the command's options
     names: Annotated[
         list[str] | None,
         typer.Argument(help="Miniatures such as bloom-mini, run files, or kernels: those stored."),
@@ -87,85 +87,99 @@ def regress_command(  # noqa: PLR0913  # the command's options
     Exit codes: 0 no regression (or accepted), 1 a regression, 2 bad input, 3 no baseline, not calibrated or
     inconclusive, 4 the execution failed, 130 interrupted.
     """
+    messages = console(stderr=True)
+    written = Written(json=json, junit_file=junit_file, markdown_file=markdown_file)
+    asked = _checked_names(names, launches, accepts=accepts)
+    for file, where in ((junit_file, "--junit"), (markdown_file, "--markdown")):
+        _check_writable(file, where)
+    if KERNELS in asked:
+        storages = [store / KERNELS for store in stores(results)]
+        storage = next((path for path in storages if any(path.glob("*/*.json"))), storages[0])
+        stored = _kernels(storage, reference, messages)
+        raise typer.Exit(_told(stored, "", [], _exit_code(stored), written))
+    end_as_interrupted()
+    requests = [
+        Request(
+            name=name,
+            ranks=ranks,
+            layout=layout,
+            device=device,
+            compiled=compiled,
+            kernels=kernels,
+            steps=steps,
+            results=results,
+        )
+        for name in asked
+    ]
+    runs = [(request, plan(request)) for request in requests]
+    known, damaged = all_launches(results)
+    reference = resolved(reference, known, results, ROOT)
+    for error in [*damaged, *accepted(results)[1]]:
+        messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
+    with messages.status("reading the corpus"):
+        checked = [_run(request, planned) for request, planned in runs]
+    for run in checked:
+        records_directory(results, run.plan.name)
+    check = RegressionCheck(checked, results, _launched(results, messages), lambda line: _tell(messages, line))
+    compared, failed, code = _compared(check, reference, launches, accepts=accepts)
+    moved: list[str] = []
+    if accepts and compared:
+        moved, code = [_accept(results, one) for one in compared], exit_codes.PASS
+    raise typer.Exit(_told(compared, failed, moved, code, written))
+
+
+class Written(NamedTuple):
+    """Where the outcome goes besides the terminal."""
+
+    json: bool
+    junit_file: Path | None
+    markdown_file: Path | None
+
+
+def _checked_names(names: list[str] | None, launches: int, *, accepts: bool) -> list[str]:
+    """The names, once the request makes sense.
+
+    Raises:
+        InputError: it does not, or a package is missing.
+    """
     if not names:
         raise InputError("no run", allowed="one or more, such as bloom-mini", where="NAME")
     if launches < 1:
         raise InputError("launches", got=launches, allowed="1 or more", where="--launches")
     if len({*names}) < len(names):
         raise InputError("a run twice", got=" ".join(names), where="NAME")
+    if KERNELS in names and (len(names) > 1 or accepts):
+        raise InputError("kernels are compared alone, and need no --accept", got=" ".join(names), where="NAME")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         allowed = "the dependency group regress: nox -s regress"
         raise InputError("packages that are not installed", got=", ".join(missing), allowed=allowed)
-    messages = console(stderr=True)
-    for file, where in ((junit_file, "--junit"), (markdown_file, "--markdown")):
-        _check_writable(file, where)
-    if KERNELS in names:
-        if len(names) > 1 or accepts:
-            raise InputError("kernels are compared alone, and need no --accept", got=" ".join(names), where="NAME")
-        storages = [store / KERNELS for store in stores(results)]
-        storage = next((path for path in storages if any(path.glob("*/*.json"))), storages[0])
-        stored = _kernels(storage, reference, messages)
-        raise typer.Exit(_told(stored, "", [], _exit_code(stored), json, junit_file, markdown_file))
-    end_as_interrupted()
-    options = {"--ranks": ranks, "--layout": layout, "--device": device, "--kernels": kernels, "--steps": steps}
-    arguments = [text for name, value in options.items() if value is not None for text in (name, str(value))]
-    if compiled is not None:
-        arguments.append("--compile" if compiled else "--no-compile")
-    plans = [
-        plan(
-            Request(
-                name=name,
-                ranks=ranks,
-                layout=layout,
-                device=device,
-                compiled=compiled,
-                kernels=kernels,
-                steps=steps,
-                results=results,
-            )
-        )
-        for name in names
-    ]
-    known, damaged = all_launches(results)
-    reference = resolved(reference, known, results, ROOT)
-    for error in [*damaged, *accepted(results)[1]]:
-        messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
-    with messages.status("reading the corpus"):
-        runs = [
-            CheckedRun(
-                plan=planned,
-                corpus=corpus_for(planned, None),
-                arguments=(
-                    str(Path(name).resolve()) if name.endswith(".toml") else name,
-                    *arguments,
-                    "--results",
-                    str(results.resolve()),
-                ),
-            )
-            for name, planned in zip(names, plans, strict=True)
-        ]
-    for planned in plans:
-        records_directory(results, planned.name)
-    compared: list[Comparison] = []
-    failed = ""
-    code = exit_codes.PASS
+    return names
+
+
+def _run(request: Request, planned: Plan) -> CheckedRun:
+    """A run with its corpus, and the arguments by which older code plans the same."""
+    options = {name: getattr(request, name) for name in ("ranks", "layout", "device", "kernels", "steps")}
+    arguments = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
+    if request.compiled is not None:
+        arguments.append("--compile" if request.compiled else "--no-compile")
+    name = str(Path(request.name).resolve()) if request.name.endswith(".toml") else request.name
+    whole = (name, *arguments, "--results", str(request.results.resolve()))
+    return CheckedRun(plan=planned, corpus=corpus_for(planned, None), arguments=whole)
+
+
+def _compared(
+    check: RegressionCheck, reference: str | None, launches: int, *, accepts: bool
+) -> tuple[list[Comparison], str, int]:
+    """The comparisons, why there are none, and the exit code."""
     try:
-        compared = RegressionCheck(
-            runs, results, _launched(results, messages), lambda line: _tell(messages, line)
-        ).compared(reference, launches=launches, accepts=accepts)
-        code = _exit_code(compared)
+        compared = check.compared(reference, launches=launches, accepts=accepts)
+        return compared, "", _exit_code(compared)
     except (LaunchFailedError, OldCodeError) as error:
-        failed = str(error)
         stopped = isinstance(error, LaunchFailedError) and error.result.status is Status.INTERRUPTED
-        code = exit_codes.INTERRUPTED if stopped else exit_codes.EXECUTION_FAILED
+        return [], str(error), exit_codes.INTERRUPTED if stopped else exit_codes.EXECUTION_FAILED
     except OSError as error:  # no room or no access for records or scratch files
-        failed, code = f"{error.strerror}: {error.filename}", exit_codes.EXECUTION_FAILED
-    moved: list[str] = []
-    if accepts and compared:
-        moved = [_accept(results, one) for one in compared]
-        code = exit_codes.PASS
-    raise typer.Exit(_told(compared, failed, moved, code, json, junit_file, markdown_file))
+        return [], f"{error.strerror}: {error.filename}", exit_codes.EXECUTION_FAILED
 
 
 def _told(
@@ -173,16 +187,14 @@ def _told(
     failed: str,
     moved: list[str],
     code: int,
-    json: bool,
-    junit_file: Path | None,
-    markdown_file: Path | None,
+    written: Written,
 ) -> int:
     """Print what came of it and write the files; the exit code."""
-    _report(compared, failed, moved, code, json=json)
-    if junit_file is not None:
-        _write(junit_file, junit(compared, failed), "--junit", appended=False)
-    if markdown_file is not None:
-        _write(markdown_file, markdown(compared, failed), "--markdown", appended=True)
+    _report(compared, failed, moved, code, json=written.json)
+    if written.junit_file is not None:
+        _write(written.junit_file, junit(compared, failed), "--junit", appended=False)
+    if written.markdown_file is not None:
+        _write(written.markdown_file, markdown(compared, failed), "--markdown", appended=True)
     return code
 
 

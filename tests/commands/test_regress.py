@@ -150,6 +150,18 @@ def told(capsys, machine, *arguments):
 STEP = ("step_seconds", None)
 
 
+def test_the_verdict_and_what_it_would_find_come_first(machine, capsys):
+    assert machine.regress() == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("gpt2-mini: no regression; a step slower by ")
+    assert first.endswith("% or more is found in 9 of 10 checks")
+    machine.counts = {"messages": 6}
+    assert machine.regress("--launches", "1") == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("gpt2-mini: regression: messages (exact: +1)")
+    assert first.endswith("so few launches find no slow-down of a step, however large")
+
+
 def test_the_same_code_is_noise_and_passes(machine, capsys):
     code, found = told(capsys, machine)
     assert code == 0

@@ -8,7 +8,8 @@ from suite.regression.check import Comparison
 from suite.regression.findings import RegressionFinding
 from suite.regression.verdicts import ChangeVerdict
 from suite.report.junit import JunitOutcome, JunitSuite
-from suite.report.terminal.regression import TITLES, cells, headline, notes, place, shown
+from suite.report.tables import MARKDOWN, table
+from suite.report.terminal.regression import TITLES, cells, headline, notes, place, shown, verdict_line
 
 _UNDECIDED = (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED)
 
@@ -51,7 +52,7 @@ def markdown(comparisons: Sequence[Comparison], failed: str = "") -> str:
     if failed:
         lines += [f"**A launch did not end well**: {_cell(failed)}", ""]
     for comparison in comparisons:
-        lines += [f"### {_cell(headline(comparison))}", ""]
+        lines += [f"### {_cell(headline(comparison))}", "", _cell(verdict_line(comparison)), ""]
         rows = [one for one in shown(comparison.findings) if one.change is not ChangeVerdict.SHOWN]
         first = [one for one in rows if one.change is not ChangeVerdict.SAME]
         rest = [one for one in rows if one.change is ChangeVerdict.SAME]
@@ -65,8 +66,8 @@ def markdown(comparisons: Sequence[Comparison], failed: str = "") -> str:
 
 
 def _table(findings: list[RegressionFinding]) -> list[str]:
-    rows = [[_cell(cells(one)[title]) for title in TITLES] for one in findings]
-    return [f"| {' | '.join(row)} |" for row in ([*TITLES], ["---"] * len(TITLES), *rows)]
+    lines = ([*cells(finding).values()] for finding in findings)
+    return [table(lines, TITLES, style=MARKDOWN, right=())]
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A regression check in the terminal: one table a run, and the words that explain it."""
+"""A regression check in the terminal: the verdict first, then a table a run, and the words that explain it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from reference_runs.units import printed
 from suite.regression.check import Comparison
 from suite.regression.findings import RegressionFinding
 from suite.regression.verdicts import ChangeVerdict
+from suite.report.tables import table
 
+_RED, _GREEN, _YELLOW, _DIM = "\x1b[1;31m", "\x1b[1;32m", "\x1b[33m", "\x1b[2m"
 _COLOURS = {
-    ChangeVerdict.REGRESSION: "bold red",
-    ChangeVerdict.IMPROVED: "bold green",
-    ChangeVerdict.INCONCLUSIVE: "yellow",
-    ChangeVerdict.UNCALIBRATED: "yellow",
-    ChangeVerdict.SHOWN: "dim",
+    ChangeVerdict.REGRESSION: _RED,
+    ChangeVerdict.IMPROVED: _GREEN,
+    ChangeVerdict.INCONCLUSIVE: _YELLOW,
+    ChangeVerdict.UNCALIBRATED: _YELLOW,
+    ChangeVerdict.SHOWN: _DIM,
 }
+_NAMED = 3  # findings in the line of the verdict
 TITLES = ("quantity", "of", "baseline", "now", "ratio", "interval", "band", "detectable", "verdict", "why")
 _LEFT_OUT_FIRST = ("band", "interval", "detectable")  # columns that a narrow terminal does without, in this order
-_NARROW = (140, 125, 110)  # terminal widths below which one more of them is left out
 _TEXTS = ("quantity", "of", "verdict", "why")
 UNCHANGED = (ChangeVerdict.SAME, ChangeVerdict.SHOWN)
 
@@ -99,28 +101,46 @@ def notes(comparison: Comparison) -> list[str]:
     return lines
 
 
+def verdict_line(comparison: Comparison) -> str:
+    """What a person wants to know first: the verdict, what it is of, and what slow-down would have been found."""
+    if not comparison.baseline:
+        return headline(comparison)
+    findings = comparison.findings
+    bad = [one for one in findings if one.change is ChangeVerdict.REGRESSION]
+    open_ = [one for one in findings if one.change in (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED)]
+    named = [f"{' '.join(filter(None, (one.quantity, place(one))))} ({one.why})" for one in bad or open_]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    word = "regression" if bad else "not decided" if open_ else "no regression"
+    return f"{comparison.run}: {word}{': ' if named else ''}{', '.join(named[:_NAMED])}{more}{_detectable(findings)}"
+
+
+def _detectable(findings: Iterable[RegressionFinding]) -> str:
+    least = [one.least_detectable for one in findings if one.family is not None]
+    if not least:
+        return ""
+    known = [share for share in least if share is not None]
+    if len(known) < len(least):
+        return "; so few launches find no slow-down of a step, however large"
+    return f"; a step slower by {max(known):.1%} or more is found in 9 of 10 checks"
+
+
 def print_check(out: Console, comparisons: Sequence[Comparison]) -> None:
-    """Print a table a run with what it rests on."""
+    """Print the verdict of every run first, then a table a run with what it rests on."""
     for comparison in comparisons:
-        out.print(escape(headline(comparison)), soft_wrap=True)
+        out.print(f"[bold]{escape(verdict_line(comparison))}[/]", soft_wrap=True)
+    for comparison in comparisons:
         if comparison.findings:
-            out.print(_table(out, shown(comparison.findings)))
+            out.print(f"\n{escape(headline(comparison))}", soft_wrap=True)
+            out.print(Text.from_ansi(_table(out, shown(comparison.findings))), soft_wrap=True)
         for line in notes(comparison):
             out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
 
 
-def _table(out: Console, findings: list[RegressionFinding]) -> Table:
-    titles = [*TITLES]
-    for title in _LEFT_OUT_FIRST[: sum(out.width < width for width in _NARROW)]:
-        titles.remove(title)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in titles:
-        last = title == titles[-1]
-        table.add_column(title, justify="left" if title in _TEXTS else "right", no_wrap=not last, overflow="fold")
-    for finding in findings:
-        texts = {title: escape(text) for title, text in cells(finding).items()}
-        colour = _COLOURS.get(finding.change)
-        if colour:
-            texts["verdict"] = f"[{colour}]{texts['verdict']}[/]"
-        table.add_row(*(texts[title] for title in titles))
-    return table
+def _table(out: Console, findings: list[RegressionFinding]) -> str:
+    rows = [cells(finding) for finding in findings]
+    for finding, row in zip(findings, rows, strict=True):
+        if finding.change in _COLOURS:
+            row["verdict"] = f"{_COLOURS[finding.change]}{row['verdict']}\x1b[0m"
+    width = out.width if out.is_terminal else None
+    lines = [[*row.values()] for row in rows]
+    return table(lines, TITLES, width=width, optional=_LEFT_OUT_FIRST, right=set(TITLES) - set(_TEXTS))
