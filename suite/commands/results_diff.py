@@ -19,7 +19,8 @@ from suite.paths import ROOT
 from suite.records.diff import difference
 from suite.records.query import record_path
 from suite.records.store import read
-from suite.report.terminal.tables import console, plain_table, print_comparison
+from suite.report.tables import table
+from suite.report.terminal.tables import console, print_comparison
 
 
 def diff_command(
@@ -55,8 +56,9 @@ def diff_command(
     else:
         out = console()
         out.print(f"left {told.left}, right {told.right}")
-        cells = [[escape(fact.name), escape(fact.left or "-"), escape(fact.right or "-")] for fact in told.facts]
-        out.print(plain_table(["differs", "left", "right"], cells) if cells else "all facts are the same")
+        cells = [[fact.name, fact.left or "-", fact.right or "-"] for fact in told.facts]
+        facts = table(cells, ["differs", "left", "right"], right=()) if cells else "all facts are the same"
+        out.print(escape(facts), soft_wrap=True)
         shown = [row for row in rows if everything or row.difference != 0]
         shown = [_of_rank(row) if ranks else row for row in shown]
         if shown:

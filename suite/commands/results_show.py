@@ -11,14 +11,17 @@ import msgspec
 import typer
 from rich.markup import escape
 
+from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from suite.commands.records_options import Json
-from suite.metrics.comparison import compare
+from suite.metrics.comparison import Row, compare, overall
 from suite.paths import ROOT
 from suite.records.query import record_path
 from suite.records.record import Record
 from suite.records.store import read
-from suite.report.terminal.tables import console, plain_table, print_comparison
+from suite.report.tables import table
+from suite.report.terminal.tables import console, print_comparison
+from suite.reproduce.judged_record import judged_rows
 
 
 def show_command(
@@ -28,7 +31,7 @@ def show_command(
     results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
     json: Json = False,
 ) -> None:
-    """Show one record; with --json the whole of it, samples of every rank too.
+    """Show one record, with verdict and predictions as its launch printed them; with --json the whole of it.
 
     Example: python -m suite results show latest
 
@@ -59,16 +62,29 @@ def _print(record: Record) -> None:
         ["profile", end.profile if end else ""],
         ["file", record.path],
     ]
-    out.print(plain_table(["", ""], [[escape(cell) for cell in row] for row in rows if row[1]]))
+    out.print(escape(table([row for row in rows if row[1]], ["fact", "value"], right=())), soft_wrap=True)
     if end is None:
         out.print("without a second half: nothing was measured")
         return
     if end.figures:
-        figures = compare(end.predicted, end.figures, left_name="predicted", right_name="measured", judge=False)
-        print_comparison(out, figures, left="predicted", right="measured")
+        compared, why_not = _rows(record)
+        print_comparison(out, compared, left="predicted", right="measured")
+        out.print(escape(why_not) or f"verdict: [bold]{overall(compared).value}[/]", soft_wrap=True)
     if end.ranks and end.ranks[0].steps:
         steps = end.ranks[0].steps
         out.print(f"loss {steps[0].loss:.3f} at step {steps[0].step}, {steps[-1].loss:.3f} at step {steps[-1].step}")
     for rank in end.ranks:
         if rank.failure:
             out.print(f"rank {rank.rank}, {rank.last}:\n{rank.failure}", markup=False)
+
+
+def _rows(record: Record) -> tuple[list[Row], str]:
+    """The rows as the launch printed them, by what this version of the suite predicts; or unjudged, and why."""
+    assert record.end is not None
+    try:
+        return judged_rows(record), ""
+    except (InputError, ValueError) as error:
+        shown = compare(
+            record.end.predicted, record.end.figures, left_name="predicted", right_name="measured", judge=False
+        )
+        return shown, f"not judged: {error}"

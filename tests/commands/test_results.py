@@ -287,3 +287,14 @@ def test_a_good_copy_beside_a_damaged_end_says_which_file_is_damaged_and_what_to
     code, out, _ = run(capsys, "merge", copy, "--results", results)
     assert (code, out.split(",")[0]) == (0, "1 added")
     assert everything(results) == everything(copy)
+
+
+def test_show_says_the_verdict_with_the_predictions_of_counts(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record of this test counts nothing: each exact figure that is expected is missing, and named."""
+    code, out, _ = run(capsys, "show", ids(results)[0], "--results", results)
+    assert code == 0
+    parameters = next(line for line in out.splitlines() if line.startswith("parameters "))
+    assert "fail" in parameters
+    assert "verdict: fail" in out

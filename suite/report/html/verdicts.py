@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,12 +12,11 @@ from suite.job.training_job import Job
 from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import Row, Verdict, overall
 from suite.metrics.figures import Figure
-from suite.predict.executed_run.figures import expected_figures, judged
-from suite.records.record import Record, recorded_kernels
+from suite.records.record import Record
 from suite.records.store import read
 from suite.report.html.setups import Setup
+from suite.reproduce.judged_record import Expected, expected_of_job, judged_rows
 
-Expected = Callable[[Job, Kernels, int], list[Figure]]
 MARKS = {
     "pass": "✓",
     "fail": "✗",
@@ -82,7 +80,7 @@ def tone(verdict: str) -> str:
 
 
 def remembered() -> Expected:
-    """`expected_figures`, once for each job that differs in what they depend on."""
+    """`expected_of_job`, once for each job that differs in what they depend on."""
     known: dict[bytes, list[Figure]] = {}
 
     def expected(job: Job, kernels: Kernels, cores: int) -> list[Figure]:
@@ -91,7 +89,7 @@ def remembered() -> Expected:
         script = msgspec.structs.replace(job.script, rung="", texts=None)
         key = msgspec.json.encode([*facts, script, list(kernels), alone])
         if key not in known:
-            known[key] = expected_figures(job, kernels=kernels, cores=cores)
+            known[key] = expected_of_job(job, kernels, cores)
         return known[key]
 
     return expected
@@ -103,7 +101,7 @@ def judged_setup(setup: Setup, expected: Expected) -> JudgedSetup:
     why = "" if last.status == Status.OK else last.message
     try:
         record = read(Path((shown or last).path))
-        rows = _rows(record, expected) if shown else []
+        rows = judged_rows(record, expected) if shown else []
     except (InputError, OSError) as error:
         return JudgedSetup(
             setup=setup, verdict="unknown", record=None, rows=[], why=f"its record cannot be read: {error}"
@@ -117,12 +115,3 @@ def judged_setup(setup: Setup, expected: Expected) -> JudgedSetup:
     ]
     why = ", ".join(dict.fromkeys(" ".join(filter(None, (row.quantity, row.axis, row.operation))) for row in failed))
     return JudgedSetup(setup=setup, verdict=overall(rows).value, record=record, rows=rows, why=why)
-
-
-def _rows(record: Record, expected: Expected) -> list[Row]:
-    if record.end is None:
-        return []
-    text = record.begin.hardware.get("cores", "")
-    cores = int(text) if text.isdigit() else 1
-    figures = expected(record.begin.job, recorded_kernels(record), cores)
-    return judged(figures, record.end.predicted, record.end.figures)
