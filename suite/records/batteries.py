@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.paths import stores
 from suite.records.record import BEGIN, END
 
 DIRECTORY = "acceptance"  # below the results directory
@@ -56,7 +57,7 @@ def battery_summaries(results: Path) -> tuple[list[BatterySummary], list[InputEr
     """
     good: list[BatterySummary] = []
     bad: list[InputError] = []
-    for path in sorted((results / DIRECTORY).glob(f"*{BEGIN}")):
+    for path in sorted(path for store in stores(results) for path in (store / DIRECTORY).glob(f"*{BEGIN}")):
         end_path = path.with_name(path.name.removesuffix(BEGIN) + END)
         current = path
         try:

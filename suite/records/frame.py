@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.metrics.figures import UNIT, Figure, Quantity
+from suite.paths import stores
 from suite.records.batteries import battery_summaries
 from suite.records.index import launches as indexed_launches
 from suite.records.kernel_runs import kernel_runs as stored_kernel_runs
@@ -131,7 +132,8 @@ def kernel_runs(source: str | Path) -> pandas.DataFrame:
     """A row a stored run and case of the kernel benchmarks; `seconds` is the median of a case's rounds."""
     import pandas
 
-    runs, left_out = stored_kernel_runs(Path(source) / "kernels")
+    found = [stored_kernel_runs(store / "kernels") for store in stores(Path(source))]
+    runs, left_out = [run for good, _ in found for run in good], [error for _, bad in found for error in bad]
     pairs = [(run, benchmark) for run in runs for benchmark in run.benchmarks]
     of_run: dict[str, Callable[[Any], Any]] = {
         "number": lambda run: run.number,

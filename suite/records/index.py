@@ -36,7 +36,9 @@ _BROKEN = ("", (0, 0, 0))
 Found = tuple[str, str, str | None, Stamp]  # id, path of begin and of end, both files' stamps
 
 
-def launches(results: Path, *, run: str | None = None, recorded: bool = True) -> tuple[list[LaunchSummary], list[InputError]]:
+def launches(
+    results: Path, *, run: str | None = None, recorded: bool = True
+) -> tuple[list[LaunchSummary], list[InputError]]:
     """Launches of one run, or of all, oldest first; and why the others are left out.
 
     Of two records with the same id the one whose path comes first counts.
