@@ -35,6 +35,7 @@ from suite.commands import exit_codes
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Step, StepKind, events_path
 from suite.job.options import Averaging
+from suite.job.step_options import StepOptions
 from suite.launch import network_namespaces
 from suite.launch.multi_host import Way, entered, torchrun
 from suite.machine.fingerprint import hardware
@@ -131,7 +132,7 @@ def small_plan(hosts: int, averaging: Averaging) -> Plan:
 
 def sent_bytes(plan: Plan) -> float:
     """Predicted, of rank 0 in a step behind the exact ones."""
-    figures = rank_figures(plan.workload, averaging=plan.averaging)
+    figures = rank_figures(plan.workload, StepOptions(averaging=plan.averaging))
     return next(f.value for f in figures if f.quantity is Quantity.SENT_BYTES and f.operation is None and f.rank == 0)
 
 

@@ -22,6 +22,7 @@ from suite.calibration.plan import (
     task,
 )
 from suite.calibration.shapes import miniature_shapes
+from suite.job.step_options import StepOptions
 from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.machine.operations import COLLECTIVES
@@ -99,7 +100,7 @@ def needs_of(predict: Callable[[Measured], object], *, device: str, ranks: int, 
     )
     for step in steps:
         kernels = kernels_for(step.recipe.precision, device)
-        step_seconds(recorder, step.workload, kernels=kernels, compiled=step.compiled)
+        step_seconds(recorder, step.workload, StepOptions(kernels=kernels, compiled=step.compiled))
     sizes = {subject: frozenset(asked) for subject, asked in recorder.sizes.items()}
     return Needs(device, ranks, sizes, frozenset(recorder.lines), steps)
 

@@ -7,6 +7,8 @@ import msgspec
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe, Workload
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
+from suite.job.step_options import StepOptions
+from suite.machine.half_precision import Kernels
 
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets
 COUNTED_STEPS = 3  # one under the collective counter, one for the peak of memory, one under the flop counter
@@ -68,6 +70,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def ranks(self) -> int:
         """Processes of the launch."""
         return self.layout.ranks
+
+    def step_options(self, kernels: Kernels) -> StepOptions:
+        """How its steps are executed by the kernels of a machine."""
+        return StepOptions(kernels=kernels, compiled=self.compiled, training=self.script, averaging=self.averaging)
 
     @property
     def warm_up_steps(self) -> int:

@@ -93,13 +93,7 @@ def expected(
 
 
 def _phase(plan: Plan) -> str:
-    peaks = executed_peaks(
-        plan.workload,
-        stage=0,
-        replica=0,
-        kernels=kernels_for(plan.recipe.precision, plan.device),
-        script=plan.script,
-    )
+    peaks = executed_peaks(plan.workload, plan.step_options, stage=0, replica=0)
     return max(peaks, key=lambda phase: sum(peaks[phase].values()))
 
 

@@ -18,7 +18,6 @@ from suite.job.options import KernelChoice, Texts
 from suite.ladder.rung import MOST_DIVISOR, STEPS, Need, Rung, RungSetting, Track, setting_above, setting_of
 from suite.ladder.rungs import RUNGS
 from suite.launch import network_namespaces
-from suite.machine.half_precision import kernels_for
 from suite.metrics.figures import Quantity, of_job
 from suite.predict.executed_run.memory import memory_figures
 from suite.reproduce.plan import Plan
@@ -96,8 +95,7 @@ def excess(plan: Plan, memory_bytes: int | None) -> str:
     """
     if memory_bytes is None:
         return ""
-    kernels = kernels_for(plan.recipe.precision, plan.device)
-    figures = memory_figures(plan.workload, kernels, plan.script)
+    figures = memory_figures(plan.workload, plan.step_options)
     peak = of_job(figures, Quantity.PEAK_BYTES)
     if peak is None or peak <= USABLE_SHARE * memory_bytes:
         return ""

@@ -16,9 +16,11 @@ from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 from reference_runs.scaled_layout import scaled_layout
 from suite.job.corpus import Corpus, tokenised_corpus
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
+from suite.job.step_options import StepOptions
 from suite.job.training_job import COUNTED_STEPS, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import resolved_device, usable_cores
+from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.reproduce.supported import (
     check_averaging,
@@ -92,6 +94,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def workload(self) -> Workload:
         """Architecture, recipe and layout."""
         return Workload(self.architecture, self.recipe, self.layout)
+
+    @property
+    def step_options(self) -> StepOptions:
+        """How its steps are executed on this machine."""
+        kernels = kernels_for(self.recipe.precision, self.device)
+        return StepOptions(kernels=kernels, compiled=self.compiled, training=self.script, averaging=self.averaging)
 
     @property
     def joined_by(self) -> str | None:

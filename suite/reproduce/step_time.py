@@ -16,6 +16,7 @@ from suite.machine.timing_tables import Measured
 from suite.metrics.figures import Figure, Quantity, of_job
 from suite.predict.executed_run.step_time import time_figures
 from suite.predict.simulation.step_correction import beside_parts, nearest_trial, uncertainty
+from suite.predict.simulation.step_time import StepConditions
 from suite.reproduce.plan import Plan
 from suite.reproduce.utilisation import Peak, peaks, utilisation
 
@@ -32,7 +33,7 @@ def predicted_times(plan: Plan, profile: Profile | None, sample_seconds: float =
     if profile is None:
         return []
     check_timed(plan)
-    times = time_figures_of(plan, profile, factor=in_step_factor(plan, profile), sample_seconds=sample_seconds)
+    times = time_figures_of(plan, profile, factor=correction_factor(plan, profile), sample_seconds=sample_seconds)
     return times + utilisation(times, peaks_of(plan, profile))
 
 
@@ -73,7 +74,7 @@ def at_cpu_speed(
     if calibrated is None:
         return [], []
     slower = slowdown(speed, calibrated)
-    factor = in_step_factor(plan, profile)  # steps and parts were as slow as each other when it was measured
+    factor = correction_factor(plan, profile)  # steps and parts were as slow as each other when it was measured
     slowed = time_figures_of(plan, AtCpuSpeed(profile, slower), factor=factor, sample_seconds=sample_seconds)
     expected, took = of_job(slowed, Quantity.STEP_SECONDS), of_job(measured, Quantity.STEP_SECONDS)
     if expected is None or took is None:
@@ -88,7 +89,7 @@ def at_cpu_speed(
     ]
 
 
-def in_step_factor(plan: Plan, profile: Profile) -> float:
+def correction_factor(plan: Plan, profile: Profile) -> float:
     """Measured over modelled seconds of the nearest reference training step; 1 where none was timed.
 
     Raises:
@@ -123,10 +124,6 @@ def time_figures_of(
     return time_figures(
         measured,
         plan.workload,
-        kernels=kernels_for(plan.recipe.precision, plan.device),
-        compiled=plan.compiled,
-        script=plan.script,
-        sample_seconds=sample_seconds,
-        cores=usable_cores(),
-        in_step_factor=factor,
+        plan.step_options,
+        StepConditions(sample_seconds=sample_seconds, cores=usable_cores(), correction_factor=factor),
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from reference_runs.catalog import accumulation
 from reference_runs.errors import InputError
-from reference_runs.layout import Layout, Offload, Recomputation, Schedule
-from reference_runs.placement import chunk_layers
+from reference_runs.layout import Layout, Schedule
 from reference_runs.run import (
     BLANK_TOKENS,
     LEAST_WINDOW,
@@ -22,6 +20,7 @@ from reference_runs.run import (
 from suite.job.batch_rampup import global_batch_at
 from suite.job.options import Averaging
 from suite.job.training_job import WARM_UP_STEPS
+from suite.predict.simulation.supported_layouts import layout_limits
 
 _EXECUTED = {
     "architecture.norm": (Norm.PRE_LAYER_NORM, Norm.DEEP_NORM),
@@ -105,33 +104,11 @@ def check_executable_layout(workload: Workload, where: str) -> None:
     Raises:
         InputError: it is one of them.
     """
-    architecture, recipe, layout = workload
-    micro_batches = accumulation(recipe, layout)
-    refused = {
-        f"cp{layout.context_parallel}": layout.context_parallel > 1,
-        f"sp with tp{layout.tensor_parallel}": layout.sequence_parallel and layout.tensor_parallel == 1,
-        f"recompute-{layout.recomputation}": layout.recomputation is Recomputation.FROM_INPUT,
-        layout.schedule.value: layout.schedule not in (Schedule.GPIPE, Schedule.ONE_F_ONE_B),
-        # PyTorch's schedules accumulate whole gradients over the micro-batches where stages are fully sharded
-        f"zero{layout.zero_stage} with pp{layout.pipeline_stages}": layout.zero_stage > 1
-        and layout.pipeline_stages > 1,
-        # PyTorch's kernels that never store the scores know a causal mask and no bias of the scores
-        "fused attention with ALiBi": layout.fused_attention and architecture.position is Position.ALIBI,
-        "fused attention with a prefix mask": layout.fused_attention and architecture.mask is Mask.PREFIX,
-        "partitioned checkpoints": layout.partitioned_checkpoints and layout.tensor_parallel > 1,
-        "scatter-gather": layout.scatter_gather and layout.tensor_parallel > 1,
-        f"{micro_batches} micro-batches, 1f1b, pp{layout.pipeline_stages}": layout.schedule is Schedule.ONE_F_ONE_B
-        and micro_batches < layout.pipeline_stages,
-        "a top-query layer apart from the head": architecture.top_query_layer
-        and not chunk_layers(architecture.layers, layout)[-1],
-        f"offload {layout.offload} with zero{layout.zero_stage}": layout.offload is not Offload.NONE
-        and (layout.offload is not Offload.STATE or layout.zero_stage < 2),
-    }
-    for word, is_asked in refused.items():
-        if is_asked:
+    for limit in layout_limits(workload):
+        if limit.applies:
             raise InputError(
                 "this version does not execute that layout",
-                got=word,
+                got=limit.name,
                 allowed="dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, "
                 "zero0/1, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, "
                 "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN",

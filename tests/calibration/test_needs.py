@@ -20,7 +20,7 @@ from suite.machine.timing_tables import Subject, Table, fitted
 from suite.metrics.figures import Quantity, of_job
 from suite.reproduce.plan import Request
 from suite.reproduce.plan import plan as planned
-from suite.reproduce.step_time import in_step_factor, time_figures_of
+from suite.reproduce.step_time import correction_factor, time_figures_of
 from tests.support.profiles import profile, timing
 
 SETUPS = [(name, ranks, compiled) for name in miniatures() for ranks in (1, 2) for compiled in (False, True)]
@@ -75,7 +75,7 @@ def test_a_step_is_predicted_from_what_was_asked_for_and_asks_for_nothing_more(
     assert calibration is not None
     found = measured(calibration)
     assert lacking(needed, found) is None
-    figures = time_figures_of(asked, found, factor=in_step_factor(asked, found))
+    figures = time_figures_of(asked, found, factor=correction_factor(asked, found))
     seconds = of_job(figures, Quantity.STEP_SECONDS)
     assert seconds is not None
     assert seconds > 0

@@ -19,6 +19,7 @@ from suite.calibration.grids import MOST_ROW_ELEMENTS, axis_points
 from suite.calibration.plan import LINE, MEMORY_SECONDS, TABLE, Planned, plan, reference_steps
 from suite.calibration.plan import counts_at_once as counts
 from suite.calibration.shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
+from suite.job.step_options import StepOptions
 from suite.machine import cpu_caches
 from suite.machine.half_precision import Kernels
 from suite.machine.operations import COLLECTIVES
@@ -253,8 +254,7 @@ def test_all_that_the_prediction_of_a_miniatures_time_asks_for_is_timed(
     (stage,) = step_seconds(
         Asked(entries),
         small.workload,
-        kernels=Kernels(cuda=device == "cuda"),
-        compiled=compiled,
+        StepOptions(kernels=Kernels(cuda=device == "cuda"), compiled=compiled),
     )
     assert stage.forward > 0
     assert stage.backward > stage.forward
@@ -328,5 +328,5 @@ def test_all_parts_of_a_trial_are_timed_by_as_many_ranks_as_train_it(cores: int,
     density = DENSITIES["cpu"]
     entries = plan(miniature_shapes("cpu", ranks=ranks), device="cpu", cores=cores, ranks=ranks, density=density)
     for one in reference_steps(device="cpu", cores=cores, ranks=ranks, density=density):
-        (stage,) = step_seconds(Asked(entries), one.workload, kernels=Kernels(), compiled=one.compiled)
+        (stage,) = step_seconds(Asked(entries), one.workload, StepOptions(compiled=one.compiled))
         assert stage.step > 0

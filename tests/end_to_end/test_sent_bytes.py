@@ -16,6 +16,7 @@ from reference_runs.miniature import miniature
 from suite.execute.measure import clock
 from suite.job.events import Event, Finished, events_path
 from suite.job.options import Averaging
+from suite.job.step_options import StepOptions
 from suite.job.training_job import Job
 from suite.launch import network_namespaces
 from suite.metrics.figures import Quantity
@@ -112,7 +113,7 @@ def test_predicted_sent_bytes_leave_the_interface(hosts: list[str], averaging: A
     assert codes == [0] * len(hosts), (tmp_path / "rank0.log").read_text()
     predicted = {
         figure.rank: figure.value
-        for figure in rank_figures(job.workload, averaging=averaging)
+        for figure in rank_figures(job.workload, StepOptions(averaging=averaging))
         if figure.quantity is Quantity.SENT_BYTES and figure.operation is None
     }
     for rank in range(len(hosts)):

@@ -15,6 +15,7 @@ from suite.__main__ import main
 from suite.commands import exit_codes
 from suite.commands.ladder import EXIT_CODES
 from suite.job.options import Update
+from suite.job.step_options import StepOptions
 from suite.job.training_job import LEAST_STEPS
 from suite.ladder import runner as runner
 from suite.ladder.judge import Gain, Interaction, Mark, gain_check, loss_check, noise, peak_check, repeats_check
@@ -134,9 +135,8 @@ def test_the_square_root_of_layers_lowers_the_peak_at_the_loss_and_not_that_of_t
         assert best_checkpoint_layers(plan.workload, stage=0, micro_batches=1) == 1
         for layers, peak in peaks.items():
             layout = msgspec.structs.replace(plan.layout, checkpoint_layers=layers)
-            kernels = Kernels(cuda=device == "cuda")
-            workload = plan.workload._replace(layout=layout)
-            found = executed_peak_bytes(workload, stage=0, replica=0, kernels=kernels, script=plan.script)
+            options = StepOptions(kernels=Kernels(cuda=device == "cuda"), training=plan.script)
+            found = executed_peak_bytes(plan.workload._replace(layout=layout), options, stage=0, replica=0)
             assert found / 2**20 == pytest.approx(peak, abs=0.05)
 
 

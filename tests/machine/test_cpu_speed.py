@@ -13,8 +13,8 @@ import torch
 from suite.execute.measure import cpu_speed as laps
 from suite.execute.measure.cpu_speed import LAP_SECONDS, SpeedSampler
 from suite.job.events import Status
+from suite.job.step_options import StepOptions
 from suite.machine.cpu_speed import AtCpuSpeed, SpeedSample, middle, over_ranks, slowdown
-from suite.machine.half_precision import Kernels
 from suite.machine.profile import Profile, decode, encode
 from suite.machine.reference_step import TimedReferenceStep, trial
 from suite.machine.timing_tables import Measured, Subject
@@ -32,7 +32,7 @@ MACHINE = Machine(fixed=1e-6, per_unit=1e-12, host=1e-7, start=1e-5, latency=1e-
 
 def step(machine: Measured, name: str = "bloom-mini") -> StepSeconds:
     mini = MINIS[name]
-    (stage,) = step_seconds(machine, mini.workload, kernels=Kernels(), compiled=False)
+    (stage,) = step_seconds(machine, mini.workload, StepOptions())
     return stage
 
 
@@ -176,7 +176,7 @@ def test_a_launch_at_half_the_calibrated_pace_is_predicted_twice_as_long() -> No
     assert [figure.key for figure in expected] == [figure.key for figure in measured]
     assert expected[-1].value == pytest.approx(2 * usual[-1].value)
     untried = msgspec.structs.replace(known, trials=())
-    factor = step_time.in_step_factor(plan, cast("Profile", known))
+    factor = step_time.correction_factor(plan, cast("Profile", known))
     parts = step_time.at_cpu_speed(plan, cast("Profile", untried), EVEN, took)[0]
     assert factor > 1
     assert usual[-1].value == pytest.approx(factor * parts[-1].value)

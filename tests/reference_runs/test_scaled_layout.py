@@ -54,7 +54,7 @@ def test_a_miniature_can_be_executed_on_any_number_of_ranks(name: str) -> None:
         )
         planned = plan(request)
         assert planned.layout.ranks == ranks
-        assert describes_ranks(planned.architecture, planned.layout)
+        assert describes_ranks(planned.workload)
 
 
 @given(st.integers(1, 5000))

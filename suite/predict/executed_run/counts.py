@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from reference_runs.catalog import accumulation
-from reference_runs.placement import coordinates
 from reference_runs.run import Norm, Objective, Workload
 from suite.job.options import Averaging
+from suite.job.step_options import DEFAULT_STEP, StepOptions
 from suite.metrics.figures import Figure, Quantity, with_maximum_over_ranks
 from suite.predict.analytic.flop import (
     HARDWARE_CONVENTION,
@@ -23,6 +23,7 @@ from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.executed_run.textbook_gap import textbook_differences
 from suite.predict.simulation.gradient_averaging import one_bit_state_bytes
 from suite.predict.simulation.pipeline_schedule import flop_durations, idle_fraction
+from suite.predict.simulation.rank_position import RankPosition, rank_position
 from suite.predict.simulation.state import executed_state
 from suite.predict.simulation.supported_layouts import describes_ranks
 from suite.predict.simulation.traffic import executed_traffic
@@ -69,46 +70,33 @@ def job_figures(workload: Workload) -> list[Figure]:
     return figures
 
 
-def rank_figures(
-    workload: Workload,
-    *,
-    compiled: bool = False,
-    averaging: Averaging = Averaging.EXACT,
-) -> list[Figure]:
+def rank_figures(workload: Workload, options: StepOptions = DEFAULT_STEP) -> list[Figure]:
     """Figures of every rank, for layouts that `describes_ranks`; with their pipeline stage where there are several.
 
-    Parameters and flop of each rank; state bytes and traffic of each rank, behind the largest over ranks.
+    Parameters and flop of each rank; state bytes and traffic of each rank, after the largest over ranks.
     """
     layout = workload.layout
-    known: dict[tuple[int, int], tuple[list[Figure], list[Figure]]] = {}
+    known: dict[RankPosition, tuple[list[Figure], list[Figure]]] = {}
     shares: list[Figure] = []
     others: list[Figure] = []
     for rank in range(layout.ranks):
-        place = coordinates(layout, rank)
-        alike = place["pp"], place["dp"] if layout.zero_stage >= 2 else 0
-        if alike not in known:
-            stage, replica = alike
-            known[alike] = (
-                _shares(workload, stage=stage, replica=replica),
-                _state(workload, stage=stage, replica=replica, averaging=averaging)
-                + _traffic(
-                    workload,
-                    stage=stage,
-                    replica=replica,
-                    compiled=compiled,
-                    averaging=averaging,
-                ),
+        position = rank_position(layout, rank)
+        if position not in known:
+            known[position] = (
+                _shares(workload, position),
+                _state(workload, position, options.averaging) + _traffic(workload, position, options),
             )
-        stage_or_none = place["pp"] if layout.pipeline_stages > 1 else None
-        for kept, figures in zip((shares, others), known[alike], strict=True):
-            kept += [msgspec.structs.replace(figure, rank=rank, stage=stage_or_none) for figure in figures]
+        stage = position.stage if layout.pipeline_stages > 1 else None
+        for kept, figures in zip((shares, others), known[position], strict=True):
+            kept += [msgspec.structs.replace(figure, rank=rank, stage=stage) for figure in figures]
     return shares + with_maximum_over_ranks(others)
 
 
-def _shares(workload: Workload, *, stage: int, replica: int) -> list[Figure]:
+def _shares(workload: Workload, position: RankPosition) -> list[Figure]:
     """What a rank has of the job's sums."""
     architecture, recipe, layout = workload
     samples = accumulation(recipe, layout) * layout.micro_batch
+    stage, replica = position
     stored = executed_state(workload, stage=stage, replica=replica)
     executed = rank_executed_flop(
         architecture, layout, stage=stage, samples=samples, hidden_dropout=recipe.hidden_dropout
@@ -124,7 +112,8 @@ def _shares(workload: Workload, *, stage: int, replica: int) -> list[Figure]:
     ]
 
 
-def _state(workload: Workload, *, stage: int, replica: int, averaging: Averaging) -> list[Figure]:
+def _state(workload: Workload, position: RankPosition, averaging: Averaging) -> list[Figure]:
+    stage, replica = position
     stored = executed_state(workload, stage=stage, replica=replica)
     optimizer_bytes = stored.optimizer_bytes
     if averaging is Averaging.ONE_BIT and workload.layout.data_parallel > 1:
@@ -136,17 +125,10 @@ def _state(workload: Workload, *, stage: int, replica: int, averaging: Averaging
     ]
 
 
-def _traffic(
-    workload: Workload,
-    *,
-    stage: int,
-    replica: int,
-    compiled: bool,
-    averaging: Averaging,
-) -> list[Figure]:
+def _traffic(workload: Workload, position: RankPosition, options: StepOptions) -> list[Figure]:
     figures: list[Figure] = []
     total = 0
-    traffic = executed_traffic(workload, stage=stage, replica=replica, compiled=compiled, averaging=averaging)
+    traffic = executed_traffic(workload, options, stage=position.stage, replica=position.replica)
     for entry in traffic:
         sent = sent_bytes(entry, workload.layout)
         total += sent
@@ -196,27 +178,19 @@ def bubble_figure(workload: Workload, *, own_processors: bool) -> Figure:
     return Figure(quantity=Quantity.BUBBLE_FRACTION, value=idle, tolerance=tolerance, why=why)
 
 
-def prediction(
-    workload: Workload,
-    *,
-    compiled: bool = False,
-    own_processors: bool = True,
-    averaging: Averaging = Averaging.EXACT,
-) -> list[Figure]:
+def prediction(workload: Workload, options: StepOptions = DEFAULT_STEP, *, own_processors: bool = True) -> list[Figure]:
     """Every figure that is predicted for this run; quantities that are not in the list are not predicted.
 
     Args:
-        compiled: whether blocks are compiled.
         own_processors: whether each rank has a processor of its own, so that the pipeline's times can be judged.
-        averaging: over the data-parallel ranks, in the steps behind those that average exactly.
 
-    Behind the figures of the ranks stand the payload bytes by which the papers' traffic differs.
+    The payload bytes by which the papers' traffic differs come after the figures of the ranks.
     """
     figures = job_figures(workload)
-    if describes_ranks(workload.architecture, workload.layout):
+    if describes_ranks(workload):
         if workload.layout.pipeline_stages > 1:
             figures.append(bubble_figure(workload, own_processors=own_processors))
-        figures += rank_figures(workload, compiled=compiled, averaging=averaging)
-        if averaging is Averaging.EXACT:  # the textbooks' is
-            figures += textbook_differences(workload, compiled=compiled)
+        figures += rank_figures(workload, options)
+        if options.averaging is Averaging.EXACT:  # the textbooks' is
+            figures += textbook_differences(workload, options)
     return figures

@@ -1,4 +1,4 @@
-"""What arithmetic expects of a launch, and the launch beside it: the rows that decide whether it passes."""
+"""What arithmetic expects of a launch, and its comparison with the launch: the rows that decide whether it passes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,16 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
         kernels: of the machine that runs it.
         cores: of that machine, that the ranks may use.
     """
+    options = job.step_options(kernels)
     alone = job.device == "cuda" or job.layout.ranks <= cores
     predicted = countable(
         job.averaging,
-        prediction(
-            job.workload,
-            compiled=job.compiled,
-            own_processors=alone,
-            averaging=job.averaging,
-        ),
+        prediction(job.workload, options, own_processors=alone),
     )
     if job.script.update is Update.ADAFACTOR:
         predicted = [_of_adafactor(job, figure) for figure in predicted]
     if job.kernels is KernelChoice.TORCH:  # what Triton's keep and need is not described
-        memory = memory_figures(job.workload, kernels, job.script)
+        memory = memory_figures(job.workload, options)
         # nor what other ways of averaging take in passing
         exact = job.averaging is Averaging.EXACT
         predicted += [figure for figure in memory if exact or figure.quantity is not Quantity.PEAK_BYTES]
@@ -69,5 +65,5 @@ def countable(averaging: Averaging, figures: list[Figure]) -> list[Figure]:
 
 
 def judged(expected: list[Figure], times: list[Figure], measured: list[Figure]) -> list[Row]:
-    """Predicted figures, with the times that a profile gave, beside the measured ones."""
+    """Predicted figures, with the times that a profile gave, compared with the measured ones."""
     return compare([*expected, *times], measured, left_name="predicted", right_name="measured", judge=True)

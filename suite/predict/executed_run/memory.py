@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from reference_runs.layout import Layout
-from reference_runs.placement import coordinates
 from reference_runs.run import Workload
-from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
+from suite.job.step_options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum_over_ranks
+from suite.predict.simulation.rank_position import RankPosition, rank_position
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes
-from suite.predict.simulation.supported_layouts import describes_ranks
 
 TOLERANCE = 0.02
 ACTIVATION_REASON = "the same operators keep the same tensors; the tolerance is for other versions of them"
@@ -17,32 +16,26 @@ PEAK_REASON = "every block of a step but the smallest; communication threads fre
 UNPROVEN = "not judged: {} is not proven"
 
 
-def memory_figures(
-    workload: Workload,
-    kernels: Kernels,
-    script: TrainingOptions = DEFAULT_OPTIONS,
-) -> list[Figure]:
-    """Activation bytes and peak bytes of each rank, behind the largest over ranks; for layouts that `describes_ranks`.
+def memory_figures(workload: Workload, options: StepOptions) -> list[Figure]:
+    """Activation bytes and peak bytes of each rank, after the largest over ranks; for layouts that `describes_ranks`.
 
     No peak where activations are offloaded: what comes back to the device in the backward pass, weights among it, is
     not described.
     Each is a simulation of a step, 0.01 to 0.5 s, so that they do not belong to `prediction`.
     """
-    architecture, layout = workload.architecture, workload.layout
-    if not describes_ranks(architecture, layout):
-        return []
-    known: dict[tuple[int, int], tuple[int, int]] = {}
+    layout, kernels = workload.layout, options.kernels
+    known: dict[RankPosition, tuple[int, int]] = {}
     figures: list[Figure] = []
     for rank in range(layout.ranks):
-        place = coordinates(layout, rank)
-        stage, replica = alike = place["pp"], place["dp"] if layout.zero_stage >= 2 else 0
-        if alike not in known:
-            known[alike] = (
-                executed_activation_bytes(workload, stage=stage, kernels=kernels, script=script),
-                executed_peak_bytes(workload, stage=stage, replica=replica, kernels=kernels, script=script),
+        position = rank_position(layout, rank)
+        stage, replica = position
+        if position not in known:
+            known[position] = (
+                executed_activation_bytes(workload, options, stage=stage),
+                executed_peak_bytes(workload, options, stage=stage, replica=replica),
             )
         of_stage = stage if layout.pipeline_stages > 1 else None
-        activations, peak = known[alike]
+        activations, peak = known[position]
         figures.append(
             Figure(
                 quantity=Quantity.ACTIVATION_BYTES,
@@ -54,7 +47,7 @@ def memory_figures(
                 why=UNPROVEN.format("a GPU") if kernels.cuda else ACTIVATION_REASON,
             )
         )
-        if script.offloads_activations:
+        if options.training.offloads_activations:
             continue
         unproven = unproven_peak(layout, kernels)
         figures.append(

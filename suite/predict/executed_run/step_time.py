@@ -6,16 +6,14 @@ from collections.abc import Sequence
 
 from reference_runs.placement import coordinates
 from reference_runs.run import Workload
-from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
-from suite.machine.half_precision import Kernels
+from suite.job.step_options import StepOptions
 from suite.machine.timing_tables import Measured
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.predict.analytic.flop import executed_flop, model_flop
-from suite.predict.simulation.step_time import StepSeconds, step_seconds
-from suite.predict.simulation.supported_layouts import describes_ranks
+from suite.predict.simulation.step_time import ALONE, StepConditions, StepSeconds, step_seconds
 
 REASON = "from this machine's profile; one launch never judges a time"
-IN_STEP_REASON = (
+CORRECTED_REASON = (
     "from this machine's profile: the sum of the step's parts, times the measured-over-modelled correction factor "
     "{:.2f}; one launch never judges a time"
 )
@@ -23,55 +21,22 @@ MEAN_REASON = "mean over ranks; not judged"
 
 
 def time_figures(
-    measured: Measured,
-    workload: Workload,
-    *,
-    kernels: Kernels,
-    compiled: bool,
-    script: TrainingOptions = DEFAULT_OPTIONS,
-    sample_seconds: float = 0.0,
-    cores: int = 1,
-    in_step_factor: float = 1.0,
+    measured: Measured, workload: Workload, options: StepOptions, conditions: StepConditions = ALONE
 ) -> list[Figure]:
     """Step time, its terms (of the job: their mean over ranks), and rates per accelerator; none is judged.
 
-    Nothing for layouts that are not described (see `describes_ranks`).
-
-    Args:
-        in_step_factor: see `step_seconds`.
+    For layouts that `describes_ranks`.
 
     Raises:
         InputError: the profile lacks an operation.
     """
-    architecture, recipe, layout = workload
-    if not describes_ranks(architecture, layout):
-        return []
-    stages = step_seconds(
-        measured,
-        workload,
-        kernels=kernels,
-        compiled=compiled,
-        script=script,
-        sample_seconds=sample_seconds,
-        cores=cores,
-        in_step_factor=in_step_factor,
-    )
-    places = [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
+    stages = step_seconds(measured, workload, options, conditions)
+    factor = conditions.correction_factor
     step = max(stage.step for stage in stages)
-    samples = recipe.global_batch
-    model = model_flop(architecture, samples=samples)
-    hardware = executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
-    why = REASON if in_step_factor == 1 else IN_STEP_REASON.format(in_step_factor)
-    figures = [
-        Figure(quantity=quantity, value=value, why=why)
-        for quantity, value in (
-            (Quantity.STEP_SECONDS, step),
-            (Quantity.TOKENS_PER_SECOND, samples * architecture.sequence / step),
-            (Quantity.MODEL_FLOP_PER_SECOND, model / (layout.ranks * step)),
-            (Quantity.HARDWARE_FLOP_PER_SECOND, hardware / (layout.ranks * step)),
-        )
-    ]
-    of_ranks = [stages[place] for place in places]
+    figures = _rates(workload, step, REASON if factor == 1 else CORRECTED_REASON.format(factor))
+    layout = workload.layout
+    stage_of_rank = [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
+    of_ranks = [stages[stage] for stage in stage_of_rank]
     for term in StepTerm:
         values = _seconds(of_ranks, term)
         mean = sum(values) / len(values)
@@ -82,16 +47,32 @@ def time_figures(
                 term=term.value,
                 value=value,
                 rank=rank,
-                stage=places[rank] if layout.pipeline_stages > 1 else None,
+                stage=stage_of_rank[rank] if layout.pipeline_stages > 1 else None,
             )
             for rank, value in enumerate(values)
         ]
     return figures
 
 
+def _rates(workload: Workload, step: float, why: str) -> list[Figure]:
+    """The step of the job, and what it does in a second."""
+    architecture, recipe, layout = workload
+    samples = recipe.global_batch
+    hardware = executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
+    return [
+        Figure(quantity=quantity, value=value, why=why)
+        for quantity, value in (
+            (Quantity.STEP_SECONDS, step),
+            (Quantity.TOKENS_PER_SECOND, samples * architecture.sequence / step),
+            (Quantity.MODEL_FLOP_PER_SECOND, model_flop(architecture, samples=samples) / (layout.ranks * step)),
+            (Quantity.HARDWARE_FLOP_PER_SECOND, hardware / (layout.ranks * step)),
+        )
+    ]
+
+
 def _seconds(of_ranks: Sequence[StepSeconds], term: StepTerm) -> list[float]:
     """Seconds of a term on each rank; nothing is predicted to stay unexplained."""
     if term is StepTerm.UNEXPLAINED:
         return [0.0] * len(of_ranks)
-    place = list(StepTerm).index(term)
-    return [one[place] for one in of_ranks]
+    field = list(StepTerm).index(term)
+    return [rank[field] for rank in of_ranks]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from reference_runs.catalog import accumulation
 from reference_runs.layout import StageAssignment
 from reference_runs.run import Residual, Workload
+from suite.job.step_options import DEFAULT_STEP, StepOptions
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.process_groups import Traffic
@@ -17,7 +18,7 @@ from suite.predict.simulation.traffic import executed_traffic, scalar_traffic
 TEXTBOOK_TERM = "textbook minus executed"
 
 
-def textbook_differences(workload: Workload, *, compiled: bool = False) -> list[Figure]:
+def textbook_differences(workload: Workload, options: StepOptions = DEFAULT_STEP) -> list[Figure]:
     """Payload bytes of `step_traffic` less those of `executed_traffic`, by axis and operation where they differ.
 
     On the rank that executes most of it, the first of them; scalars are left out on both sides.
@@ -28,7 +29,7 @@ def textbook_differences(workload: Workload, *, compiled: bool = False) -> list[
     executed: dict[int, dict[tuple[str, str], int]] = {}
     textbook: dict[int, dict[tuple[str, str], int]] = {}
     for stage in range(layout.pipeline_stages):
-        traffic = executed_traffic(workload, stage=stage, replica=0, compiled=compiled)
+        traffic = executed_traffic(workload, options, stage=stage, replica=0)
         payload = _payload(traffic)
         executed[stage] = {key: size - scalars.get(key, 0) for key, size in payload.items()}
         textbook[stage] = _payload(step_traffic(workload, stage=stage, micro_batches=micro_batches))

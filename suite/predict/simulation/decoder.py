@@ -7,153 +7,70 @@ from typing import NamedTuple
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Residual, Workload
-from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
-from suite.machine.half_precision import WORK_DTYPES, Kernels
-from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
-from suite.predict.simulation.autograd_tape import Block, Leaf, Tape, Value
-from suite.predict.simulation.fsdp import FullySharding, Unit
-from suite.predict.simulation.operators import FP32, Operators
+from suite.job.step_options import StepOptions
+from suite.predict.analytic.memory import FP32
+from suite.predict.simulation.autograd_tape import Tape, Value
+from suite.predict.simulation.decoder_parameters import Affine, ChunkParameters, LayerParameters, chunk_sizes
+from suite.predict.simulation.fsdp import FullySharding
+from suite.predict.simulation.host_calls import ANGLES, ANGLES_PASSES, BLOCK, MASK, MASK_PASSES
+from suite.predict.simulation.memory_blocks import MemoryBlock
+from suite.predict.simulation.operators import Operators
 
 INT64 = 8
 ELEMENT_WISE = {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_tanh"}
 
 
-class _Affine(NamedTuple):
-    weight: Leaf
-    bias: Leaf | None
+class BatchBlocks(NamedTuple):
+    """Micro-batches as the model is given them, int64; `tokens` and `targets` may share storage."""
+
+    tokens: MemoryBlock
+    targets: MemoryBlock
+    others: tuple[MemoryBlock, ...]
 
 
-class Batch(NamedTuple):
-    """Micro-batches as the model is given them, int64; what both names are of may be one block."""
-
-    tokens: Block
-    targets: Block
-    others: tuple[Block, ...]
-
-
-def batch(tape: Tape, architecture: Architecture, *, samples: int) -> Batch:
+def batch(tape: Tape, architecture: Architecture, *, samples: int) -> BatchBlocks:
     """The tokens, one more a sample than positions, so that they are the targets too.
 
-    With a prefix: tokens, targets, positions, and the first and last place that a token is seen from.
+    With a prefix: tokens, targets, positions, and the first and last position that a token is seen from.
     """
     if architecture.mask is not Mask.PREFIX:
         both = tape.block(INT64 * samples * (architecture.sequence + 1))
-        return Batch(both, both, ())
+        return BatchBlocks(both, both, ())
     size = INT64 * samples * architecture.sequence
-    return Batch(tape.block(size), tape.block(size), (tape.block(size), tape.block(2 * size)))
-
-
-class _Layer(NamedTuple):
-    unit: Unit | None
-    attention_norm: _Affine
-    query: _Affine | None
-    query_key_value: _Affine
-    projection: _Affine
-    feed_forward_norm: _Affine
-    expansion: _Affine
-    contraction: _Affine
+    return BatchBlocks(tape.block(size), tape.block(size), (tape.block(size), tape.block(2 * size)))
 
 
 class Chunk:
     """One chunk of the decoder on one rank.
 
     Args:
-        leaf: makes the leaf of a parameter of so many rows and columns, which so many operators read.
         reads: whether weights are read through a function.
-        sharding: makes them instead where weights are fully sharded.
-        compiled: whether blocks are compiled.
-        script: what a rung of the ladder does in another way.
-        layers: in this chunk.
-        first, last: whether embedding, and final norm with head, belong to it.
+        sharding: where weights are fully sharded.
+
+    Attributes:
+        embeds: whether this is the model's first chunk, which is given tokens.
     """
 
-    def __init__(  # noqa: PLR0913  # what a chunk has of the model, and how it is executed
+    def __init__(  # what a chunk has of the model, and how it is executed
         self,
         tape: Tape,
         workload: Workload,
-        kernels: Kernels,
+        options: StepOptions,
+        parameters: ChunkParameters,
         *,
-        leaf: Callable[[int, int, int], Leaf],
         reads: bool,
         sharding: FullySharding | None,
-        layers: int,
-        first: bool,
-        last: bool,
-        compiled: bool = False,
-        script: TrainingOptions = DEFAULT_OPTIONS,
     ) -> None:
-        architecture, recipe, layout = workload
         self.tape = tape
-        self.script = script
-        self.compiled = compiled
-        self.operators = Operators(
-            tape,
-            WEIGHT_ELEMENT_BYTES[recipe.precision],
-            kernels,
-            ranks=layout.tensor_parallel,
-            by_sequence=layout.sequence_parallel,
-            dtype=WORK_DTYPES[recipe.precision],
-            reads=reads,
-            script=script,
-        )
-        self.architecture, self.recipe, self.layout = architecture, recipe, layout
-        self.samples, self.length = layout.micro_batch, architecture.sequence
-        self.heads = architecture.heads // layout.tensor_parallel
-        self.width = architecture.ffn_hidden // layout.tensor_parallel
-        self.rows = architecture.padded_vocabulary // layout.tensor_parallel
-        self.tokens = self.samples * self.length
-        self.states = self.tokens * architecture.hidden
-        # of hidden states between the matrices that are split
-        self.own_tokens = self.tokens // (layout.tensor_parallel if layout.sequence_parallel else 1)
-        self.own_states = self.own_tokens * architecture.hidden
-        self.queries = self.tokens * self.heads * architecture.head_dim
-        self.scores = self.tokens * self.heads * self.length
-        # of several samples and heads, a head's part of a fused projection is copied before a batched product
-        self.strided = self.samples > 1 and self.heads > 1
-        hidden = architecture.hidden
-
+        self.architecture, self.recipe, self.layout = workload
+        self.training, self.compiled = options.training, options.compiled
+        self.parameters = parameters
         self.sharding = sharding
+        self.sizes = chunk_sizes(workload)
+        self.operators = Operators(tape, workload, options, reads=reads)
+        self.embeds = parameters.embedding is not None
 
-        def parameter(unit: Unit | None, rows: int, columns: int = 1, readers: int = 1) -> Leaf:
-            if sharding is None:
-                return leaf(rows, columns, readers)
-            return sharding.leaf(unit or sharding.root, rows, columns, readers)
-
-        def affine(unit: Unit | None, rows: int, columns: int = 1) -> _Affine:
-            return _Affine(parameter(unit, rows, columns), parameter(unit, rows) if architecture.biases else None)
-
-        tied = architecture.tied_embeddings
-        readers = 2 if tied and last else 1
-        self.embedding = parameter(None, self.rows, hidden, readers) if first else None
-        learned = architecture.position is Position.LEARNED
-        positions = self.length + architecture.extra_positions
-        self.position = parameter(None, positions, hidden) if first and learned else None
-        self.embedding_norm = affine(None, hidden) if first and architecture.embedding_norm else None
-        expanded = (2 if architecture.activation.gated else 1) * self.width
-        inner = self.heads * architecture.head_dim
-        self.layers: list[_Layer] = []
-        top = layers - 1 if last and architecture.top_query_layer else None
-        for number in range(layers):
-            unit = None
-            if sharding is not None:
-                sharding.layers.append(unit := Unit())
-            self.layers.append(
-                _Layer(
-                    unit,
-                    affine(unit, hidden),
-                    affine(unit, inner, hidden) if number == top else None,
-                    affine(unit, (2 if number == top else 3) * inner, hidden),
-                    affine(unit, hidden, inner),
-                    affine(unit, hidden),
-                    affine(unit, expanded, hidden),
-                    affine(unit, hidden, self.width),
-                )
-            )
-        self.final_norm = affine(None, hidden) if last else None
-        self.query_position = parameter(None, self.length, hidden) if top is not None else None
-        self.head = (self.embedding if tied and first else parameter(None, self.rows, hidden)) if last else None
-
-    def forward(self, batch: Batch, x: Value | None = None) -> Value:
+    def forward(self, batch: BatchBlocks, x: Value | None = None) -> Value:
         """The loss where this is the last chunk, else hidden states.
 
         Args:
@@ -161,99 +78,85 @@ class Chunk:
         """
         if self.sharding is not None:
             self.sharding.entered(self.sharding.root, None)
-        if self.embedding is not None:
+        if self.parameters.embedding is not None:
             x = self._embedded(batch.tokens)
         assert x is not None
         bias = Value(self.tape.block(0)) if self.layout.fused_attention else self._score_bias()
         turn = self._rotation()
         group = self.layout.checkpoint_layers if self.layout.recomputation is Recomputation.FULL else 0
-        for start in range(0, len(self.layers), group or 1):
-            layers = self.layers[start : start + (group or 1)]
+        for start in range(0, len(self.parameters.layers), group or 1):
+            layers = self.parameters.layers[start : start + (group or 1)]
             if group:
                 x = self.tape.checkpoint(self._through(layers), [x, bias, *([turn] if turn else [])])
             else:
                 x = self._through(layers)(x, bias, turn)
-        if self.final_norm is None or self.head is None:
+        if self.parameters.final_norm is None or self.parameters.head is None:
             return x
-        normed = x if self.query_position is not None else self._norm(x, self.final_norm)
+        normed = x if self.parameters.query_position is not None else self._norm(x, self.parameters.final_norm)
         del x
-        if self.script.loss_chunks > 1:
-            copied = self.tape.block(INT64 * self.tokens if self.samples > 1 else 0)
+        if self.training.loss_chunks > 1:
+            copied = self.tape.block(INT64 * self.sizes.tokens if self.sizes.samples > 1 else 0)
             loss = self.operators.chunked_loss(
                 normed,
-                self.head,
+                self.parameters.head,
                 copied,
-                tokens=self.tokens,
-                columns=self.architecture.hidden,
-                rows=self.rows,
-                chunks=self.script.loss_chunks,
+                tokens=self.sizes.tokens,
+                columns=self.sizes.hidden,
+                rows=self.sizes.rows,
+                chunks=self.training.loss_chunks,
             )
             return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
-        logits = self._by_columns(normed, _Affine(self.head, None), rows=self.rows)
+        logits = self._by_columns(normed, Affine(self.parameters.head, None), rows=self.sizes.rows)
         del normed
         targets = batch.targets
-        if targets is batch.tokens and self.samples > 1:
-            targets = self.tape.block(INT64 * self.tokens)
-        loss = self.operators.loss(logits, targets, tokens=self.tokens, rows=self.rows)
+        if targets is batch.tokens and self.sizes.samples > 1:
+            targets = self.tape.block(INT64 * self.sizes.tokens)
+        loss = self.operators.loss(logits, targets, tokens=self.sizes.tokens, rows=self.sizes.rows)
         return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
 
-    def _norm(self, x: Value, norm: _Affine) -> Value:
-        return self.operators.norm(x, *norm, tokens=self.own_tokens, hidden=self.architecture.hidden)
+    def _norm(self, x: Value, norm: Affine) -> Value:
+        return self.operators.norm(x, *norm, tokens=self.sizes.local_tokens, hidden=self.sizes.hidden)
 
-    def _by_columns(self, x: Value, matrix: _Affine, *, rows: int) -> Value:
+    def _by_columns(self, x: Value, matrix: Affine, *, rows: int) -> Value:
         """The rank's part of the output of a matrix whose columns are split."""
-        x = self.operators.for_columns(x, elements=self.states)
-        return self.operators.linear(x, *matrix, tokens=self.tokens, columns=self.architecture.hidden, rows=rows)
+        x = self.operators.for_columns(x, elements=self.sizes.states)
+        return self.operators.linear(x, *matrix, tokens=self.sizes.tokens, columns=self.sizes.hidden, rows=rows)
 
-    def _by_rows(self, x: Value, matrix: _Affine, *, columns: int) -> Value:
+    def _by_rows(self, x: Value, matrix: Affine, *, columns: int) -> Value:
         """The output of a matrix whose rows are split."""
-        hidden = self.architecture.hidden
-        x = self.operators.linear(x, *matrix, tokens=self.tokens, columns=columns, rows=hidden)
-        return self.operators.of_rows(x, elements=self.states)
+        hidden = self.sizes.hidden
+        x = self.operators.linear(x, *matrix, tokens=self.sizes.tokens, columns=columns, rows=hidden)
+        return self.operators.of_rows(x, elements=self.sizes.states)
 
-    def _embedded(self, tokens: Block) -> Value:
-        operators = self.operators
-        assert self.embedding is not None
-        x = operators.embedding(
-            tokens, self.embedding, tokens=self.tokens, rows=self.rows, hidden=self.architecture.hidden
-        )
-        x = operators.of_rows(x, elements=self.states)
+    def _embedded(self, tokens: MemoryBlock) -> Value:
+        operators, sizes, parameters = self.operators, self.sizes, self.parameters
+        states = sizes.local_states
+        assert parameters.embedding is not None
+        x = operators.embedding(tokens, parameters.embedding, tokens=sizes.tokens, rows=sizes.rows, hidden=sizes.hidden)
+        x = operators.of_rows(x, elements=sizes.states)
         if self.recipe.embedding_gradient_shrink is not None:
-            learning, fixed = operators.scaled(x, elements=self.own_states), operators.block(self.own_states)
-            x = operators.sum(learning, Value(fixed), elements=self.own_states)
+            learning, fixed = operators.scaled(x, elements=states), operators.block(states)
+            x = operators.sum(learning, Value(fixed), elements=states)
             del learning, fixed
-        if self.position is not None:
-            rows = self.length + self.architecture.extra_positions
-            x = operators.sum(x, self._positions(self.position, rows), elements=self.own_states)
-        if self.embedding_norm is not None:
-            x = self._norm(x, self.embedding_norm)
-        return operators.dropout(x, self.recipe.embedding_dropout, elements=self.own_states)
-
-    def _positions(self, table: Leaf, rows: int) -> Value:
-        """A view of a table of `rows` positions."""
-        operators, hidden = self.operators, self.architecture.hidden
-
-        def rule(_kept: list[Block], _gradients: list[Block | None]) -> list[Block | None]:
-            self.tape.work("scale", rows * hidden, variant="forward", dtype=operators.dtype)
-            self.tape.work("node", times=4)
-            summed = operators.block(self.length * hidden)
-            of_table = operators.block(rows * hidden)
-            del summed
-            return [of_table]
-
-        read = operators.weight(table)
-        return Value(read.block, self.tape.record([read], [], rule))
+        if parameters.position is not None:
+            rows = sizes.length + self.architecture.extra_positions
+            read = operators.positions(parameters.position, rows=rows, read=sizes.length, hidden=sizes.hidden)
+            x = operators.sum(x, read, elements=states)
+            del read
+        if parameters.embedding_norm is not None:
+            x = self._norm(x, parameters.embedding_norm)
+        return operators.dropout(x, self.recipe.embedding_dropout, elements=states)
 
     def _score_bias(self) -> Value:
         """The penalty of distance and the mask, fp32; on the way there int64 distances and two copies."""
-        square, heads = self.length * self.length, 1
-        self._mask_work(square * (self.heads if self.architecture.position is Position.ALIBI else 1))
+        square, heads = self.sizes.length * self.sizes.length, 1
+        self._count_mask(square * (self.sizes.heads if self.architecture.position is Position.ALIBI else 1))
         if self.architecture.mask is Mask.PREFIX:
-            return self._prefix_bias(self.samples * square)
+            return self._prefix_bias(self.sizes.samples * square)
         distance, zero = self.tape.block(INT64 * square), self.tape.block(FP32 * square)
         penalty = zero
         if self.architecture.position is Position.ALIBI:
-            heads = self.heads
+            heads = self.sizes.heads
             wide = self.tape.block(FP32 * square)
             penalty = self.tape.block(FP32 * heads * square)
             del wide
@@ -263,33 +166,33 @@ class Chunk:
         del masked, distance, penalty
         return Value(bias)
 
-    def _prefix_bias(self, places: int) -> Value:
+    def _prefix_bias(self, elements: int) -> Value:
         """The mask of each sample, fp32, made from bytes: two comparisons, both of them, and where they are not."""
-        self._mask_work(places)
-        seen = self.tape.block(places)
-        zero, unseen = self.tape.block(FP32 * places), self.tape.block(places)
-        bias = self.tape.block(FP32 * places)
+        self._count_mask(elements)
+        seen = self.tape.block(elements)
+        zero, unseen = self.tape.block(FP32 * elements), self.tape.block(elements)
+        bias = self.tape.block(FP32 * elements)
         del seen, zero, unseen
         return Value(bias)
 
-    def _mask_work(self, places: int) -> None:
-        """Distances or comparisons, penalties, -inf: four operators over the places, and small ones before."""
-        self.tape.work("scale", places, variant="forward", times=4)
-        self.tape.work("call", times=8)
+    def _count_mask(self, elements: int) -> None:
+        """Distances or comparisons, penalties, -inf: operators over all elements, and small ones before."""
+        self.tape.count("scale", elements, variant="forward", times=len(MASK_PASSES))
+        self.tape.count("call", times=len(MASK))
 
     def _rotation(self) -> Value | None:
         if self.architecture.rotary_dim:
-            self.tape.work("scale", self._turns() // 2, variant="forward", times=5)
-            self.tape.work("call", times=6)
+            self.tape.count("scale", self._turns() // 2, variant="forward", times=len(ANGLES_PASSES))
+            self.tape.count("call", times=len(ANGLES))
         return Value(self.tape.block(FP32 * self._turns())) if self.architecture.rotary_dim else None
 
     def _turns(self) -> int:
         """Cosines and sines of every position; of every sample's own where they differ."""
         assert self.architecture.rotary_dim is not None
-        places = self.tokens if self.architecture.mask is Mask.PREFIX else self.length
-        return 2 * places * self.architecture.rotary_dim
+        positions = self.sizes.tokens if self.architecture.mask is Mask.PREFIX else self.sizes.length
+        return 2 * positions * self.architecture.rotary_dim
 
-    def _through(self, layers: list[_Layer]) -> Callable[..., Value]:
+    def _through(self, layers: list[LayerParameters]) -> Callable[..., Value]:
         def through(x: Value, bias: Value, turn: Value | None = None) -> Value:
             for layer in layers:
                 if self.sharding is None or layer.unit is None:
@@ -303,29 +206,29 @@ class Chunk:
 
         return through
 
-    def _region(self, layer: _Layer, x: Value, bias: Value, turn: Value | None) -> Value:
+    def _region(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
         """A block, compiled as one region where blocks are compiled."""
-        self.tape.work("module", times=3)
+        self.tape.count("module", times=len(BLOCK.modules))
         if not self.compiled:
             return self._block(layer, x, bias, turn)
-        self.tape.work("region", variant="forward")
+        self.tape.count("region", variant="forward")
         self.tape.compiled = True
         x = self._block(layer, x, bias, turn)
         self.tape.compiled = False
         node = self.tape.record([x], [], self._left_region)
         return Value(x.block, node)
 
-    def _left_region(self, _kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
-        self.tape.work("region", variant="backward")
+    def _left_region(self, _kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+        self.tape.count("region", variant="backward")
         return list(gradients)
 
-    def _block(self, layer: _Layer, x: Value, bias: Value, turn: Value | None) -> Value:
-        operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.own_states
+    def _block(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
+        operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.sizes.local_states
         if self.architecture.norm is Norm.DEEP_NORM:
             return self._deep_norm_block(layer, x, bias, turn)
         if layer.query is not None:
-            assert self.final_norm is not None
-            x = self._norm(x, self.final_norm)
+            assert self.parameters.final_norm is not None
+            x = self._norm(x, self.parameters.final_norm)
         if self.architecture.residual is Residual.PARALLEL:
             normal = self._norm(x, layer.attention_norm)
             attended = operators.dropout(self._attention(layer, normal, bias, turn), dropout, elements=states)
@@ -339,8 +242,8 @@ class Chunk:
         fed = operators.dropout(self._feed_forward(layer, to_feed), dropout, elements=states)
         return operators.sum(middle, fed, elements=states)
 
-    def _deep_norm_block(self, layer: _Layer, x: Value, bias: Value, turn: Value | None) -> Value:
-        operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.own_states
+    def _deep_norm_block(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
+        operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.sizes.local_states
         attended = operators.dropout(self._attention(layer, x, bias, turn), dropout, elements=states)
         middle = operators.sum(operators.scaled(x, elements=states), attended, elements=states)
         middle = self._norm(middle, layer.attention_norm)
@@ -348,23 +251,25 @@ class Chunk:
         out = operators.sum(operators.scaled(middle, elements=states), fed, elements=states)
         return self._norm(out, layer.feed_forward_norm)
 
-    def _queries(self, projection: _Affine) -> Value:
+    def _queries(self, projection: Affine) -> Value:
         """The queries of a top-query layer: its table, copied for each of several samples, and projected."""
-        operators, inner = self.operators, self.heads * self.architecture.head_dim
-        assert self.query_position is not None
-        read = self._positions(self.query_position, self.length)
-        if self.samples > 1:
-            read = operators.copied(read, elements=self.states)
-        read = operators.summed_back(read, elements=self.states)
-        q = operators.linear(read, *projection, tokens=self.tokens, columns=self.architecture.hidden, rows=inner)
-        return operators.parts(q, parts=1, elements=self.queries)[0]
+        operators, sizes = self.operators, self.sizes
+        assert self.parameters.query_position is not None
+        read = operators.positions(
+            self.parameters.query_position, rows=sizes.length, read=sizes.length, hidden=sizes.hidden
+        )
+        if sizes.samples > 1:
+            read = operators.copied(read, elements=sizes.states)
+        read = operators.summed_back(read, elements=sizes.states)
+        q = operators.linear(read, *projection, tokens=sizes.tokens, columns=sizes.hidden, rows=sizes.inner)
+        return operators.parts(q, parts=1, elements=sizes.queries)[0]
 
-    def _attention(self, layer: _Layer, x: Value, bias: Value, turn: Value | None) -> Value:
-        operators, inner = self.operators, self.heads * self.architecture.head_dim
+    def _attention(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
+        operators, inner = self.operators, self.sizes.inner
         apart = [] if layer.query is None else [self._queries(layer.query)]
         parts = 3 - len(apart)
         fused = self._by_columns(x, layer.query_key_value, rows=parts * inner)
-        q, k, v = [*apart, *operators.parts(fused, parts=parts, elements=self.queries)]
+        q, k, v = [*apart, *operators.parts(fused, parts=parts, elements=self.sizes.queries)]
         del fused, apart
         if turn is not None:
             q, k = self._rotated(q, turn), self._rotated(k, turn)
@@ -378,36 +283,34 @@ class Chunk:
         else:
             context = weighted(q, k, v, bias)
         # a fused attention's output lies as its queries do: as the projection wants it, unless they are rotated ones
-        lies = fused and self.architecture.rotary_dim is None
-        return self.operators.copied(context, elements=self.queries) if self.heads > 1 and not lies else context
+        contiguous = self.sizes.heads == 1 or (fused and self.architecture.rotary_dim is None)
+        return context if contiguous else self.operators.copied(context, elements=self.sizes.queries)
 
     def _fused(self, q: Value, k: Value, v: Value, _bias: Value) -> Value:
-        sizes = self.samples * self.heads, self.length, self.architecture.head_dim
-        return self.operators.attention(q, k, v, queries=self.queries, sizes=sizes)
+        return self.operators.attention(q, k, v, queries=self.sizes.queries, sizes=self.sizes.batched)
 
     def _unfused(self, q: Value, k: Value, v: Value, _bias: Value) -> Value:
-        operators = self.operators
+        operators, sizes = self.operators, self.sizes
         rotates = self.architecture.rotary_dim is not None
-        sizes = self.samples * self.heads, self.length, self.architecture.head_dim
         scores = operators.scores(
             *(self._by_head(part, copies=not rotates) for part in (q, k)),
-            queries=self.queries,
-            elements=self.scores,
-            sizes=sizes,
+            queries=sizes.queries,
+            elements=sizes.scores,
+            sizes=sizes.batched,
         )
-        weights = operators.softmax(scores, elements=self.scores, length=self.length)
-        weights = operators.dropout(weights, self.recipe.attention_dropout, elements=self.scores)
+        weights = operators.softmax(scores, elements=sizes.scores, length=sizes.length)
+        weights = operators.dropout(weights, self.recipe.attention_dropout, elements=sizes.scores)
         return operators.context(
             weights,
             self._by_head(v, copies=True),
-            scores=self.scores,
-            values=self.queries,
-            strided=self.strided,
-            sizes=sizes,
+            scores=sizes.scores,
+            values=sizes.queries,
+            strided=sizes.strided,
+            sizes=sizes.batched,
         )
 
     def _by_head(self, part: Value, *, copies: bool) -> Value:
-        return self.operators.copied(part, elements=self.queries) if copies and self.strided else part
+        return self.operators.copied(part, elements=self.sizes.queries) if copies and self.sizes.strided else part
 
     def _rotated(self, x: Value, turn: Value) -> Value:
         size = self.architecture.rotary_dim
@@ -415,21 +318,21 @@ class Chunk:
         return self.operators.rotated(
             x,
             turn,
-            elements=self.queries,
-            turned=self.tokens * self.heads * size,
+            elements=self.sizes.queries,
+            turned=self.sizes.tokens * self.sizes.heads * size,
             turns=self._turns(),
         )
 
-    def _feed_forward(self, layer: _Layer, x: Value) -> Value:
-        operators, width, activation = self.operators, self.width, self.architecture.activation
-        rows = (2 if activation.gated else 1) * width
-        x = self._by_columns(x, layer.expansion, rows=rows)
+    def _feed_forward(self, layer: LayerParameters, x: Value) -> Value:
+        operators, activation = self.operators, self.architecture.activation
+        elements = self.sizes.tokens * self.sizes.width
+        x = self._by_columns(x, layer.expansion, rows=self.sizes.expanded)
         if activation.gated:
-            x = operators.gated(x, elements=self.tokens * width)
+            x = operators.gated(x, elements=elements)
         elif activation is Activation.FAST_GELU:
-            x = operators.fast_gelu(x, elements=self.tokens * width)
+            x = operators.fast_gelu(x, elements=elements)
         elif activation is Activation.RELU:
-            x = operators.relu(x, elements=self.tokens * width)
+            x = operators.relu(x, elements=elements)
         else:
-            x = operators.element_wise(x, ELEMENT_WISE[activation], elements=self.tokens * width)
-        return self._by_rows(x, layer.contraction, columns=width)
+            x = operators.element_wise(x, ELEMENT_WISE[activation], elements=elements)
+        return self._by_rows(x, layer.contraction, columns=self.sizes.width)

@@ -8,7 +8,8 @@ from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
-from suite.predict.simulation.autograd_tape import Block, Category, Leaf, Tape, Value
+from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
+from suite.predict.simulation.memory_blocks import Category, MemoryBlock
 from suite.predict.simulation.state import stored_element_bytes
 
 
@@ -17,10 +18,10 @@ class Unit:
 
     def __init__(self) -> None:
         self.shards: list[int] = []
-        self.gathered: list[Block] = []
-        self.message: Block | None = None
-        self.gradients: dict[int, Block] = {}
-        self.reduced: Block | None = None
+        self.gathered: list[MemoryBlock] = []
+        self.message: MemoryBlock | None = None
+        self.gradients: dict[int, MemoryBlock] = {}
+        self.reduced: MemoryBlock | None = None
 
 
 class FullySharding:
@@ -50,19 +51,24 @@ class FullySharding:
         self._copies = self._ranks > 1 and not kernels.cuda
         self._keeps = layout.zero_stage == 2 or not layout.reshard_after_forward
         self._until_last = layout.zero_stage == 2
-        self._gather_message: Block | None = None
-        self._reduce_message: Block | None = None
+        self._gather_message: MemoryBlock | None = None
+        self._reduce_message: MemoryBlock | None = None
         self.last = False
         self.root = Unit()
         self.layers: list[Unit] = []
 
-    def leaf(self, unit: Unit, rows: int, columns: int, readers: int) -> Leaf:
+    def new_layer(self) -> Unit:
+        """The unit of one more layer."""
+        self.layers.append(Unit())
+        return self.layers[-1]
+
+    def leaf(self, unit: Unit, rows: int, columns: int, readers: int) -> ParameterLeaf:
         """The leaf of a parameter of `unit`; gradients of several readers are accumulated when all have come."""
         name = len(unit.shards)
         unit.shards.append(ceil_division(rows, self._ranks) * columns)
-        waiting: list[Block] = []
+        waiting: list[MemoryBlock] = []
 
-        def deliver(block: Block) -> None:
+        def deliver(block: MemoryBlock) -> None:
             if readers > 1:
                 waiting.append(block)
                 if len(waiting) < readers:
@@ -71,7 +77,7 @@ class FullySharding:
                 waiting.clear()
             unit.gradients.setdefault(name, block).move(Category.GRADIENTS)
 
-        return Leaf(deliver)
+        return ParameterLeaf(deliver)
 
     def entered(self, unit: Unit, x: Value | None) -> Value | None:
         """The input of a unit, whose weights are gathered."""
@@ -99,7 +105,7 @@ class FullySharding:
         self._leave_backward(self.root)
         self._reduce_message = None
 
-    def _entered_backward(self, unit: Unit, gradients: list[Block | None]) -> list[Block | None]:
+    def _entered_backward(self, unit: Unit, gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
         self._gather(unit)
         self._take(unit, forward=False)
         place = len(self.layers) if unit is self.root else self.layers.index(unit)
@@ -107,14 +113,14 @@ class FullySharding:
             self._gather(self.layers[place - 1])
         return list(gradients)
 
-    def _left_backward(self, unit: Unit, gradients: list[Block | None]) -> list[Block | None]:
+    def _left_backward(self, unit: Unit, gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
         self._leave_backward(unit)
         return list(gradients)
 
     def _gather(self, unit: Unit) -> None:
         if unit.gathered or unit.message:
             return
-        self._tape.work("scale", sum(unit.shards), variant="forward", dtype=self._dtype, times=2)
+        self._tape.count("scale", sum(unit.shards), variant="forward", dtype=self._dtype, times=2)
         if self._ranks == 1:
             for elements in unit.shards:
                 shard = self._tape.block(self._computed * elements)
@@ -128,7 +134,7 @@ class FullySharding:
         if self._copies:
             self._tape.block(self._ranks * whole)
 
-    def _gathered(self, size: int) -> Block:
+    def _gathered(self, size: int) -> MemoryBlock:
         block = self._tape.block(size)
         block.move(Category.GATHERED)
         return block
@@ -136,7 +142,7 @@ class FullySharding:
     def _take(self, unit: Unit, *, forward: bool) -> None:
         if unit.message is None:
             return
-        self._tape.work("scale", self._ranks * sum(unit.shards), variant="forward", dtype=self._dtype)
+        self._tape.count("scale", self._ranks * sum(unit.shards), variant="forward", dtype=self._dtype)
         unit.gathered = [self._gathered(self._computed * self._ranks * elements) for elements in unit.shards]
         if forward:
             self._gather_message = unit.message
@@ -148,10 +154,12 @@ class FullySharding:
         self._reduce_message = None
         elements = sum(unit.shards)
         reduced_dtype = "fp32" if self._reduced == FP32 else "fp16"
-        self._tape.work("sharded_unit")
-        self._tape.work("scale", self._ranks * elements, variant="forward", dtype=reduced_dtype, times=2)
+        self._tape.count("sharded_unit")
+        self._tape.count("scale", self._ranks * elements, variant="forward", dtype=reduced_dtype, times=2)
         if unit.reduced is not None:
-            self._tape.work("accumulate", elements, variant="forward", dtype="fp32" if self._stored == FP32 else "fp16")
+            self._tape.count(
+                "accumulate", elements, variant="forward", dtype="fp32" if self._stored == FP32 else "fp16"
+            )
         message = self._tape.block(self._reduced * self._ranks * elements)
         message.move(Category.BUFFERS)
         unit.gradients.clear()

@@ -138,10 +138,8 @@ def sharded_units(architecture: Architecture, layout: Layout) -> tuple[int, int]
     return layers, outside
 
 
-def script_update_bytes(
-    architecture: Architecture, layout: Layout, script: TrainingOptions, *, stage: int
-) -> list[int]:
-    """Bytes of each thing that the update holds at a time beside state and gradients, in fp32; none at once.
+def update_bytes(workload: Workload, training: TrainingOptions, *, stage: int) -> list[int]:
+    """Bytes of each thing that the update holds in addition to state and gradients, in fp32; one after the other.
 
     With N_g elements in the largest group of weight decay, and N_t in the largest tensor:
         foreach      4 N_g       square roots of the second moments of all tensors of a group
@@ -152,16 +150,16 @@ def script_update_bytes(
 
     Source: torch/optim/adam.py, _multi_tensor_adam, _single_tensor_adam; _adafactor.py, _single_tensor_adafactor.
     """
-    tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
+    tensors = parameter_tensors_of_rank(workload.architecture, workload.layout, stage=stage)
     largest = max(tensor.elements for tensor in tensors)
     sizes = []
-    if script.synchronises:
+    if training.synchronises:
         sizes.append(FP32 * largest)
-    if script.update is Update.FOREACH:
+    if training.update is Update.FOREACH:
         sizes.append(FP32 * largest_group_elements(tensors))
-    elif script.update is Update.LOOP:
+    elif training.update is Update.LOOP:
         sizes.append(2 * FP32 * largest)
-    elif script.update is Update.ADAFACTOR:
+    elif training.update is Update.ADAFACTOR:
         sizes.append(FP32 * largest)
     return sizes
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from suite.job.step_options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.machine.profile import UNSEEN, Check
 from suite.machine.reference_step import TimedReferenceStep
@@ -42,8 +43,8 @@ def beside_parts(measured: Measured, timed: TimedReferenceStep, *, kernels: Kern
     """
     if timed.parts_seconds is not None:
         return BesideParts(timed, timed.parts_seconds)
-    own = timed.trial
-    (stage,) = step_seconds(measured, own.workload, kernels=kernels, compiled=own.compiled)
+    options = StepOptions(kernels=kernels, compiled=timed.trial.compiled)
+    (stage,) = step_seconds(measured, timed.trial.workload, options)
     return BesideParts(timed, stage.step)
 
 

@@ -1,32 +1,63 @@
-"""Which layouts the simulation of a step describes."""
+"""Which layouts are executed, and which of the others the simulation of a step describes all the same."""
 
 from __future__ import annotations
 
-from reference_runs.layout import Layout, Offload, Recomputation
+from typing import NamedTuple
+
+from reference_runs.catalog import accumulation
+from reference_runs.layout import Offload, Recomputation, Schedule
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Mask, Position
+from reference_runs.run import Mask, Position, Workload
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH
 
 
-def describes_ranks(architecture: Architecture, layout: Layout) -> bool:
-    """Whether `rank_figures` knows how this layout is executed.
+class LayoutLimit(NamedTuple):
+    """A kind of layout that is not executed.
 
-    Not known: context parallelism, recomputation from a stage's input, fused attention with ALiBi or a prefix,
-    offloading except of fully sharded state, schedules without flush, sharded gradients in a pipeline, messages and
-    checkpoints in shares of the tensor-parallel ranks; a top-query layer apart from the head's chunk, which has its
-    table.
+    Args:
+        name: as messages have it.
+        applies: whether a workload's layout is of that kind.
+        described: whether the simulation describes it all the same.
     """
-    several, stages = layout.tensor_parallel > 1, layout.pipeline_stages > 1
-    unknown = (
-        layout.context_parallel > 1,
-        layout.recomputation is Recomputation.FROM_INPUT,
-        layout.fused_attention and (architecture.mask is Mask.PREFIX or architecture.position is Position.ALIBI),
-        layout.offload is Offload.OPTIMIZER or (layout.offload is Offload.STATE and layout.zero_stage < 2),
-        stages and layout.schedule in NO_FLUSH,
-        stages and layout.zero_stage >= 2,
-        not stages and layout.virtual_stages > 1,
-        stages and several and layout.scatter_gather,
-        several and layout.partitioned_checkpoints,
-        architecture.top_query_layer and not chunk_layers(architecture.layers, layout)[-1],
+
+    name: str
+    applies: bool
+    described: bool = False
+
+
+def layout_limits(workload: Workload) -> tuple[LayoutLimit, ...]:
+    """Every limit, in the order in which they are reported."""
+    architecture, recipe, layout = workload
+    split, stages = layout.tensor_parallel > 1, layout.pipeline_stages
+    micro_batches, fused = accumulation(recipe, layout), layout.fused_attention
+    flushes = layout.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+    offload_is_sharded = layout.offload is Offload.STATE and layout.zero_stage >= 2
+    few = layout.schedule is Schedule.ONE_F_ONE_B and micro_batches < stages
+    return (
+        LayoutLimit(f"cp{layout.context_parallel}", layout.context_parallel > 1),
+        LayoutLimit(f"sp with tp{layout.tensor_parallel}", layout.sequence_parallel and not split, described=True),
+        LayoutLimit(f"recompute-{layout.recomputation}", layout.recomputation is Recomputation.FROM_INPUT),
+        LayoutLimit(layout.schedule.value, not flushes, described=stages == 1 or layout.schedule not in NO_FLUSH),
+        # PyTorch's schedules accumulate whole gradients over the micro-batches where stages are fully sharded
+        LayoutLimit(f"zero{layout.zero_stage} with pp{stages}", layout.zero_stage > 1 and stages > 1),
+        # PyTorch's kernels that never store the scores know a causal mask and no bias of the scores
+        LayoutLimit("fused attention with ALiBi", fused and architecture.position is Position.ALIBI),
+        LayoutLimit("fused attention with a prefix mask", fused and architecture.mask is Mask.PREFIX),
+        LayoutLimit("partitioned checkpoints", layout.partitioned_checkpoints and split),
+        LayoutLimit("scatter-gather", layout.scatter_gather and split, described=stages == 1),
+        LayoutLimit(f"{micro_batches} micro-batches, 1f1b, pp{stages}", few, described=True),
+        LayoutLimit(f"interleave{layout.virtual_stages} without pp", layout.virtual_stages > 1 and stages == 1),
+        LayoutLimit(
+            "a top-query layer apart from the head",
+            architecture.top_query_layer and not chunk_layers(architecture.layers, layout)[-1],
+        ),
+        LayoutLimit(
+            f"offload {layout.offload} with zero{layout.zero_stage}",
+            layout.offload is not Offload.NONE and not offload_is_sharded,
+        ),
     )
-    return not any(unknown)
+
+
+def describes_ranks(workload: Workload) -> bool:
+    """Whether the simulation knows how this layout is executed."""
+    return not any(limit.applies and not limit.described for limit in layout_limits(workload))

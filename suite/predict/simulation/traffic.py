@@ -7,6 +7,7 @@ from reference_runs.layout import Layout, Recomputation
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Workload
 from suite.job.options import Averaging
+from suite.job.step_options import DEFAULT_STEP, StepOptions
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets
@@ -32,11 +33,10 @@ from suite.predict.simulation.state import (
 
 def executed_traffic(
     workload: Workload,
+    options: StepOptions = DEFAULT_STEP,
     *,
     stage: int,
     replica: int,
-    compiled: bool = False,
-    averaging: Averaging = Averaging.EXACT,
 ) -> list[Traffic]:
     """What one rank of `stage`, at place `replica` of the data-parallel axis, hands to collectives in a step.
 
@@ -47,18 +47,11 @@ def executed_traffic(
         embedding    `tied_embedding_traffic`
         tp, pp, dp   `scalar_traffic`
     """
-    return _summed(
-        [
-            entry
-            for _, entry in _typed_traffic(
-                workload, stage=stage, replica=replica, compiled=compiled, averaging=averaging
-            )
-        ]
-    )
+    return _summed([entry for _, entry in _typed_traffic(workload, options, stage=stage, replica=replica)])
 
 
 def executed_traffic_of_dtypes(
-    workload: Workload, *, stage: int, replica: int, compiled: bool = False
+    workload: Workload, options: StepOptions = DEFAULT_STEP, *, stage: int, replica: int
 ) -> dict[str, list[Traffic]]:
     """`executed_traffic` by the element type that a collective is given: fp32, bf16 or fp16.
 
@@ -67,32 +60,25 @@ def executed_traffic_of_dtypes(
                                  that of the shard, with ZeRO-2 and 3
     loss, scalars                fp32
     """
-    typed = _typed_traffic(workload, stage=stage, replica=replica, compiled=compiled)
+    typed = _typed_traffic(workload, options, stage=stage, replica=replica)
     return {
         dtype: _summed([entry for of, entry in typed if of == dtype]) for dtype in sorted({dtype for dtype, _ in typed})
     }
 
 
-def _typed_traffic(
-    workload: Workload,
-    *,
-    stage: int,
-    replica: int,
-    compiled: bool,
-    averaging: Averaging = Averaging.EXACT,
-) -> list[tuple[str, Traffic]]:
+def _typed_traffic(workload: Workload, options: StepOptions, *, stage: int, replica: int) -> list[tuple[str, Traffic]]:
     """Every entry with its element type; of gradients that are not averaged exactly, the type before compression."""
     recipe, layout = workload.recipe, workload.layout
     weights = WORK_DTYPES[recipe.precision]
     gradients = "fp32" if reduced_gradient_element_bytes(recipe.precision) == FP32 else weights
-    of_gradients = executed_gradient_traffic(workload, stage=stage, averaging=averaging)
+    of_gradients = executed_gradient_traffic(workload, stage=stage, averaging=options.averaging)
     micro_batches = accumulation(recipe, layout)
     return [
         *((weights if entry.operation == "all_gather" else gradients, entry) for entry in of_gradients),
-        *executed_tensor_traffic(workload, stage=stage, replica=replica, compiled=compiled),
+        *executed_tensor_traffic(workload, stage=stage, replica=replica, compiled=options.compiled),
         (weights, pipeline_traffic(workload, stage=stage, micro_batches=micro_batches)),
         (gradients, tied_embedding_traffic(workload, stage=stage)),
-        *(("fp32", entry) for entry in scalar_traffic(layout, averaging)),
+        *(("fp32", entry) for entry in scalar_traffic(layout, options.averaging)),
     ]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from reference_runs.placement import coordinates
 from suite.job.options import Averaging, KernelChoice
 from suite.job.training_job import Job
 from suite.metrics.figures import Figure, Quantity
-from suite.predict.simulation.autograd_tape import Category, StepPhase
+from suite.predict.simulation.memory_blocks import Category, StepPhase
+from suite.predict.simulation.rank_position import RankPosition, rank_position
 from suite.predict.simulation.step_memory import executed_peaks
 from suite.predict.simulation.supported_layouts import describes_ranks
 from suite.records.record import Record, recorded_kernels
@@ -99,10 +99,9 @@ def memory(key: str, record: Record) -> Plot | None:
 
 def _groups(record: Record) -> list[_Group]:
     job = record.begin.job
-    alike: dict[tuple[int, int], list[int]] = {}
+    alike: dict[RankPosition, list[int]] = {}
     for rank in range(job.layout.ranks):
-        place = coordinates(job.layout, rank)
-        alike.setdefault((place["pp"], place["dp"] if job.layout.zero_stage >= 2 else 0), []).append(rank)
+        alike.setdefault(rank_position(job.layout, rank), []).append(rank)
     measured = _by_rank(record.end.figures if record.end else [])
     groups = []
     for (stage, replica), ranks in alike.items():
@@ -117,10 +116,10 @@ def _groups(record: Record) -> list[_Group]:
 def _predicted(job: Job, record: Record, stage: int, replica: int) -> dict[str, Mapping[str, int]]:
     """By peak and category; nothing where the executed memory is not described."""
     described = job.kernels is KernelChoice.TORCH and job.averaging is Averaging.EXACT
-    if not described or not describes_ranks(job.architecture, job.layout):
+    if not described or not describes_ranks(job.workload):
         return {}
-    kernels = recorded_kernels(record)
-    peaks = executed_peaks(job.workload, stage=stage, replica=replica, kernels=kernels, script=job.script)
+    options = job.step_options(recorded_kernels(record))
+    peaks = executed_peaks(job.workload, options, stage=stage, replica=replica)
     return {phase.value: peaks[phase] for phase in StepPhase if phase in peaks}
 
 

@@ -30,7 +30,7 @@ def differences_from_prediction(executed: Executed) -> Iterator[str]:
     """
     job = executed.job
     predicted = prediction(job.workload)
-    predicted += memory_figures(job.workload, kernels_for(job.recipe.precision, "cpu"))
+    predicted += memory_figures(job.workload, job.step_options(kernels_for(job.recipe.precision, "cpu")))
     counted = counted_figures(job, executed.finished, executed.steps)
     for row in compare(predicted, counted, left_name="predicted", right_name="measured", judge=True):
         wrong = row.quantity in EXACT and row.verdict is Verdict.FAIL

@@ -128,29 +128,34 @@ def test_keys_are_unique_and_a_measurement_that_agrees_passes(run: Run) -> None:
 def test_of_a_layout_that_is_not_executed_the_job_alone_is_predicted(changes: dict[str, object]) -> None:
     recipe = msgspec.structs.replace(BLOOM.recipe, global_batch=4)
     layout = msgspec.structs.replace(Layout(), **changes)
-    assert not describes_ranks(BLOOM.architecture, layout)
+    assert not describes_ranks(Workload(BLOOM.architecture, recipe, layout))
     assert prediction(Workload(BLOOM.architecture, recipe, layout)) == job_figures(
         Workload(BLOOM.architecture, recipe, layout)
     )
     assert {figure.rank for figure in job_figures(Workload(BLOOM.architecture, recipe, layout))} == {None}
 
 
-def test_a_top_query_layer_is_described_beside_its_table() -> None:
-    shape = reference_run("codegeex-13b").architecture
+def test_a_top_query_layer_is_described_in_the_chunk_of_its_table() -> None:
+    run = reference_run("codegeex-13b")
+    shape = run.architecture
     assert shape.top_query_layer
-    assert describes_ranks(shape, Layout(data_parallel=2))
-    assert describes_ranks(shape, Layout(tensor_parallel=2, sequence_parallel=True))
-    assert describes_ranks(shape, Layout(pipeline_stages=2))
+    assert describes_ranks(Workload(shape, run.recipe, Layout(data_parallel=2)))
+    assert describes_ranks(Workload(shape, run.recipe, Layout(tensor_parallel=2, sequence_parallel=True)))
+    assert describes_ranks(Workload(shape, run.recipe, Layout(pipeline_stages=2)))
     # the last of 40 chunks has the head alone, where tables count as layers
     with_tables = Layout(pipeline_stages=40, stage_assignment=StageAssignment.LAYERS_AND_TABLES)
     assert shape.layers == 40
-    assert not describes_ranks(shape, with_tables)
+    assert not describes_ranks(Workload(shape, run.recipe, with_tables))
 
 
 def test_what_needs_several_ranks_does_not_matter_on_one_nor_where_fully_sharded_state_lies() -> None:
-    assert describes_ranks(BLOOM.architecture, Layout(partitioned_checkpoints=True, scatter_gather=True))
-    assert describes_ranks(BLOOM.architecture, Layout(schedule=Schedule.PIPEDREAM, zero_stage=3))
-    assert describes_ranks(BLOOM.architecture, Layout(offload=Offload.STATE, zero_stage=3))
+    assert describes_ranks(
+        Workload(BLOOM.architecture, BLOOM.recipe, Layout(partitioned_checkpoints=True, scatter_gather=True))
+    )
+    assert describes_ranks(
+        Workload(BLOOM.architecture, BLOOM.recipe, Layout(schedule=Schedule.PIPEDREAM, zero_stage=3))
+    )
+    assert describes_ranks(Workload(BLOOM.architecture, BLOOM.recipe, Layout(offload=Offload.STATE, zero_stage=3)))
 
 
 @given(st.integers(2, 8), st.integers(1, 3), st.integers(1, 4), st.integers(1, 9))

@@ -8,6 +8,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.miniature import miniature
 from reference_runs.run import Precision, Workload
+from suite.job.step_options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import Quantity
 from suite.predict.executed_run.memory import TOLERANCE, memory_figures, unproven_peak
@@ -15,7 +16,7 @@ from suite.predict.simulation.state import executed_state
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes, executed_peaks
 from tests.support.executed_runs import Run, executed_runs
 
-CPU = Kernels()
+CPU = StepOptions()
 SMALL = miniature(reference_run("gpt2-124m"), "cpu", ranks=1)
 SHAPE = msgspec.structs.replace(
     SMALL.architecture,
@@ -41,7 +42,7 @@ LAYOUT = Layout(micro_batch=2, recomputation=Recomputation.NONE)
 
 
 def activations(layout: Layout, *, stage: int = 0) -> int:
-    return executed_activation_bytes(Workload(SHAPE, FP32, layout), stage=stage, kernels=CPU)
+    return executed_activation_bytes(Workload(SHAPE, FP32, layout), CPU, stage=stage)
 
 
 def test_what_a_block_keeps_is_what_its_operators_are_known_to_keep() -> None:
@@ -93,8 +94,8 @@ def test_a_rank_of_several_keeps_its_part() -> None:
 def test_the_peak_holds_state_and_what_is_kept_of_a_micro_batch(run: Run) -> None:
     for stage in range(run.layout.pipeline_stages):
         state = executed_state(Workload(*run), stage=stage, replica=0)
-        kept = executed_activation_bytes(Workload(*run), stage=stage, kernels=CPU)
-        most = executed_peak_bytes(Workload(*run), stage=stage, replica=0, kernels=CPU)
+        kept = executed_activation_bytes(Workload(*run), CPU, stage=stage)
+        most = executed_peak_bytes(Workload(*run), CPU, stage=stage, replica=0)
         assert most >= state.weight_bytes + state.optimizer_bytes + state.gradient_bytes
         # chunks of an interleaved schedule do not all hold a micro-batch at a time
         if run.layout.virtual_stages == 1:
@@ -107,9 +108,9 @@ def test_more_recomputation_never_needs_more() -> None:
     peaks = [
         executed_peak_bytes(
             Workload(long, FP32, msgspec.structs.replace(LAYOUT, recomputation=recomputation)),
+            CPU,
             stage=0,
             replica=0,
-            kernels=CPU,
         )
         for recomputation in (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
     ]
@@ -122,11 +123,10 @@ def test_gpipe_holds_all_micro_batches_where_1f1b_holds_as_many_as_stages() -> N
     pipeline = msgspec.structs.replace(LAYOUT, pipeline_stages=2, micro_batch=1)
     gpipe = msgspec.structs.replace(pipeline, schedule=Schedule.GPIPE)
     one, all_ = (
-        executed_peak_bytes(Workload(long, FP32, layout), stage=0, replica=0, kernels=CPU)
-        for layout in (pipeline, gpipe)
+        executed_peak_bytes(Workload(long, FP32, layout), CPU, stage=0, replica=0) for layout in (pipeline, gpipe)
     )
     states, tokens = 4 * 96 * 8, 8 * 97
-    kept = executed_activation_bytes(Workload(long, FP32, pipeline), stage=0, kernels=CPU) - tokens + states
+    kept = executed_activation_bytes(Workload(long, FP32, pipeline), CPU, stage=0) - tokens + states
     gradients = executed_state(Workload(long, FP32, pipeline), stage=0, replica=0).gradient_bytes
     # 4 micro-batches with their outputs in place of 2; the tokens of all are one block. gpipe's are all there before
     # the first gradient is, 1f1b's when all are, beside the message that it posted last
@@ -135,35 +135,29 @@ def test_gpipe_holds_all_micro_batches_where_1f1b_holds_as_many_as_stages() -> N
 
 def test_of_a_gpu_and_of_fully_sharded_state_the_peak_is_shown_and_not_judged() -> None:
     sharded = msgspec.structs.replace(LAYOUT, data_parallel=2, zero_stage=3)
-    assert unproven_peak(LAYOUT, CPU) is None
-    assert unproven_peak(sharded, CPU)
+    assert unproven_peak(LAYOUT, CPU.kernels) is None
+    assert unproven_peak(sharded, CPU.kernels)
     assert unproven_peak(LAYOUT, Kernels(cuda=True))
-    for layout, kernels, judged in ((LAYOUT, CPU, True), (sharded, CPU, False), (LAYOUT, Kernels(cuda=True), False)):
+    cuda = StepOptions(kernels=Kernels(cuda=True))
+    for layout, options, judged in ((LAYOUT, CPU, True), (sharded, CPU, False), (LAYOUT, cuda, False)):
         peaks = [
             figure
-            for figure in memory_figures(Workload(SHAPE, FP32, layout), kernels)
+            for figure in memory_figures(Workload(SHAPE, FP32, layout), options)
             if figure.quantity is Quantity.PEAK_BYTES
         ]
         assert [figure.rank for figure in peaks] == [None, *range(layout.ranks)]
         assert {figure.tolerance for figure in peaks} == {TOLERANCE if judged else None}
 
 
-def test_of_a_layout_that_is_not_executed_no_memory_is_told() -> None:
-    assert memory_figures(Workload(SHAPE, FP32, msgspec.structs.replace(LAYOUT, context_parallel=2)), CPU) == []
-
-
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
 def test_products_through_fp32_need_more_at_the_peak_and_keep_no_more(precision: Precision) -> None:
     recipe = msgspec.structs.replace(FP32, precision=precision)
-    wide = Kernels(products_through_fp32=True)
-    kept = [
-        executed_activation_bytes(Workload(SHAPE, recipe, LAYOUT), stage=0, kernels=kernels) for kernels in (CPU, wide)
-    ]
+    wide = StepOptions(kernels=Kernels(products_through_fp32=True))
+    kept = [executed_activation_bytes(Workload(SHAPE, recipe, LAYOUT), options, stage=0) for options in (CPU, wide)]
     assert kept[0] == kept[1]
     long = msgspec.structs.replace(SHAPE, sequence=96)
     peaks = [
-        executed_peak_bytes(Workload(long, recipe, LAYOUT), stage=0, replica=0, kernels=kernels)
-        for kernels in (CPU, wide)
+        executed_peak_bytes(Workload(long, recipe, LAYOUT), options, stage=0, replica=0) for options in (CPU, wide)
     ]
     assert peaks[0] < peaks[1]
 
@@ -180,10 +174,10 @@ def test_products_through_fp32_need_more_at_the_peak_and_keep_no_more(precision:
     ids=str,
 )
 def test_the_largest_of_three_peaks_is_the_peak_and_each_holds_the_state(layout: Layout) -> None:
-    peaks = executed_peaks(Workload(SHAPE, FP32, layout), stage=0, replica=0, kernels=CPU)
+    peaks = executed_peaks(Workload(SHAPE, FP32, layout), CPU, stage=0, replica=0)
     assert list(peaks) == ["forward", "backward", "update"]
     sums = {phase: sum(parts.values()) for phase, parts in peaks.items()}
-    assert max(sums.values()) == executed_peak_bytes(Workload(SHAPE, FP32, layout), stage=0, replica=0, kernels=CPU)
+    assert max(sums.values()) == executed_peak_bytes(Workload(SHAPE, FP32, layout), CPU, stage=0, replica=0)
     state = executed_state(Workload(SHAPE, FP32, layout), stage=0, replica=0)
     for parts in peaks.values():
         assert parts["weights"] == state.weight_bytes

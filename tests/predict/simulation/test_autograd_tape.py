@@ -3,12 +3,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.predict.simulation.autograd_tape import Allocator, Block, Leaf, Tape, Value
+from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
+from suite.predict.simulation.memory_blocks import Allocator, MemoryBlock
 
 
-def ended(tape: Tape, received: list[Block]) -> Value:
+def ended(tape: Tape, received: list[MemoryBlock]) -> Value:
     """A value that gives its gradient to `received`."""
-    return Value(tape.block(0), Leaf(received.append))
+    return Value(tape.block(0), ParameterLeaf(received.append))
 
 
 def doubled(tape: Tape, x: Value, size: int) -> Value:
@@ -20,7 +21,7 @@ def doubled(tape: Tape, x: Value, size: int) -> Value:
 @given(st.lists(st.integers(0, 1000)), st.integers(1, 512))
 def test_blocks_count_until_nothing_refers_to_them(sizes: list[int], granularity: int) -> None:
     allocator = Allocator(granularity)
-    blocks = [Block(allocator, size) for size in sizes]
+    blocks = [MemoryBlock(allocator, size) for size in sizes]
     whole = sum(-(-size // granularity) * granularity for size in sizes)
     assert allocator.held == whole
     assert all(block.bytes % granularity == 0 for block in blocks)
@@ -33,7 +34,7 @@ def test_blocks_count_until_nothing_refers_to_them(sizes: list[int], granularity
 def test_a_chain_keeps_all_inputs_and_frees_them_as_it_runs_back(length: int, size: int) -> None:
     allocator = Allocator()
     tape = Tape(allocator, counts=False)
-    received: list[Block] = []
+    received: list[MemoryBlock] = []
     x = ended(tape, received)
     for _ in range(length):
         x = doubled(tape, x, size)
@@ -59,7 +60,7 @@ def test_a_checkpoint_keeps_its_input_alone_and_computes_again_what_it_needs(len
 
     allocator = Allocator()
     tape = Tape(allocator, generator_bytes=7, counts=True)
-    received: list[Block] = []
+    received: list[MemoryBlock] = []
     start = doubled(tape, ended(tape, received), size)
     out = tape.checkpoint(through, [start])
     assert tape.kept_bytes == size
@@ -87,7 +88,7 @@ def test_recomputation_ends_before_the_output_of_the_last_operator_that_keeps() 
 def test_gradients_of_a_value_that_is_read_twice_are_added_in_place() -> None:
     allocator = Allocator()
     tape = Tape(allocator)
-    received: list[Block] = []
+    received: list[MemoryBlock] = []
     x = doubled(tape, ended(tape, received), 10)
     both = tape.record([x, x], [], lambda _kept, _gradients: [tape.block(10), tape.block(10)])
     tape.backward(Value(tape.block(0), both), tape.block(0))
@@ -100,9 +101,9 @@ def test_nothing_is_added_to_a_lent_gradient() -> None:
     tape = Tape(allocator)
     lent = tape.block(10)
     lent.lent = True
-    given_on: list[Block | None] = []
+    given_on: list[MemoryBlock | None] = []
 
-    def rule(_kept: list[Block], gradients: list[Block | None]) -> list[Block | None]:
+    def rule(_kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
         given_on.extend(gradients)
         return [None]
 

@@ -8,11 +8,12 @@ import pytest
 from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
 from suite.job.options import Texts
+from suite.job.step_options import StepOptions
 from suite.ladder.plan import planned, target_of
 from suite.ladder.rung import BASE, Track
 from suite.machine.half_precision import Kernels
 from suite.machine.timing_tables import Subject
-from suite.predict.simulation.step_time import loading_seconds, step_seconds
+from suite.predict.simulation.step_time import StepConditions, loading_seconds, step_seconds
 from tests.support.step_machine import Machine
 
 PREFETCHED = 2  # batches of each worker, as torch.utils.data asks for
@@ -104,11 +105,8 @@ def test_seconds_to_tokenise_a_sample_are_those_of_every_sample_of_the_step() ->
         (found,) = step_seconds(
             machine,
             Workload(*(plan.architecture, plan.recipe, plan.layout)),
-            kernels=Kernels(),
-            compiled=False,
-            script=plan.script,
-            sample_seconds=sample_seconds,
-            cores=2,
+            StepOptions(training=plan.script),
+            StepConditions(sample_seconds=sample_seconds, cores=2),
         )
         return found.data_loading, found.step
 
@@ -133,8 +131,7 @@ def test_pageable_batches_are_copied_as_calibrated_and_pinned_ones_behind_comput
         setting = msgspec.structs.replace(BASE[Track.SPEED], pinned=pinned, tokenises=False, micro_batch=4)
         plan = planned(target_of("gpt2-mini", device="cpu", seed=1), setting, "", TEXTS)
         given = plan.architecture, plan.recipe, plan.layout
-        (found,) = step_seconds(
-            Copies(), Workload(*given), kernels=Kernels(cuda=True), compiled=False, script=plan.script
-        )
+        options = StepOptions(kernels=Kernels(cuda=True), training=plan.script)
+        (found,) = step_seconds(Copies(), Workload(*given), options)
         tokens = accumulation(plan.recipe, plan.layout) * 4 * plan.architecture.sequence
         assert found.copy == (0 if pinned else 2 * 8 * tokens)  # int64 tokens and targets

@@ -20,9 +20,9 @@ from reference_runs.run import Mask, Workload
 from suite.execute.data.token_stream import TokenStream
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.precision import store_weights
-from suite.machine.half_precision import Kernels
-from suite.predict.simulation.autograd_tape import Works
-from suite.predict.simulation.operator_calls import loading_works, micro_batch_works
+from suite.job.step_options import StepOptions
+from suite.predict.simulation.autograd_tape import OperatorCalls
+from suite.predict.simulation.operator_calls import loading_calls, micro_batch_calls
 
 Calls = Counter[tuple[str, tuple[int, ...]]]
 HALVES = (torch.float16, torch.bfloat16)
@@ -38,7 +38,7 @@ ACTIVATIONS = {"gelu": "forward", "relu": "forward", "gelu_backward": "backward"
 
 
 class Dispatched(TorchDispatchMode):
-    """Counts the operators that run, by the works that they belong to."""
+    """Counts the operators that run, by the predicted calls that they belong to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,18 +81,18 @@ class Dispatched(TorchDispatchMode):
             self.calls["from_fp32", (prod(shape),)] += 1
 
 
-def counted(works: Works) -> Calls:
-    """The same keys from predicted works."""
+def counted(predicted: OperatorCalls) -> Calls:
+    """The same keys from predicted calls."""
     calls: Calls = Counter()
-    for (_, work), times in works.items():
-        name, sizes = work.operation, work.sizes
+    for (_, call), times in predicted.items():
+        name, sizes = call.operation, call.sizes
         if name == "batched_product":
             sizes = (sizes[0], sizes[1] ** 2 * sizes[2])
         elif name in ("layer_norm", "softmax", "cross_entropy", "attention"):
-            name = f"{name} {work.variant}"
+            name = f"{name} {call.variant}"
         elif name in ("gelu", "gelu_tanh", "relu", "geglu"):
-            name = f"activation {work.variant}"
-        elif name == "dropout" and work.variant == "forward":
+            name = f"activation {call.variant}"
+        elif name == "dropout" and call.variant == "forward":
             name = "dropout forward"
         elif name not in ("product", "bias", "column_sum", "permuted", "to_fp32", "from_fp32"):
             continue
@@ -131,8 +131,8 @@ def _agrees(name: str, recomputation: Recomputation, *, fused: bool) -> None:
         more["seen_B2S"] = torch.stack(ends, 1)
     with Dispatched() as dispatched:
         decoder(both[:, :-1], both[:, 1:], **more).backward()
-    (chunk,) = micro_batch_works(Workload(architecture, recipe, layout), stage=0, kernels=Kernels(), compiled=False)
-    assert counted(chunk.works) == dispatched.calls
+    (chunk,) = micro_batch_calls(Workload(architecture, recipe, layout), StepOptions(), stage=0)
+    assert counted(chunk.calls) == dispatched.calls
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5])
@@ -155,4 +155,4 @@ def test_making_a_micro_batch_dispatches_as_many_operators_as_its_price_is_assum
     assert counted.calls == 4 + 3 * samples
     mini = miniature(reference_run("bloom-176b"), "cpu", ranks=1)
     layout = msgspec.structs.replace(mini.layout, micro_batch=samples)
-    assert sum(loading_works(Workload(mini.architecture, mini.recipe, layout)).values()) >= counted.calls
+    assert sum(loading_calls(Workload(mini.architecture, mini.recipe, layout)).values()) >= counted.calls

@@ -11,14 +11,15 @@ from reference_runs.miniature import miniature
 from reference_runs.run import Workload
 from suite.calibration.shapes import miniature_shapes
 from suite.job.options import DEFAULT_OPTIONS
+from suite.job.step_options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.machine.profile import REPEATED, UNSEEN, Check
 from suite.machine.reference_step import TimedReferenceStep, trial
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Timing
-from suite.predict.simulation.operator_calls import micro_batch_works
+from suite.predict.simulation.operator_calls import micro_batch_calls
 from suite.predict.simulation.step_correction import MODEL_UNCERTAINTY, beside_parts, nearest_trial, uncertainty
-from suite.predict.simulation.step_time import StepSeconds, step_seconds
+from suite.predict.simulation.step_time import StepConditions, StepSeconds, step_seconds
 from tests.support.step_machine import Machine
 
 CPU = Kernels()
@@ -33,7 +34,7 @@ def timed(ranks: int, *, compiled: bool = False, seconds: float = 1.0) -> TimedR
 
 def parts(one: TimedReferenceStep) -> float:
     own = one.trial
-    (stage,) = step_seconds(MACHINE, own.workload, kernels=CPU, compiled=own.compiled)
+    (stage,) = step_seconds(MACHINE, own.workload, StepOptions(compiled=own.compiled))
     return stage.step
 
 
@@ -51,7 +52,7 @@ def test_every_term_of_a_step_takes_the_factor_times_as_long(name: str) -> None:
     mini = miniature(reference_run(miniatures()[name]), "cpu", ranks=2)
 
     def predicted(factor: float) -> list[StepSeconds]:
-        return step_seconds(MACHINE, mini.workload, kernels=CPU, compiled=False, in_step_factor=factor)
+        return step_seconds(MACHINE, mini.workload, StepOptions(), StepConditions(correction_factor=factor))
 
     for once, longer in zip(predicted(1.0), predicted(1.5), strict=True):
         assert once.step > 0
@@ -65,9 +66,8 @@ def test_the_stages_of_a_pipeline_take_the_factor_times_as_long_and_wait_likewis
         step_seconds(
             MACHINE,
             Workload(mini.architecture, mini.recipe, layout),
-            kernels=CPU,
-            compiled=False,
-            in_step_factor=factor,
+            StepOptions(),
+            StepConditions(correction_factor=factor),
         )
         for factor in (1.0, 3.0)
     )
@@ -79,17 +79,14 @@ def test_the_stages_of_a_pipeline_take_the_factor_times_as_long_and_wait_likewis
 
 def test_what_tokenising_was_measured_to_take_has_no_factor() -> None:
     mini = miniature(reference_run(miniatures()["gpt2-mini"]), "cpu", ranks=1)
-    script = msgspec.structs.replace(DEFAULT_OPTIONS, tokenises=True)
+    training = msgspec.structs.replace(DEFAULT_OPTIONS, tokenises=True)
 
     def loading(factor: float, sample_seconds: float) -> float:
         (stage,) = step_seconds(
             MACHINE,
             mini.workload,
-            kernels=CPU,
-            compiled=False,
-            script=script,
-            sample_seconds=sample_seconds,
-            in_step_factor=factor,
+            StepOptions(training=training),
+            StepConditions(sample_seconds=sample_seconds, correction_factor=factor),
         )
         return stage.data_loading
 
@@ -127,8 +124,8 @@ def test_no_shape_of_a_trial_is_one_of_a_miniature(ranks: int) -> None:
         "cross_entropy": set(used.losses),
     }
     own = trial(ranks, compiled=False, threads=1)
-    (chunk,) = micro_batch_works(own.workload, stage=0, kernels=CPU, compiled=False)
-    shapes = {(work.operation, work.sizes) for _, work in chunk.works if work.operation in theirs}
+    (chunk,) = micro_batch_calls(own.workload, StepOptions(), stage=0)
+    shapes = {(call.operation, call.sizes) for _, call in chunk.calls if call.operation in theirs}
     assert {operation for operation, _ in shapes} == set(theirs)
     for operation, sizes in shapes:
         # of a product and its backward pass the same three sizes change their places

@@ -1,0 +1,196 @@
+"""Attention: parts of the fused projection, rotation, scores, softmax, context."""
+
+from __future__ import annotations
+
+from suite.predict.analytic.memory import FP32
+from suite.predict.simulation.autograd_tape import Value
+from suite.predict.simulation.host_calls import (
+    CONTEXT,
+    FUSED_ATTENTION,
+    ONE_OPERATOR_SOFTMAX,
+    ROTATION,
+    SCORES,
+    SOFTMAX,
+    SOFTMAX_OF_HALF,
+    SPLIT_PROJECTION,
+)
+from suite.predict.simulation.memory_blocks import MemoryBlock
+from suite.predict.simulation.operator_base import OperatorBase
+
+
+class AttentionOperators(OperatorBase):
+    """What is between the two matrices of attention."""
+
+    def parts(self, x: Value, *, parts: int, elements: int) -> list[Value]:
+        """Views of the `parts` of a fused projection's output. Backward stacks their gradients, then copies them into
+        the projection's order."""
+
+        def rule(_kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            self._count("scale", parts * elements)
+            self._count("permuted", parts * elements)
+            self._host_backward(SPLIT_PROJECTION)
+            stacked = self.block(parts * elements)
+            gradients.clear()
+            copied = self.block(parts * elements)
+            del stacked
+            return [copied]
+
+        node = self.tape.record([x], [], rule, outputs=parts)
+        self._host_forward(SPLIT_PROJECTION)
+        return [Value(x.block, node, part) for part in range(parts)]
+
+    def rotated(self, x: Value, turn: Value, *, elements: int, turned: int, turns: int) -> Value:
+        """`turned` of the elements rotated, the others passed: keeps the cosines and sines, in the dtype.
+
+        Forward: turned by the cosine; halves swapped, one of them negated; by the sine; the sum; joined with the rest.
+        Backward: back through both products; each slice of the input has a whole gradient of its own, which are added.
+
+        Args:
+            turns: cosines and sines.
+        """
+
+        def rule(kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            self._count("scale", turned, times=4)
+            self._count("scale", turned // 2)
+            self._count("scale", elements, times=2)
+            self._count("add", elements)
+            self._host_backward(ROTATION)
+            by_sine = self.block(turned)
+            negated = self.block(turned // 2)
+            by_cosine = self.block(turned)
+            kept.clear()
+            swapped = self.block(turned)
+            del by_sine, negated, swapped
+            of_input = self.block(elements)
+            gradients.clear()
+            of_turned = self.block(elements)
+            del by_cosine, of_turned
+            return [of_input]
+
+        if self.half:
+            self._count("from_fp32", turns)
+        self._count("scale", turned, times=3)
+        self._count("scale", turned // 2)
+        self._count("add", turned)
+        self._count("scale", elements)
+        self._host_forward(ROTATION)
+        factors = self.block(turns) if self.half else turn.block
+        by_cosine = self.block(turned)
+        negated = self.block(turned // 2)
+        swapped = self.block(turned)
+        del negated
+        node = self.tape.record([x], [factors], rule)
+        by_sine = self.block(turned)
+        del swapped
+        sums = self.block(turned)
+        del by_cosine, by_sine
+        joined = self.block(elements)
+        del sums
+        return Value(joined, node)
+
+    def scores(self, q: Value, k: Value, *, queries: int, elements: int, sizes: tuple[int, int, int]) -> Value:
+        """q k^T: keeps both, of `queries` elements each; `sizes` are samples times heads, sequence, head size."""
+
+        def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            self._count("batched_product", *sizes, variant="TN")
+            self._count("batched_product", *sizes, variant="NN")
+            self._host_backward(SCORES)
+            of_k = self._product(queries, queries, elements)
+            return [self._product(queries, elements, queries), of_k]
+
+        node = self.tape.record([q, k], [q.block, k.block], rule)
+        self._count("batched_product", *sizes, variant="NT")
+        self._host_forward(SCORES)
+        return Value(self._product(elements, queries, queries), node)
+
+    def softmax(self, scores: Value, *, elements: int, length: int) -> Value:
+        """Softmax in fp32 of the scaled scores and their bias, rounded to the dtype: keeps the fp32 result.
+
+        Each step has a block of its own: wide scores, scaled, biased, softmax.
+        """
+        tape, size = self.tape, FP32 * elements
+
+        def rule(kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            if self.half:
+                self._count("to_fp32", elements)
+                self._count("from_fp32", elements)
+                gradients[:] = [tape.block(size)]
+            self._count("softmax", elements // length, length, variant="backward", dtype="fp32")
+            if self._one_operator:
+                self._host_backward(ONE_OPERATOR_SOFTMAX)
+                of_scores = tape.block(size)
+                kept.clear()
+                return [self.block(elements) if self.half else of_scores]
+            self._count("scale", elements, dtype="fp32")
+            self._host_backward(SOFTMAX_OF_HALF if self.half else SOFTMAX)
+            of_softmax = tape.block(size)
+            gradients.clear()
+            kept.clear()
+            of_scores = tape.block(size)
+            del of_softmax
+            return [self.block(elements) if self.half else of_scores]
+
+        if self.half:
+            self._count("to_fp32", elements)
+            self._count("from_fp32", elements)
+        if not self._one_operator:
+            self._count("scale", elements, dtype="fp32")
+            self._count("add", elements, dtype="fp32")
+        self._count("softmax", elements // length, length, dtype="fp32")
+        wide = tape.block(size) if self.half else scores.block
+        if self._in_place or self._one_operator:
+            softmax = tape.block(size)
+            del wide
+        else:
+            scaled = tape.block(size)
+            del wide
+            biased = tape.block(size)
+            del scaled
+            softmax = tape.block(size)
+            del biased
+        node = tape.record([scores], [softmax], rule)
+        return Value(self.block(elements) if self.half else softmax, node)
+
+    def context(
+        self, weights: Value, v: Value, *, scores: int, values: int, strided: bool, sizes: tuple[int, int, int]
+    ) -> Value:
+        """Weights times values: keeps both. Backward copies a gradient that does not lie head by head (`strided`)."""
+
+        def rule(_kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            if strided:
+                self._count("permuted", values)
+                gradients[:] = [self.block(values)]
+            self._count("batched_product", *sizes, variant="TN")
+            self._count("batched_product", *sizes, variant="NT")
+            self._host_backward(CONTEXT)
+            of_v = self._product(values, scores, values)
+            return [self._product(scores, values, values), of_v]
+
+        node = self.tape.record([weights, v], [weights.block, v.block], rule)
+        self._count("batched_product", *sizes, variant="NN")
+        self._host_forward(CONTEXT)
+        return Value(self._product(values, scores, values), node)
+
+    def attention(self, q: Value, k: Value, v: Value, *, queries: int, sizes: tuple[int, int, int]) -> Value:
+        """Fused attention: keeps queries, keys, values, its output, and an fp32 log-sum-exp a row of scores.
+
+        Backward: the three gradients; on a GPU the sum of the queries' gradients, and a product a row, in fp32. What a
+        kernel holds of the scores in passing is left out: a few blocks for each of its threads, at most 1.6 MB.
+        Source: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp; native/transformers/cuda/flash_attn/flash_api.cpp.
+        """
+        tape = self.tape
+        rows = sizes[0] * sizes[1]
+
+        def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            self._count("attention", *sizes, variant="backward")
+            self._host_backward(FUSED_ATTENTION)
+            of_inputs: list[MemoryBlock | None] = [self.block(queries) for _ in range(3)]
+            if self._cuda:
+                sums, products = tape.block(FP32 * queries), tape.block(FP32 * rows)
+                del sums, products
+            return of_inputs
+
+        self._count("attention", *sizes)
+        self._host_forward(FUSED_ATTENTION)
+        out, logarithms = self.block(queries), tape.block(FP32 * rows)
+        return Value(out, tape.record([q, k, v], [q.block, k.block, v.block, out, logarithms], rule))

@@ -1,0 +1,163 @@
+"""The parameters of one chunk of the decoder on one rank, and the sizes of what flows through it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from reference_runs.placement import chunk_layers
+from reference_runs.run import Architecture, Position, Workload
+from suite.predict.simulation.autograd_tape import ParameterLeaf
+from suite.predict.simulation.fsdp import FullySharding, Unit
+
+
+class Affine(NamedTuple):
+    """Weight and bias of a matrix or a norm."""
+
+    weight: ParameterLeaf
+    bias: ParameterLeaf | None
+
+
+class LayerParameters(NamedTuple):
+    """Those of a layer; `query` apart from keys and values in a top-query layer alone."""
+
+    unit: Unit | None
+    attention_norm: Affine
+    query: Affine | None
+    query_key_value: Affine
+    projection: Affine
+    feed_forward_norm: Affine
+    expansion: Affine
+    contraction: Affine
+
+
+class ChunkParameters(NamedTuple):
+    """Those of a chunk: of its layers, and around them what the first and the last chunk have."""
+
+    embedding: ParameterLeaf | None
+    position: ParameterLeaf | None
+    embedding_norm: Affine | None
+    layers: list[LayerParameters]
+    final_norm: Affine | None
+    query_position: ParameterLeaf | None
+    head: ParameterLeaf | None
+
+
+class ChunkSizes(NamedTuple):
+    """Numbers of elements of a rank's tensors, of one micro-batch.
+
+    Args:
+        heads, width, rows: of attention, feed-forward part and vocabulary, that this rank has.
+        local_tokens, local_states: of hidden states between the matrices that are split.
+        inner: columns of queries, keys and values each; `queries` all elements of one of them.
+        expanded: columns of the feed-forward part before its activation.
+    """
+
+    samples: int
+    length: int
+    hidden: int
+    heads: int
+    head_dim: int
+    width: int
+    expanded: int
+    rows: int
+    tokens: int
+    states: int
+    local_tokens: int
+    local_states: int
+    inner: int
+    queries: int
+    scores: int
+
+    @property
+    def strided(self) -> bool:
+        """Whether a head's part of a fused projection is copied before a batched product."""
+        return self.samples > 1 and self.heads > 1
+
+    @property
+    def batched(self) -> tuple[int, int, int]:
+        """Sizes of attention's batched products: samples times heads, sequence, head size."""
+        return self.samples * self.heads, self.length, self.head_dim
+
+
+def chunk_sizes(workload: Workload) -> ChunkSizes:
+    """The sizes on every rank of a layout."""
+    architecture, _, layout = workload
+    samples, length, ranks = layout.micro_batch, architecture.sequence, layout.tensor_parallel
+    hidden, heads, width = architecture.hidden, architecture.heads // ranks, architecture.ffn_hidden // ranks
+    tokens = samples * length
+    local_tokens = tokens // (ranks if layout.sequence_parallel else 1)
+    return ChunkSizes(
+        samples=samples,
+        length=length,
+        hidden=hidden,
+        heads=heads,
+        head_dim=architecture.head_dim,
+        width=width,
+        expanded=(2 if architecture.activation.gated else 1) * width,
+        rows=architecture.padded_vocabulary // ranks,
+        tokens=tokens,
+        states=tokens * hidden,
+        local_tokens=local_tokens,
+        local_states=local_tokens * hidden,
+        inner=heads * architecture.head_dim,
+        queries=tokens * heads * architecture.head_dim,
+        scores=tokens * heads * length,
+    )
+
+
+class NewLeaf(Protocol):
+    """Makes the leaf of a parameter."""
+
+    def __call__(self, unit: Unit | None, rows: int, columns: int = 1, readers: int = 1) -> ParameterLeaf:
+        """Of so many rows and columns, which so many operators read."""
+
+
+def chunk_parameters(
+    workload: Workload, new_leaf: NewLeaf, *, chunk: int, sharding: FullySharding | None
+) -> ChunkParameters:
+    """The parameters of a chunk of the model: embedding in the first one, final norm and head in the last one."""
+    architecture, layout = workload.architecture, workload.layout
+    sizes, dealt = chunk_sizes(workload), chunk_layers(architecture.layers, layout)
+    first, last, layers = chunk == 0, chunk == len(dealt) - 1, len(dealt[chunk])
+    hidden, tied = architecture.hidden, architecture.tied_embeddings
+    embedding = new_leaf(None, sizes.rows, hidden, 2 if tied and last else 1) if first else None
+    learned = first and architecture.position is Position.LEARNED
+    position = new_leaf(None, sizes.length + architecture.extra_positions, hidden) if learned else None
+    embedding_norm = None
+    if first and architecture.embedding_norm:
+        embedding_norm = _affine(architecture, new_leaf, None, hidden)
+    top_query = layers - 1 if last and architecture.top_query_layer else None
+    in_layers = []
+    for layer in range(layers):
+        unit = None if sharding is None else sharding.new_layer()
+        in_layers.append(_layer_parameters(architecture, new_leaf, sizes, unit, top_query=layer == top_query))
+    final_norm = _affine(architecture, new_leaf, None, hidden) if last else None
+    query_position = new_leaf(None, sizes.length, hidden) if top_query is not None else None
+    head = None
+    if last:
+        head = embedding if tied and first else new_leaf(None, sizes.rows, hidden)
+    return ChunkParameters(embedding, position, embedding_norm, in_layers, final_norm, query_position, head)
+
+
+def _affine(architecture: Architecture, new_leaf: NewLeaf, unit: Unit | None, rows: int, columns: int = 1) -> Affine:
+    return Affine(new_leaf(unit, rows, columns), new_leaf(unit, rows) if architecture.biases else None)
+
+
+def _layer_parameters(
+    architecture: Architecture, new_leaf: NewLeaf, sizes: ChunkSizes, unit: Unit | None, *, top_query: bool
+) -> LayerParameters:
+    hidden = sizes.hidden
+
+    def affine(rows: int, columns: int = 1) -> Affine:
+        return _affine(architecture, new_leaf, unit, rows, columns)
+
+    return LayerParameters(
+        unit,
+        attention_norm=affine(hidden),
+        query=affine(sizes.inner, hidden) if top_query else None,
+        query_key_value=affine((2 if top_query else 3) * sizes.inner, hidden),
+        projection=affine(hidden, sizes.inner),
+        feed_forward_norm=affine(hidden),
+        expansion=affine(sizes.expanded, hidden),
+        contraction=affine(hidden, sizes.width),
+    )

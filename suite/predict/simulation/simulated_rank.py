@@ -1,0 +1,135 @@
+"""One rank of a simulated step: its chunks of the decoder, and where their gradients accumulate."""
+
+from __future__ import annotations
+
+from reference_runs.placement import chunk_layers
+from reference_runs.run import Workload
+from suite.job.step_options import StepOptions
+from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
+from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
+from suite.predict.simulation.decoder import BatchBlocks, Chunk, batch
+from suite.predict.simulation.decoder_parameters import chunk_parameters
+from suite.predict.simulation.fsdp import FullySharding, Unit
+from suite.predict.simulation.memory_blocks import Category, MemoryBlock, StepPhase
+
+_NO_GRADIENT = ParameterLeaf(lambda _: None)
+
+
+class Gradients:
+    """Gradients of a rank's parameters, where these are not fully sharded.
+
+    Attributes:
+        in_buckets: whether DistributedDataParallel has them lie in its buckets once they are whole.
+        read: whether weights are read through a function that has their gradients pass: DistributedDataParallel has
+            stand-ins with wider gradients; parts of matrices become DTensors as they are read.
+        whole: whether this is the last micro-batch.
+    """
+
+    def __init__(self, tape: Tape, workload: Workload, options: StepOptions) -> None:
+        precision, layout = workload.recipe.precision, workload.layout
+        self._tape = tape
+        self._element = int(BYTES_PER_PARAMETER[precision].gradients)
+        self._widens = self._element > WEIGHT_ELEMENT_BYTES[precision]
+        self._keeps = options.training.keeps_gradients
+        self._accumulated: dict[int, MemoryBlock] = {}
+        self._leaves = 0
+        self.in_buckets = layout.data_parallel > 1 and not layout.fully_sharded
+        self.read = (self.in_buckets and self._widens) or layout.tensor_parallel > 1
+        self.whole = False
+
+    def leaf(self, rows: int, columns: int, readers: int) -> ParameterLeaf:
+        """The leaf of a parameter; gradients of several readers are accumulated when all have come."""
+        self._leaves += 1
+        name, size = self._leaves, self._element * rows * columns
+        waiting: list[MemoryBlock] = []
+        if self._keeps:
+            self._accumulated[name] = self._tape.block(size)
+            self._accumulated[name].move(Category.GRADIENTS)
+
+        def deliver(block: MemoryBlock) -> None:
+            if self.read:
+                self._tape.count("weight_read", variant="backward")
+            if self._widens:
+                self._tape.count("to_fp32", rows * columns, variant="forward", dtype="bf16")
+                block = self._tape.block(size)
+            if readers > 1:
+                waiting.append(block)
+                if len(waiting) < readers:
+                    return
+                if not self._widens:
+                    block = self._tape.block(size)
+                waiting.clear()
+                self._count("add", rows * columns)
+            if name in self._accumulated:
+                self._count("accumulate", rows * columns)
+            self._tape.count("node", compiled=False)
+            if self.in_buckets and self.whole:
+                self._count("scale", rows * columns)
+                self._accumulated.pop(name, None)
+            else:
+                self._accumulated.setdefault(name, block).move(Category.GRADIENTS)
+
+        return ParameterLeaf(deliver)
+
+    def _count(self, operation: str, elements: int) -> None:
+        dtype = "fp32" if self._element == FP32 else "fp16"
+        self._tape.count(operation, elements, variant="forward", dtype=dtype, compiled=False)
+
+
+class SimulatedRank:
+    """A rank of pipeline stage `stage`.
+
+    Attributes:
+        numbers: of its chunks in the whole model.
+        hidden_bytes: of a micro-batch's hidden states between two chunks.
+    """
+
+    def __init__(self, tape: Tape, workload: Workload, options: StepOptions, *, stage: int) -> None:
+        architecture, recipe, layout = workload
+        self.tape, self.workload, self.stage = tape, workload, stage
+        self.gradients = Gradients(tape, workload, options)
+        self.sharding = FullySharding(tape, recipe, layout, options.kernels) if layout.fully_sharded else None
+        self.numbers = range(stage, len(chunk_layers(architecture.layers, layout)), layout.pipeline_stages)
+        self.chunks = [
+            Chunk(
+                tape,
+                workload,
+                options,
+                chunk_parameters(workload, self._new_leaf, chunk=number, sharding=self.sharding),
+                reads=self.gradients.read,
+                sharding=self.sharding,
+            )
+            for number in self.numbers
+        ]
+        length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
+        element = WEIGHT_ELEMENT_BYTES[recipe.precision]
+        self.hidden_bytes = element * layout.micro_batch * length * architecture.hidden
+
+    def _new_leaf(self, unit: Unit | None, rows: int, columns: int = 1, readers: int = 1) -> ParameterLeaf:
+        if self.sharding is None:
+            return self.gradients.leaf(rows, columns, readers)
+        return self.sharding.leaf(unit or self.sharding.root, rows, columns, readers)
+
+    def batch(self, micro_batches: int = 1) -> BatchBlocks:
+        """So many micro-batches as the model is given them."""
+        samples = micro_batches * self.workload.layout.micro_batch
+        return batch(self.tape, self.workload.architecture, samples=samples)
+
+    def received(self) -> Value:
+        """Hidden states that another chunk sent."""
+        return Value(self.tape.block(self.hidden_bytes), _NO_GRADIENT)
+
+    def forward(self, chunk: Chunk) -> Value:
+        """One micro-batch through one chunk; a chunk after another is given hidden states."""
+        self.tape.enter(StepPhase.FORWARD)
+        return chunk.forward(self.batch(), None if chunk.embeds else self.received())
+
+    def backward(self, output: Value, *, last: bool) -> None:
+        """Its backward pass; after that of the last micro-batch gradients are whole."""
+        self.gradients.whole = last
+        if self.sharding is not None:
+            self.sharding.last = last
+        self.tape.enter(StepPhase.BACKWARD)
+        self.tape.backward(output, self.tape.block(FP32))
+        if self.sharding is not None:
+            self.sharding.finish()
