@@ -20,7 +20,7 @@ from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.machine.profile import Profile
 from suite.machine.reference_step import ReferenceStep, TimedReferenceStep
-from suite.predict.simulation.step_correction import beside_parts
+from suite.predict.simulation.step_correction import step_correction
 
 
 def between_hosts(
@@ -55,7 +55,7 @@ def between_hosts(
 
 def _parts_seconds(profile: Profile, timed: TimedReferenceStep) -> float:
     kernels = kernels_for(timed.trial.recipe.precision, profile.fingerprint.device)
-    return beside_parts(profile, timed, kernels=kernels).parts_seconds
+    return step_correction(profile, timed, kernels=kernels).parts_seconds
 
 
 def with_ranks(

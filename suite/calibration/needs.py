@@ -28,7 +28,7 @@ from suite.machine.half_precision import kernels_for
 from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import Profile
 from suite.machine.reference_step import ReferenceStep
-from suite.machine.timing_tables import Line, Measured, Subject, Table
+from suite.machine.timing_tables import Line, MeasuredTimes, Subject, Table
 from suite.machine.timings import Timing
 from suite.predict.simulation.step_time import step_seconds
 
@@ -85,7 +85,7 @@ class _Recorder:
         )
 
 
-def needs_of(predict: Callable[[Measured], object], *, device: str, ranks: int, compiled: bool) -> Needs:
+def needs_of(predict: Callable[[MeasuredTimes], object], *, device: str, ranks: int, compiled: bool) -> Needs:
     """What `predict` asks of the profile that it is given, and what its step correction asks.
 
     Raises:

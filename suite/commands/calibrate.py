@@ -18,7 +18,7 @@ from suite.launch.interruption import end_as_interrupted
 from suite.machine.profile import UNSEEN
 from suite.machine.timings import median
 from suite.paths import ROOT
-from suite.report.terminal.machine_profile import print_profile, trials_beside_parts
+from suite.report.terminal.machine_profile import print_profile, step_corrections
 from suite.report.terminal.progress import progress_line
 from suite.report.terminal.tables import console
 
@@ -71,7 +71,7 @@ def _json(result: CalibrationResult) -> str:
         "interpolation_error": median(errors) if errors else None,
         "trial_steps": [
             {"ranks": one.timed.trial.layout.ranks, "compiled": one.timed.trial.compiled, "factor": one.factor}
-            for one in (trials_beside_parts(profile) if profile else [])
+            for one in (step_corrections(profile) if profile else [])
         ],
         "profile": profile,
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from suite.machine.operations import OPERATIONS, OperationKind
-from suite.machine.timing_tables import Line, Measured, Subject, engine_seconds_of_operator, scaled
+from suite.machine.timing_tables import Line, MeasuredTimes, Subject, engine_seconds_of_operator, scaled
 from suite.machine.timings import Positive
 
 PRODUCT, ELEMENTWISE, MEMORY = "product", "elementwise", "memory"  # reference kernels of a sample
@@ -78,7 +78,7 @@ class AtCpuSpeed:
     (2026-11-23).
     """
 
-    def __init__(self, measured: Measured, slower: SpeedSample) -> None:
+    def __init__(self, measured: MeasuredTimes, slower: SpeedSample) -> None:
         self._measured = measured
         self._times = {
             OperationKind.HOST: slower.host,

@@ -159,7 +159,7 @@ def scaled(line: Line, factor: float) -> Line:
     )
 
 
-class Measured(Protocol):
+class MeasuredTimes(Protocol):
     """What a machine profile answers."""
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
@@ -176,7 +176,7 @@ class EngineSeconds(NamedTuple):
     node: float
 
 
-def engine_seconds(measured: Measured, *, ranks: int) -> EngineSeconds:
+def engine_seconds(measured: MeasuredTimes, *, ranks: int) -> EngineSeconds:
     """Seconds of a start of autograd's engine and of a node, as the host's calls are timed.
 
     Raises:
@@ -186,7 +186,7 @@ def engine_seconds(measured: Measured, *, ranks: int) -> EngineSeconds:
     return EngineSeconds(line.fixed_seconds, line.seconds_per_unit)
 
 
-def engine_seconds_of_operator(measured: Measured, *, ranks: int) -> float:
+def engine_seconds_of_operator(measured: MeasuredTimes, *, ranks: int) -> float:
     """Seconds of the start of the engine and the node that the timing of a backward operator has in it.
 
     Raises:

@@ -12,10 +12,10 @@ from suite.machine.half_precision import kernels_for
 from suite.machine.oversubscription import Oversubscribed
 from suite.machine.profile import Profile
 from suite.machine.reference_step import TimedReferenceStep
-from suite.machine.timing_tables import Measured
+from suite.machine.timing_tables import MeasuredTimes
 from suite.metrics.figures import Figure, Quantity, of_job
 from suite.predict.executed_run.step_time import time_figures
-from suite.predict.simulation.step_correction import beside_parts, nearest_trial, uncertainty
+from suite.predict.simulation.step_correction import nearest_reference_step, step_correction, uncertainty
 from suite.predict.simulation.step_time import StepConditions
 from suite.reproduce.plan import Plan
 from suite.reproduce.utilisation import Peak, peaks, utilisation
@@ -90,7 +90,7 @@ def at_cpu_speed(
 
 
 def correction_factor(plan: Plan, profile: Profile) -> float:
-    """Measured over modelled seconds of the nearest reference training step; 1 where none was timed.
+    """MeasuredTimes over modelled seconds of the nearest reference training step; 1 where none was timed.
 
     Raises:
         InputError: the profile lacks an operation.
@@ -98,7 +98,7 @@ def correction_factor(plan: Plan, profile: Profile) -> float:
     timed = _reference_step(plan, profile)
     if timed is None:
         return 1.0
-    return beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, plan.device)).factor
+    return step_correction(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, plan.device)).factor
 
 
 def step_uncertainty(plan: Plan, profile: Profile) -> float | None:
@@ -108,11 +108,11 @@ def step_uncertainty(plan: Plan, profile: Profile) -> float | None:
 
 
 def _reference_step(plan: Plan, profile: Profile) -> TimedReferenceStep | None:
-    return nearest_trial(profile.trials, ranks=min(plan.layout.ranks, _cores(plan)), compiled=plan.compiled)
+    return nearest_reference_step(profile.trials, ranks=min(plan.layout.ranks, _cores(plan)), compiled=plan.compiled)
 
 
 def time_figures_of(
-    plan: Plan, measured: Measured, *, factor: float = 1.0, sample_seconds: float = 0.0
+    plan: Plan, measured: MeasuredTimes, *, factor: float = 1.0, sample_seconds: float = 0.0
 ) -> list[Figure]:
     """Step time of a plan on what was measured of a machine, all of it `factor` times.
 

@@ -39,7 +39,7 @@ from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import Subject
 from suite.metrics.figures import Quantity, of_job
 from suite.paths import ROOT
-from suite.predict.simulation.step_correction import beside_parts
+from suite.predict.simulation.step_correction import step_correction
 from suite.report.terminal.machine_profile import print_profile
 from suite.report.terminal.tables import console
 from suite.reproduce.plan import Request as RunRequest
@@ -169,7 +169,7 @@ def test_trials_are_trained_by_one_rank_and_by_two_and_predictions_take_their_fa
         bursts, left = divmod(timed.timing.repetitions, STEPS)
         assert (bursts >= REFERENCE_ROUNDS, left) == (True, 0)
         assert timed.timing.warm_up == WARM_UP_STEPS + bursts
-        factor = beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, "cpu")).factor
+        factor = step_correction(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, "cpu")).factor
         assert 0.3 < factor < 10, "a step takes about as long as its parts"
     print_profile(console(), profile)
     assert re.search(r"\nreference step +ranks .*\neager +1 .*\neager +2 ", capsys.readouterr().out)
@@ -184,7 +184,7 @@ def test_trials_are_trained_by_one_rank_and_by_two_and_predictions_take_their_fa
     assert step is not None
     assert parts is not None
     assert longer == pytest.approx(2 * step)
-    factor = beside_parts(profile, two, kernels=kernels_for(two.trial.recipe.precision, "cpu")).factor
+    factor = step_correction(profile, two, kernels=kernels_for(two.trial.recipe.precision, "cpu")).factor
     assert step == pytest.approx(factor * parts)
     assert f"measured-over-modelled correction factor {factor:.2f}" in next(
         figure.why for figure in times if figure.quantity == Quantity.STEP_SECONDS and figure.term is None

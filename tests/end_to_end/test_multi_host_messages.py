@@ -21,7 +21,7 @@ from suite.launch import network_namespaces
 from suite.launch.multi_host import Hosts, Way
 from suite.machine.reference_step import TimedReferenceStep, trial
 from suite.machine.timing_tables import Subject
-from suite.predict.simulation.step_correction import BesideParts
+from suite.predict.simulation.step_correction import StepCorrection
 from tests.support.ladder_machine import CORPUS, CPU, TEXTS
 from tests.support.profiles import profile
 from tests.support.profiles import timing as timing_of
@@ -88,7 +88,9 @@ def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkey
     tried = TimedReferenceStep(trial=trial(2, compiled=False, threads=1), timing=timing_of(3.0))
     here = msgspec.structs.replace(profile(), trials=[tried])
     # the profile has too little to price the trial by: as if it took 2 s by its parts, with this machine's messages
-    monkeypatch.setattr(calibrate, "beside_parts", lambda known, timed, **_: BesideParts(timed, 2.0 * (known is here)))
+    monkeypatch.setattr(
+        calibrate, "step_correction", lambda known, timed, **_: StepCorrection(timed, 2.0 * (known is here))
+    )
     with network_namespaces.hosts(2) as names:
         network_namespaces.limit(names, bits)
         found = between_hosts(

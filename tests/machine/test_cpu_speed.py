@@ -17,7 +17,7 @@ from suite.job.step_options import StepOptions
 from suite.machine.cpu_speed import AtCpuSpeed, SpeedSample, middle, over_ranks, slowdown
 from suite.machine.profile import Profile, decode, encode
 from suite.machine.reference_step import TimedReferenceStep, trial
-from suite.machine.timing_tables import Measured, Subject
+from suite.machine.timing_tables import MeasuredTimes, Subject
 from suite.machine.timings import Timing
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.simulation.step_time import StepSeconds, step_seconds
@@ -30,7 +30,7 @@ EVEN = SpeedSample(host=1e-6, product=1e-4, elementwise=1e-5, memory=1e-4)
 MACHINE = Machine(fixed=1e-6, per_unit=1e-12, host=1e-7, start=1e-5, latency=1e-5, per_byte=1e-10)
 
 
-def step(machine: Measured, name: str = "bloom-mini") -> StepSeconds:
+def step(machine: MeasuredTimes, name: str = "bloom-mini") -> StepSeconds:
     mini = MINIS[name]
     (stage,) = step_seconds(machine, mini.workload, StepOptions())
     return stage

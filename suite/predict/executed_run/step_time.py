@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from reference_runs.placement import coordinates
 from reference_runs.run import Workload
 from suite.job.step_options import StepOptions
-from suite.machine.timing_tables import Measured
+from suite.machine.timing_tables import MeasuredTimes
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.predict.analytic.flop import executed_flop, model_flop
 from suite.predict.simulation.step_time import ALONE, StepConditions, StepSeconds, step_seconds
@@ -21,7 +21,7 @@ MEAN_REASON = "mean over ranks; not judged"
 
 
 def time_figures(
-    measured: Measured, workload: Workload, options: StepOptions, conditions: StepConditions = ALONE
+    measured: MeasuredTimes, workload: Workload, options: StepOptions, conditions: StepConditions = ALONE
 ) -> list[Figure]:
     """Step time, its terms (of the job: their mean over ranks), and rates per accelerator; none is judged.
 

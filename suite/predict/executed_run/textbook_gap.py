@@ -36,9 +36,9 @@ def textbook_differences(workload: Workload, options: StepOptions = DEFAULT_STEP
     keys = {key: None for of_stage in (*executed.values(), *textbook.values()) for key in of_stage}
     figures = []
     for axis, operation in keys:
-        own = {stage: payload.get((axis, operation), 0) for stage, payload in executed.items()}
-        fullest = max(own, key=lambda stage: own[stage])
-        if difference := textbook[fullest].get((axis, operation), 0) - own[fullest]:
+        payloads = {stage: payload.get((axis, operation), 0) for stage, payload in executed.items()}
+        fullest = max(payloads, key=lambda stage: payloads[stage])
+        if difference := textbook[fullest].get((axis, operation), 0) - payloads[fullest]:
             figures.append(
                 Figure(
                     quantity=Quantity.PAYLOAD_BYTES,

@@ -27,7 +27,7 @@ from suite.predict.analytic.memory_bound_operators import (
     score_operator_bytes,
 )
 from suite.predict.machine_model.from_cluster import RunMachine, recorded_network_bytes_per_second
-from suite.predict.simulation.step_correction import beside_parts, nearest_trial
+from suite.predict.simulation.step_correction import nearest_reference_step, step_correction
 
 # the measured operator that stands for each activation, of gated ones for their gate's; SiLU was not measured
 MEASURED_ACTIVATION = {
@@ -201,8 +201,8 @@ def _step_notes(profile: Profile, machine: Machine, software: RecordedStack) -> 
     on_cuda = profile.fingerprint.device == "cuda"
     hidden = f"{machine.overlap_share:.0%} of the computation, as fitted to other machines" if on_cuda else "nothing"
     yield f"assumed: {hidden} hides data-parallel traffic; a step costs nothing beyond its operators"
-    if timed := nearest_trial(profile.trials, ranks=profile.conditions.ranks, compiled=False):
-        factor = beside_parts(profile, timed, kernels=Kernels()).factor
+    if timed := nearest_reference_step(profile.trials, ranks=profile.conditions.ranks, compiled=False):
+        factor = step_correction(profile, timed, kernels=Kernels()).factor
         yield f"a step as small as a miniature's took {factor:.2f} times what its parts did there: not applied"
     yield f"software: {software.title} (`--stack`; {software.name})"
     yield "the error to expect is unknown: no published table holds for this machine"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from reference_runs.run import Workload
 from suite.machine.half_precision import WORK_DTYPES
 from suite.machine.operations import HOST_CALLS
-from suite.machine.timing_tables import Measured, Subject, engine_seconds, engine_seconds_of_operator
+from suite.machine.timing_tables import MeasuredTimes, Subject, engine_seconds, engine_seconds_of_operator
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.simulation.autograd_tape import OperatorCall, OperatorCalls
 
@@ -25,7 +25,7 @@ class CostModel:
             host in them.
     """
 
-    def __init__(self, measured: Measured, workload: Workload, *, cuda: bool = False) -> None:
+    def __init__(self, measured: MeasuredTimes, workload: Workload, *, cuda: bool = False) -> None:
         precision, ranks = workload.recipe.precision, workload.layout.ranks
         self._measured = measured
         self._ranks = ranks

@@ -108,9 +108,9 @@ class FullySharding:
     def _entered_backward(self, unit: Unit, gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
         self._gather(unit)
         self._take(unit, forward=False)
-        place = len(self.layers) if unit is self.root else self.layers.index(unit)
-        if place:
-            self._gather(self.layers[place - 1])
+        number = len(self.layers) if unit is self.root else self.layers.index(unit)
+        if number:
+            self._gather(self.layers[number - 1])
         return list(gradients)
 
     def _left_backward(self, unit: Unit, gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:

@@ -67,6 +67,6 @@ LOSS_CHUNK = (
     *("amax", "sub_", "exp_"),
 )
 MASK = ("arange", "unsqueeze", "unsqueeze", "zeros", "lift_fresh", "unsqueeze", "unsqueeze", "neg")
-MASK_PASSES = ("sub", "mul", "lt", "masked_fill")  # over all places, each timed as "scale"
+MASK_PASSES = ("sub", "mul", "lt", "masked_fill")  # over all scores, each timed as "scale"
 ANGLES = ("arange", "_to_copy", "neg", "div", "pow", "unsqueeze")
 ANGLES_PASSES = ("mul", "cat", "cos", "sin", "stack")

@@ -70,24 +70,24 @@ class LossOperators(OperatorBase):
         total = tape.block(2 * FP32)
         self._count("zeros", rows * columns, dtype="fp32")
         for first in range(0, tokens, most):
-            own = min(most, tokens - first)
-            self._count("product", own, rows, columns, variant="NT")
-            self._count("product", own, columns, rows, variant="NN")
-            self._count("product", rows, columns, own, variant="TN")
-            self._count("cross_entropy", own, rows, dtype="fp32")
-            self._count("scale", own * rows, dtype="fp32", times=2)
+            size = min(most, tokens - first)
+            self._count("product", size, rows, columns, variant="NT")
+            self._count("product", size, columns, rows, variant="NN")
+            self._count("product", rows, columns, size, variant="TN")
+            self._count("cross_entropy", size, rows, dtype="fp32")
+            self._count("scale", size * rows, dtype="fp32", times=2)
             if self.half:
-                self._count("to_fp32", own * rows)
-                self._count("from_fp32", own * rows)
+                self._count("to_fp32", size * rows)
+                self._count("from_fp32", size * rows)
             tape.count("call", times=len(LOSS_CHUNK))
-            half = self._product(own * rows, own * columns, rows * columns) if self.half else None
-            logits = tape.block(FP32 * own * rows)
+            half = self._product(size * rows, size * columns, rows * columns) if self.half else None
+            logits = tape.block(FP32 * size * rows)
             del half
-            gradient = self.block(own * rows) if self.half else logits
+            gradient = self.block(size * rows) if self.half else logits
             if self.half:
-                self._product(own * columns, own * rows, rows * columns)
+                self._product(size * columns, size * rows, rows * columns)
                 del logits
-                self._product(rows * columns, own * rows, own * columns)
+                self._product(rows * columns, size * rows, size * columns)
             else:
                 del logits
             del gradient

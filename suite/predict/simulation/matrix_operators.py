@@ -60,14 +60,14 @@ class MatrixOperators(OperatorBase):
         return Value(self._scattered(elements, []), node)
 
     def _gathered(self, elements: int) -> MemoryBlock:
-        """All ranks' parts as they come, one rank's behind the other's, and joined along the sequence."""
+        """All ranks' parts as they come, rank by rank, and joined along the sequence."""
         message = self.block(elements)
         joined = self.block(elements)
         del message
         return joined
 
     def _scattered(self, elements: int, given: list[MemoryBlock | None]) -> MemoryBlock:
-        """The message has the parts of the sequence one behind the other, so that it is a copy."""
+        """The message has the parts of the sequence one after the other, so that it is a copy."""
         message = self.block(elements)
         given.clear()
         part = self.block(elements // self.ranks)

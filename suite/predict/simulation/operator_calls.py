@@ -15,7 +15,7 @@ from suite.predict.simulation.decoder import INT64
 from suite.predict.simulation.memory_blocks import Allocator
 from suite.predict.simulation.rank_position import RankPosition
 from suite.predict.simulation.simulated_rank import SimulatedRank
-from suite.predict.simulation.state import optimizer_groups, own_shard_elements, parameter_tensors_of_rank
+from suite.predict.simulation.state import local_shard_elements, optimizer_groups, parameter_tensors_of_rank
 
 # Passes over a tensor of the optimizers that are not fused, priced as the operators that move as many bytes:
 # a scale reads one tensor and writes one, an add reads two and writes one.
@@ -68,7 +68,7 @@ def micro_batch_calls(workload: Workload, options: StepOptions, *, stage: int) -
 def loading_calls(workload: Workload) -> OperatorCalls:
     """Calls that make one micro-batch on the host: its texts sliced, stacked and widened by small operators.
 
-    With b samples of s positions 4 + 3 b operators are dispatched: a place in the order selected, read and its text
+    With b samples of s positions 4 + 3 b operators are dispatched: an index in the order selected, read and its text
     sliced, for each sample; a stack, a widening and two slices. Assumed: they take as long as 6 + 8 b of the measured
     calls, because each is an index from Python; and with blanks, which Python fills in token by token, a token as long
     as a call: b s more. Nothing was measured for either; the term of data loading shows how far they are off.
@@ -112,7 +112,7 @@ def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions,
     tensors = parameter_tensors_of_rank(architecture, layout, stage=position.stage)
     elements = [tensor.elements for tensor in tensors]
     if layout.fully_sharded and layout.data_parallel > 1:
-        elements = [own_shard_elements(tensor, layout.data_parallel, replica=position.replica) for tensor in tensors]
+        elements = [local_shard_elements(tensor, layout.data_parallel, replica=position.replica) for tensor in tensors]
     for size in elements:
         if reduced != "fp32":
             _count(tape, "to_fp32", size, reduced)

@@ -47,17 +47,17 @@ def passes(layout: Layout, *, micro_batches: int, stage: int) -> list[Pass]:
     ahead = min(total, ahead)
     seen: Counter[tuple[bool, int]] = Counter()
 
-    def one(number: int, *, backward: bool) -> Pass:
+    def numbered_pass(number: int, *, backward: bool) -> Pass:
         local = number // each_round % virtual
         chunk = stage + stages * (virtual - 1 - local if backward else local)
         seen[backward, chunk] += 1
         return Pass(backward, chunk, seen[backward, chunk] - 1)
 
-    order = [one(number, backward=False) for number in range(ahead)]
+    order = [numbered_pass(number, backward=False) for number in range(ahead)]
     for number in range(total):
-        order.append(one(number, backward=True))
+        order.append(numbered_pass(number, backward=True))
         if ahead + number < total:
-            order.append(one(ahead + number, backward=False))
+            order.append(numbered_pass(ahead + number, backward=False))
     return order
 
 
@@ -71,14 +71,14 @@ def flop_durations(architecture: Architecture, layout: Layout, *, hidden_dropout
         forward.append(layers * layer)
         again.append(repeated_flop(architecture, layout, samples=1, hidden_dropout=hidden_dropout, layers=layers))
     forward[-1] += head_forward_flop(architecture, samples=1)
-    return Durations(forward, [2 * own + more for own, more in zip(forward, again, strict=True)])
+    return Durations(forward, [2 * once + repeated for once, repeated in zip(forward, again, strict=True)])
 
 
 def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -> float:
     """Share of the pipeline's time, from its first pass to its last, in which a stage computes nothing; mean of stages.
 
     Each pass begins when its stage is free and its input is there: the output of the chunk before (forward), the
-    gradient of the one behind (backward). Messages take no time. Equal chunks wait for `bubble_fraction`, where the
+    gradient of the one after it (backward). Messages take no time. Equal chunks wait for `bubble_fraction`, where the
     stages divide the micro-batches of an interleaved schedule.
 
     Raises:
@@ -87,21 +87,21 @@ def idle_fraction(layout: Layout, durations: Durations, *, micro_batches: int) -
     orders = [passes(layout, micro_batches=micro_batches, stage=stage) for stage in range(layout.pipeline_stages)]
     ended: dict[Pass, float] = {}
     free = [0.0] * len(orders)
-    places = [0] * len(orders)
+    positions = [0] * len(orders)
     last = len(durations.forward) - 1
     before = -1
     while before < len(ended):
         before = len(ended)
         for stage, order in enumerate(orders):
-            while places[stage] < len(order):
-                own = order[places[stage]]
-                source = _input(own, last)
+            while positions[stage] < len(order):
+                this_pass = order[positions[stage]]
+                source = _input(this_pass, last)
                 if source is not None and source not in ended:
                     break
-                seconds = (durations.backward if own.backward else durations.forward)[own.chunk]
+                seconds = (durations.backward if this_pass.backward else durations.forward)[this_pass.chunk]
                 free[stage] = max(free[stage], ended[source] if source else 0.0) + seconds
-                ended[own] = free[stage]
-                places[stage] += 1
+                ended[this_pass] = free[stage]
+                positions[stage] += 1
     if len(ended) < sum(map(len, orders)):
         raise ValueError("passes of the schedule wait for each other")
     busy = micro_batches * (sum(durations.forward) + sum(durations.backward))

@@ -35,7 +35,7 @@ def executed_state(
     replica: int,
     update: Update = Update.FUSED,
 ) -> ExecutedState:
-    """What one rank of pipeline stage `stage` stores, at place `replica` of the data-parallel axis.
+    """What one rank of pipeline stage `stage` stores, at index `replica` of the data-parallel axis.
 
     ZeRO-0 and 1, and every stage on one data-parallel rank, with N elements in an optimizer group of the rank, all its
     chunks together, and n shards (1 with ZeRO-0):
@@ -45,7 +45,7 @@ def executed_state(
                      4                 a step counter for each group; with n = 1 for each tensor
 
     ZeRO-2 and 3 over several ranks (fully_shard), with R rows of C columns in a tensor, k = ceil(R / n), of which this
-    rank has r = min(max(R - i k, 0), k) at place i:
+    rank has r = min(max(R - i k, 0), k) at index i:
         weights      s k C         they are the fp32 masters, s = 4; s = 2 where no master is kept
         gradients    s k C
         optimizer    8 r C         moments; 4 r C more where a copy of the gradients is kept
@@ -54,7 +54,7 @@ def executed_state(
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param (padding to the largest chunk of
     torch.chunk); Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1.
     Differs from `weight_bytes` and its like with ZeRO-2 and 3, which shard flat groups as DeepSpeed does: fully_shard
-    pads each tensor, and its stored weights are the masters, which DeepSpeed keeps beside 16-bit weights.
+    pads each tensor, and its stored weights are the masters, which DeepSpeed keeps in addition to 16-bit weights.
     """
     architecture, recipe, layout = workload
     each = BYTES_PER_PARAMETER[recipe.precision]
@@ -80,11 +80,13 @@ def executed_state(
             int(each.gradients) * parameters,
             element * padded + STEP_COUNTER_BYTES * len(groups if shards > 1 else tensors),
         )
-    own = sum(own_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
+    elements = sum(local_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
     padded = sum(padded_shard_elements(tensor, layout.data_parallel) for tensor in tensors)
     stored = stored_element_bytes(recipe.precision)
-    element = int(each.gradient_copy + each.moments)
-    return ExecutedState(own, stored * padded, stored * padded, element * own + STEP_COUNTER_BYTES * len(tensors))
+    element_bytes = int(each.gradient_copy + each.moments)
+    return ExecutedState(
+        elements, stored * padded, stored * padded, element_bytes * elements + STEP_COUNTER_BYTES * len(tensors)
+    )
 
 
 def adafactor_elements(tensor: ParameterTensor) -> int:
@@ -119,8 +121,8 @@ def padded_shard_elements(tensor: ParameterTensor, ranks: int) -> int:
     return ceil_division(tensor.rows, ranks) * (tensor.elements // tensor.rows)
 
 
-def own_shard_elements(tensor: ParameterTensor, ranks: int, *, replica: int) -> int:
-    """Elements of the rank at place `replica` of a tensor that is split by rows over `ranks`, without padding."""
+def local_shard_elements(tensor: ParameterTensor, ranks: int, *, replica: int) -> int:
+    """Elements of the rank at index `replica` of a tensor that is split by rows over `ranks`, without padding."""
     most = ceil_division(tensor.rows, ranks)
     rows = min(max(tensor.rows - replica * most, 0), most)
     return rows * (tensor.elements // tensor.rows)

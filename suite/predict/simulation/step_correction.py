@@ -1,4 +1,4 @@
-"""What a step takes over the sum of its parts, each timed alone: by trial steps of a calibration."""
+"""What a step takes over the sum of its parts, each timed alone: by reference steps of a calibration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from suite.job.step_options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.machine.profile import UNSEEN, Check
 from suite.machine.reference_step import TimedReferenceStep
-from suite.machine.timing_tables import Measured
+from suite.machine.timing_tables import MeasuredTimes
 from suite.machine.timings import median
 from suite.predict.simulation.step_time import step_seconds
 
@@ -19,8 +19,8 @@ from suite.predict.simulation.step_time import step_seconds
 MODEL_UNCERTAINTY = 0.15
 
 
-class BesideParts(NamedTuple):
-    """A trial step beside the sum of its parts.
+class StepCorrection(NamedTuple):
+    """A reference step compared with the sum of its parts.
 
     Args:
         parts_seconds: what is predicted of it, part by part.
@@ -35,24 +35,26 @@ class BesideParts(NamedTuple):
         return self.timed.timing.seconds / self.parts_seconds
 
 
-def beside_parts(measured: Measured, timed: TimedReferenceStep, *, kernels: Kernels) -> BesideParts:
-    """A trial step that was timed with `measured`, beside the sum of its parts.
+def step_correction(measured: MeasuredTimes, timed: TimedReferenceStep, *, kernels: Kernels) -> StepCorrection:
+    """A reference step that was timed with `measured`, compared with the sum of its parts.
 
     Raises:
         InputError: one of them was not measured.
     """
     if timed.parts_seconds is not None:
-        return BesideParts(timed, timed.parts_seconds)
+        return StepCorrection(timed, timed.parts_seconds)
     options = StepOptions(kernels=kernels, compiled=timed.trial.compiled)
     (stage,) = step_seconds(measured, timed.trial.workload, options)
-    return BesideParts(timed, stage.step)
+    return StepCorrection(timed, stage.step)
 
 
-def nearest_trial(trials: Sequence[TimedReferenceStep], *, ranks: int, compiled: bool) -> TimedReferenceStep | None:
+def nearest_reference_step(
+    steps: Sequence[TimedReferenceStep], *, ranks: int, compiled: bool
+) -> TimedReferenceStep | None:
     """Executed likewise, by as many ranks or the next larger number, else by the most; None: none is."""
-    alike = [one for one in trials if one.trial.compiled == compiled]
+    alike = [step for step in steps if step.trial.compiled == compiled]
     return min(
-        alike, key=lambda one: (one.trial.layout.ranks < ranks, abs(one.trial.layout.ranks - ranks)), default=None
+        alike, key=lambda step: (step.trial.layout.ranks < ranks, abs(step.trial.layout.ranks - ranks)), default=None
     )
 
 

@@ -8,7 +8,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
 from suite.job.step_options import StepOptions
-from suite.machine.timing_tables import Measured, Subject
+from suite.machine.timing_tables import MeasuredTimes, Subject
 from suite.predict.simulation.cost_model import CostModel
 from suite.predict.simulation.operator_calls import (
     ChunkCalls,
@@ -70,7 +70,7 @@ class _Passes(NamedTuple):
 
 
 def step_seconds(
-    measured: Measured, workload: Workload, options: StepOptions, conditions: StepConditions = ALONE
+    measured: MeasuredTimes, workload: Workload, options: StepOptions, conditions: StepConditions = ALONE
 ) -> list[StepSeconds]:
     """Seconds of a step of every pipeline stage's ranks, by term.
 
@@ -205,7 +205,7 @@ def loading_seconds(
     return max(min(left / (free_cores + 1), training), left / workers)
 
 
-def _communication(measured: Measured, workload: Workload, options: StepOptions, *, stage: int) -> float:
+def _communication(measured: MeasuredTimes, workload: Workload, options: StepOptions, *, stage: int) -> float:
     """Seconds of all messages of one rank of `stage`.
 
     Each takes as long as if it were the mean of its axis, operation and element type. All-reduce and reduce-scatter add

@@ -23,8 +23,8 @@ from suite.predict.analytic.traffic import (
 )
 from suite.predict.simulation.gradient_averaging import averaging_traffic
 from suite.predict.simulation.state import (
+    local_shard_elements,
     optimizer_groups,
-    own_shard_elements,
     parameter_tensors_of_rank,
     sharded_units,
     stored_element_bytes,
@@ -38,7 +38,7 @@ def executed_traffic(
     stage: int,
     replica: int,
 ) -> list[Traffic]:
-    """What one rank of `stage`, at place `replica` of the data-parallel axis, hands to collectives in a step.
+    """What one rank of `stage`, at index `replica` of the data-parallel axis, hands to collectives in a step.
 
     One entry for each axis and operation that has messages:
         dp           `executed_gradient_traffic`
@@ -206,7 +206,7 @@ def executed_tensor_traffic(
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2;
     `groups_stopped_early` for e.
     Differs from `tensor_parallel_traffic`: a parallel residual sums twice, not once; e; gathered inputs are kept, not
-    gathered again (2 l + [last] gathers fewer); biases behind a sum need no reduction, as every rank has whole
+    gathered again (2 l + [last] gathers fewer); biases after a sum need no reduction, as every rank has whole
     gradients of them.
     """
     architecture, recipe, layout = workload
@@ -251,7 +251,7 @@ def _partial_gradients(workload: Workload, *, stage: int, replica: int) -> tuple
         elements = sum(tensor.elements for tensor in tensors)
     else:
         element = stored_element_bytes(recipe.precision)
-        elements = sum(own_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
+        elements = sum(local_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
     dtype = "fp32" if element == FP32 else WORK_DTYPES[recipe.precision]
     return dtype, Traffic("tp", "all_reduce", element * elements, 1 if tensors else 0)
 

@@ -16,7 +16,7 @@ from suite.machine.operations import COLLECTIVES, moved_bytes
 from suite.machine.profile import Check, Profile, disturbed
 from suite.machine.timing_tables import Line, Subject, Table
 from suite.machine.timings import Timing, median, quantile
-from suite.predict.simulation.step_correction import BesideParts, beside_parts
+from suite.predict.simulation.step_correction import StepCorrection, step_correction
 from suite.report.terminal.tables import plain_table
 
 
@@ -121,17 +121,17 @@ def check_rows(checks: list[Check]) -> Iterator[list[str]]:
         yield [operation, kind, str(ranks), str(len(errors)), middle, tail, most, sign]
 
 
-def trials_beside_parts(profile: Profile) -> list[BesideParts]:
+def step_corrections(profile: Profile) -> list[StepCorrection]:
     """Reference steps beside the sum of their parts, as the profile has these."""
     device = profile.fingerprint.device
     return [
-        beside_parts(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, device))
+        step_correction(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, device))
         for timed in profile.trials
     ]
 
 
 def _trial_rows(profile: Profile) -> Iterator[list[str]]:
-    for found in trials_beside_parts(profile):
+    for found in step_corrections(profile):
         own, timing = found.timed.trial, found.timed.timing
         yield [
             "compiled" if own.compiled else "eager",

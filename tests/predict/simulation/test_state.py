@@ -16,7 +16,7 @@ from suite.predict.analytic.parameters import ParameterTensor, parameter_count
 from suite.predict.simulation.state import (
     ExecutedState,
     executed_state,
-    own_shard_elements,
+    local_shard_elements,
     padded_shard_elements,
     sharded_units,
 )
@@ -115,7 +115,7 @@ def test_stages_together_store_the_model_and_a_copy_of_a_tied_table(run: Run) ->
 def test_rows_are_sharded_like_torch_chunks(rows: int, columns: int, ranks: int) -> None:
     tensor = ParameterTensor("weight", rows * columns, True, rows)
     chunks = torch.empty(rows, columns, device="meta").chunk(ranks)
-    own = [own_shard_elements(tensor, ranks, replica=replica) for replica in range(ranks)]
+    own = [local_shard_elements(tensor, ranks, replica=replica) for replica in range(ranks)]
     assert own == [chunk.numel() for chunk in chunks] + [0] * (ranks - len(chunks))
     assert padded_shard_elements(tensor, ranks) == chunks[0].numel()
 

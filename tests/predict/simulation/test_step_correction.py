@@ -18,7 +18,12 @@ from suite.machine.reference_step import TimedReferenceStep, trial
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Timing
 from suite.predict.simulation.operator_calls import micro_batch_calls
-from suite.predict.simulation.step_correction import MODEL_UNCERTAINTY, beside_parts, nearest_trial, uncertainty
+from suite.predict.simulation.step_correction import (
+    MODEL_UNCERTAINTY,
+    nearest_reference_step,
+    step_correction,
+    uncertainty,
+)
 from suite.predict.simulation.step_time import StepConditions, StepSeconds, step_seconds
 from tests.support.step_machine import Machine
 
@@ -42,7 +47,7 @@ def parts(one: TimedReferenceStep) -> float:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_factor_is_what_the_trial_took_over_the_sum_of_its_parts(ranks: int, compiled: bool) -> None:
     alone = parts(timed(ranks, compiled=compiled))
-    found = beside_parts(MACHINE, timed(ranks, compiled=compiled, seconds=1.25 * alone), kernels=CPU)
+    found = step_correction(MACHINE, timed(ranks, compiled=compiled, seconds=1.25 * alone), kernels=CPU)
     assert found.parts_seconds == alone > 0
     assert found.factor == pytest.approx(1.25)
 
@@ -96,21 +101,21 @@ def test_what_tokenising_was_measured_to_take_has_no_factor() -> None:
 
 def test_parts_that_the_profile_no_longer_has_are_those_that_are_kept_with_the_trial() -> None:
     kept = msgspec.structs.replace(timed(2, seconds=3.0), parts_seconds=2.0)
-    assert beside_parts(MACHINE, kept, kernels=CPU) == (kept, 2.0)
-    assert beside_parts(MACHINE, kept, kernels=CPU).factor == pytest.approx(1.5)
+    assert step_correction(MACHINE, kept, kernels=CPU) == (kept, 2.0)
+    assert step_correction(MACHINE, kept, kernels=CPU).factor == pytest.approx(1.5)
 
 
 def test_the_trial_nearest_to_a_layout_is_executed_likewise_by_as_many_ranks_or_more() -> None:
     one, two, both, eight = timed(1), timed(2), timed(2, compiled=True), timed(8)
     trials = [one, two, both, eight]
-    assert nearest_trial(trials, ranks=1, compiled=False) is one
-    assert nearest_trial(trials, ranks=2, compiled=False) is two
-    assert nearest_trial(trials, ranks=3, compiled=False) is eight
-    assert nearest_trial(trials, ranks=9, compiled=False) is eight
-    assert nearest_trial(trials, ranks=1, compiled=True) is both
-    assert nearest_trial(trials, ranks=8, compiled=True) is both
-    assert nearest_trial([one, two], ranks=2, compiled=True) is None
-    assert nearest_trial([], ranks=2, compiled=False) is None
+    assert nearest_reference_step(trials, ranks=1, compiled=False) is one
+    assert nearest_reference_step(trials, ranks=2, compiled=False) is two
+    assert nearest_reference_step(trials, ranks=3, compiled=False) is eight
+    assert nearest_reference_step(trials, ranks=9, compiled=False) is eight
+    assert nearest_reference_step(trials, ranks=1, compiled=True) is both
+    assert nearest_reference_step(trials, ranks=8, compiled=True) is both
+    assert nearest_reference_step([one, two], ranks=2, compiled=True) is None
+    assert nearest_reference_step([], ranks=2, compiled=False) is None
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
