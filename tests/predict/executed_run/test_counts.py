@@ -35,9 +35,9 @@ LARGEST = (Quantity.WEIGHT_BYTES, Quantity.GRADIENT_BYTES, Quantity.OPTIMIZER_BY
 
 
 def of_rank(figures: list[Figure], rank: int | None) -> dict[tuple[str, str | None, str | None], Figure]:
-    told = [figure for figure in figures if figure.rank == rank and figure.term is None]
-    by_key = {(figure.quantity.value, figure.axis, figure.operation): figure for figure in told}
-    assert len(by_key) == len(told)
+    of_rank = [figure for figure in figures if figure.rank == rank and figure.term is None]
+    by_key = {(figure.quantity.value, figure.axis, figure.operation): figure for figure in of_rank}
+    assert len(by_key) == len(of_rank)
     return by_key
 
 
@@ -204,7 +204,7 @@ def test_the_first_loss_is_left_out_where_its_formula_does_not_hold(
 
 
 @given(executed_runs())
-def test_rank_figures_stand_behind_their_largest(run: Run) -> None:
+def test_rank_figures_come_after_their_largest(run: Run) -> None:
     figures = rank_figures(Workload(*run))
     for quantity in LARGEST:
         ranks = [figure.rank for figure in figures if figure.quantity is quantity and figure.axis is None]

@@ -48,7 +48,7 @@ def activations(layout: Layout, *, stage: int = 0) -> int:
 def test_what_a_block_keeps_is_what_its_operators_are_known_to_keep() -> None:
     states, scores, tokens = 4 * 2 * 6 * 8, 4 * 2 * 2 * 6 * 6, 2 * 6
     # norm: its input, mean and deviation; query_key_value: the norm's output; scores: q and k, each head's copied;
-    # softmax: its output, which context keeps too, beside a copy of v; projection: the context
+    # softmax: its output, which context keeps too, with a copy of v; projection: the context
     attention = (states + 2 * 4 * tokens) + states + 2 * states + scores + states + states
     # norm; expansion: its input; GELU: 4 times as wide; contraction: the GELU
     feed_forward = (states + 2 * 4 * tokens) + states + 4 * states + 4 * states
@@ -129,7 +129,7 @@ def test_gpipe_holds_all_micro_batches_where_1f1b_holds_as_many_as_stages() -> N
     kept = executed_activation_bytes(Workload(long, FP32, pipeline), CPU, stage=0) - tokens + states
     gradients = executed_state(Workload(long, FP32, pipeline), stage=0, replica=0).gradient_bytes
     # 4 micro-batches with their outputs in place of 2; the tokens of all are one block. gpipe's are all there before
-    # the first gradient is, 1f1b's when all are, beside the message that it posted last
+    # the first gradient is, 1f1b's when all are, and the message that it posted last
     assert 2 * kept - gradients - states <= all_ - one <= 2 * kept
 
 

@@ -56,10 +56,10 @@ class Model(nn.Module):
     def __init__(self, *, recompute: bool) -> None:
         super().__init__()
         self.recompute = recompute
-        before, behind = outer_tensors(SHAPE)
+        before, after = outer_tensors(SHAPE)
         shapes = [_shape(tensor) for tensor in layer_tensors(SHAPE)]
         self.blocks = nn.ModuleList(Unit(shapes) for _ in range(SHAPE.layers))
-        self.outside = Unit([_shape(tensor) for tensor in (*before, *behind)])
+        self.outside = Unit([_shape(tensor) for tensor in (*before, *after)])
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:

@@ -22,7 +22,7 @@ TEXTS = Texts(tokenizer_file="", text_file="", documents_file="")
 
 
 def _stepped(making: float, training: float, *, workers: int, own: int) -> float:
-    """Seconds of a step in the long run, of a rank whose workers have `own` cores beside those of its threads.
+    """Seconds of a step in the long run, of a rank whose workers have `own` cores besides those of its threads.
 
     Batches are asked for in turn, one whenever one is taken. A worker without a core of its own shares one with a
     thread, half each, and all threads wait for that one.
@@ -85,7 +85,7 @@ def test_without_workers_and_with_workers_that_have_no_core_of_their_own_a_step_
     assert _lost(0.157, workers=0) == _lost(0.157, workers=2) == _lost(0.157, workers=2, ranks=2, threads=1) == 0.157
 
 
-def test_beside_a_gpu_a_step_waits_only_for_workers_that_are_too_slow() -> None:
+def test_with_a_gpu_a_step_waits_only_for_workers_that_are_too_slow() -> None:
     assert _lost(0.157, workers=1, cuda=True) == 0
     assert _lost(0.5, workers=2, cuda=True) == pytest.approx(0.5 / 2 - 0.2)
 
@@ -96,12 +96,12 @@ def test_a_core_for_one_rank_of_two_alone_makes_no_step_shorter() -> None:
 
 
 def test_seconds_to_tokenise_a_sample_are_those_of_every_sample_of_the_step() -> None:
-    climbing = target_of("gpt2-mini", device="cpu", seed=1)
+    target = target_of("gpt2-mini", device="cpu", seed=1)
     machine = Machine(per_unit=1e-10, host=1e-6)
 
     def seconds(sample_seconds: float, *, workers: int = 0, tokenises: bool = True) -> tuple[float, float]:
         setting = msgspec.structs.replace(BASE[Track.SPEED], workers=workers, tokenises=tokenises)
-        plan = planned(climbing, setting, "", TEXTS)
+        plan = planned(target, setting, "", TEXTS)
         (found,) = step_seconds(
             machine,
             Workload(*(plan.architecture, plan.recipe, plan.layout)),
@@ -119,7 +119,7 @@ def test_seconds_to_tokenise_a_sample_are_those_of_every_sample_of_the_step() ->
     assert seconds(training / samples / 2, workers=2)[1] == pytest.approx(1.5 * training + slices)
 
 
-def test_pageable_batches_are_copied_as_calibrated_and_pinned_ones_behind_computing() -> None:
+def test_pageable_batches_are_copied_as_calibrated_and_pinned_ones_while_the_device_computes() -> None:
     class Copies(Machine, frozen=True):
         def seconds(self, subject: Subject, *sizes: float) -> float:
             if subject.operation == "host_to_device":

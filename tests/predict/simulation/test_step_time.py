@@ -206,14 +206,14 @@ def test_a_host_that_runs_ahead_of_a_gpu_costs_nothing_and_a_slow_one_costs_what
         def line(self, subject: Subject) -> Line:
             return (Machine() if subject.operation == "adam_tensors" else super()).line(subject)
 
-    device, ahead, behind, far_behind = (on_cuda(Gpu(fixed=1e-3, host=host), name) for host in (0.0, 1e-9, 1.0, 2.0))
+    device, ahead, slow_host, very_slow = (on_cuda(Gpu(fixed=1e-3, host=host), name) for host in (0.0, 1e-9, 1.0, 2.0))
     computed = device.forward + device.backward + device.optimizer
     assert device.overhead == ahead.overhead == 0
-    for stage in (ahead, behind, far_behind):
+    for stage in (ahead, slow_host, very_slow):
         assert stage.forward + stage.backward + stage.optimizer == computed > 0
-    host = far_behind.overhead - behind.overhead
-    assert behind.overhead == pytest.approx(host - computed)
-    # an update that waits behind every operator is as much longer as its host takes, whatever the device does
+    host = very_slow.overhead - slow_host.overhead
+    assert slow_host.overhead == pytest.approx(host - computed)
+    # an update that waits after every operator is as much longer as its host takes, whatever the device does
     waiting = TrainingOptions(rung="naive", synchronises=True)
     fast, slow = (on_cuda(Gpu(fixed=1e-3, host=host), name, waiting).overhead for host in (1e-9, 2e-9))
     assert slow == pytest.approx(2 * fast)

@@ -71,7 +71,7 @@ def tensor_parallel_messages(run: Run, place: Place) -> Iterator[Message]:
             yield dtype, "tp", "all_gather", a
 
     def summed(_: str) -> Iterator[Message]:
-        """Forward behind a product that is split by rows, or behind the table's lookup."""
+        """Forward after a product that is split by rows, or after the table's lookup."""
         yield dtype, "tp", "reduce_scatter" if sequence else "all_reduce", a
 
     def split_backward(_: str) -> Iterator[Message]:
@@ -334,7 +334,7 @@ RECOMPUTED = {"recomputation": Recomputation.FULL, "dropout": 0.0}
             "recomputation stops before the last sum of a group",
             1,
         ),
-        # a norm behind the last product keeps its input: nothing is left out
+        # a norm after the last product keeps its input: nothing is left out
         ({"recomputation": Recomputation.FULL, "dropout": 0.0, "norm": Norm.DEEP_NORM}, "", 0),
     ],
     ids=["parallel", "early-stop", "deep-norm"],
@@ -346,8 +346,8 @@ def test_a_departure_is_worth_an_all_reduce_a_layer(changes: dict[str, object], 
     layout = Layout(tensor_parallel=4, recomputation=changes.get("recomputation", Recomputation.NONE))
     figures = textbook_differences(Workload(architecture, recipe, layout))
     hidden_states = 2 * 2048 * 14336
-    told = [(figure.why, figure.value) for figure in figures]
-    assert told == ([(reason, times * 3 * 5 * hidden_states)] if times else [])
+    reasons = [(figure.why, figure.value) for figure in figures]
+    assert reasons == ([(reason, times * 3 * 5 * hidden_states)] if times else [])
 
 
 def test_bloom_176b_all_reduces_its_gradients_in_the_buckets_of_each_stage() -> None:
