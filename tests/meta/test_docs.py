@@ -12,16 +12,28 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import load
+from reference_runs.errors import InputError
 from reference_runs.fit_scores import fit_scores
-from reference_runs.layout import Layout
+from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.machine_model import machine_model
 from reference_runs.published_tables import load_tables
-from reference_runs.run import Architecture, Cluster, PublishedMeasurement, Recipe, Reported, Software
+from reference_runs.run import (
+    Activation,
+    Architecture,
+    Cluster,
+    PublishedMeasurement,
+    Norm,
+    Recipe,
+    Reported,
+    Software,
+    Workload,
+)
 from reference_runs.sourced import Kind
 from suite.__main__ import main
 from suite.paths import ROOT
 from suite.predict.analytic.parameters import parameter_count
 from suite.report.markdown.machine_model import fit_page
+from suite.reproduce.supported import check_executable, check_executable_layout
 
 DOCS = ROOT / "docs"
 EXAMPLE = (DOCS / "example_run.toml").read_text(encoding="utf-8")
@@ -77,8 +89,14 @@ def rows(head: str) -> dict[str, tuple[str, bool]]:
         keys, value, needed = (cell.strip() for cell in line.strip("|").split("|"))
         names = re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", keys))
         assert not found.keys() & set(names)
-        found |= dict.fromkeys(names, (value, needed == "yes"))
+        found |= dict.fromkeys(names, (value.replace("*", ""), needed == "yes"))
     return found
+
+
+def predicted_only(head: str) -> dict[str, set[str]]:
+    """Key -> its values with a star, from the page's table under `head`."""
+    lines = PAGE.partition(head)[2].partition("\n\n")[0].splitlines()[2:]
+    return {re.findall(r"`(\w+)`", line)[0]: set(re.findall(r"([\w-]+)\*", line)) for line in lines if "*" in line}
 
 
 DEALT = "stage_layer_counts"  # follows from the stack: a list, which no fact of a run file can be
@@ -130,6 +148,36 @@ def test_the_page_lists_every_key_of_a_measurement() -> None:
     needed, optional = re.search(r"It needs (.+?),? and may have (.+?)\n\n", PAGE, re.DOTALL).groups()  # type: ignore[union-attr]  # a missing sentence fails the test
     found = dict.fromkeys(re.findall(r"`(\w+)`", needed), True) | dict.fromkeys(re.findall(r"`(\w+)`", optional), False)
     assert found == {name: required for name, (_, required) in schema(PublishedMeasurement).items()}
+
+
+def refused(architecture: Architecture, recipe: Recipe, layout: Layout) -> bool:
+    """Whether `reproduce` executes none of the kind."""
+    try:
+        check_executable(architecture, recipe, "")
+        check_executable_layout(Workload(architecture, recipe, layout), "")
+    except InputError:
+        return True
+    return False
+
+
+def test_values_with_a_star_are_those_that_are_not_executed() -> None:
+    run = load(DOCS / "example_run.toml")
+    for head, choices in {
+        "| `[architecture]` |": {"norm": Norm, "activation": Activation},
+        "| `[layout]` |": {"schedule": Schedule, "recomputation": Recomputation, "offload": Offload},
+    }.items():
+        stars = predicted_only(head)
+        assert stars.keys() == choices.keys()
+        for key, kind in choices.items():
+            for value in kind:
+                zero = 2 if key == "offload" else 1  # what is offloaded is fully sharded
+                layout = msgspec.structs.replace(run.layout, zero_stage=zero)
+                architecture = run.architecture
+                if "layout" in head:
+                    layout = msgspec.structs.replace(layout, **{key: value})
+                else:
+                    architecture = msgspec.structs.replace(architecture, **{key: value})
+                assert refused(architecture, run.recipe, layout) == (value in stars[key]), (key, value)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -1,0 +1,148 @@
+"""Commands, files, links and programs that the pages quote: they parse, exist, lead somewhere, run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from suite.__main__ import COMMANDS, application, main
+from suite.paths import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+NOXFILE = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+SESSIONS = {
+    definition.name
+    for definition in NOXFILE.body
+    if isinstance(definition, ast.FunctionDef)
+    and any(isinstance(mark, ast.Attribute) and mark.attr == "session" for mark in definition.decorator_list)
+}
+FILES = [path.as_posix() for room in ("suite", "reference_runs", "kernels") for path in (ROOT / room).rglob("*.py")]
+# files that commands write: no part of the repository
+WRITTEN = ("results/records", "results/machines", "results/acceptance", "results/baselines", "results/ladder")
+WRITTEN += ("results/kernels/MACHINE", "results/index.html")
+
+
+def command_lines(text: str) -> set[str]:
+    """Every command that a page quotes: indented or fenced lines, inline code, a container's command."""
+    text = text.replace("\\\n", " ")
+    lines = re.findall(r"((?:python -m suite|nox -s) [^`\n]*)", text)
+    lines += [code for code in re.findall(r"`([^`\n]+)`", text) if code.split()[0] in COMMANDS and " -" in code]
+    lines += [re.sub(r'[,"]', "", words) for words in re.findall(r"command: \[(.*)\]", text)]
+    return {re.split(r"\s#|\s\|\||;|&&", line)[0].strip(" ).") for line in lines}
+
+
+QUOTED = sorted({(page, line) for page, text in TEXTS.items() for line in command_lines(text)})
+
+
+def refusal(line: str) -> str:
+    """What is wrong with a command line, or nothing."""
+    words = shlex.split(line.partition("`")[0])
+    if words[:2] == ["nox", "-s"]:
+        rest = words.index("--") if "--" in words else len(words)
+        unknown = set(words[2:rest]) - SESSIONS
+        if unknown or words[2] not in COMMANDS:
+            return f"no session {', '.join(unknown)}" if unknown else ""
+        words = [words[2], *words[rest + 1 :]]
+    elif words[0] not in COMMANDS:
+        words = words[words.index("suite") + 1 :]
+    try:
+        command: Any = typer.main.get_command(application(words))
+        while words and hasattr(command, "commands"):
+            name, *words = words
+            command = command.commands[name]
+        command.make_parser(command.context_class(command)).parse_args(words)
+    except (KeyError, typer.BadParameter.__mro__[2]) as error:
+        return str(error)
+    return ""
+
+
+def test_the_pages_quote_many_commands() -> None:
+    assert len(QUOTED) > 60
+
+
+@pytest.mark.parametrize(("page", "line"), QUOTED, ids=[f"{page}: {line}" for page, line in QUOTED])
+def test_a_quoted_command_has_a_known_name_and_known_options(page: str, line: str) -> None:
+    assert refusal(line) == "", f"{page}: {line}"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["python -m suite reprodoce bloom-mini", "nox -s reproduce -- bloom-mini --rank 2", "nox -s test", "results lists"],
+)
+def test_a_wrong_command_is_noticed(wrong: str) -> None:
+    assert refusal(wrong)
+
+
+def test_the_code_on_the_page_of_predictions_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", TEXTS["docs/predictions.md"], re.DOTALL)
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"\[\d+\.\d+ \d+\.\d+\]\n", run.stdout)
+
+
+@pytest.mark.ranks
+def test_the_program_on_the_page_of_1_bit_adam_runs_from_another_directory(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", TEXTS["docs/one_bit_adam.md"], re.DOTALL)
+    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    run = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    losses = [float(line.split()[1]) for line in run.stdout.splitlines()]
+    assert len(losses) == 5
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_the_table_on_the_page_of_published_tables_is_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (table,) = re.findall(r"```\n(layers,.*?)```", TEXTS["docs/published_tables.md"], re.DOTALL)
+    (tmp_path / "table.csv").write_text(table, encoding="utf-8")
+    assert main(["validate", str(tmp_path / "table.csv"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["used"] == 1
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_files_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(r"`((?:suite|tests|kernels|benchmarks|reference_runs|results|docs|\.ci)/[\w./-]*)`", TEXTS[page])
+    named = [name for name in named if not name.startswith(WRITTEN) and not re.search("[A-Z]{4}", name)]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    # in a table or sentence about one package, modules are named without it
+    modules = [name for name in re.findall(r"`([\w/]+\.py)`", TEXTS[page]) if not (ROOT / name).exists()]
+    modules = [name for name in modules if not re.search("[A-Z]{4}", name)]
+    assert [name for name in modules if not any(file.endswith(f"/{name}") for file in FILES)] == []
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_modules_that_a_page_names_exist(page: str) -> None:
+    for name in re.findall(r"`((?:suite|benchmarks|reference_runs)\.[\w.]+)`", TEXTS[page]):
+        module, last = ROOT.joinpath(*name.split(".")[:-1]), name.rpartition(".")[2]
+        exists = [(module / last).exists(), (module / f"{last}.py").exists(), module.with_suffix(".py").exists()]
+        assert any(exists), name
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "results" / "LOG.md"], ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
