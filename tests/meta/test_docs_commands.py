@@ -137,7 +137,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "results" / "LOG.md"], ids=str)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "results").rglob("LOG.md")], ids=str)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith("http"):
