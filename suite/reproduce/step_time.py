@@ -102,7 +102,7 @@ def correction_factor(plan: Plan, profile: Profile) -> float:
 
 
 def step_uncertainty(plan: Plan, profile: Profile) -> float | None:
-    """Share of a plan's predicted step by which measured ones differ in 9 of 10 launches; None: not known, on CUDA."""
+    """Share of a plan's predicted step by which measured ones may differ; None: not known, on CUDA."""
     timed = _reference_step(plan, profile)
     return None if timed is None else uncertainty(timed, profile.checks)
 
