@@ -285,6 +285,7 @@ def architecture(session: nox.Session) -> None:
     """Check which room may import which, and the sizes of rooms, modules and functions."""
     install(session, "architecture")
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "."})
+    session.run("python", ".ci/architecture.py")
 
 
 @nox.session

@@ -124,67 +124,44 @@ def page(
     histories = by_setup(launches)
     search.ask(searched_times(histories))
     names = machine_names(launches)
-    found = setups(launches)
-    runs = sorted({setup.key.run for setup in found})
-    curves = [(run, plot) for run in runs for plot in losses(run, [setup for setup in found if setup.key.run == run])]
+    all_setups = setups(launches)
     machine_profiles, bad_profiles = profiles(results)
     timings, bad_timings = benchmarks(results)
     roofs = rooflines(machine_profiles, timings)
     of_predictor = validation()
     climbs, bad_climbs = ladders(results)
     accepted = batteries(results)
-    facts = _facts()
     template = _template()
-    shown, rest = newest(found, MOST_DETAILS)
-    expected = remembered()
-    all_judged = [judged_setup(setup, expected) for setup in shown]
-    history = segments_of(histories, search.answer())
-    segments: dict[Key, list[Segment]] = {}
-    for one in history:
-        segments.setdefault(_key(one.example), []).append(one)
-    details = []
-    for setup, judged in zip(shown, all_judged, strict=True):
-        own = segments.get(setup.key, [])
-        details.append(_summary(setup, judged, detail(judged, own), names))
-    older = newest(rest, MOST_ROWS - len(shown))[0]
-    summaries = [*details, *(_summary(setup, None, None, names) for setup in older)]
-    summaries.sort(key=lambda one: (one.run, one.machine, one.ranks, one.layout, one.execution))
-    changes = _changes(history, names)
-    plots = [
-        *(plot for one in details for plot in one.plots),
-        *(plot for _, plot in curves),
-        *(plot for _, plot in roofs),
-        *of_predictor,
-        *climbs,
+    runs = sorted({setup.key.run for setup in all_setups})
+    curves = [
+        (run, plot) for run in runs for plot in losses(run, [setup for setup in all_setups if setup.key.run == run])
     ]
-    matrix: dict[tuple[str, str], list[tuple[str, int]]] = {}
-    counted = Counter((one.run, one.machine_id, one.verdict) for one in summaries)
-    for (run, machine, verdict), count in sorted(counted.items()):
-        matrix.setdefault((run, machine), []).append((verdict, count))
-    machines = sorted({(_machine_id(words), name) for words, name in names.items()}, key=lambda one: one[1])
+    newest_setups, others = newest(all_setups, MOST_DETAILS)
+    expected = remembered()
+    judged = [judged_setup(setup, expected) for setup in newest_setups]
+    history = segments_of(histories, search.answer())
+    details = _details(newest_setups, judged, history, names)
+    summaries = _summaries(details, others, names)
+    changes = _changes(history, names)
     left_out = sorted(str(error) for error in (*damaged, *bad_profiles, *bad_timings, *bad_climbs, *accepted.damaged))
+    machines = sorted({(_machine_id(words), name) for words, name in names.items()}, key=lambda machine: machine[1])
+    empty = {"acceptance": not accepted.shown, "ladder": not climbs} | dict.fromkeys(OF_RECORDS, not all_setups)
     return _rendered(
         template,
-        plots,
+        [*_plots(details), *(plot for _, plot in (*curves, *roofs)), *of_predictor, *climbs],
         title=TITLE,
         heading="What the runs did, and what arithmetic says",
-        summary=_headline(launches, found, machines),
-        notices=_notices(left_out, len(found) - len(summaries)),
-        sections=[
-            one
-            for one in SECTIONS
-            if (found or one[0] not in OF_RECORDS)
-            and (accepted.shown or one[0] != "acceptance")
-            and (climbs or one[0] != "ladder")
-        ],
+        summary=_headline(launches, all_setups, machines),
+        notices=_notices(left_out, len(all_setups) - len(summaries)),
+        sections=[section for section in SECTIONS if not empty.get(section[0])],
         setups=summaries,
         setup_columns=SETUP_COLUMNS,
         details=details,
-        left_out_details=_without_details(len(rest)),
+        left_out_details=_without_details(len(others)),
         runs=runs,
         machines=machines,
-        verdicts=sorted({one.verdict for one in summaries}),
-        matrix={(run, machine): matrix.get((run, machine), []) for run in runs for machine, _ in machines},
+        verdicts=sorted({row.verdict for row in summaries}),
+        matrix=_verdict_matrix(summaries, runs, [machine for machine, _ in machines]),
         changes=changes[:MOST_CHANGES],
         history_note=_history_note(history, len(changes)),
         losses=curves,
@@ -193,8 +170,42 @@ def page(
         rooflines=roofs,
         validation=of_predictor,
         ladders=climbs,
-        facts=facts,
+        facts=_facts(),
     )
+
+
+def _details(
+    newest_setups: Sequence[Setup], judged: Sequence[JudgedSetup], history: Sequence[Segment], names: dict[str, str]
+) -> list[SetupRow]:
+    segments: dict[Key, list[Segment]] = {}
+    for segment in history:
+        segments.setdefault(_key(segment.example), []).append(segment)
+    return [
+        _summary(setup, verdict, detail(verdict, segments.get(setup.key, [])), names)
+        for setup, verdict in zip(newest_setups, judged, strict=True)
+    ]
+
+
+def _plots(details: Sequence[SetupRow]) -> list[Plot]:
+    return [plot for row in details for plot in row.plots]
+
+
+def _summaries(details: Sequence[SetupRow], others: Sequence[Setup], names: dict[str, str]) -> list[SetupRow]:
+    """Rows of the table of setups: those with details, and the newest of the others."""
+    older = newest(others, MOST_ROWS - len(details))[0]
+    rows = [*details, *(_summary(setup, None, None, names) for setup in older)]
+    return sorted(rows, key=lambda row: (row.run, row.machine, row.ranks, row.layout, row.execution))
+
+
+def _verdict_matrix(
+    summaries: Sequence[SetupRow], runs: Sequence[str], machines: Sequence[str]
+) -> dict[tuple[str, str], list[tuple[str, int]]]:
+    """How often each verdict stands, by run and machine."""
+    matrix: dict[tuple[str, str], list[tuple[str, int]]] = {(run, machine): [] for run in runs for machine in machines}
+    counted = Counter((row.run, row.machine_id, row.verdict) for row in summaries)
+    for (run, machine, verdict), count in sorted(counted.items()):
+        matrix[run, machine].append((verdict, count))
+    return matrix
 
 
 def _template() -> jinja2.Template:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from functools import cache
 
-from reference_runs.published import load_table
+from reference_runs.published import PublishedTable, load_table
 from reference_runs.published_tables import shipped_tables
 from suite.predict.validation.published_tables import TimedRow, constant_mfu, relative_errors, timed_rows
 from suite.report.html.cache import computed_once
@@ -25,46 +26,75 @@ def validation() -> tuple[Plot, Plot]:
 
 def computed_validation() -> tuple[Plot, Plot]:
     """The same, computed now."""
-    tables = [(table, timed_rows(table)) for table in map(load_table, shipped_tables())]
-    timed = [(table, rows) for table, rows in tables if rows]
-    every = [value for _, rows in timed for one in rows for value in (one.measured, one.predicted)]
+    tables = [(table, rows) for table in map(load_table, shipped_tables()) if (rows := timed_rows(table))]
+    return _scatter(tables), _boxes(tables)
+
+
+def _scatter(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
+    """Predicted over published seconds, a colour and symbol for each table."""
+    timed = [row for _, rows in tables for row in rows]
+    every = [value for row in timed for value in (row.measured, row.predicted)]
     ends = [min(every) / 1.3, max(every) * 1.3]
-    scatter: list[Trace] = [
+    traces: list[Trace] = [
         _line(ends, 1.0, "equal", "solid"),
         _line(ends, 1 + BAND, f"{BAND:.0%} off", "dot"),
         _line(ends, 1 - BAND, f"{BAND:.0%} off", "dot") | {"showlegend": False},
     ]
-    boxes: list[Trace] = []
-    errors_of, points = [], []
-    for place, (table, rows) in enumerate(timed):
-        errors = relative_errors([one.predicted for one in rows], [one.measured for one in rows])
-        marker = {"color": colour(place), "symbol": symbol(place), "size": 6 if len(rows) > 100 else 8, "opacity": 0.7}
-        scatter.append(
+    cells: list[list[Cell]] = []
+    for number, (table, rows) in enumerate(tables):
+        size = 6 if len(rows) > 100 else 8
+        traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": table.name,
-                "x": [significant(one.measured) for one in rows],
-                "y": [significant(one.predicted) for one in rows],
-                "text": [_name(one) for one in rows],
-                "marker": marker,
+                "x": [significant(row.measured) for row in rows],
+                "y": [significant(row.predicted) for row in rows],
+                "text": [_name(row) for row in rows],
+                "marker": {"color": colour(number), "symbol": symbol(number), "size": size, "opacity": 0.7},
                 "hovertemplate": "%{text}<br>published %{x:.4g} s, predicted %{y:.4g} s",
             }
         )
-        boxes.append(
+        for row, error in zip(rows, _errors(rows), strict=True):
+            seconds = (f"{row.measured:,.4g}", f"{row.predicted:,.4g}")
+            cells.append([table.name, _name(row), *seconds, f"{error:+.1%}"])
+    within = sum(abs(row.predicted / row.measured - 1) <= BAND for row in timed)
+    return Plot(
+        id="predicted-published",
+        title="Predicted against published step times",
+        says=f"Log-log scatter of {len(timed)} published step times and their predictions from {len(tables)} tables; "
+        f"{within / len(timed):.0%} lie within {BAND:.0%} of equality.",
+        traces=traces,
+        layout={
+            "xaxis": {"type": "log", "title": {"text": "published seconds of a step"}},
+            "yaxis": {"type": "log", "title": {"text": "predicted seconds of a step"}},
+        },
+        columns=["table", "row", "published s", "predicted s", "error"],
+        rows=cells,
+        height=640,
+    )
+
+
+def _boxes(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
+    """The relative errors of each table as a box."""
+    traces: list[Trace] = []
+    cells: list[list[Cell]] = []
+    for number, (table, rows) in enumerate(tables):
+        errors = _errors(rows)
+        traces.append(
             {
                 "type": "box",
                 "orientation": "h",
                 "name": table.name,
                 "x": [round(100 * error, 2) for error in errors],
-                "marker": {"color": colour(place), "symbol": symbol(place), "size": 4},
+                "marker": {"color": colour(number), "symbol": symbol(number), "size": 4},
                 "boxpoints": "outliers",
                 "line": {"width": 1.5},
                 "hoverinfo": "x",
             }
         )
-        _, constant = constant_mfu([one.row for one in rows])
-        errors_of.append(
+        _, constant = constant_mfu([row.row for row in rows])
+        cells.append(
             [
                 table.name,
                 table.facts.title,
@@ -75,50 +105,24 @@ def computed_validation() -> tuple[Plot, Plot]:
                 "" if constant is None else f"{constant:.1%}",
             ]
         )
-        points += [
-            [
-                table.name,
-                _name(one),
-                f"{one.measured:,.4g}",
-                f"{one.predicted:,.4g}",
-                f"{error:+.1%}",
-            ]
-            for one, error in zip(rows, errors, strict=True)
-        ]
-    within = sum(abs(one.predicted / one.measured - 1) <= BAND for _, rows in timed for one in rows)
-    count = sum(len(rows) for _, rows in timed)
-    shown: list[list[Cell]] = [[*row] for row in points]
-    scores: list[list[Cell]] = [[*row] for row in errors_of]
-    return (
-        Plot(
-            id="predicted-published",
-            title="Predicted against published step times",
-            says=f"Log-log scatter of {count} published step times and their predictions from {len(timed)} tables; "
-            f"{within / count:.0%} lie within {BAND:.0%} of equality.",
-            traces=scatter,
-            layout={
-                "xaxis": {"type": "log", "title": {"text": "published seconds of a step"}},
-                "yaxis": {"type": "log", "title": {"text": "predicted seconds of a step"}},
-            },
-            columns=["table", "row", "published s", "predicted s", "error"],
-            rows=shown,
-            height=640,
-        ),
-        Plot(
-            id="errors-by-table",
-            title="Errors by table",
-            says=f"Box plots of the relative errors of {len(timed)} tables; the box holds the middle half.",
-            traces=boxes,
-            layout={
-                "showlegend": False,
-                "xaxis": {"title": {"text": "predicted less published, %"}, "zeroline": True},
-                "yaxis": {"autorange": "reversed", "automargin": True},
-            },
-            columns=["table", "", "rows", "mean error", "median", "largest", "mean error of one constant MFU"],
-            rows=scores,
-            height=110 + 38 * len(timed),
-        ),
+    return Plot(
+        id="errors-by-table",
+        title="Errors by table",
+        says=f"Box plots of the relative errors of {len(tables)} tables; the box holds the middle half.",
+        traces=traces,
+        layout={
+            "showlegend": False,
+            "xaxis": {"title": {"text": "predicted less published, %"}, "zeroline": True},
+            "yaxis": {"autorange": "reversed", "automargin": True},
+        },
+        columns=["table", "", "rows", "mean error", "median", "largest", "mean error of one constant MFU"],
+        rows=cells,
+        height=110 + 38 * len(tables),
     )
+
+
+def _errors(rows: Sequence[TimedRow]) -> list[float]:
+    return list(relative_errors([row.predicted for row in rows], [row.measured for row in rows]))
 
 
 def _name(one: TimedRow) -> str:
