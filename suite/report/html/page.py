@@ -190,7 +190,7 @@ def _plots(details: Sequence[SetupRow]) -> list[Plot]:
     return [plot for row in details for plot in row.plots]
 
 
-def _summaries(details: Sequence[SetupRow], others: Sequence[Setup], names: dict[str, str]) -> list[SetupRow]:
+def _summaries(details: Sequence[SetupRow], others: list[Setup], names: dict[str, str]) -> list[SetupRow]:
     """Rows of the table of setups: those with details, and the newest of the others."""
     older = newest(others, MOST_ROWS - len(details))[0]
     rows = [*details, *(_summary(setup, None, None, names) for setup in older)]

@@ -129,7 +129,7 @@ def _print_time(out: Console, result: Result) -> None:
     if step is not None and is_predicted(result):
         unexplained = "" if result.time is None else f"; unexplained {result.time.unexplained_share:.1%} of the step"
         within = "" if result.step_uncertainty is None else f", expected within ± {result.step_uncertainty:.0%}"
-        out.print(f"step time: {_beside(step)}{within}, not judged from one launch{unexplained}", soft_wrap=True)
+        out.print(f"step time: {_beside(step)}{within}, not judged from one launch{unexplained}")
         return
     if step is not None:
         out.print(f"step time: measured {_amount(step, step.right)}")

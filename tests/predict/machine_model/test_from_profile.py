@@ -189,8 +189,11 @@ def stored(tmp_path: Path, profile: Profile) -> str:
 
 
 def objects(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
-    assert main(["predict", *arguments, "--json"]) == 0
-    return [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+    code = main(["predict", *arguments, "--json"])
+    entries = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+    too_large = any("does not fit" in row["why"] for entry in entries for row in entry["figures"])
+    assert code == (1 if too_large else 0)
+    return entries
 
 
 def test_every_run_with_a_layout_has_a_time_and_no_known_error(
@@ -212,14 +215,14 @@ def test_every_run_with_a_layout_has_a_time_and_no_known_error(
 
 def test_whose_profile_it_is_and_what_is_assumed_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = stored(tmp_path, measured())
-    assert main(["predict", "bloom-176b", "--machine", path]) == 0
+    assert main(["predict", "bloom-176b", "--machine", path, "--all"]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "bloom-176b on 384 ranks of 0123abcd" in told
     assert "machine profile of node 0123abcd, measured 1970-01-01 00:16 UTC: A, 2 cores" in told
     assert "the error to expect is unknown: no published table holds for this machine" in told
     assert "400 Gbit/s out of each node, as recorded for the run; a profile has no network" in told
     assert "does not fit" in told
-    assert main(["predict", "gpt2-124m", "--machine", path]) == 0
+    assert main(["predict", "gpt2-124m", "--machine", path, "--all"]) == 1
     assert "are needed for the step time, but neither recorded nor in a machine profile" in " ".join(
         capsys.readouterr().out.split()
     )
@@ -285,7 +288,8 @@ def test_one_rank_has_no_link_and_says_so_instead_of_what_a_link_limits(
         in_node = ("pipeline", "fastest layouts that fit")  # named or chosen by the accelerators of a node
         expected = {key for key in others if key[0] not in in_node} - gone
         assert {key for key in values if key[0] not in in_node} == expected
-    assert main(["predict", "gpt2-124m", "--layout", "dp1", "--machine", alone, "--choices"]) == 0
+    too_large = 1 if fingerprint is CPU else 0  # 64 samples at once do not fit into the CPU's memory
+    assert main(["predict", "gpt2-124m", "--layout", "dp1", "--machine", alone, "--choices"]) == too_large
     assert "this machine has no link between accelerators" in " ".join(capsys.readouterr().out.split())
 
 
