@@ -1,4 +1,4 @@
-"""Loss curves of 1-bit Adam beside exact Adam: the same miniature, steps, seeds and batches.
+"""Loss curves of 1-bit Adam next to exact Adam: the same miniature, steps, seeds and batches.
 
     python -m benchmarks.convergence bloom-mini gpt2-mini --steps 300 --seeds 1 2 3 --plot docs/convergence.svg
 

@@ -91,7 +91,7 @@ def _is_close(name: str, weight: Tensor, other: Tensor, bare: BareLoop) -> bool:
 
 
 def loss_bound(bare: Turn, loss: float, rates: Sequence[float]) -> float:
-    """By how much the losses of a pair may differ behind equal updates at these learning rates.
+    """By how much the losses of a pair may differ after equal updates at these learning rates.
 
     From then on each loop clips by its own norm, so that roundings differ, and Adam makes as much of a rounding as of a
     gradient: an update l differs by up to 2 l. As roundings, these have signs that do not follow the gradient g of the
@@ -114,4 +114,4 @@ def check_losses(our_loss: float, bare_loss: float, bare: Turn, rates: Sequence[
     bound = loss_bound(bare, bare_loss, rates)
     if not abs(our_loss - bare_loss) <= bound:
         differ = f"{our_loss} under the suite, {bare_loss} in the bare loop"
-        raise UnequalWorkError(f"losses behind {len(rates)} updates: {differ}, more than {bound:.1e} apart")
+        raise UnequalWorkError(f"losses after {len(rates)} updates: {differ}, more than {bound:.1e} apart")

@@ -1,4 +1,4 @@
-"""Ways of averaging gradients over slow links: measured on hosts with limited rates, beside a prediction.
+"""Ways of averaging gradients over slow links: measured on hosts with limited rates, next to a prediction.
 
 python -m benchmarks.netlab --hosts 2 --rates 100 1000 0 trains one miniature of 26 million parameters in fp32, one rank
 a host, under torchrun, with exact Adam, fp16 compression, PowerSGD and 1-bit Adam, at every rate in Mbit/s (0: as fast
@@ -7,7 +7,7 @@ as the machine forwards). Needs root and iproute2; elsewhere it prints NOT RUN a
 The prediction of a step takes the run at the fastest rate, the predicted bytes, and the bytes a second at which
 collectives of that size alone pass the limited link and the fastest one; nothing from the run that it is compared with.
 Where DistributedDataParallel sends buckets during the backward pass, bucket k is ready after its share of the backward
-pass and leaves behind the one before it.
+pass and leaves after the one before it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def small_plan(hosts: int, averaging: Averaging) -> Plan:
 
 
 def sent_bytes(plan: Plan) -> float:
-    """Predicted, of rank 0 in a step behind the exact ones."""
+    """Predicted, of rank 0 in a step after the exact ones."""
     figures = rank_figures(plan.workload, StepOptions(averaging=plan.averaging))
     return next(f.value for f in figures if f.quantity is Quantity.SENT_BYTES and f.operation is None and f.rank == 0)
 
@@ -156,7 +156,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 def predicted_seconds(
     *, forward: float, backward: float, rest: float, total_bytes: float, overlapped: list[float], link: Link
 ) -> float:
-    """A step over `link`: forward, backward beside the overlapped all-reduces, then rest and all other messages.
+    """A step over `link`: forward, backward next to the overlapped all-reduces, then rest and all other messages.
 
     Buckets of unequal size are ready in proportion to what they and those before them hold.
     """

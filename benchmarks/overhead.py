@@ -9,7 +9,7 @@ losses and masks. The interval is that of the median ratio of one process, from 
 as if no pair knew of another; every start takes the same steps.
 
 The suite's laps of fixed work between the timed steps of a processor are taken as in a run: whatever they do to the
-caches counts, and each step has its share of their time, the mean over all. What a step takes alone is shown beside it.
+caches counts, and each step has its share of their time, the mean over all. A step alone is shown too.
 
 Beside it stands the ratio of processor time, which other processes disturb less. It is meant for `--threads 1`: waiting
 threads of OpenMP take processor time too.
@@ -56,7 +56,7 @@ TIME_LIMIT = 1.03
 MEMORY_LIMIT = 1.02
 FAILED = 4
 # With the updates before them 27. Two bare loops of gpt2-mini, alike but for norms 2^-22 apart from the fourth on, went
-# beyond `loss_bound` behind 37 (CPU, 2026-11-23).
+# beyond `loss_bound` after 37 (CPU, 2026-11-23).
 PAIRS_A_START = 20
 WARM_UP = (
     WARM_UP_STEPS + 2
@@ -176,7 +176,7 @@ def overhead(job: Job, device: torch.device, *, pairs: int, told: Callable[[str]
 
 
 def _from_a_start(ours: Turn, bare: Turn, pairs: int) -> list[Pair]:
-    """Pairs of two new loops, behind the steps that show equal work and those that warm up.
+    """Pairs of two new loops, after the steps that show equal work and those that warm up.
 
     Raises:
         UnequalWorkError: the loops do not train the same.

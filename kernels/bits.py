@@ -14,7 +14,7 @@ _GATHER = sum(1 << (56 - 7 * byte) for byte in range(BITS))
 
 
 def pack_bits(bits: Tensor) -> Tensor:
-    """Bool [N] as uint8 [ceil(N / 8)], the bits behind the last element 0.
+    """Bool [N] as uint8 [ceil(N / 8)], the bits after the last element 0.
 
     Eight elements are one product of 64 bits, so that it takes a few passes over N bytes.
     """

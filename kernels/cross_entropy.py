@@ -73,7 +73,7 @@ def _kernel(
                 tl.store(logits_ptr + first + columns, nothing, mask=first + columns < V)
     else:
         exists = (target >= 0) & (target < vocabulary)
-        # loaded before the reductions below, behind which it is overwritten
+        # loaded before the reductions below, after which it is overwritten
         at_target = tl.load(logits_ptr + target, mask=exists, other=float("nan")).to(tl.float32)
         top = float("-inf")
         total = 0.0

@@ -1,6 +1,6 @@
 """Softmax of scaled and masked attention scores over the positions attended to, forward and backward.
 
-Legend: B sequences, H heads, T positions, S positions attended to; scores_BHTS before scaling, weights_BHTS behind the
+Legend: B sequences, H heads, T positions, S positions attended to; scores_BHTS before scaling, weights_BHTS after the
 softmax. A mask is given as what it is made of, so that no [T, S] tensor is read: causal, with or without a prefix that
 attends to all of itself; the positions that see each one; ALiBi's slopes. Or as what it adds to the scaled scores.
 Least bytes, b an element: forward 2 B H T S b, backward 3 B H T S b. A causal mask halves what is read, not what is

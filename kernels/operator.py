@@ -79,7 +79,7 @@ def require_columns(kernel: str, columns: int) -> None:
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """x as [M, N] with neighbouring columns beside each other, the last dim N; a copy only where it must be."""
+    """x as [M, N] with neighbouring columns next to each other, the last dim N; a copy only where it must be."""
     flat = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
     return flat if flat.stride(-1) == 1 else flat.contiguous()
 

@@ -34,7 +34,7 @@ from kernels.operator import (
 
 NAME = "parallel_layer_norms"
 # Columns whose four sums one program of the backward pass holds: with 16 warps 94 to 122 registers a thread; twice as
-# many 128 and 72 to 192 bytes beside them (compiled for sm_90 by Triton 3.6.0 and 3.7.1, 2026-11-22).
+# many 128 and 72 to 192 bytes next to them (compiled for sm_90 by Triton 3.6.0 and 3.7.1, 2026-11-22).
 MOST_SUMMED = 4096
 
 

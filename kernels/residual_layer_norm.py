@@ -40,7 +40,7 @@ from kernels.operator import (
 
 NAME = "residual_layer_norm"
 # Columns whose sums one program of the backward pass holds: with 16 warps 112 to 128 registers a thread and at most 8
-# bytes beside them; twice as many 184 to 1272 bytes (compiled for sm_90 by Triton 3.6.0 and 3.7.1, 2026-11-22).
+# bytes next to them; twice as many 184 to 1272 bytes (compiled for sm_90 by Triton 3.6.0 and 3.7.1, 2026-11-22).
 MOST_SUMMED = 8192
 
 

@@ -157,7 +157,7 @@ def _turned(q_BHTK: Tensor, k_BHTK: Tensor, rotation: Tensor, inverse: bool) -> 
     k_heads, turning = k_BHTK.shape[1], rotation.shape[-1]
     q_out = torch.empty(q_BHTK.shape, dtype=q_BHTK.dtype, device=q_BHTK.device)
     k_out = torch.empty(k_BHTK.shape, dtype=k_BHTK.dtype, device=k_BHTK.device)
-    rows = max(1, 4096 // block_of(size))  # 32 of 128: gradients with neighbouring positions beside each other coalesce
+    rows = max(1, 4096 // block_of(size))  # 32 of 128: gradients of neighbouring positions coalesce
     programs = batch * triton.cdiv(length, rows) * (triton.cdiv(q_heads, HEADS) + triton.cdiv(k_heads, HEADS))
     if programs:
         launchable(_kernel)[(programs,)](

@@ -1,7 +1,7 @@
 """One-bit compression with error feedback: packed signs and one scale, and the mean of several ranks' signs.
 
 Legend: N elements, p ranks; c = value + error what is compressed. Bit k, from the lowest, of byte j is 1 where element
-8 j + k of c is not negative (0 counts as positive, NaN as negative) and 0 behind the last element.
+8 j + k of c is not negative (0 counts as positive, NaN as negative) and 0 after the last element.
 Least bytes, b an element of value: forward (b + 4) N to find the scale, then (b + 8) N + N / 8, thus 20.125 N in fp32;
 unpack and mean p N / 8 + 4 N. There is no backward pass.
 """

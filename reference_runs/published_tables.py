@@ -133,7 +133,7 @@ def load_tables(path: Path = TABLES) -> PublishedTables:
 
 
 def shipped_tables() -> list[Path]:
-    """The tables of step times beside `TABLES`, in its order."""
+    """The tables of step times next to `TABLES`, in its order."""
     return [PUBLISHED / table.file for table in load_tables().tables]
 
 

@@ -19,7 +19,7 @@ MACHINE_SOURCES = {
     "cpuinfo": f"{CPUINFO} and cpufreq of the machine that the command ran on",
     "meminfo": f"{MEMINFO} of the machine that the command ran on",
 }
-_HALVES = "_halves"  # behind a flag: its instructions pass through units of half their width
+_HALVES = "_halves"  # after a flag: its instructions pass through units of half their width
 # Vendor and family, and the flags: of this family Zen 4 alone has them
 _IN_HALVES = {("AuthenticAMD", "25"): ("avx512f", "avx512_bf16")}
 _Amount = Annotated[float, msgspec.Meta(gt=0, extra={"unit": "flop"})]

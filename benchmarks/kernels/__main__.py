@@ -1,4 +1,4 @@
-"""Time the kernels, store what came of it, and write table and plots beside it.
+"""Time the kernels, store what came of it, and write table and plots next to it.
 
     python -m benchmarks.kernels -k layer_norm
     python -m benchmarks.kernels --benchmark-compare=0001
@@ -66,7 +66,7 @@ class MachineLog:
             del commit_info[name]
 
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
-        """Failures and conditions beside the times; samples to the nanosecond, which is what clocks tell."""
+        """Failures and conditions next to the times; samples to the nanosecond, which is what clocks tell."""
         for stored in output_json["benchmarks"]:
             for samples in (stored["stats"], stored["extra_info"]):
                 for name in {"data", "warm_up_seconds"} & samples.keys():

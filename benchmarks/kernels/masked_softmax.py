@@ -1,4 +1,4 @@
-"""Softmax of attention scores under the masks of the runs, and the whole attention around it beside fused ones.
+"""Softmax of attention scores under the masks of the runs, and the whole attention around it next to fused ones.
 
 Masks: causal; ALiBi; a prefix of half the positions; two samples in one row, each with such a prefix (GLM's rows).
 The functions of an `attention` variant all compute the same from queries, keys and values: products, mask and softmax

@@ -1,4 +1,4 @@
-"""The plots of a stored benchmark: each kernel's share of copy bandwidth over its size, beside the others'."""
+"""The plots of a stored benchmark: each kernel's share of copy bandwidth over its size, next to the others'."""
 
 from __future__ import annotations
 

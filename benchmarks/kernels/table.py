@@ -50,7 +50,7 @@ def _preface(record: Mapping[str, Any], every: Sequence[KernelTiming], ours: str
 
 
 def _sharing(record: Mapping[str, Any]) -> list[str]:
-    """How much of the processors others had: a benchmark beside other work says less."""
+    """How much of the processors others had: a benchmark that shared the processors says less."""
     shared = record.get("processor_seconds")
     if not shared or not shared["whole"]:
         return []

@@ -111,7 +111,7 @@ def contenders(case: Case, sets: list[tuple[Any, ...]], draw: Draw) -> Contender
 def _prepared(
     case: Case, function: Function, sets: list[tuple[Any, ...]], upstream: list[list[Tensor]], which: str
 ) -> Prepared:
-    """What makes the call of a round ready: on the next set of inputs, for a backward pass behind a forward pass."""
+    """What makes the call of a round ready: on the next set of inputs, for a backward pass after a forward pass."""
 
     def ready(round_: int) -> Work:
         place = round_ % len(sets)

@@ -199,7 +199,7 @@ def _told(
 
 
 def _kernels(storage: Path, reference: str | None, messages: Console) -> list[Comparison]:
-    """The newest stored run of the kernels beside its baseline, as one comparison."""
+    """The newest stored run of the kernels next to its baseline, as one comparison."""
     runs, damaged = kernel_runs(storage)
     for error in damaged:
         messages.print(f"left out: {escape(str(error))}", soft_wrap=True)

@@ -111,12 +111,12 @@ def written(directory: Path, name: str, text: str) -> Path:
     path = directory / name
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{name}.{os.getpid()}")
+        temporary = path.with_name(f".{name}.{os.getpid()}")
         try:
-            beside.write_text(text, encoding="utf-8", newline="\n")
-            beside.replace(path)
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+            temporary.replace(path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {name}: {error.strerror}", got=str(directory), where="--out") from error
     return path

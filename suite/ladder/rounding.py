@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 # Relative, of losses: one rounding to 16 bits, of 8 in bf16's significand and 11 in fp16's. Logits are rounded so, and
-# a loss is a mean over 1,000 tokens and more, whose roundings average out. Of fp32 sums beside them nothing is seen
+# a loss is a mean over 1,000 tokens and more, whose roundings average out. Of fp32 sums next to them nothing is seen
 ROUNDING = 2.0**-8
 FP16_ROUNDING = 2.0**-11
 

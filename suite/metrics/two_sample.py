@@ -18,7 +18,7 @@ _SEED = 1
 
 
 class TwoSampleDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A later set beside an earlier one.
+    """A later set next to an earlier one.
 
     Args:
         ratio: the later median over the earlier one.

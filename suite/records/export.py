@@ -41,8 +41,8 @@ def written_csv(table: dict[str, list[Cell]], path: Path) -> None:
         InputError: it cannot be written.
     """
 
-    def write(beside: Path) -> None:
-        with beside.open("w", newline="", encoding="utf-8") as file:
+    def write(temporary: Path) -> None:
+        with temporary.open("w", newline="", encoding="utf-8") as file:
             lines = csv.writer(file)
             lines.writerow(table)
             lines.writerows(zip(*table.values(), strict=True))
@@ -70,16 +70,16 @@ def written_parquet(table: dict[str, list[Cell]], path: Path) -> None:
             arrays[name] = array(cells)
         except (ArrowInvalid, OverflowError):  # integers beyond 64 bits, or among others
             arrays[name] = array([None if cell is None else float(cell) for cell in cells], float64())
-    _replaced(path, lambda beside: write_table(Table.from_pydict(arrays), beside))
+    _replaced(path, lambda temporary: write_table(Table.from_pydict(arrays), temporary))
 
 
 def _replaced(path: Path, write: Callable[[Path], None]) -> None:
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         try:
-            write(beside)
-            beside.replace(path)
+            write(temporary)
+            temporary.replace(path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"cannot write the file: {error.strerror}", got=str(path), where="--out") from error

@@ -23,7 +23,7 @@ from suite.records.summary_cache import Stamp, packed, unpacked
 
 __all__ = ["Key", "LaunchSummary", "Values", "launches"]
 
-CACHE = ".launches"  # beside the records: what was read of them, rebuilt where it does not fit them
+CACHE = ".launches"  # next to the records: what was read of them, rebuilt where it does not fit them
 _LEAST_KEPT = 256  # unread launches from which it is worth writing: they take 30 ms
 _KEPT_SHARE = 50  # and no fewer than one in so many, so that writing all again costs each little
 _BLOCK = 1000  # launches that a process reads at a time
@@ -84,7 +84,7 @@ def _of_directory(directory: str, bad: list[InputError]) -> Iterator[LaunchSumma
     try:
         found = _found(directory, bad)
     except OSError as error:
-        if not isinstance(error, NotADirectoryError):  # a file beside the runs' directories is no record
+        if not isinstance(error, NotADirectoryError):  # a file next to the runs' directories is no record
             bad.append(InputError(f"cannot read the records: {error.strerror}", where=directory))
         return
     kept = _kept(directory) if len(found) >= _LEAST_KEPT else {}
@@ -199,7 +199,7 @@ def _kept(directory: str) -> dict[str, tuple[LaunchSummary, Stamp]]:
 
 
 def _keep(directory: str, blocks: list[bytes]) -> None:
-    """Put what was read beside the records, whole or not at all; a directory that cannot be written goes without."""
+    """Put what was read next to the records, whole or not at all; a directory that cannot be written goes without."""
     temporary = Path(directory, f"{CACHE}.{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):
         try:

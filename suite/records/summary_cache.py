@@ -1,4 +1,4 @@
-"""Many summaries of launches as few bytes: what passes between processes, and what is kept beside the records."""
+"""Many summaries of launches as few bytes: what passes between processes, and what is kept next to the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The old code's launches: a checkout of its commit beside this one, started in turn with the new code's."""
+"""The old code's launches: a checkout of its commit next to this one, started in turn with the new code's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OldCodeError(Exception):
 
 
 def old_commit(before: Sequence[LaunchSummary], now: LaunchSummary, repository: Path) -> tuple[str | None, str]:
-    """The commit that a baseline ran, or why it cannot be launched again beside the new code.
+    """The commit that a baseline ran, or why it cannot be launched again next to the new code.
 
     A re-run of the new code alone proves nothing: whatever slowed the machine down since the baseline is in it too.
     So there has to be one commit, all of it, in this repository, and the same software below it.

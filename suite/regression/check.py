@@ -52,7 +52,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         before, after: records of the baseline and of now; of a re-run in `again`.
         changed: what differs in software but this suite's version.
         floor: whose identical launches the band comes from, or why there is none.
-        best: step seconds beside the best stretch of the history, where the baseline is another one; only shown.
+        best: step seconds next to the best stretch of the history, where the baseline is another one; only shown.
         hint: how to make a baseline where there is none.
     """
 
@@ -99,7 +99,7 @@ class RegressionCheck:
         self._stack = ExitStack()
 
     def compared(self, reference: str | None, *, launches: int, accepts: bool = False) -> list[Comparison]:
-        """Launch every run so often, and judge it beside its baseline.
+        """Launch every run so often, and judge it next to its baseline.
 
         Where `reference` is a commit of which fewer launches are recorded, its code is launched in turn. A run without
         a baseline is named before anything is launched, and launched only where it `accepts`: then it becomes one.
@@ -252,7 +252,7 @@ def _beside_the_best(
     if {point.id for point in best} == {one.id for one in before}:
         return None
     values, now = [point.seconds for point in best], _values(after)
-    beside = difference(values, now)
+    compared = difference(values, now)
     stretch = found[0].stretches[found[0].best]
     return RegressionFinding(
         run=name,
@@ -262,8 +262,8 @@ def _beside_the_best(
         after=statistics.median(now),
         before_launches=len(values),
         after_launches=len(now),
-        ratio=beside.ratio,
-        interval=beside.interval,
+        ratio=compared.ratio,
+        interval=compared.interval,
         change=ChangeVerdict.SHOWN,
         why=f"the best stretch of the history, {', '.join(stretch.suites[:2])}",
     )

@@ -1,4 +1,4 @@
-"""Verdicts on times of now beside those of a baseline: what must come together before a change is one."""
+"""Verdicts on times of now against those of a baseline: what must come together before a change is one."""
 
 from __future__ import annotations
 

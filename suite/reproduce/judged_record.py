@@ -1,4 +1,4 @@
-"""A recorded launch, judged as it was when it ended: what arithmetic expects beside what was measured."""
+"""A recorded launch, judged as it was when it ended: what arithmetic expects and what was measured."""
 
 from __future__ import annotations
 

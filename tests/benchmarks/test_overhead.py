@@ -106,7 +106,7 @@ def test_a_loop_that_has_gone_on_to_other_samples_is_refused_by_its_loss(tmp_pat
     (_, our_loss), (_, bare_loss) = ours.step(), bare.step()
     check_losses(our_loss, bare_loss, bare, rates)
     _, next_loss = bare.step()
-    with pytest.raises(UnequalWorkError, match="losses behind 3 updates"):
+    with pytest.raises(UnequalWorkError, match="losses after 3 updates"):
         check_losses(our_loss, next_loss, bare, rates)
     with pytest.raises(UnequalWorkError, match="nan under the suite"):
         check_losses(math.nan, next_loss, bare, rates)

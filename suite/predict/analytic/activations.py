@@ -31,7 +31,7 @@ class MicroBatchBytes(NamedTuple):
         again: what one layer computes again.
         shared: of a unit's input, what the first layer computed again keeps in place, not as a copy.
         embedding: in front of the layers, on the first stage.
-        head: behind the layers, on the last stage, without the logits.
+        head: after the layers, on the last stage, without the logits.
         logits: on the last stage.
     """
 
@@ -79,7 +79,7 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
         key, value           e T k d / t each
         scores               see `score_bytes`
         attention context    e T h / t     the projection's input
-        dropout masks        2 T h / u     with hidden dropout only: behind projection and contraction
+        dropout masks        2 T h / u     with hidden dropout only: after projection and contraction
         feed-forward input   e T h / u
         activation input     e T f / t     GELU; 2 e T f / t gated: both halves of the expansion; none for ReLU, whose
                                            backward pass reads its output
@@ -146,7 +146,7 @@ def embedding_activation_bytes(workload: Workload) -> dict[str, int]:
 
 
 def head_activation_bytes(workload: Workload) -> dict[str, int]:
-    """Bytes that the last stage keeps behind its layers for one micro-batch, by kind.
+    """Bytes that the last stage keeps after its layers for one micro-batch, by kind.
 
     final norm input    e T h / u
     head input          e T h / u
@@ -193,8 +193,8 @@ def micro_batch_bytes(workload: Workload) -> MicroBatchBytes:
     computed again and reads it as it lies (see `inputs_stay_in_place`).
     """
     layer = sum(layer_activation_bytes(workload).values())
-    behind = head_activation_bytes(workload)
-    logits = behind["logits"]
+    after = head_activation_bytes(workload)
+    logits = after["logits"]
     unit, again, shared = layer, 0, 0
     if workload.layout.recomputation is Recomputation.SELECTIVE:
         again = sum(score_bytes(workload).values())
@@ -203,7 +203,7 @@ def micro_batch_bytes(workload: Workload) -> MicroBatchBytes:
         unit, again = checkpoint_bytes(workload), layer
         shared = unit * inputs_stay_in_place(workload.layout)
     embedding = sum(embedding_activation_bytes(workload).values())
-    return MicroBatchBytes(layer, unit, again, shared, embedding, sum(behind.values()) - logits, logits)
+    return MicroBatchBytes(layer, unit, again, shared, embedding, sum(after.values()) - logits, logits)
 
 
 def kept_units(layout: Layout, *, layers: int) -> int:

@@ -102,8 +102,8 @@ def groups_stopped_early(architecture: Architecture, layout: Layout, *, hidden_d
     """Groups of full recomputation in a chunk of `layers` layers whose last product PyTorch leaves out.
 
     torch.utils.checkpoint stops as soon as the last tensor that the backward pass needs has been computed: all groups,
-    ceil(l / c) of c layers, at hidden_dropout = 0. None where a dropout mask is drawn behind the product, or where a
-    norm behind it keeps its input (deep-norm).
+    ceil(l / c) of c layers, at hidden_dropout = 0. None where a dropout mask is drawn after the product, or where a
+    norm after it keeps its input (deep-norm).
 
     Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
     """

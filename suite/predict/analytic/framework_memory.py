@@ -25,7 +25,7 @@ from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_
 
 
 class Framework(NamedTuple):
-    """What a framework keeps beside weights, gradients, optimizer state and the activations of the layers.
+    """What a framework keeps next to weights, gradients, optimizer state and the activations of the layers.
 
     Args:
         balanced_stages: blocks are dealt by cost, the head counted (see `balanced_stages`), not by `stage_layers`.
@@ -36,7 +36,7 @@ class Framework(NamedTuple):
         forward_logit_bytes: an element of the logits at the loss.
         backward_logit_bytes: an element of the logits where the head's backward pass begins.
         kept_logit_bytes: an element of the logits of the micro-batch before, still held at the loss of the next.
-        context_copy: a micro-batch of several samples is transposed behind the attention: the projection's input is a
+        context_copy: a micro-batch of several samples is transposed after the attention: the projection's input is a
             copy of the context.
         forward_streams: a layer and micro-batch in flight, unsharded streams that sequence parallelism gathers in the
             forward pass and that are not yet free at its end where the host is ahead of the accelerator.
@@ -78,7 +78,7 @@ GENERIC = Framework(
     distant_streams=0,
     near_ranks=1,
 )
-"""Nothing but the state, a bucket, and fp32 logits: 4 bytes at the loss, with their 16-bit gradient 6 behind it."""
+"""Nothing but the state, a bucket, and fp32 logits: 4 bytes at the loss, with their 16-bit gradient 6 after it."""
 
 NANOTRON = Framework(
     balanced_stages=True,
@@ -102,7 +102,7 @@ NANOTRON = Framework(
     2 a parameter   DistributedDataParallel's buckets, where nothing is sharded and data parallelism is above 1
     2 a parameter   `all_gather_coalesced` gathers lists, for which PyTorch allocates one flat tensor: longer than any
                     segment that activations leave, so it has a segment of its own
-    8 a logit       `cast_to_fp32`, and `sharded_logits - logits_max` beside it
+    8 a logit       `cast_to_fp32`, and `sharded_logits - logits_max` next to it
     6 a logit       the softmax in fp32, and its gradient cast to 16 bit
     4 a logit       one fp32 tensor of the micro-batch before; what holds it was not found in the source. Of the rows
                     with t = p = 1 and ZeRO-1, the 8 with m > 1 are 2.0 GiB a sample above the 2 with m = 1: 4 T V
@@ -138,8 +138,8 @@ def stage_parameters(architecture: Architecture, layout: Layout, framework: Fram
     blocks = balanced_stages(architecture, stages=layout.pipeline_stages)[stage]
     t = layout.tensor_parallel
     layer = sum(tensor.elements for tensor in layer_tensors(architecture, tensor_parallel=t))
-    before, behind = outer_elements(architecture, tensor_parallel=t)
-    norms = sum(behind if architecture.tied_embeddings else behind[:-1])
+    before, after = outer_elements(architecture, tensor_parallel=t)
+    norms = sum(after if architecture.tied_embeddings else after[:-1])
     own_head = blocks.head and not (architecture.tied_embeddings and blocks.embedding)
     return blocks.layers * layer + blocks.embedding * sum(before) + blocks.norm * norms + own_head * before[0]
 

@@ -113,7 +113,7 @@ def product_seconds(
     backward    M x N by N x K     the input's gradient
                 K x M by M x N     the weight's gradient
 
-    The three have the same flop and bytes, so only a table of shapes tells them apart.
+    The three have the same flop and bytes, so only a table of shapes distinguishes them.
     """
     rest = (peak_flop_per_second, memory_bytes_per_second, saturation, overlap)
     tables = table if isinstance(table, ProductTables) else ProductTables(table, table, table)  # type: ignore[arg-type]
@@ -168,4 +168,4 @@ def _weights(points: tuple[float, ...], value: float) -> tuple[int, list[float]]
         share = (place - math.log2(lower)) / (math.log2(upper) - math.log2(lower))
         passed.append(smaller(1.0, larger(0.0, share)))
     passed.append(0.0)
-    return first, [before - behind for before, behind in pairwise(passed)]
+    return first, [before - after for before, after in pairwise(passed)]

@@ -87,13 +87,13 @@ def chunk_gradient_buckets(
     it. After the first time that something is closed, what is open has been seen before after few layers, and the rest
     repeats.
     """
-    before, behind = outer_elements(architecture, tensor_parallel=tensor_parallel)
+    before, after = outer_elements(architecture, tensor_parallel=tensor_parallel)
     top_query = last and architecture.top_query_layer and layers > 0
     if top_query:
-        place = len(behind) if architecture.tied_embeddings else len(behind) - 1
-        behind[place:place] = layer_elements(architecture, tensor_parallel=tensor_parallel, top_query=True)
+        place = len(after) if architecture.tied_embeddings else len(after) - 1
+        after[place:place] = layer_elements(architecture, tensor_parallel=tensor_parallel, top_query=True)
     if architecture.tied_embeddings and not first:
-        behind.append(before[0])
+        after.append(before[0])
     layer = [element_bytes * elements for elements in layer_elements(architecture, tensor_parallel=tensor_parallel)]
     layer.reverse()
     layer_bytes = sum(layer)
@@ -101,7 +101,7 @@ def chunk_gradient_buckets(
     buckets: list[int] = []
     if last:
         open_bytes = _fill(
-            buckets, [element_bytes * elements for elements in reversed(behind)], open_bytes, bucket_bytes
+            buckets, [element_bytes * elements for elements in reversed(after)], open_bytes, bucket_bytes
         )
     seen: dict[int, tuple[int, int]] = {}
     remaining = layers - top_query

@@ -138,7 +138,7 @@ def _sampled_layers(layers: int) -> list[tuple[int, float]]:
     return blocks
 
 
-def _variance_behind_layers(
+def _variance_after_layers(
     blocks: list[tuple[int, float]],
     variance: float,
     epsilon: float,
@@ -146,7 +146,7 @@ def _variance_behind_layers(
     feed_forward: tuple[float, float],
     sequential: bool,
 ) -> float:
-    """Variance of the residual stream behind the layers, from that in front of them.
+    """Variance of the residual stream after the layers, from that in front of them.
 
     Each part of a layer adds (1 - x) (a + b x) with its own a and b, where x = epsilon / (variance + epsilon) is what
     the norm before it takes. All layers of a block add what its middle one adds, to which the previous block's rate
@@ -183,7 +183,7 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
         loss                     E[ln((V - 1) exp(s^2 h / 2) + exp(logit of T))], as a target that is not T has mean
                                  logit 0
     r^2 = e (1 - p) A / (A + B): e the token's share of the embedding's variance (1/2 with learned positions, which are
-    drawn alike, otherwise 1), p embedding dropout, A the variance of the embedding behind it (s^2 / e, or 1 with an
+    drawn alike, otherwise 1), p embedding dropout, A the variance of the embedding after it (s^2 / e, or 1 with an
     embedding LayerNorm, and over 1 - p), B what the layers add. A norm leaves of variance v only v / (v + epsilon):
     where A + B is not much larger than epsilon, s^2 shrinks by that factor in the logits.
 
@@ -239,31 +239,31 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
     slopes = _sampled_slopes(architecture.heads) if architecture.position is Position.ALIBI else []
     layers = architecture.layers - 1 if architecture.top_query_layer else architecture.layers
     blocks, sequential = _sampled_layers(layers), architecture.residual is Residual.SEQUENTIAL
-    behind = 0.0
+    after = 0.0
     loss = 0.0
     for positions, share in _sampled_positions(architecture.sequence):
         first, last = _concentrations(slopes, positions, least * least, most * most)
         attention = _line(to_attention * first, to_attention * last, taken)
-        variance = _variance_behind_layers(blocks, embedding, epsilon, attention, feed_forward, sequential)
+        variance = _variance_after_layers(blocks, embedding, epsilon, attention, feed_forward, sequential)
         cosine_squared = token_share * (1 - recipe.embedding_dropout) * embedding / variance
         if architecture.top_query_layer:
             concentration, _ = _concentrations([], positions, most * most * s * s, most * most * s * s)
             top = (to_attention * concentration, 0.0)
-            behind = _variance_behind_layers([(1, 0.0)], 1.0, epsilon, top, feed_forward, sequential) - 1
-        loss += share * _cross_entropy(architecture, s, variance, cosine_squared, behind)
+            after = _variance_after_layers([(1, 0.0)], 1.0, epsilon, top, feed_forward, sequential) - 1
+        loss += share * _cross_entropy(architecture, s, variance, cosine_squared, after)
     return loss
 
 
 def _cross_entropy(
-    architecture: Architecture, init_std: float, variance: float, cosine_squared: float, behind: float
+    architecture: Architecture, init_std: float, variance: float, cosine_squared: float, after: float
 ) -> float:
     """The loss where the residual stream ends with `variance` and this squared cosine to the read token's row.
 
     Args:
-        behind: variance that is added behind the last norm.
+        after: variance that is added after the last norm.
     """
     left = variance / (variance + architecture.norm_epsilon)
-    spread = init_std * init_std * architecture.hidden * (left + behind)
+    spread = init_std * init_std * architecture.hidden * (left + after)
     if not architecture.tied_embeddings:
         return math.log(architecture.padded_vocabulary) + spread / 2
     others = math.log(architecture.padded_vocabulary - 1) + spread / 2

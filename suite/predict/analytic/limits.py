@@ -73,7 +73,7 @@ def least_accelerators(*, total_bytes: float, memory_bytes: float) -> float:
 def largest_model_parameters(
     *, memory_bytes: float, precision: Precision, zero_stage: int, ranks: int = 1, activation_bytes: float = 0
 ) -> float:
-    """Parameters whose training state fits beside `activation_bytes` on each of `ranks` data-parallel accelerators.
+    """Parameters whose training state fits next to `activation_bytes` on each of `ranks` data-parallel accelerators.
 
     (memory - activations) / `zero_bytes_per_parameter` (memory.py); 0 where activations fill the memory.
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, table 2 (activations left out).

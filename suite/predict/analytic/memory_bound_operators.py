@@ -89,7 +89,7 @@ def embedding_bytes(workload: Workload) -> int:
 
 
 def loss_bytes(workload: Workload) -> int:
-    """Least bytes that a rank of the last stage moves in the forward pass of one micro-batch behind the layers.
+    """Least bytes that a rank of the last stage moves in the forward pass of one micro-batch after the layers.
 
     With T, w, t and r as in `layer_operator_bytes`:
         2 w T h / r      the last norm
@@ -111,7 +111,7 @@ def update_element_bytes(precision: Precision) -> float:
     g + c      making the optimizer's fp32 copy of the gradient, where there is one
     2 g'       reading the gradient (or its copy) for its norm, and again for the update
     2 v        reading and writing the weight that is updated: the master weight where there is one
-    w          writing the 16-bit weight beside a master weight
+    w          writing the 16-bit weight next to a master weight
     2 * 8      reading and writing both moments
 
     32 in fp32, 34 in bf16, 30 in fp16, 40 with a gradient copy, 24 without master weights.

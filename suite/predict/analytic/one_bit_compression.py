@@ -70,7 +70,7 @@ def compression_ratio(elements: int, *, ranks: int, element_bytes: int) -> float
 
 
 def training_saving(*, warmup_share: float, ratio: float) -> float:
-    """How many times fewer bytes a whole training sends when its steps behind the warm-up send 1 / `ratio` as many.
+    """How many times fewer bytes a whole training sends when its steps after the warm-up send 1 / `ratio` as many.
 
     1 / (w + (1 - w) / r), with r = 16 against an all-reduce in 16 bits:
         w             share of the steps that are warm-up: ordinary Adam, uncompressed

@@ -10,7 +10,7 @@ from reference_runs.run import Architecture, Norm, Position
 
 
 class ParameterTensor(NamedTuple):
-    """One parameter tensor on a rank: `matrix` tensors decay, vectors (biases, norms) are told apart from them.
+    """One parameter tensor on a rank: `matrix` tensors decay, vectors (biases, norms) are distinguished from them.
 
     Args:
         rows: its size along dim 0, on which it can be sharded.
@@ -150,8 +150,8 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     matrices = layers * (h * (attention_rows + h + expansion_rows + architecture.ffn_hidden) // t) + tables * (
         v * h // t
     )
-    before, behind = _position_rows(architecture)
-    positions = first * (before * h) + last * (behind * h)
+    before, after = _position_rows(architecture)
+    positions = first * (before * h) + last * (after * h)
     replicated = layers * (2 * norm + bias * 2 * h) + last * norm + first * (norm if architecture.embedding_norm else 0)
     vectors = replicated + layers * (bias * (attention_rows + expansion_rows) // t)
     return RankParameters(matrices + positions, vectors, replicated + positions)
@@ -196,12 +196,12 @@ def _outer_entries(architecture: Architecture, tensor_parallel: int) -> tuple[li
         before.append(("position.weight", learned * h, True, learned))
     if architecture.embedding_norm:
         before += _norm(architecture, "embedding_norm")
-    behind = _norm(architecture, "final_norm")
+    after = _norm(architecture, "final_norm")
     if queries:
-        behind.append(("query_position.weight", queries * h, True, queries))
+        after.append(("query_position.weight", queries * h, True, queries))
     if not architecture.tied_embeddings:
-        behind.append(("head.weight", rows * h, True, rows))
-    return before, behind
+        after.append(("head.weight", rows * h, True, rows))
+    return before, after
 
 
 def layer_tensors(
@@ -223,18 +223,18 @@ def layer_elements(architecture: Architecture, *, tensor_parallel: int = 1, top_
 def outer_tensors(
     architecture: Architecture, *, tensor_parallel: int = 1
 ) -> tuple[list[ParameterTensor], list[ParameterTensor]]:
-    """The parameter tensors before and behind the layers on one tensor-parallel rank; a tied embedding stands first.
+    """The parameter tensors before and after the layers on one tensor-parallel rank; a tied embedding stands first.
 
     Where the last layer is a top-query layer, it stands behind the final norm and its query table, before the head.
     """
-    before, behind = _outer_entries(architecture, tensor_parallel)
-    return [ParameterTensor(*entry) for entry in before], [ParameterTensor(*entry) for entry in behind]
+    before, after = _outer_entries(architecture, tensor_parallel)
+    return [ParameterTensor(*entry) for entry in before], [ParameterTensor(*entry) for entry in after]
 
 
 def outer_elements(architecture: Architecture, *, tensor_parallel: int = 1) -> tuple[list[int], list[int]]:
     """Elements of each of `outer_tensors`."""
-    before, behind = _outer_entries(architecture, tensor_parallel)
-    return [elements for _, elements, _, _ in before], [elements for _, elements, _, _ in behind]
+    before, after = _outer_entries(architecture, tensor_parallel)
+    return [elements for _, elements, _, _ in before], [elements for _, elements, _, _ in after]
 
 
 def chunk_tensors(architecture: Architecture, layout: Layout, *, chunk: int) -> list[ParameterTensor]:
@@ -245,8 +245,8 @@ def chunk_tensors(architecture: Architecture, layout: Layout, *, chunk: int) -> 
     """
     dealt = chunk_layers(architecture.layers, layout)
     t, last = layout.tensor_parallel, chunk == len(dealt) - 1
-    before, behind = outer_tensors(architecture, tensor_parallel=t)
-    head = [] if architecture.tied_embeddings else [behind.pop()]
+    before, after = outer_tensors(architecture, tensor_parallel=t)
+    head = [] if architecture.tied_embeddings else [after.pop()]
     if architecture.tied_embeddings and chunk > 0:
         head.append(before[0]._replace(name="head.weight"))
     tensors = list(before) if chunk == 0 else []
@@ -257,7 +257,7 @@ def chunk_tensors(architecture: Architecture, layout: Layout, *, chunk: int) -> 
         tensors += [tensor._replace(name=f"blocks.{number}.{tensor.name}") for tensor in layer]
     if not last:
         return tensors
-    tensors += behind
+    tensors += after
     for number in top:
         own = layer_tensors(architecture, tensor_parallel=t, top_query=True)
         tensors += [tensor._replace(name=f"blocks.{number}.{tensor.name}") for tensor in own]

@@ -60,13 +60,13 @@ def pipedream_partition(
     Layer l takes layer_seconds[l] forward and backward, hands on activation_bytes[l] and gets back as many bytes of
     gradient, and has weight_bytes[l]. A(j, m) is the least slowest time of layers up to j on m workers, the least of:
         T(0 -> j, m)                                      one stage, replicated
-        max(A(i, m - k), 2 a_i / B, T(i + 1 -> j, k))     a cut behind layer i < j, k < m replicas of the last stage
+        max(A(i, m - k), 2 a_i / B, T(i + 1 -> j, k))     a cut after layer i < j, k < m replicas of the last stage
     with T from `replicated_stage_seconds`. 2 a_i / B is the activation forward and the gradient back over one link,
     not divided by replicas. The first stage admits ceil(workers / replicas of the first stage) micro-batches (NOAM).
 
     Exact for this cost. For L layers and m workers it compares L^2 m^2 / 4 candidates: a second or two at 96 layers
     on 64 workers. Every worker is used, as published, even where synchronisation makes fewer workers faster. Of
-    equally fast pipelines one stage comes first, then the earliest last cut, then the fewest replicas behind it.
+    equally fast pipelines one stage comes first, then the earliest last cut, then the fewest replicas after it.
 
     Source: Narayanan et al. 2019 (PipeDream, SOSP), section 3.1 (the recursion, on one level of the network) and
     section 3.2 (NOAM). Left out: memory of the stages, and latency.

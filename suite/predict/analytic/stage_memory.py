@@ -129,12 +129,12 @@ def buffer_bytes(
     """Bytes of buffers for communication on a rank of `stage` with `parameters` parameters in `layers` layers.
 
     With g bytes a gradient, w a weight, n ranks of data and context parallelism, and U the parameters of two layers
-    (the one at work, and the one ahead) and of the tables and the norm beside the layers:
+    (the one at work, and the one ahead) and of the tables and the norm next to the layers:
         min(bucket, g N)    ZeRO-0 and 1, n > 1: gradients on their way
         g U                 ZeRO-2 and 3, n > 1: gradients before they are scattered; also where they go to the host
         w U                 ZeRO-3, n > 1: gathered weights; w N where they stay between forward and backward pass;
                             also where the weights lie on the host
-        2 e T h             received from the stage before and, as gradient, from the stage behind; over t with
+        2 e T h             received from the stage before and, as gradient, from the stage after; over t with
                             sequence parallelism; one of them on the outer stages
 
     Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; Zhao et al. 2023, arXiv 2304.11277, section 3.3; Narayanan

@@ -108,7 +108,7 @@ def exposed_data_parallel_seconds(
     stage 2       max(reduction - o m backward, 0) + gathers        every micro-batch reduces
     stage 3       max(reduction + gathers - o m computation, 0)     every layer gathers and reduces
 
-    Below stage 3 the gathers bring the new weights behind the update, where there is nothing to hide them.
+    Below stage 3 the gathers bring the new weights after the update, where there is nothing to hide them.
     `backward_seconds` and `computation_seconds` (forward and backward) are those of one micro-batch.
     Source: Li et al. 2020, arXiv 2006.15704, section 3.2.3; Rajbhandari et al. 2020, arXiv 1910.02054, section 7.
     """

@@ -108,7 +108,7 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     """What one rank hands to collectives over its tensor-parallel group in a step.
 
     With a = b s h e / c bytes of hidden states, for each micro-batch:
-        layer, forward      2 all-reduces of a (g: behind the row-parallel projection and contraction)
+        layer, forward      2 all-reduces of a (g: after the row-parallel projection and contraction)
         layer, backward     2 all-reduces of a (f: before the column-parallel query, key, value and expansion)
         layer, recomputed   the forward ones again, for each repeated pass through the layer
         parallel residual   1 forward in place of 2, because attention and feed-forward are added before one g; 2

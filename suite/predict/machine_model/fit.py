@@ -14,7 +14,7 @@ from reference_runs.machine_model import MachineModel, Parameter
 from suite.predict.machine_model.published_rows import PreparedRow, row_step_seconds
 
 SCALE = 0.02  # relative error where a residual's weight passes from square to absolute value
-PRIOR_WEIGHT = 0.15  # of a parameter one spread away from what is expected, beside one table's residuals
+PRIOR_WEIGHT = 0.15  # of a parameter one spread away from what is expected, next to one table's residuals
 LEAST_EFFECT = 1e-3  # relative, on a row's time
 STEP = 1e-4  # of the logarithm of a parameter, for derivatives
 

@@ -1,4 +1,4 @@
-"""The machine that a calibration measured, as the time model needs it: what it measured, and what is assumed beside."""
+"""The machine that a calibration measured, as the time model needs it: what it measured, and what is assumed."""
 
 from __future__ import annotations
 

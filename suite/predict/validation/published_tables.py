@@ -1,4 +1,4 @@
-"""Predictions beside published measurements: errors by table, and those of one constant MFU on the same rows."""
+"""Predictions compared with published measurements: errors by table, and those of one constant MFU on the same rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SkippedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fits(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether rows ran, beside whether their predicted peak fits into the accelerator's memory."""
+    """Whether rows ran, next to whether their predicted peak fits into the accelerator's memory."""
 
     fits_and_ran: int
     fits_and_failed: int

@@ -23,7 +23,7 @@ Computed = TypeVar("Computed")
 def computed_once(name: str, kind: type[Computed], compute: Callable[[], Computed]) -> Computed:
     """What `compute` returns, which must rest on nothing but the files of the suite's packages.
 
-    It is kept beside the tokenised corpora, under a hash of those files' names and contents. A file that is damaged is
+    It is kept with the tokenised corpora, under a hash of those files' names and contents. A file that is damaged is
     computed again; where nothing can be kept, each time.
     """
     try:

@@ -1,4 +1,4 @@
-"""Step time by term, and bytes by mesh axis and collective: what was predicted beside what was measured."""
+"""Step time by term, and bytes by mesh axis and collective: what was predicted and what was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The predictor beside published measurements: every row that counts, and errors by table."""
+"""The predictor compared with published measurements: every row that counts, and errors by table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict of a setup: its last launch beside what arithmetic expects of it."""
+"""The verdict of a setup: its last launch compared with what arithmetic expects of it."""
 
 from __future__ import annotations
 

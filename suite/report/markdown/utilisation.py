@@ -1,4 +1,4 @@
-"""Model-flop utilisation of GPT-2 on one GPU beside what is asked of it, as a Markdown table."""
+"""Model-flop utilisation of GPT-2 on one GPU next to what is asked of it, as a Markdown table."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def check_rows(checks: list[Check]) -> Iterator[list[str]]:
 
 
 def step_corrections(profile: Profile) -> list[StepCorrection]:
-    """Reference steps beside the sum of their parts, as the profile has these."""
+    """Reference steps next to the sum of their parts, as the profile has these."""
     device = profile.fingerprint.device
     return [
         step_correction(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, device))

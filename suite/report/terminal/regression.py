@@ -62,12 +62,12 @@ def _percent(share: float | None) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """How many launches stand beside how many, of which baseline."""
+    """How many launches are compared with how many, of which baseline."""
     if not comparison.baseline:
         launches = f"{len(comparison.after)} launches" if comparison.after else "not launched"
         return f"{comparison.run}: {launches}, no baseline"
     return (
-        f"{comparison.run}: {len(comparison.after)} launches beside {len(comparison.before)} "
+        f"{comparison.run}: {len(comparison.after)} launches against {len(comparison.before)} "
         f"({comparison.baseline}: {comparison.baseline_suite})"
     )
 
@@ -84,7 +84,7 @@ def notes(comparison: Comparison) -> list[str]:
         low, high = best.interval or (None, None)
         inside = "" if low is None else f", {low:.3f} to {high:.3f}"
         lines.append(
-            f"beside {best.why}: {printed(best.before, best.unit)} s, {best.before_launches} launches; "
+            f"against {best.why}: {printed(best.before, best.unit)} s, {best.before_launches} launches; "
             f"ratio {best.ratio:.4f}{inside}"
         )
     times = [one for one in comparison.findings if one.family is not None]
