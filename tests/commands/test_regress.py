@@ -365,7 +365,7 @@ def test_the_best_stretch_shows_what_crept_in(machine, capsys):
     capsys.readouterr()
     machine.regress()
     out = capsys.readouterr().out
-    assert f"beside the best stretch of the history, 0.1.0 ({OLD})" in out
+    assert f"against the best stretch of the history, 0.1.0 ({OLD})" in out
     code, found = told(capsys, machine, "--baseline", "best")
     assert (code, found[STEP]["change"]) == (1, "regression")
 

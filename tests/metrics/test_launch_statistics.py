@@ -105,8 +105,8 @@ def test_more_launches_show_smaller_changes_and_twice_the_spread_doubles_them() 
 def test_the_page_tells_what_so_many_launches_detect_at_a_variation_of_one_percent(n: int, told: str) -> None:
     digits = 0 if n == 2 else 1
     assert f"{least_detectable_change(n, 0.01):.{digits}%}" == told
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert told.replace("%", " %") in page.partition("## Several launches")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "regressions.md").read_text(encoding="utf-8")
+    assert told.replace("%", " %") in page.partition("## Several launches of one run")[2].partition("\n## ")[0]
 
 
 def test_a_thousand_launches_take_no_longer_than_a_few() -> None:
