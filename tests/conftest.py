@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from hypothesis import settings
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what tests start sees it, also where the tests run under nohup
 os.environ["SUITE_CALIBRATE"] = "0"  # no test's `reproduce` measures the machine unless it says so
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported: theirs run on the CPU

@@ -18,7 +18,7 @@ CROSS_ENTROPY_REDUCTIONS = 3  # maximum, the target's logit, sum of exponentials
 def step_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[Traffic]:
     """What one rank of pipeline stage `stage` (from 0) hands to collectives in a step of `micro_batches`.
 
-    One entry for each axis and operation; of plain numbers, entries without bytes are left out.
+    One entry for each axis and operation; of plain numbers, entries without messages are left out.
         dp          `zero_traffic`: gradients and weights, over the data- and context-parallel ranks together
         tp          `tensor_parallel_traffic`
         cp          `context_parallel_traffic`
@@ -32,7 +32,7 @@ def step_traffic(workload: Workload, *, stage: int, micro_batches: int) -> list[
     traffic.append(context_parallel_traffic(workload, stage=stage, micro_batches=micro_batches))
     traffic.append(pipeline_traffic(workload, stage=stage, micro_batches=micro_batches))
     traffic.append(tied_embedding_traffic(workload, stage=stage))
-    return [entry for entry in traffic if not isinstance(entry.payload_bytes, int) or entry.payload_bytes]
+    return [entry for entry in traffic if not isinstance(entry.messages, int) or entry.messages]
 
 
 def reduced_gradient_element_bytes(precision: Precision) -> int:
