@@ -1,8 +1,9 @@
 """The training loop that a PyTorch user writes without the suite: plain parameters, fp32 masters, fused Adam.
 
-It shares with the suite what is to be trained: decoder, initial weights, samples, and the recipe's learning rate, loss
-scale and clip. All else is its own: parameters are `nn.Parameter`s of the recipe's dtype, without parametrization, flat
-buffers or wrappers; masters, gradients and updates go through PyTorch's foreach functions, which are its fastest.
+It shares the training task with the suite: decoder, initial weights, samples, and the recipe's learning rate, loss
+scale and clip. Everything else is separate. Parameters are `nn.Parameter`s of the recipe's dtype, without
+parametrization, flat buffers or wrappers. Masters, gradients and updates go through PyTorch's foreach functions, which
+are its fastest.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from suite.job.training_job import Job
 class BareLoop:
     """One process that trains the whole model of a job, step after step.
 
-    Gradients of bf16 weights add up in fp32 over micro-batches, those of fp16 weights in fp16, as the recipes say.
+    As in the recipes, gradients of bf16 weights are accumulated over micro-batches in fp32, those of fp16 weights in
+    fp16.
     """
 
     def __init__(self, job: Job, device: torch.device) -> None:
@@ -36,7 +38,7 @@ class BareLoop:
         initialise(self.model, recipe, seed=job.seed)
         self.model.to(device=device, dtype=DTYPES[recipe.precision])
         self.parameters = list(self.model.parameters())
-        self.in_passing = recipe.precision is Precision.FP16_NO_MASTER
+        self.temporary_masters = recipe.precision is Precision.FP16_NO_MASTER
         self.masters = [self._master(parameter) for parameter in self.parameters]
         if recipe.precision is Precision.FP16_GRADIENT_COPY:
             for master in self.masters:
@@ -57,12 +59,12 @@ class BareLoop:
         self._scale = loss_scale(recipe)
         self._seen = self._trained = 0
 
-    def step(self, norm_in_place: float | None = None) -> tuple[float, float]:
-        """One step; returns its loss and the gradient's norm without the loss scale.
+    def step(self, clipping_norm: float | None = None) -> tuple[float, float]:
+        """One step: its loss, and the norm of the gradient without the loss scale.
 
         Args:
-            norm_in_place: of the same gradient without the loss scale, added up in another order: it clips in place of
-                the loop's own.
+            clipping_norm: used for clipping instead of the loop's norm: the norm of the same gradient without the loss
+                scale, summed in another order.
         """
         samples = self.job.layout.micro_batch
         batch = global_batch_at(self.job.recipe, self._seen)
@@ -83,7 +85,7 @@ class BareLoop:
             self._scale.adapt(finite=math.isfinite(norm))
         if math.isfinite(norm):
             self._trained += batch
-            clipping = norm if norm_in_place is None else norm_in_place * scale
+            clipping = norm if clipping_norm is None else clipping_norm * scale
             self._update(gradients, gradient_factor(self.job.recipe, clipping, loss_scale=scale))
         if self.job.recipe.precision is not Precision.FP16_GRADIENT_COPY:
             self.optimizer.zero_grad()
@@ -93,7 +95,7 @@ class BareLoop:
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         if self.job.recipe.precision is Precision.FP32:
             return parameter
-        if self.in_passing:
+        if self.temporary_masters:
             return nn.Parameter(torch.empty(0, device=self.device))
         return nn.Parameter(parameter.detach().float())
 
@@ -106,7 +108,7 @@ class BareLoop:
         self.model.zero_grad()
 
     def _fp32_gradients(self) -> list[Tensor]:
-        """The masters' own, or for masters in passing and fp16 gradients what is made for the update."""
+        """The gradients of the masters; for temporary masters and fp16 gradients, copies for the update."""
         if self.job.recipe.precision is Precision.FP16_GRADIENT_COPY:
             kept = _gradients(self.masters)
             torch._foreach_copy_(kept, _gradients(self.parameters))
@@ -118,7 +120,7 @@ class BareLoop:
     def _update(self, gradients: list[Tensor], factor: float) -> None:
         torch._foreach_mul_(gradients, factor)
         for parameter, master, gradient in zip(self.parameters, self.masters, gradients, strict=True):
-            if self.in_passing:
+            if self.temporary_masters:
                 master.data = parameter.detach().float()
             master.grad = gradient
         for settings in self.optimizer.param_groups:
@@ -127,11 +129,11 @@ class BareLoop:
         if self.masters[0] is not self.parameters[0]:
             with torch.no_grad():
                 torch._foreach_copy_(tuple(self.parameters), tuple(self.masters))
-        if self.in_passing:
+        if self.temporary_masters:
             for master in self.masters:
                 master.data = torch.empty(0, device=self.device)
 
 
 def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
-    """What the backward pass left; every parameter takes part in it."""
+    """The gradients after a backward pass. Every parameter has one."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -3,22 +3,22 @@
     python -m benchmarks.overhead bloom-mini
     python -m benchmarks.overhead --all --pairs 40
 
-Both loops live in one process of one rank and take turns, step by step, in the order suite, bare, bare, suite: phases
-of the machine that are longer than a step fall on both. Each pair is the same step of the same run, with equal batches,
+Both loops run in one process of one rank. Their steps alternate in the order suite, bare, bare, suite, so that phases
+of the machine that are longer than a step affect both. Each pair is the same step of the same run, with equal batches,
 losses and masks. The interval is that of the median ratio of one process, from the binomial distribution of its signs,
-as if no pair knew of another; every start takes the same steps.
+with pairs taken as independent. Every start runs the same steps.
 
-The suite's laps of fixed work between the timed steps of a processor are taken as in a run: whatever they do to the
-caches counts, and each step has its share of their time, the mean over all. A step alone is shown too.
+On a CPU the suite takes CPU speed samples between the timed steps, as in a run. Their effect on the caches counts, and
+each step includes its share of their time, the mean over all. The ratio without that share is printed too ("alone").
 
-Beside it stands the ratio of processor time, which other processes disturb less. It is meant for `--threads 1`: waiting
-threads of OpenMP take processor time too.
+The ratio of processor time is also printed; other processes disturb it less. It is meant for `--threads 1`, because
+waiting threads of OpenMP use processor time too.
 
-Both loops train the same, to the bit where they are deterministic: `check_equal_work` says how it is known. They start
-anew every `PAIRS_A_START` pairs, while that can be told: one rounding of a norm grows with every update.
+Both loops train the same, to the bit where they are deterministic (see `check_equal_work`). They start anew every
+`PAIRS_A_START` pairs, because a rounding of a norm grows with every update until equal work can no longer be verified.
 
 Exit codes: 0 within the limits, 1 beyond one, 3 where the interval holds the limit, 2 bad usage, 4 unequal work or an
-execution that failed: with several miniatures that of the worst.
+execution that failed. Several miniatures give the code of the worst.
 """
 
 from __future__ import annotations
@@ -55,16 +55,14 @@ from suite.reproduce.plan import Request, corpus_for, job_for, plan
 TIME_LIMIT = 1.03
 MEMORY_LIMIT = 1.02
 FAILED = 4
-# With the updates before them 27. Two bare loops of gpt2-mini, alike but for norms 2^-22 apart from the fourth on, went
-# beyond `loss_bound` after 37 (CPU, 2026-11-23).
+# 27 with the updates before them. Two equal bare loops of gpt2-mini, whose norms differed by 2^-22 from the fourth
+# update on, exceeded `loss_bound` after 37 updates (CPU, 2026-11-23).
 PAIRS_A_START = 20
-WARM_UP = (
-    WARM_UP_STEPS + 2
-)  # Adam's state and PyTorch's caches are there after the first; the ramp-up ends in the second
+WARM_UP = WARM_UP_STEPS + 2  # Adam's state and PyTorch's caches exist after the first; the ramp-up ends in the second
 
 
 class Interval(NamedTuple):
-    """A median, and the interval that holds the true one with 95 % or more; unbounded for too few values."""
+    """A median and its confidence interval of 95 % or more; unbounded for too few values."""
 
     median: float
     low: float
@@ -72,22 +70,22 @@ class Interval(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """One step of each loop: seconds, ratio of processor times, seconds of the suite's laps before, losses apart."""
+    """One step of each loop: seconds, ratio of processor times, seconds of speed samples before it, loss difference."""
 
     seconds: float
     bare_seconds: float
     processor: float
-    laps_seconds: float
+    sampling_seconds: float
     loss_difference: float
 
 
 class Overhead(NamedTuple):
-    """Ratios of suite over bare, and what stands behind them.
+    """Ratios of suite over bare, and the values that they come from.
 
     Args:
-        seconds: of the suite's steps, each with its share of the laps between them; `alone` without it.
-        loss_difference: the largest one of a pair.
-        laps_seconds: a step's share of them.
+        seconds: ratio of step times, each with its share of the speed samples; `alone` is without it.
+        loss_difference: the largest of all pairs.
+        sampling_seconds: a step's share of the speed samples.
     """
 
     seconds: Interval
@@ -96,7 +94,7 @@ class Overhead(NamedTuple):
     bare_peak_bytes: int
     loss_difference: float
     processor: Interval | None = None
-    laps_seconds: float = 0.0
+    sampling_seconds: float = 0.0
     alone: Interval | None = None
 
     @property
@@ -106,23 +104,23 @@ class Overhead(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The median and the order statistics around it, whatever the distribution."""
+    """The median and the order statistics around it, for any distribution."""
     bounds, _, _ = median_interval(values)
     return Interval(statistics.median(values), *(bounds or (-math.inf, math.inf)))
 
 
 def exit_code(overhead: Overhead) -> int:
-    """0 where both ratios are within their limits, 1 where one is beyond, 3 where the interval holds the limit."""
+    """0 if both ratios are within their limits, 1 if one exceeds its limit, 3 if the interval contains the limit."""
     if overhead.seconds.low > TIME_LIMIT or overhead.memory > MEMORY_LIMIT:
         return 1
     return 0 if overhead.seconds.high <= TIME_LIMIT else 3
 
 
 def peak_bytes(make: Callable[[], SuiteLoop | BareLoop], device: torch.device, seed: int) -> int:
-    """The most that PyTorch's allocator holds in one step of a loop that is alone in the process."""
+    """The most that PyTorch's allocator holds in one step of the only loop of the process."""
     gc.collect()
     peak = AllocatedPeak(device)
-    turn = Turn(make, device, seed, laps=False)  # a run counts its peak before there are any
+    turn = Turn(make, device, seed, samples=False)  # a run counts its peak before the first sample
     for _ in range(WARM_UP):
         turn.step()
     peak.settle()
@@ -132,8 +130,8 @@ def peak_bytes(make: Callable[[], SuiteLoop | BareLoop], device: torch.device, s
     return peak.bytes
 
 
-def overhead(job: Job, device: torch.device, *, pairs: int, told: Callable[[str], None]) -> Overhead:
-    """Both ratios of one job; the process group is there.
+def overhead(job: Job, device: torch.device, *, pairs: int, progress: Callable[[str], None]) -> Overhead:
+    """Both ratios of one job. The process group exists already.
 
     Raises:
         UnequalWorkError: the loops do not train the same.
@@ -146,23 +144,24 @@ def overhead(job: Job, device: torch.device, *, pairs: int, told: Callable[[str]
     def bare() -> BareLoop:
         return BareLoop(job, device)
 
-    told("peak memory of each alone")
+    progress("peak memory of each alone")
     our_peak = peak_bytes(ours, device, seed)
     bare_peak = peak_bytes(bare, device, seed)
-    told("the same work")
+    progress("the same work")
     if not is_exact(job, device) and is_exact(untied(job), device):
-        twin = untied(job)
+        without_ties = untied(job)
         check_equal_work(
-            Turn(lambda: SuiteLoop(twin, device), device, seed), Turn(lambda: BareLoop(twin, device), device, seed)
+            Turn(lambda: SuiteLoop(without_ties, device), device, seed),
+            Turn(lambda: BareLoop(without_ties, device), device, seed),
         )
-    told("time, taking turns")
+    progress("time, in alternation")
     taken: list[Pair] = []
     while len(taken) < pairs:
-        gc.collect()  # of the start before: two models at once would share the caches
+        gc.collect()  # frees the models of the previous start, which would share the caches
         taken += _from_a_start(
             Turn(ours, device, seed), Turn(bare, device, seed), min(PAIRS_A_START, pairs - len(taken))
         )
-    share = statistics.fmean(pair.laps_seconds for pair in taken)
+    share = statistics.fmean(pair.sampling_seconds for pair in taken)
     return Overhead(
         interval([(pair.seconds + share) / pair.bare_seconds for pair in taken]),
         statistics.median(pair.bare_seconds for pair in taken),
@@ -170,13 +169,13 @@ def overhead(job: Job, device: torch.device, *, pairs: int, told: Callable[[str]
         bare_peak,
         max(pair.loss_difference for pair in taken),
         processor=interval([pair.processor for pair in taken]),
-        laps_seconds=share,
+        sampling_seconds=share,
         alone=interval([pair.seconds / pair.bare_seconds for pair in taken]),
     )
 
 
 def _from_a_start(ours: Turn, bare: Turn, pairs: int) -> list[Pair]:
-    """Pairs of two new loops, after the steps that show equal work and those that warm up.
+    """Pairs of two new loops, after the steps that verify equal work and the warm-up.
 
     Raises:
         UnequalWorkError: the loops do not train the same.
@@ -190,7 +189,7 @@ def _from_a_start(ours: Turn, bare: Turn, pairs: int) -> list[Pair]:
         rates.append(_rate(bare))
         if number >= 0:
             processor = ours.processor_seconds / bare.processor_seconds
-            taken.append(Pair(our_seconds, bare_seconds, processor, ours.laps_seconds, abs(our_loss - bare_loss)))
+            taken.append(Pair(our_seconds, bare_seconds, processor, ours.sampling_seconds, abs(our_loss - bare_loss)))
     return taken
 
 
@@ -207,12 +206,13 @@ def measured(
     device_name: str,
     layout: str | None,
     threads: int | None,
-    told: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> Overhead:
     """Both ratios of the miniature `name` in this process.
 
     Args:
-        threads: that operators use; None: as many as a run of the suite has.
+        threads: of operators; None: as many as in a run of the suite.
+        progress: receives the name of each phase.
 
     Raises:
         InputError: unknown name, layout or device.
@@ -238,39 +238,39 @@ def measured(
         prepare_arithmetic(job.recipe.precision, device)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if planned.device == "cuda" else "gloo",
-            store=dist.HashStore(),  # type: ignore[attr-defined]  # torch does not list it among its names
+            store=dist.HashStore(),  # type: ignore[attr-defined]  # torch does not export it by name
             rank=0,
             world_size=1,
             timeout=timedelta(seconds=60),
         )
         try:
-            return overhead(job, device, pairs=pairs, told=told)
+            return overhead(job, device, pairs=pairs, progress=progress)
         finally:
             dist.destroy_process_group()
 
 
-def line(name: str, found: Overhead) -> str:
+def line(name: str, result: Overhead) -> str:
     """One miniature's result in a line."""
-    verdict = {0: "pass", 1: "FAIL", 3: "undecided"}[exit_code(found)]
-    processor = found.processor
-    of_processor = "processor {:.3f} [{:.3f}, {:.3f}]  ".format(*processor) if processor else ""
-    alone = "  alone {:.3f} [{:.3f}, {:.3f}]".format(*found.alone) if found.alone else ""
+    verdict = {0: "pass", 1: "FAIL", 3: "undecided"}[exit_code(result)]
+    processor = "processor {:.3f} [{:.3f}, {:.3f}]  ".format(*result.processor) if result.processor else ""
+    alone = "  alone {:.3f} [{:.3f}, {:.3f}]".format(*result.alone) if result.alone else ""
     return (
-        f"{name:<14} time {found.seconds.median:.3f} [{found.seconds.low:.3f}, {found.seconds.high:.3f}]  "
-        f"{of_processor}bare step {1e3 * found.bare_seconds:.1f} ms  laps {1e3 * found.laps_seconds:.1f} ms{alone}  "
-        f"memory {found.memory:.3f} ({found.peak_bytes / 1e6:.1f} / {found.bare_peak_bytes / 1e6:.1f} MB)  "
-        f"largest loss difference {found.loss_difference:.1e}  {verdict}"
+        f"{name:<14} time {result.seconds.median:.3f} [{result.seconds.low:.3f}, {result.seconds.high:.3f}]  "
+        f"{processor}bare step {1e3 * result.bare_seconds:.1f} ms  "
+        f"speed samples {1e3 * result.sampling_seconds:.1f} ms{alone}  "
+        f"memory {result.memory:.3f} ({result.peak_bytes / 1e6:.1f} / {result.bare_peak_bytes / 1e6:.1f} MB)  "
+        f"largest loss difference {result.loss_difference:.1e}  {verdict}"
     )
 
 
 def worst(codes: Sequence[int]) -> int:
-    """The exit code of several miniatures; one that was killed, or ended by any other code, has failed."""
+    """The exit code of several miniatures. One that was killed, or ended with any other code, has failed."""
     known = [code if code in (0, 1, 2, 3) else FAILED for code in codes]
     return next(code for code in (FAILED, 2, 1, 3, 0) if code in known)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure what the command line names; returns the exit code."""
+    """Measure what the command line names; return the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks.overhead", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="miniatures; bloom-mini by default")
     parser.add_argument("--all", action="store_true", help="all miniatures, each in a process of its own")
@@ -294,17 +294,17 @@ def main(arguments: Sequence[str]) -> int:
         return worst(codes)
     (name,) = names
 
-    def told(phase: str) -> None:
+    def progress(phase: str) -> None:
         sys.stderr.write(f"{name}: {phase}\n")
 
     try:
-        found = measured(
+        result = measured(
             name,
             pairs=asked.pairs,
             device_name=asked.device,
             layout=asked.layout,
             threads=asked.threads,
-            told=told,
+            progress=progress,
         )
     except InputError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -312,14 +312,14 @@ def main(arguments: Sequence[str]) -> int:
     except UnequalWorkError as error:
         sys.stderr.write(f"error: unequal work: {error}\n")
         return FAILED
-    except Exception:  # whatever it is, no ratio is beyond its limit: 1 would say so
+    except Exception:  # not exit code 1, which says that a ratio exceeds its limit
         traceback.print_exc()
         return FAILED
-    print(line(name, found), flush=True)
-    return exit_code(found)
+    print(line(name, result), flush=True)
+    return exit_code(result)
 
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # gloo's threads abort some processes that end otherwise, see suite.execute.rank.leave
+    os._exit(code)  # otherwise gloo's threads abort some processes, see suite.execute.rank.leave

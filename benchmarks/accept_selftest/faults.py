@@ -247,7 +247,7 @@ def _stale_profile(directories: InjectionDirectories) -> Iterator[Prepared]:
             gpus=[],
         )
         absurd = Profile(
-            measured=0.0, fingerprint=other, conditions=measured, tables=[], lines=[], checks=[], trials=[]
+            measured=0.0, fingerprint=other, conditions=measured, tables=[], lines=[], checks=[], reference_steps=[]
         )
         profile.write_bytes(encode(absurd))
         (opened / path.name).write_text(json.dumps(began))

@@ -71,7 +71,7 @@ class MachineLog:
             for samples in (stored["stats"], stored["extra_info"]):
                 for name in {"data", "warm_up_seconds"} & samples.keys():
                     samples[name] = [round(sample, 9) for sample in samples[name]]
-        self._processors.lap()
+        self._processors.update()
         shared = self._processors.since_start
         output_json["failures"] = self.failures
         output_json["gpu_samples"] = self._gpu.samples

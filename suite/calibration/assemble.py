@@ -50,7 +50,7 @@ def assembled(
         tables=list(tables.values()),
         lines=fitted_lines(calibration.planned, timings),
         checks=checks,
-        trials=_reference_steps(calibration, events),
+        reference_steps=_reference_steps(calibration, events),
         partial=calibration.partial,
     )
 
@@ -69,12 +69,12 @@ def _reference_steps(calibration: Calibration, events: list[list[Event]]) -> lis
     timed = []
     for number, step in enumerate(calibration.reference_steps):
         reports = [
-            [event for event in of_rank if isinstance(event, ReferenceSteps) and event.trial == number]
+            [event for event in of_rank if isinstance(event, ReferenceSteps) and event.step == number]
             for of_rank in events[: step.layout.ranks]
         ]
         ranks = [[seconds for event in of_rank for seconds in event.seconds] for of_rank in reports]
         warm_up = WARM_UP_STEPS + len(reports[0])
-        timed.append(TimedReferenceStep(trial=step, timing=middle_over_ranks(ranks, warm_up=warm_up)))
+        timed.append(TimedReferenceStep(step=step, timing=middle_over_ranks(ranks, warm_up=warm_up)))
     return timed
 
 
@@ -116,15 +116,15 @@ def _conditions(calibration: Calibration, events: list[list[Event]], load_before
         steal_share=steal,
         others_share=others,
         facts=first.environment,
-        pace=_cpu_speed(ends),
+        cpu_speed=_cpu_speed(ends),
         gpus=[{"rank": rank, **sample} for rank, end in enumerate(ends) for sample in end.gpus],
     )
 
 
 def _cpu_speed(ends: Sequence[Calibrated]) -> dict[int, SpeedSample]:
     samples = {}
-    for ranks in sorted({ranks for end in ends for ranks in end.pace}):
-        mean = cpu_speed.over_ranks([end.pace[ranks] for end in ends if ranks in end.pace])
+    for ranks in sorted({ranks for end in ends for ranks in end.cpu_speed}):
+        mean = cpu_speed.over_ranks([end.cpu_speed[ranks] for end in ends if ranks in end.cpu_speed])
         assert mean is not None
         samples[ranks] = mean
     return samples

@@ -133,9 +133,9 @@ def measured(
             rounds=calibration.rounds,
             budget_seconds=calibration.budget_seconds,
             collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
-            trials=tuple(calibration.reference_steps),
-            bursts=REFERENCE_ROUNDS if calibration.reference_steps else 0,
-            trial_seconds=calibration.reference_seconds if calibration.reference_steps else 0.0,
+            reference_steps=tuple(calibration.reference_steps),
+            blocks=REFERENCE_ROUNDS if calibration.reference_steps else 0,
+            reference_seconds=calibration.reference_seconds if calibration.reference_steps else 0.0,
             interface=interface,
         )
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))

@@ -13,10 +13,10 @@ def combined(before: Profile, added: Profile) -> Profile:
     Conditions are those of the addition, which was measured last: how busy the machine was with others.
     """
     subjects = {line.subject for line in added.lines}
-    reference_steps = [timed.trial for timed in added.trials]
+    reference_steps = [timed.step for timed in added.reference_steps]
     old, new = before.conditions, added.conditions
     conditions = msgspec.structs.replace(
-        new, ranks=max(old.ranks, new.ranks), threads=old.threads | new.threads, pace=old.pace | new.pace
+        new, ranks=max(old.ranks, new.ranks), threads=old.threads | new.threads, cpu_speed=old.cpu_speed | new.cpu_speed
     )
     return msgspec.structs.replace(
         before,
@@ -26,5 +26,8 @@ def combined(before: Profile, added: Profile) -> Profile:
         lines=[*(line for line in before.lines if line.subject not in subjects), *added.lines],
         checks=[*before.checks, *added.checks],
         partial=before.partial or added.partial,
-        trials=[*(timed for timed in before.trials if timed.trial not in reference_steps), *added.trials],
+        reference_steps=[
+            *(timed for timed in before.reference_steps if timed.step not in reference_steps),
+            *added.reference_steps,
+        ],
     )

@@ -48,13 +48,16 @@ def between_hosts(
     between = {line.subject: line for line in fitted_lines(planned, timings_of_tasks(planned, outcome.events))}
     lines = [between.get(line.subject, line) for line in profile.lines]
     # reference steps were trained on this machine, with its messages
-    steps = [msgspec.structs.replace(timed, parts_seconds=_parts_seconds(profile, timed)) for timed in profile.trials]
-    profile = msgspec.structs.replace(profile, lines=lines, trials=steps)
+    steps = [
+        msgspec.structs.replace(timed, parts_seconds=_parts_seconds(profile, timed))
+        for timed in profile.reference_steps
+    ]
+    profile = msgspec.structs.replace(profile, lines=lines, reference_steps=steps)
     return CalibrationResult(status=Status.OK, message="", profile=profile)
 
 
 def _parts_seconds(profile: Profile, timed: TimedReferenceStep) -> float:
-    kernels = kernels_for(timed.trial.recipe.precision, profile.fingerprint.device)
+    kernels = kernels_for(timed.step.recipe.precision, profile.fingerprint.device)
     return step_correction(profile, timed, kernels=kernels).parts_seconds
 
 
@@ -98,6 +101,6 @@ def with_ranks(
         return failed(outcome)
     both = combined(profile, assembled(calibration, outcome.events, profile.fingerprint, load))
     if timed_before:
-        conditions = msgspec.structs.replace(both.conditions, pace=profile.conditions.pace)
+        conditions = msgspec.structs.replace(both.conditions, cpu_speed=profile.conditions.cpu_speed)
         both = msgspec.structs.replace(both, conditions=conditions)
     return CalibrationResult(status=Status.OK, message="", profile=both)

@@ -114,7 +114,7 @@ def lacking(needs: Needs, profile: Profile | None) -> Calibration | None:
     if not needs.sizes:
         return None
     planned = [*_missing_lines(needs, profile, density), *_missing_tables(needs, profile, density)]
-    timed = [step.trial for step in profile.trials] if profile else []
+    timed = [step.step for step in profile.reference_steps] if profile else []
     steps = [step for step in needs.reference_steps if step not in timed]
     if not planned and not steps:
         return None

@@ -14,7 +14,7 @@ from suite.calibration.lines import collectives, lines
 from suite.calibration.shapes import Shapes
 from suite.job.calibration_job import Task
 from suite.machine.profile import Profile
-from suite.machine.reference_step import PRECISION, ReferenceStep, trial
+from suite.machine.reference_step import PRECISION, ReferenceStep, reference_step
 from suite.machine.timing_tables import Axis, Subject
 
 TABLE, LINE = "table", "line"
@@ -121,17 +121,17 @@ def computing_lines(used: Shapes, *, device: str, cores: int, ranks: int, densit
 
 
 def reference_steps(*, device: str, cores: int, ranks: int, density: Density) -> list[ReferenceStep]:
-    """What is trained between the tasks: by one rank and by all that have a core each, and compiled by the latter.
+    """What is trained between the tasks: one rank eagerly, as many ranks as have a core each eagerly and compiled.
 
     Compiling it took 11 s for 2 ranks and 15 s for one with 2 threads (2 cores of an AMD EPYC, Zen 5, 2026-11-24), and
-    the factors of both were alike. None on CUDA: how a step there differs from its parts was never looked at; nor where
-    the dtype of reference steps is not timed.
+    the correction factors of both were alike. There are none on CUDA, where the difference of a step from its operators
+    was never studied. There are none where the dtype of reference steps is not timed.
     """
     if device != "cpu" or PRECISION.value not in density.dtypes:
         return []
     most = min(ranks, cores)
     kinds = [(count, False) for count in sorted({1, most})] + [(most, True)] * bool(density.compiled)
-    return [trial(count, compiled=compiled, threads=max(1, cores // count)) for count, compiled in kinds]
+    return [reference_step(count, compiled=compiled, threads=max(1, cores // count)) for count, compiled in kinds]
 
 
 def messages(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:

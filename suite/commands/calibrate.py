@@ -70,7 +70,7 @@ def _json(result: CalibrationResult) -> str:
         "path": result.path,
         "interpolation_error": median(errors) if errors else None,
         "trial_steps": [
-            {"ranks": one.timed.trial.layout.ranks, "compiled": one.timed.trial.compiled, "factor": one.factor}
+            {"ranks": one.timed.step.layout.ranks, "compiled": one.timed.step.compiled, "factor": one.factor}
             for one in (step_corrections(profile) if profile else [])
         ],
         "profile": profile,

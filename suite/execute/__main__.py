@@ -24,7 +24,7 @@ gc.disable()  # the imports below keep what they make: looking for garbage meanw
 import torch  # the parent may die during the seconds that this import takes
 import torch.distributed as dist
 
-from suite.execute.calibrate.reference_step import Trials
+from suite.execute.calibrate.reference_step import ReferenceTraining
 from suite.execute.calibrate.run import calibrate
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
@@ -102,7 +102,7 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
 def measure(job: CalibrationJob, report: life.Reporter) -> Calibrated:
     """Join the process group and measure what the job names."""
     device = joined(job, report)
-    return calibrate(job, device, report, Trials(job, device, report))
+    return calibrate(job, device, report, ReferenceTraining(job, device, report))
 
 
 def execute(job: Job, report: life.Reporter) -> Finished:

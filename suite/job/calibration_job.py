@@ -1,4 +1,4 @@
-"""What a calibration's ranks are told to time, and what they tell back: the data that both sides share."""
+"""The input of a calibration's ranks, and the events that they report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ WEIGHTS_OF_BLOCK = 12  # two norms of two, four matrices with biases
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One subject at some sizes.
+    """One subject to time at some sizes.
 
     Args:
         threads: arithmetic threads of each of the subject's ranks.
         sizes: one entry a point, each in the order of the operation's axes.
-        point_seconds: that a point is repeated for in a round.
+        point_seconds: for the repetitions of a point in a round.
     """
 
     subject: Subject
@@ -33,13 +33,13 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         directory: where every rank writes its events.
         threads: of a rank when all measure at once, for "cpu".
-        rounds: how often all tasks are gone through at most.
-        budget_seconds: rounds behind the first one end by then, in the middle where it is over; the first one hurries
-            where it falls behind, but times everything.
-        collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
-        trials: that are trained between the tasks.
-        bursts: in which they are trained in a round, a few steps each.
-        trial_seconds: kept free of `budget_seconds` for them: of later rounds as many bursts as fit into it.
+        rounds: at most; a round times every task once.
+        budget_seconds: rounds after the first one stop when it is spent, also in the middle of a round. The first round
+            times everything, and hurries where it is late.
+        collective_timeout_seconds: of the process group; a fallback for the launcher's hang guard.
+        reference_steps: trained between the tasks.
+        blocks: of a round; in each, every reference step is trained for a few steps.
+        reference_seconds: of `budget_seconds`, reserved for the blocks; it limits the blocks of later rounds.
         interface: network interface of hosts that have a rank each; None: whichever the library chooses.
     """
 
@@ -51,14 +51,14 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     budget_seconds: float
     collective_timeout_seconds: float
-    trials: tuple[ReferenceStep, ...] = ()
-    bursts: int = 0
-    trial_seconds: float = 0.0
+    reference_steps: tuple[ReferenceStep, ...] = ()
+    blocks: int = 0
+    reference_seconds: float = 0.0
     interface: str | None = None
 
 
 class TimedTask(msgspec.Struct, frozen=True, tag="measured"):
-    """What a rank timed of one task in one round, point by point; only ranks that took part report it."""
+    """One rank's timings of one task in one round, point by point. Only ranks that took part report it."""
 
     task: int
     round: int
@@ -67,9 +67,9 @@ class TimedTask(msgspec.Struct, frozen=True, tag="measured"):
 
 
 class ReferenceSteps(msgspec.Struct, frozen=True, tag="trial-steps"):
-    """Seconds of some steps of a trial, as a rank that took part saw them."""
+    """Seconds of one block of a reference step on one rank that took part; `step` is its index in the job."""
 
-    trial: int
+    step: int = msgspec.field(name="trial")
     seconds: tuple[Positive, ...]
     time: float
 
@@ -79,10 +79,11 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
 
     Args:
         cpu_seconds: processor time of this rank, and of all that it started, in `seconds`.
-        busy_seconds, steal_seconds, all_seconds: of all processors in that time; None where the system does not tell.
+        busy_seconds, steal_seconds, all_seconds: of all processors in that time; None where the system does not report
+            them.
         environment: device, libraries, and what is known of clocks and governor, as texts.
         gpus: samples of this rank's GPU.
-        pace: of its processors, by the number of ranks that measured at once; empty on a GPU.
+        cpu_speed: of this rank, by the number of ranks that measured at once; empty on a GPU.
     """
 
     seconds: float
@@ -93,4 +94,4 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
     environment: dict[str, str]
     gpus: list[dict[str, float | str]]
     time: float
-    pace: dict[int, SpeedSample] = {}
+    cpu_speed: dict[int, SpeedSample] = msgspec.field(default_factory=dict, name="pace")

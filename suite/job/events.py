@@ -93,7 +93,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
         shared: with whom it shared the processors; None where the system does not tell.
         resident_bytes: the largest resident set of its process before its timed steps; None where not told.
         reserved_bytes: the most that CUDA's allocator reserved in the step of `peak_bytes`; None on the CPU.
-        pace: of its processors, in laps between timed steps; None on a GPU.
+        cpu_speed: median of the samples between timed steps; None on a GPU. Stored as "pace".
         synchronisations: how often the counted step read numbers of the device, as `SynchronisationCounter` counts.
         no_terms: why it is empty, and why a trace was not written; empty where nothing went wrong.
         arithmetic: how matrix products are computed where that is not the dtype's own instructions, and by what kernels
@@ -123,7 +123,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     resident_bytes: int | None = None
     reserved_bytes: int | None = None
     synchronisations: int | None = None
-    pace: SpeedSample | None = None
+    cpu_speed: SpeedSample | None = msgspec.field(default=None, name="pace")
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

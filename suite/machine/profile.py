@@ -15,21 +15,21 @@ from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import Line, Subject, Table
 from suite.machine.timings import Timing
 
-# 1: without what the host does for a step; 2: in warm caches; 3: caches not all overwritten, medians of rounds;
-# 4: all caches overwritten before operators, not half of them; 5: on CUDA without pageable copies, and with the host's
-# time in an operator's; 6: the pace without memory's; 7: calls counted as warm for which the kernel made memory;
-# 8: more of larger caches overwritten, no operand written again, later rounds with one call to warm up, no trial steps;
-# 9: sharded units of two fp32 weights, not of a block's twelve in mixed precision
-SCHEMA = "10.1"  # 10.1 says whether it is partial
-# Share of the processors in others' hands above which a machine was busy. On 2 cores one other process, half of them,
-# made calls of 20 us with 2 threads take 10 ms, two slices of the scheduler (AMD EPYC, 2026-11-21)
+# How earlier schemas differed: 1: no host calls of a step; 2: timed in warm caches; 3: not all caches overwritten,
+# medians of rounds; 4: all caches overwritten before operators, not half of them; 5: on CUDA no pageable copies, and
+# the host's time counted in an operator's; 6: CPU speed without memory; 7: calls that waited for memory of the kernel
+# counted as warm; 8: more of large caches overwritten, no operand written again, one warm-up call in later rounds, no
+# reference steps; 9: sharded units of two fp32 weights, not of a block's twelve in mixed precision
+SCHEMA = "10.1"  # 10.1 adds `partial`
+# Share of the processors that other processes use, above which the machine counts as busy. On 2 cores one other process
+# (half of them) made calls of 20 us with 2 threads take 10 ms, two slices of the scheduler (AMD EPYC, 2026-11-21)
 DISTURBED_SHARE = 0.1
-UNSEEN = "unseen"  # sizes between the grid's points, measured to know the interpolation's error
-REPEATED = "repeated"  # sizes of the grid once more, at the end: the noise below which no error can fall
+UNSEEN = "unseen"  # sizes between the grid's points: they measure the error of the interpolation
+REPEATED = "repeated"  # sizes of the grid measured again at the end: they measure the noise, the least possible error
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One point timed for itself, beside what the table that it was planned for says of it.
+    """One point that was timed separately, and the seconds that its table interpolates for it.
 
     Args:
         kind: unseen, between the table's points, or repeated, one of them.
@@ -48,17 +48,17 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine went through while it was measured.
+    """The state of the machine during the measurement.
 
     Args:
         ranks: the most that measured at once.
         threads: of a rank, by the number of ranks at once.
-        load_before, load_after: one-minute load averages; None where the system tells none.
-        steal_share: of the processors' time that the host gave to other guests; None likewise.
-        others_share: of the processors' time that processes outside the calibration used; None likewise.
+        load_before, load_after: one-minute load averages; None where the system reports none.
+        steal_share: of the processors' time that the host gave to other guests; None where not reported.
+        others_share: of the processors' time that processes outside the calibration used; None where not reported.
         facts: texts: governor, processor clock, library versions, how 16-bit products are computed.
         gpus: samples over time of each GPU's clocks, power, temperature and reasons for throttling.
-        pace: of the processors, mean over ranks, by the number of ranks at once; empty on GPUs.
+        cpu_speed: mean over ranks, by the number of ranks at once; empty on GPUs. Stored as "pace".
     """
 
     ranks: int
@@ -70,15 +70,15 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     others_share: float | None
     facts: dict[str, str]
     gpus: list[dict[str, float | str]]
-    pace: dict[int, SpeedSample] = {}
+    cpu_speed: dict[int, SpeedSample] = msgspec.field(default_factory=dict, name="pace")
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one calibration measured.
 
     Args:
-        trials: reference steps; none on CUDA.
-        partial: measured for the predictions of some runs alone, not for whatever is asked.
+        reference_steps: none on CUDA. Stored as "trials".
+        partial: whether it was measured for the predictions of some runs only.
     """
 
     measured: float
@@ -87,13 +87,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[Table]
     lines: list[Line]
     checks: list[Check]
-    trials: list[TimedReferenceStep]
+    reference_steps: list[TimedReferenceStep] = msgspec.field(name="trials")
     partial: bool = False
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
-        """Seconds of `subject` at `sizes`, from the table or line that reaches nearest; sizes in the order of its axes.
+        """Seconds of `subject` at `sizes`, from its line or its nearest table.
 
-        Where that number of ranks was not measured, those of the next larger one that was.
+        Sizes are in the order of the table's axes. A number of ranks that was not measured has the seconds of the next
+        larger measured one.
 
         Raises:
             InputError: it was not measured, or only with fewer ranks.
@@ -147,7 +148,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return max(rates)
 
     def memory_bytes_per_second(self, operation: str = "triad", *, ranks: int = 1) -> float:
-        """Bytes a second that one rank's copy or triad moves, beyond every cache.
+        """Bytes a second that one rank's copy or triad moves between memory and processor.
 
         Raises:
             InputError: it was not measured.
@@ -156,10 +157,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         (table,) = (table for table in self.tables if table.subject == best)
         return table.axes[0].points[-1] / table.timings[-1].seconds
 
-    def pace(self, *, ranks: int) -> SpeedSample | None:
-        """Of the processors while that many ranks measured at once, or the next larger number; None: not known."""
-        enough = [count for count in self.conditions.pace if count >= ranks]
-        return self.conditions.pace[min(enough)] if enough else None
+    def cpu_speed(self, *, ranks: int) -> SpeedSample | None:
+        """The CPU speed while `ranks` ranks, or the next larger number, measured at once; None if not known."""
+        enough = [count for count in self.conditions.cpu_speed if count >= ranks]
+        return self.conditions.cpu_speed[min(enough)] if enough else None
 
     def _nearest(self, subject: Subject) -> Subject:
         measured = [table.subject for table in self.tables] + [line.subject for line in self.lines]

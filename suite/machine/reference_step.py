@@ -1,4 +1,4 @@
-"""A training step whose shapes no miniature has: what a calibration knows of steps, beside the parts of one."""
+"""The reference step: a training step that a calibration times as a whole, with shapes that no miniature has."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from suite.machine.timings import Timing
 PRECISION = Precision.BF16
 SAMPLES = 2  # of a micro-batch
 MICRO_BATCHES = 2  # of a rank and step
-BUCKET_BYTES = 4_000_000  # as the miniatures have
-# Multiples of 32 throughout, as the miniatures' sizes: compiled steps of shapes that are not took 1.3 to 1.5 times what
-# their parts do, of these 1.2 (2 cores of an AMD EPYC, Zen 5, 2026-11-24)
+BUCKET_BYTES = 4_000_000  # as in the miniatures
+# All sizes are multiples of 32, as in the miniatures. Compiled steps of other shapes took 1.3 to 1.5 times the sum of
+# their operators, these 1.2 times (2 cores of an AMD EPYC, Zen 5, 2026-11-24)
 ARCHITECTURE = Architecture(
     layers=3,
     hidden=288,
@@ -50,7 +50,7 @@ ARCHITECTURE = Architecture(
 
 
 class ReferenceStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained, as a launch would.
+    """A training that a calibration runs as a launch would.
 
     Args:
         threads: arithmetic threads of a rank, on "cpu".
@@ -68,22 +68,23 @@ class ReferenceStep(msgspec.Struct, frozen=True, kw_only=True):
         return Workload(self.architecture, self.recipe, self.layout)
 
     def __str__(self) -> str:
-        return f"trial step {'compiled' if self.compiled else 'eager'} {self.layout.ranks} ranks"
+        return f"reference step {'compiled' if self.compiled else 'eager'} {self.layout.ranks} ranks"
 
 
 class TimedReferenceStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial and the seconds of its step: the ranks' mean of the median over their steps.
+    """A reference step and its seconds: the mean over ranks of the median over steps.
 
     Args:
-        parts_seconds: what the step takes by its parts, where the profile no longer has those that were timed with it.
+        step: stored as "trial".
+        parts_seconds: the sum of its operators' seconds, where the profile no longer has those that were timed with it.
     """
 
-    trial: ReferenceStep
+    step: ReferenceStep = msgspec.field(name="trial")
     timing: Timing
     parts_seconds: float | None = None
 
 
-def trial(ranks: int, *, compiled: bool, threads: int) -> ReferenceStep:
+def reference_step(ranks: int, *, compiled: bool, threads: int) -> ReferenceStep:
     """A decoder like GPT-2's with dropout, in bf16, full recomputation and ZeRO-1 over the ranks."""
     samples = ranks * SAMPLES * MICRO_BATCHES
     recipe = Recipe(

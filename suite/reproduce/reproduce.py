@@ -156,7 +156,7 @@ def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Predictio
     times, profile = predicted.figures, predicted.profile
     if profile is not None:
         measured += utilisation(measured, peaks_of(plan, profile))
-        speed = over_ranks([report.pace for report in outcome.finished if report.pace is not None])
+        speed = over_ranks([report.cpu_speed for report in outcome.finished if report.cpu_speed is not None])
         if speed is not None:
             slower = at_cpu_speed(plan, profile, speed, measured, sample_seconds=predicted.sample_seconds)
             times, measured = times + slower[0], measured + slower[1]

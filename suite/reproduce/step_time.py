@@ -70,7 +70,7 @@ def at_cpu_speed(
     Args:
         speed: of the processors while the steps in `measured` were timed.
     """
-    calibrated = profile.pace(ranks=plan.layout.ranks)
+    calibrated = profile.cpu_speed(ranks=plan.layout.ranks)
     if calibrated is None:
         return [], []
     slower = slowdown(speed, calibrated)
@@ -98,7 +98,7 @@ def correction_factor(plan: Plan, profile: Profile) -> float:
     timed = _reference_step(plan, profile)
     if timed is None:
         return 1.0
-    return step_correction(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, plan.device)).factor
+    return step_correction(profile, timed, kernels=kernels_for(timed.step.recipe.precision, plan.device)).factor
 
 
 def step_uncertainty(plan: Plan, profile: Profile) -> float | None:
@@ -108,7 +108,9 @@ def step_uncertainty(plan: Plan, profile: Profile) -> float | None:
 
 
 def _reference_step(plan: Plan, profile: Profile) -> TimedReferenceStep | None:
-    return nearest_reference_step(profile.trials, ranks=min(plan.layout.ranks, _cores(plan)), compiled=plan.compiled)
+    return nearest_reference_step(
+        profile.reference_steps, ranks=min(plan.layout.ranks, _cores(plan)), compiled=plan.compiled
+    )
 
 
 def time_figures_of(

@@ -23,7 +23,7 @@ from benchmarks.turns import SuiteLoop, Turn
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
 from suite.execute.measure import cpu_speed
-from suite.execute.measure.cpu_speed import LAP_SECONDS, LAPS_IN_A_ROW
+from suite.execute.measure.cpu_speed import MOST_SAMPLES_IN_A_ROW, SAMPLE_SECONDS
 from suite.execute.precision import prepare_arithmetic
 from suite.job.training_job import Job
 from suite.reproduce.plan import corpus_for, job_for
@@ -138,12 +138,12 @@ def test_the_verdict_leaves_open_what_the_interval_leaves_open(low: float, high:
     assert exit_code(Overhead(Interval((low + high) / 2, low, high), 0.1, peak, 100, 0.0)) == code
 
 
-def test_a_step_is_judged_with_its_share_of_the_laps_and_told_without() -> None:
+def test_a_step_is_judged_with_its_share_of_the_samples_and_printed_without() -> None:
     found = Overhead(
-        Interval(1.05, 1.04, 1.06), 0.05, 100, 100, 0.0, laps_seconds=0.0025, alone=Interval(1.0, 0.99, 1.01)
+        Interval(1.05, 1.04, 1.06), 0.05, 100, 100, 0.0, sampling_seconds=0.0025, alone=Interval(1.0, 0.99, 1.01)
     )
     assert exit_code(found) == 1
-    assert "laps 2.5 ms  alone 1.000 [0.990, 1.010]" in line("gpt2-mini", found)
+    assert "speed samples 2.5 ms  alone 1.000 [0.990, 1.010]" in line("gpt2-mini", found)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_loops_start_anew_before_their_roundings_have_grown(tmp_path: Path, monk
     monkeypatch.setattr(overhead, "check_losses", checked)
     asked = untied(job(tmp_path))
     prepare_arithmetic(asked.recipe.precision, CPU)
-    found = overhead.overhead(asked, CPU, pairs=7, told=lambda _: None)
+    found = overhead.overhead(asked, CPU, pairs=7, progress=lambda _: None)
     assert len({id(loop) for loop in started}) == 3
     assert rates == [*range(1, overhead.WARM_UP + 4)] * 2 + [*range(1, overhead.WARM_UP + 2)]
     assert 0 < found.seconds.low <= found.seconds.median <= found.seconds.high < math.inf  # 7 pairs bound an interval
@@ -234,19 +234,19 @@ def test_every_start_is_checked_for_equal_work(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(overhead, "BareLoop", LaterOther)
     prepare_arithmetic(asked.recipe.precision, CPU)
     with pytest.raises(UnequalWorkError, match="losses of step 1"):
-        overhead.overhead(asked, CPU, pairs=4, told=lambda _: None)
+        overhead.overhead(asked, CPU, pairs=4, progress=lambda _: None)
     assert len(starts) == 3
 
 
 @pytest.mark.usefixtures("_alone")
-def test_laps_are_taken_between_steps_of_the_suite_and_are_no_part_of_them(
+def test_speed_samples_are_taken_between_steps_of_the_suite_and_are_no_part_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_speed, "LAPS_SHARE", 100)  # as many as there may be
+    monkeypatch.setattr(cpu_speed, "SAMPLES_SHARE", 100)  # as many as there may be
     ours, bare = turns(job(tmp_path))
     ours.step()
     bare.step()
-    assert (ours.laps_seconds >= LAPS_IN_A_ROW * LAP_SECONDS, bare.laps_seconds) == (True, 0.0)
+    assert (ours.sampling_seconds >= MOST_SAMPLES_IN_A_ROW * SAMPLE_SECONDS, bare.sampling_seconds) == (True, 0.0)
     begin = time.perf_counter()
     ours_seconds, _ = ours.step()
-    assert ours_seconds <= time.perf_counter() - begin - LAPS_IN_A_ROW * LAP_SECONDS
+    assert ours_seconds <= time.perf_counter() - begin - MOST_SAMPLES_IN_A_ROW * SAMPLE_SECONDS

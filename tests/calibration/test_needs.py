@@ -60,7 +60,7 @@ def measured(calibration: Calibration) -> Profile:
             if entry.kind == LINE
         ],
         checks=[],
-        trials=[TimedReferenceStep(trial=step, timing=timing(0.1)) for step in calibration.reference_steps],
+        reference_steps=[TimedReferenceStep(step=step, timing=timing(0.1)) for step in calibration.reference_steps],
     )
     return added if calibration.extends is None else combined(calibration.extends, added)
 

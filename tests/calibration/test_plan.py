@@ -324,7 +324,7 @@ def test_trials_are_of_one_rank_and_of_all_that_have_a_core_and_compiled_of_thes
 
 
 @pytest.mark.parametrize(("cores", "ranks"), [(2, 1), (2, 2), (2, 4), (3, 8), (8, 6)])
-def test_all_parts_of_a_trial_are_timed_by_as_many_ranks_as_train_it(cores: int, ranks: int) -> None:
+def test_all_operators_of_a_reference_step_are_timed_by_as_many_ranks_as_train_it(cores: int, ranks: int) -> None:
     density = DENSITIES["cpu"]
     entries = plan(miniature_shapes("cpu", ranks=ranks), device="cpu", cores=cores, ranks=ranks, density=density)
     for one in reference_steps(device="cpu", cores=cores, ranks=ranks, density=density):

@@ -149,42 +149,42 @@ def test_the_conditions_say_how_much_others_disturbed(measured: Profile) -> None
     assert (conditions.ranks, conditions.gpus) == (2, [])
     assert conditions.threads[2] <= conditions.threads[1]
     assert 1 < conditions.seconds < 90
-    assert set(conditions.pace) == {1, 2}
+    assert set(conditions.cpu_speed) == {1, 2}
     for share in (conditions.others_share, conditions.steal_share):
         assert share is None or 0 <= share <= 1
     assert conditions.facts.keys() >= {"torch", "governor", "bf16_products", "rounds"}
 
 
-def test_trials_are_trained_by_one_rank_and_by_two_and_predictions_take_their_factor_times_as_long(
+def test_reference_steps_are_trained_by_one_rank_and_by_two_and_predictions_take_their_factor_times_as_long(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     density = SPARSE._replace(dtypes=("fp32", "bf16"))
     planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2), density)
     profile = calibrate(planned, lambda _rank, _event: None).profile
     assert profile is not None
-    one, two = profile.trials
-    assert [timed.trial.layout.ranks for timed in profile.trials] == [1, 2]
-    for timed in profile.trials:
+    one, two = profile.reference_steps
+    assert [timed.step.layout.ranks for timed in profile.reference_steps] == [1, 2]
+    for timed in profile.reference_steps:
         assert timed.timing.low <= timed.timing.median == timed.timing.seconds <= timed.timing.high
-        bursts, left = divmod(timed.timing.repetitions, STEPS)
-        assert (bursts >= REFERENCE_ROUNDS, left) == (True, 0)
-        assert timed.timing.warm_up == WARM_UP_STEPS + bursts
-        factor = step_correction(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, "cpu")).factor
+        blocks, left = divmod(timed.timing.repetitions, STEPS)
+        assert (blocks >= REFERENCE_ROUNDS, left) == (True, 0)
+        assert timed.timing.warm_up == WARM_UP_STEPS + blocks
+        factor = step_correction(profile, timed, kernels=kernels_for(timed.step.recipe.precision, "cpu")).factor
         assert 0.3 < factor < 10, "a step takes about as long as its parts"
     print_profile(console(), profile)
     assert re.search(r"\nreference step +ranks .*\neager +1 .*\neager +2 ", capsys.readouterr().out)
     plan = planned_run(RunRequest(name="mt-nlg-mini", results=tmp_path, ranks=2, device="cpu"))
     times = predicted_times(plan, profile)
     slower = TimedReferenceStep(
-        trial=two.trial, timing=msgspec.structs.replace(two.timing, seconds=2 * two.timing.seconds)
+        step=two.step, timing=msgspec.structs.replace(two.timing, seconds=2 * two.timing.seconds)
     )
-    twice = predicted_times(plan, msgspec.structs.replace(profile, trials=[one, slower]))
-    alone = predicted_times(plan, msgspec.structs.replace(profile, trials=[]))
+    twice = predicted_times(plan, msgspec.structs.replace(profile, reference_steps=[one, slower]))
+    alone = predicted_times(plan, msgspec.structs.replace(profile, reference_steps=[]))
     step, longer, parts = (of_job(figures, Quantity.STEP_SECONDS) for figures in (times, twice, alone))
     assert step is not None
     assert parts is not None
     assert longer == pytest.approx(2 * step)
-    factor = step_correction(profile, two, kernels=kernels_for(two.trial.recipe.precision, "cpu")).factor
+    factor = step_correction(profile, two, kernels=kernels_for(two.step.recipe.precision, "cpu")).factor
     assert step == pytest.approx(factor * parts)
     assert f"measured-over-modelled correction factor {factor:.2f}" in next(
         figure.why for figure in times if figure.quantity == Quantity.STEP_SECONDS and figure.term is None
@@ -195,14 +195,14 @@ def test_ranks_without_a_core_of_their_own_wait_while_the_others_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "usable_cores", lambda: 2)
-    monkeypatch.setattr(calibration, "BUDGET_SECONDS", 0.01)  # all is timed briefly, and every burst of the first round
+    monkeypatch.setattr(calibration, "BUDGET_SECONDS", 0.01)  # all is timed briefly, and every block of the first round
     density = SPARSE._replace(dtypes=("fp32", "bf16"))
     planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=3), density)
     found = calibrate(planned, lambda _rank, _event: None)
     assert found.status is Status.OK, found.message
     assert found.profile is not None
-    assert [timed.trial.layout.ranks for timed in found.profile.trials] == [1, 2]
-    assert [timed.timing.repetitions for timed in found.profile.trials] == [REFERENCE_ROUNDS * STEPS] * 2
+    assert [timed.step.layout.ranks for timed in found.profile.reference_steps] == [1, 2]
+    assert [timed.timing.repetitions for timed in found.profile.reference_steps] == [REFERENCE_ROUNDS * STEPS] * 2
 
 
 def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(

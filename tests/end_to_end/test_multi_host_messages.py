@@ -19,7 +19,7 @@ from suite.ladder.rung import RungSetting
 from suite.ladder.rungs import RUNGS
 from suite.launch import network_namespaces
 from suite.launch.multi_host import Hosts, Way
-from suite.machine.reference_step import TimedReferenceStep, trial
+from suite.machine.reference_step import TimedReferenceStep, reference_step
 from suite.machine.timing_tables import Subject
 from suite.predict.simulation.step_correction import StepCorrection
 from tests.support.ladder_machine import CORPUS, CPU, TEXTS
@@ -85,9 +85,9 @@ def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkey
     if (why := network_namespaces.why_not()) is not None:
         pytest.skip(f"NOT RUN: {why}")
     bits = 1.6e9
-    tried = TimedReferenceStep(trial=trial(2, compiled=False, threads=1), timing=timing_of(3.0))
-    here = msgspec.structs.replace(profile(), trials=[tried])
-    # the profile has too little to price the trial by: as if it took 2 s by its parts, with this machine's messages
+    timed = TimedReferenceStep(step=reference_step(2, compiled=False, threads=1), timing=timing_of(3.0))
+    here = msgspec.structs.replace(profile(), reference_steps=[timed])
+    # the profile has too little to time the reference step by: so its operators take 2 s with messages of this machine
     monkeypatch.setattr(
         calibrate, "step_correction", lambda known, timed, **_: StepCorrection(timed, 2.0 * (known is here))
     )
@@ -99,7 +99,7 @@ def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkey
     assert found.status is Status.OK, found.message
     assert found.profile is not None
     assert found.profile.tables == profile().tables
-    assert found.profile.trials == [msgspec.structs.replace(tried, parts_seconds=2.0)]
+    assert found.profile.reference_steps == [msgspec.structs.replace(timed, parts_seconds=2.0)]
     # a ring of two sends the payload once from each; headers of TCP and Ethernet take 4 % of a link
     line = found.profile.line(ALL_REDUCE)
     assert 0.7 * bits / 8 < line.sizes[-1] / line.timings[-1].seconds < bits / 8

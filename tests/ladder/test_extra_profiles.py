@@ -168,7 +168,7 @@ def test_three_ranks_at_once_are_added_and_what_they_compute_where_they_have_cor
     """On fewer cores they take turns: messages are added, and one rank for each core where the profile has fewer."""
     monkeypatch.setattr("suite.calibration.extend.usable_cores", lambda: cores)
     paces = dict.fromkeys(range(1, had + 1), SpeedSample(host=1e-6, product=1e-6, elementwise=1e-6, memory=1e-6))
-    conditions = msgspec.structs.replace(profile().conditions, ranks=had, pace=paces)
+    conditions = msgspec.structs.replace(profile().conditions, ranks=had, cpu_speed=paces)
     before = msgspec.structs.replace(profile(), conditions=conditions)
     found = with_ranks(before, 3, on_event=quiet, density=SPARSE)
     assert found.status is Status.OK, found.message
@@ -181,5 +181,5 @@ def test_three_ranks_at_once_are_added_and_what_they_compute_where_they_have_cor
     assert found.profile.conditions.ranks == 3
     assert set(found.profile.conditions.threads) == set(before.conditions.threads) | {3} | computing
     # what ranks that take turns compute was timed at another pace than their messages, unless it is timed now
-    assert (found.profile.pace(ranks=3) is None) == (not computing)
-    assert {count: found.profile.conditions.pace[count] for count in paces} == paces
+    assert (found.profile.cpu_speed(ranks=3) is None) == (not computing)
+    assert {count: found.profile.conditions.cpu_speed[count] for count in paces} == paces

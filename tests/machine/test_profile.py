@@ -10,8 +10,9 @@ import pytest
 
 from reference_runs.errors import InputError
 from suite.machine.fingerprint import Fingerprint, fingerprint
-from suite.machine.profile import Profile, check_holds, current_profile, decode, encode, machines_directory
+from suite.machine.profile import Profile, check_holds, current_profile, decode, encode, machines_directory, read
 from suite.machine.timing_tables import Subject, fitted
+from suite.paths import RECORDED
 from tests.support.profiles import HERE, profile, timing
 
 
@@ -25,6 +26,15 @@ def stored(results: Path, data: bytes, name: str = "a.json") -> Path:
 
 def test_a_profile_survives_its_file_unchanged() -> None:
     assert decode(encode(profile()), "file") == profile()
+
+
+def test_a_recorded_profile_is_written_again_with_the_names_that_it_has() -> None:
+    path = next(machines_directory(RECORDED).glob("*.json"))
+    recorded = json.loads(path.read_bytes())["profile"]
+    assert recorded["conditions"]["pace"]
+    assert recorded["trials"]
+    written = json.loads(encode(read(path)))["profile"]
+    assert written | {"partial": False} == recorded | {"partial": False}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.999])

@@ -26,14 +26,14 @@ PLAN = small_plan(ranks=1)
 
 
 class Measured(Machine, frozen=True):
-    """A machine that answers what shares of peaks and pace ask too, and no trial was timed on."""
+    """A machine that answers what shares of peaks and CPU speed need too, without reference steps."""
 
-    trials: tuple[TimedReferenceStep, ...] = ()
+    reference_steps: tuple[TimedReferenceStep, ...] = ()
 
     def achievable_flop_per_second(self, *_: object, **__: object) -> float:
         return 1e9
 
-    def pace(self, **_: object) -> SpeedSample | None:
+    def cpu_speed(self, **_: object) -> SpeedSample | None:
         return None
 
     @property

@@ -80,6 +80,6 @@ def profile(
                 timing=timing(1e-5),
             )
         ],
-        trials=[],
+        reference_steps=[],
         partial=partial,
     )

@@ -1,4 +1,4 @@
-"""Trains a calibration's trials, a few steps at a time, as a launch of theirs would."""
+"""Trains a calibration's reference steps, a few at a time, as a launch would."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from suite.machine.reference_step import ReferenceStep
 
 SEED = 20261124
 TOKENS = 2**16  # drawn at random: what is trained on decides no time
-STEPS = 3  # timed in a burst, behind one that is not: what was measured before left its own data in the caches
+STEPS = 3  # timed in a block, after an untimed one: the task before the block left its own data in the caches
 
 
-class Trials:
-    """The trials of a calibration on this rank, each on the first so many ranks; all ranks must make the same calls.
+class ReferenceTraining:
+    """The reference steps of a calibration on this rank. All ranks must make the same calls.
 
-    Built at the first burst. A trial's steps go on from burst to burst, so that they are spread over the calibration,
-    but for the masks of dropout, which are drawn anew: random numbers are the calibration's again behind a burst.
+    A block is `STEPS` consecutive steps of every reference step. The models are built at the first block. Their
+    training continues from block to block, so the timed steps are spread over the calibration. Only the masks of
+    dropout are drawn anew: after a block the random number generator is in the calibration's state again.
 
     Args:
-        report: given the seconds of every timed step of this rank.
+        report: receives the seconds of every timed step of this rank.
 
     Attributes:
-        seconds: that bursts have taken.
-        next_seconds: that the next one will, as the steps of the last one that this rank took part in.
+        seconds: of all blocks so far.
+        next_seconds: expected of the next block, from the steps of the last one on this rank.
     """
 
     def __init__(self, job: CalibrationJob, device: torch.device, report: Callable[[Event], None]) -> None:
@@ -49,68 +50,68 @@ class Trials:
         self._report = report
         self._meshes: dict[int, DeviceMesh] = {}
         self._steps: dict[int, Steps] = {}
-        self._tokens_file = Path(job.directory) / f"trial_{dist.get_rank()}.tokens"
+        self._tokens_file = Path(job.directory) / f"reference_step_{dist.get_rank()}.tokens"
 
-    def burst(self) -> None:
-        """Train every trial for a few steps."""
+    def train_block(self) -> None:
+        """Train one block."""
         start, self.next_seconds = time.perf_counter(), 0.0
-        gc.collect()  # what tasks have left is not the steps'
+        gc.collect()  # garbage of the tasks
         gc.enable()  # as in a launch
         try:
-            for number, trial in enumerate(self._job.trials):
-                self._report(Phase(str(trial), time.time()))
-                mesh = self._mesh(trial)
-                if dist.get_rank() < trial.layout.ranks:
+            for number, step in enumerate(self._job.reference_steps):
+                self._report(Phase(str(step), time.time()))
+                mesh = self._mesh(step)
+                if dist.get_rank() < step.layout.ranks:
                     with torch.random.fork_rng(devices=[]):
-                        self._train(number, trial, mesh)
+                        self._train(number, step, mesh)
                 dist.barrier()
         finally:
             gc.disable()
         self.seconds += time.perf_counter() - start
 
-    def _mesh(self, trial: ReferenceStep) -> DeviceMesh:
-        """Of the trial's ranks; made by all ranks together."""
-        ranks = trial.layout.ranks
+    def _mesh(self, step: ReferenceStep) -> DeviceMesh:
+        """The mesh of the step's ranks. All ranks create it together."""
+        ranks = step.layout.ranks
         if ranks not in self._meshes:
-            self._meshes[ranks] = device_mesh(trial.layout, self._device.type)
+            self._meshes[ranks] = device_mesh(step.layout, self._device.type)
         return self._meshes[ranks]
 
-    def _train(self, number: int, trial: ReferenceStep, mesh: DeviceMesh) -> None:
-        torch.set_num_threads(trial.threads)
+    def _train(self, number: int, step: ReferenceStep, mesh: DeviceMesh) -> None:
+        torch.set_num_threads(step.threads)
         with _as_in_a_launch():
             if number not in self._steps:
-                self._steps[number] = self._begun(trial, mesh)
-            found = [_step_seconds(self._steps[number], self._device) for _ in range(1 + STEPS)]
-        self.next_seconds += sum(found)
-        self._report(ReferenceSteps(number, tuple(found[1:]), time.time()))
+                self._steps[number] = self._warmed_up(step, mesh)
+            seconds = [_step_seconds(self._steps[number], self._device) for _ in range(1 + STEPS)]
+        self.next_seconds += sum(seconds)
+        self._report(ReferenceSteps(number, tuple(seconds[1:]), time.time()))
 
-    def _begun(self, trial: ReferenceStep, mesh: DeviceMesh) -> Steps:
-        """The trial, trained until it is warm: the first step eagerly, as a launch's is."""
+    def _warmed_up(self, step: ReferenceStep, mesh: DeviceMesh) -> Steps:
+        """The training after its warm-up steps; the first one runs eagerly, as in a launch."""
         if not self._tokens_file.exists():
-            drawn = numpy.random.default_rng(SEED).integers(trial.architecture.vocabulary, size=TOKENS)
+            drawn = numpy.random.default_rng(SEED).integers(step.architecture.vocabulary, size=TOKENS)
             drawn.astype("<i4").tofile(self._tokens_file)
         job = Job(
-            name=str(trial),
-            architecture=trial.architecture,
-            recipe=trial.recipe,
-            layout=trial.layout,
+            name=str(step),
+            architecture=step.architecture,
+            recipe=step.recipe,
+            layout=step.layout,
             device=self._device.type,
-            compiled=trial.compiled,
+            compiled=step.compiled,
             seed=SEED,
             steps=WARM_UP_STEPS,
             tokens_file=str(self._tokens_file),
             tokens=TOKENS,
             directory=self._job.directory,
-            threads=trial.threads,
+            threads=step.threads,
             collective_timeout_seconds=self._job.collective_timeout_seconds,
         )
-        prepare_arithmetic(trial.recipe.precision, self._device)
+        prepare_arithmetic(step.recipe.precision, self._device)
         training = parallelize(job, mesh=mesh, device=self._device)
-        torch.manual_seed(dropout_seed(SEED, mesh, trial.layout))
+        torch.manual_seed(dropout_seed(SEED, mesh, step.layout))
         steps = Steps(job, training, mesh, self._device)
-        for step in range(WARM_UP_STEPS):
-            self._report(Phase(f"{trial}: warm-up", time.time()))  # compiling may take long: the rank is alive
-            with torch.compiler.set_stance("force_eager") if step == 0 else nullcontext():
+        for number in range(WARM_UP_STEPS):
+            self._report(Phase(f"{step}: warm-up", time.time()))  # compilation may take long: the rank is alive
+            with torch.compiler.set_stance("force_eager") if number == 0 else nullcontext():
                 _step_seconds(steps, self._device)
         return steps
 
@@ -123,7 +124,7 @@ def _step_seconds(steps: Steps, device: torch.device) -> float:
 
 @contextmanager
 def _as_in_a_launch() -> Iterator[None]:
-    """What a launch sets for compilation, whatever the calibration has set; taken back behind it."""
+    """The settings of compilation that a launch uses. The calibration's own are restored afterwards."""
     with (
         torch._functorch.config.patch(donated_buffer=True),
         torch._dynamo.config.patch(optimize_ddp=False, fail_on_recompile_limit_hit=True),

@@ -18,7 +18,7 @@ from suite.execute.calibrate.collectives import TimedCollective, collective, col
 from suite.execute.calibrate.matmul import DTYPES, Inputs
 from suite.execute.calibrate.stopwatch import HOST_BYTES, MOST_OVERWRITTEN, OPERATORS_BYTES, Stopwatch
 from suite.execute.measure.clock import Work
-from suite.execute.measure.cpu_speed import LAPS_IN_A_ROW, SpeedSampler
+from suite.execute.measure.cpu_speed import MOST_SAMPLES_IN_A_ROW, SpeedSampler
 from suite.execute.measure.environment import environment
 from suite.execute.measure.system_load import GpuLog, ProcessorTime, own_seconds, processor_facts, processor_time
 from suite.execute.parallel.mesh import slowest
@@ -30,7 +30,7 @@ from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
 
 SEED = 20261121
-TASKS_BETWEEN_LAPS = 8  # of 6 ms, four at a time: as many as one after every second task
+TASKS_BETWEEN_SAMPLES = 8  # four samples of 6 ms at a time: as many as one after every second task
 TIMED: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
     "product": matmul.product,
     "square_product": matmul.square_product,
@@ -51,25 +51,25 @@ TIMED: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
 }
 
 
-class Bursts(Protocol):
-    """Training steps that are timed between the tasks, a few at a time.
+class StepBlocks(Protocol):
+    """Training steps that are timed between the tasks, in blocks of a few steps.
 
     Attributes:
-        seconds: that bursts have taken.
-        next_seconds: that the next one will take.
+        seconds: of all blocks so far.
+        next_seconds: expected of the next block.
     """
 
     seconds: float
     next_seconds: float
 
-    def burst(self) -> None:
-        """Some steps of each; all ranks call it together."""
+    def train_block(self) -> None:
+        """Train one block. All ranks call it together."""
 
 
 class Bench:
-    """One rank's place: its clock, its inputs, and the groups of the ranks that measure at once.
+    """One rank's stopwatch, inputs, and process groups of the ranks that measure at once.
 
-    Groups of control messages are gloo's, also on CUDA: a rank that waits must not occupy its GPU.
+    Control messages go through gloo, also on CUDA: a rank that waits must not occupy its GPU.
     """
 
     def __init__(self, job: CalibrationJob, device: torch.device) -> None:
@@ -77,7 +77,7 @@ class Bench:
         self.watch = Stopwatch(device)
         self.inputs = Inputs(device)
         self._compiled: dict[tuple[Subject, tuple[int, ...]], Work] = {}
-        self._seconds: dict[tuple[Subject, tuple[int, ...]], float] = {}  # of a call, in the round before
+        self._seconds: dict[tuple[Subject, tuple[int, ...]], float] = {}  # of a call, in the previous round
         self.everyone = dist.new_group(backend="gloo")
         self.agree: dict[int, dist.ProcessGroup] = {}
         self.exchange: dict[int, dist.ProcessGroup] = {}
@@ -88,10 +88,10 @@ class Bench:
         self.alone = groups[dist.get_rank()]
 
     def repeated(self, task: Task, *, briefly: bool) -> tuple[Repetitions, ...]:
-        """The repetitions of all points of a task; the ranks that take part start each point together.
+        """The repetitions of all points of a task. The ranks that take part start each point together.
 
         Args:
-            briefly: with few calls to warm up, more where they waited for pages, and few timed at least.
+            briefly: with few warm-up calls (more where they waited for pages) and few timed calls.
         """
         return tuple(self._point(task, sizes, briefly=briefly) for sizes in task.sizes)
 
@@ -99,22 +99,22 @@ class Bench:
         subject, seconds = task.subject, task.point_seconds
         agree = self.agree[subject.ranks]
         timed = self._timed(subject, sizes)
-        # what all of them go by is the same; and no rank begins before the last one has got here
+        # all ranks use the same number, and no rank starts before the last one has arrived
         (longest,) = slowest(agree, self._seconds.get((subject, sizes), 0.0))
         if isinstance(timed, TimedCollective):
-            found = collective_repetitions(
+            repetitions = collective_repetitions(
                 timed, self.watch, agree, point_seconds=seconds, known=longest if briefly else None
             )
         else:
             sample: Callable[[Work], float] = self.watch.host_sample
             if subject.operation not in HOST_CALLS:
                 sample = partial(self.watch.cold_sample, overwrites=self.watch.overwrites_for(timed))
-            found = self.watch.repetitions(timed, point_seconds=seconds, briefly=briefly, sample=sample)
-        self._seconds[subject, sizes] = min(found.seconds)
-        return found
+            repetitions = self.watch.repetitions(timed, point_seconds=seconds, briefly=briefly, sample=sample)
+        self._seconds[subject, sizes] = min(repetitions.seconds)
+        return repetitions
 
     def _timed(self, subject: Subject, sizes: tuple[int, ...]) -> Work | TimedCollective:
-        """The call, its inputs made; of a compiled one that of the round before."""
+        """The call with its inputs; a compiled call is that of the previous round."""
         if subject.operation in COLLECTIVES:
             return collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
         if subject.operation == "sharded_unit":
@@ -127,39 +127,47 @@ class Bench:
         return work
 
 
-def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event], None], bursts: Bursts) -> Calibrated:
-    """Measure the job's tasks round by round, reporting each, and return what the machine went through meanwhile.
+def calibrate(
+    job: CalibrationJob, device: torch.device, report: Callable[[Event], None], blocks: StepBlocks
+) -> Calibrated:
+    """Measure the job's tasks round by round and report each; return the state of the machine during the measurement.
 
-    The first round times every point, whatever the budget. A task of it that begins late is timed briefly.
+    The first round times every point, whatever the budget. A task that begins late in it is timed briefly.
 
     Args:
-        bursts: of the job's trials, evenly spread over each round: all of the first one's, of later ones' as many as
-            fit into their time.
+        blocks: of the job's reference steps, spread evenly over each round. The first round has all of them, later
+            rounds have as many as fit into `reference_seconds`.
     """
     facts, gpu = _prepared(device), GpuLog(_uuid(device))
     rank, bench = dist.get_rank(), Bench(job, device)
-    pacers = {ranks: SpeedSampler(device) for ranks in bench.agree}
+    samplers = {ranks: SpeedSampler(device) for ranks in bench.agree}
     gc.collect()
     gc.disable()  # its pauses belong to no point
-    before, start, own = processor_time(), time.perf_counter(), own_seconds()
+    before, start, cpu_seconds_before = processor_time(), time.perf_counter(), own_seconds()
     due, done, hurried, first_round_seconds = due_shares(job), 0, 0, 0.0
-    bursts_before = places_of_bursts(due, job.bursts)
+    blocks_before = block_positions(due, job.blocks)
     for repeat, (number, task) in product(range(job.rounds), enumerate(job.tasks)):
         report(Phase(str(task.subject), time.time()))
-        # the same on all ranks, which wait here
-        spent, tried, trying = slowest(bench.everyone, time.perf_counter() - start, bursts.seconds, bursts.next_seconds)
+        # the same numbers on all ranks, which wait here for each other
+        spent, block_seconds, next_block_seconds = slowest(
+            bench.everyone, time.perf_counter() - start, blocks.seconds, blocks.next_seconds
+        )
         if repeat > 0 and spent > job.budget_seconds:
             break
-        room = tried + trying <= job.trial_seconds and spent + trying <= job.budget_seconds
-        if number in bursts_before and (repeat == 0 or room):
-            bursts.burst()
-        late = repeat == 0 and spent - tried > due[number] * (job.budget_seconds - max(tried, job.trial_seconds))
+        room = (
+            block_seconds + next_block_seconds <= job.reference_seconds
+            and spent + next_block_seconds <= job.budget_seconds
+        )
+        if number in blocks_before and (repeat == 0 or room):
+            blocks.train_block()
+        task_budget = job.budget_seconds - max(block_seconds, job.reference_seconds)
+        late = repeat == 0 and spent - block_seconds > due[number] * task_budget
         hurried += late
         gpu.sample()
         if rank < task.subject.ranks:
             torch.set_num_threads(task.threads)
-            if number % TASKS_BETWEEN_LAPS == 0:
-                pacers[task.subject.ranks].laps(LAPS_IN_A_ROW)
+            if number % TASKS_BETWEEN_SAMPLES == 0:
+                samplers[task.subject.ranks].take_samples(MOST_SAMPLES_IN_A_ROW)
             briefly = late or (repeat > 0 and task.subject.operation in COLLECTIVES)
             report(TimedTask(number, repeat, bench.repeated(task, briefly=briefly), time.time()))
         done += 1
@@ -172,7 +180,7 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
         facts["gpu_log"] = gpu.why_none
     return Calibrated(
         seconds=time.perf_counter() - start,
-        cpu_seconds=own_seconds() - own,
+        cpu_seconds=own_seconds() - cpu_seconds_before,
         busy_seconds=busy,
         steal_seconds=steal,
         all_seconds=total,
@@ -180,15 +188,15 @@ def calibrate(job: CalibrationJob, device: torch.device, report: Callable[[Event
         | {"rounds": f"{done / len(job.tasks):.1f}"}
         | _haste(job, hurried=hurried, first_round_seconds=first_round_seconds),
         gpus=gpu.samples,
-        pace={ranks: pacer.pace for ranks, pacer in pacers.items() if pacer.pace is not None},
+        cpu_speed={ranks: sampler.median for ranks, sampler in samplers.items() if sampler.median is not None},
         time=time.time(),
     )
 
 
 def _prepared(device: torch.device) -> dict[str, str]:
-    """Set up random numbers, compilation and arithmetic; facts of machine and settings, as texts."""
+    """Set up random numbers, compilation and arithmetic; return facts of machine and settings as texts."""
     torch.manual_seed(SEED)
-    torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on what it was given
+    torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on the same inputs
     facts = environment(device) | processor_facts() | _arithmetic(device)
     if device.type == "cpu":
         facts["overwritten_bytes"] = (
@@ -199,7 +207,7 @@ def _prepared(device: torch.device) -> dict[str, str]:
 
 
 def _uuid(device: torch.device) -> str | None:
-    """Of a GPU, as its driver has it; None on a CPU."""
+    """The identifier of a GPU that its driver uses; None on a CPU."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
@@ -212,23 +220,23 @@ def _since(before: ProcessorTime | None) -> tuple[float | None, float | None, fl
 
 
 def due_shares(job: CalibrationJob) -> list[float]:
-    """Of the first round's time, by when each task should have ended, so that the round ends within it.
+    """The share of the first round's time after which each task should have ended.
 
-    Each point has the same part of it: on 2 cores, beside other work, no task ended later than that part of the whole
-    round (481 tasks, 3032 points, 50 s; AMD EPYC, 2026-11-23).
+    Each point has an equal share. On 2 cores that also did other work, no task of a whole round ended later than its
+    share (481 tasks, 3032 points, 50 s; AMD EPYC, 2026-11-23).
     """
     points = [len(task.sizes) for task in job.tasks]
     return [done / sum(points) for done in accumulate(points)]
 
 
-def places_of_bursts(due: list[float], count: int) -> frozenset[int]:
-    """The tasks before which trials are trained: in the middles of so many equal parts of a round."""
+def block_positions(due: list[float], count: int) -> frozenset[int]:
+    """Indices of the tasks before which a block is trained: at the middles of `count` equal parts of a round."""
     middles = [(part + 0.5) / count for part in range(count)]
     return frozenset(next(number for number, share in enumerate(due) if share >= middle) for middle in middles)
 
 
 def _haste(job: CalibrationJob, *, hurried: int, first_round_seconds: float) -> dict[str, str]:
-    """What the budget cost the first round, or the round the budget, in words; empty where it was enough."""
+    """How the first round was shortened to keep the budget, or exceeded it, as texts; empty where neither happened."""
     facts, budget = {}, f"{job.budget_seconds:.0f} s"
     if hurried:
         facts["hurried"] = (
@@ -244,7 +252,7 @@ def _haste(job: CalibrationJob, *, hurried: int, first_round_seconds: float) -> 
 
 
 def _arithmetic(device: torch.device) -> dict[str, str]:
-    """Choose for every 16-bit dtype how its products are computed, as a training run in it does; in words."""
+    """Choose how products in each 16-bit dtype are computed, as a training run does; return the choices as texts."""
     facts = {}
     for name, dtype in DTYPES.items():
         through_fp32 = device.type == "cpu" and name != "fp32" and not has_instructions(dtype)

@@ -1,4 +1,4 @@
-"""Measures the pace of a rank's processors: laps of fixed work between the steps or tasks that are timed."""
+"""Measures the speed of a rank's CPU: samples of reference kernels between the timed steps or tasks."""
 
 from __future__ import annotations
 
@@ -14,75 +14,78 @@ from suite.execute.measure.clock import Work
 from suite.machine import cpu_caches
 from suite.machine.cpu_speed import SpeedSample, middle
 
-LAP_SECONDS = 0.006  # a lap ends by the clock, so that ranks which began together end together
-LAPS_IN_A_ROW = 4  # at most between two timed steps, and in a calibration
-LAPS_AROUND = 2  # before the first timed step, and behind the last one
-LAPS_SHARE = 0.01  # of the timed steps' seconds, that laps between them take
-CALLS = 8  # of the host's piece: about as long as the others
+SAMPLE_SECONDS = 0.006  # a sample ends by the clock, so that ranks that start together end together
+MOST_SAMPLES_IN_A_ROW = 4  # at most between two timed steps, and in a calibration
+SAMPLES_AROUND = 2  # before the first timed step, and after the last one
+SAMPLES_SHARE = 0.01  # of the timed steps' seconds, for samples between them
+CALLS = 8  # of the host kernel: about as long as the other kernels
 PRODUCT_SIZE = 192  # of a square product in fp32: 0.4 MB, in the caches of a core
-ELEMENTS = 3 * 2**14  # of the element-wise piece: above PyTorch's grain of 2^15, so that all threads take part
-STREAMED = 2**18  # elements of fp32, of the memory's piece: 1 MiB read and written
-MOST_STREAMED_THROUGH = 128 * 2**20  # bytes through which a rank's pieces go, one behind the other
+ELEMENTS = 3 * 2**14  # of the element-wise kernel: above PyTorch's grain of 2^15, so that all threads take part
+STREAMED = 2**18  # elements in fp32 of one call of the memory kernel: 1 MiB read and written
+MOST_STREAMED_THROUGH = 128 * 2**20  # bytes that successive calls of a rank's memory kernel go through
 
 
 class SpeedSampler:
-    """Takes laps on one rank; on a processor alone, since a GPU's clocks are logged by its driver.
+    """Takes CPU speed samples on one rank. It does nothing on a GPU, whose driver logs the clocks.
 
-    A lap goes round the pieces until its time is over; the first round finds cold caches and does not count. Their
-    tensors are made for the first lap: the peak of memory is counted before.
+    A sample repeats the reference kernels until its time is over. The first repetition finds cold caches and does not
+    count. The tensors are allocated at the first sample, because the peak of memory is counted before it.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._laps: list[SpeedSample] = []
+        self._samples: list[SpeedSample] = []
         self._on_processor = device.type == "cpu"
-        self._made: tuple[Work, ...] | None = None
+        self._kernels: tuple[Work, ...] | None = None
         self._step_seconds = 0.0
-        self._due = 0.0  # laps between steps that are owed
+        self._due = 0.0  # samples to take between steps
 
     @property
-    def takes_laps(self) -> bool:
+    def takes_samples(self) -> bool:
         """Whether the device is a processor."""
         return self._on_processor
 
     def expect(self, step_seconds: float) -> None:
-        """Take laps between steps for `LAPS_SHARE` of so many seconds a step: the same on all ranks, so that none waits
-        in a timed step for another one's laps. A run expects what its fastest step before the timed ones took."""
+        """Plan samples between steps for `SAMPLES_SHARE` of the time, given the seconds of a step.
+
+        The number must be the same on all ranks, so that no rank waits for another one's samples in a timed step. A
+        launch passes the seconds of its fastest step before the timed ones.
+        """
         self._step_seconds = step_seconds
 
-    def behind_a_step(self) -> None:
-        """The laps that are due behind one more timed step."""
-        self._due = min(self._due + LAPS_SHARE * self._step_seconds / LAP_SECONDS, LAPS_IN_A_ROW)
-        self.laps(int(self._due))
+    def after_step(self) -> None:
+        """Take the samples that are due after one more timed step."""
+        self._due = min(self._due + SAMPLES_SHARE * self._step_seconds / SAMPLE_SECONDS, MOST_SAMPLES_IN_A_ROW)
+        self.take_samples(int(self._due))
         self._due -= int(self._due)
 
-    def laps(self, count: int) -> None:
-        """Work for so many laps."""
+    def take_samples(self, count: int) -> None:
+        """Take `count` samples."""
         for _ in range(count):
-            self.lap()
+            self.take_sample()
 
-    def lap(self) -> None:
-        """Work for a lap's time."""
+    def take_sample(self) -> None:
+        """Run the reference kernels for the time of a sample."""
         if not self._on_processor:
             return
-        self._made = pieces = self._made or _pieces()
-        end = time.perf_counter() + LAP_SECONDS
+        self._kernels = kernels = self._kernels or _reference_kernels()
+        end = time.perf_counter() + SAMPLE_SECONDS
         rounds: list[tuple[float, ...]] = []
         while len(rounds) < 2 or time.perf_counter() < end:
-            rounds.append(tuple(map(_seconds, pieces)))
+            rounds.append(tuple(map(_seconds, kernels)))
         host, product, elementwise, memory = (statistics.fmean(seconds) for seconds in zip(*rounds[1:], strict=True))
-        self._laps.append(SpeedSample(host=host, product=product, elementwise=elementwise, memory=memory))
+        self._samples.append(SpeedSample(host=host, product=product, elementwise=elementwise, memory=memory))
 
     @property
-    def pace(self) -> SpeedSample | None:
-        """The median over laps; None where there are none."""
-        return middle(self._laps)
+    def median(self) -> SpeedSample | None:
+        """The median of each kernel over all samples; None without samples."""
+        return middle(self._samples)
 
 
-def _pieces() -> tuple[Work, ...]:
-    """Calls, product, element-wise, memory; they draw no random numbers, allocate nothing later, record no gradients.
+def _reference_kernels() -> tuple[Work, ...]:
+    """Host calls, product, element-wise, memory. None draws random numbers, allocates memory or records gradients.
 
-    The memory's piece goes through twice what the caches hold, so that what it meets again is no longer in them; where
-    they hold more than half of `MOST_STREAMED_THROUGH`, part of it is.
+    The memory kernel goes through twice the size of the caches, so that it finds none of its data in them again. Where
+    the caches hold more than half of `MOST_STREAMED_THROUGH`, it finds a part of it.
     """
     tiny = torch.zeros(8)
     x_NN = torch.linspace(-1, 1, PRODUCT_SIZE * PRODUCT_SIZE).view(PRODUCT_SIZE, PRODUCT_SIZE)
@@ -103,7 +106,7 @@ def _pieces() -> tuple[Work, ...]:
 
 
 def _parts() -> tuple[Tensor, ...]:
-    """Tensors of `STREAMED` elements, together twice what the threads' caches hold, or the most there may be."""
+    """Tensors of `STREAMED` elements. Together they fill twice the threads' caches, but no more than the limit."""
     size = min(2 * cpu_caches.share_bytes() * torch.get_num_threads(), MOST_STREAMED_THROUGH)
     return torch.ones(max(2, math.ceil(size / (STREAMED * torch.float32.itemsize))), STREAMED).unbind()
 

@@ -47,10 +47,10 @@ def own_seconds() -> float:
 
 
 class SharedProcessors:
-    """Processor time of this process and of the whole system between a start and the last lap.
+    """Processor time of this process and of the whole system between `start` and the last `update`.
 
     Attributes:
-        since_start: None before the first lap, and where the system does not tell.
+        since_start: None before the first update, and where the system does not report it.
     """
 
     def __init__(self) -> None:
@@ -58,11 +58,11 @@ class SharedProcessors:
         self._begun: tuple[ProcessorTime | None, float] = (None, 0.0)
 
     def start(self) -> None:
-        """Count from now on."""
+        """Begin to count."""
         self._begun = processor_time(), time.process_time()
 
-    def lap(self) -> None:
-        """Count until now."""
+    def update(self) -> None:
+        """Set `since_start` to the counts until now."""
         (before, own), after = self._begun, processor_time()
         if before is not None and after is not None:
             busy, steal, whole = (b - a for a, b in zip(before, after, strict=True))

@@ -49,7 +49,7 @@ def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) 
             dist.barrier(group=control)
         report(Phase("all-reduce", time.time()))
         report(reduced(job, device, control))
-        shared.lap()
+        shared.update()
     if job.soak_seconds:
         report(soaked(job, device, control, report))
     return Probed(environment=environment(device), time=time.time(), shared=shared.since_start)

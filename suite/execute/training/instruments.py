@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from suite.execute.measure import clock
 from suite.execute.measure.counters import CollectiveCounter, eagerly, flop_counter, storage_bytes
-from suite.execute.measure.cpu_speed import LAPS_AROUND, SpeedSampler
+from suite.execute.measure.cpu_speed import SAMPLES_AROUND, SpeedSampler
 from suite.execute.measure.host_syncs import SynchronisationCounter
 from suite.execute.measure.peak_memory import AllocatedPeak, resident_bytes
 from suite.execute.measure.phases import Part
@@ -109,7 +109,7 @@ class StepClocks:
         if purpose is Purpose.TIMED and not self.step_seconds:
             self.resident_bytes = resident_bytes()  # speed samples have tensors of their own
             self.processors.start()
-            self.speed.laps(LAPS_AROUND)
+            self.speed.take_samples(SAMPLES_AROUND)
         if purpose is Purpose.PROFILED:
             self.finish()
 
@@ -122,19 +122,19 @@ class StepClocks:
         if end.purpose is Purpose.TIMED:
             self.step_seconds.append(end.seconds)
             self.phase_seconds.append(self._phases.seconds())
-            self.processors.lap()
+            self.processors.update()
             self._sent = clock.interface_sent_bytes(self._interface)
-            self.speed.behind_a_step()
+            self.speed.after_step()
 
     def finish(self) -> None:
         """No timed step follows."""
         if not self._finished:
             self._finished = True
-            self.speed.laps(LAPS_AROUND)
+            self.speed.take_samples(SAMPLES_AROUND)
 
     def _expect_as_slowest_rank(self) -> None:
         everyone = dist.group.WORLD
-        if self.speed.takes_laps and everyone is not None:
+        if self.speed.takes_samples and everyone is not None:
             self.speed.expect(*slowest(everyone, self._fastest))
 
     def interface_sent_bytes(self) -> float | None:

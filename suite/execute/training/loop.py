@@ -116,5 +116,5 @@ def _finished(
         resident_bytes=clocks.resident_bytes,
         reserved_bytes=counters.peak.reserved_bytes,
         synchronisations=counters.synchronisations.count,
-        pace=clocks.speed.pace,
+        cpu_speed=clocks.speed.median,
     )

@@ -201,7 +201,7 @@ def _step_notes(profile: Profile, machine: Machine, software: RecordedStack) -> 
     on_cuda = profile.fingerprint.device == "cuda"
     hidden = f"{machine.overlap_share:.0%} of the computation, as fitted to other machines" if on_cuda else "nothing"
     yield f"assumed: {hidden} hides data-parallel traffic; a step costs nothing beyond its operators"
-    if timed := nearest_reference_step(profile.trials, ranks=profile.conditions.ranks, compiled=False):
+    if timed := nearest_reference_step(profile.reference_steps, ranks=profile.conditions.ranks, compiled=False):
         factor = step_correction(profile, timed, kernels=Kernels()).factor
         yield f"a step as small as a miniature's took {factor:.2f} times what its parts did there: not applied"
     yield f"software: {software.title} (`--stack`; {software.name})"

@@ -43,8 +43,8 @@ def step_correction(measured: MeasuredTimes, timed: TimedReferenceStep, *, kerne
     """
     if timed.parts_seconds is not None:
         return StepCorrection(timed, timed.parts_seconds)
-    options = StepOptions(kernels=kernels, compiled=timed.trial.compiled)
-    (stage,) = step_seconds(measured, timed.trial.workload, options)
+    options = StepOptions(kernels=kernels, compiled=timed.step.compiled)
+    (stage,) = step_seconds(measured, timed.step.workload, options)
     return StepCorrection(timed, stage.step)
 
 
@@ -52,9 +52,9 @@ def nearest_reference_step(
     steps: Sequence[TimedReferenceStep], *, ranks: int, compiled: bool
 ) -> TimedReferenceStep | None:
     """Executed likewise, by as many ranks or the next larger number, else by the most; None: none is."""
-    alike = [step for step in steps if step.trial.compiled == compiled]
+    alike = [step for step in steps if step.step.compiled == compiled]
     return min(
-        alike, key=lambda step: (step.trial.layout.ranks < ranks, abs(step.trial.layout.ranks - ranks)), default=None
+        alike, key=lambda step: (step.step.layout.ranks < ranks, abs(step.step.layout.ranks - ranks)), default=None
     )
 
 

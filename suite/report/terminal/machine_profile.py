@@ -125,14 +125,14 @@ def step_corrections(profile: Profile) -> list[StepCorrection]:
     """Reference steps next to the sum of their parts, as the profile has these."""
     device = profile.fingerprint.device
     return [
-        step_correction(profile, timed, kernels=kernels_for(timed.trial.recipe.precision, device))
-        for timed in profile.trials
+        step_correction(profile, timed, kernels=kernels_for(timed.step.recipe.precision, device))
+        for timed in profile.reference_steps
     ]
 
 
-def _trial_rows(profile: Profile) -> Iterator[list[str]]:
+def _reference_step_rows(profile: Profile) -> Iterator[list[str]]:
     for found in step_corrections(profile):
-        own, timing = found.timed.trial, found.timed.timing
+        own, timing = found.timed.step, found.timed.timing
         yield [
             "compiled" if own.compiled else "eager",
             str(own.layout.ranks),
@@ -164,9 +164,9 @@ def print_profile(out: Console, profile: Profile) -> None:
     if between:
         rows = [[_name(line.subject), str(line.subject.ranks), *_cells(line)] for line in between]
         out.print(plain_table(["collective", "ranks", "latency us", "bandwidth", "residual", "worst"], rows))
-    if profile.trials:
+    if profile.reference_steps:
         titles = ["ranks", "its parts: ms", "it took: ms", "20 % 80 %", "steps", "took over parts"]
-        out.print(plain_table(["reference step", *titles], _trial_rows(profile)))
+        out.print(plain_table(["reference step", *titles], _reference_step_rows(profile)))
     titles = ["kind", "ranks", "points", "median", "90 %", "largest", "signed"]
     out.print(plain_table(["interpolation error", *titles], check_rows(profile.checks)))
     out.print(f"[dim]{escape(disturbance(profile))}[/]", soft_wrap=True)

@@ -62,8 +62,8 @@ def test_processors_are_watched_during_the_exchanges_alone(job, monkeypatch, exc
         def start(self):
             seen.append("start")
 
-        def lap(self):
-            seen.append("lap")
+        def update(self):
+            seen.append("update")
             self.since_start = "shared"
 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -75,5 +75,5 @@ def test_processors_are_watched_during_the_exchanges_alone(job, monkeypatch, exc
         monkeypatch.setattr(run, part, lambda *_words, part=part, **_named: seen.append(part))
     parts = msgspec.structs.replace(job, ranks=2, replays=1, exchanges=exchanges, soak_seconds=1.0)
     ended = run.probe(parts, CPU, lambda _event: None)
-    timed = ["start", "exchanged", "reduced", "lap"] if exchanges else []
+    timed = ["start", "exchanged", "reduced", "update"] if exchanges else []
     assert (seen, ended.shared) == (["run_replay", *timed, "soaked"], "shared" if exchanges else None)

@@ -1,4 +1,4 @@
-"""A step takes as many times as long as its parts as a trial step did, whose shapes are those of no miniature."""
+"""A step takes as many times as long as its parts as a reference step did, whose shapes are those of no miniature."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.job.options import DEFAULT_OPTIONS
 from suite.job.step_options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.machine.profile import REPEATED, UNSEEN, Check
-from suite.machine.reference_step import TimedReferenceStep, trial
+from suite.machine.reference_step import TimedReferenceStep, reference_step
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Timing
 from suite.predict.simulation.operator_calls import micro_batch_calls
@@ -33,19 +33,20 @@ MACHINE = Machine(fixed=1e-6, per_unit=1e-11, host=1e-6, start=1e-5, latency=1e-
 
 def timed(ranks: int, *, compiled: bool = False, seconds: float = 1.0) -> TimedReferenceStep:
     return TimedReferenceStep(
-        trial=trial(ranks, compiled=compiled, threads=1), timing=Timing(seconds, seconds, seconds, seconds, 3, 0)
+        step=reference_step(ranks, compiled=compiled, threads=1),
+        timing=Timing(seconds, seconds, seconds, seconds, 3, 0),
     )
 
 
 def parts(one: TimedReferenceStep) -> float:
-    own = one.trial
+    own = one.step
     (stage,) = step_seconds(MACHINE, own.workload, StepOptions(compiled=own.compiled))
     return stage.step
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_factor_is_what_the_trial_took_over_the_sum_of_its_parts(ranks: int, compiled: bool) -> None:
+def test_the_factor_is_what_the_reference_step_took_over_the_sum_of_its_parts(ranks: int, compiled: bool) -> None:
     alone = parts(timed(ranks, compiled=compiled))
     found = step_correction(MACHINE, timed(ranks, compiled=compiled, seconds=1.25 * alone), kernels=CPU)
     assert found.parts_seconds == alone > 0
@@ -99,27 +100,27 @@ def test_what_tokenising_was_measured_to_take_has_no_factor() -> None:
     assert loading(2.0, 0.5) - loading(2.0, 0.0) == pytest.approx(0.5 * mini.recipe.global_batch)
 
 
-def test_parts_that_the_profile_no_longer_has_are_those_that_are_kept_with_the_trial() -> None:
+def test_parts_that_the_profile_no_longer_has_are_those_that_are_kept_with_the_reference_step() -> None:
     kept = msgspec.structs.replace(timed(2, seconds=3.0), parts_seconds=2.0)
     assert step_correction(MACHINE, kept, kernels=CPU) == (kept, 2.0)
     assert step_correction(MACHINE, kept, kernels=CPU).factor == pytest.approx(1.5)
 
 
-def test_the_trial_nearest_to_a_layout_is_executed_likewise_by_as_many_ranks_or_more() -> None:
+def test_the_reference_step_nearest_to_a_layout_is_executed_likewise_by_as_many_ranks_or_more() -> None:
     one, two, both, eight = timed(1), timed(2), timed(2, compiled=True), timed(8)
-    trials = [one, two, both, eight]
-    assert nearest_reference_step(trials, ranks=1, compiled=False) is one
-    assert nearest_reference_step(trials, ranks=2, compiled=False) is two
-    assert nearest_reference_step(trials, ranks=3, compiled=False) is eight
-    assert nearest_reference_step(trials, ranks=9, compiled=False) is eight
-    assert nearest_reference_step(trials, ranks=1, compiled=True) is both
-    assert nearest_reference_step(trials, ranks=8, compiled=True) is both
+    steps = [one, two, both, eight]
+    assert nearest_reference_step(steps, ranks=1, compiled=False) is one
+    assert nearest_reference_step(steps, ranks=2, compiled=False) is two
+    assert nearest_reference_step(steps, ranks=3, compiled=False) is eight
+    assert nearest_reference_step(steps, ranks=9, compiled=False) is eight
+    assert nearest_reference_step(steps, ranks=1, compiled=True) is both
+    assert nearest_reference_step(steps, ranks=8, compiled=True) is both
     assert nearest_reference_step([one, two], ranks=2, compiled=True) is None
     assert nearest_reference_step([], ranks=2, compiled=False) is None
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-def test_no_shape_of_a_trial_is_one_of_a_miniature(ranks: int) -> None:
+def test_no_shape_of_a_reference_step_is_one_of_a_miniature(ranks: int) -> None:
     used = miniature_shapes("cpu", ranks=ranks)
     theirs = {
         "product": {tuple(sorted(shape)) for layers in (used.blocks, used.heads) for shape in layers},
@@ -128,7 +129,7 @@ def test_no_shape_of_a_trial_is_one_of_a_miniature(ranks: int) -> None:
         "softmax": set(used.softmaxes),
         "cross_entropy": set(used.losses),
     }
-    own = trial(ranks, compiled=False, threads=1)
+    own = reference_step(ranks, compiled=False, threads=1)
     (chunk,) = micro_batch_calls(own.workload, StepOptions(), stage=0)
     shapes = {(call.operation, call.sizes) for _, call in chunk.calls if call.operation in theirs}
     assert {operation for operation, _ in shapes} == set(theirs)
@@ -137,7 +138,7 @@ def test_no_shape_of_a_trial_is_one_of_a_miniature(ranks: int) -> None:
         assert (tuple(sorted(sizes)) if operation == "product" else sizes) not in theirs[operation]
 
 
-def test_a_trial_is_written_and_read_as_it_is() -> None:
+def test_a_reference_step_is_written_and_read_as_it_is() -> None:
     one = timed(2, compiled=True)
     assert msgspec.json.decode(msgspec.json.encode(one), type=TimedReferenceStep) == one
 
