@@ -1,4 +1,4 @@
-"""The processor's caches that this process may use, as the system tells them; no torch is imported here."""
+"""The processor's caches that this process may use, as the system reports them; no torch is imported here."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-UNKNOWN_SHARE = 4 * 2**20  # of the caches, where the system does not tell: two to four times a usual second level
+UNKNOWN_SHARE = 4 * 2**20  # of the caches, where the system reports none: two to four times a usual second level
 PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 class Cache(NamedTuple):
-    """One cache: of which level, its bytes, and the numbers of the usable hardware threads that have it."""
+    """One cache: its level, its bytes, and the numbers of the usable hardware threads that share it."""
 
     level: int
     size: int
@@ -27,37 +27,39 @@ def usable_threads() -> frozenset[int]:
 
 
 def later_caches(processors: Path = PROCESSORS, usable: frozenset[int] | None = None) -> frozenset[Cache]:
-    """Caches of the second and later levels; empty where the system does not tell.
+    """Caches of the second and later levels; empty where the system reports none.
 
     Args:
         usable: numbers of hardware threads; None: those that this process may use.
     """
     usable = usable_threads() if usable is None else usable
-    found = set()
+    caches = set()
     for thread in usable:
-        for place in (processors / f"cpu{thread}" / "cache").glob("index*"):
+        for directory in (processors / f"cpu{thread}" / "cache").glob("index*"):
             with contextlib.suppress(OSError, ValueError):
                 level, size, sharing = (
-                    (place / name).read_text(encoding="ascii").strip() for name in ("level", "size", "shared_cpu_map")
+                    (directory / name).read_text(encoding="ascii").strip()
+                    for name in ("level", "size", "shared_cpu_map")
                 )
                 mask = int(sharing.replace(",", ""), 16)
                 threads = frozenset(number for number in usable if mask >> number & 1) or frozenset({thread})
                 if int(level) > 1:
-                    found.add(Cache(int(level), int(size.removesuffix("K")) * 1024, threads))
-    return frozenset(found)
+                    caches.add(Cache(int(level), int(size.removesuffix("K")) * 1024, threads))
+    return frozenset(caches)
 
 
 def share_bytes(processors: Path = PROCESSORS, usable: frozenset[int] | None = None) -> int:
-    """Of the second and later caches, the share of the first of the usable hardware threads among those that have them.
+    """Bytes of the second and later caches for one hardware thread: each cache divided by the threads that share it.
 
-    The sum over the levels, because a cache may hold what the one before it has put out (AMD's third level does).
-    `UNKNOWN_SHARE` where the system does not tell.
+    The thread is the first usable one. The levels are added, because a cache may hold what the previous level evicted
+    (as AMD's third level does). `UNKNOWN_SHARE` where the system reports no caches.
     """
     usable = usable_threads() if usable is None else usable
     caches = later_caches(processors, usable)
-    return sum(one.size // len(one.threads) for one in caches if min(usable) in one.threads) or UNKNOWN_SHARE
+    shares = (cache.size // len(cache.threads) for cache in caches if min(usable) in cache.threads)
+    return sum(shares) or UNKNOWN_SHARE
 
 
 def all_bytes(processors: Path = PROCESSORS, usable: frozenset[int] | None = None) -> int:
-    """Of all second and later caches together; 0 where the system does not tell."""
-    return sum(one.size for one in later_caches(processors, usable))
+    """Bytes of all second and later caches together; 0 where the system reports none."""
+    return sum(cache.size for cache in later_caches(processors, usable))

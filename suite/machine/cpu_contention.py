@@ -1,4 +1,4 @@
-"""With whom ranks shared the processors: what each saw, and what others took of them."""
+"""How ranks shared the processors: the times that each rank saw, and the shares of other processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         own: of this rank's process.
-        busy, steal, whole: of all processors: computing, taken by other guests of the host, and all there is.
+        busy, steal, whole: of all processors: in use, taken by other guests of the host, and the total.
     """
 
     own: float
@@ -22,12 +22,13 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def others_shares(of_ranks: Sequence[Shared | None]) -> tuple[float, float] | tuple[None, None]:
-    """What other processes, and other guests of the host, took of the processors in rank 0's time.
+    """Shares of the processors that other processes, and other guests of the host, used in rank 0's time.
 
-    None where the system does not tell.
+    None where the system does not report them.
     """
-    told = [shared for shared in of_ranks if shared is not None]
-    if len(told) < len(of_ranks) or not told or not told[0].whole:
+    reported = [shared for shared in of_ranks if shared is not None]
+    if len(reported) < len(of_ranks) or not reported or not reported[0].whole:
         return None, None
-    first = told[0]
-    return max(0.0, first.busy - sum(one.own for one in told)) / first.whole, first.steal / first.whole
+    first = reported[0]
+    ranks_seconds = sum(shared.own for shared in reported)
+    return max(0.0, first.busy - ranks_seconds) / first.whole, first.steal / first.whole

@@ -1,4 +1,4 @@
-"""Which devices this machine has, asked without importing torch here."""
+"""The devices of this machine, found without importing torch in this process."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def cuda_devices() -> int:
     """
     if not (Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()):
         return 0
-    return _told("--devices")
+    return _answer_of_torch("--devices")
 
 
 def cuda_memory_bytes() -> int:
-    """Memory of a CUDA device, in bytes: of several the least.
+    """Memory of the smallest CUDA device, in bytes.
 
     Raises:
         InputError: torch cannot be asked.
     """
-    return _told("--device-memory")
+    return _answer_of_torch("--device-memory")
 
 
-def _told(question: str) -> int:
+def _answer_of_torch(question: str) -> int:
     answer = subprocess.run(
         [sys.executable, "-m", "suite.execute", question], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if answer.returncode != 0:
         lines = answer.stderr.strip().splitlines() or ["no output"]
         raise InputError(
-            f"an NVIDIA driver is here, but torch cannot tell of its devices: {lines[-1]}",
+            f"an NVIDIA driver is installed, but torch cannot use its devices: {lines[-1]}",
             allowed="--device cpu",
             where="--device",
         )
@@ -55,7 +55,7 @@ def usable_cores() -> int:
 
 
 def resolved_device(choice: str) -> tuple[str, int]:
-    """The device kind to run on and how many ranks it has room for by default: 2 on the CPU, otherwise one a GPU.
+    """The device kind to run on, and its default number of ranks: 2 on the CPU, otherwise one per GPU.
 
     Raises:
         InputError: an unknown choice, or "cuda" without a CUDA device.

@@ -1,4 +1,4 @@
-"""What identifies a machine and its software: the facts that a record or a profile holds for."""
+"""The facts that identify a machine and its software; a record or a profile is valid for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from suite.paths import ROOT
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile holds for: another node, device, hardware or software makes it stale."""
+    """The facts that a profile is valid for: another node, device, hardware or software makes it stale."""
 
     node: str
     device: str
@@ -68,7 +68,7 @@ def _field(path: str, name: str) -> str:
 
 
 def cpu_named(path: str = "/proc/cpuinfo") -> str:
-    """The processor's name, and its generation: a virtual machine may call one of 2021 and one of 2023 "AMD EPYC"."""
+    """The processor's name and generation: virtual machines call processors of 2021 and of 2023 both "AMD EPYC"."""
     name = _field(path, "model name")
     family, model = _field(path, "cpu family"), _field(path, "model\t")
     return name if "unknown" in (family, model) else f"{name} (family {family}, model {model})"
@@ -91,8 +91,8 @@ def _gpu_models() -> list[str]:
 
 
 def software() -> dict[str, str]:
-    """Versions of this suite, Python, the system, the driver and the packages that decide results, as texts; and how
-    ranks get memory on their host."""
+    """Versions of this suite, Python, the system, the driver and the packages that affect results, and the settings of
+    the memory allocator, as texts."""
     facts = {
         "suite": suite_version(),
         "driver": _field("/proc/driver/nvidia/version", "NVRM version"),
@@ -107,10 +107,10 @@ def software() -> dict[str, str]:
 
 
 def fingerprint(device: str) -> Fingerprint:
-    """What a machine profile for "cpu" or "cuda" that is measured here and now holds for.
+    """The fingerprint of a machine profile for "cpu" or "cuda" that is measured here and now.
 
-    The suite's own version is no part of it: a profile is of the machine and of PyTorch. Memory is in GiB: what the
-    kernel keeps of it for itself differs from boot to boot.
+    The suite's version is not part of it, because a profile describes the machine and PyTorch. Memory is rounded to
+    GiB, because the part that the kernel reserves differs from boot to boot.
     """
     versions = {name: version for name, version in software().items() if name != "suite"}
     facts = hardware()

@@ -1,4 +1,4 @@
-"""How this machine's CPU computes 16-bit matrix products, told without importing torch."""
+"""How this machine's CPU computes 16-bit matrix products, determined without importing torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def kernels_for(precision: Precision, device: str) -> Kernels:
 def has_half_instructions(precision: Precision, flags: frozenset[str]) -> bool:
     """Whether PyTorch's products in `precision` use instructions for it on an x86 CPU with these flags.
 
-    As suite.execute.precision asks torch. No flags are known of another CPU: it is taken to have them.
+    The result equals torch's answer in suite.execute.precision. Other CPUs have no known flags; they count as having
+    the instructions.
     Source: ideep/utils.hpp, has_bf16_type_support and has_fp16_type_support (oneDNN's instruction sets avx512_core,
     avx512_core_fp16 and avx2_vnni_2).
     """
@@ -48,10 +49,10 @@ def _cpu_flags() -> frozenset[str]:
 
 
 class Kernels(NamedTuple):
-    """Where operators differ in the memory they take.
+    """The kernels of a machine, as far as the memory of operators depends on them.
 
     Args:
-        cuda: kernels of a GPU, else those of a CPU.
+        cuda: kernels of a GPU; otherwise those of a CPU.
         products_through_fp32: 16-bit products on a CPU that has no instructions for them (see kernels/half_matmul.py).
     """
 

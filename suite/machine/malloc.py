@@ -1,9 +1,9 @@
-"""How ranks get memory on their host: settings of the C library's allocator, by environment variables.
+"""Settings of the C library's memory allocator in ranks, by environment variables.
 
-PyTorch keeps freed memory of a GPU for the next tensor; on a CPU it leaves that to the C library. glibc by default maps
-every block of more than 32 MiB anew and hands the heap's free end back, so that each large tensor is faulted in page
-by page, in the kernel, every time it is made. Ranks keep their memory instead. On 2 cores of an AMD EPYC that took
-gpt2-mini's 1,024 tokens a step from 330 and 363 ms to 231 and 242 ms (two launches each, in turn, 2026-11-22).
+On a GPU, PyTorch keeps freed memory for the next tensor. On a CPU it leaves that to the C library. By default glibc
+maps every block of more than 32 MiB anew and returns the free end of the heap, so that the kernel faults in each large
+tensor page by page every time it is allocated. Ranks keep their memory instead. On 2 cores of an AMD EPYC this reduced
+a step of gpt2-mini (1,024 tokens) from 330 and 363 ms to 231 and 242 ms (two alternating launches each, 2026-11-22).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import os
 
 PREFIX = "MALLOC_"
-PRELOAD = "LD_PRELOAD"  # by which another allocator takes glibc's place
+PRELOAD = "LD_PRELOAD"  # replaces glibc's allocator by another one
 KEPT = {
     "MALLOC_MMAP_MAX_": "0",  # no block is mapped by itself
-    "MALLOC_TRIM_THRESHOLD_": str(2**62),  # bytes free at the heap's end from which they are handed back: never
+    "MALLOC_TRIM_THRESHOLD_": str(2**62),  # free bytes at the heap's end that are returned to the kernel: never
 }
 
 
 def settings() -> dict[str, str]:
-    """Environment variables of the allocator in a rank that this process starts; those set here win.
+    """Environment variables of the allocator in a rank that this process starts; those of this process override them.
 
     Source: mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; other C libraries than glibc read none of them.
     """
@@ -27,7 +27,7 @@ def settings() -> dict[str, str]:
 
 
 def described() -> str:
-    """The same as one text, with the allocator that is loaded before the C library's, if any."""
+    """The settings as one text, with the library that is preloaded, if any."""
     preload = os.environ.get(PRELOAD)
-    found = settings() | ({PRELOAD: preload} if preload else {})
-    return " ".join(f"{name}={value}" for name, value in sorted(found.items()))
+    variables = settings() | ({PRELOAD: preload} if preload else {})
+    return " ".join(f"{name}={value}" for name, value in sorted(variables.items()))

@@ -1,4 +1,4 @@
-"""The operations that a machine profile times and a simulated step lists: what paces each, and what it moves."""
+"""The operations that a machine profile times and a simulated step lists: their kinds, and the bytes that they move."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 class OperationKind(enum.StrEnum):
-    """What an operation's seconds go with."""
+    """The part of the machine whose speed decides an operation's seconds."""
 
     HOST = "host"
     PRODUCT = "product"
@@ -18,7 +18,7 @@ class OperationKind(enum.StrEnum):
 
 
 class Moved(NamedTuple):
-    """Least elements that are read and written for each of the input: of its own dtype, and of fp32."""
+    """The least elements that are read and written for each element of the input: in the input's dtype, and in fp32."""
 
     own: int = 0
     wide: int = 0
@@ -28,9 +28,9 @@ class Operation(NamedTuple):
     """One operation.
 
     Args:
-        forward, backward: what it moves.
-        cold: whether it is timed after the caches were overwritten, as an operator of a step finds them. Calls of the
-            host come one after the other and find their own data there.
+        forward, backward: elements that it moves.
+        cold: whether it is timed after the caches were overwritten, as an operator of a step finds them. Host calls
+            follow each other and find their data in the caches.
     """
 
     kind: OperationKind
@@ -44,8 +44,8 @@ _CAST = Operation(OperationKind.ELEMENTWISE, Moved(1, 1), Moved(1, 1))
 _HOST_CALL = Operation(OperationKind.HOST, cold=False)
 _MEMORY = Operation(OperationKind.ELEMENTWISE)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-# What the simulation of a step lists as the host's, and takes from what is timed under another name: a call from
-# `calls`; a node of autograd's graph and a start of its engine from the backward pass of `view`
+# Host calls that the simulation of a step lists, timed under other names: a call is timed by `calls`; a node of
+# autograd's graph and a start of its engine by the backward pass of `view`
 SIMULATED_HOST_CALLS = ("call", "node", "backward")
 
 OPERATIONS: dict[str, Operation] = {
@@ -63,17 +63,17 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(("bias", "accumulate", "sum_of_gradients"), Operation(OperationKind.ELEMENTWISE)),
     **dict.fromkeys(("copy", "triad", "host_to_device", "device_to_host"), _MEMORY),
     "adam": Operation(OperationKind.ELEMENTWISE, Moved(0, 7)),
-    "adam_tensors": Operation(OperationKind.HOST),  # what Adam takes for a tensor apart from its elements
+    "adam_tensors": Operation(OperationKind.HOST),  # Adam's time for a tensor, without its elements
     **dict.fromkeys(("calls", "view", "module", "weight_read", "checkpoint", "region", "sharded_unit"), _HOST_CALL),
     **dict.fromkeys(SIMULATED_HOST_CALLS, _HOST_CALL),
-    "engine": Operation(OperationKind.HOST),  # of the timing of a backward operator, and so timed as one
+    "engine": Operation(OperationKind.HOST),  # part of the timing of a backward operator, so it is timed as one
     **dict.fromkeys(COLLECTIVES, Operation(OperationKind.COLLECTIVE)),
 }
 HOST_CALLS = frozenset(name for name, operation in OPERATIONS.items() if not operation.cold)
 
 
 def moved_bytes(operation: str, variant: str, dtype: str) -> int:
-    """Least bytes that an operation moves for each element of its input; 0 where that is not known."""
+    """The least bytes that an operation moves for each element of its input; 0 if not known."""
     known = OPERATIONS[operation]
     moved = known.backward if variant == "backward" else known.forward
     return moved.own * ELEMENT_BYTES[dtype] + ELEMENT_BYTES["fp32"] * moved.wide

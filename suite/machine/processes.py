@@ -1,4 +1,4 @@
-"""Processes of a launch: tied to their parent, marked, found again and ended."""
+"""Processes of a launch: they are tied to their parent, marked, found by their mark, and ended."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-LAUNCH_VARIABLE = "SUITE_LAUNCH"  # marks every process of a launch, so that none is left behind
+LAUNCH_VARIABLE = "SUITE_LAUNCH"  # marks every process of a launch, so that all can be ended
 
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: no lock may be taken after a fork
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, because no lock may be taken after a fork
 _GONE_WITHIN_SECONDS = 10.0
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, also one that is stopped; Linux only."""
+    """Ask the kernel to kill this process when its parent dies, also if this process is stopped; Linux only."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """NAME=value entries of the process's environment; empty where it is gone or not ours to read."""
+    """NAME=value entries of the process's environment; empty if it has ended or cannot be read."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""Seconds as they were measured: points on axes with interpolation between, and lines of latency plus bandwidth."""
+"""Measured seconds: tables of points with interpolation between them, and lines of latency plus bandwidth."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from suite.machine.timings import Timing, median
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What is timed: everything but its sizes.
+    """A timed operation without its sizes.
 
     Args:
-        operation: of `suite.machine.operations`, for instance "product"; docs/calibration.md says what each is.
-        variant: of it: NN, NT or TN of a product, forward or backward of what autograd differentiates.
+        operation: of `suite.machine.operations`, for instance "product"; see docs/calibration.md.
+        variant: NN, NT or TN of a product; forward or backward of an operation with autograd.
         dtype: of the tensors: fp32, bf16 or fp16.
-        ranks: that do the same at once; of a collective those of its group.
-        compiled: by torch.compile; else eagerly.
+        ranks: that run it at once; for a collective, the ranks of its group.
+        compiled: by torch.compile; otherwise it runs eagerly.
     """
 
     operation: str
@@ -40,7 +40,7 @@ class Axis(msgspec.Struct, frozen=True):
 
     Args:
         points: increasing.
-        power: of this size with which seconds grow.
+        power: seconds grow with this power of the size.
     """
 
     name: str
@@ -60,14 +60,14 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     timings: tuple[Timing, ...]
 
     def seconds(self, sizes: Sequence[float]) -> float:
-        """Seconds at `sizes`, one an axis.
+        """Seconds at `sizes`, one per axis.
 
-        Multilinear in the sizes, each raised to its axis's power: exact at the points, between the corners' extremes
-        inside a cell, and exact everywhere for a fixed time plus products of different sizes: a product's c + M N K /
-        rate + (M K + K N + M N) / bandwidth, a rate that saturates as K / (K + k), or latency plus bandwidth. (In
-        logarithms such a law is convex: interpolated there, fp32 products of an AVX2 CPU came out 20 % too slow between
-        points a factor of 8 apart, 2026-11-21.) Below the first point of an axis it is that point's time, because a
-        call has a least time; beyond the last it grows with the axis's power.
+        The interpolation is multilinear in the sizes, each raised to its axis's power. It is exact at the points, and
+        between the corners' extremes inside a cell. It is exact everywhere for a fixed time plus products of different
+        sizes: a product's c + M N K / rate + (M K + K N + M N) / bandwidth, a rate that saturates as K / (K + k), or
+        latency plus bandwidth. (In logarithms such a law is convex. Interpolation there made fp32 products of an AVX2
+        CPU 20 % too slow between points a factor of 8 apart, 2026-11-21.) Below the first point of an axis the time is
+        that point's, because a call has a least time. Beyond the last point it grows with the axis's power.
         """
         factor = 1.0
         corners: list[list[tuple[int, float]]] = []
@@ -77,11 +77,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
             corners.append(_corners(axis, size))
         seconds = 0.0
         for corner in product(*corners):
-            place, weight = 0, 1.0
+            flat_index, weight = 0, 1.0
             for axis, (index, share) in zip(self.axes, corner, strict=True):
-                place = place * len(axis.points) + index
+                flat_index = flat_index * len(axis.points) + index
                 weight *= share
-            seconds += weight * self.timings[place].seconds
+            seconds += weight * self.timings[flat_index].seconds
         return factor * seconds
 
     def distance(self, sizes: Sequence[float]) -> float:
@@ -110,8 +110,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         unit: of the size: byte, tensor or call.
-        fixed_seconds: of the line: the latency.
-        seconds_per_unit: of the line: one over the bandwidth.
+        fixed_seconds: the latency of the line.
+        seconds_per_unit: one over the bandwidth of the line.
         residual: median over the points of |line / measured - 1|; `worst` its maximum.
     """
 
@@ -126,7 +126,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def units_per_second(self) -> float:
-        """The line's bandwidth; infinite where no size took longer than another."""
+        """The line's bandwidth; infinite if no size took longer than another."""
         return 1 / self.seconds_per_unit if self.seconds_per_unit else math.inf
 
     def fitted_seconds(self, size: float) -> float:
@@ -134,22 +134,22 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return self.fixed_seconds + self.seconds_per_unit * size
 
     def seconds(self, size: float) -> float:
-        """Seconds as measured, linear between neighbouring points (see `Table.seconds`)."""
+        """Measured seconds, linear between neighbouring points (see `Table.seconds`)."""
         return Table(subject=self.subject, axes=(Axis("size", self.sizes),), timings=self.timings).seconds([size])
 
 
 def scaled(line: Line, factor: float) -> Line:
-    """A line of which everything takes `factor` times as long."""
+    """The line with all seconds multiplied by `factor`."""
     timings = tuple(
         Timing(
-            factor * one.seconds,
-            factor * one.median,
-            factor * one.low,
-            factor * one.high,
-            one.repetitions,
-            one.warm_up,
+            factor * timing.seconds,
+            factor * timing.median,
+            factor * timing.low,
+            factor * timing.high,
+            timing.repetitions,
+            timing.warm_up,
         )
-        for one in line.timings
+        for timing in line.timings
     )
     return msgspec.structs.replace(
         line,
@@ -160,7 +160,7 @@ def scaled(line: Line, factor: float) -> Line:
 
 
 class MeasuredTimes(Protocol):
-    """What a machine profile answers."""
+    """The interface of a machine profile for predictions."""
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
         """Seconds of one call."""
@@ -170,14 +170,14 @@ class MeasuredTimes(Protocol):
 
 
 class EngineSeconds(NamedTuple):
-    """What the host does in a backward pass beside its operators: a start of autograd's engine, and each node."""
+    """The host's time in a backward pass besides operators: for a start of autograd's engine, and for each node."""
 
     start: float
     node: float
 
 
 def engine_seconds(measured: MeasuredTimes, *, ranks: int) -> EngineSeconds:
-    """Seconds of a start of autograd's engine and of a node, as the host's calls are timed.
+    """Seconds of a start of autograd's engine and of a node, timed as host calls.
 
     Raises:
         InputError: the backward pass of views was not measured as a line.
@@ -187,7 +187,7 @@ def engine_seconds(measured: MeasuredTimes, *, ranks: int) -> EngineSeconds:
 
 
 def engine_seconds_of_operator(measured: MeasuredTimes, *, ranks: int) -> float:
-    """Seconds of the start of the engine and the node that the timing of a backward operator has in it.
+    """Seconds of the engine's start and the node that are included in the timing of a backward operator.
 
     Raises:
         InputError: they were not measured as a line.
@@ -197,7 +197,7 @@ def engine_seconds_of_operator(measured: MeasuredTimes, *, ranks: int) -> float:
 
 
 class StraightLine(NamedTuple):
-    """A fit: seconds = fixed + per_unit * size, and how far off it is."""
+    """A fit, seconds = fixed + per_unit * size, and its relative errors."""
 
     fixed: float
     per_unit: float
@@ -210,16 +210,16 @@ def straight_line(sizes: Sequence[float], seconds: Sequence[float]) -> StraightL
 
     Sizes are distinct.
 
-    Through the largest, because of a bandwidth that is what is meant, and what larger ones are predicted by. A line
-    free in both parts follows the short ones, whose seconds vary most: on a link of 200 Mbyte/s messages of 256 bytes
-    to 200 kB took 0.7 to 4 ms whatever their size, and such lines had 146 to 239 Mbyte/s where 17 Mbyte took place at
-    159 to 173 (AMD EPYC, 2026-11-23).
+    The line passes through the largest size, because that size defines the bandwidth and larger sizes are predicted
+    from it. A fit with both parameters free follows the short messages, whose seconds vary most. On a link of 200
+    Mbyte/s, messages of 256 bytes to 200 kB took 0.7 to 4 ms, independent of their size, and free fits had 146 to 239
+    Mbyte/s where messages of 17 Mbyte reached 159 to 173 (AMD EPYC, 2026-11-23).
 
     With X and Y of the largest point, u = 1 - x / X, v = Y x / X:
         fixed    = (sum of u (y - v) / y^2) / (sum of u^2 / y^2)
         per_unit = (Y - fixed) / X
-    A fixed part that comes out negative is 0. Where the fixed part comes out as Y or more, to rounding, the largest
-    takes no longer than the others: `per_unit` is 0, and the fixed part is fitted to all points.
+    A negative fixed part becomes 0. If the fixed part is Y or more, to rounding, the largest size takes no longer than
+    the others: then `per_unit` is 0, and the fixed part is fitted to all points.
 
     Raises:
         ValueError: fewer than two sizes.
