@@ -1,1 +1,1 @@
-"""All that a rank is told, and the events that it reports."""
+"""The input of a rank, and the events that it reports."""

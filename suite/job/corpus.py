@@ -1,4 +1,4 @@
-"""Real text to tokens: found, hashed, byte-pair encoded at the wanted vocabulary, cached by hash."""
+"""Turns real text into tokens: hashes it, byte-pair encodes it with the wanted vocabulary, and caches it by the hash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-PIECE_BYTES = 16 * 1024
+DOCUMENT_BYTES = 16 * 1024
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
 
 
@@ -40,7 +40,7 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standard_library_files() -> list[Path]:
-    """The running Python's own sources, sorted, tests left out."""
+    """The sources of the running Python's standard library, sorted, without tests."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [path for path in root.rglob("*.py") if not set(path.relative_to(root).parts) & set(_LEFT_OUT)]
     return sorted(files)
@@ -71,7 +71,7 @@ def corpus_files(path: Path | None) -> list[Path]:
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
-    """Every file below; a directory that cannot be read is an error, not left out."""
+    """Every file below `directory`. A directory that cannot be read is an error."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -91,7 +91,7 @@ def _texts(files: list[Path]) -> Iterator[str]:
 
 
 def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -> Corpus:
-    """Tokens of the corpus at `path` (None: the standard library's sources), from the cache where it has them.
+    """Tokens of the corpus at `path` (None: the standard library's sources), from the cache if it has them.
 
     The byte-pair encoding is trained on the same text; documents end with an end-of-text token.
 
@@ -110,10 +110,10 @@ def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -
 
 
 def tokenised_documents(path: Path | None, *, vocabulary: int, least_tokens: int) -> tuple[Corpus, Texts]:
-    """The same tokens, with what it takes to make them again from each document: encoding and documents' places.
+    """The same tokens, with the encoding and the documents' offsets, from which each document can be tokenised again.
 
-    Documents are pieces of at most 16 KiB, so that a sample takes about as long as another one, wherever it lies. They
-    have files of their own: an encoding that is trained again may differ where pairs are equally frequent.
+    Documents are at most 16 KiB long, so that all samples take about as long. They have separate files, because an
+    encoding that is trained again may differ where pairs are equally frequent.
 
     Raises:
         InputError: as `tokenised_corpus`.
@@ -123,43 +123,43 @@ def tokenised_documents(path: Path | None, *, vocabulary: int, least_tokens: int
     digest, text_bytes = _digest(texts)
     _check_size(text_bytes, vocabulary, where)
     stem = f"{digest[:32]}-{vocabulary}"
-    target, tokenizer, whole, places = (
+    target, tokenizer, text_file, offsets = (
         cache_directory() / f"{stem}.{name}"
         for name in ("pieces.tokens", "tokenizer.json", "pieces.text", "pieces.json")
     )
-    if not all(file.exists() for file in (target, tokenizer, whole, places)):
-        pieces = [piece for text in texts for piece in _pieces(text)]
+    if not all(file.exists() for file in (target, tokenizer, text_file, offsets)):
+        documents = [document for text in texts for document in _documents(text)]
         encoding = _trained(texts, vocabulary, where)
-        tokens, starts = _tokens(encoding, pieces)
-        encoded = [piece.encode() for piece in pieces]
+        tokens, starts = _tokens(encoding, documents)
+        encoded = [document.encode() for document in documents]
         ends = itertools.accumulate(map(len, encoded), initial=0)
         _write_bytes(tokenizer, encoding.to_str().encode())
-        _write_bytes(whole, b"".join(encoded))
-        _write_bytes(places, msgspec.json.encode(Documents([*ends], [*starts, len(tokens)])))
+        _write_bytes(text_file, b"".join(encoded))
+        _write_bytes(offsets, msgspec.json.encode(Documents([*ends], [*starts, len(tokens)])))
         _write(target, tokens)
     corpus = _checked(path, target, digest, text_bytes, len(texts), vocabulary, least_tokens, where)
-    return corpus, Texts(tokenizer_file=str(tokenizer), text_file=str(whole), documents_file=str(places))
+    return corpus, Texts(tokenizer_file=str(tokenizer), text_file=str(text_file), documents_file=str(offsets))
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """The text in parts of at most PIECE_BYTES, whole lines where they are no longer; nothing of an empty one."""
-    piece: list[str] = []
+def _documents(text: str) -> Iterator[str]:
+    """The text in documents of at most DOCUMENT_BYTES, of whole lines where these are no longer."""
+    parts: list[str] = []
     size = 0
     for line in text.splitlines(keepends=True):
-        for start in range(0, len(line), PIECE_BYTES // 4):  # a character has at most 4 bytes
-            part = line[start : start + PIECE_BYTES // 4]
+        for start in range(0, len(line), DOCUMENT_BYTES // 4):  # a character has at most 4 bytes
+            part = line[start : start + DOCUMENT_BYTES // 4]
             length = len(part.encode())
-            if size + length > PIECE_BYTES:
-                yield "".join(piece)
-                piece, size = [], 0
-            piece.append(part)
+            if size + length > DOCUMENT_BYTES:
+                yield "".join(parts)
+                parts, size = [], 0
+            parts.append(part)
             size += length
-    if piece:
-        yield "".join(piece)
+    if parts:
+        yield "".join(parts)
 
 
 def _digest(texts: list[str]) -> tuple[str, int]:
-    """The hash of all texts, and their bytes."""
+    """The hash of all texts, and their size in bytes."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode("utf-8"))
@@ -213,7 +213,7 @@ def _encoded(texts: list[str], vocabulary: int, where: str) -> array.array[int]:
 
 
 def _trained(texts: list[str], vocabulary: int, where: str) -> Tokenizer:
-    # imported here: only a corpus that is not cached needs it
+    # imported here, because only a corpus that is not cached needs it
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -237,7 +237,7 @@ def _trained(texts: list[str], vocabulary: int, where: str) -> Tokenizer:
 
 
 def _tokens(tokenizer: Tokenizer, texts: list[str]) -> tuple[array.array[int], list[int]]:
-    """The tokens of all texts, an end-of-text behind each, and the place of each text's first one."""
+    """The tokens of all texts, each followed by an end-of-text token, and the index of each text's first token."""
     (end,) = tokenizer.encode(END_OF_TEXT).ids
     tokens = array.array("i")
     starts = []
@@ -249,12 +249,12 @@ def _tokens(tokenizer: Tokenizer, texts: list[str]) -> tuple[array.array[int], l
 
 
 def _write(target: Path, tokens: array.array[int]) -> None:
-    """Write the tokens beside the target and move them into place, so that a reader never sees a part."""
+    """Write the tokens to a temporary file and rename it, so that a reader never sees a part."""
     _write_whole(target, tokens.tofile)
 
 
 def _write_bytes(target: Path, data: bytes) -> None:
-    """Write the bytes likewise."""
+    """Write the bytes in the same way."""
     _write_whole(target, lambda file: file.write(data))
 
 

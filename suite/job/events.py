@@ -1,4 +1,4 @@
-"""What ranks report: the events of a launch, and the files that they lie in."""
+"""The events that the ranks of a launch report, and the paths of their files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.machine.cpu_speed import SpeedSample
 
 
 class Status(enum.StrEnum):
-    """How a launch ended; apart from whether its figures agree."""
+    """How a launch ended, independent of whether its figures agree."""
 
     OK = "ok"
     HANG = "hang"
@@ -25,7 +25,7 @@ class Status(enum.StrEnum):
 
 
 class StepKind(enum.StrEnum):
-    """What a step's time is good for: only that of timed steps counts. Profiled ones say where it went."""
+    """The purpose of a step. Only the time of timed steps counts; profiled steps show how it is spent."""
 
     WARM_UP = "warm-up"
     COUNTED = "counted"
@@ -48,12 +48,12 @@ class Phase(msgspec.Struct, frozen=True, tag="phase"):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """One step as a rank saw it: the mean loss over ranks, and its own wall time.
+    """One step on one rank: the mean loss over ranks, and this rank's wall time.
 
     Args:
-        gradient_norm: of the whole model, before clipping and without the loss scale; infinite or NaN is null.
-        loss_scale: the scale that it ran with; None where the precision needs none.
-        skipped: its gradient was not finite at that scale on some rank, and nothing was updated.
+        gradient_norm: of the whole model, before clipping and without the loss scale; None if infinite or NaN.
+        loss_scale: of this step; None where the precision needs none.
+        skipped: whether the gradient was not finite on some rank, so that nothing was updated.
     """
 
     step: int
@@ -76,28 +76,30 @@ class CountedCollective(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
-    """What a rank counted.
+    """The counts and times of a rank.
 
     Args:
-        coordinates: mesh axis -> this rank's place on it.
+        coordinates: mesh axis -> this rank's coordinate on it.
         parameters: elements of the parameters that this rank stores.
-        own_parameters: of them, those that no other rank counts: summed over the ranks of one data-parallel place (over
-            all ranks where parameters are sharded), the whole model.
+        own_parameters: those that no other rank counts. Their sum over the ranks with one data-parallel coordinate
+            (over all ranks where parameters are sharded) is the whole model.
         model_flop, hardware_flop: of its share of one step, without and with recomputation.
         activation_bytes: kept for the backward pass of one micro-batch.
         peak_bytes: the largest sum of blocks that PyTorch's allocator held at a time in one step, executed eagerly.
-        worked_seconds: in which this rank's chunks of a pipeline computed, of each timed step; empty without pipeline.
-        pipeline_seconds: that the pipeline took, from its first pass to this rank's last message, likewise.
-        interface_sent_bytes: bytes a timed step that left the job's interface; None where none is named.
+        worked_seconds: of each timed step, the time in which this rank's chunks of a pipeline computed; empty without
+            pipeline.
+        pipeline_seconds: of each timed step, the time from the pipeline's first pass to this rank's last message; empty
+            without pipeline.
+        interface_sent_bytes: sent through the job's interface in a timed step; None where none is named.
         term_seconds: `StepTerm` -> seconds of this rank's median timed step; empty where no step was profiled.
-        shared: with whom it shared the processors; None where the system does not tell.
-        resident_bytes: the largest resident set of its process before its timed steps; None where not told.
+        shared: how it shared the processors; None where the system does not report it.
+        resident_bytes: the largest resident set of its process before its timed steps; None where not reported.
         reserved_bytes: the most that CUDA's allocator reserved in the step of `peak_bytes`; None on the CPU.
         cpu_speed: median of the samples between timed steps; None on a GPU. Stored as "pace".
-        synchronisations: how often the counted step read numbers of the device, as `SynchronisationCounter` counts.
-        no_terms: why it is empty, and why a trace was not written; empty where nothing went wrong.
-        arithmetic: how matrix products are computed where that is not the dtype's own instructions, and by what kernels
-            the rest where they are not PyTorch's.
+        synchronisations: how often the counted step read numbers from the device (see `SynchronisationCounter`).
+        no_terms: why `term_seconds` is empty, and why a trace was not written; empty where nothing went wrong.
+        arithmetic: how matrix products are computed where not by the dtype's own instructions, and which kernels
+            compute the rest where not PyTorch's.
     """
 
     coordinates: dict[str, int]
@@ -174,5 +176,5 @@ def trace_path(trace: str, rank: int) -> str:
 
 
 def memory_snapshot_path(trace: str, rank: int) -> str:
-    """The file beside a rank's trace for what the CUDA allocator did in the profiled steps."""
+    """The file next to a rank's trace with the events of the CUDA allocator in the profiled steps."""
     return f"{trace_path(trace, rank)}.memory.pickle"

@@ -1,4 +1,4 @@
-"""How a training script is written, where it is not written as the suite writes its own."""
+"""Options of a training script that differ from the suite's own defaults."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 
 import msgspec
 
-POWER_SGD_RANK = 4  # of the factors that stand for a gradient matrix
+POWER_SGD_RANK = 4  # of the factors that approximate a gradient matrix
 
 
 class Update(enum.StrEnum):
-    """By what the optimizer's step is computed; all but the last are the recipe's Adam."""
+    """The implementation of the optimizer's step; all but the last compute the recipe's Adam."""
 
     FOREACH = "foreach"
     LOOP = "loop"
@@ -19,12 +19,12 @@ class Update(enum.StrEnum):
 
 
 class Texts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a script that tokenises finds its text.
+    """The files of a script that tokenises its text.
 
     Args:
         tokenizer_file: the byte-pair encoding, in the tokenizers library's JSON.
-        text_file: all documents, UTF-8, one behind the other.
-        documents_file: JSON of the documents' places in it, and among the tokens.
+        text_file: all documents, concatenated, in UTF-8.
+        documents_file: JSON of the documents' offsets in the text and in the tokens (`Documents`).
     """
 
     tokenizer_file: str
@@ -33,27 +33,27 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Documents(msgspec.Struct, frozen=True):
-    """The documents of a corpus: where each one begins, in bytes of the text and in tokens; and where the last ends."""
+    """The documents of a corpus: the offset of each one, in bytes of the text and in tokens, and the end of the last."""
 
-    byte_places: list[int]
-    token_places: list[int]
+    byte_offsets: list[int] = msgspec.field(name="byte_places")
+    token_offsets: list[int] = msgspec.field(name="token_places")
 
 
 class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script does in another way than the suite; by default nothing.
+    """The differences between a script and the suite's own; by default there are none.
 
     Args:
-        tokenises: whether each sample's documents are read and tokenised anew.
-        workers: processes that make batches ahead; 0: they are made when they are needed.
-        pinned: whether batches lie in page-locked memory and are copied one ahead, on a stream of their own. CUDA only.
+        tokenises: whether each sample's documents are read and tokenised every time.
+        workers: processes that prepare batches ahead; 0: batches are made when they are needed.
+        pinned: whether batches are in page-locked memory and copied one ahead on a separate stream. CUDA only.
         synchronises: whether every step waits for a number of every micro-batch and of every parameter, and logs the
             weights' norm with autograd recording.
-        keeps_gradients: whether gradients are zeroed where they lie, and so stay allocated.
-        in_place: whether operators write into their inputs where autograd lets them.
-        offloads_activations: whether what autograd keeps lies in the host's memory. CUDA only.
+        keeps_gradients: whether gradients are zeroed in place, and so stay allocated.
+        in_place: whether operators write into their inputs where autograd allows it.
+        offloads_activations: whether saved activations are kept in the host's memory. CUDA only.
         loss_chunks: parts of a micro-batch's tokens whose logits exist one after the other.
         cpp_operator: whether scale, mask and softmax are one operator, written in C++.
-        rung: of the ladder, "speed/compile"; empty of the suite's own script.
+        rung: of the ladder, for example "speed/compile"; empty for the suite's own script.
         texts: of a script that tokenises.
     """
 
@@ -75,14 +75,14 @@ DEFAULT_OPTIONS = TrainingOptions(rung="")
 
 
 class KernelChoice(enum.StrEnum):
-    """By what a decoder computes all but its matrix products."""
+    """The kernels that compute everything in a decoder except matrix products."""
 
     TORCH = "torch"
     TRITON = "triton"
 
 
 class Averaging(enum.StrEnum):
-    """How gradients, or what takes their place, are averaged over the data-parallel ranks."""
+    """How gradients, or what replaces them, are averaged over the data-parallel ranks."""
 
     EXACT = "exact"
     FP16 = "fp16"

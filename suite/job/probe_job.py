@@ -1,4 +1,4 @@
-"""What a probe's ranks are told to repeat, exchange and verify, and what they tell back: the data both sides share."""
+"""The input of a probe's ranks, which repeat, exchange and verify, and the events that they report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from suite.machine.cpu_contention import Shared
 
 
 class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One probe, as its ranks read it; what has a count or time of 0 is left out.
+    """One probe, as its ranks read it. Checks with a count or time of 0 are skipped.
 
     Args:
         directory: where every rank writes its events.
@@ -17,11 +17,11 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
         replays: how often each rank alone repeats the same training of `replay_steps` steps.
         samples: of a step.
         exchanges: how often each pair of ranks, and all of them together, exchange `exchange_bytes` at least.
-        exchange_seconds: that all pairs in turn, and all ranks together, go on exchanging and comparing what came:
-            processors change their speed several times a second.
-        soak_seconds: that products and copies of `soak_bytes` are verified for, on every rank; 0 bytes: of what is free
-            when the soak begins, 95 % on "cuda", otherwise 90 % divided over the ranks.
-        collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
+        exchange_seconds: how long all pairs in turn, and all ranks together, exchange messages and compare them. It is
+            this long because processors change their speed several times a second.
+        soak_seconds: how long every rank verifies products and copies of `soak_bytes`. 0 bytes: of the memory that is
+            free when the soak begins, 95 % on "cuda", otherwise 90 % divided over the ranks.
+        collective_timeout_seconds: of the process group; a fallback for the launcher's hang guard.
     """
 
     directory: str
@@ -43,7 +43,7 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag="replayed"):
-    """Hashes of one step of one replay, as hex digits: of the loss, of all gradients, of all parameters behind it."""
+    """Hashes of one step of one replay, as hex digits: of the loss, all gradients, and all parameters after the step."""
 
     replay: int
     step: int
@@ -54,12 +54,12 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag="replayed"):
 
 
 class Exchanged(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged"):
-    """Messages of known contents that arrived.
+    """Received messages of known contents.
 
     Args:
-        peer: rank at the other end; None for an all-reduce of all.
-        seconds: of the fastest message one way, half a round trip; of the fastest all-reduce.
-        wrong: elements that were not what was sent, or not the sum; `first` describes the first one.
+        peer: the rank at the other end; None for an all-reduce of all ranks.
+        seconds: of the fastest message one way (half a round trip), or of the fastest all-reduce.
+        wrong: elements that differ from what was sent, or from the sum; `first` describes the first one.
     """
 
     peer: int | None
@@ -71,7 +71,7 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged"):
 
 
 class Soaked(msgspec.Struct, frozen=True, kw_only=True, tag="soaked"):
-    """Memory and products that were verified on one rank."""
+    """Verified memory and products of one rank."""
 
     bytes: int
     passes: int
@@ -81,11 +81,11 @@ class Soaked(msgspec.Struct, frozen=True, kw_only=True, tag="soaked"):
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
-    """A rank has done everything.
+    """A rank has finished the probe.
 
     Args:
-        shared: with whom it shared the processors during the exchanges; None without any, and where the system does not
-            tell.
+        shared: how it shared the processors during the exchanges; None without exchanges, or where the system does not
+            report it.
     """
 
     environment: dict[str, str]

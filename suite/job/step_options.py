@@ -1,4 +1,4 @@
-"""How a step is executed, as far as predictions depend on it, besides the workload."""
+"""How a step is executed, as far as predictions depend on it, apart from the workload."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from suite.machine.half_precision import Kernels
 
 
 class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same on all ranks of a launch.
+    """The execution options that all ranks of a launch share.
 
     Args:
         kernels: of the machine that runs it.

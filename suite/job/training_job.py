@@ -1,4 +1,4 @@
-"""What the launcher tells the ranks, and what they tell back: the data that both sides share."""
+"""The input of a training launch's ranks."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         device: "cpu" or "cuda".
         tokens_file: little-endian int32 tokens; `tokens` of them.
         directory: where every rank writes its events.
-        interface: network interface that only this rank's messages leave by; None where ranks share one.
-        collective_timeout_seconds: the process group's own bound, a fallback behind the launcher's hang guard.
+        interface: network interface that only this rank's messages use; None where ranks share one.
+        collective_timeout_seconds: of the process group; a fallback for the launcher's hang guard.
         threads: arithmetic threads of a rank, for "cpu".
         kernels: of norms, activations, rotation, softmax and loss.
-        trace: the file for the profiled steps of rank 0 (see `trace_path`); None where nobody asked for one.
+        trace: the file for the profiled steps of rank 0 (see `trace_path`); None if no trace was requested.
         averaging: over the data-parallel ranks.
-        exact_steps: at the beginning, averaged exactly whatever `averaging` is.
-        renewal: of 1-bit Adam's second moment by exact steps, whenever the steps behind the first ones have doubled.
-        script: what a rung of the ladder does in another way.
+        exact_steps: first steps that are averaged exactly, whatever `averaging` is.
+        renewal: whether exact steps renew 1-bit Adam's second moment, each time the steps after the first ones doubled.
+        script: the training options of a rung of the ladder.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.layout.ranks
 
     def step_options(self, kernels: Kernels) -> StepOptions:
-        """How its steps are executed by the kernels of a machine."""
+        """How its steps are executed with the kernels of a machine."""
         return StepOptions(kernels=kernels, compiled=self.compiled, training=self.script, averaging=self.averaging)
 
     @property

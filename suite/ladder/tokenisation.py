@@ -24,7 +24,7 @@ def sample_seconds(texts: Texts, *, tokens: int, sequence: int, seed: int) -> fl
     documents = msgspec.json.decode(Path(texts.documents_file).read_bytes(), type=Documents)
     tokenizer = Tokenizer.from_file(texts.tokenizer_file)
     places = random.Random(seed)
-    bytes_at, tokens_at = documents.byte_places, documents.token_places
+    bytes_at, tokens_at = documents.byte_offsets, documents.token_offsets
     begin = time.perf_counter()
     done = 0
     while done < LEAST_SAMPLES or time.perf_counter() - begin < MOST_SECONDS:

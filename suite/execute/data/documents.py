@@ -26,7 +26,7 @@ class TokenisedDocuments:
         (self._end,) = self._tokenizer.encode(END_OF_TEXT).ids
 
     def __getitem__(self, place: slice) -> Tensor:
-        bytes_at, tokens_at = self._documents.byte_places, self._documents.token_places
+        bytes_at, tokens_at = self._documents.byte_offsets, self._documents.token_offsets
         number = bisect_right(tokens_at, place.start) - 1
         first = tokens_at[number]
         tokens: list[int] = []
