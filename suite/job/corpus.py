@@ -1,4 +1,4 @@
-"""Turns real text into tokens: hashes it, byte-pair encodes it with the wanted vocabulary, and caches it by the hash."""
+"""Turns real text into tokens: hashes it, byte-pair encodes it with the wanted vocabulary, caches it by the hash."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Documents(msgspec.Struct, frozen=True):
-    """The documents of a corpus: the offset of each one, in bytes of the text and in tokens, and the end of the last."""
+    """A corpus of documents: the offset of each one, in bytes of the text and in tokens, and the end of the last."""
 
     byte_offsets: list[int] = msgspec.field(name="byte_places")
     token_offsets: list[int] = msgspec.field(name="token_places")

@@ -43,7 +43,7 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag="replayed"):
-    """Hashes of one step of one replay, as hex digits: of the loss, all gradients, and all parameters after the step."""
+    """Hashes of one step of one replay, as hex digits: loss, gradients, and parameters after the step."""
 
     replay: int
     step: int
