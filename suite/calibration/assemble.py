@@ -1,4 +1,4 @@
-"""The ranks' reports of one calibration, as a profile."""
+"""Assembles a profile from the ranks' reports of a calibration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from suite.machine.timings import Repetitions, Timing, middle_over_ranks, over_r
 def assembled(
     calibration: Calibration, events: list[list[Event]], fingerprint: Fingerprint, load_before: float | None
 ) -> Profile:
-    """The profile in the ranks' reports: lines fitted, each check compared with the table that it was planned for."""
+    """The profile from the ranks' reports: lines are fitted, and each check is compared with its table."""
     timings = timings_of_tasks(calibration.planned, events)
     timed = list(zip(calibration.planned, timings, strict=True))
     tables = {
@@ -56,7 +56,7 @@ def assembled(
 
 
 def fitted_lines(planned: Sequence[Planned], timings: Sequence[tuple[Timing, ...]]) -> list[Line]:
-    """Latency and bandwidth of each task that is timed along one line."""
+    """Latency and bandwidth of each task that is timed along a line."""
     return [
         fitted(entry.task.subject, entry.unit, [float(size) for (size,) in entry.task.sizes], points)
         for entry, points in zip(planned, timings, strict=True)
@@ -65,7 +65,7 @@ def fitted_lines(planned: Sequence[Planned], timings: Sequence[tuple[Timing, ...
 
 
 def _reference_steps(calibration: Calibration, events: list[list[Event]]) -> list[TimedReferenceStep]:
-    """The ranks' mean of the median over all steps of each: what is reported of a launch is the median too."""
+    """For each reference step, the mean over ranks of the median over steps. A launch also reports medians."""
     timed = []
     for number, step in enumerate(calibration.reference_steps):
         reports = [
@@ -79,7 +79,7 @@ def _reference_steps(calibration: Calibration, events: list[list[Event]]) -> lis
 
 
 def timings_of_tasks(planned: Sequence[Planned], events: list[list[Event]]) -> list[tuple[Timing, ...]]:
-    """Of every task its points, over all rounds and over the ranks that took part."""
+    """The timings of every task, point by point, over all rounds and over the ranks that took part."""
     rounds: dict[tuple[int, int], list[tuple[Repetitions, ...]]] = {}  # of a rank and a task
     for rank, of_rank in enumerate(events):
         for event in of_rank:
@@ -131,7 +131,7 @@ def _cpu_speed(ends: Sequence[Calibrated]) -> dict[int, SpeedSample]:
 
 
 def load_average() -> float | None:
-    """Of one minute; None where the system reports none."""
+    """The load average of one minute; None where the system reports none."""
     try:
         return os.getloadavg()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""One calibration: planned, measured by ranks under torchrun, and stored as this machine's profile."""
+"""Runs one calibration: plans it, measures with ranks under torchrun, and stores the machine's profile."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from suite.machine.profile import Profile, encode, machines_directory
 from suite.records import store
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
-USUAL_SECONDS = 90.0  # from start to end, as those who wait are shown
+USUAL_SECONDS = 90.0  # from start to end, as printed to a waiting user
 
 
 class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for; `ranks` None: 2 on the CPU, otherwise all GPUs."""
+    """The request of a user; `ranks` None: 2 on the CPU, otherwise all GPUs."""
 
     results: Path
     ranks: int | None = None
@@ -40,7 +40,7 @@ class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a calibration ended; no profile and no path where it did not end well.
+    """How a calibration ended. Profile and path are missing if it failed.
 
     Args:
         ranks_at_fault, log_tail: see `suite.launch.launcher.LaunchOutcome`.
@@ -55,7 +55,7 @@ class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planned_calibration(request: CalibrationRequest, density: Density | None = None) -> Calibration:
-    """The checked plan for a request, as dense as is usual for the device unless told otherwise.
+    """The checked plan for a request, by default with the usual density of the device.
 
     Raises:
         InputError: unknown device, ranks out of range, or a results directory that cannot be written.
@@ -80,7 +80,7 @@ def planned_calibration(request: CalibrationRequest, density: Density | None = N
 
 
 def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) -> CalibrationResult:
-    """Measure what is planned, and store the profile below the results directory when all of it is there.
+    """Measure everything that is planned, and store the profile below the results directory.
 
     Raises:
         InputError: the results directory cannot be written.
@@ -99,7 +99,7 @@ def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) 
 
 
 def failed(outcome: LaunchOutcome) -> CalibrationResult:
-    """How a calibration ended whose ranks did not all report."""
+    """The result of a calibration whose ranks did not all report."""
     return CalibrationResult(
         status=outcome.status,
         message=outcome.message,
@@ -119,8 +119,8 @@ def measured(
     """Launch the ranks and wait for their reports.
 
     Args:
-        cores: that the ranks on all hosts divide.
-        interface: of several hosts; None: whichever the library chooses.
+        cores: number of cores that the ranks on all hosts share.
+        interface: of several hosts; None: the library chooses.
     """
     identity = store.new_identity()
     with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as scratch:
@@ -143,9 +143,9 @@ def measured(
 
 
 def stored(profile: Profile, path: Path) -> Path:
-    """Write the profile whole, never over another one: a second one of the same machine has the time in its name.
+    """Write the profile, never over another one. A second one of the same machine has the time in its name.
 
-    Of several that end in the same second, all but one have a number of chance too.
+    If several end in the same second, all but one also have a random number in their names.
     """
     data = encode(profile)
     with contextlib.suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""Two profiles of one machine as one: what was measured before, and what was measured in addition."""
+"""Combines two profiles of one machine: an earlier one, and one that was measured in addition."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from suite.machine.profile import Profile
 
 
 def combined(before: Profile, added: Profile) -> Profile:
-    """Everything that both have; of lines and reference steps of the same subject the added ones.
+    """Everything in both profiles. For equal lines and reference steps, the added ones replace the earlier ones.
 
-    Conditions are those of the addition, which was measured last: how busy the machine was with others.
+    The conditions (how busy the machine was) are those of the added profile, which was measured last.
     """
     subjects = {line.subject for line in added.lines}
     reference_steps = [timed.step for timed in added.reference_steps]

@@ -1,4 +1,4 @@
-"""A profile with what it lacks: more ranks at once, or messages between hosts."""
+"""Extends a profile by measurements that it lacks: more ranks at once, or messages between hosts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def between_hosts(
     interface: str | None,
     on_event: Callable[[int, Event], None],
 ) -> CalibrationResult:
-    """`profile` with messages as they are between hosts that have a rank each: measured now, and stored nowhere.
+    """`profile` with the times of messages between hosts, one rank each. They are measured now and not stored.
 
-    Everything else a rank does there is what it does on this machine.
+    All other times remain those of this machine.
 
     Args:
-        interface: of the hosts; None: whichever the library chooses.
+        interface: of the hosts; None: the library chooses.
     """
     ranks, device = len(hosts.names), profile.fingerprint.device
     density, cores = DENSITIES[device], usable_cores() * (ranks if hosts.elsewhere else 1)
@@ -68,11 +68,11 @@ def with_ranks(
     on_event: Callable[[int, Event], None],
     density: Density | None = None,
 ) -> CalibrationResult:
-    """`profile` with what so many ranks at once take, more than it has: measured now, and stored nowhere.
+    """`profile` extended to `ranks` ranks at once, more than it has. The times are measured now and not stored.
 
-    Where they are more than cores that is their messages, and what one for each core takes where the profile has fewer
-    (see `suite.machine.oversubscription`). Its conditions are those of now: how busy the machine was with others. Its
-    CPU speed is that of the times in it: where oversubscribed ranks' arithmetic was timed before, it has none for them.
+    For more ranks than cores, only messages are measured, and one rank per core where the profile has fewer (see
+    `suite.machine.oversubscription`). The conditions (how busy the machine was) are the new ones. The CPU speed is that
+    of the times in the profile: if one rank per core was timed before, there is none for the oversubscribed ranks.
 
     Args:
         density: None: the device's; on a CPU the quick one.
@@ -90,8 +90,8 @@ def with_ranks(
             planned += computing(used, device=device, cores=cores, counts=[cores], density=density)
     else:
         planned = plan(used, device=device, cores=cores, ranks=ranks, density=density, counts=(ranks,))
-        every = reference_steps(device=device, cores=cores, ranks=ranks, density=density)
-        steps = [step for step in every if step.layout.ranks == ranks]
+        all_steps = reference_steps(device=device, cores=cores, ranks=ranks, density=density)
+        steps = [step for step in all_steps if step.layout.ranks == ranks]
     calibration = Calibration(
         device=device, ranks=ranks, results=Path(), planned=planned, reference_steps=steps, rounds=density.rounds
     )

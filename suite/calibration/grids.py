@@ -1,4 +1,4 @@
-"""Grids of sizes around the miniatures' shapes, none of which is on them, and sizes that check the interpolation."""
+"""Grids of sizes around the miniatures' shapes, without these shapes, and sizes that check the interpolation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from suite.machine.profile import REPEATED, UNSEEN
 from suite.machine.timing_tables import Axis, Subject
 
 PASSES = ("forward", "backward")
-MOST_ROW_ELEMENTS = 2**30  # of one tensor, about: 4 GB in fp32; longer ones are extrapolated by their rows
+MOST_ROW_ELEMENTS = 2**30  # approximate limit of a tensor, 4 GB in fp32; longer ones are extrapolated by their rows
 MOVES = ("copy", "triad")
-AXIS_STEPS = {"batch * heads": 1, "sequence": 8, "head_dim": 4}  # that sizes are multiples of; else the density's
+AXIS_STEPS = {"batch * heads": 1, "sequence": 8, "head_dim": 4}  # steps of these axes; others have the density's
 SEED = 6
 
 
 class Grid(NamedTuple):
-    """Points on axes, whose product is timed.
+    """Points on axes; their product is timed.
 
     Args:
-        left_out: sizes that the miniatures have: no point of the calibration is one of them.
-        step: that sizes between the points are multiples of, where they fit.
+        left_out: sizes of the miniatures; no point of the calibration is one of them.
+        step: sizes between the points are multiples of it, where they fit.
     """
 
     subject: Subject
@@ -35,15 +35,15 @@ class Grid(NamedTuple):
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """All points, the last axis fastest."""
+        """All points; the last axis varies fastest."""
         return tuple(product(*(tuple(int(point) for point in axis.points) for axis in self.axes)))
 
 
 def axis_points(used: Iterable[int], *, ratio: float, step: int = 8, avoided: Iterable[int] = ()) -> tuple[int, ...]:
-    """Sizes around all of `used`, none of them among them: multiples of `step`, neighbours about `ratio` apart.
+    """Sizes around all of `used`, without these: multiples of `step`, neighbours about `ratio` apart.
 
     Args:
-        avoided: what else none of them is.
+        avoided: further sizes that are not taken.
     """
     surrounded = set(used)
     low, high, taken = min(surrounded), max(surrounded), surrounded | set(avoided)
@@ -72,8 +72,8 @@ def grids(used: Shapes, density: Density, ranks: int) -> list[Grid]:
 
 
 def _products(used: Shapes, density: Density) -> list[Grid]:
-    """Products of linear layers, forward (NT) and backward (NN for the input, TN for the weight): one grid for the
-    blocks' layers, one for those to the vocabulary, which are wide on one side only."""
+    """Products of linear layers, forward (NT) and backward (NN for the input, TN for the weight). The blocks' layers
+    have one grid, the layers to the vocabulary another, because these are wide on one side only."""
     tables = []
     for dtype in density.dtypes:
         ratio = density.coarse if dtype == "fp32" else density.ratio
@@ -128,7 +128,7 @@ def _rows(used: Shapes, density: Density) -> list[Grid]:
 
 
 def _memory(density: Density, ranks: int) -> list[Grid]:
-    """Copies and triads; the largest moves twice a rank's part of the caches, or more."""
+    """Copies and triads. The largest moves at least twice a rank's part of the caches."""
     largest = max(density.memory_bytes, 2 * density.caches // ranks)
     points = (*(float(density.memory_bytes // share) for share in (256, 16)), float(largest))
     axes = (Axis("byte", points),)
@@ -136,7 +136,7 @@ def _memory(density: Density, ranks: int) -> list[Grid]:
 
 
 def checks(tables: list[Grid], density: Density) -> list[tuple[str, Grid, tuple[tuple[int, ...], ...]]]:
-    """For each table: sizes between the points, none that a miniature has, and some of the points once more."""
+    """For each table: sizes between the points, without those of miniatures, and some of the points again."""
     chosen = random.Random(SEED)
     planned = []
     for grid in tables:

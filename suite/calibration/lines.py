@@ -1,4 +1,4 @@
-"""Sizes of everything that a calibration times along one line: element-wise operators, host calls, messages."""
+"""Sizes of everything that a calibration times along a line: element-wise operators, host calls, messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from suite.machine.operations import COLLECTIVES
 from suite.machine.timing_tables import Subject
 
 HIDDEN = ("gelu_tanh", "gelu", "relu", "fast_gelu", "geglu", "dropout", "permuted", "bias")  # of activations
-# up to a tensor of all parameters
+# with sizes up to a tensor of all parameters
 WIDE = ("add", "accumulate", "scale", "to_fp32", "from_fp32", "zeros", "vector_norm")
-# add's backward pass computes nothing: it hands on; the others are recorded by no graph
+# add's backward pass only passes the gradient on; no graph records the others
 FORWARD_ONLY = ("add", "accumulate", "permuted", "bias", "zeros", "vector_norm")
 FUSED = ("chain", "dropout")  # timed compiled
 
@@ -30,13 +30,13 @@ class Sizes(NamedTuple):
 
 
 def _geometric(first: int, last: int, ratio: float) -> tuple[int, ...]:
-    """From `first` to `last`, neighbours at most `ratio` apart, at least two."""
+    """At least two sizes from `first` to `last`, neighbours at most `ratio` apart."""
     intervals = max(1, math.ceil(math.log(last / first) / math.log(ratio)))
     return tuple(round(first * (last / first) ** (index / intervals)) for index in range(intervals + 1))
 
 
 def lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
-    """Everything but the messages: element-wise operators, the host's calls, updates and copies to a GPU."""
+    """Everything except messages: element-wise operators, host calls, updates and copies to a GPU."""
     least = min(used.activations) // 4
     hidden = _geometric(least, max(used.activations) + 8, density.sparse)
     parameters = max(used.parameters) + 8
@@ -56,11 +56,11 @@ def lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
             for variant in PASSES:
                 subject = Subject(operation=operation, variant=variant, dtype=dtype, compiled=True)
                 timed.append(Sizes(subject, "element", (hidden[0], hidden[-1])))
-    # the fewest in a row are what lies between two operators of a step: two views or three, one module's call; a block
+    # the smallest counts are those between two operators of a step: two or three views, one call of a module; a block
     # reads twelve weights
     for operation, variants, calls in (
         ("view", PASSES, (2, 32)),
-        *([("engine", PASSES[1:], (1, 4))] if device == "cpu" else []),  # nothing is taken off a GPU's own time
+        *([("engine", PASSES[1:], (1, 4))] if device == "cpu" else []),  # it is not subtracted from a GPU's time
         ("module", PASSES[:1], (1, 32)),
         ("weight_read", PASSES, (WEIGHTS_OF_BLOCK, 48)),
         ("checkpoint", ("",), (2, 8)),
@@ -89,7 +89,7 @@ def collectives(used: Shapes, counts: Sequence[int], density: Density) -> list[S
         for operation in COLLECTIVES:
             if operation == "send" and count > 2:
                 continue  # a message between two ranks, whatever the group
-            adds = operation in ("all_reduce", "reduce_scatter")  # what only moves bytes does so in every dtype
+            adds = operation in ("all_reduce", "reduce_scatter")  # the others take the same time in every dtype
             for dtype in density.dtypes if adds else ("fp32",):
                 planned.append(Sizes(Subject(operation=operation, dtype=dtype, ranks=count), "byte", sizes))
     return planned

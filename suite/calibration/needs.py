@@ -1,4 +1,4 @@
-"""What the prediction of one step asks of a profile, and the tasks that measure it: a quick calibration for one run."""
+"""The measurements that the prediction of one step needs, and a quick calibration that takes only these."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from suite.machine.timing_tables import Line, MeasuredTimes, Subject, Table
 from suite.machine.timings import Timing
 from suite.predict.simulation.step_time import step_seconds
 
-BUDGET_SECONDS = 12.0  # of these: starting, fitting and storing take the rest
+BUDGET_SECONDS = 12.0  # of the usual seconds; starting, fitting and storing take the rest
 REFERENCE_SECONDS = 5.0  # of the budget, for reference steps
 
 Sizes = tuple[float, ...]
 
 
 def usual_seconds(*, compiled: bool) -> float:
-    """From start to end, as those who wait are shown; compiling the reference step takes 11 to 15 s."""
+    """Seconds from start to end, as printed to a waiting user. Compiling the reference step takes 11 to 15 s."""
     return 40.0 if compiled else 25.0
 
 
 class Needs(NamedTuple):
-    """What a prediction asks of a profile.
+    """The parts of a profile that a prediction uses.
 
     Args:
-        sizes: of each subject that is asked for seconds.
-        lines: subjects that are asked for latency and bandwidth.
-        reference_steps: by which the sum of its parts is corrected.
+        sizes: for each subject whose seconds are used.
+        lines: subjects whose latency and bandwidth are used.
+        reference_steps: they correct the sum of the operators' seconds.
     """
 
     device: str
@@ -60,7 +60,7 @@ class Needs(NamedTuple):
 
 
 class _Recorder:
-    """A profile that answers one second to everything, and notes what it is asked."""
+    """A profile in which everything takes one second, and which records what a prediction reads."""
 
     def __init__(self) -> None:
         self.sizes: dict[Subject, set[Sizes]] = {}
@@ -86,7 +86,7 @@ class _Recorder:
 
 
 def needs_of(predict: Callable[[MeasuredTimes], object], *, device: str, ranks: int, compiled: bool) -> Needs:
-    """What `predict` asks of the profile that it is given, and what its step correction asks.
+    """The parts of a profile that `predict` and its step correction read.
 
     Raises:
         InputError: as `predict`.
@@ -101,14 +101,14 @@ def needs_of(predict: Callable[[MeasuredTimes], object], *, device: str, ranks: 
     for step in steps:
         kernels = kernels_for(step.recipe.precision, device)
         step_seconds(recorder, step.workload, StepOptions(kernels=kernels, compiled=step.compiled))
-    sizes = {subject: frozenset(asked) for subject, asked in recorder.sizes.items()}
+    sizes = {subject: frozenset(needed) for subject, needed in recorder.sizes.items()}
     return Needs(device, ranks, sizes, frozenset(recorder.lines), steps)
 
 
 def lacking(needs: Needs, profile: Profile | None) -> Calibration | None:
-    """The calibration that measures what `profile` lacks of `needs`; None where it has everything.
+    """The calibration that measures what `profile` lacks of `needs`; None if it has everything.
 
-    What no calibration measures is not in it: the prediction refuses that by name.
+    It leaves out what no calibration measures; the prediction then raises an error that names it.
     """
     density = DENSITIES[needs.device]._replace(unseen=1)
     if not needs.sizes:
@@ -133,7 +133,7 @@ def lacking(needs: Needs, profile: Profile | None) -> Calibration | None:
 
 
 def _missing_lines(needs: Needs, profile: Profile | None, density: Density) -> list[Planned]:
-    """Of the whole calibration's lines those that are asked for, up to the largest size that is."""
+    """The needed lines of a whole calibration, up to the largest needed size."""
     used = miniature_shapes(needs.device, ranks=needs.ranks)
     cores, ranks = usable_cores(), needs.ranks
     whole = computing_lines(used, device=needs.device, cores=cores, ranks=ranks, density=density)
@@ -145,7 +145,7 @@ def _missing_lines(needs: Needs, profile: Profile | None, density: Density) -> l
     for entry in whole:
         subject = entry.task.subject
         asked = [other for other in needs.sizes.keys() | needs.lines if _answers(subject, other)]
-        # large square products: what a GPU's achievable rate is read from
+        # a GPU's achievable rate is read from large square products
         if not asked and subject.operation != "square_product":
             continue
         sizes = entry.task.sizes
@@ -158,14 +158,14 @@ def _missing_lines(needs: Needs, profile: Profile | None, density: Density) -> l
 
 
 def _answers(measured: Subject, asked: Subject) -> bool:
-    """Whether what is measured of one subject is said of another: of messages of a larger group too."""
+    """Whether one measured subject serves for another one; messages of a larger group serve for a smaller one."""
     if measured.operation in COLLECTIVES and measured.ranks >= asked.ranks:
         asked = msgspec.structs.replace(asked, ranks=measured.ranks)
     return measured == asked
 
 
 def _missing_tables(needs: Needs, profile: Profile | None, density: Density) -> list[Planned]:
-    """Grids around the sizes that are asked for and no table of the profile contains, with their checks."""
+    """Grids around the needed sizes that no table of the profile contains, with their checks."""
     used = miniature_shapes(needs.device, ranks=needs.ranks)
     whole: dict[Subject, list[Grid]] = {}
     for grid in grids(used, density, needs.ranks):
@@ -189,14 +189,14 @@ def _missing_tables(needs: Needs, profile: Profile | None, density: Density) -> 
 
 
 def _clipped(sizes: Sizes, candidates: Iterable[Grid]) -> tuple[int, ...]:
-    """Sizes in the range of the whole calibration's nearest grid: beyond it, a prediction extrapolates either way."""
-    made_up = [Table(subject=grid.subject, axes=grid.axes, timings=()) for grid in candidates]
-    axes = min(made_up, key=lambda table: table.distance(sizes)).axes
+    """Sizes limited to the whole calibration's nearest grid, because a prediction extrapolates beyond it anyway."""
+    tables = [Table(subject=grid.subject, axes=grid.axes, timings=()) for grid in candidates]
+    axes = min(tables, key=lambda table: table.distance(sizes)).axes
     return tuple(round(min(max(size, axis.points[0]), axis.points[-1])) for axis, size in zip(axes, sizes, strict=True))
 
 
 def _bracketing(missing: Iterable[tuple[int, ...]], candidates: list[Grid], density: Density) -> list[Grid]:
-    """Grids whose points surround the sizes: of several sizes one grid where that takes no more points than two."""
+    """Grids whose points surround the sizes. Several sizes share a grid if it has no more points than separate ones."""
 
     def surrounding(several: frozenset[tuple[int, ...]]) -> Grid:
         like = candidates[0]

@@ -1,4 +1,4 @@
-"""Which sizes of which operations a calibration times: the miniatures' range, never their own shapes."""
+"""The operations and sizes that a calibration times: the range of the miniatures, without their shapes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from suite.machine.reference_step import PRECISION, ReferenceStep, reference_ste
 from suite.machine.timing_tables import Axis, Subject
 
 TABLE, LINE = "table", "line"
-SQUARES = (4096, 8192)  # sides: as wide as products of large models, far beyond what miniatures multiply
-SQUARE_SECONDS = 0.3  # of each in a round: what a GPU keeps up under its power limit, not what it does at first
-# Of each point of copies and triads in a round, by all ranks at once. In 4 repetitions, 40 ms, two ranks had 12 to
-# 26 GB/s in a triad within an hour, on a memory that other guests of the host use too (2 cores of an AMD EPYC,
+SQUARES = (4096, 8192)  # sides as in large models, much wider than those of miniatures
+SQUARE_SECONDS = 0.3  # of each in a round: long enough to reach the rate that a GPU sustains under its power limit
+# Of each point of copies and triads in a round, by all ranks at once. With 4 repetitions (40 ms) the triad of two ranks
+# had 12 to 26 GB/s within an hour, because other guests of the host use the same memory (2 cores of an AMD EPYC,
 # 2026-11-23)
 MEMORY_SECONDS = 0.5
-HOST_SECONDS = 0.02  # of each point of the host's calls in a round: a step makes thousands of each
-REFERENCE_ROUNDS = 3  # in which reference steps are trained in a round, a few at a time
+HOST_SECONDS = 0.02  # of each point of host calls in a round: a step makes thousands of each
+REFERENCE_ROUNDS = 3  # blocks of reference steps in a round
 
 BUDGET_SECONDS = 74.0  # of a calibration's usual 90 s: starting, fitting and storing took 14 s on 2 cores (2026-11-23)
-REFERENCE_SECONDS = 18.0  # of these, for reference steps
+REFERENCE_SECONDS = 18.0  # of the budget, for reference steps
 
 
 class Planned(NamedTuple):
-    """A task, what its points are for (table, line, unseen, repeated), and its unit, or the axes of its table.
+    """A task, the purpose of its points (table, line, unseen, repeated), and its unit or the axes of its table.
 
-    Two tables may have the same subject, blocks' and heads' products: a check is of the one with its axes.
+    Two tables may have the same subject, as products of blocks and of heads. A check belongs to the one with its axes.
     """
 
     kind: str
@@ -47,8 +47,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request: the device, and everything that is timed.
 
     Args:
-        budget_seconds: of all rounds; `reference_seconds` of them are kept for reference steps.
-        partial: measures what one run needs; `extends` is a profile that has the rest of it.
+        budget_seconds: of all rounds; `reference_seconds` of them are reserved for reference steps.
+        partial: whether it measures only what one run needs; `extends` is a profile that has the rest.
     """
 
     device: str
@@ -73,12 +73,12 @@ def plan(
 ) -> list[Planned]:
     """Everything that is timed on `ranks` ranks: for 1, 2, 4, ... ranks at once, then the collectives.
 
-    Of more ranks than cores one for each core is timed too: see `suite.machine.oversubscription`.
+    With more ranks than cores, one rank per core is timed too (see `suite.machine.oversubscription`).
 
     Args:
-        used: the miniatures' shapes, whose range is covered and which are left out themselves.
-        cores: over which the ranks that measure at once divide their threads, on "cpu".
-        counts: the numbers of ranks at once, where not 1, 2, 4, ... and all.
+        used: the miniatures' shapes; their range is covered, and the shapes are left out.
+        cores: divided among the threads of the ranks that measure at once, on "cpu".
+        counts: the numbers of ranks at once; None: 1, 2, 4, ... and all.
     """
     if counts is None:
         counts = counts_at_once(ranks)
@@ -91,7 +91,7 @@ def plan(
 
 
 def computing(used: Shapes, *, device: str, cores: int, counts: Sequence[int], density: Density) -> list[Planned]:
-    """Everything but the collectives, by so many ranks at once."""
+    """Everything except collectives, for each of `counts` ranks at once."""
     planned: list[Planned] = []
     ranks = max(counts)
     for count in counts:
@@ -111,7 +111,7 @@ def computing(used: Shapes, *, device: str, cores: int, counts: Sequence[int], d
 
 
 def computing_lines(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:
-    """Of `computing` what is timed along a line, large square products left out."""
+    """The part of `computing` that is timed along a line, without large square products."""
     planned = []
     for subject, unit, sizes in lines(used, density, device):
         each = tuple((size,) for size in sizes)
@@ -121,7 +121,7 @@ def computing_lines(used: Shapes, *, device: str, cores: int, ranks: int, densit
 
 
 def reference_steps(*, device: str, cores: int, ranks: int, density: Density) -> list[ReferenceStep]:
-    """What is trained between the tasks: one rank eagerly, as many ranks as have a core each eagerly and compiled.
+    """The steps that are trained between the tasks: by one rank, by one rank per core, and compiled by the latter.
 
     Compiling it took 11 s for 2 ranks and 15 s for one with 2 threads (2 cores of an AMD EPYC, Zen 5, 2026-11-24), and
     the correction factors of both were alike. There are none on CUDA, where the difference of a step from its operators
