@@ -195,9 +195,11 @@ def test_ranks_without_a_core_of_their_own_wait_while_the_others_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "usable_cores", lambda: 2)
-    monkeypatch.setattr(calibration, "BUDGET_SECONDS", 0.01)  # all is timed briefly, and every block of the first round
     density = SPARSE._replace(dtypes=("fp32", "bf16"))
-    planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=3), density)
+    # everything is timed briefly, and only the first round
+    planned = msgspec.structs.replace(
+        planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=3), density), budget_seconds=0.01
+    )
     found = calibrate(planned, lambda _rank, _event: None)
     assert found.status is Status.OK, found.message
     assert found.profile is not None
@@ -208,8 +210,10 @@ def test_ranks_without_a_core_of_their_own_wait_while_the_others_train(
 def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(
     measured: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibration, "BUDGET_SECONDS", 0.01)
-    planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2), SPARSE)
+    # everything is timed briefly, and only the first round
+    planned = msgspec.structs.replace(
+        planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2), SPARSE), budget_seconds=0.01
+    )
     hurried = calibrate(planned, lambda _rank, _event: None).profile
     assert hurried is not None
     assert [table.subject for table in hurried.tables] == [table.subject for table in measured.tables]
