@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from suite.metrics.comparison import Row, Verdict, compare
+from suite.metrics.comparison import Row, compare
 from suite.records.record import Record
 
 
@@ -28,11 +28,6 @@ class RecordDifference(msgspec.Struct, frozen=True, kw_only=True):
     right: str
     facts: list[DifferingFact]
     figures: list[Row]
-
-    @property
-    def exact_agree(self) -> bool:
-        """Whether no exact figure differs, and none is on one side alone."""
-        return all(row.verdict is not Verdict.FAIL for row in self.figures)
 
 
 def difference(left: Record, right: Record) -> RecordDifference:

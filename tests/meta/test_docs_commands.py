@@ -146,3 +146,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         path = page.parent / name if name else page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
+
+
+def test_the_readme_is_short_and_shows_output_everywhere() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    assert not [line for line in lines if "<!--" in line or "PASTED" in line]
