@@ -235,11 +235,7 @@ def _run(names: list[str], module: list[str], scratch: str) -> None:
 
 def _start(ranks: int, module: list[str], scratch: str, number: int, name: str) -> subprocess.Popen[bytes]:
     command = torchrun(module, number=number, hosts=ranks, master=network_namespaces.address(0))
-    variables = {
-        "GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    variables = {"GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (Path(scratch) / f"host{number}.log").open("wb") as log:
         inside = entered(Way.NAMESPACE, name, command, variables)
         return subprocess.Popen(inside, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True)

@@ -200,13 +200,7 @@ def _rate(bare: Turn) -> float:
 
 
 def measured(
-    name: str,
-    *,
-    pairs: int,
-    device_name: str,
-    layout: str | None,
-    threads: int | None,
-    progress: Callable[[str], None],
+    name: str, *, pairs: int, device_name: str, layout: str | None, threads: int | None, progress: Callable[[str], None]
 ) -> Overhead:
     """Both ratios of the miniature `name` in this process.
 

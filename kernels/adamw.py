@@ -17,14 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operator import operator, require, require_float, runs_triton
-from kernels.tensor_table import (
-    CHUNK,
-    WARPS,
-    address_in_role,
-    require_one_memory,
-    tensor_of_chunk,
-    tensor_table,
-)
+from kernels.tensor_table import CHUNK, WARPS, address_in_role, require_one_memory, tensor_of_chunk, tensor_table
 
 NAME = "adamw"
 Tensors = Tensor | Sequence[Tensor]

@@ -23,15 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.operator import (
-    block_of,
-    launchable,
-    operator,
-    programs_over_rows,
-    require,
-    require_float,
-    runs_triton,
-)
+from kernels.operator import block_of, launchable, operator, programs_over_rows, require, require_float, runs_triton
 
 NAME = "cross_entropy"
 IGNORED = -100  # torch.nn.functional.cross_entropy's

@@ -51,15 +51,7 @@ def reference(x: Tensor, bias: Tensor | None) -> Tensor:
 
 @triton.jit
 def _forward_kernel(
-    x_ptr,
-    bias_ptr,
-    y_ptr,
-    x_row,
-    M,
-    F,
-    HAS_BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x_ptr, bias_ptr, y_ptr, x_row, M, F, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     blocks = tl.cdiv(F, BLOCK)
     rows = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)

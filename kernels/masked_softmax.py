@@ -288,11 +288,7 @@ def _with_columns_together(x: Tensor) -> Tensor:
 
 
 def _check_mask(
-    name: str,
-    mask: Tensor | None,
-    device: torch.device,
-    dtypes: tuple[torch.dtype, ...],
-    shapes: list[tuple[int, ...]],
+    name: str, mask: Tensor | None, device: torch.device, dtypes: tuple[torch.dtype, ...], shapes: list[tuple[int, ...]]
 ) -> None:
     if mask is None:
         return

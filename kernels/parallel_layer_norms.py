@@ -200,13 +200,7 @@ def _forward(
 
 @operator(f"{NAME}_backward")
 def _backward(
-    dy1_MN: Tensor,
-    dy2_MN: Tensor,
-    x_MN: Tensor,
-    weight1_N: Tensor,
-    weight2_N: Tensor,
-    mean_M: Tensor,
-    rstd_M: Tensor,
+    dy1_MN: Tensor, dy2_MN: Tensor, x_MN: Tensor, weight1_N: Tensor, weight2_N: Tensor, mean_M: Tensor, rstd_M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight1, bias1, weight2 and bias2."""
     rows, columns = x_MN.shape

@@ -331,14 +331,7 @@ def residual_layer_norm(
 
 
 def residual_layer_norm(
-    x: Tensor,
-    f: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    alpha: float = 1.0,
-    keep_sum: bool = False,
+    x: Tensor, f: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, alpha: float = 1.0, keep_sum: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """LayerNorm over the last dim of s = alpha x + f, x and f [..., N] with weight and bias [N]; and s if it is kept.
 

@@ -17,15 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.operator import (
-    block_of,
-    launchable,
-    operator,
-    require,
-    require_float,
-    runs_triton,
-    warps_of,
-)
+from kernels.operator import block_of, launchable, operator, require, require_float, runs_triton, warps_of
 
 NAME = "rotary"
 MOST_HEAD_SIZE = 1024

@@ -129,14 +129,7 @@ def _unpack(packed_PB: Tensor, scales_P: Tensor, elements: int) -> Tensor:
     mean = torch.empty(elements, dtype=torch.float32, device=packed_PB.device)
     if elements:
         launchable(_unpack_kernel)[(triton.cdiv(elements, BLOCK),)](
-            packed_PB,
-            scales_P,
-            mean,
-            packed_PB.stride(0),
-            packed_PB.shape[0],
-            elements,
-            BLOCK=BLOCK,
-            num_warps=WARPS,
+            packed_PB, scales_P, mean, packed_PB.stride(0), packed_PB.shape[0], elements, BLOCK=BLOCK, num_warps=WARPS
         )
     return mean
 

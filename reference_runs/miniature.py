@@ -191,10 +191,7 @@ def ramped_up(recipe: Recipe, recorded: Recipe, layout: Layout) -> Recipe:
             recipe, batch_rampup_start=None, batch_rampup_increment=None, batch_rampup_samples=None
         )
     return msgspec.structs.replace(
-        recipe,
-        batch_rampup_start=start,
-        batch_rampup_increment=recipe.global_batch - start,
-        batch_rampup_samples=start,
+        recipe, batch_rampup_start=start, batch_rampup_increment=recipe.global_batch - start, batch_rampup_samples=start
     )
 
 

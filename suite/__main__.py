@@ -54,9 +54,7 @@ COMMANDS = {
 }
 GROUPS = ("results",)  # whose function makes commands of their own
 # Command -> options as they were called before -> as they are called
-OLD_OPTIONS = {
-    "ladder": {"walk": "track", "break": "ablate", "twins": "leave-one-out", "no-twins": "no-leave-one-out"},
-}
+OLD_OPTIONS = {"ladder": {"walk": "track", "break": "ablate", "twins": "leave-one-out", "no-twins": "no-leave-one-out"}}
 
 # typer contains click or depends on it, by version; what it exports names the same classes in both
 _ClickException = cast(type[Exception], typer.BadParameter.__mro__[2])

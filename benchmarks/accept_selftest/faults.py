@@ -290,8 +290,7 @@ INJECTIONS = (
     ),
     Injection("stale-resume", ["--only", "0"], 0, None, "", "", "stale: hardware changed since", _stale_resume),
     Injection(
-        "stale-profile",
-        *(["--only", "3"], _OPEN, None, "", "", "a machine profile of another machine", _stale_profile),
+        "stale-profile", *(["--only", "3"], _OPEN, None, "", "", "a machine profile of another machine", _stale_profile)
     ),
     Injection(
         "full-disk", ["--only", "0"], _STOPPED, None, "", "", "No space left on device", _full_disk, needs=_no_tmpfs

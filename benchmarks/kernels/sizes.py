@@ -9,16 +9,7 @@ import torch
 from reference_runs.catalog import reference_run
 from suite.predict.analytic.parameters import layer_elements
 
-RUNS = (
-    "gpt2-124m",
-    "gpt2-1558m",
-    "codegeex-13b",
-    "gpt-neox-20b",
-    "glm-130b",
-    "opt-175b",
-    "bloom-176b",
-    "mt-nlg-530b",
-)
+RUNS = ("gpt2-124m", "gpt2-1558m", "codegeex-13b", "gpt-neox-20b", "glm-130b", "opt-175b", "bloom-176b", "mt-nlg-530b")
 CUDA_ROWS = 4096  # tokens: enough to fill a GPU at the smallest hidden size
 CPU_ROWS = 64
 MOST_PARAMETERS = 500_000_000  # of a layer: with masters, moments, copies and rotation 16 GB

@@ -11,14 +11,7 @@ from suite.acceptance.check_table import HOST_DEVICE, STEP_TIME
 from suite.acceptance.context import BatteryPhase, RunningBattery
 from suite.acceptance.evidence import Evidence, Health, MicroMeasurements, MiniatureLaunch, PhaseTiming
 from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
-from suite.acceptance.phases import (
-    OF_MICRO,
-    environment_phase,
-    launch_phases,
-    launches_phase,
-    micro_phase,
-    probe_phase,
-)
+from suite.acceptance.phases import OF_MICRO, environment_phase, launch_phases, launches_phase, micro_phase, probe_phase
 from suite.acceptance.presets import JITTER_STEPS, TIMED_STEPS
 from suite.acceptance.repeats import REPEATED, disturbed, ended_well, repeat_note, with_repeats
 from suite.acceptance.reruns import Rerun, planned_reruns

@@ -276,14 +276,7 @@ def predicted_step_seconds(name: str, device: str, ranks: int, results: Path, pr
 
 
 def probe_result(
-    device: str,
-    ranks: int,
-    effort: Effort,
-    *,
-    replays: bool,
-    exchanges: bool,
-    soak: bool,
-    on_event: OnEvent,
+    device: str, ranks: int, effort: Effort, *, replays: bool, exchanges: bool, soak: bool, on_event: OnEvent
 ) -> ProbeResult:
     """One probe of all ranks: replays, exchanges and soak, those that are asked for."""
     start = time.monotonic()

@@ -101,10 +101,7 @@ def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) 
 def failed(outcome: LaunchOutcome) -> CalibrationResult:
     """The result of a calibration whose ranks did not all report."""
     return CalibrationResult(
-        status=outcome.status,
-        message=outcome.message,
-        ranks_at_fault=outcome.ranks_at_fault,
-        log_tail=outcome.log_tail,
+        status=outcome.status, message=outcome.message, ranks_at_fault=outcome.ranks_at_fault, log_tail=outcome.log_tail
     )
 
 

@@ -24,11 +24,7 @@ from suite.predict.simulation.step_correction import step_correction
 
 
 def between_hosts(
-    profile: Profile,
-    hosts: Hosts,
-    *,
-    interface: str | None,
-    on_event: Callable[[int, Event], None],
+    profile: Profile, hosts: Hosts, *, interface: str | None, on_event: Callable[[int, Event], None]
 ) -> CalibrationResult:
     """`profile` with the times of messages between hosts, one rank each. They are measured now and not stored.
 
@@ -62,11 +58,7 @@ def _parts_seconds(profile: Profile, timed: TimedReferenceStep) -> float:
 
 
 def with_ranks(
-    profile: Profile,
-    ranks: int,
-    *,
-    on_event: Callable[[int, Event], None],
-    density: Density | None = None,
+    profile: Profile, ranks: int, *, on_event: Callable[[int, Event], None], density: Density | None = None
 ) -> CalibrationResult:
     """`profile` extended to `ranks` ranks at once, more than it has. The times are measured now and not stored.
 

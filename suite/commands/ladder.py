@@ -209,10 +209,7 @@ def with_profiles(ladder_run: LadderRun, *, may_calibrate: bool, messages: Conso
     profile, source = profile_for(two, ladder_run.results, may_calibrate=may_calibrate, messages=messages, whole=True)
     with messages.status("tokenising samples"):
         seconds = sample_seconds(
-            ladder_run.texts,
-            tokens=ladder_run.corpus.tokens,
-            sequence=target.architecture.sequence,
-            seed=target.seed,
+            ladder_run.texts, tokens=ladder_run.corpus.tokens, sequence=target.architecture.sequence, seed=target.seed
         )
     ladder_run = msgspec.structs.replace(ladder_run, profile=profile, profile_source=source, sample_seconds=seconds)
     with messages.status("timing messages between hosts"):

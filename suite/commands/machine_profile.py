@@ -21,14 +21,7 @@ from suite.job.events import Status
 from suite.machine.competing_processes import competitors
 from suite.machine.devices import usable_cores
 from suite.machine.fingerprint import fingerprint
-from suite.machine.profile import (
-    DISTURBED_SHARE,
-    Profile,
-    current_profile,
-    disturbed,
-    machines_directory,
-    unsuitable,
-)
+from suite.machine.profile import DISTURBED_SHARE, Profile, current_profile, disturbed, machines_directory, unsuitable
 from suite.records import store
 from suite.reproduce.plan import Plan
 from suite.reproduce.step_time import check_timed, time_figures_of

@@ -145,12 +145,7 @@ def predict(  # noqa: PLR0913  # the command's options
 
 
 def _request(
-    on: str | None,
-    machine: Path | None,
-    layout: str | None,
-    network: float | None,
-    prices: Prices,
-    stack: str | None,
+    on: str | None, machine: Path | None, layout: str | None, network: float | None, prices: Prices, stack: str | None
 ) -> PredictionRequest:
     """The options, checked.
 

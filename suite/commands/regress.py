@@ -41,8 +41,7 @@ NO_PROFILE = "regress predicts no step time"
 
 def regress_command(  # noqa: PLR0913  # long: the command's options
     names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Miniatures such as bloom-mini, run files, or kernels: those stored."),
+        list[str] | None, typer.Argument(help="Miniatures such as bloom-mini, run files, or kernels: those stored.")
     ] = None,
     launches: Annotated[
         int, typer.Option(help="Of every run: 7 to gate, 5 at least to find anything, as in --launches 7.")
@@ -182,13 +181,7 @@ def _compared(
         return [], f"{error.strerror}: {error.filename}", exit_codes.EXECUTION_FAILED
 
 
-def _told(
-    compared: list[Comparison],
-    failed: str,
-    moved: list[str],
-    code: int,
-    written: Written,
-) -> int:
+def _told(compared: list[Comparison], failed: str, moved: list[str], code: int, written: Written) -> int:
     """Print what came of it and write the files; the exit code."""
     _report(compared, failed, moved, code, json=written.json)
     if written.junit_file is not None:

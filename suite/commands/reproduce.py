@@ -58,8 +58,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         typer.Option(help="torch or triton: of norms, activations, rotation, softmax and loss; see docs/kernels.md."),
     ] = "torch",
     optimizer: Annotated[
-        str,
-        typer.Option(help="adam (Adam or AdamW, as recorded) or one-bit-adam; see docs/one_bit_adam.md."),
+        str, typer.Option(help="adam (Adam or AdamW, as recorded) or one-bit-adam; see docs/one_bit_adam.md.")
     ] = "adam",
     gradient_compression: Annotated[
         str, typer.Option(help="none, fp16, bf16 (CUDA) or powersgd: PyTorch's hooks of DistributedDataParallel.")

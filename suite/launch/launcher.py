@@ -201,10 +201,7 @@ def _environment(job: AnyJob, identity: str, hosts: Hosts) -> dict[str, str]:
 
 
 def _watch(
-    process: subprocess.Popen[bytes],
-    ranks: list[_Rank],
-    job: AnyJob,
-    on_event: Callable[[int, Event], None],
+    process: subprocess.Popen[bytes], ranks: list[_Rank], job: AnyJob, on_event: Callable[[int, Event], None]
 ) -> bool:
     """Wait for the end of the launch; True where it hangs."""
     compiled = isinstance(job, Job) and job.compiled

@@ -17,17 +17,7 @@ from suite.job.options import TrainingOptions
 from suite.job.training_job import Job
 from suite.metrics.figures import Figure
 from suite.records.partial import partial, shared_fields
-from suite.records.record import (
-    SCHEMA,
-    Begin,
-    End,
-    Launcher,
-    RankOutcome,
-    contents,
-    known_schema,
-    own_end,
-    own_names,
-)
+from suite.records.record import SCHEMA, Begin, End, Launcher, RankOutcome, contents, known_schema, own_end, own_names
 
 Key = tuple[str, str | None, str | None, str | None]  # quantity, axis, operation, term
 LAST_LOSSES = 3  # steps whose mean is the last loss

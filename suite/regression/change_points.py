@@ -120,10 +120,5 @@ def _segment(setup: str, launches: list[LaunchSummary], found: list[int]) -> Seg
     long = [place for place, one in enumerate(stretches) if one.launches >= LEAST_STRETCH] or range(len(stretches))
     best = min(long, key=lambda place: stretches[place].median)
     return Segment(
-        setup=setup,
-        example=launches[-1],
-        points=points,
-        stretches=stretches,
-        best=best,
-        searched=len(points) - skipped,
+        setup=setup, example=launches[-1], points=points, stretches=stretches, best=best, searched=len(points) - skipped
     )

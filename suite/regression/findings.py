@@ -109,12 +109,7 @@ def _values(records: Sequence[Record]) -> dict[Key, list[int | float]]:
 
 
 def _finding(
-    run: str,
-    key: Key,
-    sides: tuple[list[int | float], list[int | float]],
-    counts: tuple[int, int],
-    *,
-    same_stack: str,
+    run: str, key: Key, sides: tuple[list[int | float], list[int | float]], counts: tuple[int, int], *, same_stack: str
 ) -> RegressionFinding:
     quantity = Quantity(key[0])
     before, after = sides

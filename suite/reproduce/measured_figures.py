@@ -128,13 +128,7 @@ def _rank_figures(rank: int, report: Finished) -> list[Figure]:
     ]
     for collective in report.collectives:
         figures += [
-            Figure(
-                quantity=quantity,
-                value=value,
-                axis=collective.axis,
-                operation=collective.operation,
-                rank=rank,
-            )
+            Figure(quantity=quantity, value=value, axis=collective.axis, operation=collective.operation, rank=rank)
             for quantity, value in (
                 (Quantity.PAYLOAD_BYTES, collective.payload_bytes),
                 (Quantity.MESSAGES, collective.messages),

@@ -75,12 +75,7 @@ def test_a_load_that_did_not_end_well_passes_no_counter_and_is_said_itself(statu
     assert of_counters(findings) == [(12, CheckVerdict.NOT_RUN), (13, CheckVerdict.NOT_RUN)]
     assert "no load ended well" in next(one.evidence for one in findings if one.check == 13)
     (failed,) = [one for one in findings if one.status is not Status.OK]
-    assert (
-        failed.check,
-        failed.verdict,
-        failed.status,
-        failed.part,
-    ) == (15, verdict, status, "rank 0")
+    assert (failed.check, failed.verdict, failed.status, failed.part) == (15, verdict, status, "rank 0")
     assert decision(findings) is Decision.EXECUTION_FAILED
 
 

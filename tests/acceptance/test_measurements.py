@@ -34,10 +34,7 @@ def probed(monkeypatch, events, device="cpu", profile="quick"):
 def test_a_probe_says_who_shared_the_processors(monkeypatch):
     shared = Shared(own=3.0, busy=8.0, steal=1.0, whole=20.0)
     events = [
-        [
-            Soaked(bytes=8, passes=2, wrong=0, first="", time=0.0),
-            Probed(environment={}, time=1.0, shared=shared),
-        ]
+        [Soaked(bytes=8, passes=2, wrong=0, first="", time=0.0), Probed(environment={}, time=1.0, shared=shared)]
         for _rank in range(2)
     ]
     evidence, _ = probed(monkeypatch, events)

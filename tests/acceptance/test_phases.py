@@ -85,10 +85,7 @@ def test_of_the_probe_only_the_failed_part_is_run_again(tmp_path, capsys, node):
 
 @pytest.mark.parametrize(
     ("numbers", "made", "verdict", "words"),
-    [
-        ({6}, 11, "INCONCLUSIVE", "failed once, not in the re-run (PASS)"),
-        ({6, 7}, 7, "FAIL", "confirmed by a re-run"),
-    ],
+    [({6}, 11, "INCONCLUSIVE", "failed once, not in the re-run (PASS)"), ({6, 7}, 7, "FAIL", "confirmed by a re-run")],
 )
 def test_a_slow_further_look_is_run_again(tmp_path, capsys, node, monkeypatch, numbers, made, verdict, words):
     node.slow["bloom-mini"] = [0.8, 1.8]  # no look decides

@@ -171,12 +171,7 @@ def test_a_function_that_fails_or_computes_something_else_is_left_out_and_the_ot
 
 @pytest.mark.parametrize(
     "other",
-    [
-        lambda x: (2 * x, x),
-        lambda x: (2 * x)[:2],
-        lambda x: 2 * x + float("nan"),
-        lambda x: 2 * x.detach() + 0 * x,
-    ],
+    [lambda x: (2 * x, x), lambda x: (2 * x)[:2], lambda x: 2 * x + float("nan"), lambda x: 2 * x.detach() + 0 * x],
     ids=["two results", "another shape", "not a number", "other gradients"],
 )
 def test_equal_outputs_and_equal_gradients_are_asked_for(other: Callable[[Tensor], Any]) -> None:
@@ -360,9 +355,7 @@ def test_an_error_in_one_case_ends_in_the_exit_code_and_the_others_are_stored(st
     kept = json.loads(path.read_text(encoding="utf-8"))
     forms = {(b["extra_info"]["variant"], b["extra_info"]["form"]) for b in kept["benchmarks"]}
     assert forms == {("bad", "plain"), ("bad", "compiled")} | {("good", f) for f in ("plain", "eager", "compiled")}
-    assert kept["failures"] == {
-        "gradient_norm-bad-fp32-1000-forward-eager": "RuntimeError: no such instruction",
-    }
+    assert kept["failures"] == {"gradient_norm-bad-fp32-1000-forward-eager": "RuntimeError: no such instruction"}
     assert "node" not in kept["machine_info"]
     assert path.read_text(encoding="utf-8").count("\n") == 1
     assert set(kept["commit_info"]) <= {"id", "time", "dirty"}

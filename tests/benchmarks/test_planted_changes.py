@@ -44,13 +44,7 @@ def test_too_few_launches_to_deal_are_refused():
 
 def counted(multiple, regressions):
     return Counted(
-        multiple=multiple,
-        slow_down=0.1,
-        comparisons=100,
-        by_test=0,
-        by_rule=0,
-        regressions=regressions,
-        improved=0,
+        multiple=multiple, slow_down=0.1, comparisons=100, by_test=0, by_rule=0, regressions=regressions, improved=0
     )
 
 

@@ -192,22 +192,12 @@ def test_the_shapes_of_bloom_mini_are_those_of_its_layers() -> None:
         64,
     )
     whole = shapes(a, Layout(micro_batch=2))
-    assert whole.blocks == {
-        Linear(128, 672, 224),
-        Linear(128, 224, 224),
-        Linear(128, 896, 224),
-        Linear(128, 224, 896),
-    }
+    assert whole.blocks == {Linear(128, 672, 224), Linear(128, 224, 224), Linear(128, 896, 224), Linear(128, 224, 896)}
     assert whole.heads == {Linear(128, 3920, 224)}
     assert whole.attentions == {(28, 64, 16)}
     assert whole.softmaxes == {(28 * 64, 64)}
     halved = shapes(a, parse_layout("tp2,sp", base=Layout(micro_batch=2)))
-    assert halved.blocks == {
-        Linear(128, 336, 224),
-        Linear(128, 224, 112),
-        Linear(128, 448, 224),
-        Linear(128, 224, 448),
-    }
+    assert halved.blocks == {Linear(128, 336, 224), Linear(128, 224, 112), Linear(128, 448, 224), Linear(128, 224, 448)}
     assert (halved.heads, halved.norms) == ({Linear(128, 1960, 224)}, {(64, 224)})
 
 
@@ -252,9 +242,7 @@ def test_all_that_the_prediction_of_a_miniatures_time_asks_for_is_timed(
     _, entries = planned(device, ranks)
     small = miniature(reference_run(miniatures()[name]), device, ranks=ranks)
     (stage,) = step_seconds(
-        Asked(entries),
-        small.workload,
-        StepOptions(kernels=Kernels(cuda=device == "cuda"), compiled=compiled),
+        Asked(entries), small.workload, StepOptions(kernels=Kernels(cuda=device == "cuda"), compiled=compiled)
     )
     assert stage.forward > 0
     assert stage.backward > stage.forward

@@ -111,9 +111,7 @@ def test_an_unknown_machine_is_calibrated_once_before_all_launches(suite: Suite)
     assert code == 0
     (planned,) = suite.requests
     assert (planned.device, planned.ranks, planned.results, planned.partial) == ("cpu", 2, suite.results, True)
-    assert err == [
-        f"calibrating first, about 25 s: no valid machine profile in {machines}: calibrate makes one",
-    ]
+    assert err == [f"calibrating first, about 25 s: no valid machine profile in {machines}: calibrate makes one"]
     assert suite.reproduced == [(profile(fingerprint=HERE), str(machines / "made_up.json"))] * 3
     told = [json.loads(line) for line in out.splitlines()[:3]]
     assert [launch["profile"] for launch in told] == [str(machines / "made_up.json")] * 3

@@ -17,16 +17,7 @@ from reference_runs.published_tables import PUBLISHED, shipped_tables
 from suite.__main__ import main
 from suite.predict.validation.published_tables import best_constant
 
-KEYS = [
-    "table",
-    "rows",
-    "used",
-    "skipped",
-    "step_seconds_mape",
-    "constant_mfu_mape",
-    "peak_bytes_mape",
-    "worst",
-]
+KEYS = ["table", "rows", "used", "skipped", "step_seconds_mape", "constant_mfu_mape", "peak_bytes_mape", "worst"]
 
 
 def recorded(name: str) -> list[dict[str, str]]:
@@ -107,12 +98,7 @@ def test_a_row_fits_where_its_predicted_peak_is_within_the_accelerators_memory(c
     failed = {"status": "oom", STEP: ""}
     rows = [small, small | failed, small | failed, large | failed, large | failed, large | failed]
     (score,) = scores(capsys, written(tmp_path / "own.csv", rows))
-    assert score["fits"] == {
-        "fits_and_ran": 1,
-        "fits_and_failed": 2,
-        "exceeds_and_ran": 0,
-        "exceeds_and_failed": 3,
-    }
+    assert score["fits"] == {"fits_and_ran": 1, "fits_and_failed": 2, "exceeds_and_ran": 0, "exceeds_and_failed": 3}
 
 
 def test_all_tables_are_a_line_each_and_the_worst_rows_of_all(capsys) -> None:

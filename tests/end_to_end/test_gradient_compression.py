@@ -125,10 +125,7 @@ def test_every_miniature_takes_one_bit_adam(name: str, tmp_path: Path) -> None:
         ({"renewal": True}, "nothing to renew; got exact, allowed: --optimizer one-bit-adam"),
         ({"optimizer": "one-bit-adam", "renewal": True, "exact_steps": 3}, "too few exact steps to renew; got 3, .* 4"),
         ({"exact_steps": 3}, "got 3, allowed: with --optimizer one-bit-adam or --gradient-compression powersgd"),
-        (
-            {"optimizer": "one-bit-adam", "steps": 6},
-            "too few steps: 3 warm up, 3 are counted, .* allowed: 7 or more",
-        ),
+        ({"optimizer": "one-bit-adam", "steps": 6}, "too few steps: 3 warm up, 3 are counted, .* allowed: 7 or more"),
         ({"gradient_compression": "bf16", "device": "cpu"}, "bf16 without NCCL .* got cpu, allowed: cuda"),
         ({"gradient_compression": "powersgd", "name": "glm-mini"}, "got fp16, allowed: bf16, fp32"),
     ],

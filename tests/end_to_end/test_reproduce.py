@@ -24,14 +24,7 @@ from tests.support.launches import FP32_WITHOUT_DROPOUT, STEPS, exact_rows, fail
 pytestmark = pytest.mark.ranks
 
 RARE_CASES = [("bloom-mini", 1), ("bloom-mini", 3), ("bloom-mini", 4), ("gpt2-mini", 2), ("mt-nlg-mini", 2)]
-EXACT = {
-    "parameters",
-    "model_flop",
-    "hardware_flop",
-    "weight_bytes",
-    "gradient_bytes",
-    "optimizer_bytes",
-}
+EXACT = {"parameters", "model_flop", "hardware_flop", "weight_bytes", "gradient_bytes", "optimizer_bytes"}
 
 
 @pytest.mark.parametrize(
@@ -69,9 +62,7 @@ def test_a_miniature_equals_its_prediction_exactly(name: str, ranks: int, tmp_pa
         ({}, {"recomputation": Recomputation.NONE, "bucket_bytes": 100_000}),
         pytest.param(FP32_WITHOUT_DROPOUT, {}, marks=pytest.mark.rare),
         pytest.param(
-            FP32_WITHOUT_DROPOUT,
-            {"zero_stage": 0, "recomputation": Recomputation.NONE},
-            marks=pytest.mark.rare,
+            FP32_WITHOUT_DROPOUT, {"zero_stage": 0, "recomputation": Recomputation.NONE}, marks=pytest.mark.rare
         ),
         pytest.param({"decay_of_vectors": True}, {"micro_batch": 1}, marks=pytest.mark.rare),
     ],

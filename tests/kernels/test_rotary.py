@@ -58,10 +58,7 @@ def test_positions_may_differ_by_sequence(dtype: torch.dtype) -> None:
     rotation = torch.stack([table(*row, size=8) for row in places], dim=1)[:, :, None]
     upstream = [normal(3, 2, 5, 12, dtype=dtype, seed=seed) for seed in (1, 2)]
     assert_as_exact_as_torch(
-        lambda q, k: rotary(q, k, rotation),
-        lambda q, k: reference(q, k, rotation),
-        fused(3, 5, 2, 12, dtype),
-        upstream,
+        lambda q, k: rotary(q, k, rotation), lambda q, k: reference(q, k, rotation), fused(3, 5, 2, 12, dtype), upstream
     )
 
 

@@ -23,11 +23,7 @@ def waits(number: int, **fields: Any) -> Entry:
 
 
 def test_the_rank_that_did_not_come_is_named_with_the_collective_in_which_the_others_wait() -> None:
-    recordings = {
-        0: Recording([entry(1), waits(2)]),
-        1: Recording([entry(1)]),
-        2: Recording([entry(1), waits(2)]),
-    }
+    recordings = {0: Recording([entry(1), waits(2)]), 1: Recording([entry(1)]), 2: Recording([entry(1), waits(2)])}
     told = diagnosed(recordings, ranks=4, now_ns=NOW)
     assert told.missing == [1]
     assert told.lines == [
@@ -40,21 +36,13 @@ def test_the_rank_that_did_not_come_is_named_with_the_collective_in_which_the_ot
 
 
 def test_a_rank_of_another_group_is_not_missing() -> None:
-    recordings = {
-        0: Recording([waits(2)]),
-        1: Recording([entry(1)]),
-        2: Recording([entry(1, group="mesh_dp")]),
-    }
+    recordings = {0: Recording([waits(2)]), 1: Recording([entry(1)]), 2: Recording([entry(1, group="mesh_dp")])}
     assert diagnosed(recordings, ranks=3, now_ns=NOW).missing == [1]
 
 
 def test_of_several_groups_the_rank_that_waits_in_nothing_is_missing_and_its_absence_is_the_reason() -> None:
     behind, held_up = entry(1), entry(4, group="mesh_dp")
-    recordings = {
-        0: Recording([held_up, waits(2)]),
-        1: Recording([behind]),
-        2: Recording([waits(5, group="mesh_dp")]),
-    }
+    recordings = {0: Recording([held_up, waits(2)]), 1: Recording([behind]), 2: Recording([waits(5, group="mesh_dp")])}
     told = diagnosed(recordings, ranks=3, now_ns=NOW)
     assert told.missing == [1]
     assert told.why == "mesh_tp: rank 1 did not come to number 2 (all_reduce Float [7, 3]), in which rank 0 waits"

@@ -247,7 +247,7 @@ def test_a_pair_of_eight_without_a_switch_has_a_seventh_of_the_links() -> None:
     board = DEVICES["mi300x"].board
     assert board.pair_share * board.link_bytes_per_second == pytest.approx(128e9 / 2, rel=1e-5)
     assert {name for name, device in DEVICES.items() if device.board.pair_share == 1} == {
-        *("a100-sxm-40gb", "a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm"),
+        *("a100-sxm-40gb", "a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm")
     }
 
 

@@ -80,10 +80,7 @@ def test_the_closed_form_of_a_stages_layers_counts_its_chunks(
 
 @pytest.mark.parametrize(
     ("assignment", "chunks"),
-    [
-        (StageAssignment.LAYERS, [3, 3, 2, 2]),
-        (StageAssignment.LAYERS_AND_TABLES, [2, 3, 3, 2]),
-    ],
+    [(StageAssignment.LAYERS, [3, 3, 2, 2]), (StageAssignment.LAYERS_AND_TABLES, [2, 3, 3, 2])],
 )
 def test_ten_layers_on_two_stages_of_two_chunks(assignment: StageAssignment, chunks: list[int]) -> None:
     layout = Layout(pipeline_stages=2, virtual_stages=2, stage_assignment=assignment)

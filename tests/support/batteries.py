@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from suite.acceptance.evidence import (
-    MicroMeasurements,
-    MiniatureLaunch,
-    ProbeResult,
-    ReplayHashes,
-    Surroundings,
-)
+from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, ProbeResult, ReplayHashes, Surroundings
 from suite.acceptance.findings import CheckFinding, CheckVerdict
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status

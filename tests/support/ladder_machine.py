@@ -29,11 +29,7 @@ CPU = target_of("gpt2-mini", device="cpu", seed=1)
 
 
 def found(
-    seconds: float = 1.0,
-    *,
-    peak: int = 1000,
-    spread: float = 0.01,
-    losses: list[float] | None = None,
+    seconds: float = 1.0, *, peak: int = 1000, spread: float = 0.01, losses: list[float] | None = None
 ) -> RungMeasurement:
     return RungMeasurement(
         launches=1,

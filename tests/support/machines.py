@@ -72,10 +72,7 @@ def increasing(draw: st.DrawFn, most: int = 4) -> tuple[float, ...]:
 def shape_tables(draw: st.DrawFn) -> EfficiencyTable:
     rows, columns, depths = draw(increasing()), draw(increasing()), draw(increasing())
     return EfficiencyTable(
-        rows,
-        columns,
-        depths,
-        tuple(tuple(tuple(draw(shares()) for _ in depths) for _ in columns) for _ in rows),
+        rows, columns, depths, tuple(tuple(tuple(draw(shares()) for _ in depths) for _ in columns) for _ in rows)
     )
 
 

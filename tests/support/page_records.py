@@ -175,9 +175,6 @@ def page_records(results: Path) -> Path:
     battery(results, 3, "n2", good, slow, decision=Decision.REJECTED)
     battery(results, 4, "n3", decision=None)
     shutil.copytree(
-        RECORDED / "kernels",
-        results / "kernels",
-        ignore=shutil.ignore_patterns("*.svg", "*.md"),
-        dirs_exist_ok=True,
+        RECORDED / "kernels", results / "kernels", ignore=shutil.ignore_patterns("*.svg", "*.md"), dirs_exist_ok=True
     )
     return results

@@ -22,11 +22,7 @@ CORPUS = Corpus(
     source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none.tokens"
 )
 _STARTED, _SECONDS = 1234567890.125, 0.8765432109375  # stand for what differs between launches
-_EXACT = {
-    Quantity.PARAMETERS: 4_200_576,
-    Quantity.MODEL_FLOP: 13_004_439_552,
-    Quantity.HARDWARE_FLOP: 13_004_439_552,
-}
+_EXACT = {Quantity.PARAMETERS: 4_200_576, Quantity.MODEL_FLOP: 13_004_439_552, Quantity.HARDWARE_FLOP: 13_004_439_552}
 _OF_RANKS = {
     Quantity.WEIGHT_BYTES: 8_401_152,
     Quantity.GRADIENT_BYTES: 16_802_304,

@@ -87,11 +87,7 @@ def _comparison(ratios: Sequence[float], reference: Reference, looks: Sequence[i
 
 
 def step_time_finding(
-    run: str,
-    launches: Sequence[MiniatureLaunch],
-    history: History,
-    looks: Sequence[int],
-    rates: Sequence[CheckFinding],
+    run: str, launches: Sequence[MiniatureLaunch], history: History, looks: Sequence[int], rates: Sequence[CheckFinding]
 ) -> CheckFinding:
     """Check 8 of one miniature against this node's past and other nodes of the fleet: the worse verdict is reported.
 

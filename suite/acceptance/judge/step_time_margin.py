@@ -93,8 +93,5 @@ def reference(
     names = sorted({name for shares in terms for name in shares})
     usual = {name: statistics.median(shares[name] for shares in terms if name in shares) for name in names}
     return Reference(
-        bias=bias,
-        margin=margin,
-        source=f"prediction x {bias:.3f} of {count}; margin {margin:.0%}: {why}",
-        usual=usual,
+        bias=bias, margin=margin, source=f"prediction x {bias:.3f} of {count}; margin {margin:.0%}: {why}", usual=usual
     )

@@ -163,12 +163,7 @@ class Stopwatch:
         self._cache[:size].add_(1.0)
 
     def repetitions(
-        self,
-        work: Work,
-        *,
-        point_seconds: float,
-        briefly: bool = False,
-        sample: Callable[[Work], float] | None = None,
+        self, work: Work, *, point_seconds: float, briefly: bool = False, sample: Callable[[Work], float] | None = None
     ) -> Repetitions:
         """Repeat `work` until it is warm, at least three times, and for `point_seconds`, warm-up included.
 

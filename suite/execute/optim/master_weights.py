@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from reference_runs.run import Optimizer, Precision, Recipe
 from suite.job.options import Update
 
-_RULES: dict[Optimizer, type[torch.optim.Adam]] = {
-    Optimizer.ADAM: torch.optim.Adam,
-    Optimizer.ADAMW: torch.optim.AdamW,
-}
+_RULES: dict[Optimizer, type[torch.optim.Adam]] = {Optimizer.ADAM: torch.optim.Adam, Optimizer.ADAMW: torch.optim.AdamW}
 
 
 @dataclass(frozen=True)

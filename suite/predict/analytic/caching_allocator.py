@@ -102,13 +102,7 @@ def _recomputation_tensors(workload: Workload, *, layers: int) -> tuple[Tensors,
     return [(checkpoint, 1)], [*_times(others + scores, some), (checkpoint, -alone * inputs_stay_in_place(layout))]
 
 
-def reserved_peak_bytes(
-    workload: Workload,
-    memory: StageMemory,
-    *,
-    stage: int,
-    micro_batches: int,
-) -> float:
+def reserved_peak_bytes(workload: Workload, memory: StageMemory, *, stage: int, micro_batches: int) -> float:
     """Bytes that the allocator reserves on a rank of `stage` during a step: its `memory` laid into segments.
 
     Weights, gradients, each part of the optimizer state and the buffers are one flat tensor each, as Megatron-LM,

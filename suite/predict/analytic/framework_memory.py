@@ -199,13 +199,7 @@ def held_streams(
     return framework.distant_streams if t > framework.near_ranks else framework.stage_streams * (stages - 1 - stage)
 
 
-def framework_memory(
-    workload: Workload,
-    framework: Framework,
-    *,
-    stage: int,
-    micro_batches: int,
-) -> FrameworkMemory:
+def framework_memory(workload: Workload, framework: Framework, *, stage: int, micro_batches: int) -> FrameworkMemory:
     """Bytes on a rank of pipeline stage `stage` (from 0), by part.
 
         state         `state_bytes` of N, the optimizer's part over n
@@ -269,11 +263,7 @@ def framework_memory(
 
 
 def fullest_peak(
-    workload: Workload,
-    framework: Framework,
-    *,
-    micro_batches: int,
-    device_bytes: float | None = None,
+    workload: Workload, framework: Framework, *, micro_batches: int, device_bytes: float | None = None
 ) -> tuple[float, int]:
     """Bytes on a rank of the fullest stage, and that stage (from 0)."""
     peaks = [

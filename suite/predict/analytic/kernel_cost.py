@@ -141,10 +141,7 @@ def _sign_pack(*, elements: int, element_bytes: int) -> KernelBytes:
     (b + 8) N    value and error, and the new error
     N / 8        signs, rounded up to a byte
     """
-    return KernelBytes(
-        (2 * element_bytes + 3 * FP32) * elements + ceil_division(elements, BITS_PER_BYTE),
-        None,
-    )
+    return KernelBytes((2 * element_bytes + 3 * FP32) * elements + ceil_division(elements, BITS_PER_BYTE), None)
 
 
 def _sign_unpack(*, elements: int, ranks: int) -> KernelBytes:

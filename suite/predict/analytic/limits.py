@@ -97,11 +97,7 @@ def least_shards(
 
 
 def even_stage_bytes(
-    *,
-    state_bytes: float,
-    activation_bytes: float,
-    pipeline_stages: float = 1,
-    micro_batches_in_flight: float = 1,
+    *, state_bytes: float, activation_bytes: float, pipeline_stages: float = 1, micro_batches_in_flight: float = 1
 ) -> float:
     """Bytes on one of p equal pipeline stages that keeps f micro-batches in flight: (S + f A) / p.
 

@@ -131,11 +131,7 @@ def stored_elements(groups: tuple[int, int], layout: Layout) -> tuple[int, int, 
         return whole, whole, whole
     shards = state_ranks(layout)
     share = shard_elements(groups[0], shards) + shard_elements(groups[1], shards)
-    return (
-        share if layout.zero_stage >= 3 else shards * share,
-        share if layout.zero_stage >= 2 else whole,
-        share,
-    )
+    return (share if layout.zero_stage >= 3 else shards * share, share if layout.zero_stage >= 2 else whole, share)
 
 
 def weight_bytes(workload: Workload, *, stage: int = 0) -> int:

@@ -91,10 +91,7 @@ def fullest_instant(memory: StageMemory) -> tuple[str, dict[str, float]]:
         return "after the forward pass", {"gradients": rest, **constant, **alive}
     constant = {"gradients": memory.gradients, **constant, "activations of later micro-batches": memory.waiting}
     if memory.peak == memory.after_backward:
-        alive = {
-            "layers still to do": memory.unfinished,
-            "communication buffers and gathered weights": memory.buffers,
-        }
+        alive = {"layers still to do": memory.unfinished, "communication buffers and gathered weights": memory.buffers}
         return "after the backward pass", {**constant, **alive}
     return "at the update", {**constant, "temporary": memory.temporary}
 
@@ -186,14 +183,7 @@ class _Parts(NamedTuple):
     at_update: float
 
 
-def _parts(
-    workload: Workload,
-    *,
-    stage: int,
-    layers: int,
-    micro_batches: int,
-    shared: _Shared,
-) -> _Parts:
+def _parts(workload: Workload, *, stage: int, layers: int, micro_batches: int, shared: _Shared) -> _Parts:
     architecture, recipe, layout = workload
     unit = shared.unit
     rank = rank_parameters(architecture, layout, stage=stage)

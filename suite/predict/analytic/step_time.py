@@ -119,13 +119,7 @@ def exposed_data_parallel_seconds(
     return larger(reduction_seconds - hidden, 0.0) + gather_seconds
 
 
-def step_time(
-    workload: Workload,
-    machine: Machine,
-    *,
-    micro_batches: int,
-    traffic: Sequence[RankTraffic],
-) -> StepTime:
+def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traffic: Sequence[RankTraffic]) -> StepTime:
     """Seconds of one step, by term, of the pipeline stage that takes longest.
 
     Of a stage with l layers, m micro-batches, p stages, v virtual stages a rank:

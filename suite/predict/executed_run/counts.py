@@ -48,9 +48,7 @@ def job_figures(workload: Workload) -> list[Figure]:
     figures = [
         Figure(quantity=Quantity.PARAMETERS, value=parameter_count(architecture)),
         Figure(
-            quantity=Quantity.MODEL_FLOP,
-            value=model_flop(architecture, samples=samples),
-            convention=MODEL_CONVENTION,
+            quantity=Quantity.MODEL_FLOP, value=model_flop(architecture, samples=samples), convention=MODEL_CONVENTION
         ),
         Figure(
             quantity=Quantity.HARDWARE_FLOP,
@@ -150,11 +148,7 @@ def _traffic(workload: Workload, position: RankPosition, options: StepOptions) -
     if figures:
         figures.append(
             Figure(
-                quantity=Quantity.SENT_BYTES,
-                value=total,
-                convention="ring",
-                tolerance=SENT_TOLERANCE,
-                why=SENT_REASON,
+                quantity=Quantity.SENT_BYTES, value=total, convention="ring", tolerance=SENT_TOLERANCE, why=SENT_REASON
             )
         )
     return figures

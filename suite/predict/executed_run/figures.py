@@ -23,10 +23,7 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
     """
     options = job.step_options(kernels)
     alone = job.device == "cuda" or job.layout.ranks <= cores
-    predicted = countable(
-        job.averaging,
-        prediction(job.workload, options, own_processors=alone),
-    )
+    predicted = countable(job.averaging, prediction(job.workload, options, own_processors=alone))
     if job.script.update is Update.ADAFACTOR:
         predicted = [_of_adafactor(job, figure) for figure in predicted]
     if job.kernels is KernelChoice.TORCH:  # what Triton's keep and need is not described

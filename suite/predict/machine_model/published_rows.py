@@ -56,10 +56,5 @@ def row_step_seconds(model: MachineModel, values: Mapping[str, Any], prepared: P
         network_bytes_per_second=row.network_bytes_per_second,
         accelerators_per_node=row.accelerators_per_node,
     )
-    time = step_time(
-        row.workload,
-        machine,
-        micro_batches=prepared.micro_batches,
-        traffic=prepared.traffic,
-    )
+    time = step_time(row.workload, machine, micro_batches=prepared.micro_batches, traffic=prepared.traffic)
     return time.total_seconds - (time.overhead_seconds if row.composed else 0.0)

@@ -142,10 +142,7 @@ def _tensor_parallel(workload: Workload, machine: Machine) -> Iterator[Choice]:
 
 
 def _memory(
-    workload: Workload,
-    machine: Machine,
-    prediction: RunPrediction,
-    memories: Mapping[str, float],
+    workload: Workload, machine: Machine, prediction: RunPrediction, memories: Mapping[str, float]
 ) -> Iterator[Choice]:
     architecture, recipe, layout = workload
     topic, precision, ranks = "memory", recipe.precision, group_ranks(layout, "dp")
@@ -180,12 +177,7 @@ def _memory(
         yield Choice(topic, f"least ranks with zero{stage} for the first stage", shards or "none suffices", "1")
     cached = architecture.sequence
     uses = fits(
-        architecture,
-        precision,
-        memories,
-        training_activation_bytes=0,
-        cached_tokens=cached,
-        cache_element_bytes=2,
+        architecture, precision, memories, training_activation_bytes=0, cached_tokens=cached, cache_element_bytes=2
     )
     for use, names in uses.items():
         note = "state alone, no activations" if use.startswith("training") else f"and {cached} cached tokens"
@@ -213,9 +205,7 @@ def _batch(workload: Workload, machine: Machine) -> Iterator[Choice]:
     taken = updates(samples=of_replica, micro_batch=layout.micro_batch, accumulation=micro_batches)
     yield Choice(topic, "updates of the training", taken, "1", "at the full global batch")
     years = training_years(
-        parameters=parameter_count(architecture),
-        tokens=recipe.tokens,
-        flop_per_second=machine.peak_flop_per_second,
+        parameters=parameter_count(architecture), tokens=recipe.tokens, flop_per_second=machine.peak_flop_per_second
     )
     yield Choice(topic, "years on one accelerator", years, "year", "6 N D at its peak")
 

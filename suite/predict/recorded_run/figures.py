@@ -203,11 +203,7 @@ def _traffic_figures(workload: Workload) -> list[Figure]:
 
 
 def _time_figures(
-    run: ReferenceRun,
-    layout: Layout,
-    machine: Machine | None,
-    prediction: RunPrediction,
-    prices: Prices,
+    run: ReferenceRun, layout: Layout, machine: Machine | None, prediction: RunPrediction, prices: Prices
 ) -> list[Figure]:
     figures: list[Figure] = []
     if prediction.bubble_fraction is not None:

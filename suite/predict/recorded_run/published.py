@@ -42,12 +42,7 @@ def published_figures(run: ReferenceRun) -> list[Figure]:
         (Quantity.ACCELERATOR_SECONDS, "accelerator_seconds", None),
     )
     return [
-        Figure(
-            quantity=quantity,
-            value=value,
-            convention=counted,
-            why=_origin(run.facts[f"reported.{key}"]),
-        )
+        Figure(quantity=quantity, value=value, convention=counted, why=_origin(run.facts[f"reported.{key}"]))
         for quantity, key, counted in published
         if (value := getattr(reported, key)) is not None
     ]

@@ -18,14 +18,9 @@ class HostCalls(NamedTuple):
 
 
 # A copy (clone) is timed as "permuted", and a node that hands its gradient on by a copy is counted nowhere.
-LINEAR = HostCalls(
-    modules=("Linear",),
-    views=("view", "t", "view"),
-    nodes=("View", "T", "Addmm", "View"),
-)
+LINEAR = HostCalls(modules=("Linear",), views=("view", "t", "view"), nodes=("View", "T", "Addmm", "View"))
 SPLIT_PROJECTION = HostCalls(  # x.view(...).permute(...).unbind(0)
-    views=("view", "permute", "unbind"),
-    nodes=("View", "Permute", "Unbind"),
+    views=("view", "permute", "unbind"), nodes=("View", "Permute", "Unbind")
 )
 SCORES = HostCalls(  # matmul(q, k.transpose(-1, -2)); the last view is of the softmax's output, which autograd keeps
     views=("transpose", "expand", "_unsafe_view", "expand", "_unsafe_view", "_unsafe_view", "detach"),
@@ -39,8 +34,7 @@ CONTEXT = HostCalls(  # matmul(weights, v).transpose(1, 2).flatten(2)
     nodes=("Expand", "View", "Expand", "UnsafeView", "Bmm", "UnsafeView", "Transpose", "UnsafeView"),
 )
 FUSED_ATTENTION = HostCalls(  # scaled_dot_product_attention(...).transpose(1, 2).flatten(2)
-    views=("transpose", "view"),
-    nodes=("ScaledDotProductFlashAttentionForCpu", "Transpose", "View"),
+    views=("transpose", "view"), nodes=("ScaledDotProductFlashAttentionForCpu", "Transpose", "View")
 )
 # Assumed: two views and three nodes more than PyTorch 2.13 has, so that a slice is a view of a view with a node of its
 # own. No measurement stands against it.

@@ -28,13 +28,7 @@ class ExecutedState(NamedTuple):
     optimizer_bytes: int
 
 
-def executed_state(
-    workload: Workload,
-    *,
-    stage: int,
-    replica: int,
-    update: Update = Update.FUSED,
-) -> ExecutedState:
+def executed_state(workload: Workload, *, stage: int, replica: int, update: Update = Update.FUSED) -> ExecutedState:
     """What one rank of pipeline stage `stage` stores, at index `replica` of the data-parallel axis.
 
     ZeRO-0 and 1, and every stage on one data-parallel rank, with N elements in an optimizer group of the rank, all its

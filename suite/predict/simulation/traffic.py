@@ -32,11 +32,7 @@ from suite.predict.simulation.state import (
 
 
 def executed_traffic(
-    workload: Workload,
-    options: StepOptions = DEFAULT_STEP,
-    *,
-    stage: int,
-    replica: int,
+    workload: Workload, options: StepOptions = DEFAULT_STEP, *, stage: int, replica: int
 ) -> list[Traffic]:
     """What one rank of `stage`, at index `replica` of the data-parallel axis, hands to collectives in a step.
 
@@ -109,10 +105,7 @@ def scalar_traffic(layout: Layout, averaging: Averaging = Averaging.EXACT) -> li
 
 
 def executed_gradient_traffic(
-    workload: Workload,
-    *,
-    stage: int,
-    averaging: Averaging = Averaging.EXACT,
+    workload: Workload, *, stage: int, averaging: Averaging = Averaging.EXACT
 ) -> list[Traffic]:
     """What one rank hands to collectives over its data-parallel group in a step, scalars left out.
 

@@ -166,9 +166,7 @@ def _network(
             accelerators_per_node=interfaces, host_bytes_per_second=interface_bytes_per_second
         ),
         "available share": network_share(
-            needed_bytes_per_second=needed,
-            interfaces=interfaces,
-            interface_bytes_per_second=interface_bytes_per_second,
+            needed_bytes_per_second=needed, interfaces=interfaces, interface_bytes_per_second=interface_bytes_per_second
         ),
     }
 

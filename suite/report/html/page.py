@@ -51,13 +51,7 @@ SECTIONS = (
 OF_RECORDS = frozenset({"overview", "setups", "runs", "history", "loss"})
 SETUP_COLUMNS = (
     *(("run", ""), ("verdict", ""), ("ranks", "n"), ("layout", ""), ("execution", ""), ("machine", "")),
-    *(
-        ("launches", "n"),
-        ("predicted", "n"),
-        ("measured", "n"),
-        ("error", "n"),
-        ("last launch", ""),
-    ),
+    *(("launches", "n"), ("predicted", "n"), ("measured", "n"), ("error", "n"), ("last launch", "")),
 )
 
 

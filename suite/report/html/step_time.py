@@ -136,7 +136,7 @@ def traffic(key: str, rows: list[Row]) -> Plot | None:
             "xaxis": {"title": {"text": "payload, MB"}, "rangemode": "tozero"},
         },
         columns=[
-            *("axis", "collective", "predicted bytes", "measured bytes", "predicted messages", "measured messages"),
+            *("axis", "collective", "predicted bytes", "measured bytes", "predicted messages", "measured messages")
         ],
         rows=table,
         height=100 + 56 * len(names),

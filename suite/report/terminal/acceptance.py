@@ -13,14 +13,7 @@ from reference_runs.units import printed
 from suite.acceptance.battery import BatteryReport
 from suite.acceptance.battery_record import BatteryEnd
 from suite.acceptance.check_table import ALL_REDUCE, CHECKS, ENVIRONMENT, MATRIX, MEMORY, PEER, STEP_TIME
-from suite.acceptance.findings import (
-    CheckFinding,
-    CheckVerdict,
-    Decision,
-    PastBattery,
-    joined_evidence,
-    worst_first,
-)
+from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery, joined_evidence, worst_first
 from suite.report.junit import JunitOutcome, JunitSuite
 
 _COLOURS = {

@@ -5,10 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from suite.acceptance.evidence import (
-    PhaseTiming,
-    SoakResult,
-)
+from suite.acceptance.evidence import PhaseTiming, SoakResult
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.failed_measurements import guard_findings

@@ -49,8 +49,7 @@ CHOSEN = [
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case.name, marks=pytest.mark.rare if case in RARE else ()) for case in CHOSEN],
+    "case", [pytest.param(case, id=case.name, marks=pytest.mark.rare if case in RARE else ()) for case in CHOSEN]
 )
 def test_a_layout_computes_what_one_process_does_at_the_predicted_cost(case: Case, executed: Executions) -> None:
     single = None if case.arithmetic == "dropout" else executed(case.single)

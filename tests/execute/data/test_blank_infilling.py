@@ -220,13 +220,7 @@ def stream(plan: Plan, path: Path) -> TokenStream:
     tokens = torch.randint(50, (60 * 32 + 1,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
     (path / "tokens").write_bytes(tokens.numpy().tobytes())
     corpus = Corpus(
-        source="",
-        sha256="",
-        text_bytes=0,
-        files=0,
-        vocabulary=50,
-        tokens=len(tokens),
-        tokens_file=str(path / "tokens"),
+        source="", sha256="", text_bytes=0, files=0, vocabulary=50, tokens=len(tokens), tokens_file=str(path / "tokens")
     )
     return token_stream(job_for(plan, corpus, str(path)))
 

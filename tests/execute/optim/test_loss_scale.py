@@ -164,10 +164,7 @@ def _bounds(
     e_g = rounded(g_NV, e_p, 1, torch.full_like(g_NV, scale / samples))
     d_VH = g_NV.T @ h_NH
     e_d_VH = rounded(
-        d_VH,
-        e_g.T @ (h_NH.abs() + e_h) + g_NV.abs().T @ e_h,
-        samples,
-        (g_NV.abs() + e_g).T @ (h_NH.abs() + e_h),
+        d_VH, e_g.T @ (h_NH.abs() + e_h) + g_NV.abs().T @ e_h, samples, (g_NV.abs() + e_g).T @ (h_NH.abs() + e_h)
     )
     dh_NH = g_NV @ second_VH
     e_dh = rounded(dh_NH, e_g @ second_VH.abs(), classes, (g_NV.abs() + e_g) @ second_VH.abs())

@@ -306,11 +306,7 @@ def test_the_flop_of_every_rank_equal_a_count_product_by_product(run: Run, sampl
         again = samples * rank_products(run, place, again=True)
         needed = rank_model_flop(run.architecture, run.layout, stage=place.pp, samples=samples)
         executed = rank_executed_flop(
-            run.architecture,
-            run.layout,
-            stage=place.pp,
-            samples=samples,
-            hidden_dropout=run.recipe.hidden_dropout,
+            run.architecture, run.layout, stage=place.pp, samples=samples, hidden_dropout=run.recipe.hidden_dropout
         )
         assert (needed, executed) == (3 * forward, 3 * forward + again)
 

@@ -95,9 +95,7 @@ def test_527_published_peaks_of_nanotron_are_9_percent_from_the_prediction(rows:
     assert median(errors) < 0.051
 
 
-def test_the_74_without_tensor_parallelism_which_hold_no_streams_are_4_percent_from_it(
-    rows: list[Row],
-) -> None:
+def test_the_74_without_tensor_parallelism_which_hold_no_streams_are_4_percent_from_it(rows: list[Row]) -> None:
     errors = [row.error for row in rows if row.layout.tensor_parallel == 1]
     assert len(errors) == 74
     assert mean(errors) < 0.04
@@ -129,8 +127,7 @@ def test_a_published_peak_with_several_micro_batches_holds_the_fp32_logits_of_on
 
 
 @pytest.mark.parametrize(
-    ("stages", "layers"),
-    [(1, [16]), (2, [10, 6]), (4, [5, 5, 5, 1]), (8, [3, 2, 3, 2, 3, 2, 1, 0])],
+    ("stages", "layers"), [(1, [16]), (2, [10, 6]), (4, [5, 5, 5, 1]), (8, [3, 2, 3, 2, 3, 2, 1, 0])]
 )
 def test_a_head_that_costs_four_layers_leaves_the_last_stages_fewer(stages: int, layers: list[int]) -> None:
     assert [blocks.layers for blocks in balanced_stages(LLAMA_1B, stages=stages)] == layers

@@ -175,12 +175,7 @@ MEMORY_BYTES = {"rtx-4090": 24e9, "h100": 80e9, "h200": 141e9, "mi300x": 192e9, 
 
 def test_llama_70b_infers_where_its_weights_and_cache_fit() -> None:
     found = fits(
-        LLAMA,
-        Precision.BF16,
-        MEMORY_BYTES,
-        training_activation_bytes=0,
-        cached_tokens=4096,
-        cache_element_bytes=2,
+        LLAMA, Precision.BF16, MEMORY_BYTES, training_activation_bytes=0, cached_tokens=4096, cache_element_bytes=2
     )
     # 68.98e9 parameters of 2, 1 and half a byte, and 1.34e9 bytes of 80 layers' 8 key-value heads of 128
     assert parameter_count(LLAMA) == 68_976_648_192

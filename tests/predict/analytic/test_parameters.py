@@ -236,12 +236,7 @@ def test_the_parts_sum_to_the_tensors_of_their_names(architecture: Architecture)
 def test_the_published_closed_form_holds_for_blooms_kind(architecture: Architecture) -> None:
     h = architecture.hidden
     same_kind = msgspec.structs.replace(
-        architecture,
-        ffn_hidden=4 * h,
-        position=Position.ALIBI,
-        embedding_norm=True,
-        biases=True,
-        tied_embeddings=True,
+        architecture, ffn_hidden=4 * h, position=Position.ALIBI, embedding_norm=True, biases=True, tied_embeddings=True
     )
     layers, rows = architecture.layers, architecture.padded_vocabulary
     assert parameter_count(same_kind) == layers * (12 * h**2 + 13 * h) + rows * h + 4 * h

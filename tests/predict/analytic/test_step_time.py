@@ -35,16 +35,7 @@ from suite.predict.analytic.rates import flop_per_second, hfu, mfu, tokens_per_s
 from suite.predict.analytic.step_time import StepTime, axis_groups, exposed_data_parallel_seconds, step_time
 from suite.predict.analytic.traffic import step_traffic
 from tests.support.machines import A100, Case, at_peak, cases, flat_efficiency, machines
-from tests.support.steps import (
-    ROUNDING,
-    bloom,
-    changed,
-    pass_seconds,
-    stage_times,
-    time_of,
-    traffic_of,
-    waiting_stages,
-)
+from tests.support.steps import ROUNDING, bloom, changed, pass_seconds, stage_times, time_of, traffic_of, waiting_stages
 from tests.support.strategies import BLOOM
 
 

@@ -639,10 +639,7 @@ def test_a_partitioned_checkpoint_is_gathered_once_for_each_group(recomputation:
     # five layers in groups of 2, 2 and 1
     architecture = msgspec.structs.replace(BLOOM.architecture, layers=5)
     layout = Layout(
-        tensor_parallel=4,
-        recomputation=Recomputation(recomputation),
-        checkpoint_layers=2,
-        partitioned_checkpoints=True,
+        tensor_parallel=4, recomputation=Recomputation(recomputation), checkpoint_layers=2, partitioned_checkpoints=True
     )
     gathered = [
         (entry.payload_bytes, entry.messages)

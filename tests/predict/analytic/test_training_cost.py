@@ -86,12 +86,7 @@ def test_gpt3_takes_one_v100_centuries(tokens: float, years: float) -> None:
 
 def test_arrays_give_what_each_number_gives() -> None:
     batches: Any = numpy.array([7.0, 512.0, 2048.0])
-    found: Any = training_seconds(
-        tokens=366 * 10**9,
-        global_batch=batches,
-        sequence=2048,
-        step_seconds=1.5,
-    )
+    found: Any = training_seconds(tokens=366 * 10**9, global_batch=batches, sequence=2048, step_seconds=1.5)
     each = [
         training_seconds(tokens=366 * 10**9, global_batch=n, sequence=2048, step_seconds=1.5) for n in (7, 512, 2048)
     ]

@@ -58,11 +58,7 @@ def test_every_rank_has_its_own_figures(run: Run) -> None:
             run.architecture, run.layout, stage=place.pp, samples=samples
         )
         expected["hardware_flop", None, None] = rank_executed_flop(
-            run.architecture,
-            run.layout,
-            stage=place.pp,
-            samples=samples,
-            hidden_dropout=run.recipe.hidden_dropout,
+            run.architecture, run.layout, stage=place.pp, samples=samples, hidden_dropout=run.recipe.hidden_dropout
         )
         sent = 0.0
         for entry in executed_traffic(Workload(*run), stage=place.pp, replica=place.dp):

@@ -107,10 +107,7 @@ def test_more_recomputation_never_needs_more() -> None:
     long = msgspec.structs.replace(SHAPE, sequence=96, layers=4)
     peaks = [
         executed_peak_bytes(
-            Workload(long, FP32, msgspec.structs.replace(LAYOUT, recomputation=recomputation)),
-            CPU,
-            stage=0,
-            replica=0,
+            Workload(long, FP32, msgspec.structs.replace(LAYOUT, recomputation=recomputation)), CPU, stage=0, replica=0
         )
         for recomputation in (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
     ]

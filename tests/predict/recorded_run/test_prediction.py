@@ -215,12 +215,7 @@ def test_a_run_without_a_published_layout_is_predicted_without_it_and_names_what
     prediction = of(run)
     assert (prediction.memory, prediction.traffic, prediction.step) == ((), {}, None)
     quantities = {f.quantity for f in predicted_figures(run, None, None, prediction)}
-    assert quantities == {
-        Quantity.PARAMETERS,
-        Quantity.MODEL_FLOP,
-        Quantity.FIRST_LOSS,
-        Quantity.TRAINING_FLOP,
-    }
+    assert quantities == {Quantity.PARAMETERS, Quantity.MODEL_FLOP, Quantity.FIRST_LOSS, Quantity.TRAINING_FLOP}
     with pytest.raises(InputError, match=r"layout\.tensor_parallel.*recorded as not published"):
         _ = run.layout
 

@@ -252,12 +252,7 @@ def test_the_warm_up_ends_once_the_second_moment_has_settled_on_all_ranks(pool: 
     assert rarely == first + 4 - first % 4  # looked at every tenth of a window
 
 
-@given(
-    warm_up=st.integers(1, 1000),
-    factor=st.floats(1.05, 8.0),
-    steps=st.integers(1, 50),
-    step=st.integers(1, 10**6),
-)
+@given(warm_up=st.integers(1, 1000), factor=st.floats(1.05, 8.0), steps=st.integers(1, 50), step=st.integers(1, 10**6))
 def test_a_renewal_begins_whenever_the_steps_have_grown_by_its_factor(
     warm_up: int, factor: float, steps: int, step: int
 ) -> None:
