@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import NamedTuple
+
+from suite.machine.devices import usable_threads
 
 UNKNOWN_SHARE = 4 * 2**20  # of the caches, where the system reports none: two to four times a usual second level
 PROCESSORS = Path("/sys/devices/system/cpu")
@@ -17,13 +18,6 @@ class Cache(NamedTuple):
     level: int
     size: int
     threads: frozenset[int]
-
-
-def usable_threads() -> frozenset[int]:
-    """Numbers of the hardware threads that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 def later_caches(processors: Path = PROCESSORS, usable: frozenset[int] | None = None) -> frozenset[Cache]:

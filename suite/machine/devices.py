@@ -47,11 +47,16 @@ def _answer_of_torch(question: str) -> int:
     return int(answer.stdout)
 
 
+def usable_threads() -> frozenset[int]:
+    """Numbers of the hardware threads that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
 def usable_cores() -> int:
     """Processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(usable_threads())
 
 
 def resolved_device(choice: str) -> tuple[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 
 from suite.machine import malloc
+from suite.machine.devices import usable_cores
 from suite.paths import ROOT
 
 
@@ -76,11 +76,10 @@ def cpu_named(path: str = "/proc/cpuinfo") -> str:
 
 def hardware() -> dict[str, str]:
     """Processor, cores that this process may use, and memory, as texts."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": cpu_named(),
         "cpu_flags": digest(_field("/proc/cpuinfo", "flags")),
-        "cores": str(cores),
+        "cores": str(usable_cores()),
         "memory": _field("/proc/meminfo", "MemTotal"),
         "gpus": ", ".join(_gpu_models()) or "none",
     }
