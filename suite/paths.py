@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from reference_runs.errors import InputError
@@ -38,3 +40,17 @@ def cache_directory() -> Path:
             where="corpus",
         ) from error
     return root
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path in the same directory to write to; it becomes `path` at the end of the block, and replaces that file.
+
+    Where the block fails (full disk, Ctrl-C), `path` stays as it was and what was written is removed.
+    """
+    temporary = path.with_name(f".{os.urandom(4).hex()}.{path.name}")  # what writes may decide by the suffix
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

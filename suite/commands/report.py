@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.paths import ROOT
+from suite.paths import ROOT, whole_file
 from suite.records.index import launches
 from suite.report.html.change_point_worker import Search
 from suite.report.html.requirements import INSTALL, missing
@@ -111,12 +110,8 @@ def written(directory: Path, name: str, text: str) -> Path:
     path = directory / name
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{name}.{os.getpid()}")
-        try:
+        with whole_file(path) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="\n")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {name}: {error.strerror}", got=str(directory), where="--out") from error
     return path

@@ -17,6 +17,7 @@ import msgspec
 from suite.job.events import Event, Failed, Status, recording_path, stacks_path
 from suite.machine import processes
 from suite.machine.processes import LAUNCH_VARIABLE
+from suite.paths import whole_file
 
 
 class NotFiniteError(ArithmeticError):
@@ -70,9 +71,8 @@ def answer_on_request(directory: str, rank: int) -> None:
 def _record_flights(awaken: int, path: Path) -> None:
     while numbers := os.read(awaken, 64):
         if signal.SIGUSR1 in numbers and (recording := _flight_recording()):
-            part = path.with_suffix(".part")
-            part.write_bytes(recording)
-            part.rename(path)
+            with whole_file(path) as temporary:
+                temporary.write_bytes(recording)
 
 
 def _flight_recording() -> bytes:

@@ -6,18 +6,17 @@ import array
 import hashlib
 import itertools
 import os
-import secrets
 import stat
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from reference_runs.errors import InputError
 from suite.job.options import Documents, Texts
-from suite.paths import cache_directory
+from suite.paths import cache_directory, whole_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -133,9 +132,9 @@ def tokenised_documents(path: Path | None, *, vocabulary: int, least_tokens: int
         tokens, starts = _tokens(encoding, documents)
         encoded = [document.encode() for document in documents]
         ends = itertools.accumulate(map(len, encoded), initial=0)
-        _write_bytes(tokenizer, encoding.to_str().encode())
-        _write_bytes(text_file, b"".join(encoded))
-        _write_bytes(offsets, msgspec.json.encode(Documents([*ends], [*starts, len(tokens)])))
+        _write(tokenizer, encoding.to_str().encode())
+        _write(text_file, b"".join(encoded))
+        _write(offsets, msgspec.json.encode(Documents([*ends], [*starts, len(tokens)])))
         _write(target, tokens)
     corpus = _checked(path, target, digest, text_bytes, len(texts), vocabulary, least_tokens, where)
     return corpus, Texts(tokenizer_file=str(tokenizer), text_file=str(text_file), documents_file=str(offsets))
@@ -248,22 +247,10 @@ def _tokens(tokenizer: Tokenizer, texts: list[str]) -> tuple[array.array[int], l
     return tokens, starts
 
 
-def _write(target: Path, tokens: array.array[int]) -> None:
-    """Write the tokens to a temporary file and rename it, so that a reader never sees a part."""
-    _write_whole(target, tokens.tofile)
-
-
-def _write_bytes(target: Path, data: bytes) -> None:
-    """Write the bytes in the same way."""
-    _write_whole(target, lambda file: file.write(data))
-
-
-def _write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    temporary = target.with_suffix(f".{secrets.token_hex(8)}")
+def _write(target: Path, data: bytes | array.array[int]) -> None:
+    """Write the file whole, so that a reader never sees a part."""
     try:
-        with temporary.open("xb") as file:
-            write(file)
-        temporary.replace(target)
+        with whole_file(target) as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write the cache: {error.strerror}", got=str(target), where="corpus") from error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from reference_runs.errors import InputError
+from suite.paths import whole_file
 from suite.records.index import LaunchSummary
 
 Cell = str | int | float | bool | None
@@ -40,14 +41,10 @@ def written_csv(table: dict[str, list[Cell]], path: Path) -> None:
     Raises:
         InputError: it cannot be written.
     """
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            lines = csv.writer(file)
-            lines.writerow(table)
-            lines.writerows(zip(*table.values(), strict=True))
-
-    _replaced(path, write)
+    with _for_out(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow(table)
+        lines.writerows(zip(*table.values(), strict=True))
 
 
 def written_parquet(table: dict[str, list[Cell]], path: Path) -> None:
@@ -70,16 +67,14 @@ def written_parquet(table: dict[str, list[Cell]], path: Path) -> None:
             arrays[name] = array(cells)
         except (ArrowInvalid, OverflowError):  # integers beyond 64 bits, or among others
             arrays[name] = array([None if cell is None else float(cell) for cell in cells], float64())
-    _replaced(path, lambda temporary: write_table(Table.from_pydict(arrays), temporary))
+    with _for_out(path) as temporary:
+        write_table(Table.from_pydict(arrays), temporary)
 
 
-def _replaced(path: Path, write: Callable[[Path], None]) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+@contextmanager
+def _for_out(path: Path) -> Iterator[Path]:
     try:
-        try:
-            write(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(path) as temporary:
+            yield temporary
     except OSError as error:
         raise InputError(f"cannot write the file: {error.strerror}", got=str(path), where="--out") from error

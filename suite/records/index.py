@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import secrets
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -16,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.paths import stores
+from suite.machine.devices import usable_cores
+from suite.paths import stores, whole_file
 from suite.records.record import BEGIN, END, PRUNED, status_without_end
 from suite.records.summary import Key, LaunchSummary, Values, launch_summary
 from suite.records.summary_cache import Stamp, packed, unpacked
@@ -164,7 +164,7 @@ def _read(unread: list[Found]) -> Iterator[tuple[bytes, list[Why]]]:
     blocks = [unread[start : start + _BLOCK] for start in range(0, len(unread), _BLOCK)]
     done = 0
     if len(unread) >= _LEAST_SHARED:
-        processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        processes = min(_MOST_PROCESSES, usable_cores())
         pool = ProcessPoolExecutor(processes, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
         try:
             for each in pool.map(_read_block, blocks):
@@ -200,10 +200,5 @@ def _kept(directory: str) -> dict[str, tuple[LaunchSummary, Stamp]]:
 
 def _keep(directory: str, blocks: list[bytes]) -> None:
     """Put what was read next to the records, whole or not at all; a directory that cannot be written goes without."""
-    temporary = Path(directory, f"{CACHE}.{secrets.token_hex(4)}")
-    with contextlib.suppress(OSError):
-        try:
-            temporary.write_bytes(msgspec.msgpack.encode(blocks))
-            temporary.replace(Path(directory, CACHE))
-        finally:
-            temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError), whole_file(Path(directory, CACHE)) as temporary:
+        temporary.write_bytes(msgspec.msgpack.encode(blocks))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -110,16 +109,17 @@ def test_tokens_decode_to_the_text_with_a_tokenizer_trained_alike(tmp_path: Path
 def test_readers_see_only_whole_corpora(text_file: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[Path]] = []
 
-    class Watched(array.array):
-        def tofile(self, file: Any) -> None:
-            super().tofile(file)
-            seen.append(list(private_cache.rglob("*.tokens")))
+    write_bytes = Path.write_bytes
 
-    encoded = corpus._encoded
-    monkeypatch.setattr(corpus, "_encoded", lambda *arguments: Watched("i", encoded(*arguments)))
-    told = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    def watched(self: Path, data: bytes) -> int:
+        size = write_bytes(self, data)
+        seen.append(list(private_cache.rglob("[!.]*.tokens")))
+        return size
+
+    monkeypatch.setattr(Path, "write_bytes", watched)
+    tokenised = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
     assert seen == [[]]
-    assert [path for path in private_cache.rglob("*") if path.is_file()] == [Path(told.tokens_file)]
+    assert [path for path in private_cache.rglob("*") if path.is_file()] == [Path(tokenised.tokens_file)]
 
 
 def test_an_interrupted_write_leaves_no_cache(

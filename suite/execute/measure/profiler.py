@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from suite.execute.measure.phases import RANGE, Part
 from suite.execute.measure.timeline import DeviceSpan, Shares, Span, device_shares, host_shares
 from suite.job.events import memory_snapshot_path, trace_path
+from suite.paths import whole_file
 
 _PARTS = {RANGE + part: part for part in Part}
 _MOST_ENTRIES = 1_000_000  # of a memory snapshot: allocations and frees, about 100 a block and micro-batch
@@ -90,9 +90,11 @@ class ProfiledSteps:
 
     def _write(self, recording: profile) -> None:
         if self._trace is not None:
-            _written_whole(self._trace, recording.export_chrome_trace)
+            with whole_file(self._trace) as temporary:
+                recording.export_chrome_trace(str(temporary))
         if self._snapshot is not None and self._cuda:
-            _written_whole(self._snapshot, lambda path: torch.cuda.memory._dump_snapshot(path))
+            with whole_file(self._snapshot) as temporary:
+                torch.cuda.memory._dump_snapshot(str(temporary))
             torch.cuda.memory._record_memory_history(enabled=None)
 
 
@@ -128,13 +130,3 @@ def _device_shares(events: list[_KinetoEvent], index: int) -> dict[Part, Shares]
         elif event.device_index() == index and not event.is_user_annotation():
             spans.append(DeviceSpan(event.name(), start, end, launched.get(event.correlation_id(), start)))
     return device_shares(phases, spans)
-
-
-def _written_whole(path: Path, write: Callable[[str], object]) -> None:
-    """Let `write` make a file beside `path`, and give it that name once it is complete."""
-    beside = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        write(str(beside))
-        beside.rename(path)
-    finally:
-        beside.unlink(missing_ok=True)
