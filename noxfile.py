@@ -152,32 +152,36 @@ def record(session: nox.Session) -> None:
     """Measure the project's own results anew, results/recorded: nox -s record -- setups battery kernels climb tables
 
     On 2 idle cores setups take 33 minutes, the battery 5, kernels 25, a climb 10, tables none; without names all of
-    them. What is measured replaces what was there. Paths in the records are relative: run it at the root of a clone.
+    them. What a part measures replaces what was there, when its turn comes: parts may be run one by one, and one that
+    failed again. Paths in the records are relative: run it at the root of a clone.
     """
     install(session, "execute", "report", "regress", "fit", "kernels", "test", "bench")
-    parts = {
+    replaced = {
         "setups": ["records/*-mini", "machines"],
         "battery": ["acceptance"],
         "kernels": ["kernels"],
         "climb": ["ladder", "records/gpt2-mini-ladder"],
         "tables": [],
     }
-    chosen = session.posargs or list(parts)
-    if unknown := set(chosen) - parts.keys():
-        session.error(f"unknown parts: {', '.join(sorted(unknown))}; allowed: {', '.join(parts)}")
-    for pattern in (pattern for part in chosen for pattern in parts[part]):
-        for directory in Path(RECORDED).glob(pattern):
-            shutil.rmtree(directory)
-    if "setups" in chosen:
-        launch_setups(session, [f"{run}-mini" for run in RUNS], "--results", RECORDED)
-    for part, arguments in (
-        ("battery", ["suite", "accept", "--profile", "quick", "--results", RECORDED]),
-        ("kernels", ["benchmarks.kernels", f"--benchmark-storage={RECORDED}/kernels"]),
-        ("climb", ["suite", "ladder", "gpt2-mini", "--results", RECORDED]),
-        ("tables", ["suite", "report", "--no-page", "--results", RECORDED]),
-    ):
-        if part in chosen:
-            session.run("python", "-m", *arguments, success_codes=[0, 1, 3])
+    commands = {
+        "battery": ["suite", "accept", "--profile", "quick", "--results", RECORDED],
+        "kernels": ["benchmarks.kernels", f"--benchmark-storage={RECORDED}/kernels"],
+        "climb": ["suite", "ladder", "gpt2-mini", "--results", RECORDED],
+        "tables": ["suite", "report", "--no-page", "--results", RECORDED],
+    }
+    if unknown := set(session.posargs) - replaced.keys():
+        session.error(f"unknown parts: {', '.join(sorted(unknown))}; allowed: {', '.join(replaced)}")
+    for part in [part for part in replaced if part in (session.posargs or replaced)]:
+        for pattern in replaced[part]:
+            for directory in Path(RECORDED).glob(pattern):
+                shutil.rmtree(directory)
+        try:
+            if part == "setups":
+                launch_setups(session, [f"{run}-mini" for run in RUNS], "--results", RECORDED)
+            else:
+                session.run("python", "-m", *commands[part], success_codes=[0, 1, 3])
+        finally:
+            session.run("python", "-m", "suite.records.private_paths", RECORDED)
 
 
 @nox.session

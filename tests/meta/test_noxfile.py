@@ -81,6 +81,28 @@ def test_the_projects_own_results_are_measured_anew_where_they_lie_and_nothing_e
         path.touch()
     session = Session(tmp_path, "0\n", "setups", "battery", "tables")
     noxfile["record"](session)
-    assert all("--results results/recorded" in " ".join(command) for command in session.ran)
-    assert [command[3] for command in session.ran[-2:]] == ["accept", "report"]
+    published = ("python", "-m", "suite.records.private_paths", "results/recorded")
+    measuring = [command for command in session.ran if command != published]
+    assert all("--results results/recorded" in " ".join(command) for command in measuring)
+    assert [command[3] for command in measuring[-2:]] == ["accept", "report"]
+    assert [session.ran.index(command) + 1 for command in measuring[-3:]] == [
+        number for number, command in enumerate(session.ran) if command == published
+    ]
     assert [path.name for path in (tmp_path / "results").rglob("*") if path.is_file()] == ["kept", "kept"]
+
+
+def test_one_part_of_the_projects_own_results_is_measured_alone(
+    noxfile: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "constraints.txt").touch()
+    for name in ("records/bloom-mini", "records/gpt2-mini-ladder", "ladder", "machines"):
+        (tmp_path / "results" / "recorded" / name).mkdir(parents=True)
+    session = Session(tmp_path, "0\n", "climb")
+    noxfile["record"](session)
+    assert [command[2] for command in session.ran] == ["suite", "suite.records.private_paths"]
+    assert sorted(path.name for path in (tmp_path / "results" / "recorded").rglob("*")) == [
+        "bloom-mini",
+        "machines",
+        "records",
+    ]
