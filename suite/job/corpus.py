@@ -61,9 +61,8 @@ def corpus_files(path: Path | None) -> list[Path]:
             return [path]
         files = sorted(file for file in _files_below(path) if file.is_file() and not file.name.startswith("."))
     except OSError as error:
-        raise InputError(
-            f"cannot read the corpus: {error.strerror}", got=str(error.filename or path), where="--corpus"
-        ) from error
+        got = str(error.filename or path)
+        raise InputError(f"cannot read the corpus: {error.strerror}", got=got, where="--corpus") from error
     if not files:
         raise InputError("the directory holds no file", got=str(path), allowed="UTF-8 text files", where="--corpus")
     return files
@@ -79,16 +78,6 @@ def _files_below(directory: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names)
 
 
-def _texts(files: list[Path]) -> Iterator[str]:
-    for file in files:
-        try:
-            yield file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot read the file: {error.strerror}", got=str(file), where="--corpus") from error
-        except UnicodeDecodeError as error:
-            raise InputError("not UTF-8 text", got=str(file), allowed="UTF-8 text files", where="--corpus") from error
-
-
 def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -> Corpus:
     """Tokens of the corpus at `path` (None: the standard library's sources), from the cache if it has them.
 
@@ -98,14 +87,11 @@ def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -
         InputError: missing, unreadable, empty or undecodable text, or text too small for the vocabulary or for
             `least_tokens` tokens.
     """
-    where = "--corpus" if path is not None else "corpus"
-    texts = list(_texts(corpus_files(path)))
-    digest, text_bytes = _digest(texts)
-    _check_size(text_bytes, vocabulary, where)
-    target = cache_directory() / f"{digest[:32]}-{vocabulary}.tokens"
+    texts, corpus = _read(path, vocabulary, "tokens")
+    target = Path(corpus.tokens_file)
     if not target.exists():
-        _write(target, _encoded(texts, vocabulary, where))
-    return _checked(path, target, digest, text_bytes, len(texts), vocabulary, least_tokens, where)
+        _write(target, _encoded(texts, vocabulary, _option(path)).tobytes())
+    return _counted(corpus, least_tokens, _option(path))
 
 
 def tokenised_documents(path: Path | None, *, vocabulary: int, least_tokens: int) -> tuple[Corpus, Texts]:
@@ -117,27 +103,70 @@ def tokenised_documents(path: Path | None, *, vocabulary: int, least_tokens: int
     Raises:
         InputError: as `tokenised_corpus`.
     """
-    where = "--corpus" if path is not None else "corpus"
-    texts = list(_texts(corpus_files(path)))
-    digest, text_bytes = _digest(texts)
-    _check_size(text_bytes, vocabulary, where)
-    stem = f"{digest[:32]}-{vocabulary}"
-    target, tokenizer, text_file, offsets = (
-        cache_directory() / f"{stem}.{name}"
-        for name in ("pieces.tokens", "tokenizer.json", "pieces.text", "pieces.json")
+    texts, corpus = _read(path, vocabulary, "pieces.tokens")
+    target = Path(corpus.tokens_file)
+    stem = target.name.removesuffix(".pieces.tokens")
+    tokenizer, text_file, offsets = (
+        target.with_name(f"{stem}.{name}") for name in ("tokenizer.json", "pieces.text", "pieces.json")
     )
     if not all(file.exists() for file in (target, tokenizer, text_file, offsets)):
         documents = [document for text in texts for document in _documents(text)]
-        encoding = _trained(texts, vocabulary, where)
+        encoding = _trained(texts, vocabulary, _option(path))
         tokens, starts = _tokens(encoding, documents)
         encoded = [document.encode() for document in documents]
         ends = itertools.accumulate(map(len, encoded), initial=0)
         _write(tokenizer, encoding.to_str().encode())
         _write(text_file, b"".join(encoded))
         _write(offsets, msgspec.json.encode(Documents([*ends], [*starts, len(tokens)])))
-        _write(target, tokens)
-    corpus = _checked(path, target, digest, text_bytes, len(texts), vocabulary, least_tokens, where)
+        _write(target, tokens.tobytes())
+    corpus = _counted(corpus, least_tokens, _option(path))
     return corpus, Texts(tokenizer_file=str(tokenizer), text_file=str(text_file), documents_file=str(offsets))
+
+
+def _option(path: Path | None) -> str:
+    """Where errors say that a text comes from."""
+    return "corpus" if path is None else "--corpus"
+
+
+def _read(path: Path | None, vocabulary: int, name: str) -> tuple[list[str], Corpus]:
+    """The texts, and the corpus whose tokens are in the cached file NAME, not yet counted."""
+    texts: list[str] = []
+    digest, text_bytes = hashlib.sha256(), 0
+    for file in corpus_files(path):
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot read the file: {error.strerror}", got=str(file), where="--corpus") from error
+        except UnicodeDecodeError as error:
+            raise InputError("not UTF-8 text", got=str(file), allowed="UTF-8 text files", where="--corpus") from error
+        data = text.encode("utf-8")
+        digest.update(data + b"\0")
+        text_bytes += len(data)
+        texts.append(text)
+    if text_bytes == 0:
+        raise InputError("the corpus is empty", got="0 bytes", allowed="UTF-8 text", where=_option(path))
+    if text_bytes < 4 * vocabulary:
+        what = f"the corpus is too small for a vocabulary of {vocabulary} tokens"
+        allowed = f"at least {4 * vocabulary} bytes"
+        raise InputError(what, got=f"{text_bytes} bytes", allowed=allowed, where=_option(path))
+    sha256 = digest.hexdigest()
+    return texts, Corpus(
+        source="Python standard library" if path is None else str(path),
+        sha256=sha256,
+        text_bytes=text_bytes,
+        files=len(texts),
+        vocabulary=vocabulary,
+        tokens=0,
+        tokens_file=str(cache_directory() / f"{sha256[:32]}-{vocabulary}.{name}"),
+    )
+
+
+def _counted(corpus: Corpus, least_tokens: int, where: str) -> Corpus:
+    tokens = Path(corpus.tokens_file).stat().st_size // 4
+    if tokens < least_tokens:
+        what, allowed = "the corpus is smaller than one global batch", f"at least {least_tokens} tokens"
+        raise InputError(what, got=f"{tokens} tokens", allowed=allowed, where=where)
+    return msgspec.structs.replace(corpus, tokens=tokens)
 
 
 def _documents(text: str) -> Iterator[str]:
@@ -155,56 +184,6 @@ def _documents(text: str) -> Iterator[str]:
             size += length
     if parts:
         yield "".join(parts)
-
-
-def _digest(texts: list[str]) -> tuple[str, int]:
-    """The hash of all texts, and their size in bytes."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode("utf-8"))
-        digest.update(b"\0")
-    return digest.hexdigest(), sum(len(text.encode("utf-8")) for text in texts)
-
-
-def _check_size(text_bytes: int, vocabulary: int, where: str) -> None:
-    if text_bytes == 0:
-        raise InputError("the corpus is empty", got="0 bytes", allowed="UTF-8 text", where=where)
-    if text_bytes < 4 * vocabulary:
-        raise InputError(
-            f"the corpus is too small for a vocabulary of {vocabulary} tokens",
-            got=f"{text_bytes} bytes",
-            allowed=f"at least {4 * vocabulary} bytes",
-            where=where,
-        )
-
-
-def _checked(
-    path: Path | None,
-    target: Path,
-    digest: str,
-    text_bytes: int,
-    files: int,
-    vocabulary: int,
-    least_tokens: int,
-    where: str,
-) -> Corpus:
-    tokens = target.stat().st_size // 4
-    if tokens < least_tokens:
-        raise InputError(
-            "the corpus is smaller than one global batch",
-            got=f"{tokens} tokens",
-            allowed=f"at least {least_tokens} tokens",
-            where=where,
-        )
-    return Corpus(
-        source="Python standard library" if path is None else str(path),
-        sha256=digest,
-        text_bytes=text_bytes,
-        files=files,
-        vocabulary=vocabulary,
-        tokens=tokens,
-        tokens_file=str(target),
-    )
 
 
 def _encoded(texts: list[str], vocabulary: int, where: str) -> array.array[int]:
@@ -226,12 +205,9 @@ def _trained(texts: list[str], vocabulary: int, where: str) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != vocabulary:
-        raise InputError(
-            f"the corpus has too few distinct words for a vocabulary of {vocabulary} tokens",
-            got=f"{tokenizer.get_vocab_size()} tokens",
-            allowed="more varied text",
-            where=where,
-        )
+        what = f"the corpus has too few distinct words for a vocabulary of {vocabulary} tokens"
+        got = f"{tokenizer.get_vocab_size()} tokens"
+        raise InputError(what, got=got, allowed="more varied text", where=where)
     return tokenizer
 
 
@@ -247,8 +223,7 @@ def _tokens(tokenizer: Tokenizer, texts: list[str]) -> tuple[array.array[int], l
     return tokens, starts
 
 
-def _write(target: Path, data: bytes | array.array[int]) -> None:
-    """Write the file whole, so that a reader never sees a part."""
+def _write(target: Path, data: bytes) -> None:
     try:
         with whole_file(target) as temporary:
             temporary.write_bytes(data)

@@ -19,7 +19,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK)
 _RESERVE = ".reserve"
 # room, halves and what was read of them in the making, trials of a directory
-_LEFTOVER = re.compile(r"\..+\.reserve|\..+\.json\.[0-9a-f]{8}|\.launches\.[0-9a-f]{8}|\.[0-9a-f]{16}")
+_LEFTOVER = re.compile(r"\..+\.reserve|\..+\.json\.[0-9a-f]{8}|\.[0-9a-f]{8}\.\.launches|\.[0-9a-f]{16}")
 _OLD_SECONDS = 86400
 _RESERVED_BYTES = 256 * 1024
 _RESERVED_BYTES_PER_STEP = 256  # one step of one rank as JSON takes about 200
