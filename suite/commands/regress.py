@@ -32,7 +32,7 @@ from suite.report.terminal.progress import TrainingProgress
 from suite.report.terminal.regression import print_check
 from suite.report.terminal.tables import console
 from suite.reproduce.plan import Plan, Request, corpus_for, plan
-from suite.reproduce.reproduce import Result, reproduce
+from suite.reproduce.reproduce import LaunchResult, reproduce
 
 NEEDED = ("numpy", "scipy", "ruptures")
 KERNELS = "kernels"
@@ -223,8 +223,8 @@ def _tell(messages: Console, line: str) -> None:
     messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
 
 
-def _launched(results: Path, messages: Console) -> Callable[[CheckedRun], Result]:
-    def launched(run: CheckedRun) -> Result:
+def _launched(results: Path, messages: Console) -> Callable[[CheckedRun], LaunchResult]:
+    def launched(run: CheckedRun) -> LaunchResult:
         with TrainingProgress(run.plan, quiet=not messages.is_terminal) as live:
             return reproduce(run.plan, run.corpus, results, live, profile_source=NO_PROFILE)
 

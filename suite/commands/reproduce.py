@@ -29,7 +29,7 @@ from suite.report.terminal.progress import TrainingProgress
 from suite.report.terminal.reproduction import print_launch, print_launch_line
 from suite.report.terminal.tables import console
 from suite.reproduce.plan import Plan, Request, corpus_for, plan
-from suite.reproduce.reproduce import Result, reproduce
+from suite.reproduce.reproduce import LaunchResult, reproduce
 
 
 class _Printing(NamedTuple):
@@ -147,7 +147,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     )
     printing = _Printing(json, every_figure, console(stderr=True))
     planned = plan(request)
-    done: list[Result] = []
+    done: list[LaunchResult] = []
     for result in _launched(planned, request, launches, may_calibrate=may_calibrate, messages=printing.messages):
         done.append(result)
         _print(result, planned, printing, number=len(done), launches=launches)
@@ -160,7 +160,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
 
 def _launched(
     planned: Plan, request: Request, launches: int, *, may_calibrate: bool, messages: Console
-) -> Iterator[Result]:
+) -> Iterator[LaunchResult]:
     """Calibrate where that is needed, and launch as often as asked; less often after an interrupt or without room."""
     with messages.status("reading the corpus"):  # leaves no line, so that a refusal stands alone
         tokens = corpus_for(planned, request.corpus)
@@ -190,7 +190,7 @@ def _print_plan(messages: Console, planned: Plan) -> None:
         messages.print(f"[dim]averaging: {planned.averaging}{first}; state whole on each rank (ZeRO-0)[/]")
 
 
-def _print(result: Result, planned: Plan, printing: _Printing, *, number: int, launches: int) -> None:
+def _print(result: LaunchResult, planned: Plan, printing: _Printing, *, number: int, launches: int) -> None:
     if printing.json:
         sys.stdout.write(_json(result) + "\n")
         return
@@ -203,7 +203,7 @@ def _print(result: Result, planned: Plan, printing: _Printing, *, number: int, l
         out.print(f"trace {escape(str(planned.trace))}", soft_wrap=True)
 
 
-def _exit_code(result: Result) -> int:
+def _exit_code(result: LaunchResult) -> int:
     if result.status is Status.INTERRUPTED:
         return exit_codes.INTERRUPTED
     if result.status is not Status.OK:
@@ -211,7 +211,7 @@ def _exit_code(result: Result) -> int:
     return exit_codes.PASS if result.verdict is Verdict.PASS else exit_codes.FAIL
 
 
-def _json(result: Result) -> str:
+def _json(result: LaunchResult) -> str:
     entry = {
         "run": result.run,
         "status": result.status,
@@ -231,7 +231,7 @@ def _json(result: Result) -> str:
     return msgspec.json.encode(entry).decode()
 
 
-def _summarise(results: list[Result], *, json: bool) -> None:
+def _summarise(results: list[LaunchResult], *, json: bool) -> None:
     """What the launches together say of time; those that did not end well are named and left out."""
     run = results[0].run
     summary = summaries([result.rows for result in results if result.status is Status.OK])

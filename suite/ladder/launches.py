@@ -12,7 +12,7 @@ from suite.ladder.measurement import RungPrediction, expected
 from suite.ladder.request import LadderRun
 from suite.ladder.rung import STEPS, Rung, RungSetting
 from suite.ladder.rungs import seconds_unknown
-from suite.reproduce.reproduce import Result, reproduce
+from suite.reproduce.reproduce import LaunchResult, reproduce
 
 
 def launched(
@@ -24,11 +24,11 @@ def launched(
     steps: int = STEPS,
     trace: Path | None = None,
     launches: int | None = None,
-) -> list[Result]:
+) -> list[LaunchResult]:
     """Launch a setting as often as `ladder_run` asks, or `launches` times, up to the first that does not end well."""
     plan = ladder_run.plan(setting, label, steps=steps, trace=trace)
     profile, source = ladder_run.profile_for(setting)
-    results: list[Result] = []
+    results: list[LaunchResult] = []
     for _ in range(ladder_run.repeat if launches is None else launches):
         results.append(
             reproduce(
@@ -47,7 +47,7 @@ def launched(
     return results
 
 
-def ending(result: Result) -> str:
+def ending(result: LaunchResult) -> str:
     """How a launch ended, in words, and where its record is."""
     return f"{result.status.value}: {result.message}; record {result.record}"
 

@@ -17,7 +17,7 @@ from suite.metrics.figures import Figure, Quantity, StepTerm, of_job
 from suite.predict.executed_run.figures import expected_figures
 from suite.predict.simulation.step_memory import executed_peaks
 from suite.reproduce.plan import Plan, job_for
-from suite.reproduce.reproduce import Result
+from suite.reproduce.reproduce import LaunchResult
 from suite.reproduce.step_time import predicted_times
 
 
@@ -97,7 +97,7 @@ def _phase(plan: Plan) -> str:
     return max(peaks, key=lambda phase: sum(peaks[phase].values()))
 
 
-def measured(plan: Plan, results: Sequence[Result]) -> RungMeasurement:
+def measured(plan: Plan, results: Sequence[LaunchResult]) -> RungMeasurement:
     """Of launches that all ended well."""
     assert results
     assert all(result.status is Status.OK for result in results)
@@ -135,13 +135,13 @@ def _judged_peak(plan: Plan, peaks: Sequence[int]) -> int:
     return statistics.median_low(peaks) if plan.device == "cpu" and plan.layout.fully_sharded else max(peaks)
 
 
-def _spread(result: Result) -> float:
+def _spread(result: LaunchResult) -> float:
     steps = sorted(step.seconds for step in result.steps if step.kind is StepKind.TIMED)
     quarter = len(steps) // 4
     return (steps[-1 - quarter] - steps[quarter]) / 2
 
 
-def _cpu_slowdown(results: Sequence[Result]) -> float | None:
+def _cpu_slowdown(results: Sequence[LaunchResult]) -> float | None:
     slowdowns: list[float] = []
     for result in results:
         rows = {row.quantity: row.left for row in result.rows if row.rank is None and row.term is None}

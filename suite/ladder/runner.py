@@ -16,7 +16,7 @@ from suite.ladder.plan import excess, not_executed, refusals
 from suite.ladder.request import LadderRun
 from suite.ladder.result import RungResult
 from suite.ladder.rung import Rung, RungSetting, Track, rounding_of, setting_of, stands_on
-from suite.reproduce.reproduce import Result
+from suite.reproduce.reproduce import LaunchResult
 
 # After which no gain that failed is begun to be measured again: nine launches took 122 s on 2 cores
 CONFIRMING_SECONDS = 180.0
@@ -38,7 +38,7 @@ class Runner:
         self._ladder_run = ladder_run
         self._applicable = applicable
         self._on_event = on_event
-        self._launches: dict[str, list[Result]] = {}
+        self._launches: dict[str, list[LaunchResult]] = {}
         self._refused = refusals(ladder_run.target)
 
     def run(self, rung: Rung) -> bool:
@@ -84,7 +84,7 @@ class Runner:
             if now - start >= CONFIRMING_SECONDS or now + sum(self.seconds[other.rung.name] for other in turns) > until:
                 late.append(failed[0])
                 continue
-            again: dict[str, list[Result]] = {here.rung.name: [], below.rung.name: []}
+            again: dict[str, list[LaunchResult]] = {here.rung.name: [], below.rung.name: []}
             for rung_result in turns:
                 (result,) = self._launched(rung_result, launches=1)
                 if result.status is Status.INTERRUPTED:
@@ -145,7 +145,7 @@ class Runner:
 
     def _launched(
         self, rung_result: RungResult, *, trace: Path | None = None, launches: int | None = None
-    ) -> list[Result]:
+    ) -> list[LaunchResult]:
         assert rung_result.setting is not None
         label = self._label(rung_result.rung)
         start = time.monotonic()

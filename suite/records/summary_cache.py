@@ -34,7 +34,7 @@ _Shared = partial(LaunchSummary, *_SHARED, array_like=True)
 _own, _shared = attrgetter(*_OWN), attrgetter(*_SHARED)
 
 
-class _Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _PackedSummary(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One launch: what it has of its own, and the numbers of shared facts and keys in the batch."""
 
     own: _Own  # type: ignore[valid-type]  # made by `partial`
@@ -49,7 +49,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
     shared: list[_Shared]  # type: ignore[valid-type]  # made by `partial`
     keys: list[list[Key]]
-    entries: list[_Entry]
+    entries: list[_PackedSummary]
 
 
 _BATCH = msgspec.msgpack.Decoder(_Batch)
@@ -86,7 +86,7 @@ def packed(launches: Sequence[tuple[LaunchSummary, Stamp]]) -> bytes:
             shared_facts.append(_Shared(*facts))
         predicted, measured = launch.predicted, launch.measured
         figures = (keys_number(predicted), predicted.numbers, keys_number(measured), measured.numbers)
-        entries.append(_Entry(_Own(*_own(launch)), stamp, number, *figures))
+        entries.append(_PackedSummary(_Own(*_own(launch)), stamp, number, *figures))
     data = msgspec.msgpack.encode(_Batch(shared_facts, keys, entries))
     return _digest(data) + data
 

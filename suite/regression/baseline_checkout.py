@@ -81,7 +81,7 @@ def old_launch(tree: Path, arguments: Sequence[str]) -> str:
     command = [sys.executable, "-m", "suite", "reproduce", *arguments, "--no-calibrate", "--json"]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     try:
-        result = msgspec.json.decode((done.stdout.splitlines() or [""])[0], type=_Result)
+        result = msgspec.json.decode((done.stdout.splitlines() or [""])[0], type=_ReportedLaunch)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise OldCodeError(f"the old code does not run (exit code {done.returncode}): {last}") from None
@@ -90,7 +90,7 @@ def old_launch(tree: Path, arguments: Sequence[str]) -> str:
     return result.record
 
 
-class _Result(msgspec.Struct):
+class _ReportedLaunch(msgspec.Struct):
     status: str
     record: str
     message: str = ""

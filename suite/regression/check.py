@@ -25,7 +25,7 @@ from suite.regression.comparability import SECONDS, floor_of, seconds, setup
 from suite.regression.findings import RegressionFinding, record_findings, time_finding
 from suite.regression.verdicts import ChangeVerdict, JudgedChange, Sets, judged
 from suite.reproduce.plan import Plan, job_for
-from suite.reproduce.reproduce import Result
+from suite.reproduce.reproduce import LaunchResult
 
 HINT = "--accept launches it and makes these launches its baseline, --baseline COMMIT launches older code in turn"
 
@@ -74,7 +74,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 class LaunchFailedError(Exception):
     """A launch of the new code did not end well."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: LaunchResult) -> None:
         super().__init__(f"{result.run}: {result.status.value}: {result.message}; record {result.record}")
         self.result = result
 
@@ -91,7 +91,7 @@ class RegressionCheck:
         self,
         runs: Sequence[CheckedRun],
         results: Path,
-        launched: Callable[[CheckedRun], Result],
+        launched: Callable[[CheckedRun], LaunchResult],
         told: Callable[[str], None],
     ) -> None:
         self._runs, self._results, self._launched, self._told = runs, results, launched, told

@@ -107,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return INTERFACE if self.hosts > 1 and not self.host_names else self.interface
 
 
-class _Subject(NamedTuple):
+class _NamedRun(NamedTuple):
     """What a request names: a run in its own size, or a miniature of one.
 
     Args:
@@ -174,7 +174,7 @@ def _check_numbers(request: Request, *, first: int) -> None:
         raise InputError("seed out of range", got=request.seed, allowed=f"0 to {MOST_SEED}", where="--seed")
 
 
-def _subject(request: Request) -> tuple[_Subject, str]:
+def _subject(request: Request) -> tuple[_NamedRun, str]:
     """What the request names, and the device that it runs on."""
     minis = miniatures()
     is_file = request.name.endswith(".toml")
@@ -190,11 +190,11 @@ def _subject(request: Request) -> tuple[_Subject, str]:
         raise InputError("a recorded run in its own size", got=device, allowed=allowed, where=run.name)
     if is_whole:
         ranks, batch = run.layout.ranks, run.recipe.global_batch
-        return _Subject(run, run.name, run.architecture, run.recipe, run.layout, ranks, batch, False), device
+        return _NamedRun(run, run.name, run.architecture, run.recipe, run.layout, ranks, batch, False), device
     usual = miniature(run, device, ranks=device_ranks, steps=request.steps)
     batch = usual.recipe.global_batch
     small = usual if request.ranks is None else miniature(run, device, ranks=request.ranks, steps=request.steps)
-    return _Subject(run, small.name, *small.workload, device_ranks, batch, True), device
+    return _NamedRun(run, small.name, *small.workload, device_ranks, batch, True), device
 
 
 def _averaged(
@@ -209,7 +209,7 @@ def _averaged(
     return layout
 
 
-def _check_executable(request: Request, subject: _Subject, workload: Workload, device: str) -> None:
+def _check_executable(request: Request, subject: _NamedRun, workload: Workload, device: str) -> None:
     """Refuse what this version, or this machine, does not execute."""
     architecture, recipe, layout = workload
     run = subject.run
@@ -224,7 +224,7 @@ def _check_executable(request: Request, subject: _Subject, workload: Workload, d
         raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
 
 
-def _changes(request: Request, subject: _Subject, workload: Workload) -> tuple[str, ...]:
+def _changes(request: Request, subject: _NamedRun, workload: Workload) -> tuple[str, ...]:
     """What the suite chose that the request does not say, and that changes the losses or the layout of a run."""
     layout, batch = workload.layout, workload.recipe.global_batch
     changes = []
@@ -306,7 +306,7 @@ def checked_kernels(kernels: str) -> KernelChoice:
     return KernelChoice(kernels)
 
 
-def _layout(request: Request, subject: _Subject) -> Layout:
+def _layout(request: Request, subject: _NamedRun) -> Layout:
     """The layout asked for, or that of the subject for the ranks asked for."""
     if request.layout is not None:
         layout = parse_layout(request.layout, base=subject.layout)

@@ -38,7 +38,7 @@ LOSS_MUST_FALL_STEPS = 20
 LOSS_MUST_FALL = 0.5
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchResult(msgspec.Struct, frozen=True, kw_only=True):
     """One launch, its record and its comparison; no rows where it did not end well.
 
     Args:
@@ -106,7 +106,7 @@ def reproduce(
     profile: Profile | None = None,
     profile_source: str = "",
     sample_seconds: float = 0.0,
-) -> Result:
+) -> LaunchResult:
     """Launch the plan once, keep its record below `results`, and compare it with the prediction.
 
     Step time is predicted before anything is launched; only at the speed that the processors had, after it.
@@ -163,7 +163,7 @@ def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Predictio
     return _Figures(measured, times, None if profile is None else step_uncertainty(plan, profile))
 
 
-def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end: End, record: str) -> Result:
+def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end: End, record: str) -> LaunchResult:
     """The launch and its verdict: the rows' own, and that of the loss where the recipe is ours to scale."""
     rows: list[Row] = []
     verdict, message = Verdict.FAIL, outcome.message
@@ -180,7 +180,7 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
                 f"the loss did not fall: {losses[0]:.3f} at first, {last_loss(losses):.3f} at last, "
                 f"at least {LOSS_MUST_FALL} less expected"
             )
-    return Result(
+    return LaunchResult(
         run=plan.name,
         status=outcome.status,
         verdict=verdict,

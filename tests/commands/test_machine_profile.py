@@ -32,7 +32,7 @@ from suite.metrics.comparison import Verdict, compare
 from suite.metrics.figures import Figure, Quantity
 from suite.paths import ROOT
 from suite.report.terminal.tables import console
-from suite.reproduce.reproduce import Result
+from suite.reproduce.reproduce import LaunchResult
 from tests.support.launches import small_plan
 from tests.support.profiles import SPARSE, profile
 from tests.support.run_file import run_file
@@ -74,11 +74,11 @@ class Suite:
         self.requests.append(planned)
         return self.calibrated()
 
-    def _reproduce(self, *_: Any, profile: Profile | None, profile_source: str) -> Result:
+    def _reproduce(self, *_: Any, profile: Profile | None, profile_source: str) -> LaunchResult:
         self.reproduced.append((profile, profile_source))
         took = [Figure(quantity=Quantity.STEP_SECONDS, value=2.0)]
         expected = [] if profile is None else took
-        return Result(
+        return LaunchResult(
             run="bloom-mini",
             status=Status.OK,
             verdict=self.verdict,

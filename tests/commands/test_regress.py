@@ -24,7 +24,7 @@ from suite.records.store import new_identity, records_directory
 from suite.regression.baseline_checkout import OldCodeError, checkout, old_launch
 from suite.regression.baselines import accepted
 from suite.reproduce.plan import job_for
-from suite.reproduce.reproduce import Result
+from suite.reproduce.reproduce import LaunchResult
 
 CORPUS = Corpus(
     source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=600, tokens=10**6, tokens_file="/none.tokens"
@@ -87,7 +87,7 @@ class Machine:
         )
         opened = store.Opened(records_directory(self.results, plan.name), first)
         opened.close(end)
-        return Result(
+        return LaunchResult(
             run=plan.name,
             status=self.status,
             verdict=Verdict.PASS,

@@ -18,7 +18,7 @@ from suite.job.training_job import LEAST_PROFILED, LEAST_STEPS
 from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import ROOT
 from suite.reproduce.plan import Plan
-from suite.reproduce.reproduce import Result
+from suite.reproduce.reproduce import LaunchResult
 from tests.support.launches import FP32_WITHOUT_DROPOUT, failed_rows, launched, small_plan
 
 pytestmark = pytest.mark.ranks
@@ -40,7 +40,7 @@ def terms_of(rows: list[dict[str, Any]], rank: int | None = None) -> dict[str, f
     }
 
 
-def figures(result: Result) -> list[dict[str, Any]]:
+def figures(result: LaunchResult) -> list[dict[str, Any]]:
     assert result.status is Status.OK, result.message
     rows: list[dict[str, Any]] = msgspec.to_builtins(result.rows)
     return rows

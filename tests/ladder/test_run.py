@@ -49,7 +49,7 @@ from suite.report.plots.ladder import write_plot
 from suite.report.terminal.ladder import as_json, print_ladder
 from suite.report.terminal.tables import console
 from suite.reproduce.plan import job_for
-from suite.reproduce.reproduce import Result
+from suite.reproduce.reproduce import LaunchResult
 from suite.reproduce.supported import check_executable, check_executable_layout
 from tests.support.ladder_machine import (
     CORPUS,
@@ -246,7 +246,7 @@ def test_on_a_gpu_losses_may_differ_by_what_sums_in_any_order_do() -> None:
 def test_a_rung_s_cpu_slowdown_is_the_median_over_its_launches_and_changes_no_noise() -> None:
     plan, machine = planned(CPU, BASE[Track.SPEED], "rung", TEXTS), Machine()
 
-    def launch(at_pace: float | None) -> Result:
+    def launch(at_pace: float | None) -> LaunchResult:
         figures = [Figure(quantity=Quantity.STEP_SECONDS, value=2.0)]
         if at_pace is not None:
             figures.append(Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=at_pace))

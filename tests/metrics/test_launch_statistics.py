@@ -29,7 +29,7 @@ from suite.metrics.launch_statistics import (
 )
 from suite.metrics.two_sample import critical_pairs, rank_orders
 from suite.paths import ROOT
-from suite.reproduce.reproduce import Result
+from suite.reproduce.reproduce import LaunchResult
 
 SETS = 4000
 # Standard errors of a share of 0.9: 0.0047 of 4000 sets, 0.0043 of the threshold's 0.7 %. From 16 launches on the
@@ -168,10 +168,10 @@ def test_every_clocked_quantity_of_the_whole_job_is_summarised_and_no_other() ->
     assert summaries(launches[:1]) == summaries([]) == []
 
 
-def result(seconds: float | None) -> Result:
+def result(seconds: float | None) -> LaunchResult:
     """A launch with a step of `seconds`, or one that crashed."""
     well = seconds is not None
-    return Result(
+    return LaunchResult(
         run="bloom-mini",
         status=Status.OK if well else Status.CRASHED,
         verdict=Verdict.PASS if well else Verdict.FAIL,

@@ -20,7 +20,7 @@ from suite.machine.half_precision import Kernels
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.executed_run.figures import expected_figures
 from suite.reproduce.plan import Plan, job_for
-from suite.reproduce.reproduce import Result
+from suite.reproduce.reproduce import LaunchResult
 
 TEXTS = Texts(tokenizer_file="/none/tokenizer", text_file="/none/text", documents_file="/none/documents")
 CORPUS = Corpus(source="none", sha256="0" * 64, text_bytes=1, files=1, vocabulary=1, tokens=10**6, tokens_file="/none")
@@ -96,7 +96,7 @@ class Machine:
         trained = 0.1 + 0.01 * tokens * (0.5 if plan.compiled else 1.0)
         return made + trained + (0.3 if script.synchronises else 0.0)
 
-    def reproduce(self, plan: Plan, *_: object, **__: object) -> Result:
+    def reproduce(self, plan: Plan, *_: object, **__: object) -> LaunchResult:
         self.launched.append(plan.script.rung)
         self.now += self.launch_seconds + self.longer.get(plan.script.rung, 0.0)
         crashes = plan.script.rung in self.wrong or len(self.launched) == self.crashes_at
@@ -121,7 +121,7 @@ class Machine:
             | {"interface_sent_bytes": None, "arithmetic": "", "environment": {}, "peak_bytes": round(peak_of(plan))},
             Finished,
         )
-        return Result(
+        return LaunchResult(
             run=plan.name,
             status=status,
             verdict="pass",  # type: ignore[arg-type]  # not looked at

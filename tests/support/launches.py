@@ -15,7 +15,7 @@ from suite.job.events import Event
 from suite.job.probe_job import ProbeJob
 from suite.metrics.comparison import Row, Verdict
 from suite.reproduce.plan import Plan, corpus_for
-from suite.reproduce.reproduce import Result, reproduce
+from suite.reproduce.reproduce import LaunchResult, reproduce
 
 STEPS = 6
 TEXT = Path(_pydecimal.__file__)  # 0.2 MB: where there is no cache, all of the standard library takes 20 s
@@ -90,7 +90,7 @@ FP32_WITHOUT_DROPOUT: dict[str, Any] = {
 }
 
 
-def launched(plan: Plan, results: Path) -> Result:
+def launched(plan: Plan, results: Path) -> LaunchResult:
     """The plan executed once on real ranks and compared with its prediction."""
 
     def ignore(rank: int, event: Event) -> None:
@@ -99,7 +99,7 @@ def launched(plan: Plan, results: Path) -> Result:
     return reproduce(plan, corpus_for(plan, TEXT), results, ignore)
 
 
-def failed_rows(result: Result) -> set[tuple[str, str | None]]:
+def failed_rows(result: LaunchResult) -> set[tuple[str, str | None]]:
     """Quantity and operation of every row that failed, for the maximum over ranks."""
     return {(row.quantity, row.operation) for row in result.rows if row.verdict is Verdict.FAIL and row.rank is None}
 

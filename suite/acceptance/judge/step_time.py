@@ -62,7 +62,7 @@ def _compared_as(launches: Sequence[MiniatureLaunch]) -> str:
     return f"{run}, predicted from {points} points" if points else run
 
 
-class _Comparison(NamedTuple):
+class _ReferenceVerdict(NamedTuple):
     """The verdict against one reference, and the look that it rests on."""
 
     verdict: CheckVerdict
@@ -76,14 +76,14 @@ class _Comparison(NamedTuple):
         return _WORST_FIRST.index(self.verdict), distance
 
 
-def _comparison(ratios: Sequence[float], reference: Reference, looks: Sequence[int]) -> _Comparison:
+def _comparison(ratios: Sequence[float], reference: Reference, looks: Sequence[int]) -> _ReferenceVerdict:
     """A step that passes warns where it may use up half of the margin, or where the reference itself has drifted."""
     result = look([ratio / reference.bias for ratio in ratios], margin=reference.margin, looks=looks)
     verdict = result.verdict
     if verdict is CheckVerdict.PASS and reference is not WITHOUT_HISTORY:
         drifted = result.high * reference.bias > 1 + WIDEST
         verdict = CheckVerdict.WARN if drifted or result.high > 1 + reference.margin / 2 else verdict
-    return _Comparison(verdict, result, reference)
+    return _ReferenceVerdict(verdict, result, reference)
 
 
 def step_time_finding(

@@ -134,7 +134,7 @@ class _HandedOn(torch.autograd.Function):
         return gradient, *gradient.new_ones(ctx.weights, TINY).unbind()
 
 
-class _Unit(nn.Module):
+class _WeightsAlone(nn.Module):
     """A block's number of weights, and no arithmetic."""
 
     def __init__(self, device: torch.device) -> None:
@@ -151,7 +151,7 @@ def sharded_units(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs, own
     """`sizes[0]` units as blocks are in a bf16 recipe, fully sharded over this rank alone, forward and backward."""
     mesh = DeviceMesh.from_group(own, inputs.device.type)
     policy = sharded_policy(Precision.BF16)
-    units = nn.Sequential(*(_Unit(inputs.device) for _ in range(sizes[0])))
+    units = nn.Sequential(*(_WeightsAlone(inputs.device) for _ in range(sizes[0])))
     for unit in units:
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     fully_shard(units, mesh=mesh, mp_policy=policy)

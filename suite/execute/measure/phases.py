@@ -49,7 +49,7 @@ class Phases:
 
     def phase(self, part: Part) -> AbstractContextManager[None]:
         """What runs within is this phase of the step."""
-        return _Phase(self, part)
+        return _PhaseTimer(self, part)
 
     def add(self, part: Part, start: Any, end: Any) -> None:
         """Two marks, between which that phase ran."""
@@ -73,7 +73,7 @@ class Phases:
         return total
 
 
-class _Phase:
+class _PhaseTimer:
     """One phase, from entering to leaving it; a generator in its place would take four times as long."""
 
     __slots__ = ("_part", "_phases", "_range", "_start")

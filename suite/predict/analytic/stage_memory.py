@@ -96,7 +96,7 @@ def fullest_instant(memory: StageMemory) -> tuple[str, dict[str, float]]:
     return "at the update", {**constant, "temporary": memory.temporary}
 
 
-class _Shared(NamedTuple):
+class _LayoutTerms(NamedTuple):
     """What all stages of a layout have in common; a layer's parameters only where it is gathered or scattered."""
 
     unit: MicroBatchBytes
@@ -104,12 +104,12 @@ class _Shared(NamedTuple):
     stream: int
 
 
-def _shared(workload: Workload) -> _Shared:
+def _shared(workload: Workload) -> _LayoutTerms:
     architecture, layout = workload.architecture, workload.layout
     layer = 0
     if layout.zero_stage >= 2 or layout.offload is Offload.STATE:
         layer = sum(layer_elements(architecture, tensor_parallel=layout.tensor_parallel))
-    return _Shared(micro_batch_bytes(workload), layer, _stream_bytes(workload))
+    return _LayoutTerms(micro_batch_bytes(workload), layer, _stream_bytes(workload))
 
 
 def _stream_bytes(workload: Workload) -> int:
@@ -183,7 +183,7 @@ class _Parts(NamedTuple):
     at_update: float
 
 
-def _parts(workload: Workload, *, stage: int, layers: int, micro_batches: int, shared: _Shared) -> _Parts:
+def _parts(workload: Workload, *, stage: int, layers: int, micro_batches: int, shared: _LayoutTerms) -> _Parts:
     architecture, recipe, layout = workload
     unit = shared.unit
     rank = rank_parameters(architecture, layout, stage=stage)
@@ -251,7 +251,7 @@ def _at_instants(parts: _Parts, in_flight: float, flush: bool) -> StageMemory:
     )
 
 
-def _stage_memory(workload: Workload, *, stage: int, micro_batches: int, shared: _Shared) -> StageMemory:
+def _stage_memory(workload: Workload, *, stage: int, micro_batches: int, shared: _LayoutTerms) -> StageMemory:
     architecture, layout = workload.architecture, workload.layout
     layers = stage_layers(architecture, layout, stage=stage)
     parts = _parts(workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)

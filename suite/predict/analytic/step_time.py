@@ -143,7 +143,7 @@ def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traff
     layout = workload.layout
     if layout.offload is not Offload.NONE:
         raise InputError("layout.offload: no time is predicted", got=layout.offload.value, allowed=Offload.NONE.value)
-    step = _Step(
+    step = _StepOfStages(
         workload,
         machine,
         micro_batches,
@@ -165,7 +165,7 @@ def step_time(workload: Workload, machine: Machine, *, micro_batches: int, traff
     return reduce(_slower, times)
 
 
-class _Step(NamedTuple):
+class _StepOfStages(NamedTuple):
     """What the stages of a step share; `head` is of both passes."""
 
     workload: Workload
@@ -211,7 +211,7 @@ class _StageTime(NamedTuple):
     send_seconds: float
 
 
-def _stage_time(step: _Step, stage: int, entries: RankTraffic) -> _StageTime:
+def _stage_time(step: _StepOfStages, stage: int, entries: RankTraffic) -> _StageTime:
     workload, machine, micro_batches = step.workload, step.machine, step.micro_batches
     recipe, layout, stack = workload.recipe, workload.layout, machine.stack
     bandwidth = machine.achievable_memory_bytes_per_second
@@ -251,7 +251,7 @@ def _stage_time(step: _Step, stage: int, entries: RankTraffic) -> _StageTime:
     return _StageTime(time, micro_batch.seconds + added, sent / micro_batches)
 
 
-def _computation(step: _Step, stage: int) -> _Computation:
+def _computation(step: _StepOfStages, stage: int) -> _Computation:
     workload, machine, layer = step.workload, step.machine, step.layer
     bandwidth = machine.achievable_memory_bytes_per_second
     layers = stage_layers(workload.architecture, workload.layout, stage=stage)
@@ -278,7 +278,7 @@ def _messages_seconds(groups: dict[str, Group], entries: RankTraffic) -> dict[st
     return seconds
 
 
-def _micro_batch(step: _Step, stage: int, computation: _Computation, message_seconds: float) -> _MicroBatch:
+def _micro_batch(step: _StepOfStages, stage: int, computation: _Computation, message_seconds: float) -> _MicroBatch:
     """One micro-batch whose messages inside the layers take so many seconds."""
     layout, machine, stack = step.workload.layout, step.machine, step.machine.stack
     layers = stage_layers(step.workload.architecture, layout, stage=stage)

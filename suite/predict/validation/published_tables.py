@@ -96,7 +96,7 @@ class RowPrediction(NamedTuple):
     fullest_bytes: float
 
 
-class _Predicted(NamedTuple):
+class _PredictedRow(NamedTuple):
     row: PublishedRow
     step_seconds: float
     peak_bytes: float
@@ -171,12 +171,12 @@ def table_score(table: PublishedTable, *, worst: int) -> Score:
     )
 
 
-def _predictions(rows: Sequence[PublishedRow]) -> tuple[list[_Predicted], list[SkippedRow]]:
-    predicted: list[_Predicted] = []
+def _predictions(rows: Sequence[PublishedRow]) -> tuple[list[_PredictedRow], list[SkippedRow]]:
+    predicted: list[_PredictedRow] = []
     refused: list[SkippedRow] = []
     for row in rows:
         try:
-            predicted.append(_Predicted(row, *row_prediction(row)))
+            predicted.append(_PredictedRow(row, *row_prediction(row)))
         except InputError as error:
             refused.append(SkippedRow(row.line, str(error)))
     return predicted, refused
@@ -245,7 +245,7 @@ def constant_mfu(rows: Sequence[PublishedRow]) -> tuple[float | None, float | No
     return 1 / constant, _mean([abs(constant * ratio - 1) for ratio in ratios])
 
 
-def _fits(predicted: Sequence[_Predicted], others: Sequence[_Predicted]) -> Fits | None:
+def _fits(predicted: Sequence[_PredictedRow], others: Sequence[_PredictedRow]) -> Fits | None:
     """Over every complete row, those that do not count included; None where none failed."""
     if all(each.row.ran for each in others):
         return None
@@ -261,7 +261,7 @@ def _fits(predicted: Sequence[_Predicted], others: Sequence[_Predicted]) -> Fits
     )
 
 
-def _worst(each: _Predicted, error: float) -> WorstRow:
+def _worst(each: _PredictedRow, error: float) -> WorstRow:
     row = each.row
     return WorstRow(
         line=row.line,

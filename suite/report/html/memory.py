@@ -27,7 +27,7 @@ _ORDER = (*(category.value for category in Category), REST)
 MEASURED = "measured"
 
 
-class _Group(NamedTuple):
+class _EqualRanks(NamedTuple):
     """Ranks that are predicted alike: bytes by peak and category, and what was measured of the fullest one."""
 
     ranks: list[int]
@@ -97,7 +97,7 @@ def memory(key: str, record: Record) -> Plot | None:
     )
 
 
-def _groups(record: Record) -> list[_Group]:
+def _groups(record: Record) -> list[_EqualRanks]:
     job = record.begin.job
     alike: dict[RankPosition, list[int]] = {}
     for rank in range(job.layout.ranks):
@@ -109,7 +109,7 @@ def _groups(record: Record) -> list[_Group]:
         fullest = max(ranks, key=lambda rank: measured.get(rank, {}).get(Quantity.PEAK_BYTES, 0))
         parts = _measured(measured.get(fullest, {}))
         if predicted or parts:
-            groups.append(_Group(ranks, predicted, parts))
+            groups.append(_EqualRanks(ranks, predicted, parts))
     return groups
 
 

@@ -14,7 +14,7 @@ from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity, StepTerm
 from suite.report.terminal.bars import bar
 from suite.report.terminal.tables import difference, percent, print_comparison, row_name, whole_job
-from suite.reproduce.reproduce import Result, last_loss
+from suite.reproduce.reproduce import LaunchResult, last_loss
 
 LARGEST_TERMS = 3
 LISTED_FAILURES = 4
@@ -24,7 +24,7 @@ SIGNS = "differences: predicted over measured, less 1; of a term: as a share of 
 DISTURBING_SHARE = 0.05  # of the processors, from which on others are named
 
 
-def print_launch(out: Console, result: Result, *, complete: bool) -> None:
+def print_launch(out: Console, result: LaunchResult, *, complete: bool) -> None:
     """Print a launch, in at most 15 lines, or with every figure where it is to be `complete`."""
     if result.status is not Status.OK:
         out.print(f"[bold red]{escape(result.run)}: {result.status.value}[/]: {escape(result.message)}")
@@ -35,7 +35,7 @@ def print_launch(out: Console, result: Result, *, complete: bool) -> None:
     out.print(f"record {escape(result.record)}", soft_wrap=True)
 
 
-def print_launch_line(out: Console, result: Result, *, number: int, launches: int) -> None:
+def print_launch_line(out: Console, result: LaunchResult, *, number: int, launches: int) -> None:
     """Print one of several launches in a line."""
     head = f"launch {number} of {launches}: "
     if result.status is not Status.OK:
@@ -46,13 +46,13 @@ def print_launch_line(out: Console, result: Result, *, number: int, launches: in
     out.print(f"{head}{_verdict(result)}{took}")
 
 
-def _verdict(result: Result) -> str:
+def _verdict(result: LaunchResult) -> str:
     message = f": {result.message}" if result.message else ""
     word = "not judged" if result.verdict is Verdict.SHOWN else result.verdict.value
     return f"[{'green' if result.verdict is Verdict.PASS else 'bold red'}]{word}[/]{escape(message)}"
 
 
-def _print_all(out: Console, result: Result) -> None:
+def _print_all(out: Console, result: LaunchResult) -> None:
     out.print(f"{escape(result.run)}: {_verdict(result)}")
     print_comparison(out, result.rows, left="predicted", right="measured")
     _print_loss(out, result)
@@ -64,7 +64,7 @@ def _print_all(out: Console, result: Result) -> None:
     out.print(f"[dim]{SIGNS}[/]")
 
 
-def _print_short(out: Console, result: Result) -> None:
+def _print_short(out: Console, result: LaunchResult) -> None:
     out.print(f"{escape(result.run)}: {_verdict(result)}")
     _print_exact(out, result.rows)
     if peak := _row(result.rows, Quantity.PEAK_BYTES):
@@ -118,13 +118,13 @@ def _seconds(value: float) -> str:
     return f"{value:,.4g} s" if value >= 1 else f"{value * 1e3:,.4g} ms"
 
 
-def is_predicted(result: Result) -> bool:
+def is_predicted(result: LaunchResult) -> bool:
     """Whether the step time is predicted."""
     step = _row(result.rows, Quantity.STEP_SECONDS)
     return step is not None and step.left is not None
 
 
-def _print_time(out: Console, result: Result) -> None:
+def _print_time(out: Console, result: LaunchResult) -> None:
     step = _row(result.rows, Quantity.STEP_SECONDS)
     if step is not None and is_predicted(result):
         unexplained = "" if result.time is None else f"; unexplained {result.time.unexplained_share:.1%} of the step"
@@ -158,7 +158,7 @@ def _print_terms(out: Console, rows: Sequence[Row]) -> None:
     out.print(table)
 
 
-def _print_cpu_speed(out: Console, result: Result, *, least_share: float) -> None:
+def _print_cpu_speed(out: Console, result: LaunchResult, *, least_share: float) -> None:
     """Print how much slower the processors were than in the calibration, and the error once that is corrected for.
 
     Args:
@@ -180,7 +180,7 @@ def _print_cpu_speed(out: Console, result: Result, *, least_share: float) -> Non
         )
 
 
-def _print_loss(out: Console, result: Result) -> None:
+def _print_loss(out: Console, result: LaunchResult) -> None:
     first = _row(result.rows, Quantity.FIRST_LOSS)
     predicted = "" if first is None or first.left is None else f"; first {_beside(first)}"
     out.print(

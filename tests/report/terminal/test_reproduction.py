@@ -12,14 +12,14 @@ from suite.job.events import Status
 from suite.metrics.comparison import compare, overall
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.report.terminal.reproduction import print_launch, print_launch_line
-from suite.reproduce.reproduce import Result
+from suite.reproduce.reproduce import LaunchResult
 from suite.reproduce.residuals import residuals
 
 MILLISECONDS = {StepTerm.FORWARD: (120, 100), StepTerm.BACKWARD: (240, 200), StepTerm.OVERHEAD: (30, 60)}
 SMALL_TERMS = {StepTerm.DATA_LOADING: (1, 2), StepTerm.OPTIMIZER: (9, 8), StepTerm.UNEXPLAINED: (0, 30)}
 
 
-def result(**changes: Any) -> Result:
+def result(**changes: Any) -> LaunchResult:
     """A launch of 400 ms that was predicted to take 440 ms; everything that is counted agrees."""
     counted = [
         Figure(quantity=Quantity.PARAMETERS, value=1000),
@@ -49,7 +49,7 @@ def result(**changes: Any) -> Result:
         left.append(Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=predicted / 1e3))
         right.append(Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=measured / 1e3))
     rows = compare(left, right, left_name="predicted", right_name="measured", judge=True)
-    whole = Result(
+    whole = LaunchResult(
         run="gpt2-mini",
         status=Status.OK,
         verdict=overall(rows),
@@ -68,14 +68,14 @@ def result(**changes: Any) -> Result:
     return msgspec.structs.replace(whole, **changes)
 
 
-def printed(shown: Result, *, width: int = 150, complete: bool = False) -> list[str]:
+def printed(shown: LaunchResult, *, width: int = 150, complete: bool = False) -> list[str]:
     out = Console(width=width, highlight=False)
     with out.capture() as captured:
         print_launch(out, shown, complete=complete)
     return captured.get().splitlines()
 
 
-def with_wrong_parameters(times: int = 1) -> Result:
+def with_wrong_parameters(times: int = 1) -> LaunchResult:
     left = [Figure(quantity=Quantity.PARAMETERS, value=1000 + number, rank=number) for number in range(times)]
     right = [msgspec.structs.replace(figure, value=900) for figure in left]
     rows = compare(left, right, left_name="predicted", right_name="measured", judge=True)
