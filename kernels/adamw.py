@@ -145,44 +145,14 @@ def _kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and stri
     # A mask that may cut anywhere forbids loads of 16 bytes: whole chunks have none.
     if first + BLOCK <= elements:
         _update_chunk(
-            weight_ptr,
-            gradient_ptr,
-            first_ptr,
-            second_ptr,
-            copy_ptr,
-            factor_ptr,
-            place,
-            None,
-            kept,
-            rate,
-            one_minus_beta1,
-            beta2,
-            one_minus_beta2,
-            root_inverse,
-            epsilon,
-            HAS_COPY,
-            HAS_FACTOR,
-        )
+            weight_ptr, gradient_ptr, first_ptr, second_ptr, copy_ptr, factor_ptr, place, None,
+            kept, rate, one_minus_beta1, beta2, one_minus_beta2, root_inverse, epsilon, HAS_COPY, HAS_FACTOR,
+        )  # fmt: skip
     else:
         _update_chunk(
-            weight_ptr,
-            gradient_ptr,
-            first_ptr,
-            second_ptr,
-            copy_ptr,
-            factor_ptr,
-            place,
-            place < elements - first,
-            kept,
-            rate,
-            one_minus_beta1,
-            beta2,
-            one_minus_beta2,
-            root_inverse,
-            epsilon,
-            HAS_COPY,
-            HAS_FACTOR,
-        )
+            weight_ptr, gradient_ptr, first_ptr, second_ptr, copy_ptr, factor_ptr, place, place < elements - first,
+            kept, rate, one_minus_beta1, beta2, one_minus_beta2, root_inverse, epsilon, HAS_COPY, HAS_FACTOR,
+        )  # fmt: skip
 
 
 @operator(NAME, mutates=("weights", "first_moments", "second_moments", "copies"), opaque=True)

@@ -22,19 +22,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import relu
 
-from kernels.operator import (
-    block_of,
-    launchable,
-    operator,
-    programs_over_tiles,
-    require,
-    require_float,
-    rows_at_once,
-    rows_of,
-    runs_triton,
-    stages_of,
-    warps_of,
-)
+from kernels.operator import contiguous, launchable, operator, require, require_vectors, runs_triton
+from kernels.tiles import programs_over_tiles, rows_of, stages_of, tile_of, warps_of
 
 NAME = "bias_activation"
 MOST_COLUMNS_AT_ONCE = 1024  # of a program: 16 a thread with two rows and 4 warps
@@ -169,9 +158,8 @@ def _forward(x_MN: Tensor, bias_N: Tensor | None, activation: str) -> Tensor:
     rows, columns = x_MN.shape
     y = torch.empty((rows, columns), dtype=x_MN.dtype, device=x_MN.device)
     if rows:
-        block = min(block_of(columns), MOST_COLUMNS_AT_ONCE)
-        at_once = rows_at_once(block)
-        launchable(_forward_kernel)[(triton.cdiv(rows, at_once) * triton.cdiv(columns, block),)](
+        at_once, block, blocks = tile_of(columns, MOST_COLUMNS_AT_ONCE)
+        launchable(_forward_kernel)[(triton.cdiv(rows, at_once) * blocks,)](
             x_MN,
             x_MN if bias_N is None else bias_N,
             y,
@@ -192,9 +180,7 @@ def _backward(dy_MN: Tensor, kept_MN: Tensor, bias_N: Tensor | None, activation:
     """Gradients of x and bias (empty without one); kept is y of ReLU, x of the others."""
     rows, columns = kept_MN.shape
     dx = torch.empty((rows, columns), dtype=kept_MN.dtype, device=kept_MN.device)
-    block = min(block_of(columns), MOST_COLUMNS_AT_ONCE)
-    blocks = triton.cdiv(columns, block)
-    at_once = rows_at_once(block)
+    at_once, block, blocks = tile_of(columns, MOST_COLUMNS_AT_ONCE)
     programs = programs_over_tiles(rows, at_once, block, blocks, kept_MN.device)
     sums = torch.empty((0 if bias_N is None else programs, columns), dtype=torch.float32, device=kept_MN.device)
     launchable(_backward_kernel)[(programs * blocks,)](
@@ -215,17 +201,6 @@ def _backward(dy_MN: Tensor, kept_MN: Tensor, bias_N: Tensor | None, activation:
         num_warps=warps_of(at_once * block),
     )
     return dx, kept_MN.new_empty(0) if bias_N is None else sums.sum(0).to(bias_N.dtype)
-
-
-@_forward.register_fake
-def _forward_shape(x_MN: Tensor, *_: object) -> Tensor:
-    return x_MN.new_empty(x_MN.shape)
-
-
-@_backward.register_fake
-def _backward_shapes(_: Tensor, kept_MN: Tensor, bias_N: Tensor | None, __: str) -> tuple[Tensor, Tensor]:
-    dbias = kept_MN.new_empty(0) if bias_N is None else torch.empty_like(bias_N)
-    return kept_MN.new_empty(kept_MN.shape), dbias
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor | None, str], output: Tensor) -> None:
@@ -253,13 +228,9 @@ def bias_activation(x: Tensor, bias: Tensor | None, activation: Activation) -> T
     """
     allowed = get_args(Activation)
     require(activation in allowed, NAME, "activation", ", ".join(allowed), activation)
-    require_float(NAME, x=x, **({} if bias is None else {"bias": bias}))
-    require(x.dim() >= 1, NAME, "dims of x", "1 or more", x.dim())
-    columns = x.shape[-1]
+    columns = require_vectors(NAME, x, bias=bias)
     require(columns >= 1, NAME, "columns", "1 or more", columns)
-    if bias is not None:
-        require(bias.shape == (columns,), NAME, "shape of bias", f"({columns},)", tuple(bias.shape))
     if not runs_triton(x):
         return reference(x, bias, activation)
-    y: Tensor = _forward(rows_of(x), None if bias is None else bias.contiguous(), activation)
+    y: Tensor = _forward(rows_of(x), contiguous(bias), activation)
     return y.view(x.shape)

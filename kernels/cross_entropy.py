@@ -23,7 +23,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.operator import block_of, launchable, operator, programs_over_rows, require, require_float, runs_triton
+from kernels.operator import launchable, operator, require, require_float, runs_triton
+from kernels.tiles import block_of, programs_over_rows
 
 NAME = "cross_entropy"
 IGNORED = -100  # torch.nn.functional.cross_entropy's
@@ -149,19 +150,6 @@ def multiply(x: Tensor, factor: Tensor) -> None:
     if x.numel():
         programs = programs_over_rows(triton.cdiv(x.numel(), 8192), 1, x.device)
         launchable(_multiply_kernel)[(programs,)](x, factor, x.numel(), BLOCK=8192, num_warps=16)
-
-
-@losses_and_gradient.register_fake
-def _losses(logits_MV: Tensor, *_: object) -> Tensor:
-    return logits_MV.new_empty(logits_MV.shape[0], dtype=torch.float32)
-
-
-losses_alone.register_fake(_losses)
-
-
-@multiply.register_fake
-def _nothing(*_: object) -> None:
-    return None
 
 
 def require_targets(

@@ -20,19 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.operator import (
-    block_of,
-    launchable,
-    operator,
-    programs_over_tiles,
-    require,
-    require_float,
-    rows_at_once,
-    rows_of,
-    runs_triton,
-    stages_of,
-    warps_of,
-)
+from kernels.operator import contiguous, launchable, operator, require, require_vectors, runs_triton
+from kernels.tiles import programs_over_tiles, rows_of, stages_of, tile_of, warps_of
 
 NAME = "geglu"
 MOST_UNITS_AT_ONCE = 1024  # of a program: with 8 warps 4 pairs a thread, which it reads at once and need not exchange
@@ -122,9 +111,8 @@ def _forward(x_MP: Tensor, bias_P: Tensor | None) -> Tensor:
     rows, units = x_MP.shape[0], x_MP.shape[1] // 2
     y = torch.empty((rows, units), dtype=x_MP.dtype, device=x_MP.device)
     if rows:
-        block = min(block_of(units), MOST_UNITS_AT_ONCE)
-        at_once = rows_at_once(2 * block)
-        launchable(_forward_kernel)[(triton.cdiv(rows, at_once) * triton.cdiv(units, block),)](
+        at_once, block, blocks = tile_of(units, MOST_UNITS_AT_ONCE, values=2)
+        launchable(_forward_kernel)[(triton.cdiv(rows, at_once) * blocks,)](
             x_MP,
             x_MP if bias_P is None else bias_P,
             y,
@@ -144,9 +132,7 @@ def _backward(dy_MF: Tensor, x_MP: Tensor, bias_P: Tensor | None) -> tuple[Tenso
     """Gradients of x and bias (empty without one)."""
     rows, units = dy_MF.shape
     dx = torch.empty((rows, 2 * units), dtype=x_MP.dtype, device=x_MP.device)
-    block = min(block_of(units), MOST_UNITS_AT_ONCE)
-    blocks = triton.cdiv(units, block)
-    at_once = rows_at_once(2 * block)
+    at_once, block, blocks = tile_of(units, MOST_UNITS_AT_ONCE, values=2)
     programs = programs_over_tiles(rows, at_once, 2 * block, blocks, x_MP.device)
     sums = torch.empty((0 if bias_P is None else programs, 2 * units), dtype=torch.float32, device=x_MP.device)
     launchable(_backward_kernel)[(programs * blocks,)](
@@ -166,16 +152,6 @@ def _backward(dy_MF: Tensor, x_MP: Tensor, bias_P: Tensor | None) -> tuple[Tenso
         num_warps=warps_of(4 * at_once * block),
     )
     return dx, x_MP.new_empty(0) if bias_P is None else sums.sum(0).to(bias_P.dtype)
-
-
-@_forward.register_fake
-def _forward_shape(x_MP: Tensor, _: Tensor | None) -> Tensor:
-    return x_MP.new_empty(x_MP.shape[0], x_MP.shape[1] // 2)
-
-
-@_backward.register_fake
-def _backward_shapes(_: Tensor, x_MP: Tensor, bias_P: Tensor | None) -> tuple[Tensor, Tensor]:
-    return x_MP.new_empty(x_MP.shape), x_MP.new_empty(0) if bias_P is None else torch.empty_like(bias_P)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor | None], **_: Tensor) -> None:
@@ -199,13 +175,9 @@ def geglu(x: Tensor, bias: Tensor | None) -> Tensor:
     Raises:
         UnsupportedInputError: a dtype, device or shape that the kernel does not take.
     """
-    require_float(NAME, x=x, **({} if bias is None else {"bias": bias}))
-    require(x.dim() >= 1, NAME, "dims of x", "1 or more", x.dim())
-    columns = x.shape[-1]
+    columns = require_vectors(NAME, x, bias=bias)
     require(columns >= 2 and columns % 2 == 0, NAME, "columns", "2, 4, 6, ...", columns)
-    if bias is not None:
-        require(bias.shape == (columns,), NAME, "shape of bias", f"({columns},)", tuple(bias.shape))
     if not runs_triton(x):
         return reference(x, bias)
-    y: Tensor = _forward(rows_of(x), None if bias is None else bias.contiguous())
+    y: Tensor = _forward(rows_of(x), contiguous(bias))
     return y.view(*x.shape[:-1], columns // 2)

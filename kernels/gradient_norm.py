@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.operator import operator, programs_over_rows, require, require_float, runs_triton
+from kernels.operator import operator, require, require_float, runs_triton
 from kernels.tensor_table import CHUNK, WARPS, address_in_role, require_one_memory, tensor_of_chunk, tensor_table
+from kernels.tiles import programs_over_rows
 
 NAME = "gradient_norm"
 SUMS = 1024  # partial sums that the second pass holds at once

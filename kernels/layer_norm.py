@@ -1,8 +1,11 @@
 """LayerNorm over the last dim, forward and backward; also that of embeddings.
 
-Legend: M rows, N columns; x_MN the input, dy_MN the gradient of the output, R rows that a program holds at once.
+Its kernels take a residual sum for input, s = alpha x + f, and have a second output from a second weight where wanted:
+kernels/residual_layer_norm.py and kernels/parallel_layer_norms.py launch them too.
+
+Legend: M rows, N columns; x_MN the input, f_MN what is added, s_MN the sum, dy_MN, dy2_MN and ds_MN the gradients of
+the outputs, R rows that a program holds at once. Where nothing is added, s is x and f is None.
 Least bytes, b an element: forward 2 M N b; backward 3 M N b and the partial sums of the weights' gradients.
-The backward pass is that of a residual LayerNorm whose sum is x: kernels/residual_layer_norm.py has its kernel.
 """
 
 from __future__ import annotations
@@ -14,21 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.operator import (
-    block_of,
-    launchable,
-    operator,
-    require,
-    require_columns,
-    require_float,
-    rows_at_once,
-    rows_of,
-    runs_triton,
-    warps_of,
-)
-from kernels.residual_layer_norm import layer_norm_gradients
+from kernels.operator import contiguous, launchable, operator, require_vectors, runs_triton
+from kernels.tiles import programs_over_tiles, require_columns, rows_of, stages_of, tile_of, warps_of
 
 NAME = "layer_norm"
+# Sums of columns that one program of the backward pass holds, two or four a column: with 16 warps 94 to 128 registers a
+# thread and at most 8 bytes next to them; twice as many sums 128 to 184 registers and 72 to 1272 bytes (compiled for
+# sm_90 by Triton 3.6.0 and 3.7.1, 2026-11-22).
+MOST_SUMS = 16_384
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -39,17 +35,40 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Ten
 
 
 @triton.jit
-def _forward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one launch
+def _wide(pointers, inside):
+    return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _sum(x_ptr, f_ptr, x_place, f_place, inside, alpha, ADDS: tl.constexpr):
+    x = _wide(x_ptr + x_place, inside)
+    if ADDS:
+        x = alpha * x + _wide(f_ptr + f_place, inside)
+    return x
+
+
+@triton.jit
+def _forward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and strides
     x_ptr,
+    f_ptr,
     weight_ptr,
     bias_ptr,
+    weight2_ptr,
+    bias2_ptr,
     y_ptr,
+    y2_ptr,
+    s_ptr,
     mean_ptr,
     rstd_ptr,
     x_row,
+    f_row,
     M,
     N,
     eps,
+    alpha,
+    ADDS: tl.constexpr,
+    KEEPS: tl.constexpr,
+    TWO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -57,67 +76,264 @@ def _forward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one laun
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (rows < M)[:, None] & (columns < N)[None, :]
-    x = tl.load(x_ptr + rows[:, None] * x_row + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    mean = tl.sum(x, axis=1) / N
-    centred = tl.where(inside, x - mean[:, None], 0.0)
+    place = rows[:, None] * N + columns[None, :]
+    x_place = rows[:, None] * x_row + columns[None, :]
+    s = _sum(x_ptr, f_ptr, x_place, rows[:, None] * f_row + columns[None, :], inside, alpha, ADDS)
+    if KEEPS:
+        rounded = s.to(s_ptr.dtype.element_ty)
+        tl.store(s_ptr + place, rounded, mask=inside)
+        s = rounded.to(tl.float32)
+    mean = tl.sum(s, axis=1) / N
+    centred = tl.where(inside, s - mean[:, None], 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / N + eps)
-    weight = tl.load(weight_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
-    y = centred * rstd[:, None] * weight[None, :]
+    normal = centred * rstd[:, None]
+    y = normal * _wide(weight_ptr + columns, columns < N)[None, :]
     if HAS_BIAS:
-        y += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    tl.store(y_ptr + rows[:, None] * N + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
+        y += _wide(bias_ptr + columns, columns < N)[None, :]
+    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if TWO:
+        y2 = normal * _wide(weight2_ptr + columns, columns < N)[None, :]
+        if HAS_BIAS:
+            y2 += _wide(bias2_ptr + columns, columns < N)[None, :]
+        tl.store(y2_ptr + place, y2.to(y2_ptr.dtype.element_ty), mask=inside)
     tl.store(mean_ptr + rows, mean, mask=rows < M)
     tl.store(rstd_ptr + rows, rstd, mask=rows < M)
 
 
+@triton.jit
+def _backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and strides
+    dy_ptr,
+    dy2_ptr,
+    ds_ptr,
+    x_ptr,
+    f_ptr,
+    weight_ptr,
+    weight2_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    df_ptr,
+    sums_ptr,
+    dy_row,
+    dy2_row,
+    ds_row,
+    x_row,
+    f_row,
+    M,
+    N,
+    alpha,
+    HAS_DS: tl.constexpr,
+    ADDS: tl.constexpr,
+    SCALES: tl.constexpr,
+    TWO: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # Where a row is longer than a block, neighbouring programs share it: each reads it whole for the two means, all but
+    # one of them from the L2 cache, and has the sums and the gradients of one block of columns.
+    program = tl.program_id(0) // PARTS
+    programs = tl.num_programs(0) // PARTS
+    columns = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    weight_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    bias_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    if TWO:
+        weight2_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+        bias2_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    for first in tl.range(program * ROWS, M, programs * ROWS, num_stages=STAGES if PARTS == 1 else 1):
+        rows = (first + tl.arange(0, ROWS)).to(tl.int64)
+        mean = tl.load(mean_ptr + rows, mask=rows < M, other=0.0)
+        rstd = tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
+        if PARTS > 1:
+            along_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+            level_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+            for start in tl.range(0, N, BLOCK, num_stages=STAGES):
+                others = start + tl.arange(0, BLOCK)
+                inside = (rows < M)[:, None] & (others < N)[None, :]
+                x_place = rows[:, None] * x_row + others[None, :]
+                s = _sum(x_ptr, f_ptr, x_place, rows[:, None] * f_row + others[None, :], inside, alpha, ADDS)
+                dy = _wide(dy_ptr + rows[:, None] * dy_row + others[None, :], inside)
+                scaled = dy * _wide(weight_ptr + others, others < N)[None, :]
+                if TWO:
+                    dy2 = _wide(dy2_ptr + rows[:, None] * dy2_row + others[None, :], inside)
+                    scaled += dy2 * _wide(weight2_ptr + others, others < N)[None, :]
+                along_sums += scaled * ((s - mean[:, None]) * rstd[:, None])
+                level_sums += scaled
+        inside = (rows < M)[:, None] & (columns < N)[None, :]
+        x_place = rows[:, None] * x_row + columns[None, :]
+        s = _sum(x_ptr, f_ptr, x_place, rows[:, None] * f_row + columns[None, :], inside, alpha, ADDS)
+        dy = _wide(dy_ptr + rows[:, None] * dy_row + columns[None, :], inside)
+        normal = (s - mean[:, None]) * rstd[:, None]
+        scaled = dy * _wide(weight_ptr + columns, columns < N)[None, :]
+        if TWO:
+            dy2 = _wide(dy2_ptr + rows[:, None] * dy2_row + columns[None, :], inside)
+            scaled += dy2 * _wide(weight2_ptr + columns, columns < N)[None, :]
+            weight2_sums += dy2 * normal
+            bias2_sums += dy2
+        if PARTS == 1:
+            along_sums = scaled * normal
+            level_sums = scaled
+        along = tl.sum(along_sums, axis=1) / N
+        level = tl.sum(level_sums, axis=1) / N
+        df = (scaled - normal * along[:, None] - level[:, None]) * rstd[:, None]
+        if HAS_DS:
+            df += _wide(ds_ptr + rows[:, None] * ds_row + columns[None, :], inside)
+        place = rows[:, None] * N + columns[None, :]
+        tl.store(df_ptr + place, df.to(df_ptr.dtype.element_ty), mask=inside)
+        if SCALES:
+            tl.store(dx_ptr + place, (alpha * df).to(dx_ptr.dtype.element_ty), mask=inside)
+        weight_sums += dy * normal
+        bias_sums += dy
+    place = program * (4 if TWO else 2) * N + columns
+    tl.store(sums_ptr + place, tl.sum(weight_sums, axis=0), mask=columns < N)
+    tl.store(sums_ptr + place + N, tl.sum(bias_sums, axis=0), mask=columns < N)
+    if TWO:
+        tl.store(sums_ptr + place + 2 * N, tl.sum(weight2_sums, axis=0), mask=columns < N)
+        tl.store(sums_ptr + place + 3 * N, tl.sum(bias2_sums, axis=0), mask=columns < N)
+
+
 @operator(NAME)
-def _forward(x_MN: Tensor, weight_N: Tensor, bias_N: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def normalized(
+    x_MN: Tensor,
+    f_MN: Tensor | None,
+    weight_N: Tensor,
+    bias_N: Tensor | None,
+    weight2_N: Tensor | None,
+    bias2_N: Tensor | None,
+    eps: float,
+    alpha: float,
+    keep_sum: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """LayerNorm of s = alpha x + f by each weight and bias; s; its mean and 1 / deviation in fp32.
+
+    Empty are the second output without a second weight, and s where it is not kept. Kept, s is rounded to x's dtype
+    before its LayerNorm is taken. Vectors are contiguous, and both weights have a bias, or none.
+    """
     rows, columns = x_MN.shape
+    two = weight2_N is not None
     y = torch.empty((rows, columns), dtype=x_MN.dtype, device=x_MN.device)
+    y2 = torch.empty((rows if two else 0, columns), dtype=x_MN.dtype, device=x_MN.device)
+    s = torch.empty((rows if keep_sum else 0, columns), dtype=x_MN.dtype, device=x_MN.device)
     mean = torch.empty(rows, dtype=torch.float32, device=x_MN.device)
     rstd = torch.empty_like(mean)
     if rows:
-        block = block_of(columns)
-        at_once = rows_at_once(block)
+        at_once, block, _ = tile_of(columns)
         launchable(_forward_kernel)[(triton.cdiv(rows, at_once),)](
             x_MN,
+            x_MN if f_MN is None else f_MN,
             weight_N,
             weight_N if bias_N is None else bias_N,
+            weight_N if weight2_N is None else weight2_N,
+            weight_N if bias2_N is None else bias2_N,
             y,
+            y2 if two else y,
+            s if keep_sum else y,
             mean,
             rstd,
             x_MN.stride(0),
+            0 if f_MN is None else f_MN.stride(0),
             rows,
             columns,
             eps,
+            alpha,
+            ADDS=f_MN is not None,
+            KEEPS=keep_sum,
+            TWO=two,
             HAS_BIAS=bias_N is not None,
             ROWS=at_once,
             BLOCK=block,
             num_warps=warps_of(at_once * block),
         )
-    return y, mean, rstd
+    return y, y2, s, mean, rstd
 
 
-@_forward.register_fake
-def _forward_shapes(x_MN: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    mean_M, rstd_M = (x_MN.new_empty(x_MN.shape[0], dtype=torch.float32) for _ in range(2))
-    return x_MN.new_empty(x_MN.shape), mean_M, rstd_M
+@operator(f"{NAME}_backward")
+def _backward(
+    dy_MN: Tensor,
+    dy2_MN: Tensor | None,
+    ds_MN: Tensor | None,
+    x_MN: Tensor,
+    f_MN: Tensor | None,
+    weight_N: Tensor,
+    weight2_N: Tensor | None,
+    mean_M: Tensor,
+    rstd_M: Tensor,
+    alpha: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x (empty where alpha is 1: it is that of f), f, weight, bias, second weight and bias (or empty).
+
+    Without f, x is the sum itself.
+    """
+    rows, columns = x_MN.shape
+    sums_of_column = 2 if weight2_N is None else 4
+    df = torch.empty((rows, columns), dtype=x_MN.dtype, device=x_MN.device)
+    dx = torch.empty((0 if alpha == 1 else rows, columns), dtype=x_MN.dtype, device=x_MN.device)
+    at_once, block, parts = tile_of(columns, MOST_SUMS // sums_of_column)
+    values = sums_of_column // 2 * block
+    programs = programs_over_tiles(rows, at_once, values, parts, x_MN.device)
+    sums = torch.empty((programs, sums_of_column, columns), dtype=torch.float32, device=x_MN.device)
+    launchable(_backward_kernel)[(programs * parts,)](
+        dy_MN,
+        dy_MN if dy2_MN is None else dy2_MN,
+        dy_MN if ds_MN is None else ds_MN,
+        x_MN,
+        x_MN if f_MN is None else f_MN,
+        weight_N,
+        weight_N if weight2_N is None else weight2_N,
+        mean_M,
+        rstd_M,
+        df if alpha == 1 else dx,
+        df,
+        sums,
+        dy_MN.stride(0),
+        0 if dy2_MN is None else dy2_MN.stride(0),
+        0 if ds_MN is None else ds_MN.stride(0),
+        x_MN.stride(0),
+        0 if f_MN is None else f_MN.stride(0),
+        rows,
+        columns,
+        alpha,
+        HAS_DS=ds_MN is not None,
+        ADDS=f_MN is not None,
+        SCALES=alpha != 1,
+        TWO=weight2_N is not None,
+        PARTS=parts,
+        STAGES=stages_of(at_once * block * x_MN.element_size() * 3),
+        ROWS=at_once,
+        BLOCK=block,
+        num_warps=warps_of(at_once * values),
+    )
+    weights = [weight_N, weight_N] if weight2_N is None else [weight_N, weight_N, weight2_N, weight2_N]
+    of_vectors = [sums[:, place].sum(0).to(weight.dtype) for place, weight in enumerate(weights)]
+    of_vectors += [weight_N.new_empty(0) for _ in range(4 - len(weights))]
+    return dx, df, of_vectors[0], of_vectors[1], of_vectors[2], of_vectors[3]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x_MN, weight_N, bias_N, _ = inputs
-    ctx.has_bias = bias_N is not None
-    ctx.mark_non_differentiable(output[1], output[2])
-    ctx.save_for_backward(x_MN, weight_N, output[1], output[2])
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x_MN, f_MN, weight_N, bias_N, weight2_N, _, _, ctx.alpha, ctx.keeps = inputs
+    _, y2_MN, s_MN, mean_M, rstd_M = output
+    ctx.adds, ctx.two, ctx.has_bias = f_MN is not None, weight2_N is not None, bias_N is not None
+    ctx.set_materialize_grads(ctx.two)  # the sum may go nowhere else, and zeros cost as much as a gradient
+    empty = [tensor for tensor, full in ((y2_MN, ctx.two), (s_MN, ctx.keeps)) if not full]
+    ctx.mark_non_differentiable(*empty, mean_M, rstd_M)
+    ctx.save_for_backward(*((s_MN, None) if ctx.keeps else (x_MN, f_MN)), weight_N, weight2_N, mean_M, rstd_M)
 
 
-def _gradients(ctx: Any, dy_MN: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    x_MN, weight_N, mean_M, rstd_M = ctx.saved_tensors
-    _, dx, dweight, dbias = layer_norm_gradients(rows_of(dy_MN), None, x_MN, None, weight_N, mean_M, rstd_M, 1.0)
-    return dx, dweight, dbias if ctx.has_bias else None, None
+def _gradients(
+    ctx: Any, dy_MN: Tensor | None, dy2_MN: Tensor | None, ds_MN: Tensor | None, *_: object
+) -> tuple[Tensor | None, ...]:
+    if dy_MN is None:
+        return None if ds_MN is None else ctx.alpha * ds_MN, ds_MN, *(None,) * 7
+    dy2_MN = rows_of(dy2_MN) if ctx.two and dy2_MN is not None else None
+    ds_MN = rows_of(ds_MN) if ctx.keeps and ds_MN is not None else None
+    dx, df, *of_vectors = _backward(rows_of(dy_MN), dy2_MN, ds_MN, *ctx.saved_tensors, ctx.alpha)
+    wanted = (True, ctx.has_bias, ctx.two, ctx.two and ctx.has_bias)
+    of_vectors = [gradient if want else None for gradient, want in zip(of_vectors, wanted, strict=True)]
+    return df if ctx.alpha == 1 else dx, df if ctx.adds else None, *of_vectors, None, None, None
 
 
-_forward.register_autograd(_gradients, setup_context=_keep)
+normalized.register_autograd(_gradients, setup_context=_keep)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -128,14 +344,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     Raises:
         UnsupportedInputError: a dtype, device or shape that the kernel does not take.
     """
-    require_float(NAME, x=x, weight=weight, **({} if bias is None else {"bias": bias}))
-    require(x.dim() >= 1, NAME, "dims of x", "1 or more", x.dim())
-    columns = x.shape[-1]
-    require_columns(NAME, columns)
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None:
-            require(tensor.shape == (columns,), NAME, f"shape of {name}", f"({columns},)", tuple(tensor.shape))
+    require_columns(NAME, require_vectors(NAME, x, weight=weight, bias=bias))
     if not runs_triton(x):
         return reference(x, weight, bias, eps)
-    y: Tensor = _forward(rows_of(x), weight.contiguous(), None if bias is None else bias.contiguous(), eps)[0]
+    vectors = (weight.contiguous(), contiguous(bias), None, None)
+    y: Tensor = normalized(rows_of(x), None, *vectors, eps, 1.0, False)[0]
     return y.view(x.shape)

@@ -65,19 +65,6 @@ def rows_of_a_chunk(rows: int, hidden: int, columns: int) -> int:
     return max(1, min(max(-(-rows * hidden // columns), LEAST_CHUNK), -(-rows // 2)))
 
 
-def _losses(
-    hidden_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, ignore_index: int, vocabulary: int, chunk: int
-) -> Tensor:
-    rows = hidden_MD.shape[0]
-    losses_M = torch.empty(rows, dtype=torch.float32, device=hidden_MD.device)
-    logits_CV = hidden_MD.new_empty(min(chunk, rows), weight_VD.shape[0])
-    for first in range(0, rows, chunk):
-        part = slice(first, min(first + chunk, rows))
-        logits = torch.mm(hidden_MD[part], weight_VD.t(), out=logits_CV[: part.stop - part.start])
-        losses_M[part] = losses_alone(logits, targets_M[part], ignore_index, vocabulary)
-    return losses_M
-
-
 def _losses_and_gradients(
     hidden_MD: Tensor,
     weight_VD: Tensor,
@@ -90,7 +77,7 @@ def _losses_and_gradients(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Losses of the rows, and `scale` times the gradients of their mean by hidden and by weight, where wanted."""
     rows = hidden_MD.shape[0]
-    factor = gradient_factor(targets_M, ignore_index, scale)
+    factor = gradient_factor(targets_M, ignore_index, scale) if any(wanted) else None
     losses_M = torch.empty(rows, dtype=torch.float32, device=hidden_MD.device)
     logits_CV = hidden_MD.new_empty(min(chunk, rows), weight_VD.shape[0])
     of_hidden_MD = hidden_MD.new_empty(hidden_MD.shape) if wanted[0] else None
@@ -99,6 +86,9 @@ def _losses_and_gradients(
     for first in range(0, rows, chunk):
         part = slice(first, min(first + chunk, rows))
         logits = torch.mm(hidden_MD[part], weight_VD.t(), out=logits_CV[: part.stop - part.start])
+        if factor is None:
+            losses_M[part] = losses_alone(logits, targets_M[part], ignore_index, vocabulary)
+            continue
         losses_M[part] = losses_and_gradient(logits, targets_M[part], factor, ignore_index, vocabulary)
         if of_hidden_MD is not None:
             torch.mm(logits, weight_VD, out=of_hidden_MD[part])
@@ -185,7 +175,8 @@ def linear_cross_entropy(
         return reference(hidden_MD, weight_VD, targets_M, ignore_index=ignore_index, vocabulary=vocabulary)
     targets_M = targets_M.contiguous()
     if not (torch.is_grad_enabled() and (hidden_MD.requires_grad or weight_VD.requires_grad)):
-        losses_M = _losses(hidden_MD.detach(), weight_VD.detach(), targets_M, ignore_index, tokens, chunk)
+        inputs = (hidden_MD.detach(), weight_VD.detach(), targets_M)
+        losses_M, _, _ = _losses_and_gradients(*inputs, ignore_index, tokens, scale, chunk, (False, False))
         return mean_over_learned(losses_M, targets_M, ignore_index)
     apply: Any = _LinearCrossEntropy.apply
     loss: Tensor = apply(hidden_MD, weight_VD, targets_M, ignore_index, tokens, scale, chunk)

@@ -16,17 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.operator import (
-    block_of,
-    launchable,
-    operator,
-    require,
-    require_columns,
-    require_float,
-    rows_at_once,
-    runs_triton,
-    warps_of,
-)
+from kernels.operator import contiguous, launchable, operator, require, require_float, runs_triton
+from kernels.tiles import require_columns, tile_of, warps_of
 
 NAME = "masked_softmax"
 LAPS = 8  # of a program whose mask is a vector over the columns, 16 bytes each: it is read once for so many rows
@@ -199,8 +190,7 @@ def _forward(
 ) -> Tensor:
     batch, heads, length, columns = scores_BHTS.shape
     weights = torch.empty(scores_BHTS.shape, dtype=scores_BHTS.dtype, device=scores_BHTS.device)
-    block = block_of(columns)
-    at_once = rows_at_once(block)
+    at_once, block, _ = tile_of(columns)
     laps = 1 if seen_B2S is None else LAPS
     programs = batch * heads * triton.cdiv(length, at_once * laps)
     if programs:
@@ -236,8 +226,7 @@ def _backward(
 ) -> Tensor:
     batch, heads, length, columns = weights_BHTS.shape
     gradient = torch.empty(weights_BHTS.shape, dtype=weights_BHTS.dtype, device=weights_BHTS.device)
-    block = block_of(columns)
-    at_once = rows_at_once(block)
+    at_once, block, _ = tile_of(columns)
     programs = batch * heads * triton.cdiv(length, at_once)
     if programs:
         launchable(_backward_kernel)[(programs,)](
@@ -257,16 +246,6 @@ def _backward(
             num_warps=warps_of(at_once * block),
         )
     return gradient
-
-
-@_forward.register_fake
-def _forward_shapes(scores_BHTS: Tensor, *_: object) -> Tensor:
-    return scores_BHTS.new_empty(scores_BHTS.shape)
-
-
-@_backward.register_fake
-def _backward_shapes(_: Tensor, weights_BHTS: Tensor, *__: object) -> Tensor:
-    return torch.empty_like(weights_BHTS)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -347,9 +326,9 @@ def masked_softmax(
         _with_columns_together(scores_BHTS),
         scale,
         causal,
-        None if prefix_B is None else prefix_B.contiguous(),
-        None if slopes_H is None else slopes_H.contiguous(),
-        None if seen_B2S is None else seen_B2S.contiguous(),
+        contiguous(prefix_B),
+        contiguous(slopes_H),
+        contiguous(seen_B2S),
         None if bias is None else _with_columns_together(bias).expand(batch, heads, -1, -1),
     )
     return weights

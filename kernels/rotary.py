@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.operator import block_of, launchable, operator, require, require_float, runs_triton, warps_of
+from kernels.operator import launchable, operator, require, require_float, runs_triton
+from kernels.tiles import block_of, warps_of
 
 NAME = "rotary"
 MOST_HEAD_SIZE = 1024
@@ -176,11 +177,6 @@ def _turned(q_BHTK: Tensor, k_BHTK: Tensor, rotation: Tensor, inverse: bool) -> 
             num_warps=warps_of(rows * block_of(size)),
         )
     return q_out, k_out
-
-
-@_turned.register_fake
-def _turned_shapes(q_BHTK: Tensor, k_BHTK: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return q_BHTK.new_empty(q_BHTK.shape), k_BHTK.new_empty(k_BHTK.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], **_: object) -> None:

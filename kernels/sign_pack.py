@@ -134,17 +134,6 @@ def _unpack(packed_PB: Tensor, scales_P: Tensor, elements: int) -> Tensor:
     return mean
 
 
-@_pack.register_fake
-def _pack_shapes(value_N: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-    packed = value_N.new_empty((value_N.numel() + BITS - 1) // BITS, dtype=torch.uint8)
-    return packed, value_N.new_empty((), dtype=torch.float32)
-
-
-@_unpack.register_fake
-def _unpack_shape(packed_PB: Tensor, _: Tensor, elements: int) -> Tensor:
-    return packed_PB.new_empty(elements, dtype=torch.float32)
-
-
 def sign_pack(value: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     """Packed signs [ceil(N / 8)], uint8, and fp32 scale (0-dim) of value + error; the fp32 error is overwritten.
 

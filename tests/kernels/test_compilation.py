@@ -120,7 +120,7 @@ NARROW_STORES = {
     "sign_pack._squares_kernel",
     "sign_pack.root_kernel",
 }
-WITHOUT_TRITON_KERNELS = {"bits", "half_matmul", "interpreter", "operator", "tensor_table"}
+WITHOUT_TRITON_KERNELS = {"bits", "half_matmul", "interpreter", "operator", "tensor_table", "tiles"}
 
 Found = dict[str, list[Compiled] | str]
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import parallel_layer_norms as module
+from kernels.layer_norm import MOST_SUMS
 from kernels.operator import UnsupportedInputError
 from kernels.parallel_layer_norms import parallel_layer_norms, reference
 from tests.kernels.agreement import DEVICE, DTYPES, assert_as_exact_as_torch, normal
@@ -40,7 +41,7 @@ def test_outputs_and_gradients_are_as_exact_as_torchs(shape: tuple[int, ...], dt
 
 
 def test_programs_share_a_row_that_is_longer_than_a_block() -> None:
-    shape = (3, 2 * module.MOST_SUMMED + 900)
+    shape = (3, MOST_SUMS // 2 + 900)
     inputs, upstream = _inputs(*shape, dtype=torch.float32), _upstream(*shape, dtype=torch.float32)
     assert_as_exact_as_torch(_kernel, _plain, inputs, upstream)
 
@@ -114,14 +115,15 @@ def test_input_that_is_not_contiguous_gives_the_same() -> None:
 
 
 def test_the_operators_keep_pytorchs_rules() -> None:
-    inputs = [tensor.requires_grad_() for tensor in _inputs(5, 8, dtype=torch.float32)]
-    operator = torch.ops.llm_reference_runs.parallel_layer_norms
-    torch.library.opcheck(operator, (*inputs, EPSILON))
-    assert [output.requires_grad for output in operator(*inputs, EPSILON)] == [True, True, False, False]
-    x, weight1, _, weight2, _ = (tensor.detach() for tensor in inputs)
+    x, *vectors = (tensor.requires_grad_() for tensor in _inputs(5, 8, dtype=torch.float32))
+    operator = torch.ops.llm_reference_runs.layer_norm
+    arguments = (x, None, *vectors, EPSILON, 1.0, False)
+    torch.library.opcheck(operator, arguments)
+    assert [output.requires_grad for output in operator(*arguments)] == [True, True, False, False, False]
+    x, weight1, _, weight2, _ = (tensor.detach() for tensor in (x, *vectors))
     row = torch.ones(5, device=DEVICE)
-    backward = torch.ops.llm_reference_runs.parallel_layer_norms_backward
-    torch.library.opcheck(backward, (x, x, x, weight1, weight2, row, row))
+    backward = torch.ops.llm_reference_runs.layer_norm_backward
+    torch.library.opcheck(backward, (x, x, None, x, None, weight1, weight2, row, row, 1.0))
 
 
 ONES = torch.ones(8)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import residual_layer_norm as module
+from kernels.layer_norm import MOST_SUMS
 from kernels.operator import UnsupportedInputError
 from kernels.residual_layer_norm import reference, residual_layer_norm
 from tests.kernels.agreement import DEVICE, DTYPES, Function, assert_as_exact_as_torch, normal
@@ -148,7 +149,7 @@ def test_a_sum_that_is_not_kept_is_not_rounded(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("adds", "alpha"), [(True, DEEP), (True, 1.0), (False, 2.0), (False, 1.0)])
 def test_programs_share_a_row_that_is_longer_than_a_block(adds: bool, alpha: float) -> None:
-    shape = (3, module.MOST_SUMMED + 900)
+    shape = (3, MOST_SUMS // 2 + 900)
     inputs, upstream = _inputs(*shape, dtype=torch.float32), normal(*shape, dtype=torch.float32, seed=4)
     if adds:
         _assert_exact_without_sum(inputs, upstream, alpha)
@@ -217,14 +218,17 @@ def test_input_that_is_not_contiguous_gives_the_same(keep_sum: bool) -> None:
 @pytest.mark.parametrize(("alpha", "keep_sum"), [(1.0, True), (3.0, False)])
 def test_the_operator_keeps_pytorchs_rules(alpha: float, keep_sum: bool) -> None:
     inputs = [tensor.requires_grad_() for tensor in _inputs(5, 8, dtype=torch.float32)]
-    operator = torch.ops.llm_reference_runs.residual_layer_norm
-    torch.library.opcheck(operator, (*inputs, EPSILON, alpha, keep_sum))
-    differentiable = [output.requires_grad for output in operator(*inputs, EPSILON, alpha, keep_sum)]
-    assert differentiable == [True, keep_sum, False, False]
+    operator = torch.ops.llm_reference_runs.layer_norm
+    arguments = (*inputs, None, None, EPSILON, alpha, keep_sum)
+    torch.library.opcheck(operator, arguments)
+    differentiable = [output.requires_grad for output in operator(*arguments)]
+    assert differentiable == [True, False, keep_sum, False, False]
     x, f, weight, _ = (tensor.detach() for tensor in inputs)
     row = torch.ones(5, device=DEVICE)
-    backward = torch.ops.llm_reference_runs.residual_layer_norm_backward
-    torch.library.opcheck(backward, (x, x if keep_sum else None, x, None if keep_sum else f, weight, row, row, alpha))
+    backward = torch.ops.llm_reference_runs.layer_norm_backward
+    of_outputs = (x, None, x if keep_sum else None)
+    inputs_of_backward = (x, None if keep_sum else f, weight, None, row, row)
+    torch.library.opcheck(backward, (*of_outputs, *inputs_of_backward, alpha))
 
 
 @pytest.mark.parametrize(
