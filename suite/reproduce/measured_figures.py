@@ -28,15 +28,10 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     model_flop = sum(report.model_flop for report in finished)
     hardware_flop = sum(report.hardware_flop for report in finished)
     per_accelerator = job.layout.ranks * step_seconds
+    sharded = job.layout.zero_stage >= 2
+    counting = [report for report in finished if sharded or report.coordinates["dp"] == 0]
     job_figures = [
-        Figure(
-            quantity=Quantity.PARAMETERS,
-            value=sum(
-                report.own_parameters
-                for report in finished
-                if report.coordinates["dp"] == 0 or job.layout.zero_stage >= 2
-            ),
-        ),
+        Figure(quantity=Quantity.PARAMETERS, value=sum(report.own_parameters for report in counting)),
         Figure(quantity=Quantity.MODEL_FLOP, value=model_flop),
         Figure(quantity=Quantity.HARDWARE_FLOP, value=hardware_flop),
         Figure(quantity=Quantity.FIRST_LOSS, value=steps[0][0].loss),
@@ -48,7 +43,11 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     ]
     if job.layout.pipeline_stages > 1:
         job_figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=_idle_fraction(finished)))
-    work = [figure for rank, report in enumerate(finished) for figure in _work_figures(rank, report)]
+    work = [
+        Figure(quantity=quantity, value=getattr(report, quantity), rank=rank)
+        for rank, report in enumerate(finished)
+        for quantity in (Quantity.PARAMETERS, Quantity.MODEL_FLOP, Quantity.HARDWARE_FLOP)
+    ]  # of parameters with those that several ranks store
     kept = [figure for rank, report in enumerate(finished) for figure in _rank_figures(rank, report)]
     return (
         job_figures
@@ -72,19 +71,18 @@ def _term_figures(step_seconds: float, finished: list[Finished]) -> list[Figure]
     """
     if not all(report.term_seconds for report in finished):
         return []
-    mean: dict[str, float] = {}
-    for term in StepTerm:
-        mean[term] = statistics.fmean(report.term_seconds[term] for report in finished)
+    mean: dict[str, float] = {
+        term: statistics.fmean(report.term_seconds[term] for report in finished) for term in StepTerm
+    }
     mean[StepTerm.UNEXPLAINED] = 0.0
     mean[StepTerm.UNEXPLAINED] = step_seconds - sum(mean.values())
     whys = dict.fromkeys(StepTerm, "clocks around the phases, and their parts in a profile of the last two steps")
     whys |= _MEASURED_BY | {StepTerm.UNEXPLAINED: "the step's seconds minus the terms above"}
-    of_ranks: list[tuple[int | None, Mapping[str, float]]] = [
-        (rank, report.term_seconds) for rank, report in enumerate(finished)
-    ]
+    by_rank: dict[int | None, Mapping[str, float]] = {None: mean}
+    by_rank |= {rank: report.term_seconds for rank, report in enumerate(finished)}
     return [
         Figure(quantity=Quantity.STEP_SECONDS, value=values[term], term=term.value, rank=rank, why=whys[term])
-        for rank, values in [(None, mean), *of_ranks]
+        for rank, values in by_rank.items()
         for term in StepTerm
     ]
 
@@ -109,30 +107,30 @@ def _on_stage(job: Job, finished: list[Finished], figure: Figure) -> Figure:
     return msgspec.structs.replace(figure, stage=finished[figure.rank].coordinates["pp"])
 
 
-def _work_figures(rank: int, report: Finished) -> list[Figure]:
-    """What the job's figures are the sums of (of parameters, with those that several ranks store counted once)."""
-    return [
-        Figure(quantity=Quantity.PARAMETERS, value=report.parameters, rank=rank),
-        Figure(quantity=Quantity.MODEL_FLOP, value=report.model_flop, rank=rank),
-        Figure(quantity=Quantity.HARDWARE_FLOP, value=report.hardware_flop, rank=rank),
-    ]
+_CONVENTIONS = {
+    Quantity.WEIGHT_BYTES: None,
+    Quantity.GRADIENT_BYTES: None,
+    Quantity.OPTIMIZER_BYTES: None,
+    Quantity.ACTIVATION_BYTES: ACTIVATIONS,
+    Quantity.PEAK_BYTES: ALLOCATED,
+}  # of the bytes that a rank reports
 
 
 def _rank_figures(rank: int, report: Finished) -> list[Figure]:
     figures = [
-        Figure(quantity=Quantity.WEIGHT_BYTES, value=report.weight_bytes, rank=rank),
-        Figure(quantity=Quantity.GRADIENT_BYTES, value=report.gradient_bytes, rank=rank),
-        Figure(quantity=Quantity.OPTIMIZER_BYTES, value=report.optimizer_bytes, rank=rank),
-        Figure(quantity=Quantity.ACTIVATION_BYTES, value=report.activation_bytes, rank=rank, convention=ACTIVATIONS),
-        Figure(quantity=Quantity.PEAK_BYTES, value=report.peak_bytes, rank=rank, convention=ALLOCATED),
+        Figure(quantity=quantity, value=getattr(report, quantity), rank=rank, convention=convention)
+        for quantity, convention in _CONVENTIONS.items()
     ]
     for collective in report.collectives:
         figures += [
-            Figure(quantity=quantity, value=value, axis=collective.axis, operation=collective.operation, rank=rank)
-            for quantity, value in (
-                (Quantity.PAYLOAD_BYTES, collective.payload_bytes),
-                (Quantity.MESSAGES, collective.messages),
+            Figure(
+                quantity=quantity,
+                value=getattr(collective, quantity),
+                axis=collective.axis,
+                operation=collective.operation,
+                rank=rank,
             )
+            for quantity in (Quantity.PAYLOAD_BYTES, Quantity.MESSAGES)
         ]
     if report.interface_sent_bytes is not None:
         figures.append(Figure(quantity=Quantity.SENT_BYTES, value=report.interface_sent_bytes, rank=rank))

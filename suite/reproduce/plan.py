@@ -22,6 +22,7 @@ from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
+from suite.records.partial import shared_fields
 from suite.reproduce.supported import (
     check_averaging,
     check_executable,
@@ -253,21 +254,17 @@ def checked_averaging(request: Request) -> tuple[Averaging, int]:
     compression = request.gradient_compression
     if request.optimizer == Averaging.ONE_BIT:
         if compression != COMPRESSIONS[0]:
-            raise InputError(
-                "1-bit Adam does not average gradients", got=compression, allowed="none", where="--gradient-compression"
-            )
+            what, where = "1-bit Adam does not average gradients", "--gradient-compression"
+            raise InputError(what, got=compression, allowed="none", where=where)
         averaging = Averaging.ONE_BIT
     else:
         averaging = Averaging.EXACT if compression == COMPRESSIONS[0] else Averaging(compression)
     asked = request.exact_steps
     if not averaging.exact_at_first:
         if asked is not None:
-            raise InputError(
-                "exact steps before what never changes",
-                got=asked,
-                allowed="with --optimizer one-bit-adam or --gradient-compression powersgd",
-                where="--exact-steps",
-            )
+            allowed = "with --optimizer one-bit-adam or --gradient-compression powersgd"
+            what = "exact steps before what never changes"
+            raise InputError(what, got=asked, allowed=allowed, where="--exact-steps")
         return averaging, 0
     steps = max(LEAST_EXACT_STEPS, round(EXACT_SHARE * request.steps)) if asked is None else asked
     if not LEAST_EXACT_STEPS <= steps < max(request.steps, LEAST_EXACT_STEPS + 1):
@@ -311,9 +308,8 @@ def _layout(request: Request, subject: _NamedRun) -> Layout:
     if request.layout is not None:
         layout = parse_layout(request.layout, base=subject.layout)
         if request.ranks is not None and layout.ranks != request.ranks:
-            raise InputError(
-                f"--layout {request.layout} is {layout.ranks} ranks", got=f"--ranks {request.ranks}", where="--ranks"
-            )
+            what = f"--layout {request.layout} is {layout.ranks} ranks"
+            raise InputError(what, got=f"--ranks {request.ranks}", where="--ranks")
         return layout
     ranks = subject.ranks if request.ranks is None else request.ranks
     if ranks == subject.layout.ranks:
@@ -330,27 +326,18 @@ def corpus_for(plan: Plan, path: Path | None) -> Corpus:
     )
 
 
+_OF_PLAN = shared_fields(Plan, Job, "trace", "interface")
+
+
 def job_for(plan: Plan, corpus: Corpus, scratch: str) -> Job:
     """The job that the ranks read, with `scratch` as the directory of their events."""
     return Job(
-        name=plan.name,
-        architecture=plan.architecture,
-        recipe=plan.recipe,
-        layout=plan.layout,
-        device=plan.device,
-        compiled=plan.compiled,
-        seed=plan.seed,
-        steps=plan.steps,
+        **{name: getattr(plan, name) for name in _OF_PLAN},
         tokens_file=corpus.tokens_file,
         tokens=corpus.tokens,
         directory=scratch,
         threads=max(1, usable_cores() // (plan.layout.ranks // max(1, len(plan.host_names)))),
         collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
         trace=None if plan.trace is None else str(plan.trace),
-        kernels=plan.kernels,
-        averaging=plan.averaging,
-        exact_steps=plan.exact_steps,
-        renewal=plan.renewal,
-        script=plan.script,
         interface=plan.joined_by,
     )

@@ -134,7 +134,7 @@ def reproduce(
             figures = _figures(plan, job, outcome, predicted)
             end = _end(identity, outcome, figures, predicted.source)
         except BaseException as error:
-            record.close(_cut_short(identity, error, outcome))
+            record.close(_end(identity, outcome, _Figures([], []), "", error))
             raise
         record.close(end)
     return _result(plan, job, outcome, figures, end, str(record.path))
@@ -227,38 +227,28 @@ def last_loss(losses: list[float]) -> float:
     return sum(losses[-3:]) / len(losses[-3:])
 
 
-def _end(identity: str, outcome: LaunchOutcome, figures: _Figures, profile: str) -> End:
-    """The end half of the record of a launch that ended by itself, well or not."""
-    well = outcome.status is Status.OK
-    others_share, steal_share = others_shares([report.shared for report in outcome.finished] if well else [])
+def _end(
+    identity: str, outcome: LaunchOutcome | None, figures: _Figures, profile: str, error: BaseException | None = None
+) -> End:
+    """The end half of the record; with the `error` that ended the launcher itself."""
+    status, message = (Status.CRASHED, "") if outcome is None else (outcome.status, outcome.message)
+    if error is not None:
+        status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.CRASHED
+        message = f"the launcher ended: {type(error).__name__}"
+    reports = outcome.finished if outcome is not None and status is Status.OK else []
+    others_share, steal_share = others_shares([report.shared for report in reports])
     return End(
         schema=SCHEMA,
         id=identity,
-        status=outcome.status,
-        message=outcome.message,
-        ranks_at_fault=outcome.ranks_at_fault,
+        status=status,
+        message=message,
+        ranks_at_fault=outcome.ranks_at_fault if outcome is not None and error is None else [],
         finished=time.time(),
         figures=figures.measured,
-        ranks=[rank_outcome(n, events) for n, events in enumerate(outcome.events)],
-        log_tail=outcome.log_tail,
+        ranks=[rank_outcome(n, events) for n, events in enumerate(outcome.events)] if outcome else [],
+        log_tail=outcome.log_tail if outcome else "",
         predicted=figures.times,
         profile=profile,
         others_share=others_share,
         steal_share=steal_share,
-    )
-
-
-def _cut_short(identity: str, error: BaseException, outcome: LaunchOutcome | None) -> End:
-    """The end half where the launcher itself fails, or is interrupted."""
-    interrupted = isinstance(error, KeyboardInterrupt)
-    return End(
-        schema=SCHEMA,
-        id=identity,
-        status=Status.INTERRUPTED if interrupted else Status.CRASHED,
-        message=f"the launcher ended: {type(error).__name__}",
-        ranks_at_fault=[],
-        finished=time.time(),
-        figures=[],
-        ranks=[rank_outcome(n, events) for n, events in enumerate(outcome.events)] if outcome else [],
-        log_tail=outcome.log_tail if outcome else "",
     )

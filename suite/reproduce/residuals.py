@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -41,23 +41,18 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True):
 
 def residuals(rows: Sequence[Row]) -> Residuals | None:
     """Of the job's rows; None where step time was not predicted or not split."""
-    of_job = {row.term: row for row in rows if row.quantity == Quantity.STEP_SECONDS and row.rank is None}
-    left = {term: row.left for term, row in of_job.items() if row.left is not None}
-    right = {term: row.right for term, row in of_job.items() if row.right is not None}
-    return _residuals(left, right)
-
-
-def _residuals(left: Mapping[str | None, float], right: Mapping[str | None, float]) -> Residuals | None:
-    whole = right.get(None)
-    shared = [term for term in EXPLAINED if term in left and term in right]
-    if None not in left or not whole or not shared:
+    of_job = [row for row in rows if row.quantity == Quantity.STEP_SECONDS and row.rank is None]
+    predicted = {row.term: row.left for row in of_job if row.left is not None}
+    measured = {row.term: row.right for row in of_job if row.right is not None}
+    terms = {term: measured[term] - predicted[term] for term in EXPLAINED if term in predicted and term in measured}
+    if None not in predicted or not measured.get(None) or not terms:
         return None
-    term = max(shared, key=lambda term: abs(right[term] - left[term]))
+    furthest = max(terms, key=lambda term: abs(terms[term]))
     return Residuals(
-        predicted_seconds=left[None],
-        measured_seconds=whole,
-        difference=whole - left[None],
-        term=term,
-        residual=right[term] - left[term],
-        unexplained_seconds=right.get(StepTerm.UNEXPLAINED.value, 0.0),
+        predicted_seconds=predicted[None],
+        measured_seconds=measured[None],
+        difference=measured[None] - predicted[None],
+        term=furthest,
+        residual=terms[furthest],
+        unexplained_seconds=measured.get(StepTerm.UNEXPLAINED.value, 0.0),
     )

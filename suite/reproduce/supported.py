@@ -22,10 +22,8 @@ from suite.job.options import Averaging
 from suite.job.training_job import WARM_UP_STEPS
 from suite.predict.simulation.supported_layouts import layout_limits
 
-_EXECUTED = {
-    "architecture.norm": (Norm.PRE_LAYER_NORM, Norm.DEEP_NORM),
-    "architecture.activation": tuple(activation for activation in Activation if activation is not Activation.SWIGLU),
-}
+_NORMS = (Norm.PRE_LAYER_NORM, Norm.DEEP_NORM)
+_ACTIVATIONS = tuple(activation for activation in Activation if activation is not Activation.SWIGLU)
 
 
 def check_executable(architecture: Architecture, recipe: Recipe, where: str) -> None:
@@ -34,58 +32,45 @@ def check_executable(architecture: Architecture, recipe: Recipe, where: str) -> 
     Raises:
         InputError: it is one of them.
     """
-    records = {"architecture": architecture, "recipe": recipe}
-    for key, executed in _EXECUTED.items():
-        section, name = key.split(".")
-        if (value := getattr(records[section], name)) not in executed:
-            allowed = ", ".join(str(choice) for choice in executed)
-            raise InputError(f"this version does not execute that {key}", got=value, allowed=allowed, where=where)
-    if recipe.precision.scaled and (recipe.initial_loss_scale is None or recipe.loss_scale_window is None):
-        raise InputError(
-            f"{recipe.precision.value} is executed with a dynamic loss scale, and the file does not record one",
-            allowed="recipe.initial_loss_scale and recipe.loss_scale_window",
-            where=where,
-        )
-    if architecture.kv_heads != architecture.heads:
-        raise InputError(
-            "this version does not execute grouped-query attention",
-            got=f"{architecture.kv_heads} architecture.kv_heads",
-            allowed=f"as many as heads, {architecture.heads}",
-            where=where,
-        )
-    _check_combination(architecture, recipe, where)
-
-
-def _check_combination(architecture: Architecture, recipe: Recipe, where: str) -> None:
-    """Refuse what is executed in some architectures in one where it is not."""
     a = architecture
     blanks = recipe.objective is Objective.BLANK_INFILLING
     short = 0 if recipe.packed_samples is None else LEAST_WINDOW * recipe.packed_samples
+    rows = a.vocabulary + len(BLANK_TOKENS)
+    block = f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}"
+    samples = f"{recipe.objective.value} with {a.mask.value}"
     for wrong, what, got, allowed in (
+        (a.norm not in _NORMS, "that architecture.norm", a.norm, ", ".join(_NORMS)),
+        (a.activation not in _ACTIVATIONS, "that architecture.activation", a.activation, ", ".join(_ACTIVATIONS)),
+        (
+            a.kv_heads != a.heads,
+            "grouped-query attention",
+            f"{a.kv_heads} architecture.kv_heads",
+            f"as many as heads, {a.heads}",
+        ),
         (
             a.norm is Norm.DEEP_NORM and (a.residual is Residual.PARALLEL or a.top_query_layer),
             "deep-norm in that block",
-            f"{a.residual.value} architecture.residual, top_query_layer {a.top_query_layer}",
+            block,
             "sequential, False",
         ),
         (
             a.top_query_layer and a.position is not Position.LEARNED,
             "a top-query layer with those positions",
-            a.position.value,
+            a.position,
             Position.LEARNED.value,
         ),
         (
             blanks != (a.mask is Mask.PREFIX),
             "that recipe.objective with that mask",
-            f"{recipe.objective.value} with {a.mask.value}",
+            samples,
             "causal-lm with causal, blank-infilling with prefix",
         ),
         (blanks and a.position is not Position.ROTARY, "blank infilling with those positions", a.position, "rotary"),
         (
-            blanks and a.padded_vocabulary < a.vocabulary + len(BLANK_TOKENS),
+            blanks and a.padded_vocabulary < rows,
             "blank infilling without rows for its special tokens",
             f"{a.padded_vocabulary} architecture.padded_vocabulary",
-            f"at least {a.vocabulary + len(BLANK_TOKENS)}",
+            f"at least {rows}",
         ),
         (
             blanks and a.sequence < short,
@@ -96,6 +81,9 @@ def _check_combination(architecture: Architecture, recipe: Recipe, where: str) -
     ):
         if wrong:
             raise InputError(f"this version does not execute {what}", got=got, allowed=allowed, where=where)
+    if recipe.precision.scaled and (recipe.initial_loss_scale is None or recipe.loss_scale_window is None):
+        what = f"{recipe.precision.value} is executed with a dynamic loss scale, and the file does not record one"
+        raise InputError(what, allowed="recipe.initial_loss_scale and recipe.loss_scale_window", where=where)
 
 
 def check_executable_layout(workload: Workload, where: str) -> None:
@@ -107,13 +95,14 @@ def check_executable_layout(workload: Workload, where: str) -> None:
     for limit in layout_limits(workload):
         if limit.applies:
             raise InputError(
-                "this version does not execute that layout",
-                got=limit.name,
-                allowed="dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, "
-                "zero0/1, zero2/3 without ppN, reshard, noreshard, offload with zero2/3, "
-                "recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN",
-                where=where,
+                "this version does not execute that layout", got=limit.name, allowed=_EXECUTED_LAYOUTS, where=where
             )
+
+
+_EXECUTED_LAYOUTS = (
+    "dpN, tpN, sp with tpN, ppN, interleaveN, gpipe, 1f1b, zero0/1, zero2/3 without ppN, reshard, noreshard, offload "
+    "with zero2/3, recompute-none/selective/full, everyN, fused with a plain causal mask, microN, accumulateN, bucketN"
+)
 
 
 def check_fused_attention(recipe: Recipe, layout: Layout, device: str, where: str) -> None:
@@ -123,12 +112,8 @@ def check_fused_attention(recipe: Recipe, layout: Layout, device: str, where: st
         InputError: it is asked for.
     """
     if layout.fused_attention and recipe.attention_dropout > 0 and device == "cpu":
-        raise InputError(
-            "fused attention drops nothing on a CPU",
-            got=f"{recipe.attention_dropout} recipe.attention_dropout",
-            allowed="0, unfused, or --device cuda",
-            where=where,
-        )
+        what, got = "fused attention drops nothing on a CPU", f"{recipe.attention_dropout} recipe.attention_dropout"
+        raise InputError(what, got=got, allowed="0, unfused, or --device cuda", where=where)
 
 
 def check_averaging(averaging: Averaging, recipe: Recipe, layout: Layout, device: str) -> None:
@@ -172,26 +157,16 @@ def check_ramp_up(recipe: Recipe, layout: Layout, where: str) -> None:
     replicas = layout.data_parallel * layout.micro_batch
     least = replicas * (layout.pipeline_stages if layout.schedule is Schedule.ONE_F_ONE_B else 1)
     if start % replicas or increment % replicas or not least <= start <= recipe.global_batch:
-        raise InputError(
-            "recipe.batch_rampup_start and batch_rampup_increment",
-            got=f"{start} and {increment}",
-            allowed=f"multiples of data_parallel * micro_batch = {replicas}, from {least} to {recipe.global_batch}",
-            where=where,
-        )
-    if (recipe.global_batch - start) % increment:
-        raise InputError(
-            "recipe.batch_rampup_increment does not divide global_batch - batch_rampup_start = "
-            f"{recipe.global_batch - start}",
-            got=increment,
-            where=where,
-        )
+        what, got = "recipe.batch_rampup_start and batch_rampup_increment", f"{start} and {increment}"
+        allowed = f"multiples of data_parallel * micro_batch = {replicas}, from {least} to {recipe.global_batch}"
+        raise InputError(what, got=got, allowed=allowed, where=where)
+    if (remainder := recipe.global_batch - start) % increment:
+        what = f"recipe.batch_rampup_increment does not divide global_batch - batch_rampup_start = {remainder}"
+        raise InputError(what, got=increment, where=where)
     seen = 0
     for _ in range(WARM_UP_STEPS - (layout.pipeline_stages > 1)):
         seen += global_batch_at(recipe, seen)
     if global_batch_at(recipe, seen) < recipe.global_batch:
-        raise InputError(
-            "recipe.batch_rampup_samples: the steps that are counted need the whole batch",
-            got=samples,
-            allowed=f"a ramp-up that ends within the first {seen} samples",
-            where=where,
-        )
+        what = "recipe.batch_rampup_samples: the steps that are counted need the whole batch"
+        allowed = f"a ramp-up that ends within the first {seen} samples"
+        raise InputError(what, got=samples, allowed=allowed, where=where)
