@@ -24,7 +24,7 @@ from reference_runs.run import (
     Software,
     Workload,
 )
-from reference_runs.sourced import Kind, Sourced
+from reference_runs.sourced import Sourced
 
 RUNS = Path(__file__).parent / "runs"
 
@@ -111,7 +111,7 @@ def load(path: Path) -> ReferenceRun:
         measured, measured_facts = _measured(raw.get("measured", []), sources, where)
         facts |= measured_facts
     mistakes.refuse()
-    unpublished = _unpublished(raw.get("layout", {}))
+    unpublished = tuple(key for key, fact in facts.items() if key.startswith("layout.") and fact.value is None)
     layout = sections.pop("layout")
     run = ReferenceRun(
         name=command_name(path),
@@ -142,15 +142,6 @@ def _section(
     return section_of(raw[name], kind, name, sources, where)
 
 
-def _unpublished(table: dict[str, Any]) -> tuple[str, ...]:
-    """The entries of [layout] that are recorded as not published."""
-    return tuple(
-        f"layout.{key}"
-        for key, entry in table.items()
-        if isinstance(entry, dict) and entry.get("kind") == Kind.NOT_PUBLISHED.value
-    )
-
-
 def _measured(
     tables: Any, sources: dict[str, str], where: str
 ) -> tuple[tuple[PublishedMeasurement, ...], dict[str, Sourced]]:
@@ -171,12 +162,8 @@ def _contradictions(run: ReferenceRun) -> Iterator[InputError]:
     recipe, reported, layout = run.recipe, run.reported, run.recorded_layout
     conventions = ", ".join(FlopConvention)
     if recipe.warmup > recipe.decay:
-        yield InputError(
-            "recipe.warmup is longer than recipe.decay",
-            got=f"{recipe.warmup} samples",
-            allowed=f"at most {recipe.decay} samples",
-            where=run.where,
-        )
+        what, allowed = "recipe.warmup is longer than recipe.decay", f"at most {recipe.decay} samples"
+        yield InputError(what, got=f"{recipe.warmup} samples", allowed=allowed, where=run.where)
     rates = (reported.hardware_flop_per_second, reported.model_flop_per_second, reported.mfu, reported.hfu)
     if reported.flop_convention is None and any(rate is not None for rate in rates):
         what = "reported.flop_convention is missing: a published flop rate, MFU or HFU needs it"
@@ -190,10 +177,8 @@ def _contradictions(run: ReferenceRun) -> Iterator[InputError]:
         axes = f"{layout.data_parallel} (dp) * {layout.tensor_parallel} (tp) * {layout.pipeline_stages} (pp)"
         if layout.context_parallel > 1:
             axes += f" * {layout.context_parallel} (cp)"
-        yield InputError(
-            f"layout: {axes} = {layout.ranks} accelerators, but cluster.accelerators = {run.cluster.accelerators}",
-            where=run.where,
-        )
+        needed = f"layout: {axes} = {layout.ranks} accelerators"
+        yield InputError(f"{needed}, but cluster.accelerators = {run.cluster.accelerators}", where=run.where)
     else:
         yield from layout_mistakes(Workload(run.architecture, recipe, layout), run.where)
 
@@ -245,11 +230,8 @@ def _interleaving_mistakes(workload: Workload, where: str) -> Iterator[InputErro
         got = f"interleave{layout.virtual_stages} with pp{layout.pipeline_stages},{layout.schedule.value}"
         yield InputError("layout: interleaving needs pipeline stages and the schedule 1f1b", got=got, where=where)
     if layers % stages:
-        yield InputError(
-            f"layout: {layout.pipeline_stages} (pp) * {layout.virtual_stages} (interleave) = {stages} does not "
-            f"divide architecture.layers = {layers}",
-            where=where,
-        )
+        product = f"{layout.pipeline_stages} (pp) * {layout.virtual_stages} (interleave) = {stages}"
+        yield InputError(f"layout: {product} does not divide architecture.layers = {layers}", where=where)
     if (micro_batches := accumulation(workload.recipe, layout)) % layout.pipeline_stages:
         what = f"layout: interleaving needs a multiple of {layout.pipeline_stages} (pp) micro-batches"
         yield InputError(what, got=micro_batches, where=where)
@@ -267,16 +249,11 @@ def _batch_mistake(recipe: Recipe, layout: Layout, where: str) -> InputError | N
         return InputError(f"{replicas} = {samples} samples are more than the global batch of {batch}", where=where)
     if batch % samples:
         what = f"{replicas} does not divide the global batch of {batch} samples"
-        allowed = _dividing(batch, layout.micro_batch)
+        slices, rest = divmod(batch, layout.micro_batch)
+        divisors = ", ".join(str(n) for n in range(1, slices + 1) if slices % n == 0)
+        allowed = "a micro-batch that divides it" if rest else f"dp {divisors}"
         return InputError(what, got=f"dp{layout.data_parallel}", allowed=allowed, where=where)
     return None
-
-
-def _dividing(global_batch: int, micro_batch: int) -> str:
-    if global_batch % micro_batch:
-        return "a micro-batch that divides it"
-    slices = global_batch // micro_batch
-    return "dp " + ", ".join(str(n) for n in range(1, slices + 1) if slices % n == 0)
 
 
 def accumulation(recipe: Recipe, layout: Layout) -> int:

@@ -137,6 +137,9 @@ _WORDS: dict[str, tuple[str, object]] = {
     "offload": ("offload", Offload.STATE),
     "fused": ("fused_attention", True),
     "unfused": ("fused_attention", False),
+    **{schedule.value: ("schedule", schedule) for schedule in Schedule},
+    **{f"recompute-{kind}": ("recomputation", kind) for kind in Recomputation},
+    **{f"zero{stage}": ("zero_stage", stage) for stage in range(4)},
 }
 _COUNTS = {
     "dp": "data_parallel",
@@ -147,6 +150,7 @@ _COUNTS = {
     "accumulate": "accumulation",
     "micro": "micro_batch",
     "every": "checkpoint_layers",
+    "bucket": "bucket_bytes",
 }
 
 
@@ -156,72 +160,54 @@ def parse_layout(text: str, *, base: Layout) -> Layout:
     Raises:
         InputError: a word outside the grammar, a word given twice, or a count of 0.
     """
-    changes: dict[str, object] = dict.fromkeys(
-        ("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel"), 1
-    )
-    changes |= {"sequence_parallel": False, "virtual_stages": 1, "accumulation": None}
+    axes = ("data_parallel", "tensor_parallel", "pipeline_stages", "context_parallel", "virtual_stages")
+    changes: dict[str, object] = dict.fromkeys(axes, 1) | {"sequence_parallel": False, "accumulation": None}
     seen: set[str] = set()
     for word in text.split(","):
-        match = re.fullmatch(r"(dp|tp|pp|cp|interleave|accumulate|micro|every|bucket|zero)(\d+)", word.strip())
-        if match:
-            name, number = match.group(1), int(match.group(2))
-            if name == "zero" and number <= 3:
-                key, value = "zero_stage", number
-            elif name == "bucket" and number >= 1:
-                key, value = "bucket_bytes", number * 10**6
-            elif name in _COUNTS and number >= 1:
-                key, value = _COUNTS[name], number
-            else:
-                raise InputError("number out of range", got=repr(word), allowed=_GRAMMAR, where="--layout")
-            choice: object = value
-        elif word.strip() in _WORDS:
-            key, choice = _WORDS[word.strip()]
-        elif word.strip() in tuple(Schedule):
-            key, choice = "schedule", Schedule(word.strip())
-        elif word.strip() in [f"recompute-{kind}" for kind in Recomputation]:
-            key, choice = "recomputation", Recomputation(word.strip().removeprefix("recompute-"))
-        else:
-            meant = _meant(word.strip())
+        name = word.strip()
+        counted = re.fullmatch(rf"({'|'.join(_COUNTS)})(\d+)|zero\d+", name)
+        if name in _WORDS:
+            key, value = _WORDS[name]
+        elif counted is None:
+            meant = _meant(name)
             raise InputError("not a layout", got=repr(word), meant=meant, allowed=_GRAMMAR, where="--layout")
+        elif counted.group(1) is None or int(counted.group(2)) < 1:
+            raise InputError("number out of range", got=repr(word), allowed=_GRAMMAR, where="--layout")
+        else:
+            key = _COUNTS[counted.group(1)]
+            value = int(counted.group(2)) * (10**6 if key == "bucket_bytes" else 1)
         if key in seen:
             raise InputError("given twice", got=repr(word), where="--layout")
         seen.add(key)
-        changes[key] = choice
+        changes[key] = value
     return msgspec.structs.replace(base, **changes)
 
 
 def _meant(word: str) -> str | None:
     """The word of a layout that `word` misspells."""
     number = word[len(word.rstrip("0123456789")) :]
-    counts = (f"{name}{number}" for name in (*_COUNTS, "bucket", "zero"))
-    return nearest(word, [*_WORDS, *Schedule, *(f"recompute-{kind}" for kind in Recomputation), *counts])
+    return nearest(word, [*_WORDS, *(f"{name}{number}" for name in _COUNTS)])
 
 
 def layout_text(layout: Layout) -> str:
     """The text of `layout` in the command line's grammar: the axes always, the rest where it is not the default."""
-    default = Layout()
-    words = [f"dp{layout.data_parallel}", f"tp{layout.tensor_parallel}", f"pp{layout.pipeline_stages}"]
-    if layout.context_parallel > 1:
-        words.append(f"cp{layout.context_parallel}")
-    if layout.sequence_parallel:
-        words.append("sp")
-    words.append(f"zero{layout.zero_stage}")
-    if layout.zero_stage == 3 and not layout.reshard_after_forward:
-        words.append("noreshard")
-    if layout.offload is Offload.STATE:
-        words.append("offload")
-    if layout.virtual_stages > 1:
-        words.append(f"interleave{layout.virtual_stages}")
-    if layout.pipeline_stages > 1:
-        words.append(layout.schedule.value)
-    words.append(f"recompute-{layout.recomputation.value}")
-    if layout.checkpoint_layers > 1:
-        words.append(f"every{layout.checkpoint_layers}")
-    if layout.fused_attention:
-        words.append("fused")
-    words.append(f"micro{layout.micro_batch}")
-    if layout.accumulation is not None:
-        words.append(f"accumulate{layout.accumulation}")
-    if layout.bucket_bytes != default.bucket_bytes and layout.bucket_bytes % 10**6 == 0:
-        words.append(f"bucket{layout.bucket_bytes // 10**6}")
-    return ",".join(words)
+    words = {
+        f"dp{layout.data_parallel}": True,
+        f"tp{layout.tensor_parallel}": True,
+        f"pp{layout.pipeline_stages}": True,
+        f"cp{layout.context_parallel}": layout.context_parallel > 1,
+        "sp": layout.sequence_parallel,
+        f"zero{layout.zero_stage}": True,
+        "noreshard": layout.zero_stage == 3 and not layout.reshard_after_forward,
+        "offload": layout.offload is Offload.STATE,
+        f"interleave{layout.virtual_stages}": layout.virtual_stages > 1,
+        layout.schedule.value: layout.pipeline_stages > 1,
+        f"recompute-{layout.recomputation}": True,
+        f"every{layout.checkpoint_layers}": layout.checkpoint_layers > 1,
+        "fused": layout.fused_attention,
+        f"micro{layout.micro_batch}": True,
+        f"accumulate{layout.accumulation}": layout.accumulation is not None,
+        f"bucket{layout.bucket_bytes // 10**6}": layout.bucket_bytes != Layout().bucket_bytes
+        and layout.bucket_bytes % 10**6 == 0,
+    }
+    return ",".join(word for word, is_said in words.items() if is_said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,51 +30,14 @@ from reference_runs.run import Architecture, Recipe, Workload
 
 STEP, MEMORY = "measured_step_time_s", "measured_mem_gib_per_gpu"
 NEEDED = (
-    "layers",
-    "hidden",
-    "heads",
-    "vocab",
-    "seq_len",
-    "gpu",
-    "gpus",
-    "dp",
-    "tp",
-    "pp",
-    "global_batch",
-    "micro_batch",
-    STEP,
+    *("layers", "hidden", "heads", "vocab", "seq_len"),
+    *("gpu", "gpus", "dp", "tp", "pp", "global_batch", "micro_batch", STEP),
 )
 OPTIONAL = (
-    "source",
-    "model",
-    "kv_heads",
-    "ffn_hidden",
-    "gpus_per_node",
-    "inter_link",
-    "dtype",
-    "vpp",
-    "cp",
-    "ep",
-    "sp",
-    "zero_stage",
-    "recompute",
-    "framework",
-    MEMORY,
-    "status",
-    "padded_vocab",
-    "position",
-    "rotary_base",
-    "norm",
-    "activation",
-    "residual",
-    "biases",
-    "tied_embeddings",
-    "dropout",
-    "precision",
-    "stage_assignment",
-    "fused_attention",
-    "scatter_gather",
-    "network_bytes_per_second",
+    *("source", "model", "kv_heads", "ffn_hidden", "gpus_per_node", "inter_link", "dtype"),
+    *("vpp", "cp", "ep", "sp", "zero_stage", "recompute", "framework", MEMORY, "status"),
+    *("padded_vocab", "position", "rotary_base", "norm", "activation", "residual", "biases", "tied_embeddings"),
+    *("dropout", "precision", "stage_assignment", "fused_attention", "scatter_gather", "network_bytes_per_second"),
 )
 
 
@@ -258,16 +222,19 @@ def _left_out(row: PublishedRow, stated: dict[str, str], rules: tuple[LeftOut, .
         return f"status is {row.status}", False
     for rule in sorted(rules, key=lambda each: each.time_only):
         text = stated.get(rule.column, "")
-        if rule.not_blank and text:
-            return f"{rule.column} is {text}: {rule.why}", rule.time_only
         try:
             number = float(text)
         except ValueError:
+            number = math.nan
+        if rule.not_blank and text:
+            bound = text
+        elif rule.above is not None and number > rule.above:
+            bound = f"above {rule.above:g}"
+        elif rule.below is not None and number < rule.below:
+            bound = f"below {rule.below:g}"
+        else:
             continue
-        if rule.above is not None and number > rule.above:
-            return f"{rule.column} is above {rule.above:g}: {rule.why}", rule.time_only
-        if rule.below is not None and number < rule.below:
-            return f"{rule.column} is below {rule.below:g}: {rule.why}", rule.time_only
+        return f"{rule.column} is {bound}: {rule.why}", rule.time_only
     if row.step_seconds is None and row.peak_bytes is None:
         return f"{STEP} and {MEMORY} are blank", False
     return "", False

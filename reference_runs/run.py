@@ -186,32 +186,20 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             InputError: heads * head_dim is not hidden, kv_heads does not divide heads, the rotated part is no even part
                 of a head, or the padding is negative.
         """
-        if self.heads * self.head_dim != self.hidden:
-            raise InputError(
-                f"architecture: {self.heads} (heads) * {self.head_dim} (head_dim) = {self.heads * self.head_dim}, "
-                f"but hidden = {self.hidden}",
-                where=where,
-            )
+        if (product := self.heads * self.head_dim) != self.hidden:
+            heads = f"{self.heads} (heads) * {self.head_dim} (head_dim) = {product}"
+            raise InputError(f"architecture: {heads}, but hidden = {self.hidden}", where=where)
         if self.heads % self.kv_heads:
-            raise InputError(
-                f"architecture.kv_heads does not divide heads = {self.heads}", got=self.kv_heads, where=where
-            )
+            what = f"architecture.kv_heads does not divide heads = {self.heads}"
+            raise InputError(what, got=self.kv_heads, where=where)
         is_rotary = self.position is Position.ROTARY
         _check_belonging("architecture", self, _ROTARY, "rotary positions", is_needed=is_rotary, where=where)
         if self.rotary_dim is not None and (self.rotary_dim > self.head_dim or self.rotary_dim % 2):
-            raise InputError(
-                "architecture.rotary_dim",
-                got=self.rotary_dim,
-                allowed=f"an even number up to head_dim = {self.head_dim}",
-                where=where,
-            )
+            allowed = f"an even number up to head_dim = {self.head_dim}"
+            raise InputError("architecture.rotary_dim", got=self.rotary_dim, allowed=allowed, where=where)
         if self.padded_vocabulary < self.vocabulary:
-            raise InputError(
-                "architecture.padded_vocabulary",
-                got=self.padded_vocabulary,
-                allowed=f"at least vocabulary = {self.vocabulary}",
-                where=where,
-            )
+            what, allowed = "architecture.padded_vocabulary", f"at least vocabulary = {self.vocabulary}"
+            raise InputError(what, got=self.padded_vocabulary, allowed=allowed, where=where)
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
