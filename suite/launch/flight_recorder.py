@@ -108,8 +108,8 @@ def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | 
         if behind:
             ahead = sorted(rank for rank, entry in waiting.items() if entry.number == furthest.number)
             line = (
-                f"{group}: {_named(behind)} did not come to number {furthest.number} ({furthest.says}), in which "
-                f"{_named(ahead)} {'waits' if len(ahead) == 1 else 'wait'}"
+                f"{group}: {named_ranks(behind)} did not come to number {furthest.number} ({furthest.says}), in which "
+                f"{named_ranks(ahead)} {'waits' if len(ahead) == 1 else 'wait'}"
             )
             lines.append(line)
             absences.append((behind, line))
@@ -118,7 +118,9 @@ def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | 
             if entry.number == furthest.number:
                 kinds.setdefault(entry.profiling_name, []).append(rank)
         if len(kinds) > 1:
-            apart = "; ".join(f"{_named(ranks)}: {kind.partition(':')[2] or kind}" for kind, ranks in kinds.items())
+            apart = "; ".join(
+                f"{named_ranks(ranks)}: {kind.partition(':')[2] or kind}" for kind, ranks in kinds.items()
+            )
             lines.append(f"{group}: number {furthest.number} is not the same operation on all ranks: {apart}")
     absent = {rank for behind, _ in absences for rank in behind}
     held_up = {rank for rank, recording in recordings.items() if any(not entry.retired for entry in recording.entries)}
@@ -140,5 +142,6 @@ def _place(recording: Recording, now: int) -> str:
     return "in no collective, and none before"
 
 
-def _named(ranks: list[int]) -> str:
+def named_ranks(ranks: list[int]) -> str:
+    """Ranks in words: ranks 1, 2."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,7 +29,7 @@ from suite.job.events import (
 )
 from suite.job.probe_job import Probed, ProbeJob
 from suite.job.training_job import WARM_UP_STEPS, Job
-from suite.launch.flight_recorder import Diagnosis, Recording, decoded, diagnosed
+from suite.launch.flight_recorder import Diagnosis, Recording, decoded, diagnosed, named_ranks
 from suite.launch.interruption import check_interrupted, held
 from suite.launch.multi_host import Hosts
 from suite.machine import malloc
@@ -144,18 +145,18 @@ def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *
         faulty, message = _who_hangs(ranks) if hung else ([], "")
         stacks, collectives = _asked(ranks, job) if hung else ("", Diagnosis([], []))
     except KeyboardInterrupt:
-        return _outcome(Status.INTERRUPTED, "interrupted by the user", [], ranks, log_path)
+        return _outcome(_Ending(Status.INTERRUPTED, "interrupted by the user"), ranks, log_path)
     finally:
         if process is not None:
             end_all(process, identity, [rank.pid for rank in ranks if rank.pid is not None])
     if hung:
         if not faulty and collectives.missing:
             faulty, message = collectives.missing, f"{collectives.why}; {message}"
-        return _outcome(Status.HANG, message, faulty, ranks, log_path, stacks)
+        return _outcome(_Ending(Status.HANG, message, faulty), ranks, log_path, stacks)
     _drain(ranks, on_event)
     if process.returncode == 0 and all(rank.finished for rank in ranks):
-        return _outcome(Status.OK, "", [], ranks, log_path)
-    return _failure(ranks, log_path, process.returncode)
+        return _outcome(_Ending(Status.OK), ranks, log_path)
+    return _outcome(_failure(ranks, log_path, process.returncode), ranks, log_path)
 
 
 def _command(job: AnyJob, hosts: Hosts) -> list[str]:
@@ -232,16 +233,12 @@ def _who_hangs(ranks: list[_Rank]) -> tuple[list[int], str]:
     stopped = [number for number, rank in enumerate(ranks) if is_stopped(rank.pid)]
     places = ", ".join(f"rank {number}: {rank.place}" for number, rank in enumerate(ranks))
     if stopped:
-        return stopped, f"{_named(stopped)} stopped (process state T); {places}"
+        return stopped, f"{named_ranks(stopped)} stopped (process state T); {places}"
     fewest = min(len(rank.events) for rank in ranks)
     behind = [number for number, rank in enumerate(ranks) if len(rank.events) == fewest]
     if len(behind) == len(ranks):
         return [], f"no rank made progress and none is behind the others; {places}"
-    return behind, f"{_named(behind)} behind the others; {places}"
-
-
-def _named(ranks: list[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(str(rank) for rank in ranks)}"
+    return behind, f"{named_ranks(behind)} behind the others; {places}"
 
 
 def _asked(ranks: list[_Rank], job: AnyJob) -> tuple[str, Diagnosis]:
@@ -275,40 +272,43 @@ def _asked(ranks: list[_Rank], job: AnyJob) -> tuple[str, Diagnosis]:
 _TORCHRUN_FAILURE = re.compile(r"rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-?\d+)")
 
 
-def _failure(ranks: list[_Rank], log_path: Path, returncode: int) -> LaunchOutcome:
+class _Ending(NamedTuple):
+    """How a launch ended, why, and which ranks brought it about."""
+
+    status: Status
+    message: str = ""
+    ranks_at_fault: Sequence[int] = ()
+
+
+def _failure(ranks: list[_Rank], log_path: Path, returncode: int) -> _Ending:
     """Why a launch failed, from the ranks' own words, torchrun's exit codes, and silence."""
-    words = {n: e for n, rank in enumerate(ranks) for e in rank.events if isinstance(e, Failed)}
     log = log_path.read_text(encoding="utf-8", errors="replace")
+    words = {n: e for n, rank in enumerate(ranks) for e in rank.events if isinstance(e, Failed)}
     codes = {int(rank): int(code) for rank, code in _TORCHRUN_FAILURE.findall(log)}
     signalled = [n for n, code in codes.items() if code < 0 and code != -signal.SIGTERM and n not in words]
     own = [n for n, failed in words.items() if failed.at_fault]
     if signalled:
         name = signal.Signals(-codes[signalled[0]]).name
-        return _outcome(Status.CRASHED, f"{_named(signalled)} killed by {name}", signalled, ranks, log_path)
+        return _Ending(Status.CRASHED, f"{named_ranks(signalled)} killed by {name}", signalled)
     if own:
         first = words[min(own, key=lambda n: words[n].time)]
-        return _outcome(first.status, f"{_named(own)}: {first.message}", own, ranks, log_path)
+        return _Ending(first.status, f"{named_ranks(own)}: {first.message}", own)
     silent = [n for n, rank in enumerate(ranks) if n not in words and not rank.finished]
     if silent and len(silent) < len(ranks):
-        return _outcome(Status.CRASHED, f"{_named(silent)} ended without a word", silent, ranks, log_path)
+        return _Ending(Status.CRASHED, f"{named_ranks(silent)} ended without a word", silent)
     faulty = sorted(codes) or sorted(words)
-    message = words[faulty[0]].message if faulty and faulty[0] in words else _last_line(log)
-    return _outcome(Status.CRASHED, f"torchrun ended with code {returncode}: {message}", faulty, ranks, log_path)
+    lines = [line.strip() for line in log.splitlines() if line.strip(" =-")] or ["no output"]
+    message = words[faulty[0]].message if faulty and faulty[0] in words else lines[-1][:300]
+    return _Ending(Status.CRASHED, f"torchrun ended with code {returncode}: {message}", faulty)
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip(" =-")]
-    return lines[-1][:300] if lines else "no output"
-
-
-def _outcome(
-    status: Status, message: str, faulty: list[int], ranks: list[_Rank], log_path: Path, stacks: str = ""
-) -> LaunchOutcome:
-    log = "" if status is Status.OK else log_path.read_text(encoding="utf-8", errors="replace")[-8000:]
+def _outcome(ending: _Ending, ranks: list[_Rank], log_path: Path, stacks: str = "") -> LaunchOutcome:
+    is_ok = ending.status is Status.OK
+    log = "" if is_ok else log_path.read_text(encoding="utf-8", errors="replace")[-8000:]
     return LaunchOutcome(
-        status=status,
-        message=message,
-        ranks_at_fault=faulty,
+        status=ending.status,
+        message=ending.message,
+        ranks_at_fault=[*ending.ranks_at_fault],
         events=[rank.events for rank in ranks],
         log_tail="\n".join(part for part in (log, stacks) if part),
     )

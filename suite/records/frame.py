@@ -10,16 +10,19 @@ first. What is damaged is left out; `frame.attrs["left_out"]` says why, a line e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from reference_runs.errors import InputError
 from suite.metrics.figures import UNIT, Figure, Quantity
 from suite.paths import stores
-from suite.records.batteries import battery_summaries
 from suite.records.index import launches as indexed_launches
 from suite.records.kernel_runs import kernel_runs as stored_kernel_runs
-from suite.records.store import read
+from suite.records.record import BEGIN
+from suite.records.store import end_of, read
 from suite.records.summary import Key, LaunchSummary, Values
 
 if TYPE_CHECKING:
@@ -135,18 +138,13 @@ def kernel_runs(source: str | Path) -> pandas.DataFrame:
     found = [stored_kernel_runs(store / "kernels") for store in stores(Path(source))]
     runs, left_out = [run for good, _ in found for run in good], [error for _, bad in found for error in bad]
     pairs = [(run, benchmark) for run in runs for benchmark in run.benchmarks]
-    of_run: dict[str, Callable[[Any], Any]] = {
-        "number": lambda run: run.number,
-        "time_utc": lambda run: run.time,
-        "commit": lambda run: run.commit,
-        "modified": lambda run: run.modified,
-        "device": lambda run: run.hardware.get("device"),
-        "cpu": lambda run: run.hardware.get("cpu"),
-        "gpu": lambda run: run.hardware.get("gpu"),
-        "torch": lambda run: run.software.get("torch"),
-    }
-    columns: dict[str, Any] = {name: [value(run) for run, _ in pairs] for name, value in of_run.items()}
-    columns["time_utc"] = pandas.to_datetime(columns["time_utc"], utc=True, format="ISO8601")
+    columns: dict[str, Any] = {"number": [run.number for run, _ in pairs]}
+    columns["time_utc"] = pandas.to_datetime([run.time for run, _ in pairs], utc=True, format="ISO8601")
+    for name in ("commit", "modified"):
+        columns[name] = [getattr(run, name) for run, _ in pairs]
+    for name in ("device", "cpu", "gpu"):
+        columns[name] = [run.hardware.get(name) for run, _ in pairs]
+    columns["torch"] = [run.software.get("torch") for run, _ in pairs]
     for name in ("kernel", "variant", "direction", "dtype", "form"):
         columns[name] = [getattr(benchmark.extra_info, name) for _, benchmark in pairs]
     columns["case"] = [benchmark.case for _, benchmark in pairs]
@@ -159,24 +157,22 @@ def batteries(source: str | Path) -> pandas.DataFrame:
     """A row an acceptance battery; `decision` is empty where it did not end."""
     import pandas
 
-    found, left_out = battery_summaries(Path(source))
-    ends = [battery.end for battery in found]
+    found, left_out = _batteries(Path(source))
     columns: dict[str, Any] = {
         name: [getattr(battery, name) for battery in found] for name in ("id", "node", "profile", "schema")
     }
     columns["started_utc"] = _moments([battery.started for battery in found])
-    columns["seconds"] = [None if end is None else end.seconds for end in ends]
-    columns["decision"] = [None if end is None else end.decision for end in ends]
+    for name in ("seconds", "decision"):
+        columns[name] = [getattr(battery, name) for battery in found]
     for name in ("device", "ranks"):
         columns[name] = [battery.options.get(name) for battery in found]
     for name in ("cpu", "cores", "gpus"):
         columns[name] = [battery.hardware.get(name) for battery in found]
     columns["suite"] = [battery.software.get("suite") for battery in found]
-    columns["findings"] = [None if end is None else len(end.findings) for end in ends]
+    verdicts = [None if b.findings is None else [finding.verdict for finding in b.findings] for b in found]
+    columns["findings"] = [None if each is None else len(each) for each in verdicts]
     for verdict in ("FAIL", "WARN"):
-        columns[verdict.lower()] = [
-            None if end is None else sum(finding.verdict == verdict for finding in end.findings) for end in ends
-        ]
+        columns[verdict.lower()] = [None if each is None else each.count(verdict) for each in verdicts]
     return _with_reasons(pandas.DataFrame(columns), left_out)
 
 
@@ -184,12 +180,63 @@ def battery_findings(source: str | Path) -> pandas.DataFrame:
     """A row a finding of every battery that ended: `measured` and `expected` in `unit`, and `ratio`, of the two."""
     import pandas
 
-    found, left_out = battery_summaries(Path(source))
-    pairs = [(battery, finding) for battery in found if battery.end for finding in battery.end.findings]
+    found, left_out = _batteries(Path(source))
+    pairs = [(battery, finding) for battery in found for finding in battery.findings or ()]
     columns: dict[str, Any] = {"battery": [battery.id for battery, _ in pairs], "node": [b.node for b, _ in pairs]}
-    for name in ("check", "subject", "verdict", "measured", "expected", "unit", "ratio", "part"):
+    for name in _Finding.__struct_fields__:
         columns[name] = [getattr(finding, name) for _, finding in pairs]
     return _with_reasons(pandas.DataFrame(columns), left_out)
+
+
+class _Finding(msgspec.Struct, frozen=True):
+    """One check's verdict on one subject, as it is stored."""
+
+    check: int
+    subject: str
+    verdict: str
+    measured: float | None = None
+    expected: float | None = None
+    unit: str = ""
+    ratio: float | None = None
+    part: str = ""
+
+
+class _Battery(msgspec.Struct, frozen=True):
+    """One battery, both halves; without an end it still runs, or was killed."""
+
+    id: str
+    node: str
+    profile: str
+    started: float
+    schema: str
+    options: dict[str, str]
+    hardware: dict[str, str]
+    software: dict[str, str]
+    decision: str | None = None
+    seconds: float | None = None
+    findings: list[_Finding] | None = None
+
+
+def _batteries(results: Path) -> tuple[list[_Battery], list[InputError]]:
+    """All batteries below the results directory, oldest first, and why others are left out.
+
+    Unlike `suite.acceptance`, which compares batteries and therefore refuses other major schema versions, this reads
+    whatever has these fields: they mean the same in every version.
+    """
+    good: list[_Battery] = []
+    bad: list[InputError] = []
+    for path in sorted(path for store in stores(results) for path in (store / "acceptance").glob(f"*{BEGIN}")):
+        current = path
+        try:
+            fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            if (end := end_of(path)).exists():
+                current = end
+                decoded = msgspec.json.decode(end.read_bytes(), type=dict[str, Any])
+                fields |= {name: decoded[name] for name in ("decision", "seconds", "findings")}
+            good.append(msgspec.convert(fields, _Battery))
+        except (OSError, LookupError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            bad.append(InputError(f"damaged record of a battery: {error}", where=str(current)))
+    return sorted(good, key=lambda battery: (battery.started, battery.id)), bad
 
 
 def fleet(source: str | Path) -> pandas.DataFrame:
