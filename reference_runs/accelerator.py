@@ -135,12 +135,11 @@ def dense_peak_flop_per_second(device: Accelerator, dtype: str) -> float:
     """
     peak = device.peak_flop_per_second.get(dtype)
     if peak is None:
-        raise InputError(
+        what, allowed = (
             f"{device.name} has no peak_flop_per_second for the dtype",
-            got=repr(str(dtype)),
-            allowed=", ".join(device.peak_flop_per_second),
-            where=device.where,
+            ", ".join(device.peak_flop_per_second),
         )
+        raise InputError(what, got=repr(str(dtype)), allowed=allowed, where=device.where)
     return peak
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from reference_runs.errors import InputError
-from reference_runs.recorded_file import read_toml, shown_path
+from reference_runs.recorded_file import record_of
 
 FIT_SCORES = Path(__file__).parent / "fit_scores.toml"
 
@@ -56,9 +55,4 @@ def fit_scores(path: Path = FIT_SCORES) -> FitScores:
     Raises:
         InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key.
     """
-    known = set(FitScores.__struct_fields__)
-    raw = read_toml(path, what="scores of the fit", known=known)
-    try:
-        return msgspec.convert(raw, FitScores)
-    except msgspec.ValidationError as error:
-        raise InputError(f"scores of the fit: {error}", where=shown_path(path)) from error
+    return record_of(path, FitScores, what="scores of the fit")

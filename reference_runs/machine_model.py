@@ -8,8 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from reference_runs.errors import InputError
-from reference_runs.recorded_file import read_toml, shown_path
+from reference_runs.recorded_file import record_of
 from reference_runs.stack import AttentionKernel
 
 MACHINE_MODEL = Path(__file__).parent / "machine_model.toml"
@@ -94,8 +93,4 @@ def machine_model(path: Path = MACHINE_MODEL) -> MachineModel:
     Raises:
         InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key.
     """
-    raw = read_toml(path, what="machine model", known=set(MachineModel.__struct_fields__))
-    try:
-        return msgspec.convert(raw, MachineModel)
-    except msgspec.ValidationError as error:
-        raise InputError(f"machine model: {error}", where=shown_path(path)) from error
+    return record_of(path, MachineModel, what="machine model")

@@ -182,16 +182,14 @@ def ramped_up(recipe: Recipe, recorded: Recipe, layout: Layout) -> Recipe:
     too. Where the start would be the whole batch there is none.
     """
     multiple = layout.data_parallel * layout.micro_batch * layout.pipeline_stages
-    start = None
-    if recorded.batch_rampup_start is not None:
-        share = recorded.batch_rampup_start / recorded.global_batch
-        start = max(1, round(share * recipe.global_batch / multiple)) * multiple
-    if start is None or start >= recipe.global_batch:
-        return msgspec.structs.replace(
-            recipe, batch_rampup_start=None, batch_rampup_increment=None, batch_rampup_samples=None
-        )
+    share = (recorded.batch_rampup_start or 0) / recorded.global_batch
+    start = max(1, round(share * recipe.global_batch / multiple)) * multiple
+    ramps = recorded.batch_rampup_start is not None and start < recipe.global_batch
     return msgspec.structs.replace(
-        recipe, batch_rampup_start=start, batch_rampup_increment=recipe.global_batch - start, batch_rampup_samples=start
+        recipe,
+        batch_rampup_start=start if ramps else None,
+        batch_rampup_increment=recipe.global_batch - start if ramps else None,
+        batch_rampup_samples=start if ramps else None,
     )
 
 

@@ -18,7 +18,7 @@ from reference_runs.published_tables import TableFacts, load_tables
 from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual
 from reference_runs.stack import matches, stack, stack_of
 
-_RATE = re.compile(r"(?:(\d+) ?x ?.*?)?([\d.]+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
+_RATE = re.compile(r"(?:(\d+) ?x ?.*?)?(?<![\d.])(\d+(?:\.\d*)?|\.\d+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
 
 
 def stack_name(framework: str, facts: TableFacts, device: str = "") -> str:
@@ -103,7 +103,7 @@ def architecture_of(cells: Cells, base: Architecture, *, recorded: bool) -> Arch
 
 
 def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
-    """The row\'s batch, precision and dropout; the rest is the recorded run\'s."""
+    """The row's batch, precision and dropout; the rest is the recorded run's."""
     batch = cells.count("global_batch")
     if recorded:
         return msgspec.structs.replace(base, global_batch=batch)
@@ -123,7 +123,7 @@ def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
 
 
 def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
-    """The row\'s layout; what it leaves open is the recorded run\'s, or assumed."""
+    """The row's layout; what it leaves open is the recorded run's, or assumed."""
     layout: dict[str, object] = {
         "micro_batch": cells.count("micro_batch"),
         "data_parallel": cells.count("dp"),
@@ -131,16 +131,15 @@ def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
         "pipeline_stages": cells.count("pp"),
         "accumulation": None,
     }
-    if not recorded or cells.stated.get("recompute"):
-        layout["recomputation"] = cells.choice("recompute", Recomputation)
-    if not recorded or cells.stated.get("vpp"):
-        layout["virtual_stages"] = cells.count("vpp")
-    if not recorded or cells.stated.get("cp"):
-        layout["context_parallel"] = cells.count("cp")
-    if not recorded or cells.stated.get("sp"):
-        layout["sequence_parallel"] = cells.claim("sp")
-    if not recorded or cells.stated.get("zero_stage"):
-        layout["zero_stage"] = cells.count("zero_stage", least=0, most=3)
+    for key, column, read in (
+        ("recomputation", "recompute", lambda column: cells.choice(column, Recomputation)),
+        ("virtual_stages", "vpp", cells.count),
+        ("context_parallel", "cp", cells.count),
+        ("sequence_parallel", "sp", cells.claim),
+        ("zero_stage", "zero_stage", lambda column: cells.count(column, least=0, most=3)),
+    ):
+        if not recorded or cells.stated.get(column):
+            layout[key] = read(column)
     if recorded:
         return msgspec.structs.replace(base, **layout)
     return msgspec.structs.replace(
@@ -181,8 +180,4 @@ def worded_bytes_per_second(text: str) -> float | None:
     if rate_text is None:
         return None
     count, rate, prefix, unit = rate_text.groups()
-    try:
-        number = float(rate)
-    except ValueError:
-        return None
-    return int(count or 1) * number * (1e12 if prefix == "T" else 1e9) / (1 if unit.startswith("B") else 8) or None
+    return int(count or 1) * float(rate) * {"G": 1e9, "T": 1e12}[prefix] / (1 if unit.startswith("B") else 8) or None

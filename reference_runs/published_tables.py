@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from reference_runs.recorded_file import read_toml, shown_path
+from reference_runs.recorded_file import record_of, shown_path
 from reference_runs.stack import stacks
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -112,17 +112,12 @@ def load_tables(path: Path = TABLES) -> PublishedTables:
             or two things, one without reason or effect, or a stack that is not described.
     """
     where = shown_path(path)
-    known = {field.encode_name for field in msgspec.structs.fields(PublishedTables)}
-    try:
-        tables = msgspec.convert(read_toml(path, what="tables", known=known), PublishedTables)
-    except msgspec.ValidationError as error:
-        raise InputError(str(error), where=where) from error
+    tables = record_of(path, PublishedTables, what="tables")
     for assumption in (*tables.assumed, *(each for table in tables.tables for each in table.assumed)):
         said = [assumption.value is not None, bool(assumption.by and assumption.values), bool(assumption.same_as)]
         if sum(said) != 1:
-            raise InputError(
-                f"assumed {assumption.column}", allowed="one of value, by with values, and same_as", where=where
-            )
+            allowed = "one of value, by with values, and same_as"
+            raise InputError(f"assumed {assumption.column}", allowed=allowed, where=where)
         if not (assumption.why and assumption.effect):
             raise InputError(f"assumed {assumption.column}: an assumption needs `why` and `effect`", where=where)
     for table in tables.tables:

@@ -39,6 +39,23 @@ def read_toml(path: Path, *, what: str, known: set[str]) -> dict[str, Any]:
     return raw
 
 
+Record = typing.TypeVar("Record", bound=msgspec.Struct)
+
+
+def record_of(path: Path, kind: type[Record], *, what: str) -> Record:
+    """The record that the whole TOML file at `path` is, a `what` file.
+
+    Raises:
+        InputError: unreadable file, broken TOML, missing, unknown or wrongly typed key.
+    """
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    raw = read_toml(path, what=what, known=known)
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{what}: {error}", where=shown_path(path)) from error
+
+
 def sources_of(raw: dict[str, Any], where: str) -> dict[str, str]:
     """The table [sources] of a file: key -> document.
 
@@ -66,9 +83,9 @@ def required_text(raw: dict[str, Any], key: str, where: str) -> str:
         InputError: missing, empty, or no text.
     """
     value = raw.get(key)
+    if value is None:
+        raise InputError(f"missing key {key!r}", where=where)
     if not isinstance(value, str) or not value:
-        if value is None:
-            raise InputError(f"missing key {key!r}", where=where)
         raise InputError(f"{key}: expected a text", got=repr(value), where=where)
     return value
 
@@ -121,20 +138,13 @@ def _fact(entry: Any, label: str, sources: dict[str, str], where: str) -> Source
     try:
         fact = msgspec.convert(entry, Sourced)
     except (msgspec.ValidationError, ValueError) as error:
-        raise InputError(
-            f"{label}: {_reason(error)}",
-            got=repr(entry),
-            allowed="{ value, unit, kind, source } with kind one of " + ", ".join(Kind),
-            where=where,
-        ) from error
+        allowed = "{ value, unit, kind, source } with kind one of " + ", ".join(Kind)
+        raise InputError(f"{label}: {_reason(error)}", got=repr(entry), allowed=allowed, where=where) from error
     for source in [fact.source, *(reading.source for reading in fact.readings)]:
         if source.split()[0].rstrip(",:;") not in sources:
-            raise InputError(
-                f"{label}: source does not begin with a key of [sources]",
-                got=repr(source),
-                allowed=", ".join(sorted(sources)) or "none, as [sources] is empty",
-                where=where,
-            )
+            what = f"{label}: source does not begin with a key of [sources]"
+            allowed = ", ".join(sorted(sources)) or "none, as [sources] is empty"
+            raise InputError(what, got=repr(source), allowed=allowed, where=where)
     return fact
 
 

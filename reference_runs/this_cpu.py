@@ -19,6 +19,7 @@ MACHINE_SOURCES = {
     "cpuinfo": f"{CPUINFO} and cpufreq of the machine that the command ran on",
     "meminfo": f"{MEMINFO} of the machine that the command ran on",
 }
+_OWN_FILE = "a file ending in .toml that records the machine"
 _HALVES = "_halves"  # after a flag: its instructions pass through units of half their width
 # Vendor and family, and the flags: of this family Zen 4 alone has them
 _IN_HALVES = {("AuthenticAMD", "25"): ("avx512f", "avx512_bf16")}
@@ -61,11 +62,8 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            f"cannot read the CPU of this machine: {error.strerror}",
-            allowed="Linux, or a file ending in .toml that records the machine",
-            where=str(path),
-        ) from error
+        what = f"cannot read the CPU of this machine: {error.strerror}"
+        raise InputError(what, allowed=f"Linux, or {_OWN_FILE}", where=str(path)) from error
 
 
 def this_cpu() -> Cpu:
@@ -95,9 +93,7 @@ def cpu_of(cpuinfo: str, usable: Collection[int], highest_hertz: float | None) -
         clocks = [1e6 * float(thread["cpu MHz"]) for thread in threads if "cpu MHz" in thread]
         if not clocks:
             raise InputError(
-                "tells no clock of this CPU, so its peak is unknown",
-                allowed="a file ending in .toml that records the machine",
-                where=str(CPUINFO),
+                "tells no clock of this CPU, so its peak is unknown", allowed=_OWN_FILE, where=str(CPUINFO)
             )
         highest_hertz = max(clocks)
         clock_source = "clock at the moment of reading; a virtual machine may tell less than its cores reach"
@@ -140,9 +136,8 @@ def cpu_peaks(cpu: Cpu, amounts: FlopPerCycle, where: str) -> tuple[dict[str, An
         used.append(f"flop_per_cycle.{key}")
     if not entries:
         flags = [key.partition("_")[2] for key in FlopPerCycle.__struct_fields__]
-        raise InputError(
-            f"no vector extension of {cpu.model} has a flop_per_cycle", allowed=", ".join(flags), where=where
-        )
+        what = f"no vector extension of {cpu.model} has a flop_per_cycle"
+        raise InputError(what, allowed=", ".join(flags), where=where)
     return entries, used
 
 

@@ -6,7 +6,7 @@ import math
 
 # Every dimension has one base unit; a factor converts a recorded unit to it.
 # MB is 10**6 and MiB is 2**20; a bit is 1/8 byte.
-_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_PREFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 UNITS: dict[str, tuple[str, float]] = {
@@ -30,16 +30,11 @@ UNITS: dict[str, tuple[str, float]] = {
     "flop/s": ("flop/s", 1),
     "W": ("W", 1),
 }
-for _prefix, _factor in _PREFIXES.items():
-    if _prefix:
-        UNITS[f"{_prefix}B"] = ("byte", _factor)
-        UNITS[f"{_prefix}B/s"] = ("byte/s", _factor)
+for _prefix, _factor in (_PREFIXES | _BINARY).items():
+    UNITS |= {f"{_prefix}B": ("byte", _factor), f"{_prefix}B/s": ("byte/s", _factor)}
+    if _prefix in _PREFIXES:
         UNITS[f"{_prefix}bit/s"] = ("byte/s", _factor / 8)
-        UNITS[f"{_prefix}flop"] = ("flop", _factor)
-        UNITS[f"{_prefix}flop/s"] = ("flop/s", _factor)
-for _prefix, _factor in _BINARY.items():
-    UNITS[f"{_prefix}B"] = ("byte", _factor)
-    UNITS[f"{_prefix}B/s"] = ("byte/s", _factor)
+        UNITS |= {f"{_prefix}{unit}": (unit, _factor) for unit in ("flop", "flop/s")}
 
 
 def units_of(dimension: str) -> list[str]:
@@ -63,25 +58,19 @@ def in_base_unit(value: float, unit: str, dimension: str) -> float:
     if factor == 1:
         return value
     product = value * factor
-    if isinstance(value, int) and float(product).is_integer():
-        return int(product)
-    return product
+    return int(product) if isinstance(value, int) and float(product).is_integer() else product
 
 
 def printed(value: float | str | bool | None, unit: str) -> str:
     """`value` for people: counts in full with separators, times and rates with four digits and a prefix."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        return value
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
     if isinstance(value, int):
         return f"{value:,}"
-    if not math.isfinite(value):
+    if isinstance(value, str) or not math.isfinite(value):
         return str(value)
     if unit in ("byte/s", "flop/s", "flop") and abs(value) >= 1e3:
-        exponent = min(15, int(math.log10(abs(value))) // 3 * 3)
-        prefix = {3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}[exponent]
-        return f"{value / 10**exponent:,.4g} {prefix}"
+        thousands = min(5, int(math.log10(abs(value))) // 3)
+        prefix = [*_PREFIXES][thousands - 1]
+        return f"{value / _PREFIXES[prefix]:,.4g} {prefix}"
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"

@@ -136,12 +136,8 @@ def _example(table: dict[str, Any], label: str, documents: dict[str, str], where
     except msgspec.ValidationError as error:
         raise InputError(f"{label}: {error}", where=where) from error
     if example.document not in documents:
-        raise InputError(
-            f"{label}.document: not a key of [documents]",
-            got=repr(example.document),
-            allowed=", ".join(documents),
-            where=where,
-        )
+        what, allowed = f"{label}.document: not a key of [documents]", ", ".join(documents)
+        raise InputError(what, got=repr(example.document), allowed=allowed, where=where)
     if not example.results:
         raise InputError(f"{label}.results: expected one at least", where=where)
     names = [result.what for result in example.results]
@@ -157,9 +153,8 @@ def _example(table: dict[str, Any], label: str, documents: dict[str, str], where
 
 def _check_result(result: ExampleResult, key: str, where: str) -> None:
     if result.unit is not None and result.unit not in UNITS and result.unit not in RATIO_UNITS:
-        raise InputError(
-            f"{key}.unit: unknown", got=repr(result.unit), allowed=", ".join((*UNITS, *RATIO_UNITS)), where=where
-        )
+        allowed = ", ".join((*UNITS, *RATIO_UNITS))
+        raise InputError(f"{key}.unit: unknown", got=repr(result.unit), allowed=allowed, where=where)
     if result.verdict is Agreement.DIFFERS and result.claimed is None:
         raise InputError(f"{key}.claimed: needed, as nothing else can differ", where=where)
     if result.rounded_to is not None and (result.unit is None or result.claimed is None):
@@ -171,11 +166,8 @@ def _check_result(result: ExampleResult, key: str, where: str) -> None:
         if digits is not None and not _is_number(digits):
             raise InputError(f"{key}.{name}: expected digits", got=repr(digits), where=where)
     if result.rounded_to is not None and Decimal(result.rounded_to) <= _last_digit(result.claimed or "0"):
-        raise InputError(
-            f"{key}.rounded_to: expected more than a unit of the claim's last digit",
-            got=repr(result.rounded_to),
-            where=where,
-        )
+        what = f"{key}.rounded_to: expected more than a unit of the claim's last digit"
+        raise InputError(what, got=repr(result.rounded_to), where=where)
 
 
 def _is_number(digits: str) -> bool:
