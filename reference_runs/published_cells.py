@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import math
 import typing
-from functools import cache
 
 from reference_runs.published_tables import Assumption
 from reference_runs.stack import matches
@@ -14,10 +13,6 @@ LARGEST, SMALLEST, MOST = 1e18, 1e-9, 10**8  # what no number, no time or size, 
 MOST_LAYERS = 10_000
 Choice = typing.TypeVar("Choice", bound=enum.StrEnum)
 _TRUTH = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-
-
-def _written(value: str | float | None) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class UnusableError(Exception):
@@ -57,11 +52,9 @@ class Cells:
             text = self.said(column)
             if not any(matches(pattern, text) for pattern in patterns):
                 return None
-        if assumption.by:
-            value = assumption.values.get(self.said(assumption.by))
-            return None if value is None else _written(value)
         if not assumption.same_as:
-            return _written(assumption.value)
+            value = assumption.values.get(self.said(assumption.by)) if assumption.by else assumption.value
+            return f"{value:g}" if isinstance(value, float) else None if value is None else str(value)
         number = assumption.times * self.count(assumption.same_as)
         if assumption.padded_to and number % (tensor_parallel := self.count("tp")):
             multiple = assumption.padded_to * tensor_parallel
@@ -103,18 +96,14 @@ class Cells:
     def claim(self, column: str) -> bool:
         """Whether it is so."""
         text = self.text(column)
-        if text.casefold() not in _TRUTH:
+        if (claim := _TRUTH.get(text.casefold())) is None:
             raise UnusableError(f"{column}: got {text!r}, allowed: {', '.join(_TRUTH)}")
-        return _TRUTH[text.casefold()]
+        return claim
 
     def choice(self, column: str, allowed: type[Choice]) -> Choice:
         """The member of an enum that is written so."""
-        text, members = self.text(column), _members(allowed)
-        if text.casefold() not in members:
-            raise UnusableError(f"{column}: got {text!r}, allowed: {', '.join(members)}")
-        return typing.cast(Choice, members[text.casefold()])
-
-
-@cache
-def _members(kind: type[enum.StrEnum]) -> dict[str, enum.StrEnum]:
-    return {member.value: member for member in kind}
+        text = self.text(column)
+        try:
+            return allowed(text.casefold())
+        except ValueError as error:
+            raise UnusableError(f"{column}: got {text!r}, allowed: {', '.join(allowed)}") from error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.metrics.figures import UNIT, Figure, Quantity
+from suite.metrics.figures import UNIT, Quantity
 from suite.paths import stores
 from suite.records.index import launches as indexed_launches
 from suite.records.kernel_runs import kernel_runs as stored_kernel_runs
@@ -117,7 +117,10 @@ def _whole_figures(summaries: Sequence[LaunchSummary], quantities: Collection[st
     rows: list[tuple[int, int, float, float]] = []
     for number, launch in enumerate(summaries):
         end = read(Path(launch.path)).end
-        sides = [{_rank_key(f): f.value for f in found} for found in ((end.predicted, end.figures) if end else ())]
+        sides = [
+            {(f.quantity.value, f.axis, f.operation, f.term, f.rank): f.value for f in found}
+            for found in ((end.predicted, end.figures) if end else ())
+        ]
         for key in dict.fromkeys(key for side in reversed(sides) for key in side):
             if quantities is not None and key[0] not in quantities:
                 continue
@@ -125,10 +128,6 @@ def _whole_figures(summaries: Sequence[LaunchSummary], quantities: Collection[st
             rows.append((number, codes.setdefault(key, len(codes)), *values))  # type: ignore[arg-type]  # two sides
     columns = numpy.array(rows, dtype=float).reshape(-1, 4).T
     return [*codes], columns[0].astype(int), columns[1].astype(int), columns[2], columns[3]
-
-
-def _rank_key(figure: Figure) -> RankKey:
-    return (figure.quantity.value, figure.axis, figure.operation, figure.term, figure.rank)
 
 
 def kernel_runs(source: str | Path) -> pandas.DataFrame:

@@ -17,7 +17,7 @@ from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Failed, Finished, Phase, Status, Step
-from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
+from suite.job.options import DEFAULT_OPTIONS
 from suite.job.training_job import Job
 from suite.machine.fingerprint import digest, hardware, node_identity, software
 from suite.machine.half_precision import Kernels
@@ -238,7 +238,7 @@ def _without_unknown(record: Any) -> Any:
 def policy(job: Job) -> dict[str, str]:
     """What decides results besides hardware and software: precision, layout, compilation, determinism, batch."""
     recipe = job.recipe
-    script = {} if job.script == DEFAULT_OPTIONS else {"script": msgspec.json.encode(_comparable(job.script)).decode()}
+    script = msgspec.structs.replace(job.script, texts=None)  # the corpus has the hash of its texts
     return {
         "device": job.device,
         "precision": recipe.precision.value,
@@ -254,14 +254,9 @@ def policy(job: Job) -> dict[str, str]:
         "micro_batch": str(job.layout.micro_batch),
         "architecture": digest(job.architecture),
         "recipe": digest(recipe),
-        **script,
+        **({} if job.script == DEFAULT_OPTIONS else {"script": msgspec.json.encode(script).decode()}),
         **({} if job.interface is None else {"interface": job.interface}),
     }
-
-
-def _comparable(script: TrainingOptions) -> TrainingOptions:
-    """The same without the paths of its texts, whose hash the corpus has."""
-    return msgspec.structs.replace(script, texts=None)
 
 
 def _started_ticks(pid: int) -> int:
@@ -300,9 +295,7 @@ def begin_record(job: Job, corpus: Corpus, identity: str) -> Begin:
         hashes={name: digest(facts) for name, facts in fingerprints.items()},
         job=job,
         corpus=corpus,
-        hardware=fingerprints["hardware"],
-        software=fingerprints["software"],
-        policy=fingerprints["policy"],
+        **fingerprints,
     )
 
 

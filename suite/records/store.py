@@ -213,15 +213,3 @@ def read(begin_path: Path) -> Record:
 def end_of(begin_path: Path) -> Path:
     """The path of a record's second half, whether or not it is there."""
     return begin_path.with_name(begin_path.name.removesuffix(BEGIN) + END)
-
-
-def records(results: Path, run: str) -> tuple[list[Record], list[InputError]]:
-    """All readable records of `run`, whole, oldest first, and why the others are left out."""
-    good: list[Record] = []
-    bad: list[InputError] = []
-    for path in sorted((results / "records" / run).glob(f"*{BEGIN}")):
-        try:
-            good.append(read(path))
-        except InputError as error:
-            bad.append(error)
-    return good, bad

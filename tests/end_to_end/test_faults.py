@@ -20,7 +20,7 @@ from suite.launch.interruption import ENDING
 from suite.launch.launcher import HANG_LEAST_SECONDS
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.paths import ROOT
-from suite.records import store
+from tests.support.record_halves import stored_records
 from tests.support.run_file import run_file
 
 START_SECONDS = 90.0  # imports of torch on a busy machine
@@ -86,7 +86,7 @@ class Launch:
 
     def record(self):
         """The record that this launch made, beside the earlier one."""
-        (record,), _ = store.records(self.results, "tiny")
+        (record,), _ = stored_records(self.results, "tiny")
         assert record.begin.launcher.pid == self.process.pid
         return record
 

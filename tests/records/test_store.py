@@ -16,7 +16,7 @@ from suite.job.events import Step, StepKind
 from suite.records import store
 from suite.records.index import launches
 from suite.records.record import SCHEMA, End, Launcher, RankOutcome, decode, encode
-from tests.support.record_halves import begin, contents, end
+from tests.support.record_halves import begin, contents, end, stored_records
 
 
 def recorded(results, **changes):
@@ -52,7 +52,7 @@ def fill(path):
 
 def test_a_record_reads_back_as_it_was_written(tmp_path):
     first = recorded(tmp_path)
-    good, bad = store.records(tmp_path, "small")
+    good, bad = stored_records(tmp_path, "small")
     assert bad == []
     assert [record.begin for record in good] == [first]
     assert (good[0].end.id, good[0].status) == (first.id, "ok")
@@ -64,7 +64,7 @@ def test_records_are_read_oldest_first(tmp_path):
     ids = [f"20260101T00000{n}Z__node__00000000" for n in (3, 1, 2)]
     for identity in ids:
         recorded(tmp_path, id=identity)
-    assert [record.begin.id for record in store.records(tmp_path, "small")[0]] == sorted(ids)
+    assert [record.begin.id for record in stored_records(tmp_path, "small")[0]] == sorted(ids)
 
 
 def test_a_begin_is_never_overwritten(tmp_path):
@@ -92,7 +92,7 @@ def test_identities_differ_among_writers_of_one_second():
 
 def test_a_record_without_end_is_running_while_its_launcher_lives(tmp_path):
     store.Opened(store.records_directory(tmp_path, "small"), begin())
-    assert [record.status for record in store.records(tmp_path, "small")[0]] == ["running"]
+    assert [record.status for record in stored_records(tmp_path, "small")[0]] == ["running"]
 
 
 def test_a_record_without_end_is_crashed_once_its_launcher_is_gone(tmp_path):
@@ -101,7 +101,7 @@ def test_a_record_without_end_is_crashed_once_its_launcher_is_gone(tmp_path):
     gone = msgspec.structs.replace(first.launcher, pid=child.pid)
     child.wait()
     store.Opened(store.records_directory(tmp_path, "small"), msgspec.structs.replace(first, launcher=gone))
-    assert [record.status for record in store.records(tmp_path, "small")[0]] == ["crashed"]
+    assert [record.status for record in stored_records(tmp_path, "small")[0]] == ["crashed"]
 
 
 def test_room_of_a_killed_launcher_is_freed_by_the_next_launch_and_no_other(tmp_path):
@@ -120,7 +120,7 @@ def test_room_of_a_killed_launcher_is_freed_by_the_next_launch_and_no_other(tmp_
 def test_a_record_of_another_machine_without_end_is_unknown(tmp_path):
     elsewhere = msgspec.structs.replace(begin(), node="00000000")
     store.Opened(store.records_directory(tmp_path, "small"), elsewhere)
-    assert [record.status for record in store.records(tmp_path, "small")[0]] == ["unknown"]
+    assert [record.status for record in stored_records(tmp_path, "small")[0]] == ["unknown"]
 
 
 @pytest.mark.parametrize("field", ["started_ticks", "boot"])
@@ -130,7 +130,7 @@ def test_another_process_with_the_launchers_number_does_not_make_a_record_runnin
     launcher = msgspec.structs.replace(first.launcher, **{field: other})
     assert isinstance(launcher, Launcher)
     store.Opened(store.records_directory(tmp_path, "small"), msgspec.structs.replace(first, launcher=launcher))
-    assert [record.status for record in store.records(tmp_path, "small")[0]] == ["crashed"]
+    assert [record.status for record in stored_records(tmp_path, "small")[0]] == ["crashed"]
 
 
 @pytest.mark.parametrize("half", ["begin", "end"])
@@ -147,7 +147,7 @@ def test_a_damaged_half_is_named_and_the_other_records_are_read(half, damage, tm
             "field-missing": data.replace(b'"id"', b'"di"', 1),
         }[damage]
     )
-    good, bad = store.records(tmp_path, "small")
+    good, bad = stored_records(tmp_path, "small")
     assert [record.begin.id for record in good] == [kept.id]
     assert [str(error).startswith(f"{path}: ") for error in bad] == [True]
     assert "damaged record" in str(bad[0])
@@ -159,7 +159,7 @@ def test_an_unknown_major_schema_is_refused(half, schema, tmp_path):
     first = recorded(tmp_path)
     path = tmp_path / "records" / "small" / f"{first.id}.{half}.json"
     path.write_bytes(path.read_bytes().replace(f'"schema": "{SCHEMA}"'.encode(), f'"schema": "{schema}"'.encode(), 1))
-    good, bad = store.records(tmp_path, "small")
+    good, bad = stored_records(tmp_path, "small")
     assert good == []
     assert [str(error) for error in bad] == [f"{path}: unknown schema version; got '{schema}', allowed: 1.x"]
 
@@ -208,7 +208,7 @@ def test_an_end_finds_its_room_while_another_writer_takes_all_that_becomes_free(
         finally:
             grabber.kill()
             grabber.communicate()
-        (record,) = store.records(disk, "small")[0]
+        (record,) = stored_records(disk, "small")[0]
         assert (record.status, len(record.end.log_tail)) == ("ok", 100_000)
         assert [path for path in directory.iterdir() if path.name.startswith(".")] == []
 
@@ -251,7 +251,7 @@ def test_a_file_system_without_links_takes_records_and_overwrites_none(tmp_path,
     with pytest.raises(store.StoreFullError, match="File exists"):
         store.Opened(directory, msgspec.structs.replace(first, started=0.0))
     assert contents(directory) == before
-    assert [record.status for record in store.records(tmp_path, "small")[0]] == ["ok"]
+    assert [record.status for record in stored_records(tmp_path, "small")[0]] == ["ok"]
 
 
 def test_a_link_whose_answer_was_lost_on_the_way_is_no_error(tmp_path, monkeypatch):
@@ -264,7 +264,7 @@ def test_a_link_whose_answer_was_lost_on_the_way_is_no_error(tmp_path, monkeypat
 
     monkeypatch.setattr(os, "link", asked_twice)
     first = recorded(tmp_path)
-    assert [record.begin for record in store.records(tmp_path, "small")[0]] == [first]
+    assert [record.begin for record in stored_records(tmp_path, "small")[0]] == [first]
 
 
 def test_what_killed_writers_left_goes_when_it_is_a_day_old(tmp_path):
@@ -287,7 +287,7 @@ def test_room_goes_where_a_launcher_was_killed_after_its_end_was_named(tmp_path)
     os.link(directory / f"{first.id}.end.json", directory / f".{first.id}.reserve")
     store.Opened(directory, last := begin()).close(end(last.id))
     assert not (directory / f".{first.id}.reserve").exists()
-    assert len(store.records(tmp_path, "small")[0]) == 2
+    assert len(stored_records(tmp_path, "small")[0]) == 2
 
 
 @pytest.mark.parametrize("minor", [0, 1, 9])
@@ -307,7 +307,7 @@ def test_earlier_and_later_minor_schemas_are_read(minor, tmp_path):
                 facts["job"][name]["new"] = 1
             facts["job"]["new"] = facts["new"] = 1
         path.write_bytes(msgspec.json.encode(facts))
-    good, bad = store.records(tmp_path, "small")
+    good, bad = stored_records(tmp_path, "small")
     assert bad == []
     assert good[0].begin.job == first.job
     briefly, bad = launches(tmp_path)

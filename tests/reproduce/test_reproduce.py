@@ -13,13 +13,13 @@ from suite.machine.cpu_speed import SpeedSample
 from suite.machine.profile import Profile
 from suite.machine.reference_step import TimedReferenceStep
 from suite.metrics.figures import Figure, Quantity
-from suite.records import store
 from suite.records.record import Record
 from suite.reproduce import reproduce as reproduction
 from suite.reproduce import step_time
 from suite.reproduce.plan import corpus_for
 from suite.reproduce.reproduce import reproduce
 from tests.support.launches import TEXT, small_plan
+from tests.support.record_halves import stored_records
 from tests.support.step_machine import Machine
 
 PLAN = small_plan(ranks=1)
@@ -45,7 +45,7 @@ PROFILE = cast("Profile", Measured(fixed=1e-6, per_unit=1e-12, host=1e-7))
 
 
 def records(results: Path) -> list[Record]:
-    found, errors = store.records(results, PLAN.name)
+    found, errors = stored_records(results, PLAN.name)
     assert errors == []
     return found
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import msgspec
 
+from reference_runs.errors import InputError
 from suite.job.corpus import Corpus
 from suite.job.events import Status
 from suite.records import store
-from suite.records.record import SCHEMA, End, begin_record
+from suite.records.record import BEGIN, SCHEMA, End, Record, begin_record
 from suite.reproduce.plan import job_for
 from tests.support.launches import small_plan
 
@@ -41,3 +43,15 @@ def end(identity, **changes):
 
 def contents(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def stored_records(results: Path, run: str) -> tuple[list[Record], list[InputError]]:
+    """All readable records of `run`, whole, oldest first, and why the others are left out."""
+    good: list[Record] = []
+    bad: list[InputError] = []
+    for path in sorted((results / "records" / run).glob(f"*{BEGIN}")):
+        try:
+            good.append(store.read(path))
+        except InputError as error:
+            bad.append(error)
+    return good, bad
