@@ -12,13 +12,11 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.layout import Layout, Recomputation
-from reference_runs.run import Activation, Precision, Residual, Workload
+from reference_runs.run import Activation, Residual, Workload
 from suite.predict.analytic.elementwise import ceil_division, smaller
+from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import stage_layers
 from suite.predict.analytic.pipeline_schedule import micro_batches_in_flight
-
-LOGIT_BYTES = 4  # the loss is computed in fp32
-ELEMENT_BYTES = {precision: 4 if precision is Precision.FP32 else 2 for precision in Precision}
 
 
 class MicroBatchBytes(NamedTuple):
@@ -44,6 +42,17 @@ class MicroBatchBytes(NamedTuple):
     logits: int
 
 
+def micro_batch_tokens(workload: Workload) -> int:
+    """Tokens of one micro-batch on one rank: T = s b / c."""
+    return workload.layout.micro_batch * workload.architecture.sequence // workload.layout.context_parallel
+
+
+def hidden_elements(workload: Workload) -> int:
+    """Elements of one micro-batch's hidden states on one rank between the split matrices: T h / u."""
+    elements = micro_batch_tokens(workload) * workload.architecture.hidden
+    return elements // workload.layout.tensor_parallel if workload.layout.sequence_parallel else elements
+
+
 def score_bytes(workload: Workload) -> dict[str, int]:
     """Bytes that one layer keeps of the attention scores and of what follows from them up to the context, by kind.
 
@@ -59,8 +68,8 @@ def score_bytes(workload: Workload) -> dict[str, int]:
     rows = architecture.heads * layout.micro_batch * architecture.sequence
     rows = rows // (layout.tensor_parallel * layout.context_parallel)
     if layout.fused_attention:
-        return {"log-sum-exp": LOGIT_BYTES * rows}
-    scores, element = rows * architecture.sequence, ELEMENT_BYTES[recipe.precision]
+        return {"log-sum-exp": FP32 * rows}
+    scores, element = rows * architecture.sequence, WEIGHT_ELEMENT_BYTES[recipe.precision]
     if recipe.attention_dropout == 0:
         return {"softmax output": element * scores}
     return {
@@ -96,11 +105,8 @@ def layer_activation_bytes(workload: Workload) -> dict[str, int]:
     2002.05202 (gated forms). Context parallelism splits the sequence: Megatron-LM, --context-parallel-size.
     """
     architecture, recipe, layout = workload
-    element, t = ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    everywhere = tokens * architecture.hidden
-    if layout.sequence_parallel:
-        everywhere = everywhere // t
+    element, t = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
+    tokens, everywhere = micro_batch_tokens(workload), hidden_elements(workload)
     stream = element * everywhere
     hidden = element * tokens * architecture.hidden // t
     key = element * tokens * architecture.kv_heads * architecture.head_dim // t
@@ -133,14 +139,11 @@ def embedding_activation_bytes(workload: Workload) -> dict[str, int]:
 
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.3 (without the token indices, 8 T).
     """
-    architecture, recipe, layout = workload
-    everywhere = layout.micro_batch * architecture.sequence // layout.context_parallel * architecture.hidden
-    if layout.sequence_parallel:
-        everywhere = everywhere // layout.tensor_parallel
+    everywhere = hidden_elements(workload)
     kinds = {}
-    if architecture.embedding_norm:
-        kinds["embedding norm input"] = ELEMENT_BYTES[recipe.precision] * everywhere
-    if recipe.embedding_dropout > 0:
+    if workload.architecture.embedding_norm:
+        kinds["embedding norm input"] = WEIGHT_ELEMENT_BYTES[workload.recipe.precision] * everywhere
+    if workload.recipe.embedding_dropout > 0:
         kinds["embedding dropout mask"] = everywhere
     return kinds
 
@@ -156,12 +159,8 @@ def head_activation_bytes(workload: Workload) -> dict[str, int]:
     A loss that is not fused holds more for a moment: its 16-bit logits and, in the backward pass, their gradient.
     """
     architecture, recipe, layout = workload
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    stream = tokens * architecture.hidden
-    if layout.sequence_parallel:
-        stream = stream // layout.tensor_parallel
-    stream = ELEMENT_BYTES[recipe.precision] * stream
-    logits = LOGIT_BYTES * tokens * architecture.padded_vocabulary // layout.tensor_parallel
+    stream = WEIGHT_ELEMENT_BYTES[recipe.precision] * hidden_elements(workload)
+    logits = FP32 * micro_batch_tokens(workload) * architecture.padded_vocabulary // layout.tensor_parallel
     return {"final norm input": stream, "head input": stream, "logits": logits}
 
 
@@ -174,8 +173,7 @@ def checkpoint_bytes(workload: Workload) -> int:
     Rajbhandari et al. 2020, arXiv 1910.02054, section 6.1 (partitioned checkpoints).
     """
     architecture, recipe, layout = workload
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    whole = ELEMENT_BYTES[recipe.precision] * tokens * architecture.hidden
+    whole = WEIGHT_ELEMENT_BYTES[recipe.precision] * micro_batch_tokens(workload) * architecture.hidden
     return whole // layout.tensor_parallel if layout.sequence_parallel or layout.partitioned_checkpoints else whole
 
 
@@ -241,13 +239,10 @@ def activation_bytes(workload: Workload, *, stage: int) -> int:
 
     The layers' after recomputation (see `kept_units`), on the outer stages embedding and head, and the logits.
     """
-    architecture, layout = workload.architecture, workload.layout
-    unit = micro_batch_bytes(workload)
-    layers = stage_layers(architecture, layout, stage=stage)
-    last = stage == layout.pipeline_stages - 1
-    return (
-        unit.unit * kept_units(layout, layers=layers) + (stage == 0) * unit.embedding + last * (unit.head + unit.logits)
-    )
+    layout, unit = workload.layout, micro_batch_bytes(workload)
+    layers = stage_layers(workload.architecture, layout, stage=stage)
+    kept = unit.unit * kept_units(layout, layers=layers) + (stage == 0) * unit.embedding
+    return kept + (stage == layout.pipeline_stages - 1) * (unit.head + unit.logits)
 
 
 def approximate_activation_bytes(
@@ -303,19 +298,12 @@ def activation_conventions(workload: Workload) -> dict[str, float]:
     }
 
 
-def partitioned_bytes(*, partitions: float, layers: int, input_bytes: float = 1, layer_bytes: float = 1) -> float:
-    """Bytes of `layers` layers in d partitions of which only the inputs are kept: d i + (L / d) w.
-
-    d i          the inputs of d partitions, i bytes each
-    (L / d) w    one partition computed again, w bytes a layer
-
-    Source: Chen et al. 2016, arXiv 1604.06174, section 4.1.
-    """
-    return partitions * input_bytes + layers / partitions * layer_bytes
-
-
 def checkpoint_partitions(*, layers: int, input_bytes: float = 1, layer_bytes: float = 1) -> float:
-    """Partitions, a real number, at which `partitioned_bytes` are least: sqrt(L w / i), sqrt(L) where w = i.
+    """Partitions d, a real number, at which kept bytes are least: sqrt(L w / i), sqrt(L) where w = i.
+
+    Of L layers in d partitions of which only the inputs are kept, least of d i + (L / d) w:
+        d i          the inputs of d partitions, i bytes each
+        (L / d) w    one partition computed again, w bytes a layer
 
     Source: Chen et al. 2016, arXiv 1604.06174, section 4.1. With w / i = 17 (16 bit, dropout, no scores) and one
     micro-batch in flight it is 4.1 sqrt(L): groups smaller than the classical sqrt(L) layers.

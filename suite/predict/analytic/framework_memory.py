@@ -12,9 +12,10 @@ from typing import NamedTuple
 from reference_runs.layout import Layout, Offload
 from reference_runs.placement import Blocks, balanced_stages
 from reference_runs.run import Architecture, Workload
-from suite.predict.analytic.activations import ELEMENT_BYTES, kept_units, micro_batch_bytes, recomputed_bytes
+from suite.predict.analytic.activations import kept_units, micro_batch_bytes, micro_batch_tokens, recomputed_bytes
 from suite.predict.analytic.memory import (
     BYTES_PER_PARAMETER,
+    WEIGHT_ELEMENT_BYTES,
     optimizer_shards,
     shard_elements,
     state_bytes,
@@ -236,8 +237,8 @@ def framework_memory(workload: Workload, framework: Framework, *, stage: int, mi
     else:
         copies = several * framework.bucket_gradient_bytes * parameters
 
-    element, t = ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    element, t = WEIGHT_ELEMENT_BYTES[recipe.precision], layout.tensor_parallel
+    tokens = micro_batch_tokens(workload)
     unit = micro_batch_bytes(workload)
     stream = element * tokens * architecture.hidden
     context = stream // t if framework.context_copy and layout.micro_batch > 1 else 0

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Mask, Workload
 from reference_runs.stack import Stack
+from suite.predict.analytic.activations import micro_batch_tokens
 from suite.predict.analytic.elementwise import chosen, larger
 from suite.predict.analytic.gemm import product_seconds
 from suite.predict.analytic.machine import Machine
@@ -80,7 +81,7 @@ def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float
     architecture, recipe, layout = workload
     s, t = architecture.sequence, layout.tensor_parallel
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
-    tokens = layout.micro_batch * s // layout.context_parallel
+    tokens = micro_batch_tokens(workload)
     computed = 0.5 if architecture.mask is Mask.CAUSAL else 1.0
     flop = computed * (4 * tokens * s * architecture.hidden / t)
     keys = architecture.kv_heads * architecture.head_dim * layout.context_parallel
@@ -140,7 +141,7 @@ def _operator_bytes(workload: Workload, stack: Stack) -> tuple[float, float, flo
     """
     architecture, recipe, layout = workload
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
+    tokens = micro_batch_tokens(workload)
     scores: dict[str, float] = {**score_operator_bytes(workload)}
     others: dict[str, float] = {**layer_operator_bytes(workload)}
     for name in scores:
@@ -168,7 +169,7 @@ def head_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
     rows = architecture.padded_vocabulary // layout.tensor_parallel
     slowed: float = chosen(rows % ALIGNED > 0, machine.misalignment, 1.0)
     forward, backward = product_seconds(
-        M=layout.micro_batch * architecture.sequence // layout.context_parallel,
+        M=micro_batch_tokens(workload),
         N=rows,
         K=architecture.hidden,
         element_bytes=WEIGHT_ELEMENT_BYTES[recipe.precision],

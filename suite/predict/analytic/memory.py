@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
-from reference_runs.run import Precision, Recipe, Workload
+from reference_runs.run import Precision, Recipe
 from suite.predict.analytic.elementwise import ceil_division
-from suite.predict.analytic.parameters import RankParameters, rank_parameters
+from suite.predict.analytic.parameters import RankParameters
 
 FP32 = 4
 STEP_COUNTER_BYTES = 4  # torch.optim.AdamW keeps one fp32 counter a parameter tensor that it updates
@@ -41,7 +41,7 @@ BYTES_PER_PARAMETER = {
     Precision.FP16_GRADIENT_COPY: StateBytes(2, 2, 4, 4, 8),
     Precision.FP16_NO_MASTER: StateBytes(2, 2, 0, 0, 8),
 }
-WEIGHT_ELEMENT_BYTES = {precision: 4 if precision is Precision.FP32 else 2 for precision in Precision}
+WEIGHT_ELEMENT_BYTES = {precision: int(each.weights) for precision, each in BYTES_PER_PARAMETER.items()}
 
 
 def state_bytes(
@@ -49,12 +49,15 @@ def state_bytes(
 ) -> StateBytes:
     """Bytes of weights, gradients and optimizer state of `parameters` parameters, by `BYTES_PER_PARAMETER`.
 
+    bf16 training holds 2 + 4 + 12 = 18 bytes a parameter on one rank, and 6 + 12 / n with ZeRO-1 over n ranks.
+
     Args:
         gradients: parameters whose gradients this rank keeps; None: all of them.
         optimizer: parameters whose moments, master weights and gradient copy it keeps; None: all of them.
 
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1 (16 = 2 + 2 + 12); the docstring of `Precision` for
-    the others. Differs from the often quoted 16 by 2 in bf16, whose gradients are accumulated in fp32.
+    the others; BigScience, train/tr11-176B-ml/README.md, section "Deepspeed config" (fp32 gradients, unsharded).
+    Differs from the often quoted 16 by 2 in bf16, whose gradients are accumulated in fp32.
     """
     weight, gradient, copy, master, moment = BYTES_PER_PARAMETER[precision]
     own = parameters if optimizer is None else optimizer
@@ -93,17 +96,8 @@ def zero_saving(precision: Precision, *, zero_stage: int, ranks: int) -> float:
 
 
 def group_parameters(rank: RankParameters, recipe: Recipe) -> tuple[int, int]:
-    """Parameters of a rank with weight decay, and without."""
+    """Parameters of a rank with weight decay, and without: vectors (biases, norms) decay only where the recipe says."""
     return (rank.matrices + rank.vectors, 0) if recipe.decay_of_vectors else (rank.matrices, rank.vectors)
-
-
-def group_elements(workload: Workload, *, stage: int = 0) -> list[int]:
-    """Parameters of each optimizer group of a rank: those with weight decay, then those without; empty ones left out.
-
-    Matrices decay. Vectors (biases, LayerNorm) decay only where the recipe says so.
-    """
-    groups = group_parameters(rank_parameters(workload.architecture, workload.layout, stage=stage), workload.recipe)
-    return [elements for elements in groups if elements]
 
 
 def shard_elements(elements: int, shards: int) -> int:
@@ -132,45 +126,3 @@ def stored_elements(groups: tuple[int, int], layout: Layout) -> tuple[int, int, 
     shards = state_ranks(layout)
     share = shard_elements(groups[0], shards) + shard_elements(groups[1], shards)
     return (share if layout.zero_stage >= 3 else shards * share, share if layout.zero_stage >= 2 else whole, share)
-
-
-def weight_bytes(workload: Workload, *, stage: int = 0) -> int:
-    """Bytes of weights on one rank: w per parameter, each optimizer group padded to a multiple of its shards.
-
-    w is 4 in fp32 and 2 in 16 bit; fp32 master weights belong to the optimizer. With ZeRO-3 one shard of each group.
-    """
-    architecture, recipe, layout = workload
-    groups = group_parameters(rank_parameters(architecture, layout, stage=stage), recipe)
-    stored, _, _ = stored_elements(groups, layout)
-    return WEIGHT_ELEMENT_BYTES[recipe.precision] * stored
-
-
-def gradient_bytes(workload: Workload, *, stage: int = 0) -> int:
-    """Bytes of gradients on one rank: 4 N where they are accumulated in fp32, 2 N in fp16; from ZeRO-2 on a shard.
-
-    Source: BigScience, train/tr11-176B-ml/README.md, section "Deepspeed config" (4 bytes a parameter, unsharded).
-    """
-    architecture, recipe, layout = workload
-    groups = group_parameters(rank_parameters(architecture, layout, stage=stage), recipe)
-    _, stored, _ = stored_elements(groups, layout)
-    return int(BYTES_PER_PARAMETER[recipe.precision].gradients) * stored
-
-
-def optimizer_bytes(workload: Workload, *, stage: int = 0) -> int:
-    """Bytes of optimizer state on one rank.
-
-    For each group of N elements over n shards, with k = ceil(N / n):
-        8 k   first and second moment in fp32
-        4 k   master weights, where the precision keeps them
-        4 k   fp32 copy of the gradients, where it keeps one
-        4     the step counter
-
-    So bf16 training holds 2 + 4 + 12 = 18 bytes a parameter on one rank, and 6 + 12 / n with ZeRO-1 over n.
-    Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1 counts 12 bytes of state (K = 12) and gradients of
-    2 bytes, hence 16; accumulating gradients in fp32 makes it 18.
-    """
-    each = BYTES_PER_PARAMETER[workload.recipe.precision]
-    element = int(each.gradient_copy + each.master_weights + each.moments)
-    shards = optimizer_shards(workload.layout)
-    groups = group_elements(workload, stage=stage)
-    return sum(element * shard_elements(elements, shards) + STEP_COUNTER_BYTES for elements in groups)

@@ -7,6 +7,7 @@ and writes the input's gradient.
 from __future__ import annotations
 
 from reference_runs.run import Position, Precision, Residual, Workload
+from suite.predict.analytic.activations import hidden_elements, micro_batch_tokens
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES
 
 MASK_BYTES = 1  # a dropout mask is kept as one byte an element
@@ -34,8 +35,7 @@ def layer_operator_bytes(workload: Workload) -> dict[str, int]:
     architecture, recipe, layout = workload
     h, f, w = architecture.hidden, architecture.ffn_hidden, WEIGHT_ELEMENT_BYTES[recipe.precision]
     t = layout.tensor_parallel
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    residual = tokens * h // t if layout.sequence_parallel else tokens * h
+    tokens, residual = micro_batch_tokens(workload), hidden_elements(workload)
     gated = architecture.activation.gated
     adds = 4 if architecture.residual is Residual.PARALLEL else 6
     bytes_by_operator = {
@@ -60,8 +60,7 @@ def score_operator_bytes(workload: Workload) -> dict[str, int]:
     if layout.fused_attention:
         return {}
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    scores = tokens * architecture.sequence * architecture.heads // layout.tensor_parallel
+    scores = micro_batch_tokens(workload) * architecture.sequence * architecture.heads // layout.tensor_parallel
     bytes_by_operator = {"softmax": 2 * w * scores}
     if recipe.attention_dropout > 0:
         bytes_by_operator["attention dropout"] = (2 * w + MASK_BYTES) * scores
@@ -77,15 +76,12 @@ def embedding_bytes(workload: Workload) -> int:
         2 w T h / r      the embedding norm, where there is one
         (2 w + 1) T h / r    dropout, where embedding_dropout > 0
     """
-    architecture, recipe, layout = workload
+    architecture, recipe, _ = workload
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    whole = tokens * architecture.hidden
-    split = whole // layout.tensor_parallel if layout.sequence_parallel else whole
     each = 3 * w if architecture.position is Position.LEARNED else 0
     each += 2 * w if architecture.embedding_norm else 0
     each += 2 * w + MASK_BYTES if recipe.embedding_dropout > 0 else 0
-    return 2 * w * whole + each * split
+    return 2 * w * micro_batch_tokens(workload) * architecture.hidden + each * hidden_elements(workload)
 
 
 def loss_bytes(workload: Workload) -> int:
@@ -99,10 +95,8 @@ def loss_bytes(workload: Workload) -> int:
     """
     architecture, recipe, layout = workload
     w = WEIGHT_ELEMENT_BYTES[recipe.precision]
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    whole = tokens * architecture.hidden
-    split = whole // layout.tensor_parallel if layout.sequence_parallel else whole
-    return 2 * w * split + w * tokens * architecture.padded_vocabulary // layout.tensor_parallel
+    logits = micro_batch_tokens(workload) * architecture.padded_vocabulary
+    return 2 * w * hidden_elements(workload) + w * logits // layout.tensor_parallel
 
 
 def update_element_bytes(precision: Precision) -> float:

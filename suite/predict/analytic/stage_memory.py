@@ -7,8 +7,8 @@ from typing import NamedTuple
 from reference_runs.layout import Layout, Offload, Schedule
 from reference_runs.run import Precision, Recipe, Workload
 from suite.predict.analytic.activations import (
-    ELEMENT_BYTES,
     MicroBatchBytes,
+    hidden_elements,
     kept_units,
     micro_batch_bytes,
     recomputed_bytes,
@@ -17,6 +17,7 @@ from suite.predict.analytic.elementwise import larger, smaller
 from suite.predict.analytic.memory import (
     BYTES_PER_PARAMETER,
     FP32,
+    WEIGHT_ELEMENT_BYTES,
     StateBytes,
     group_parameters,
     state_bytes,
@@ -64,7 +65,7 @@ class StageMemory(NamedTuple):
     @property
     def state(self) -> float:
         """Bytes of weights, gradients and optimizer state."""
-        return self.weights + self.gradients + self.gradient_copy + self.master_weights + self.moments
+        return sum(self[:5])
 
     @property
     def peak(self) -> float:
@@ -97,7 +98,12 @@ def fullest_instant(memory: StageMemory) -> tuple[str, dict[str, float]]:
 
 
 class _LayoutTerms(NamedTuple):
-    """What all stages of a layout have in common; a layer's parameters only where it is gathered or scattered."""
+    """What all stages of a layout have in common.
+
+    Args:
+        layer_parameters: only where a layer is gathered or scattered.
+        stream: bytes of one micro-batch between two stages on one rank.
+    """
 
     unit: MicroBatchBytes
     layer_parameters: int
@@ -109,15 +115,8 @@ def _shared(workload: Workload) -> _LayoutTerms:
     layer = 0
     if layout.zero_stage >= 2 or layout.offload is Offload.STATE:
         layer = sum(layer_elements(architecture, tensor_parallel=layout.tensor_parallel))
-    return _LayoutTerms(micro_batch_bytes(workload), layer, _stream_bytes(workload))
-
-
-def _stream_bytes(workload: Workload) -> int:
-    """Bytes of one micro-batch between two stages on one rank."""
-    architecture, recipe, layout = workload
-    tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
-    stream = ELEMENT_BYTES[recipe.precision] * tokens * architecture.hidden
-    return stream // layout.tensor_parallel if layout.sequence_parallel else stream
+    stream = WEIGHT_ELEMENT_BYTES[workload.recipe.precision] * hidden_elements(workload)
+    return _LayoutTerms(micro_batch_bytes(workload), layer, stream)
 
 
 def buffer_bytes(
@@ -164,26 +163,10 @@ def _offloaded(state: StateBytes, layout: Layout) -> StateBytes:
     return StateBytes(weights, gradients, 0 * state.gradient_copy, 0 * state.master_weights, 0 * state.moments)
 
 
-class _Parts(NamedTuple):
-    """What a stage holds apart from the micro-batches in flight; `each` is what one of them keeps.
-
-    The last three are the sums at the three instants without them.
-    """
-
-    state: StateBytes
-    each: float
-    head: float
-    logits: float
-    recomputed: float
-    unfinished: float
-    buffers: float
-    temporary: float
-    after_forward: float
-    after_backward: float
-    at_update: float
-
-
-def _parts(workload: Workload, *, stage: int, layers: int, micro_batches: int, shared: _LayoutTerms) -> _Parts:
+def _before_passes(
+    workload: Workload, *, stage: int, layers: int, micro_batches: int, shared: _LayoutTerms
+) -> tuple[StageMemory, float]:
+    """The memory of a stage without the layers of the micro-batches in flight, and what one of those keeps."""
     architecture, recipe, layout = workload
     unit = shared.unit
     rank = rank_parameters(architecture, layout, stage=stage)
@@ -195,7 +178,7 @@ def _parts(workload: Workload, *, stage: int, layers: int, micro_batches: int, s
         state = _offloaded(state, layout)
     heads = micro_batches if layout.schedule is Schedule.GPIPE else 1
     on_stage = heads * (stage == layout.pipeline_stages - 1)
-    logits = on_stage * unit.logits
+    head, logits = on_stage * unit.head, on_stage * unit.logits
     recomputed = recomputed_bytes(unit, layout, layers=layers)
     unfinished = recomputed + (layers > 0) * unit.unit
     buffers = buffer_bytes(
@@ -211,12 +194,13 @@ def _parts(workload: Workload, *, stage: int, layers: int, micro_batches: int, s
     temporary = FP32 * share if passing and layout.offload is Offload.NONE else 0 * share
     constant = state.weights + state.gradient_copy + state.master_weights + state.moments
     accumulated = constant + state.gradients
-    return _Parts(
-        state,
-        unit.unit * kept_units(layout, layers=layers) + (stage == 0) * unit.embedding,
-        on_stage * unit.head,
+    each = unit.unit * kept_units(layout, layers=layers) + (stage == 0) * unit.embedding
+    memory = StageMemory(
+        *state,
+        head,
         logits,
         recomputed,
+        0 * each,
         unfinished,
         buffers,
         temporary,
@@ -224,39 +208,28 @@ def _parts(workload: Workload, *, stage: int, layers: int, micro_batches: int, s
         accumulated + unfinished + buffers,
         accumulated + temporary,
     )
+    return memory, each
 
 
-def _at_instants(parts: _Parts, in_flight: float, flush: bool) -> StageMemory:
-    """The parts with the activations of `in_flight` micro-batches."""
-    state, each, head, logits, recomputed, unfinished, buffers, temporary, forward, backward, update = parts
-    weights, gradients, gradient_copy, master_weights, moments = state
-    activations = in_flight * each + head
-    waiting = 0 * each if flush else (in_flight - 1) * each
-    return StageMemory(
-        weights,
-        gradients,
-        gradient_copy,
-        master_weights,
-        moments,
-        activations,
-        logits,
-        recomputed,
-        waiting,
-        unfinished,
-        buffers,
-        temporary,
-        forward + activations,
-        backward + waiting,
-        update + waiting,
+def _with_passes(memory: StageMemory, each: float, in_flight: float, *, flush: bool) -> StageMemory:
+    """The memory with the activations of `in_flight` micro-batches, of which `each` keeps so many bytes."""
+    activations = in_flight * each + memory.activations
+    waiting = memory.waiting if flush else (in_flight - 1) * each
+    return memory._replace(
+        activations=activations,
+        waiting=waiting,
+        after_forward=memory.after_forward + activations,
+        after_backward=memory.after_backward + waiting,
+        at_update=memory.at_update + waiting,
     )
 
 
 def _stage_memory(workload: Workload, *, stage: int, micro_batches: int, shared: _LayoutTerms) -> StageMemory:
     architecture, layout = workload.architecture, workload.layout
     layers = stage_layers(architecture, layout, stage=stage)
-    parts = _parts(workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
+    memory, each = _before_passes(workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
     in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-    return _at_instants(parts, in_flight, layout.schedule not in NO_FLUSH)
+    return _with_passes(memory, each, in_flight, flush=layout.schedule not in NO_FLUSH)
 
 
 def stage_memory(workload: Workload, *, stage: int, micro_batches: int) -> StageMemory:
@@ -274,8 +247,7 @@ def stage_memory(workload: Workload, *, stage: int, micro_batches: int) -> Stage
 
     Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.
     """
-    shared = _shared(workload)
-    return _stage_memory(workload, stage=stage, micro_batches=micro_batches, shared=shared)
+    return _stage_memory(workload, stage=stage, micro_batches=micro_batches, shared=_shared(workload))
 
 
 def memory_by_stage(workload: Workload, *, micro_batches: int) -> list[StageMemory]:
@@ -283,17 +255,20 @@ def memory_by_stage(workload: Workload, *, micro_batches: int) -> list[StageMemo
     architecture, layout = workload.architecture, workload.layout
     shared = _shared(workload)
     last, flush = layout.pipeline_stages - 1, layout.schedule not in NO_FLUSH
-    alike: dict[tuple[int, int], _Parts] = {}
-    memory: list[StageMemory] = []
+    alike: dict[tuple[int, int], tuple[StageMemory, float]] = {}
+    by_stage: list[StageMemory] = []
     for stage in range(last + 1):
         layers = stage_layers(architecture, layout, stage=stage)
         # first, last and other stages differ; without flush each stage keeps its own number of weight versions
         kind = (layers, -1 if flush and 0 < stage < last else stage)
         if kind not in alike:
-            alike[kind] = _parts(workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared)
+            alike[kind] = _before_passes(
+                workload, stage=stage, layers=layers, micro_batches=micro_batches, shared=shared
+            )
+        memory, each = alike[kind]
         in_flight = micro_batches_in_flight(layout, micro_batches=micro_batches, stage=stage)
-        memory.append(_at_instants(alike[kind], in_flight, flush))
-    return memory
+        by_stage.append(_with_passes(memory, each, in_flight, flush=flush))
+    return by_stage
 
 
 def peak_bytes(workload: Workload, *, micro_batches: int) -> float:

@@ -47,7 +47,7 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param (padding to the largest chunk of
     torch.chunk); Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1.
-    Differs from `weight_bytes` and its like with ZeRO-2 and 3, which shard flat groups as DeepSpeed does: fully_shard
+    Differs from `stage_memory` with ZeRO-2 and 3, which shard flat groups as DeepSpeed does: fully_shard
     pads each tensor, and its stored weights are the masters, which DeepSpeed keeps in addition to 16-bit weights.
     """
     architecture, recipe, layout = workload

@@ -29,7 +29,6 @@ from suite.predict.analytic.activations import (
     kept_units,
     layer_activation_bytes,
     micro_batch_bytes,
-    partitioned_bytes,
     recomputed_bytes,
     score_bytes,
 )
@@ -430,17 +429,17 @@ def test_an_input_that_is_kept_in_partitions_is_gathered_beside_them(
 def test_no_number_of_partitions_needs_less_than_the_square_root(
     layers: int, input_bytes: float, layer_bytes: float, other: float
 ) -> None:
-    sizes = {"input_bytes": input_bytes, "layer_bytes": layer_bytes}
-    best = checkpoint_partitions(layers=layers, **sizes)
-    least = partitioned_bytes(partitions=best, layers=layers, **sizes)
+    def kept(partitions: float) -> float:
+        return partitions * input_bytes + layers / partitions * layer_bytes
+
+    least = kept(checkpoint_partitions(layers=layers, input_bytes=input_bytes, layer_bytes=layer_bytes))
     # both are sums of two products in double precision: a few units of 1.1e-16
-    assert least <= partitioned_bytes(partitions=other, layers=layers, **sizes) * (1 + 1e-15)
+    assert least <= kept(other) * (1 + 1e-15)
     assert least == pytest.approx(2 * math.sqrt(layers * input_bytes * layer_bytes), rel=1e-14)
 
 
 def test_96_layers_want_the_square_root_of_96_partitions() -> None:
     assert checkpoint_partitions(layers=96) == pytest.approx(9.798, abs=5e-4)
-    assert partitioned_bytes(partitions=checkpoint_partitions(layers=96), layers=96) == pytest.approx(2 * math.sqrt(96))
 
 
 @given(described_architectures(), recipes(), st.integers(1, 5), st.integers(1, 40))

@@ -21,16 +21,19 @@ from suite.predict.analytic.activations import (
 )
 from suite.predict.analytic.memory import (
     bytes_per_parameter,
-    gradient_bytes,
-    group_elements,
-    optimizer_bytes,
+    group_parameters,
     shard_elements,
     state_bytes,
-    weight_bytes,
     zero_bytes_per_parameter,
     zero_saving,
 )
-from suite.predict.analytic.parameters import layer_tensors, outer_tensors, parameter_count, stage_layers
+from suite.predict.analytic.parameters import (
+    layer_tensors,
+    outer_tensors,
+    parameter_count,
+    rank_parameters,
+    stage_layers,
+)
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
 from suite.predict.analytic.stage_memory import StageMemory, memory_by_stage, peak_bytes, stage_memory
 from tests.support.strategies import (
@@ -42,15 +45,19 @@ from tests.support.strategies import (
     recipes,
 )
 
-COUNTER = 4  # bytes of the step counter of an optimizer group
+
+def state_of(architecture: Architecture, recipe: Recipe, layout: Layout) -> StageMemory:
+    return stage_memory(Workload(architecture, recipe, layout), stage=0, micro_batches=1)
 
 
-def whole_state_bytes(architecture: Architecture, recipe: Recipe, layout: Layout) -> int:
-    return (
-        weight_bytes(Workload(architecture, recipe, layout))
-        + gradient_bytes(Workload(architecture, recipe, layout))
-        + optimizer_bytes(Workload(architecture, recipe, layout))
-    )
+def optimizer_bytes(memory: StageMemory) -> float:
+    return memory.gradient_copy + memory.master_weights + memory.moments
+
+
+def groups_of(architecture: Architecture, recipe: Recipe) -> list[int]:
+    """Parameters of the optimizer groups that are not empty."""
+    groups = group_parameters(rank_parameters(architecture, Layout(), stage=0), recipe)
+    return [elements for elements in groups if elements]
 
 
 def with_ranks(ranks: int, *, zero_stage: int) -> Layout:
@@ -61,17 +68,16 @@ def with_ranks(ranks: int, *, zero_stage: int) -> Layout:
 def test_unsharded_state_is_18_bytes_a_parameter_in_bf16_and_16_in_fp32(
     architecture: Architecture, recipe: Recipe, ranks: int
 ) -> None:
-    counters = COUNTER * len(group_elements(Workload(architecture, recipe, Layout())))
     each = {Precision.BF16: 18, Precision.FP32: 16}[recipe.precision]
-    state = whole_state_bytes(architecture, recipe, with_ranks(ranks, zero_stage=0))
-    assert state == each * parameter_count(architecture) + counters
+    state = state_of(architecture, recipe, with_ranks(ranks, zero_stage=0)).state
+    assert state == each * parameter_count(architecture)
 
 
 @given(architectures(), recipes())
 def test_the_groups_are_matrices_and_vectors_and_together_everything(
     architecture: Architecture, recipe: Recipe
 ) -> None:
-    groups = group_elements(Workload(architecture, recipe, Layout()))
+    groups = groups_of(architecture, recipe)
     assert sum(groups) == parameter_count(architecture)
     vectors = sum(tensor.elements for tensor in parameter_tensors(architecture) if not tensor.matrix)
     assert groups[1:] == ([] if recipe.decay_of_vectors else [vectors])
@@ -80,15 +86,14 @@ def test_the_groups_are_matrices_and_vectors_and_together_everything(
 @given(architectures(), recipes(), data_parallel_layouts())
 def test_sharding_over_one_rank_changes_nothing(architecture: Architecture, recipe: Recipe, layout: Layout) -> None:
     one, plain = (msgspec.structs.replace(layout, data_parallel=1, zero_stage=stage) for stage in (1, 0))
-    assert weight_bytes(Workload(architecture, recipe, one)) == weight_bytes(Workload(architecture, recipe, plain))
-    assert optimizer_bytes(Workload(architecture, recipe, one)) == optimizer_bytes(
-        Workload(architecture, recipe, plain)
-    )
+    sharded, whole = (state_of(architecture, recipe, layout) for layout in (one, plain))
+    assert sharded.weights == whole.weights
+    assert optimizer_bytes(sharded) == optimizer_bytes(whole)
 
 
 @given(architectures(), recipes(), st.integers(1, 64))
 def test_unsharded_state_does_not_depend_on_ranks(architecture: Architecture, recipe: Recipe, ranks: int) -> None:
-    one, many = (whole_state_bytes(architecture, recipe, with_ranks(n, zero_stage=0)) for n in (1, ranks))
+    one, many = (state_of(architecture, recipe, with_ranks(n, zero_stage=0)).state for n in (1, ranks))
     assert one == many
 
 
@@ -96,11 +101,11 @@ def test_unsharded_state_does_not_depend_on_ranks(architecture: Architecture, re
 def test_twice_the_ranks_halve_the_sharded_state_up_to_padding(
     architecture: Architecture, recipe: Recipe, ranks: int
 ) -> None:
-    groups = group_elements(Workload(architecture, recipe, Layout()))
+    groups = groups_of(architecture, recipe)
     element = {Precision.BF16: 12, Precision.FP32: 8}[recipe.precision]
 
-    def sharded(n: int) -> int:
-        return optimizer_bytes(Workload(architecture, recipe, with_ranks(n, zero_stage=1))) - COUNTER * len(groups)
+    def sharded(n: int) -> float:
+        return optimizer_bytes(state_of(architecture, recipe, with_ranks(n, zero_stage=1)))
 
     # ceil(N / 2n) is ceil(N / n) / 2 rounded up: at most half an element a group too many
     assert 0 <= 2 * sharded(2 * ranks) - sharded(ranks) <= element * len(groups)
@@ -110,15 +115,13 @@ def test_twice_the_ranks_halve_the_sharded_state_up_to_padding(
 def test_all_shards_together_hold_each_element_once_and_less_than_one_padding_element_a_rank(
     architecture: Architecture, recipe: Recipe, ranks: int
 ) -> None:
-    groups = group_elements(Workload(architecture, recipe, Layout()))
+    groups = groups_of(architecture, recipe)
     element = {Precision.BF16: 12, Precision.FP32: 8}[recipe.precision]
     layout = with_ranks(ranks, zero_stage=1)
-    together = ranks * (optimizer_bytes(Workload(architecture, recipe, layout)) - COUNTER * len(groups)) // element
+    memory = state_of(architecture, recipe, layout)
+    together = ranks * optimizer_bytes(memory) // element
     assert 0 <= together - parameter_count(architecture) <= (ranks - 1) * len(groups)
-    stored = (
-        weight_bytes(Workload(architecture, recipe, layout)) // {Precision.BF16: 2, Precision.FP32: 4}[recipe.precision]
-    )
-    assert stored == together
+    assert memory.weights // {Precision.BF16: 2, Precision.FP32: 4}[recipe.precision] == together
 
 
 @given(st.integers(0, 10**6), st.integers(1, 1000))
@@ -131,7 +134,7 @@ def test_shards_are_the_shortest_equal_runs_that_cover_the_elements(elements: in
 @given(architectures(), recipes(), st.integers(1, 63))
 def test_sharded_optimizer_state_never_grows_with_ranks(architecture: Architecture, recipe: Recipe, ranks: int) -> None:
     fewer, more = (
-        optimizer_bytes(Workload(architecture, recipe, with_ranks(n, zero_stage=1))) for n in (ranks, ranks + 1)
+        optimizer_bytes(state_of(architecture, recipe, with_ranks(n, zero_stage=1))) for n in (ranks, ranks + 1)
     )
     assert more <= fewer
 
@@ -139,17 +142,17 @@ def test_sharded_optimizer_state_never_grows_with_ranks(architecture: Architectu
 @given(architectures(), recipes(), data_parallel_layouts())
 def test_state_grows_with_layers(architecture: Architecture, recipe: Recipe, layout: Layout) -> None:
     deeper = msgspec.structs.replace(architecture, layers=architecture.layers + 1)
-    assert gradient_bytes(Workload(deeper, recipe, layout)) > gradient_bytes(Workload(architecture, recipe, layout))
-    assert whole_state_bytes(deeper, recipe, layout) > whole_state_bytes(architecture, recipe, layout)
+    more, less = (state_of(shape, recipe, layout) for shape in (deeper, architecture))
+    assert more.gradients > less.gradients
+    assert more.state > less.state
 
 
 def test_blooms_checkpoint_is_its_weights_and_optimizer_state() -> None:
-    layout = Layout(data_parallel=1)
-    written = weight_bytes(Workload(BLOOM.architecture, BLOOM.recipe, layout))
-    written += optimizer_bytes(Workload(BLOOM.architecture, BLOOM.recipe, layout))
+    memory = state_of(BLOOM.architecture, BLOOM.recipe, Layout(data_parallel=1))
+    written = memory.weights + optimizer_bytes(memory)
     # the chronicles print a checkpoint of 2.3 TB, to 0.05 TB, which in their TB = TiB or 10^12 spans 2.25 to 2.59 e12
     assert 2.25e12 <= written <= 2.35 * 2**40
-    assert written == pytest.approx(14 * 176_247_271_424, abs=2 * COUNTER)
+    assert written == 14 * 176_247_271_424
 
 
 class Precise(NamedTuple):
@@ -186,17 +189,12 @@ def test_state_equals_the_tensors_of_a_model_and_its_adamw_on_the_meta_device(
     adamw = torch.optim.AdamW(updated, foreach=False)
     adamw.step()
     moments = [state[name] for state in adamw.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    layout = Layout()
-    memory = stage_memory(Workload(architecture, recipe, layout), stage=0, micro_batches=1)
+    memory = state_of(architecture, recipe, Layout())
     assert memory.weights == sum(tensor.nbytes for tensor in weights)
     assert memory.gradients == sum(tensor.nbytes for tensor in gradients)
     assert memory.moments == sum(tensor.nbytes for tensor in moments)
     assert memory.master_weights == sum(tensor.nbytes for tensor in updated) * kept.master
     assert memory.gradient_copy == sum(tensor.nbytes for tensor in updated) * kept.gradient_copy
-    counters = COUNTER * len(group_elements(Workload(architecture, recipe, Layout())))
-    assert gradient_bytes(Workload(architecture, recipe, layout)) == memory.gradients
-    optimizer = memory.moments + memory.master_weights + memory.gradient_copy
-    assert optimizer_bytes(Workload(architecture, recipe, layout)) == optimizer + counters
 
 
 @st.composite
@@ -272,11 +270,6 @@ def test_a_ranks_state_is_the_sum_over_its_tensors_padded_and_sharded(rank: Rank
     assert memory.moments * shards == 8 * sum(padded)
     assert memory.master_weights * shards == 4 * sum(padded) * each.master
     assert memory.gradient_copy * shards == 4 * sum(padded) * each.gradient_copy
-    assert memory.weights == weight_bytes(Workload(architecture, recipe, layout), stage=stage)
-    assert memory.gradients == gradient_bytes(Workload(architecture, recipe, layout), stage=stage)
-    optimizer = memory.moments + memory.master_weights + memory.gradient_copy
-    counters = COUNTER * len([group for group in groups if group])
-    assert optimizer_bytes(Workload(architecture, recipe, layout), stage=stage) == optimizer + counters
 
 
 @given(ranks(), st.integers(1, 9))
@@ -464,7 +457,7 @@ def test_buffers_without_sharding_are_a_bucket_and_what_the_neighbours_send(rank
     tokens = layout.micro_batch * architecture.sequence // layout.context_parallel
     share = layout.tensor_parallel if layout.sequence_parallel else 1
     received = PRECISE[recipe.precision].weights.itemsize * tokens * architecture.hidden // share
-    gradients = gradient_bytes(Workload(architecture, recipe, layout), stage=stage)
+    gradients = memory_of(rank).gradients
     several = layout.data_parallel * layout.context_parallel > 1
     bucket = min(layout.bucket_bytes, gradients) if several else 0
     assert memory_of(rank).buffers == bucket + len(neighbours) * received
