@@ -36,48 +36,33 @@ def _axis_sizes(layout: Layout) -> dict[str, int]:
     }
 
 
-_SPLIT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}  # n - 1 chunks of S / n each
 _WHOLE = ("broadcast", "send")
 
 
-def _check_ring(operation: str, ranks: int) -> None:
-    if isinstance(ranks, int) and ranks < 1:
-        raise ValueError(f"ranks must be at least 1, got {ranks}")
-    if operation not in _SPLIT and operation not in _WHOLE:
-        raise ValueError(f"no ring factor for {operation!r}; allowed: {', '.join((*_SPLIT, *_WHOLE))}")
+def ring_sent_bytes(operation: str, *, payload_bytes: int, ranks: int) -> int:
+    """Bytes that one rank sends for a payload of S bytes in collectives over n ranks, to the nearest byte.
 
+    all_reduce        2 (n - 1) S / n   reduce-scatter, then all-gather: n - 1 chunks of S / n each
+    all_gather        (n - 1) S / n     of the output
+    reduce_scatter    (n - 1) S / n     of the input
+    all_to_all        (n - 1) S / n     of the input: a chunk to each other rank, in no ring
+    broadcast, send   S                 passed on once (the last of a broadcast's ring sends nothing); 0 for one rank
 
-def ring_factor(operation: str, *, ranks: int) -> float:
-    """Bytes that leave a rank for each payload byte of a ring collective over `ranks`.
-
-    all_reduce        2 (n - 1) / n   reduce-scatter, then all-gather: n - 1 chunks of S / n each
-    all_gather        (n - 1) / n     of the output
-    reduce_scatter    (n - 1) / n     of the input
-    all_to_all        (n - 1) / n     of the input: a chunk to each other rank, in no ring
-    broadcast, send   1               passed on once (the last of a broadcast's ring sends nothing); 0 for one rank
-
+    Exact for integers of any size.
     Source: nccl-tests, doc/PERFORMANCE.md.
     Differs from the often quoted 2 S by (n - 1) / n: half at n = 2, 1.6 % at n = 64.
 
     Raises:
         ValueError: ranks < 1 (not checked in arrays) or an operation without a ring form here.
     """
-    _check_ring(operation, ranks)
-    return 1.0 * (ranks > 1) if operation in _WHOLE else _SPLIT[operation] * (ranks - 1) / ranks
-
-
-def ring_sent_bytes(operation: str, *, payload_bytes: int, ranks: int) -> int:
-    """Bytes that one rank sends for `payload_bytes` in collectives over `ranks`, to the nearest byte.
-
-    The payload times `ring_factor`, exact for integers of any size.
-
-    Raises:
-        ValueError: as `ring_factor`.
-    """
-    _check_ring(operation, ranks)
+    if isinstance(ranks, int) and ranks < 1:
+        raise ValueError(f"ranks must be at least 1, got {ranks}")
     if operation in _WHOLE:
         return (ranks > 1) * payload_bytes
-    return (2 * _SPLIT[operation] * payload_bytes * (ranks - 1) + ranks) // (2 * ranks)
+    if operation not in _PASSES:
+        raise ValueError(f"no ring for {operation!r}; allowed: {', '.join((*_PASSES, *_WHOLE))}")
+    return (2 * _PASSES[operation] * payload_bytes * (ranks - 1) + ranks) // (2 * ranks)
 
 
 def sent_bytes(traffic: Traffic, layout: Layout) -> int:
@@ -87,25 +72,19 @@ def sent_bytes(traffic: Traffic, layout: Layout) -> int:
     )
 
 
-def ranks_in_node(layout: Layout, axis: str, *, accelerators_per_node: int) -> int:
-    """Ranks of a group of `axis` that stand in one node.
+def axes_in_node(layout: Layout, *, accelerators_per_node: int) -> dict[str, int]:
+    """By axis, the ranks of a group that stand in one node.
 
     min(max(node / stride, 1), size), where stride is the product of the axes before this one in layout.rank_order: the
     distance of neighbours. Exact where strides and node divide one another; otherwise some groups are cut further.
-        dp          of its own and cp's, which the group spans
+        dp          times those of cp, which the group spans
         embedding   2 where all stages stand in the node, else 1
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, section 3.2 (tensor parallelism inside a node first).
 
     Raises:
-        KeyError: an unknown axis, or one that layout.rank_order lacks.
+        KeyError: layout.rank_order lacks an axis.
     """
-    inside = axes_in_node(layout, accelerators_per_node=accelerators_per_node)
-    return inside[axis]
-
-
-def axes_in_node(layout: Layout, *, accelerators_per_node: int) -> dict[str, int]:
-    """By axis, what `ranks_in_node` says of it."""
     sizes = _axis_sizes(layout)
     inside: dict[str, int] = {}
     stride = 1
@@ -123,5 +102,5 @@ def node_crossing_share(layout: Layout, axis: str, *, accelerators_per_node: int
     A ring of n ranks passes its n / g nodes one after the other, and leaves each once.
     Pipeline stages that do not interleave form a chain: of its p - 1 links p / g - 1 leave the node.
     """
-    inside = ranks_in_node(layout, axis, accelerators_per_node=accelerators_per_node)
+    inside = axes_in_node(layout, accelerators_per_node=accelerators_per_node)[axis]
     return chosen(inside < group_ranks(layout, axis), 1 / inside, 0.0)

@@ -21,15 +21,11 @@ class BoundedTraining(NamedTuple):
     seconds                  until the last worker has finished its last iteration
     iterations_per_second    iterations of all workers together over `seconds`
     largest_staleness        in iterations, over all starts of an iteration by a worker
-    mean_staleness           the same, their mean
-    waiting_shares           by worker: seconds blocked over the seconds until it finished its own last iteration
     """
 
     seconds: float
     iterations_per_second: float
     largest_staleness: int
-    mean_staleness: float
-    waiting_shares: tuple[float, ...]
 
 
 def iteration_times(iteration_seconds: Sequence[Sequence[float]], *, bound: int | None) -> IterationTimes:
@@ -66,7 +62,7 @@ def iteration_times(iteration_seconds: Sequence[Sequence[float]], *, bound: int 
 
 
 def bounded_training(iteration_seconds: Sequence[Sequence[float]], *, bound: int | None) -> BoundedTraining:
-    """Time, throughput, staleness and waiting of workers that start at most `bound` iterations ahead of the slowest.
+    """Time, throughput and staleness of workers that start at most `bound` iterations ahead of the slowest.
 
     Staleness of a start is how far ahead the worker then is, as `iteration_times` defines it: the iterations of the
     slowest worker whose updates its weights lack. What finishes at the moment of a start counts as finished.
@@ -85,16 +81,10 @@ def bounded_training(iteration_seconds: Sequence[Sequence[float]], *, bound: int
         for begun in starts
         for iteration, start in enumerate(begun)
     ]
-    waits = [
-        sum(start - end for start, end in zip(begun[1:], finished, strict=False))
-        for begun, finished in zip(starts, finishes, strict=True)
-    ]
     return BoundedTraining(
         seconds=finished_by_all[-1],
         iterations_per_second=len(staleness) / finished_by_all[-1],
         largest_staleness=max(staleness),
-        mean_staleness=sum(staleness) / len(staleness),
-        waiting_shares=tuple(wait / finished[-1] for wait, finished in zip(waits, finishes, strict=True)),
     )
 
 

@@ -72,11 +72,6 @@ class StepTime(NamedTuple):
         """Seconds of the step."""
         return sum(self)
 
-    @property
-    def matrix_seconds(self) -> float:
-        """Seconds of all matrix products, those of recomputation included."""
-        return self.forward_seconds + self.backward_seconds + self.recomputation_seconds
-
 
 def timed_stages(layout: Layout) -> tuple[int, ...]:
     """Pipeline stages among which the slowest is: the first, the second, the last, each once.

@@ -19,7 +19,7 @@ from suite.predict.analytic.collective_time import (
     tree_depth,
 )
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.process_groups import ring_factor
+from suite.predict.analytic.process_groups import ring_sent_bytes
 from tests.support.machines import A100, machines
 
 RANKS = st.integers(1, 5000)
@@ -84,7 +84,8 @@ def test_without_latency_seconds_are_the_bytes_that_a_ring_sends_over_the_bandwi
 ) -> None:
     seconds = collective_seconds(operation, Group(ranks, 1e9, 0.0), payload_bytes=payload, messages=3)
     # a tree sends 2 S where a ring sends less, so it never wins; four roundings on either side
-    assert seconds == pytest.approx(ring_factor(operation, ranks=ranks) * payload / 1e9, rel=1e-15 * 8, abs=0)
+    sent = ring_sent_bytes(operation, payload_bytes=payload * ranks, ranks=ranks) / ranks
+    assert seconds == pytest.approx(sent / 1e9, rel=1e-15 * 8, abs=0)
 
 
 @given(OPERATIONS, PAYLOADS, MESSAGES)

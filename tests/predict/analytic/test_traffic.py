@@ -18,10 +18,9 @@ from suite.predict.analytic.gradient_buckets import fused_messages, gradient_buc
 from suite.predict.analytic.parameters import chunk_tensors, parameter_count, rank_parameters, stage_layers
 from suite.predict.analytic.process_groups import (
     Traffic,
+    axes_in_node,
     group_ranks,
     node_crossing_share,
-    ranks_in_node,
-    ring_factor,
     ring_sent_bytes,
     sent_bytes,
 )
@@ -152,7 +151,7 @@ def all_gathered(held: list[list[set[int]]], ranks: int, owned: int) -> list[int
 
 
 @pytest.mark.parametrize("ranks", range(1, 9))
-def test_ring_factors_equal_a_ring_that_is_played_through(ranks: int) -> None:
+def test_sent_bytes_equal_a_ring_that_is_played_through(ranks: int) -> None:
     whole = set(range(ranks))
     held, scattered = reduce_scattered(ranks)
     # rank r ends with the whole sum of chunk r + 1
@@ -160,18 +159,18 @@ def test_ring_factors_equal_a_ring_that_is_played_through(ranks: int) -> None:
     gathered = all_gathered(held, ranks, owned=1)
     assert all(chunk == whole for chunks in held for chunk in chunks)
     for rank in range(ranks):
-        # a chunk is 1 / n of the payload
-        assert ring_factor("reduce_scatter", ranks=ranks) * ranks == scattered[rank]
-        assert ring_factor("all_gather", ranks=ranks) * ranks == gathered[rank]
-        assert ring_factor("all_reduce", ranks=ranks) * ranks == scattered[rank] + gathered[rank]
+        # of a payload of n bytes a chunk is one byte
+        assert ring_sent_bytes("reduce_scatter", payload_bytes=ranks, ranks=ranks) == scattered[rank]
+        assert ring_sent_bytes("all_gather", payload_bytes=ranks, ranks=ranks) == gathered[rank]
+        assert ring_sent_bytes("all_reduce", payload_bytes=ranks, ranks=ranks) == scattered[rank] + gathered[rank]
     # a chunk to each of the others
-    assert ring_factor("all_to_all", ranks=ranks) * ranks == ranks - 1
+    assert ring_sent_bytes("all_to_all", payload_bytes=ranks, ranks=ranks) == ranks - 1
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "send"])
 def test_what_is_passed_on_whole_leaves_a_rank_once(operation: str) -> None:
-    assert [ring_factor(operation, ranks=ranks) for ranks in (1, 2, 7)] == [0, 1, 1]
-    assert [ring_sent_bytes(operation, payload_bytes=10**20 + 1, ranks=ranks) for ranks in (1, 2)] == [0, 10**20 + 1]
+    whole = 10**20 + 1
+    assert [ring_sent_bytes(operation, payload_bytes=whole, ranks=n) for n in (1, 2, 7)] == [0, whole, whole]
 
 
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
@@ -187,12 +186,12 @@ def test_sent_bytes_are_within_half_a_byte_of_the_factor(operation: str, ranks: 
 @pytest.mark.parametrize("ranks", [0, -1])
 def test_a_ring_of_no_ranks_is_refused(ranks: int) -> None:
     with pytest.raises(ValueError, match=f"ranks must be at least 1, got {ranks}"):
-        ring_factor("all_reduce", ranks=ranks)
+        ring_sent_bytes("all_reduce", payload_bytes=1, ranks=ranks)
 
 
 def test_an_operation_without_a_ring_is_refused() -> None:
-    with pytest.raises(ValueError, match="no ring factor for 'gather'; allowed: all_reduce"):
-        ring_factor("gather", ranks=2)
+    with pytest.raises(ValueError, match="no ring for 'gather'; allowed: all_reduce"):
+        ring_sent_bytes("gather", payload_bytes=1, ranks=2)
 
 
 def test_blooms_shape_without_model_parallelism_reduces_705_gb_a_step() -> None:
@@ -751,7 +750,7 @@ def test_ranks_in_a_node_equal_ranks_counted_one_by_one(
         data_parallel=dp, tensor_parallel=tp, context_parallel=cp, pipeline_stages=pp, rank_order="-".join(order)
     )
     for axis, axes in {"tp": {"tp"}, "cp": {"cp"}, "dp": {"dp", "cp"}, "pp": {"pp"}}.items():
-        inside = ranks_in_node(layout, axis, accelerators_per_node=node)
+        inside = axes_in_node(layout, accelerators_per_node=node)[axis]
         share = node_crossing_share(layout, axis, accelerators_per_node=node)
         for group in groups_of_axis(layout, axes):
             nodes = [rank // node for rank in group]
@@ -762,7 +761,7 @@ def test_ranks_in_a_node_equal_ranks_counted_one_by_one(
             assert links == share * len(ring)
     ends = [(group[0] // node, group[-1] // node) for group in groups_of_axis(layout, {"pp"})]
     together = {2 if first == last else 1 for first, last in ends}
-    assert together == {ranks_in_node(layout, "embedding", accelerators_per_node=node)}
+    assert together == {axes_in_node(layout, accelerators_per_node=node)["embedding"]}
 
 
 def test_an_unknown_axis_is_refused() -> None:

@@ -13,7 +13,7 @@ from reference_runs.run import Norm, Objective, Workload
 from suite.metrics.comparison import Verdict, compare
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import rank_executed_flop, rank_model_flop
-from suite.predict.analytic.process_groups import ring_factor
+from suite.predict.analytic.process_groups import ring_sent_bytes
 from suite.predict.executed_run.counts import (
     BUBBLE_TOLERANCE,
     SHARED_REASON,
@@ -64,7 +64,8 @@ def test_every_rank_has_its_own_figures(run: Run) -> None:
         for entry in executed_traffic(Workload(*run), stage=place.pp, replica=place.dp):
             expected["payload_bytes", entry.axis, entry.operation] = entry.payload_bytes
             expected["messages", entry.axis, entry.operation] = entry.messages
-            ring = ring_factor(entry.operation, ranks=group[entry.axis]) * entry.payload_bytes
+            n = group[entry.axis]
+            ring = ring_sent_bytes(entry.operation, payload_bytes=entry.payload_bytes * n, ranks=n) / n
             # to the nearest byte
             assert abs(own.pop(("sent_bytes", entry.axis, entry.operation)).value - ring) <= 0.5 + 1e-12 * ring
             sent += ring
