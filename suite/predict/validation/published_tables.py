@@ -16,11 +16,11 @@ from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
 from reference_runs.run import Workload
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import model_flop
-from suite.predict.analytic.framework_memory import NANOTRON, framework_memory, fullest_peak
+from suite.predict.analytic.nanotron_memory import fullest_peak, nanotron_memory
 from suite.predict.analytic.stage_memory import peak_bytes
 from suite.predict.machine_model.published_rows import catalogued, prepared_row, row_step_seconds
 
-FRAMEWORKS = {"nanotron": NANOTRON}  # stack -> what its log's memory counts
+NANOTRON = "nanotron"  # the stack whose log's memory is predicted
 
 
 class WorstRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,19 +115,12 @@ def row_prediction(row: PublishedRow) -> RowPrediction:
     model, micro_batches = machine_model(), prepared.micro_batches
     seconds = row_step_seconds(model, model.values(), prepared)
     device_bytes = prepared.device.board.memory_bytes
-    framework = FRAMEWORKS.get(row.stack)
-    if framework is None or layout.zero_stage > 1:
-        peak = peak_bytes(Workload(row.architecture, row.recipe, layout), micro_batches=micro_batches)
+    workload = Workload(row.architecture, row.recipe, layout)
+    if row.stack != NANOTRON or layout.zero_stage > 1:
+        peak = peak_bytes(workload, micro_batches=micro_batches)
         return RowPrediction(seconds, peak, peak)
-    first = framework_memory(
-        Workload(row.architecture, row.recipe, layout), framework, stage=0, micro_batches=micro_batches
-    ).peak(device_bytes)
-    fullest, _ = fullest_peak(
-        Workload(row.architecture, row.recipe, layout),
-        framework,
-        micro_batches=micro_batches,
-        device_bytes=device_bytes,
-    )
+    first = nanotron_memory(workload, stage=0, micro_batches=micro_batches).peak(device_bytes)
+    fullest = fullest_peak(workload, micro_batches=micro_batches, device_bytes=device_bytes)
     return RowPrediction(seconds, first, fullest)
 
 
