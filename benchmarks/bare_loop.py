@@ -13,13 +13,13 @@ import math
 import torch
 from torch import Tensor, nn
 
+from reference_runs.catalog import global_batch_at
 from reference_runs.run import Optimizer, Precision
 from suite.execute.data.token_stream import token_stream
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.optim.learning_rate import gradient_factor, learning_rate
 from suite.execute.optim.loss_scale import loss_scale
 from suite.execute.precision import DTYPES
-from suite.job.batch_rampup import global_batch_at
 from suite.job.training_job import Job
 
 

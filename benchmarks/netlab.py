@@ -34,8 +34,7 @@ from reference_runs.run import Precision
 from suite.commands import exit_codes
 from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Step, StepKind, events_path
-from suite.job.options import Averaging
-from suite.job.step_options import StepOptions
+from suite.job.options import Averaging, StepOptions
 from suite.launch import network_namespaces
 from suite.launch.multi_host import Way, entered, torchrun
 from suite.machine.fingerprint import hardware

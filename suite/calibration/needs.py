@@ -22,7 +22,7 @@ from suite.calibration.plan import (
     task,
 )
 from suite.calibration.shapes import miniature_shapes
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.machine.operations import COLLECTIVES

@@ -10,8 +10,7 @@ import msgspec
 import typer
 
 from reference_runs.errors import InputError
-from reference_runs.fit_scores import FIT_SCORES, fit_scores
-from reference_runs.machine_model import MACHINE_MODEL, machine_model
+from reference_runs.machine_model import FIT_SCORES, MACHINE_MODEL, fit_scores, machine_model
 from reference_runs.published import load_table
 from reference_runs.published_tables import load_tables, shipped_tables
 from suite.predict.machine_model.published_rows import prepared_row

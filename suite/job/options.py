@@ -1,10 +1,12 @@
-"""Options of a training script that differ from the suite's own defaults."""
+"""Options of a training script, and of how its steps are executed."""
 
 from __future__ import annotations
 
 import enum
 
 import msgspec
+
+from suite.machine.half_precision import Kernels
 
 POWER_SGD_RANK = 4  # of the factors that approximate a gradient matrix
 
@@ -94,3 +96,21 @@ class Averaging(enum.StrEnum):
     def exact_at_first(self) -> bool:
         """Whether its first steps average exactly."""
         return self in (Averaging.POWER_SGD, Averaging.ONE_BIT)
+
+
+class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The execution options that all ranks of a launch share.
+
+    Args:
+        kernels: of the machine that runs it.
+        compiled: whether blocks are compiled.
+        averaging: over the data-parallel ranks, in the steps after those that average exactly.
+    """
+
+    kernels: Kernels = Kernels()
+    compiled: bool = False
+    training: TrainingOptions = DEFAULT_OPTIONS
+    averaging: Averaging = Averaging.EXACT
+
+
+DEFAULT_STEP = StepOptions()

@@ -6,8 +6,7 @@ import msgspec
 
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture, Recipe, Workload
-from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
-from suite.job.step_options import StepOptions
+from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
 from suite.machine.half_precision import Kernels
 
 WARM_UP_STEPS = 2  # the second step is the first with DistributedDataParallel's final buckets

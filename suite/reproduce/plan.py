@@ -15,8 +15,7 @@ from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 from reference_runs.scaled_layout import scaled_layout
 from suite.job.corpus import Corpus, tokenised_corpus
-from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
-from suite.job.step_options import StepOptions
+from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
 from suite.job.training_job import COUNTED_STEPS, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import resolved_device, usable_cores

@@ -1,27 +1,35 @@
-"""Step time of a reproduction, predicted from this machine's profile."""
+"""Step time of a reproduction, predicted from this machine's profile, and its shares of the machine's peaks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
 import msgspec
 
+from reference_runs.accelerator import dense_peak_flop_per_second
 from reference_runs.errors import InputError
+from reference_runs.run import Precision
 from suite.job.options import Averaging, KernelChoice
 from suite.machine.cpu_speed import AtCpuSpeed, SpeedSample, slowdown
 from suite.machine.devices import usable_cores
-from suite.machine.half_precision import kernels_for
+from suite.machine.half_precision import WORK_DTYPES, kernels_for
 from suite.machine.oversubscription import Oversubscribed
 from suite.machine.profile import Profile
 from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import MeasuredTimes
 from suite.metrics.figures import Figure, Quantity, of_job
 from suite.predict.executed_run.step_time import time_figures
+from suite.predict.machine_model.from_profile import known_accelerator
 from suite.predict.simulation.step_correction import nearest_reference_step, step_correction, uncertainty
 from suite.predict.simulation.step_time import StepConditions
 from suite.reproduce.plan import Plan
-from suite.reproduce.utilisation import Peak, peaks, utilisation
 
 CPU_SPEED_REASON = "seconds of a fixed computation, over its seconds in the calibration (docs/step_time.md); not judged"
 AT_CPU_SPEED_REASON = "the calibrated machine with its processors at that speed; not judged"
+OF_ACHIEVABLE = "of the achievable matrix rate"
+OF_DATASHEET = "of the data sheet's peak"
+_SHARE_OF = {Quantity.MODEL_FLOP_PER_SECOND: Quantity.MFU, Quantity.HARDWARE_FLOP_PER_SECOND: Quantity.HFU}
 
 
 def predicted_times(plan: Plan, profile: Profile | None, sample_seconds: float = 0.0) -> list[Figure]:
@@ -129,3 +137,42 @@ def time_figures_of(
         plan.step_options,
         StepConditions(sample_seconds=sample_seconds, cores=usable_cores(), correction_factor=factor),
     )
+
+
+class Peak(NamedTuple):
+    """A rate of one accelerator that others are shares of.
+
+    Args:
+        name: what the share is of: the figure's term.
+    """
+
+    name: str
+    flop_per_second: float
+
+
+def peaks(profile: Profile, precision: Precision, *, ranks: int, cores: int) -> list[Peak]:
+    """The data sheet's dense peak where the catalog knows the GPU, and the highest rate that products reached.
+
+    The latter with as many ranks at once: see `Profile.achievable_flop_per_second`. Ranks that take turns on fewer
+    cores share theirs.
+
+    Raises:
+        InputError: no product in that precision was measured.
+    """
+    at_once = min(ranks, cores) if profile.fingerprint.device == "cpu" else ranks
+    rate = profile.achievable_flop_per_second(WORK_DTYPES[precision], ranks=at_once) * at_once / ranks
+    achievable = Peak(OF_ACHIEVABLE, rate)
+    device = known_accelerator(profile)
+    if device is None:
+        return [achievable]
+    return [Peak(OF_DATASHEET, dense_peak_flop_per_second(device, WORK_DTYPES[precision])), achievable]
+
+
+def utilisation(figures: Sequence[Figure], of: Iterable[Peak]) -> list[Figure]:
+    """mfu and hfu for each flop rate of the job among `figures` and each peak; the peak's name is their term."""
+    return [
+        Figure(quantity=_SHARE_OF[figure.quantity], term=peak.name, value=figure.value / peak.flop_per_second)
+        for figure in figures
+        if figure.quantity in _SHARE_OF and figure.rank is None and figure.term is None
+        for peak in of
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reference_runs.catalog import global_batch_at
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import (
@@ -17,7 +18,6 @@ from reference_runs.run import (
     Residual,
     Workload,
 )
-from suite.job.batch_rampup import global_batch_at
 from suite.job.options import Averaging
 from suite.job.training_job import WARM_UP_STEPS
 from suite.predict.simulation.supported_layouts import layout_limits

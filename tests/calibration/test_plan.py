@@ -19,7 +19,7 @@ from suite.calibration.grids import MOST_ROW_ELEMENTS, axis_points
 from suite.calibration.plan import LINE, MEMORY_SECONDS, TABLE, Planned, plan, reference_steps
 from suite.calibration.plan import counts_at_once as counts
 from suite.calibration.shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.machine import cpu_caches
 from suite.machine.half_precision import Kernels
 from suite.machine.operations import COLLECTIVES

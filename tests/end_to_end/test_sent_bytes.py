@@ -15,8 +15,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.miniature import miniature
 from suite.execute.measure import clock
 from suite.job.events import Event, Finished, events_path
-from suite.job.options import Averaging
-from suite.job.step_options import StepOptions
+from suite.job.options import Averaging, StepOptions
 from suite.job.training_job import Job
 from suite.launch import network_namespaces
 from suite.metrics.figures import Quantity

@@ -14,8 +14,7 @@ from reference_runs.run import Precision, Recipe
 from suite.__main__ import main
 from suite.commands import exit_codes
 from suite.commands.ladder import EXIT_CODES
-from suite.job.options import Update
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions, Update
 from suite.job.training_job import LEAST_STEPS
 from suite.ladder import runner as runner
 from suite.ladder.judge import Gain, Interaction, Mark, gain_check, loss_check, noise, peak_check, repeats_check

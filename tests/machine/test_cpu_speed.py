@@ -13,7 +13,7 @@ import torch
 from suite.execute.measure import cpu_speed as sampling
 from suite.execute.measure.cpu_speed import SAMPLE_SECONDS, SpeedSampler
 from suite.job.events import Status
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.machine.cpu_speed import AtCpuSpeed, SpeedSample, middle, over_ranks, slowdown
 from suite.machine.profile import Profile, decode, encode
 from suite.machine.reference_step import TimedReferenceStep, reference_step

@@ -12,7 +12,7 @@ from suite.machine.operations import COLLECTIVES
 from suite.machine.oversubscription import Oversubscribed
 from suite.machine.timing_tables import Line, Subject, scaled
 from suite.reproduce import step_time
-from suite.reproduce.utilisation import peaks
+from suite.reproduce.step_time import peaks
 from tests.support.ladder_machine import CPU, TEXTS
 from tests.support.profiles import profile
 

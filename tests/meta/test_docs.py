@@ -13,9 +13,8 @@ import pytest
 
 from reference_runs.catalog import load
 from reference_runs.errors import InputError
-from reference_runs.fit_scores import fit_scores
 from reference_runs.layout import Layout, Offload, Recomputation, Schedule
-from reference_runs.machine_model import machine_model
+from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.published_tables import load_tables
 from reference_runs.run import (
     Activation,

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from reference_runs.catalog import global_batch_at
 from suite.execute.data.loader import CopiedAhead, batches
 from suite.execute.data.token_stream import TokenBatch
 from suite.execute.measure.phases import Part, Phases
@@ -26,7 +27,6 @@ from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
 from suite.execute.training.naive_logging import gradient_norm_by_parameter, logged_weight_norm
-from suite.job.batch_rampup import global_batch_at
 from suite.job.options import Averaging
 from suite.job.training_job import Job
 

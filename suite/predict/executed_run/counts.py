@@ -6,8 +6,7 @@ import msgspec
 
 from reference_runs.catalog import accumulation
 from reference_runs.run import Norm, Objective, Workload
-from suite.job.options import Averaging
-from suite.job.step_options import DEFAULT_STEP, StepOptions
+from suite.job.options import DEFAULT_STEP, Averaging, StepOptions
 from suite.metrics.figures import Figure, Quantity, with_maximum_over_ranks
 from suite.predict.analytic.flop import (
     HARDWARE_CONVENTION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum_over_ranks
 from suite.predict.simulation.rank_position import RankPosition, rank_position

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reference_runs.placement import coordinates
 from reference_runs.run import Workload
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.machine.timing_tables import MeasuredTimes
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.predict.analytic.flop import executed_flop, model_flop

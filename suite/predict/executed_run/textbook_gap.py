@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from reference_runs.catalog import accumulation
 from reference_runs.layout import StageAssignment
 from reference_runs.run import Residual, Workload
-from suite.job.step_options import DEFAULT_STEP, StepOptions
+from suite.job.options import DEFAULT_STEP, StepOptions
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.process_groups import Traffic

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_runs.fit_scores import FitScores, LeftOutScore
-from reference_runs.machine_model import MachineModel
+from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel
 from suite.predict.machine_model.fit import errors, fit
 from suite.predict.machine_model.published_rows import PreparedRow
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
-from reference_runs.fit_scores import fit_scores
-from reference_runs.machine_model import machine_model
+from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.run import Cluster, Precision, Software
 from reference_runs.stack import Generation, RecordedStack, stack, stack_of
 from suite.machine.half_precision import WORK_DTYPES

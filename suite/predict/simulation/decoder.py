@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Activation, Architecture, Mask, Norm, Position, Residual, Workload
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.predict.analytic.memory import FP32
 from suite.predict.simulation.autograd_tape import Tape, Value
 from suite.predict.simulation.decoder_parameters import Affine, ChunkParameters, LayerParameters, chunk_sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference_runs.run import Workload
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Rule, Tape, Value

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from reference_runs.catalog import accumulation
 from reference_runs.run import Objective, Precision, Workload
-from suite.job.options import DEFAULT_OPTIONS, TrainingOptions, Update
-from suite.job.step_options import StepOptions
+from suite.job.options import DEFAULT_OPTIONS, StepOptions, TrainingOptions, Update
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, optimizer_shards, shard_elements
 from suite.predict.simulation.autograd_tape import OperatorCalls, Tape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Workload
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
 from suite.predict.simulation.decoder import BatchBlocks, Chunk, batch

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.machine.profile import UNSEEN, Check
 from suite.machine.reference_step import TimedReferenceStep

@@ -10,7 +10,7 @@ import msgspec
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Schedule
 from reference_runs.run import Precision, Workload
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.predict.analytic.memory import (
     BYTES_PER_PARAMETER,
     FP32,

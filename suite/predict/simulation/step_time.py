@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout
 from reference_runs.run import Workload
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.machine.timing_tables import MeasuredTimes, Subject
 from suite.predict.simulation.cost_model import CostModel
 from suite.predict.simulation.operator_calls import (

@@ -6,8 +6,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Recomputation
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Workload
-from suite.job.options import Averaging
-from suite.job.step_options import DEFAULT_STEP, StepOptions
+from suite.job.options import DEFAULT_STEP, Averaging, StepOptions
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from reference_runs.fit_scores import FitScores
-from reference_runs.machine_model import MachineModel, Parameter
+from reference_runs.machine_model import FitScores, MachineModel, Parameter
 from reference_runs.published_tables import PublishedTables
 from suite.report.tables import MARKDOWN, table
 

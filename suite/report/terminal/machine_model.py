@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from reference_runs.fit_scores import FitScores
-from reference_runs.machine_model import MachineModel
+from reference_runs.machine_model import FitScores, MachineModel
 
 
 def print_fit(out: Console, model: MachineModel, errors: Mapping[str, Sequence[float]]) -> None:

@@ -6,7 +6,7 @@ import sys
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from suite.job.batch_rampup import global_batch_at
+from reference_runs.catalog import global_batch_at
 from suite.job.events import Event, Phase, Step
 from suite.report.terminal.tables import console
 from suite.reproduce.plan import Plan

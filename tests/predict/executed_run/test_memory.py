@@ -8,7 +8,7 @@ from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.miniature import miniature
 from reference_runs.run import Precision, Workload
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import Quantity
 from suite.predict.executed_run.memory import TOLERANCE, memory_figures, unproven_peak

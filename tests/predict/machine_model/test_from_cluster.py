@@ -10,8 +10,7 @@ import pytest
 from reference_runs.accelerator import accelerator
 from reference_runs.catalog import reference_run
 from reference_runs.errors import InputError
-from reference_runs.fit_scores import fit_scores
-from reference_runs.machine_model import machine_model
+from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.run import Precision
 from reference_runs.stack import AttentionKernel, Generation
 from suite.predict.analytic.gemm import efficiency

@@ -7,8 +7,7 @@ import pytest
 
 from reference_runs.catalog import accumulation
 from reference_runs.run import Workload
-from suite.job.options import Texts
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions, Texts
 from suite.ladder.plan import planned, target_of
 from suite.ladder.rung import BASE, Track
 from suite.machine.half_precision import Kernels

@@ -20,7 +20,7 @@ from reference_runs.run import Mask, Workload
 from suite.execute.data.token_stream import TokenStream
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.precision import store_weights
-from suite.job.step_options import StepOptions
+from suite.job.options import StepOptions
 from suite.predict.simulation.autograd_tape import OperatorCalls
 from suite.predict.simulation.operator_calls import loading_calls, micro_batch_calls
 

@@ -10,8 +10,7 @@ from reference_runs.layout import parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import Workload
 from suite.calibration.shapes import miniature_shapes
-from suite.job.options import DEFAULT_OPTIONS
-from suite.job.step_options import StepOptions
+from suite.job.options import DEFAULT_OPTIONS, StepOptions
 from suite.machine.half_precision import Kernels
 from suite.machine.profile import REPEATED, UNSEEN, Check
 from suite.machine.reference_step import TimedReferenceStep, reference_step

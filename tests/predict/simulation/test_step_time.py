@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Recomputation, parse_layout
 from reference_runs.run import Precision, Workload
-from suite.job.options import DEFAULT_OPTIONS, TrainingOptions
-from suite.job.step_options import StepOptions
+from suite.job.options import DEFAULT_OPTIONS, StepOptions, TrainingOptions
 from suite.machine.half_precision import Kernels
 from suite.machine.timing_tables import Line, Subject
 from suite.machine.timings import Timing

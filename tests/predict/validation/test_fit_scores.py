@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from reference_runs.errors import InputError
-from reference_runs.fit_scores import FIT_SCORES, fit_scores
-from reference_runs.machine_model import machine_model
+from reference_runs.machine_model import FIT_SCORES, fit_scores, machine_model
 from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
 from suite.predict.validation.published_tables import table_score

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_runs.catalog import reference_run
+from reference_runs.catalog import global_batch_at, reference_run
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import Recipe
-from suite.job.batch_rampup import global_batch_at
 from suite.reproduce.supported import check_ramp_up
 from tests.support.launches import WHOLE_BATCHES
 
