@@ -41,8 +41,8 @@ class Documents(msgspec.Struct, frozen=True):
     token_offsets: list[int] = msgspec.field(name="token_places")
 
 
-class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The differences between a script and the suite's own; by default there are none.
+class ScriptOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The differences between a training script and the suite's own; by default there are none.
 
     Args:
         tokenises: whether each sample's documents are read and tokenised every time.
@@ -55,8 +55,6 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
         offloads_activations: whether saved activations are kept in the host's memory. CUDA only.
         loss_chunks: parts of a micro-batch's tokens whose logits exist one after the other.
         cpp_operator: whether scale, mask and softmax are one operator, written in C++.
-        rung: of the ladder, for example "speed/compile"; empty for the suite's own script.
-        texts: of a script that tokenises.
     """
 
     tokenises: bool = False
@@ -69,6 +67,16 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
     offloads_activations: bool = False
     loss_chunks: int = 1
     cpp_operator: bool = False
+
+
+class TrainingOptions(ScriptOptions, frozen=True, kw_only=True):
+    """The options of a launch's script.
+
+    Args:
+        rung: of the ladder, for example "speed/compile"; empty for the suite's own script.
+        texts: of a script that tokenises.
+    """
+
     rung: str
     texts: Texts | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,9 +11,13 @@ import msgspec
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
-from suite.job.options import Texts, TrainingOptions, Update
+from suite.job.options import ScriptOptions, Texts, TrainingOptions, Update
 from suite.job.training_job import COUNTED_STEPS, PROFILED_STEPS, WARM_UP_STEPS
-from suite.ladder.rounding import FP16_ROUNDING, ROUNDING, reordered_bound
+
+# Relative, of losses: one rounding to 16 bits, of 8 in bf16's significand and 11 in fp16's. Logits are rounded so, and
+# a loss is a mean over 1,000 tokens and more, whose roundings average out. Of fp32 sums next to them nothing is seen
+ROUNDING = 2.0**-8
+FP16_ROUNDING = 2.0**-11
 
 
 class Track(enum.StrEnum):
@@ -40,8 +45,8 @@ class Promise(enum.StrEnum):
     CHANGED = "changed"
 
 
-class RungSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that rungs change: options of the training script (`TrainingOptions`), then its recipe and layout.
+class RungSetting(ScriptOptions, frozen=True, kw_only=True):
+    """Everything that rungs change: options of the training script, then its recipe and layout.
 
     Args:
         samples: of a step; micro_batch: of one pass of one rank.
@@ -49,16 +54,6 @@ class RungSetting(msgspec.Struct, frozen=True, kw_only=True):
         hosts: that the ranks are on, one each where there is more than one.
     """
 
-    tokenises: bool = False
-    workers: int = 0
-    pinned: bool = False
-    synchronises: bool = False
-    keeps_gradients: bool = False
-    in_place: bool = False
-    update: Update = Update.FUSED
-    offloads_activations: bool = False
-    loss_chunks: int = 1
-    cpp_operator: bool = False
     samples: int = 32
     micro_batch: int = 32
     precision: Precision = Precision.FP32
@@ -74,9 +69,27 @@ class RungSetting(msgspec.Struct, frozen=True, kw_only=True):
 
     def training_options(self, rung: str, texts: Texts | None) -> TrainingOptions:
         """Those of the script, by the name of the launch; with texts where it tokenises."""
-        fields = (field for field in TrainingOptions.__struct_fields__ if field not in ("rung", "texts"))
-        options = {field: getattr(self, field) for field in fields}
+        options = {field: getattr(self, field) for field in ScriptOptions.__struct_fields__}
         return TrainingOptions(rung=rung, texts=texts if self.tokenises else None, **options)
+
+
+def reordered_bound(*, addends: int, steps: int) -> float:
+    """By what part of itself a loss may differ where sums of fp32 are added in another order, in the last of `steps`.
+
+    (S + 1) sqrt(n) u, with n addends, S steps and u = 2^-24, fp32's unit roundoff:
+        sqrt(n) u   a sum of n addends: roundings are as good as independent, so that they add up as a random walk. That
+                    holds too where the addends cancel, relative to what is left of them
+        1           the loss of the step itself, a mean over its tokens
+        S           gradients of the steps before. Adam's update has the relative error of its gradient, and moves the
+                    loss by that part of what the update takes off it: at most all of the loss, each step
+    One addend after the other; PyTorch adds in blocks, whose sums are rounded less often. The longest of these sums are
+    those over a step's tokens, in gradients of weights; the gradients' norm is one over all parameters, but a factor of
+    all gradients leaves Adam's updates as they are.
+
+    Source: Higham and Mary, A new approach to probabilistic rounding error analysis, 2019, theorem 2.4, with
+    lambda = 1. Differs from the worst case, n u, by sqrt(n).
+    """
+    return (steps + 1) * math.sqrt(addends) * 2.0**-24
 
 
 BASE = {

@@ -1,312 +1,34 @@
-"""The rungs of both tracks, from the baseline up, as data."""
+"""The rungs of both tracks, from the baseline up: those of `rungs.toml`."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
 import msgspec
 
-from reference_runs.layout import Recomputation
-from reference_runs.run import Precision
-from suite.job.options import Update
-from suite.ladder.rounding import FP16_ROUNDING, ROUNDING
-from suite.ladder.rung import REORDERED, Need, Promise, Rung, RungSetting, Track
+from suite.ladder.rung import Need, Promise, Rung, RungSetting, Track, rounding_of, setting_above
 
-REDUCED = "the same sums in another order: fp32 rounding, which Adam's steps carry on"
-SAME = "the same operations on the same numbers"
-RUNGS: tuple[Rung, ...] = (
-    Rung(
-        name="memory-baseline",
-        track=Track.MEMORY,
-        title="fp32, whole batch, all activations, foreach AdamW, gradients zeroed where they lie",
-        changes={},
-        promise=Promise.EQUAL,
-        loss="what the others are compared with",
-        predicts="20 P at the update (weights, gradients, two moments, a temporary); activations, 12 N V of logits",
-    ),
-    Rung(
-        name="in-place",
-        track=Track.MEMORY,
-        title="operators in place; gradients take over the storage that the backward pass made",
-        changes={"in_place": True, "keeps_gradients": False},
-        promise=Promise.EQUAL,
-        loss=SAME,
-        predicts="4 P gradients are not there while activations are",
-    ),
-    Rung(
-        name="accumulate",
-        track=Track.MEMORY,
-        title="gradient accumulation over 4 micro-batches",
-        changes={"micro_batch": 8},
-        promise=Promise.WITHIN,
-        bound=REORDERED,
-        loss=REDUCED,
-        predicts="activations and logits / 4",
-    ),
-    Rung(
-        name="recompute-selective",
-        track=Track.MEMORY,
-        title="recompute attention's scores and softmax",
-        changes={"recomputation": Recomputation.SELECTIVE},
-        promise=Promise.EQUAL,
-        loss=SAME,
-        predicts="5 a s / h of 34 + 5 a s / h a layer are not kept",
-    ),
-    Rung(
-        name="recompute-full",
-        track=Track.MEMORY,
-        title="recompute every layer from its input",
-        changes={"recomputation": Recomputation.FULL},
-        promise=Promise.EQUAL,
-        loss=SAME,
-        predicts="L inputs and one layer's activations: 4 N h (L + A)",
-    ),
-    Rung(
-        name="recompute-sqrt",
-        track=Track.MEMORY,
-        title="recompute groups of sqrt(layers) layers",
-        changes={"layers_per_checkpoint": 0},
-        promise=Promise.EQUAL,
-        loss=SAME,
-        predicts="4 N h (L / d + d A) of layers, least at d = sqrt(L / A), about 1; at the loss 4 N h L / d",
-        needs=(Need.LAYERS,),
-    ),
-    Rung(
-        name="optimizer-loop",
-        track=Track.MEMORY,
-        title="AdamW tensor by tensor, without foreach's temporaries",
-        changes={"update": Update.LOOP},
-        promise=Promise.WITHIN,
-        bound=REORDERED,
-        loss=REDUCED,
-        predicts="temporaries: 8 N_t of the largest tensor in place of 4 P: less where no tensor has half of P",
-    ),
-    Rung(
-        name="optimizer-fused",
-        track=Track.MEMORY,
-        title="fused AdamW",
-        changes={"update": Update.FUSED},
-        promise=Promise.WITHIN,
-        bound=REORDERED,
-        loss=REDUCED,
-        predicts="no temporaries",
-    ),
-    Rung(
-        name="optimizer-frugal",
-        track=Track.MEMORY,
-        title="Adafactor: a second moment of rows and columns, no first one",
-        changes={"update": Update.ADAFACTOR},
-        promise=Promise.CHANGED,
-        loss="another optimizer takes other steps",
-        predicts="moments: 4 (R + C) a matrix in place of 8 R C; 4 N_t in passing",
-        side=True,
-    ),
-    Rung(
-        name="offload-activations",
-        track=Track.MEMORY,
-        title="activations offloaded to the host",
-        changes={"offloads_activations": True},
-        promise=Promise.EQUAL,
-        loss=SAME,
-        predicts="not predicted, neither peak nor time: see docs/ladder.md",
-        seconds_unknown="what comes back to the device, and the copies, are in no model",
-        needs=(Need.CUDA,),
-        side=True,
-    ),
-    Rung(
-        name="fp16",
-        track=Track.MEMORY,
-        title="fp16 with fp32 masters and loss scaling",
-        changes={"precision": Precision.FP16},
-        promise=Promise.WITHIN,
-        bound=FP16_ROUNDING,
-        loss="fp16 rounds to 11 bits",
-        predicts="16 P of state (2 + 2 + 4 + 8) and 4 P of widened gradients in the update; activations / 2",
-        side=True,
-    ),
-    Rung(
-        name="bf16",
-        track=Track.MEMORY,
-        title="bf16 with fp32 masters and gradients",
-        changes={"precision": Precision.BF16},
-        promise=Promise.WITHIN,
-        bound=ROUNDING,
-        loss="bf16 rounds to 8 bits",
-        predicts="18 P of state (2 + 4 + 4 + 8) in place of 16 P; activations / 2",
-    ),
-    Rung(
-        name="loss-chunks",
-        track=Track.MEMORY,
-        title="linear and cross-entropy in 4 chunks",
-        changes={"loss_chunks": 4},
-        promise=Promise.WITHIN,
-        bound=ROUNDING,
-        loss="gradients of chunks are rounded before they are added",
-        predicts="logits of N / 4 tokens; the gradients of head and hidden states from the forward pass on",
-    ),
-    Rung(
-        name="fsdp-2",
-        track=Track.MEMORY,
-        title="fully sharded over 2 ranks (FSDP2)",
-        changes={"data_parallel": 2, "fully_sharded": True},
-        promise=Promise.WITHIN,
-        bound=ROUNDING,
-        loss="gradients are reduced over ranks",
-        predicts="16 P / 2 of state, and gathered units in passing",
-    ),
-    Rung(
-        name="fsdp-4",
-        track=Track.MEMORY,
-        title="fully sharded over 4 ranks (FSDP2)",
-        changes={"data_parallel": 4, "fully_sharded": True},
-        promise=Promise.WITHIN,
-        bound=ROUNDING,
-        loss="gradients are reduced over ranks",
-        predicts="16 P / 4 of state, and gathered units in passing",
-    ),
-    Rung(
-        name="fsdp-offload",
-        track=Track.MEMORY,
-        title="fully sharded, state on the host",
-        changes={"fully_sharded": True, "offloads_state": True},
-        promise=Promise.WITHIN,
-        bound=ROUNDING,
-        loss="the update is the host's; gradients are reduced over ranks where the rung below has whole ones",
-        predicts="no state on the device but gathered units",
-        seconds_unknown="copies to and from the host are not in the step-time model",
-        needs=(Need.CUDA,),
-    ),
-    Rung(
-        name="speed-baseline",
-        track=Track.SPEED,
-        title="fp32, 8 samples, tokenised in the training process, a synchronisation for every number, pageable copies",
-        changes={},
-        promise=Promise.EQUAL,
-        loss="what the others are compared with",
-        predicts="the machine profile, with the measured seconds to tokenise a sample's documents",
-    ),
-    Rung(
-        name="batch",
-        track=Track.SPEED,
-        title="larger batch: 32 samples a step",
-        changes={"samples": 32, "micro_batch": 32},
-        promise=Promise.CHANGED,
-        loss="a step has more samples, and there are fewer steps for the same samples",
-        predicts="update and host work of a step over 4 times the tokens; larger products",
-    ),
-    Rung(
-        name="workers",
-        track=Track.SPEED,
-        title="2 DataLoader workers make batches ahead",
-        changes={"workers": 2},
-        promise=Promise.EQUAL,
-        loss="the same samples in the same order",
-        predicts="tokenising M stays M (up to M = T) where threads use every core; is max(0, M / 2 - T) beside a GPU",
-    ),
-    Rung(
-        name="offline",
-        track=Track.SPEED,
-        title="tokens made once, offline, and mapped into memory",
-        changes={"tokenises": False},
-        promise=Promise.EQUAL,
-        loss="the same samples in the same order",
-        predicts="tokenising becomes slices of a file",
-    ),
-    Rung(
-        name="pinned",
-        track=Track.SPEED,
-        title="page-locked batches, copied one ahead on a stream of their own",
-        changes={"pinned": True},
-        promise=Promise.EQUAL,
-        loss="the same samples in the same order",
-        predicts="the pageable copy, as calibrated, is hidden behind computing",
-        needs=(Need.CUDA,),
-    ),
-    Rung(
-        name="no-sync",
-        track=Track.SPEED,
-        title="no needless synchronisation, tensors or autograd; fused AdamW; gradients freed",
-        changes={"synchronises": False, "keeps_gradients": False, "update": Update.FUSED},
-        promise=Promise.WITHIN,
-        bound=REORDERED,
-        loss=REDUCED,
-        predicts="passes over weights and gradients that fused AdamW and one norm do not make, and their calls",
-    ),
-    Rung(
-        name="cpp-operator",
-        track=Track.SPEED,
-        title="scale, mask and softmax as one operator, in C++ (torch.library)",
-        changes={"cpp_operator": True},
-        promise=Promise.WITHIN,
-        bound=REORDERED,
-        loss=REDUCED,
-        predicts="two passes less over the scores, forward, and one backward",
-        needs=(Need.COMPILER,),
-        side=True,
-    ),
-    Rung(
-        name="fused-attention",
-        track=Track.SPEED,
-        title="attention as one kernel that stores no scores (scaled_dot_product_attention)",
-        changes={"fused_attention": True},
-        promise=Promise.WITHIN,
-        bound=REORDERED,
-        loss=REDUCED,
-        predicts="the kernel, as calibrated, for two products and the passes over the scores, which are not kept",
-        side=True,
-    ),
-    Rung(
-        name="compile",
-        track=Track.SPEED,
-        title="torch.compile of every block",
-        changes={"compiled": True},
-        promise=Promise.WITHIN,
-        bound=REORDERED,
-        loss=REDUCED,
-        predicts="fused element-wise operators and one call a block, as calibrated",
-    ),
-    Rung(
-        name="mixed-precision",
-        track=Track.SPEED,
-        title="bf16 with fp32 masters",
-        changes={"precision": Precision.BF16},
-        promise=Promise.WITHIN,
-        bound=ROUNDING,
-        loss="bf16 rounds to 8 bits",
-        predicts="products and passes over memory in bf16, as calibrated: slower where instructions lack",
-    ),
-    Rung(
-        name="fused-kernels",
-        track=Track.SPEED,
-        title="Triton kernels of norms, activations, softmax and loss",
-        changes={"triton": True},
-        promise=Promise.WITHIN,
-        bound=ROUNDING,
-        loss="the same sums in another order, rounded to bf16 at other places",
-        predicts="not predicted",
-        seconds_unknown="a calibration does not time Triton's kernels",
-        needs=(Need.TRITON,),
-    ),
-    Rung(
-        name="ddp",
-        track=Track.SPEED,
-        title="DistributedDataParallel on this machine, 2 ranks",
-        changes={"data_parallel": 2, "micro_batch": 16},
-        promise=Promise.WITHIN,
-        bound=ROUNDING,
-        loss="gradients are reduced over ranks",
-        predicts="half of the samples a rank, and an all-reduce of the gradients, as calibrated with 2 ranks at once",
-    ),
-    Rung(
-        name="ddp-hosts",
-        track=Track.SPEED,
-        title="DistributedDataParallel over two hosts: network namespaces joined by veth, or --hosts",
-        changes={"data_parallel": 2, "hosts": 2},
-        promise=Promise.WITHIN,
-        bound=ROUNDING,
-        loss=REDUCED,
-        predicts="the same with messages as timed between these hosts, in a calibration of their own beforehand",
-        needs=(Need.NAMESPACES,),
-    ),
-)
+
+def _rungs() -> Iterator[Rung]:
+    """Those of the file; where sums come in another order, the bound follows from the setting's precision."""
+    file = Path(__file__).with_suffix(".toml")
+    for track, rows in tomllib.loads(file.read_text(encoding="utf-8")).items():
+        rungs: list[Rung] = []
+        for row in rows:
+            values = msgspec.convert(row["changes"], RungSetting)
+            row["changes"] = {name: getattr(values, name) for name in row["changes"]}
+            row["needs"] = tuple(Need[name.upper()] for name in row.get("needs", ()))
+            rung = Rung(track=Track(track), **row | {"promise": Promise(row["promise"])})
+            if rung.promise is Promise.WITHIN:
+                bound = rounding_of(setting_above(rung, rungs).precision)
+                rung = msgspec.structs.replace(rung, bound=bound)
+            rungs.append(rung)
+        yield from rungs
+
+
+RUNGS = tuple(_rungs())
 
 
 def seconds_unknown(setting: RungSetting) -> str:
@@ -314,9 +36,6 @@ def seconds_unknown(setting: RungSetting) -> str:
 
     A rung passes on what it changes to those that stand on it, and so the reason too.
     """
-    reasons = (
-        rung.seconds_unknown
-        for rung in RUNGS
-        if rung.seconds_unknown and rung.changes.items() <= msgspec.structs.asdict(setting).items()
-    )
-    return next(reasons, "")
+    values = msgspec.structs.asdict(setting)
+    reasons = (rung.seconds_unknown for rung in RUNGS if rung.changes.items() <= values.items())
+    return next(filter(None, reasons), "")
