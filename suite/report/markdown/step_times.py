@@ -21,6 +21,7 @@ _EXPLAINED = [term.value for term in StepTerm if term is not StepTerm.UNEXPLAINE
 # What launches must share to be comparable here. `processor` is a hash of its flags: older records have no generation,
 # and two processors may have one name. Of the second group the latest counts.
 COMPARABLE = ["machine", "processor", "run", "ranks", "layout", "compiled"]
+FACTS = ("id", "machine", "run", "ranks", "layout", "compiled", "others_share", "started")
 VERSIONS = ["software_hash", "policy_hash", "hardware_hash"]
 
 
@@ -32,11 +33,13 @@ def step_times(recorded: Iterable[LaunchSummary]) -> pandas.DataFrame:
     several versions of software or policy, or with other memory, those of the latest. Launches of the ladder are left
     out: its own tables tell their rungs apart.
     """
+    import pandas
+
     chosen = [one for one in recorded if one.status == Status.OK and "script" not in one.policy]
     chosen = [one for one in chosen if one.predicted.numbers]
-    rows = frame.launches(chosen)[
-        ["id", "machine", "run", "ranks", "layout", "compiled", "started_utc", "others_share"]
-    ]
+    rows = pandas.DataFrame({name: [getattr(one, name) for one in chosen] for name in FACTS})
+    rows["others_share"] = rows.others_share.astype(float)
+    rows["started_utc"] = pandas.to_datetime(rows.pop("started"), unit="s", utc=True)
     rows["processor"] = [launch.hardware.get("cpu_flags", "") for launch in chosen]
     for name in VERSIONS:
         rows[name] = [launch.hashes[name.removesuffix("_hash")] for launch in chosen]
