@@ -1,1 +1,1 @@
-"""Kernels against eager PyTorch, torch.compile and Liger-Kernel: one module a kernel, and what times and tells them."""
+"""Kernels against eager PyTorch, torch.compile and Liger-Kernel: cases, timing, tables and plots."""

@@ -13,6 +13,7 @@ from suite.execute.calibrate.matmul import DTYPES
 
 Function = Callable[..., Any]
 PLAIN, OURS, EAGER, COMPILED, LIGER = "plain", "kernel", "eager", "compiled", "liger"
+RUNS = ("gpt2-124m", "gpt2-1558m", "codegeex-13b", "gpt-neox-20b", "glm-130b", "opt-175b", "bloom-176b", "mt-nlg-530b")
 SDPA, FLEX = "sdpa", "flex"  # PyTorch's fused attention: scaled_dot_product_attention and FlexAttention
 
 

@@ -1,4 +1,4 @@
-"""Softmax of attention scores under the masks of the runs, and the whole attention around it next to fused ones.
+"""Rotation of queries and keys, softmax of scores under the masks of the runs, and the whole attention.
 
 Masks: causal; ALiBi; a prefix of half the positions; two samples in one row, each with such a prefix (GLM's rows).
 The functions of an `attention` variant all compute the same from queries, keys and values: products, mask and softmax
@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.case import FLEX, SDPA, Case, Draw, Function, compiled, dtypes
+from kernels import rotary
 from kernels.masked_softmax import masked_softmax, reference
-from suite.execute.model.position import alibi_slopes, prefix_bias
+from suite.execute.model.position import alibi_slopes, prefix_bias, rotated
 
 HEADS = {"cuda": 16, "cpu": 4}
 HEAD_SIZE = 64
@@ -28,6 +29,10 @@ ATTENTION_LENGTHS = {"cuda": (1024, 2048, 4096), "cpu": (256, 1024)}
 # and the kernel's argument that makes the mask, where it is not causal alone
 MASKS = {"causal": "", "alibi": "slopes_H", "prefix": "prefix_B", "packed": "seen_B2S"}
 FUSED_MASKS = ("causal", "alibi", "prefix")
+ROTATED_BATCH, ROTATED_LENGTH = {"cuda": 2, "cpu": 1}, {"cuda": 2048, "cpu": 128}
+# heads and head size of the runs that rotate, and the share of the head that turns
+ROTATIONS = {"glm": (96, 128, 1.0), "neox": (64, 96, 0.25)}
+ROTATED_CPU_HEADS = 8
 
 
 def _mask(variant: str, heads: int, length: int, device: torch.device) -> Tensor | None:
@@ -135,8 +140,40 @@ def _read(variant: str, length: int) -> dict[str, int]:
     return {"causal": 1, "prefix": length // 2} if variant == "prefix" else {"causal": 1}
 
 
+def _eager_rotation(q: Tensor, k: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
+    return rotated(q, rotation), rotated(k, rotation)
+
+
+def _rotation_inputs(heads: int, size: int, turning: int, dtype: torch.dtype, draw: Draw) -> tuple[Any, ...]:
+    length = ROTATED_LENGTH[draw.device.type]
+    q, k = (draw.normal(ROTATED_BATCH[draw.device.type], heads, length, size, dtype=dtype) for _ in range(2))
+    angles = draw.normal(length, turning, dtype=torch.float32)
+    return q, k, torch.stack([angles.cos(), angles.sin()])
+
+
+def _rotations(device: torch.device) -> Iterator[Case]:
+    """Each shape in each dtype, forward and backward; all dims count, as those that pass are copied too."""
+    for variant, (recorded, size, share) in ROTATIONS.items():
+        heads = recorded if device.type == "cuda" else ROTATED_CPU_HEADS
+        for dtype, torchs in dtypes(device).items():
+            elements = 2 * ROTATED_BATCH[device.type] * heads * ROTATED_LENGTH[device.type] * size
+            yield Case(
+                kernel="rotary",
+                variant=variant,
+                dtype=dtype,
+                sizes={"elements": elements, "element_bytes": torchs.itemsize},
+                over="elements",
+                inputs=partial(_rotation_inputs, heads, size, round(share * size), torchs),
+                ours=rotary.rotary,
+                plain=rotary.reference,
+                eager=_eager_rotation,
+                differentiated=2,
+            )
+
+
 def cases(device: torch.device) -> Iterator[Case]:
-    """The softmax and the attention under each mask at each length in each dtype, forward and backward."""
+    """Rotations; the softmax and the attention under each mask at each length in each dtype, forward and backward."""
+    yield from _rotations(device)
     heads = HEADS[device.type]
     for variant in MASKS:
         for dtype, torchs in dtypes(device).items():
