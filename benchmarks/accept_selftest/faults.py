@@ -185,40 +185,48 @@ def _disk_that_fills(directories: InjectionDirectories) -> Iterator[Prepared]:
             filler.wait()
 
 
+def _records(results: Path, part: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """File names and contents of the "begin" or "end" halves of all batteries below `results`."""
+    for path in sorted(battery_record.directory(results).glob(f"*.{part}.json")):
+        yield path.name, json.loads(path.read_bytes())
+
+
+def _store(results: Path, name: str, text: str) -> Path:
+    directory = battery_record.directory(results)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_text(text)
+    return directory
+
+
 @contextmanager
 def _stale_past(directories: InjectionDirectories) -> Iterator[Prepared]:
     """The accepted battery of this node was measured with other software."""
     results = directories.scratch / "results"
-    (results / "acceptance").mkdir(parents=True)
-    for path in (directories.results / "acceptance").glob("*.end.json"):
-        closed = json.loads(path.read_bytes())
+    for name, closed in _records(directories.results, "end"):
         closed["hashes"]["software"] = "0" * 16
-        (results / "acceptance" / path.name).write_text(json.dumps(closed))
+        _store(results, name, json.dumps(closed))
     yield Prepared(["--results", str(results)], {}, [])
 
 
 @contextmanager
 def _truncated_fleet(directories: InjectionDirectories) -> Iterator[Prepared]:
     """Of two other nodes one left half a record."""
-    fleet = directories.scratch / "fleet" / "acceptance"
-    fleet.mkdir(parents=True)
-    for path in (directories.results / "acceptance").glob("*.end.json"):
-        text = path.read_text().replace('"node": "', '"node": "f')
-        (fleet / path.name).write_text(text)
-        (fleet / f"half-{path.name}").write_text(text[: len(text) // 2])
-    yield Prepared(["--fleet", str(fleet.parent)], {}, [])
+    fleet = directories.scratch / "fleet"
+    for name, closed in _records(directories.results, "end"):
+        text = json.dumps(closed | {"node": f"f{closed['node']}"})
+        _store(fleet, name, text)
+        _store(fleet, f"half-{name}", text[: len(text) // 2])
+    yield Prepared(["--fleet", str(fleet)], {}, [])
 
 
 @contextmanager
 def _stale_resume(directories: InjectionDirectories) -> Iterator[Prepared]:
     """An interrupted battery of other hardware."""
     results = directories.scratch / "results"
-    (results / "acceptance").mkdir(parents=True)
-    for path in (directories.results / "acceptance").glob("*.begin.json"):
-        opening = json.loads(path.read_bytes())
+    for name, opening in _records(directories.results, "begin"):
         opening["hashes"]["hardware"] = "0" * 16
         opening["options"]["checks"] = "0"
-        (results / "acceptance" / path.name).write_text(json.dumps(opening))
+        _store(results, name, json.dumps(opening))
     yield Prepared(["--results", str(results), "--resume"], {}, [])
 
 
@@ -228,37 +236,22 @@ def _stale_profile(directories: InjectionDirectories) -> Iterator[Prepared]:
     results = directories.scratch / "results"
     here = fingerprint(resolved_device("auto")[0])
     other = Fingerprint(node="0" * 8, device=here.device, hardware=here.hardware, software=here.software)
-    for path in sorted((directories.results / "acceptance").glob("*.begin.json"))[:1]:
-        began = json.loads(path.read_bytes())
-        began["options"]["checks"] = "3"
-        opened = battery_record.directory(results)
-        profile = machines_directory(opened) / "other.json"
-        profile.parent.mkdir(parents=True)
-        ranks = int(began["options"]["ranks"])
-        measured = Conditions(
-            ranks=ranks,
-            threads={},
-            seconds=1.0,
-            load_before=None,
-            load_after=None,
-            steal_share=None,
-            others_share=None,
-            facts={},
-            gpus=[],
-        )
-        absurd = Profile(
-            measured=0.0, fingerprint=other, conditions=measured, tables=[], lines=[], checks=[], reference_steps=[]
-        )
-        profile.write_bytes(encode(absurd))
-        (opened / path.name).write_text(json.dumps(began))
-        rates = [ABSURD_BYTES_PER_SECOND] * ranks
-        micro = MicroMeasurements(
-            status=Status.OK, message="", seconds=1.0, matrix=rates, copy=rates, triad=rates, profile=str(profile)
-        )
-        kept = PhaseEvidence(
-            kind="battery", schema=SCHEMA, id=began["id"], phase="micro-measurements", evidence=[micro]
-        )
-        (opened / f"{began['id']}.micro-measurements.phase.json").write_bytes(battery_record.encode(kept))
+    name, began = next(_records(directories.results, "begin"))
+    began["options"]["checks"] = "3"
+    ranks = int(began["options"]["ranks"])
+    unknown: dict[str, Any] = dict.fromkeys(("load_before", "load_after", "steal_share", "others_share"))
+    conditions = Conditions(ranks=ranks, threads={}, seconds=1.0, facts={}, gpus=[], **unknown)
+    empty: dict[str, Any] = {"tables": [], "lines": [], "checks": [], "reference_steps": []}
+    directory = _store(results, name, json.dumps(began))
+    profile = machines_directory(directory) / "other.json"
+    profile.parent.mkdir(parents=True)
+    profile.write_bytes(encode(Profile(measured=0.0, fingerprint=other, conditions=conditions, **empty)))
+    rates = [ABSURD_BYTES_PER_SECOND] * ranks
+    micro = MicroMeasurements(
+        status=Status.OK, message="", seconds=1.0, matrix=rates, copy=rates, triad=rates, profile=str(profile)
+    )
+    kept = PhaseEvidence(kind="battery", schema=SCHEMA, id=began["id"], phase="micro-measurements", evidence=[micro])
+    (directory / f"{began['id']}.micro-measurements.phase.json").write_bytes(battery_record.encode(kept))
     yield Prepared(["--results", str(results), "--resume"], {}, [])
 
 

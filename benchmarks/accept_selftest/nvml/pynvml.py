@@ -2,15 +2,18 @@
 
 FAKE_NVML holds the object: {"gpus": 2, "with_ranks": true, "faults": {"1": {"throttle": 64, "uncorrected": 3, ...}}}.
 With ranks, the battery takes its ranks to run on these GPUs, wherever they do. Counters move with the number of
-readings, as under load. tests/acceptance/judge/test_gpu_health.py holds every function's signature and every constant
-to the real library's.
+readings, as under load. Units are the library's: MHz, milliwatts, degrees Celsius.
+tests/acceptance/judge/test_gpu_health.py holds every function's signature and every constant to the real library's.
 """
+
+# ruff: noqa: ARG001, D103, N802, N816  # the library's names and signatures
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from types import SimpleNamespace
 from typing import Any
 
 NVML_CLOCK_SM = 1
@@ -20,12 +23,12 @@ NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 NVML_ERROR_TIMEOUT = 10
 NVML_ERROR_NOT_SUPPORTED = 3
-nvmlEventTypeXidCriticalError = 0x0000000000000008  # noqa: N816  # the library's names
-nvmlClocksThrottleReasonSwPowerCap = 0x0000000000000004  # noqa: N816
-nvmlClocksThrottleReasonHwSlowdown = 0x0000000000000008  # noqa: N816
-nvmlClocksThrottleReasonSwThermalSlowdown = 0x0000000000000020  # noqa: N816
-nvmlClocksThrottleReasonHwThermalSlowdown = 0x0000000000000040  # noqa: N816
-nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x0000000000000080  # noqa: N816
+nvmlEventTypeXidCriticalError = 0x0000000000000008
+nvmlClocksThrottleReasonSwPowerCap = 0x0000000000000004
+nvmlClocksThrottleReasonHwSlowdown = 0x0000000000000008
+nvmlClocksThrottleReasonSwThermalSlowdown = 0x0000000000000020
+nvmlClocksThrottleReasonHwThermalSlowdown = 0x0000000000000040
+nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x0000000000000080
 
 
 class NVMLError(Exception):
@@ -36,28 +39,19 @@ class NVMLError(Exception):
         self.value = value
 
 
-class _Process:
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.usedGpuMemory = 0
-
-
-class _Event:
-    def __init__(self, device: int, xid: int) -> None:
-        self.device = device
-        self.eventType = nvmlEventTypeXidCriticalError
-        self.eventData = xid
-
-
 _SCENE: dict[str, Any] = json.loads(os.environ.get("FAKE_NVML", '{"gpus": 2}'))
 _READINGS: dict[tuple[int, str], int] = {}
-_PENDING = [_Event(int(gpu), xid) for gpu, faults in _SCENE.get("faults", {}).items() for xid in faults.get("xids", ())]
+_PENDING = [
+    SimpleNamespace(device=int(gpu), eventType=nvmlEventTypeXidCriticalError, eventData=xid)
+    for gpu, faults in _SCENE.get("faults", {}).items()
+    for xid in faults.get("xids", ())
+]
 
 
 if _SCENE.get("with_ranks"):
     from suite.acceptance import nvml
 
-    def _all(device: str, ranks: int, uuids: object = ()) -> list[int]:  # noqa: ARG001  # the patched one's
+    def _all(device: str, ranks: int, uuids: object = ()) -> list[int]:  # as the patched one
         return list(range(_SCENE["gpus"]))
 
     nvml.gpus_with_ranks = _all
@@ -74,144 +68,108 @@ def _grown(handle: int, name: str) -> int:
     return int(_fault(handle, name, 0)) if readings else 0
 
 
-def nvmlInit() -> None:  # noqa: N802
+def nvmlInit() -> None:
     """A driver answers."""
 
 
-def nvmlDeviceGetCount() -> int:  # noqa: N802
-    """GPUs of the scene."""
+def nvmlDeviceGetCount() -> int:
     return int(_SCENE["gpus"])
 
 
-def nvmlDeviceGetHandleByIndex(index: int) -> int:  # noqa: N802
-    """Its number is its handle."""
+def nvmlDeviceGetHandleByIndex(index: int) -> int:
     return index
 
 
-def nvmlDeviceGetName(handle: int) -> str:  # noqa: N802
-    """The model."""
+def nvmlDeviceGetName(handle: int) -> str:
     return str(_fault(handle, "model", "NVIDIA H100 80GB HBM3"))
 
 
-def nvmlDeviceGetUUID(handle: int) -> str:  # noqa: N802
-    """Distinct for each."""
+def nvmlDeviceGetUUID(handle: int) -> str:
     return f"GPU-{handle}"
 
 
-def nvmlSystemGetDriverVersion() -> str:  # noqa: N802
-    """The driver."""
+def nvmlSystemGetDriverVersion() -> str:
     return "570.00"
 
 
-def nvmlDeviceGetVbiosVersion(handle: int) -> str:  # noqa: N802
-    """The firmware."""
+def nvmlDeviceGetVbiosVersion(handle: int) -> str:
     return str(_fault(handle, "firmware", "96.00.74.00.01"))
 
 
-def nvmlDeviceGetClockInfo(handle: int, type: int) -> int:  # noqa: N802, ARG001
-    """MHz."""
+def nvmlDeviceGetClockInfo(handle: int, type: int) -> int:
     return 1200 if _fault(handle, "throttle", 0) else 1980
 
 
-def nvmlDeviceGetPowerUsage(handle: int) -> int:  # noqa: N802, ARG001
-    """Milliwatts."""
+def nvmlDeviceGetPowerUsage(handle: int) -> int:
     return 650_000
 
 
-def nvmlDeviceGetEnforcedPowerLimit(handle: int) -> int:  # noqa: N802
-    """Milliwatts."""
+def nvmlDeviceGetEnforcedPowerLimit(handle: int) -> int:
     return 1000 * int(_fault(handle, "watts", 700))
 
 
-def nvmlDeviceGetPowerManagementDefaultLimit(handle: int) -> int:  # noqa: N802, ARG001
-    """Milliwatts."""
+def nvmlDeviceGetPowerManagementDefaultLimit(handle: int) -> int:
     return 700_000
 
 
-def nvmlDeviceGetTemperature(handle: int, sensor: int) -> int:  # noqa: N802, ARG001
-    """Degrees Celsius."""
+def nvmlDeviceGetTemperature(handle: int, sensor: int) -> int:
     return 92 if _fault(handle, "throttle", 0) else 61
 
 
-def nvmlDeviceGetCurrentClocksThrottleReasons(handle: int) -> int:  # noqa: N802
-    """A set of bits; blocks for ever where the scene says that the GPU is lost."""
+def nvmlDeviceGetCurrentClocksThrottleReasons(handle: int) -> int:
     while _fault(handle, "lost", False):
         time.sleep(3600)
     return int(_fault(handle, "throttle", 0))
 
 
-def nvmlDeviceGetEccMode(handle: int) -> list[int]:  # noqa: N802
-    """Current and pending."""
+def nvmlDeviceGetEccMode(handle: int) -> list[int]:
     return [int(_fault(handle, "ecc_on", 1)), 1]
 
 
-def nvmlDeviceGetMigMode(device: int) -> list[int]:  # noqa: N802
-    """Current and pending."""
+def nvmlDeviceGetMigMode(device: int) -> list[int]:
     return [int(_fault(device, "mig", 0)), 0]
 
 
-def nvmlDeviceGetTotalEccErrors(handle: int, errorType: int, counterType: int) -> int:  # noqa: N802, ARG001
-    """Since the driver was loaded."""
+def nvmlDeviceGetTotalEccErrors(handle: int, errorType: int, counterType: int) -> int:
     return _grown(handle, "uncorrected" if errorType == NVML_MEMORY_ERROR_TYPE_UNCORRECTED else "corrected")
 
 
-def nvmlDeviceGetRemappedRows(device: int) -> tuple[int, int, int, int]:  # noqa: N802
-    """Corrected, uncorrected, pending, failed.
-
-    Raises:
-        NVMLError: the scene says that it is not supported.
-    """
+def nvmlDeviceGetRemappedRows(device: int) -> tuple[int, int, int, int]:
     if _fault(device, "no_rows", False):
         raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
     return 0, _grown(device, "remapped"), int(_fault(device, "remap_pending", 0)), 0
 
 
-def nvmlDeviceGetCurrPcieLinkGeneration(handle: int) -> int:  # noqa: N802
-    """Of the link now."""
+def nvmlDeviceGetCurrPcieLinkGeneration(handle: int) -> int:
     return int(_fault(handle, "pcie_generation", 5))
 
 
-def nvmlDeviceGetMaxPcieLinkGeneration(handle: int) -> int:  # noqa: N802, ARG001
-    """That GPU and slot allow."""
+def nvmlDeviceGetMaxPcieLinkGeneration(handle: int) -> int:
     return 5
 
 
-def nvmlDeviceGetCurrPcieLinkWidth(handle: int) -> int:  # noqa: N802
-    """Lanes now."""
+def nvmlDeviceGetCurrPcieLinkWidth(handle: int) -> int:
     return int(_fault(handle, "pcie_width", 16))
 
 
-def nvmlDeviceGetMaxPcieLinkWidth(handle: int) -> int:  # noqa: N802, ARG001
-    """Lanes at most."""
+def nvmlDeviceGetMaxPcieLinkWidth(handle: int) -> int:
     return 16
 
 
-def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[_Process]:  # noqa: N802
-    """Processes with a context."""
-    return [_Process(pid) for pid in _fault(handle, "processes", [])]
+def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=0) for pid in _fault(handle, "processes", [])]
 
 
-def nvmlEventSetCreate() -> object:  # noqa: N802
-    """A set of events."""
+def nvmlEventSetCreate() -> object:
     return object()
 
 
-def nvmlDeviceRegisterEvents(handle: int, eventTypes: int, eventSet: object) -> None:  # noqa: N802, ARG001
-    """From now on.
-
-    Raises:
-        NVMLError: the scene says that it is not supported.
-    """
+def nvmlDeviceRegisterEvents(handle: int, eventTypes: int, eventSet: object) -> None:
     if _fault(handle, "no_events", False):
         raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
 
 
-def nvmlEventSetWait_v2(eventSet: object, timeoutms: int) -> _Event:  # noqa: N802, ARG001
-    """The next event.
-
-    Raises:
-        NVMLError: none within the time.
-    """
+def nvmlEventSetWait_v2(eventSet: object, timeoutms: int) -> SimpleNamespace:
     if not _PENDING:
         raise NVMLError(NVML_ERROR_TIMEOUT)
     return _PENDING.pop(0)

@@ -221,23 +221,8 @@ PATCHES: dict[str, tuple[str, Callable[[ModuleType], None], bool]] = {
 }
 
 
-class _Patched(importlib.abc.Loader):
-    """Loads a module with its own loader, then patches it."""
-
-    def __init__(self, loader: importlib.abc.Loader, patch: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._patch = patch
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._patch(module)
-
-
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the one module that is to be patched."""
+    """Finds one module, which its loader loads and then patches."""
 
     def __init__(self, name: str, patch: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -253,8 +238,15 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Patched(spec.loader, self._patch)
+        assert spec is not None
+        assert spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def patched(module: ModuleType) -> None:
+            execute(module)
+            self._patch(module)
+
+        spec.loader.exec_module = patched  # type: ignore[method-assign]
         return spec
 
 
