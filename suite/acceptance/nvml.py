@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -30,13 +30,6 @@ COUNTERS = ("corrected", "uncorrected", "remapped_corrected", "remapped_uncorrec
 REMAPPING = ("remap_pending", "remap_failed")
 
 
-class _Lost:
-    """The answer of a call that failed or timed out."""
-
-
-LOST = _Lost()
-
-
 class Gpus:
     """The node's GPUs through nvidia-ml-py (module pynvml), every call with a timeout.
 
@@ -54,16 +47,17 @@ class Gpus:
         except ImportError:
             self.why_none = "nvidia-ml-py is not installed"
             return
-        if self._call(-1, "nvmlInit") is LOST:
+        self._call(-1, "nvmlInit")
+        if self._unanswered:
             self.why_none = "no NVIDIA driver answers"
             return
         count = self._call(-1, "nvmlDeviceGetCount")
-        if not isinstance(count, int) or count == 0:
+        if not count:
             self.why_none = "the driver knows no GPU"
             return
         self._handles = [self._call(number, "nvmlDeviceGetHandleByIndex", number) for number in range(count)]
         self._events = self._call(-1, "nvmlEventSetCreate")
-        if self._events is not LOST:
+        if self._events is not None:
             for number, handle in enumerate(self._handles):
                 kind = self._constant("nvmlEventTypeXidCriticalError")
                 self._call(number, "nvmlDeviceRegisterEvents", handle, kind, self._events)
@@ -75,23 +69,19 @@ class Gpus:
 
     def names(self) -> list[tuple[str, str, str]]:
         """Model, driver and firmware of every GPU; "not reported" without an answer."""
-        driver = self._call(-1, "nvmlSystemGetDriverVersion")
+        driver = _text(self._call(-1, "nvmlSystemGetDriverVersion"))
         return [
-            tuple(
-                "not reported" if answer is LOST else _text(answer)
-                for answer in (
-                    self._call(number, "nvmlDeviceGetName", handle),
-                    driver,
-                    self._call(number, "nvmlDeviceGetVbiosVersion", handle),
-                )
-            )  # type: ignore[misc]  # of three
-            for number, handle in enumerate(self._handles)
+            (
+                _text(self._answer(number, "nvmlDeviceGetName")),
+                driver,
+                _text(self._answer(number, "nvmlDeviceGetVbiosVersion")),
+            )
+            for number in range(self.count)
         ]
 
     def uuids(self) -> list[str]:
         """UUID of every GPU; empty without an answer."""
-        answers = [self._call(number, "nvmlDeviceGetUUID", handle) for number, handle in enumerate(self._handles)]
-        return ["" if answer is LOST else _text(answer) for answer in answers]
+        return [_text(self._answer(number, "nvmlDeviceGetUUID"), unknown="") for number in range(self.count)]
 
     def state(self, number: int) -> GpuState:
         """One reading of everything that changes rarely."""
@@ -139,15 +129,14 @@ class Gpus:
 
     def _answer(self, number: int, name: str, *arguments: Any) -> Any:
         """The answer of a call about one GPU; None after an error or the timeout."""
-        answer = self._call(number, name, self._handles[number], *arguments)
-        return None if answer is LOST else answer
+        return self._call(number, name, self._handles[number], *arguments)
 
     def xids(self) -> list[tuple[int, int]]:
         """GPU and number of every XID since the last call."""
         xids: list[tuple[int, int]] = []
-        while self._handles and self._events is not LOST:
+        while self._handles and self._events is not None:
             event = self._call(-1, "nvmlEventSetWait_v2", self._events, 0)
-            if event is LOST:  # a timeout is an exception of the library: nothing is waiting
+            if event is None:  # a timeout is an exception of the library: nothing is waiting
                 break
             uuid = self._call(-1, "nvmlDeviceGetUUID", event.device)
             known = [
@@ -161,7 +150,7 @@ class Gpus:
     def unanswered(self, number: int) -> list[str]:
         """Calls about this GPU that failed or timed out; calls about events concern all GPUs."""
         names = set(self._unanswered.get(number, set()))
-        if self._events is LOST:
+        if self._events is None:
             names.add("nvmlEventSetCreate")
         if (-1, "nvmlEventSetWait_v2") in self._timed_out:  # otherwise there is no event
             names.add("nvmlEventSetWait_v2")
@@ -171,35 +160,34 @@ class Gpus:
         return int(getattr(self._library, name))
 
     def _call(self, number: int, name: str, *arguments: Any) -> Any:
-        """The answer, or `LOST` after an error or the timeout.
+        """The answer, or None after an error or the timeout.
 
         A call that blocks leaves its thread; the same call is not made again while that thread waits.
         """
-        return self._asked(number, name, lambda: getattr(self._library, name)(*arguments))
-
-    def _asked(self, number: int, name: str, question: Callable[[], Any]) -> Any:
         answers: list[Any] = []
         blocked = self._timed_out.get((number, name))
         if blocked is not None and blocked.is_alive():
-            return LOST
+            return None
 
         def ask() -> None:
             try:
-                answers.append(question())
+                answers.append((getattr(self._library, name)(*arguments),))
             except Exception:  # NVMLError is defined at run time; any error is no answer
-                answers.append(LOST)
+                answers.append(())
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(CALL_SECONDS)
         if not answers:
             self._timed_out[number, name] = thread
-        if not answers or answers[0] is LOST:
+        if not any(answers):
             self._unanswered.setdefault(number, set()).add(name)
-        return answers[0] if answers else LOST
+        return answers[0][0] if any(answers) else None
 
 
-def _text(answer: Any) -> str:
+def _text(answer: Any, unknown: str = "not reported") -> str:
+    if answer is None:
+        return unknown
     return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
@@ -268,9 +256,9 @@ class HealthWatch:
     """Reads all GPUs at its start, in a thread of its own under load, and at its end."""
 
     def __init__(self) -> None:
-        self._gpus = Gpus()
+        self.gpus = Gpus()
         self._start = time.monotonic()
-        self._before = [self._gpus.state(number) for number in range(self._gpus.count)]
+        self._before = [self.gpus.state(number) for number in range(self.gpus.count)]
         self._samples: list[list[GpuSample]] = [[] for _ in self._before]
         self._xids: list[tuple[int, int]] = []
         self._last_part = self._before, [0] * len(self._before), 0
@@ -282,19 +270,15 @@ class HealthWatch:
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
             for number, samples in enumerate(self._samples):
-                samples.append(self._gpus.sample(number, self._start))
-            self._xids += self._gpus.xids()
-
-    def uuids(self) -> list[str]:
-        """UUID of every GPU; empty without an answer."""
-        return self._gpus.uuids()
+                samples.append(self.gpus.sample(number, self._start))
+            self._xids += self.gpus.xids()
 
     def finished(self) -> Health:
         """All readings; the watch ends."""
         self._over.set()
         if self._before:
             self._thread.join(CALL_SECONDS * 10)
-            self._xids += self._gpus.xids()
+            self._xids += self.gpus.xids()
         return self.so_far()
 
     def so_far(self) -> Health:
@@ -314,7 +298,7 @@ class HealthWatch:
     def _read(self, before: list[GpuState], samples: list[list[GpuSample]], xids: list[tuple[int, int]]) -> Health:
         """Every GPU now, with these states before, samples and XIDs."""
         if not self._before:
-            return Health(gpus=[], why_none=self._gpus.why_none)
+            return Health(gpus=[], why_none=self.gpus.why_none)
         gpus = [
             GpuHealth(
                 index=number,
@@ -322,11 +306,11 @@ class HealthWatch:
                 driver=driver,
                 firmware=firmware,
                 before=before[number],
-                after=self._gpus.state(number),
+                after=self.gpus.state(number),
                 samples=list(samples[number]),
                 xids=[xid for gpu, xid in xids if gpu in (number, -1)],
-                unanswered=self._gpus.unanswered(number),
+                unanswered=self.gpus.unanswered(number),
             )
-            for number, (model, driver, firmware) in enumerate(self._gpus.names())
+            for number, (model, driver, firmware) in enumerate(self.gpus.names())
         ]
         return Health(gpus=gpus)

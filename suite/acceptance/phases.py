@@ -40,7 +40,7 @@ def environment_phase(battery: RunningBattery) -> BatteryPhase:
         busy, share = competitors()
         devices = cuda_devices() if settings.device == "cuda" else usable_cores()
         begin = battery.record.opening
-        uuids = battery.gpu_watch.uuids() if settings.device == "cuda" and battery.gpu_watch is not None else []
+        uuids = battery.gpu_watch.gpus.uuids() if settings.device == "cuda" and battery.gpu_watch is not None else []
         lost = settings.device == "cpu" and not settings.device_named and begin.hardware["gpus"] == NO_GPUS
         return [
             Surroundings(

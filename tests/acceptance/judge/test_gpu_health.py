@@ -221,7 +221,7 @@ def test_ranks_run_on_the_gpus_that_are_visible(device, visible, numbers, monkey
 def test_the_watch_tells_the_uuids_in_the_librarys_order(monkeypatch):
     fake_library(monkeypatch)
     watch = HealthWatch()
-    assert watch.uuids() == ["GPU-0", "GPU-1"]
+    assert watch.gpus.uuids() == ["GPU-0", "GPU-1"]
     watch.finished()
 
 
