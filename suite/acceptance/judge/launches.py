@@ -22,8 +22,6 @@ from suite.metrics.figures import StepTerm
 JITTER_STEPS = 200
 TAIL = 0.99
 TAIL_WARN, TAIL_FAIL = 1.05, 1.15
-
-
 UNSTEADY = "host, clocks, or other processes"
 
 
@@ -96,14 +94,14 @@ def _attribution(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
     if not shares:
         return not_run(ATTRIBUTION, "no step was profiled: a launch needs 8 steps", run)
     largest = sorted(excess_seconds(launches).items(), key=lambda item: -abs(item[1]))[:4]
-    terms = ", ".join(f"{term.value} {1e3 * seconds:+.1f} ms" for term, seconds in largest)
+    terms = ", ".join(f"{term.value} {-1e3 * seconds:+.1f} ms" for term, seconds in largest)
     return limited(
         CHECKS[ATTRIBUTION],
         run,
         statistics.median(shares),
         part="in no term: ranks that wait for each other, or the host",
         source="share of the step in no term",
-        evidence=f"measured - predicted: {terms}" if terms else "no prediction to split",
+        evidence=f"predicted - measured: {terms}" if terms else "no prediction to split",
     )
 
 

@@ -131,7 +131,7 @@ def step_time_finding(
         evidence=joined_evidence(
             seconds,
             f"{result.launches} launches, spread {result.spread:.1%}, {bounds}",
-            f"most in {term.value} {1e3 * excess:+.1f} ms" + (" beyond the usual" if held_to.usual else ""),
+            f"most in {term.value}, {1e3 * excess:.1f} ms longer than {'usual' if held_to.usual else 'predicted'}",
             why_part,
             *(f"{other.look.ratio:.3f} of {other.reference.source}" for other in comparisons if other is not worst),
             outlier,

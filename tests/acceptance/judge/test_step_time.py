@@ -145,11 +145,11 @@ def test_the_part_is_late_beyond_what_its_term_usually_is(whose):
     known = history_of(**{whose: {key: [usual.measured]}}, spread=0.01, terms=usual.terms)
     found = by_check(time_findings(late(0.06), known, looks=(5,)))[8]
     assert (found.verdict, found.part) == (CheckVerdict.FAIL, "links")
-    assert "most in exposed communication +60.0 ms beyond the usual" in found.evidence
+    assert "most in exposed communication, 60.0 ms longer than usual" in found.evidence
     unknown = history_of(past={key: [usual.measured]}, spread=0.01)
     before = by_check(time_findings(late(0.06), unknown, looks=(5,)))[8]
     assert "(backward)" in before.part
-    assert "most in backward +100.0 ms" in before.evidence
+    assert "most in backward, 100.0 ms longer than predicted" in before.evidence
 
 
 def test_what_a_pass_is_usually_late_by_needs_no_slower_cpu_to_explain_it():
