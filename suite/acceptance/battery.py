@@ -16,7 +16,7 @@ from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, deci
 from suite.acceptance.first_pass import measure
 from suite.acceptance.nvml import HealthWatch
 from suite.acceptance.past_batteries import NodeIdentity, history
-from suite.acceptance.reruns import confirmed_findings, run_again
+from suite.acceptance.repetition import confirmed_findings, run_again
 from suite.job.events import Status
 
 
@@ -115,16 +115,14 @@ def _findings(battery: RunningBattery) -> list[CheckFinding]:
     except OSError as error:
         stopped = stopped or error
     findings = [battery.history.dated(finding) for finding in confirmed_findings(battery, health, again)]
-    return findings if stopped is None else [_no_room(stopped), *findings]
-
-
-def _no_room(error: OSError) -> CheckFinding:
-    """The battery had to stop: most often the disk is full."""
-    return CheckFinding(
+    if stopped is None:
+        return findings
+    no_room = CheckFinding(
         check=ENVIRONMENT,
         subject="records",
         verdict=CheckVerdict.INVALID,
         status=Status.CRASHED,
         part="results or scratch files",
-        evidence=str(error),
+        evidence=str(stopped),
     )
+    return [no_room, *findings]

@@ -11,10 +11,16 @@ from suite.acceptance.check_table import HOST_DEVICE, STEP_TIME
 from suite.acceptance.context import BatteryPhase, RunningBattery
 from suite.acceptance.evidence import Evidence, Health, MicroMeasurements, MiniatureLaunch, PhaseTiming
 from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
-from suite.acceptance.phases import OF_MICRO, environment_phase, launch_phases, launches_phase, micro_phase, probe_phase
-from suite.acceptance.presets import JITTER_STEPS, TIMED_STEPS
-from suite.acceptance.repeats import REPEATED, disturbed, ended_well, repeat_note, with_repeats
-from suite.acceptance.reruns import Rerun, planned_reruns
+from suite.acceptance.phases import (
+    OF_MICRO,
+    environment_phase,
+    launch_phases,
+    launches_phase,
+    micro_phase,
+    probe_phase,
+    probe_seconds,
+)
+from suite.acceptance.repetition import REPEATED, Rerun, disturbed, ended_well, planned_reruns, with_repeats
 from suite.machine.fingerprint import fingerprint
 from suite.machine.profile import check_holds, read
 
@@ -34,33 +40,23 @@ def measure(battery: RunningBattery) -> None:
         battery.evidence_of[probe.name] = battery.run(probe)
 
 
-def _probe_seconds(battery: RunningBattery) -> float:
-    probe = probe_phase(battery)
-    return 0.0 if probe is None else probe.predicted_seconds
-
-
 def _launch(battery: RunningBattery, phase: BatteryPhase, later: Sequence[BatteryPhase]) -> None:
     """Make the launches of a phase, and repeat those that other processes disturbed, if time is left."""
     evidence = battery.evidence_of[phase.name] = battery.run(phase)
-    repeat = disturbed(battery, phase, evidence, later=later, probe_seconds=_probe_seconds(battery))
-    if not repeat:
-        return
-    battery.note(f"{phase.name}: {repeat_note(repeat)}")
-    name, _, purpose = phase.name.partition(" ")
-    steps = JITTER_STEPS if purpose == "jitter" else TIMED_STEPS
-    repeated = battery.run(launches_phase(battery, name, purpose, steps, len(repeat)), REPEATED)
-    battery.evidence_of[phase.name] = with_repeats(evidence, repeat, repeated)
+    repeat = disturbed(battery, phase, evidence, later)
+    if repeat:
+        name, _, purpose = phase.name.partition(" ")
+        repeated = battery.run(launches_phase(battery, name, purpose, len(repeat)), REPEATED)
+        battery.evidence_of[phase.name] = with_repeats(evidence, repeat, repeated)
 
 
 def _measure_machine(battery: RunningBattery) -> None:
     """Run the micro-measurements, and repeat them where other processes disturbed them, if time is left."""
     phase = micro_phase(battery)
     evidence = battery.evidence_of[phase.name] = _profiled(battery, phase, ("", "anew"))
-    later = launch_phases(battery)
-    repeat = disturbed(battery, phase, evidence, later=later, probe_seconds=_probe_seconds(battery))
+    repeat = disturbed(battery, phase, evidence, launch_phases(battery))
     if not repeat:
         return
-    battery.note(f"{phase.name}: {repeat_note(repeat)}")
     profile, battery.profile = battery.profile, None
     repeated = _profiled(battery, phase, (REPEATED, f"{REPEATED} anew"))
     battery.evidence_of[phase.name] = with_repeats(evidence, repeat, repeated)
@@ -111,7 +107,7 @@ def _further_looks(battery: RunningBattery) -> None:
             if len(ratios) < len(launches) or len(ratios) < looks[0]:
                 break
             missing = step_launches_missing(ratios, step_references(launches, battery.history), looks)
-            phase = launches_phase(battery, name, "times", TIMED_STEPS, missing)
+            phase = launches_phase(battery, name, "times", missing)
             as_before = missing * math.fsum(launch.seconds for launch in launches) / len(launches)
             seconds = max(phase.predicted_seconds, as_before) + _reserved_seconds(battery, launches)
             if not missing or seconds > battery.seconds_left:
@@ -130,4 +126,4 @@ def _reserved_seconds(battery: RunningBattery, launches: Sequence[MiniatureLaunc
     if all(rerun.name != name for rerun in reruns):
         seconds = math.fsum(launch.seconds for launch in launches)
         reruns.append(Rerun(name=name, seconds=seconds, launches=len(launches), needed=True))
-    return _probe_seconds(battery) + math.fsum(rerun.shortest_seconds for rerun in reruns)
+    return probe_seconds(battery) + math.fsum(rerun.shortest_seconds for rerun in reruns)

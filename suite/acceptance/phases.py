@@ -22,6 +22,12 @@ STEP_SECONDS = 0.9  # of a miniature that nothing predicts
 FROM_MICRO = frozenset({check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE})
 OF_MICRO = FROM_MICRO | {check.STEP_TIME, check.ATTRIBUTION}  # predictions rest on them
 FROM_TIMES = frozenset({check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER, check.LOSS_CURVE})
+# by purpose of a launch: its steps, and the checks that it serves
+PURPOSES = {
+    "times": (TIMED_STEPS, FROM_TIMES | {check.EXACT_FIGURES}),
+    "jitter": (JITTER_STEPS, frozenset({check.JITTER, check.LOSS_CURVE})),
+    "exact": (EXACT_STEPS, frozenset({check.EXACT_FIGURES})),
+}
 UNDER_LOAD = frozenset({check.THROTTLE, check.ERRORS})
 EXCHANGES = frozenset({check.PEER, check.ALL_REDUCE})
 FROM_PROBE = EXCHANGES | {check.REPLAYS, check.SOAK}
@@ -88,17 +94,18 @@ def launch_phases(battery: RunningBattery) -> list[BatteryPhase]:
     for name in settings.miniatures:
         timed = bool(times) and name in settings.timed
         if timed:
-            planned.append(launches_phase(battery, name, "times", TIMED_STEPS, effort.looks[0]))
+            planned.append(launches_phase(battery, name, "times", effort.looks[0]))
         elif check.EXACT_FIGURES in settings.selected:
-            planned.append(launches_phase(battery, name, "exact", EXACT_STEPS, 1))
+            planned.append(launches_phase(battery, name, "exact", 1))
     if effort.jitter is not None and check.JITTER in settings.selected:
-        planned.append(launches_phase(battery, effort.jitter, "jitter", JITTER_STEPS, 1))
+        planned.append(launches_phase(battery, effort.jitter, "jitter", 1))
     return planned
 
 
-def launches_phase(battery: RunningBattery, name: str, purpose: str, steps: int, count: int) -> BatteryPhase:
+def launches_phase(battery: RunningBattery, name: str, purpose: str, count: int) -> BatteryPhase:
     """`count` launches of a miniature."""
     settings = battery.settings
+    steps, serves = PURPOSES[purpose]
 
     def run(on_event: Callable[[int, Event], None]) -> Iterator[Evidence]:
         for _ in range(count):
@@ -116,16 +123,11 @@ def launches_phase(battery: RunningBattery, name: str, purpose: str, steps: int,
             if launch.status is not Status.OK:
                 break
 
-    serves = {
-        "times": FROM_TIMES | {check.EXACT_FIGURES},
-        "jitter": {check.JITTER, check.LOSS_CURVE},
-        "exact": {check.EXACT_FIGURES},
-    }[purpose]
     predicted = measurements.predicted_step_seconds(
         name, settings.device, settings.ranks, settings.results, battery.profile
     )
     seconds = count * (START_SECONDS + (steps + COUNTING_STEPS) * (predicted or STEP_SECONDS))
-    return BatteryPhase(name=f"{name} {purpose}", predicted_seconds=seconds, serves=frozenset(serves), run=run)
+    return BatteryPhase(name=f"{name} {purpose}", predicted_seconds=seconds, serves=serves, run=run)
 
 
 def probe_phase(battery: RunningBattery, parts: frozenset[int] = FROM_PROBE) -> BatteryPhase | None:
@@ -160,6 +162,12 @@ def probe_phase(battery: RunningBattery, parts: frozenset[int] = FROM_PROBE) -> 
         seconds += effort.soak_seconds
     serves = FROM_PROBE if parts == FROM_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
     return BatteryPhase(name="probe", predicted_seconds=seconds, serves=serves, run=run)
+
+
+def probe_seconds(battery: RunningBattery) -> float:
+    """Predicted seconds of the probe; 0 where none runs."""
+    probe = probe_phase(battery)
+    return 0.0 if probe is None else probe.predicted_seconds
 
 
 def is_load(evidence: Evidence) -> bool:

@@ -12,7 +12,7 @@ from suite.acceptance import battery, context, measurements
 from suite.acceptance.evidence import Health
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import EFFORTS
-from suite.acceptance.reruns import Rerun, affordable, launches_that_fit
+from suite.acceptance.repetition import Rerun, affordable, launches_that_fit
 from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS
 
 

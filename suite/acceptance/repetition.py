@@ -1,4 +1,7 @@
-"""Re-runs of what failed: a failure that rests on clocks needs a second measurement, while time is left."""
+"""Measurements that are made again while time is left: what other processes disturbed, and what failed.
+
+A failure that rests on clocks stands only where a second measurement fails too.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,17 @@ import msgspec
 
 from suite.acceptance.check_table import HANG_GUARD
 from suite.acceptance.context import BatteryPhase, RunningBattery
-from suite.acceptance.evidence import Evidence, Health, MicroMeasurements, MiniatureLaunch, PhaseTiming, ProbeResult
+from suite.acceptance.evidence import (
+    Evidence,
+    Health,
+    MicroMeasurements,
+    MiniatureLaunch,
+    PhaseTiming,
+    ProbeResult,
+    Surroundings,
+)
 from suite.acceptance.findings import CheckFinding, CheckVerdict, confirmed, rests_on_clocks
+from suite.acceptance.judge.gpu_health import environment_findings, share_of_others
 from suite.acceptance.judge.noninferiority import FEWEST
 from suite.acceptance.phases import (
     FROM_MICRO,
@@ -21,9 +33,72 @@ from suite.acceptance.phases import (
     launches_phase,
     micro_phase,
     probe_phase,
+    probe_seconds,
 )
-from suite.acceptance.presets import MINIATURES, TIMED_STEPS
+from suite.acceptance.presets import MINIATURES
 from suite.job.events import Status
+
+REPEATED = "repeated"  # the attempt
+Timed = MicroMeasurements | MiniatureLaunch
+
+
+def disturbed(
+    battery: RunningBattery, phase: BatteryPhase, evidence: Sequence[Evidence], later: Sequence[BatteryPhase]
+) -> list[Timed]:
+    """The measurements of a phase to repeat, with a note: other processes used more than their share meanwhile.
+
+    Nothing where devices or earlier processes make the battery invalid anyway, where the phase did not end well, or
+    where the time is too short. A resumed battery repeats what the interrupted one repeated, and nothing else of which
+    a later phase was already run, because later phases rest on it.
+
+    Args:
+        later: phases still to run before the probe.
+    """
+    limit = battery.settings.others
+    around = next((item for item in battery.evidence() if isinstance(item, Surroundings)), None)
+    environment = environment_findings(around, None, [], others=limit, loaded=())
+    if any(finding.verdict is CheckVerdict.INVALID for finding in environment) or not ended_well(evidence):
+        return []
+    timed = [item for item in evidence if isinstance(item, Timed) and getattr(item, "purpose", "") != "exact"]
+    repeat = [item for item in timed if share_of_others(item) > limit]
+    if battery.record.kept(f"{phase.name} {REPEATED}") is None:
+        if any(battery.record.kept(other.name) is not None for other in later):
+            return []
+        undisturbed_seconds = phase.predicted_seconds * len(repeat) / max(1, len(timed))
+        seconds = min(math.fsum(item.seconds for item in repeat), undisturbed_seconds)
+        seconds += math.fsum(other.predicted_seconds for other in later) + probe_seconds(battery)
+        if seconds > battery.seconds_left:
+            return []
+    if repeat:
+        battery.note(f"{phase.name}: {_repeat_note(repeat)}")
+    return repeat
+
+
+def ended_well(evidence: Sequence[Evidence]) -> bool:
+    """Whether a phase and everything that it measured ended well and in time."""
+    if any(isinstance(item, PhaseTiming) and item.outcome != "ok" for item in evidence):
+        return False
+    return all(item.status is Status.OK for item in evidence if isinstance(item, Timed))
+
+
+def _repeat_note(repeat: Sequence[Timed]) -> str:
+    """Who disturbed the measurements most, how much, and how many are repeated."""
+    guests = max(item.steal_share or 0.0 for item in repeat)
+    processes = max(item.others_share or 0.0 for item in repeat)
+    who = "other guests of the host" if guests > processes else "other processes"
+    count = f"{len(repeat)} launches are" if isinstance(repeat[0], MiniatureLaunch) else "all is"
+    return f"{who} used {max(guests, processes):.0%} of the processors: {count} repeated"
+
+
+def with_repeats(evidence: Sequence[Evidence], repeat: Sequence[Timed], repeated: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence of a phase and of its repetition; disturbed clocks are set aside, if the repetition ended well."""
+    if not ended_well(repeated):
+        return [*evidence, *repeated]
+    kept = [
+        msgspec.structs.replace(item, set_aside=True) if isinstance(item, Timed) and item in repeat else item
+        for item in evidence
+    ]
+    return [*kept, *repeated]
 
 
 class Rerun(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +161,7 @@ def run_again(battery: RunningBattery, first: list[CheckFinding]) -> dict[str, l
         if launches is None:  # earlier re-runs took longer than at first
             continue
         if launches:
-            phase = launches_phase(battery, rerun.name.partition(" ")[0], "times", TIMED_STEPS, launches)
+            phase = launches_phase(battery, rerun.name.partition(" ")[0], "times", launches)
         again[rerun.name] = battery.run(phase, "again")
     return again
 
