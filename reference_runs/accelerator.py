@@ -113,12 +113,14 @@ def accelerator(name: str) -> Accelerator:
     names = accelerator_names()
     if wanted in names:
         return load(ACCELERATORS / f"{wanted.replace('-', '_')}.toml")
+    aliases: list[str] = []
     for path in sorted(ACCELERATORS.glob("*.toml")):
         head = tomllib.loads(path.read_text(encoding="utf-8").partition("\n[")[0])
-        if wanted in map(_folded, head["aliases"]):
+        aliases += map(_folded, head["aliases"])
+        if wanted in aliases:
             return load(path)
     allowed = ", ".join(names) + ", or a file ending in .toml"
-    raise InputError("unknown accelerator", got=repr(name), meant=nearest(wanted, names), allowed=allowed)
+    raise InputError("unknown accelerator", got=repr(name), meant=nearest(wanted, [*names, *aliases]), allowed=allowed)
 
 
 def _folded(name: str) -> str:

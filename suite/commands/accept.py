@@ -20,7 +20,7 @@ from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device, usable_cores
 from suite.paths import ROOT
 from suite.report.terminal.acceptance import junit, print_checks, print_findings, print_verdict, rows, summary
-from suite.report.terminal.tables import console
+from suite.report.terminal.tables import console, print_refusal
 
 CODES = {
     Decision.ACCEPTED: exit_codes.PASS,
@@ -122,7 +122,7 @@ def _run(settings: Settings) -> BatteryReport:
     try:
         return run_battery(settings, lambda line: messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True))
     except OSError as error:  # no room or no access for records or scratch files
-        _print_error(error)
+        print_refusal(error)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
     except KeyboardInterrupt:
         messages.print("interrupted: accept --resume goes on with the phases that are left")
@@ -134,11 +134,7 @@ def _write_junit(report: BatteryReport, file: Path) -> None:
     try:
         file.write_text(junit(report), encoding="utf-8")
     except OSError as error:
-        _print_error(error)
-
-
-def _print_error(error: OSError) -> None:
-    console(stderr=True).print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+        print_refusal(error)
 
 
 def _device_and_ranks(device: str, ranks: int | None) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from suite.machine.timings import median
 from suite.paths import ROOT
 from suite.report.terminal.machine_profile import print_profile, step_corrections
 from suite.report.terminal.progress import progress_line
-from suite.report.terminal.tables import console
+from suite.report.terminal.tables import console, print_refusal
 
 LINE_SECONDS = 10.0
 
@@ -50,7 +50,7 @@ def calibrate_command(
         with CalibrationProgress(planned, quiet=not messages.is_terminal) as live:
             result = calibrate(planned, live)
     except OSError as error:  # no room or no access for the profile or scratch files
-        messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+        print_refusal(error)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
     if json:
         sys.stdout.write(_json(result) + "\n")

@@ -35,7 +35,7 @@ from suite.paths import ROOT
 from suite.records.store import new_identity, records_directory, writable, write_new
 from suite.report.html.ladder import DIRECTORY
 from suite.report.terminal.ladder import as_json, print_ladder, print_rungs, rung_line
-from suite.report.terminal.tables import console
+from suite.report.terminal.tables import console, print_refusal
 from suite.reproduce.trace_file import checked_trace
 
 PLOT_NEEDS = "matplotlib"
@@ -193,7 +193,7 @@ def _ran(ladder_run: LadderRun, *, may_calibrate: bool, json: bool) -> int:
         ladder = run_ladder(ladder_run, print_rung, _quiet)
         plot = _stored(ladder, ladder_run.results)
     except OSError as error:  # no room or no access for records or scratch files
-        messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+        print_refusal(error)
         return exit_codes.EXECUTION_FAILED
     return _reported(ladder, plot, json=json)
 

@@ -23,6 +23,7 @@ from suite.machine.devices import usable_cores
 from suite.machine.fingerprint import fingerprint
 from suite.machine.profile import DISTURBED_SHARE, Profile, current_profile, disturbed, machines_directory, unsuitable
 from suite.records import store
+from suite.report.terminal.tables import refusal
 from suite.reproduce.plan import Plan
 from suite.reproduce.step_time import check_timed, time_figures_of
 
@@ -35,7 +36,7 @@ def profile_for(
     """The newest profile that holds here and has what the prediction of `plan` needs, and its path; or None and why.
 
     Where there is none, what is missing is measured now: for the step time of `plan` alone, unless a `whole`
-    calibration is asked for. A calibration that fails is reported in one line, and no reason not to reproduce: the exit
+    calibration is asked for. A calibration that fails is no reason not to reproduce: the exit
     code speaks of figures that were counted, and none of those needs a profile. Where ranks share cores, nothing is
     measured without being asked: each number of ranks adds its whole share of points, and the messages of such ranks
     take what their turns leave. On processors that others keep busy nothing is measured either, and what was measured
@@ -57,16 +58,15 @@ def profile_for(
             if profile is not None:
                 return profile, where
             if busy := _busy(plan.device):
-                messages.print(f"[yellow]{escape(busy)}[/]", soft_wrap=True)
                 return None, busy
             return _measured(plan, results, needed, where, messages)
     except KeyboardInterrupt:
         messages.print("[bold red]interrupted while calibrating[/]: no profile is stored, nothing is reproduced")
         raise
     except InputError as error:
-        return None, _failed(str(error), messages)
+        return None, _failed(str(error))
     except OSError as error:  # no room or no access for the profile or scratch files
-        return None, _failed(": ".join(str(part) for part in (error.strerror, error.filename) if part), messages)
+        return None, _failed(refusal(error))
 
 
 def _needs(plan: Plan) -> Needs | None:
@@ -106,11 +106,9 @@ def _measured(
     if result.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     if result.profile is None:
-        return None, _failed(f"{result.status.value}: {result.message}", messages)
+        return None, _failed(f"{result.status.value}: {result.message}")
     if why := disturbed(result.profile):
-        line = f"the calibration is not used: {result.path}: {why}"
-        messages.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
-        return None, line
+        return None, f"the calibration is not used: {result.path}: {why}"
     return result.profile, result.path
 
 
@@ -142,10 +140,8 @@ def _busy(device: str) -> str | None:
     return f"not calibrated: others take {share:.0%} of the processors now{f': {named}' if named else ''}"
 
 
-def _failed(why: str, messages: Console) -> str:
-    line = f"the calibration failed: {' '.join(why.split())}; no profile is stored"
-    messages.print(f"[bold red]{escape(line)}[/]", soft_wrap=True)
-    return line
+def _failed(why: str) -> str:
+    return f"the calibration failed: {' '.join(why.split())}; no profile is stored"
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from typing import Annotated, NamedTuple
 import msgspec
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from reference_runs.accelerator import accelerator, accelerator_names
 from reference_runs.catalog import check_layout, miniatures, reference_run
@@ -53,7 +52,7 @@ from suite.report.terminal.prediction_summary import (
     print_largest_memory,
     print_largest_times,
 )
-from suite.report.terminal.tables import console
+from suite.report.terminal.tables import console, print_folded
 
 
 class Predicted(NamedTuple):
@@ -299,34 +298,39 @@ def _leaving(predicted: Predicted) -> dict[str, float]:
 
 def _print(out: Console, name: str, predicted: Predicted, chosen: list[Choice], *, complete: bool) -> None:
     machine, arithmetic = predicted.machine, predicted.prediction
+    if predicted.run is None:
+        _print_miniature(out, name, predicted.rows)
+        return
     stands_on = f" on {predicted.layout.ranks} {machine.accelerator.name}" if machine and predicted.layout else ""
     laid_out = f", {layout_text(predicted.layout)}" if predicted.layout else ""
-    out.print(f"[bold]{escape(name)}[/]{stands_on}{laid_out}")
-    if predicted.run is None:
-        print_counts(out, predicted.rows)
-        return
+    print_folded(out, f"{name}{stands_on}{laid_out}", "bold")
     if arithmetic and arithmetic.memory:
         print_fit(out, arithmetic.memory, predicted.memory_bytes)
     rows = predicted.rows if predicted.is_of_record else [_not_compared(row) for row in predicted.rows]
+    more = ""
     if complete:
         _print_all(out, predicted, rows)
     else:
         left_out = print_figures(out, rows)
+        more = f"; --all: {f'{left_out} more figures, ' if left_out else ''}stages"
         if arithmetic and arithmetic.step:
             print_largest_times(out, arithmetic.step, machine.uncertainty if machine else None)
         if arithmetic and arithmetic.memory:
             print_largest_memory(out, arithmetic.memory)
-    if chosen:
-        print_choices(out, chosen)
+    print_choices(out, chosen)
     for reason in predicted.missing:
-        out.print(f"[dim]not predicted: {escape(reason)}[/]")
+        print_folded(out, f"not predicted: {reason}")
     if not predicted.is_of_record and (where := measured_where(predicted.run)):
-        out.print(f"[dim]published figures are {escape(where)}: not compared[/]")
-    if complete:
-        out.print(f"[dim]{SIGNS}[/]\n")
-    else:
-        more = f"{left_out} more published figures, " if left_out else ""
-        out.print(f"[dim]{SIGNS}; --all: {more}conventions, traffic, stages, assumptions[/]")
+        where = where if complete else f"{where.partition(',')[0]} in the recorded layout"
+        print_folded(out, f"published figures are {where}: not compared")
+    print_folded(out, f"{SIGNS}{more}")
+
+
+def _print_miniature(out: Console, name: str, rows: list[Row]) -> None:
+    small = miniature(reference_run(miniatures()[name]), "cpu", ranks=2)
+    layout = f"{small.workload.layout.ranks} ranks on a CPU, {layout_text(small.workload.layout)}"
+    print_folded(out, f"{name}, {small.run} scaled down: {layout}", "bold")
+    print_counts(out, rows)
 
 
 def _print_all(out: Console, predicted: Predicted, rows: list[Row]) -> None:
@@ -341,10 +345,10 @@ def _print_all(out: Console, predicted: Predicted, rows: list[Row]) -> None:
     out.print()
     if machine and arithmetic and arithmetic.step:
         for note in machine.notes:
-            out.print(f"[dim]time: {escape(note)}[/]")
+            print_folded(out, f"time: {note}")
     assumed = [key for key, fact in run.facts.items() if fact.kind is Kind.ASSUMED] if run else []
     if run and assumed:
-        out.print(f"[dim]assumed, with reasons in `show {escape(run.name)}`: {', '.join(assumed)}[/]")
+        print_folded(out, f"assumed, with reasons in `show {run.name}`: {', '.join(assumed)}")
 
 
 def _not_compared(row: Row) -> Row:

@@ -27,7 +27,7 @@ from suite.records.store import records_directory
 from suite.report.terminal.launch_statistics import print_launches
 from suite.report.terminal.progress import TrainingProgress
 from suite.report.terminal.reproduction import print_launch, print_launch_line
-from suite.report.terminal.tables import console
+from suite.report.terminal.tables import console, print_folded, print_refusal
 from suite.reproduce.plan import Plan, Request, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
 
@@ -148,7 +148,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     printing = _Printing(json, every_figure, console(stderr=True))
     planned = plan(request)
     done: list[LaunchResult] = []
-    for result in _launched(planned, request, launches, may_calibrate=may_calibrate, messages=printing.messages):
+    for result in _launched(planned, request, launches, printing, may_calibrate=may_calibrate):
         done.append(result)
         _print(result, planned, printing, number=len(done), launches=launches)
     if launches > 1 and done:
@@ -159,15 +159,18 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
 
 
 def _launched(
-    planned: Plan, request: Request, launches: int, *, may_calibrate: bool, messages: Console
+    planned: Plan, request: Request, launches: int, printing: _Printing, *, may_calibrate: bool
 ) -> Iterator[LaunchResult]:
     """Calibrate where that is needed, and launch as often as asked; less often after an interrupt or without room."""
+    messages = printing.messages
     with messages.status("reading the corpus"):  # leaves no line, so that a refusal stands alone
         tokens = corpus_for(planned, request.corpus)
     try:
         records_directory(request.results, planned.name)
         _print_plan(messages, planned)
         profile, source = profile_for(planned, request.results, may_calibrate=may_calibrate, messages=messages)
+        if profile is None and may_calibrate and (launches > 1 or printing.json):  # else it is printed with the result
+            print_folded(messages, source, "yellow")
         for _ in range(launches):
             with TrainingProgress(planned, quiet=not messages.is_terminal) as progress:
                 result = reproduce(planned, tokens, request.results, progress, profile=profile, profile_source=source)
@@ -175,8 +178,7 @@ def _launched(
             if result.status is Status.INTERRUPTED:
                 return
     except OSError as error:  # no room or no access for records or scratch files
-        why = ": ".join(str(part) for part in (error.strerror, error.filename) if part)
-        messages.print(f"[bold red]{escape(why)}[/]", soft_wrap=True)
+        print_refusal(error)
 
 
 def _print_plan(messages: Console, planned: Plan) -> None:

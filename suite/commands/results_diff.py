@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
+from rich.console import Console
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
@@ -16,11 +17,10 @@ from suite.commands.records_options import Json
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity
 from suite.paths import ROOT
-from suite.records.diff import difference
+from suite.records.diff import DifferingFact, difference
 from suite.records.query import record_path
 from suite.records.store import read
-from suite.report.tables import table
-from suite.report.terminal.tables import console, print_comparison
+from suite.report.terminal.tables import console, print_comparison, print_table
 
 
 def diff_command(
@@ -47,18 +47,16 @@ def diff_command(
     for name in quantity or ():
         if name not in tuple(Quantity):
             raise InputError("unknown quantity", got=repr(name), allowed=", ".join(Quantity), where="--quantity")
-    told = difference(read(record_path(results, left)), read(record_path(results, right)))
-    rows = [row for row in told.figures if not quantity or row.quantity in quantity]
+    found = difference(read(record_path(results, left)), read(record_path(results, right)))
+    rows = [row for row in found.figures if not quantity or row.quantity in quantity]
     failed = any(row.verdict is Verdict.FAIL for row in rows)
     if json:
-        entry = {"left": told.left, "right": told.right, "facts": told.facts, "figures": rows, "agree": not failed}
+        entry = {"left": found.left, "right": found.right, "facts": found.facts, "figures": rows, "agree": not failed}
         sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
     else:
         out = console()
-        out.print(f"left {told.left}, right {told.right}")
-        cells = [[fact.name, fact.left or "-", fact.right or "-"] for fact in told.facts]
-        facts = table(cells, ["differs", "left", "right"], right=()) if cells else "all facts are the same"
-        out.print(escape(facts), soft_wrap=True)
+        out.print(f"left {found.left}, right {found.right}")
+        _print_facts(out, found.facts)
         shown = [row for row in rows if everything or row.difference != 0]
         shown = [_of_rank(row) if ranks else row for row in shown]
         if shown:
@@ -66,6 +64,22 @@ def diff_command(
         else:
             out.print("no figure differs" if rows else "no figures to compare")
     raise typer.Exit(exit_codes.INCONCLUSIVE if not rows else exit_codes.FAIL if failed else exit_codes.PASS)
+
+
+def _print_facts(out: Console, facts: Sequence[DifferingFact]) -> None:
+    import pandas
+
+    if not facts:
+        out.print("all facts are the same")
+        return
+    frame = pandas.DataFrame(
+        {
+            "differs": [fact.name for fact in facts],
+            "left": [fact.left or "-" for fact in facts],
+            "right": [fact.right or "-" for fact in facts],
+        }
+    )
+    print_table(out, frame, right=())
 
 
 def _of_rank(row: Row) -> Row:

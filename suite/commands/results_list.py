@@ -11,7 +11,6 @@ import msgspec
 import typer
 
 from reference_runs.errors import InputError
-from reference_runs.units import printed
 from suite.commands.records_options import Json, Machine, Run, Since, Statuses, exit_code, name_left_out
 from suite.metrics.figures import Quantity
 from suite.paths import ROOT
@@ -19,6 +18,9 @@ from suite.records import frame
 from suite.records.index import LaunchSummary, launches
 from suite.records.query import Selection, moment, statuses
 from suite.report.tables import table
+
+_DIGITS = 8  # of an id, its last
+_ONE = frozenset({"dp1", "tp1", "pp1", "cp1", "ep1"})
 
 
 def list_command(
@@ -60,18 +62,26 @@ def _entry(launch: LaunchSummary) -> dict[str, Any]:
 
 
 def _table(launches: Sequence[LaunchSummary]) -> str:
-    """Columns as wide as their cells, whatever the terminal's width, so that `grep` and `awk` find whole lines."""
+    """A line a launch, in 100 columns where all are of one node; of ids the digits that the other commands take too."""
     import pandas
 
     rows = frame.launches(launches)
     shown = pandas.DataFrame(
         {
-            "id": rows.id,
-            "started (UTC)": rows.started_utc.dt.strftime("%Y-%m-%d %H:%M:%S"),
-            **{name: rows[name] for name in ("run", "status", "node", "ranks", "layout")},
+            "id": rows.id.str[-_DIGITS:],
+            "started (UTC)": rows.started_utc.dt.strftime("%Y-%m-%d %H:%M"),
+            "run": rows.run,
+            "status": rows.status,
+            "layout": [_parallel(layout) for layout in rows.layout],
             "execution": rows.compiled.map({True: "compiled", False: "eager"}),
-            "step (s)": [printed(None if value != value else value, "s") for value in rows.step_seconds],
-            "suite": rows.suite,
+            "step ms": ["-" if seconds != seconds else f"{seconds * 1e3:,.4g}" for seconds in rows.step_seconds],
         }
     )
-    return table(shown, right=("ranks", "step (s)"))
+    if rows.node.nunique() > 1:
+        shown.insert(4, "node", rows.node)
+    return table(shown, right=["step ms"])
+
+
+def _parallel(layout: str) -> str:
+    """The part of a layout that says how it is spread over ranks, without axes of one."""
+    return ",".join(part for part in layout.partition(",recompute")[0].split(",") if part not in _ONE)

@@ -14,7 +14,7 @@ from suite.commands import exit_codes
 from suite.commands.records_options import Json, name_left_out
 from suite.paths import ROOT
 from suite.records.merge import merged
-from suite.report.terminal.tables import console
+from suite.report.terminal.tables import console, print_refusal
 
 
 def merge_command(
@@ -32,21 +32,21 @@ def merge_command(
     """
     messages = console(stderr=True)
     try:
-        told = merged(directory, results)
+        found = merged(directory, results)
     except OSError as error:
-        messages.print(f"[bold red]{escape(f'{error.strerror}: {error.filename}')}[/]", soft_wrap=True)
+        print_refusal(error)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
-    name_left_out(told.damaged)
-    for conflict in told.conflicts:
+    name_left_out(found.damaged)
+    for conflict in found.conflicts:
         messages.print(f"conflict: {escape(conflict)}", soft_wrap=True)
     if json:
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:
-        counts = f"{told.added} added, {told.ended} got their end, {told.same} were here"
-        sys.stdout.write(f"{counts}, {len(told.conflicts)} conflicts, {len(told.damaged)} damaged\n")
-    if told.damaged:
+        counts = f"{found.added} added, {found.ended} got their end, {found.same} were here"
+        sys.stdout.write(f"{counts}, {len(found.conflicts)} conflicts, {len(found.damaged)} damaged\n")
+    if found.damaged:
         raise typer.Exit(exit_codes.BAD_INPUT)
-    if told.conflicts:
+    if found.conflicts:
         raise typer.Exit(exit_codes.FAIL)
-    if not told.added + told.ended + told.same:
+    if not found.added + found.ended + found.same:
         raise typer.Exit(exit_codes.INCONCLUSIVE)

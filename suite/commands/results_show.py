@@ -19,8 +19,7 @@ from suite.paths import ROOT
 from suite.records.query import record_path
 from suite.records.record import Record
 from suite.records.store import read
-from suite.report.tables import table
-from suite.report.terminal.tables import console, print_comparison
+from suite.report.terminal.tables import console, print_comparison, print_folded, print_table, verdict_word
 from suite.reproduce.judged_record import judged_rows
 
 
@@ -46,11 +45,13 @@ def show_command(
 
 
 def _print(record: Record) -> None:
+    import pandas
+
     out = console()
     begin, end = record.begin, record.end
     job = begin.job
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(begin.started))
-    out.print(f"[bold]{escape(begin.run)}[/] {begin.id}: [bold]{record.status}[/], started {started}")
+    out.print(f"[bold]{escape(begin.run)}[/] {begin.id}: [bold]{record.status}[/], started {started}", soft_wrap=True)
     if end is not None and end.message:
         out.print(escape(end.message), soft_wrap=True)
     rows = [
@@ -62,14 +63,14 @@ def _print(record: Record) -> None:
         ["profile", end.profile if end else ""],
         ["file", record.path],
     ]
-    out.print(escape(table([row for row in rows if row[1]], ["fact", "value"], right=())), soft_wrap=True)
+    print_table(out, pandas.DataFrame([row for row in rows if row[1]], columns=["fact", "value"]), right=())
     if end is None:
         out.print("without a second half: nothing was measured")
         return
     if end.figures:
         compared, why_not = _rows(record)
         print_comparison(out, compared, left="predicted", right="measured")
-        out.print(escape(why_not) or f"verdict: [bold]{overall(compared).value}[/]", soft_wrap=True)
+        print_folded(out, why_not or f"verdict: {verdict_word(overall(compared))}", "bold")
     if end.ranks and end.ranks[0].steps:
         steps = end.ranks[0].steps
         out.print(f"loss {steps[0].loss:.3f} at step {steps[0].step}, {steps[-1].loss:.3f} at step {steps[-1].step}")

@@ -11,7 +11,7 @@ from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.units import printed
 from suite.predict.analytic.parameters import parameter_count
-from suite.report.terminal.tables import console, plain_table
+from suite.report.terminal.tables import console, print_folded, print_table
 
 
 def runs(json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
@@ -33,5 +33,6 @@ def runs(json: Annotated[bool, typer.Option("--json", help="One JSON object a li
         return
     rows = [[r.name, r.title, printed(parameter_count(r.architecture), "1"), minis.get(r.name, "-")] for r in listed]
     out = console()
-    out.print(plain_table(["run", "title", "parameters", "reproduce with"], rows))
-    out.print("\n[bold]accelerators[/] for `show` and `predict --on`: " + ", ".join(accelerator_names()))
+    print_table(out, rows, ["run", "title", "parameters", "reproduce with"])
+    out.print()
+    print_folded(out, f"accelerators for `show` and `predict --on`: {', '.join(accelerator_names())}", "")

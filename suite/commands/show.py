@@ -8,7 +8,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
 
 from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
@@ -18,7 +17,7 @@ from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced
 from reference_runs.units import printed
 from suite.predict.analytic.parameters import parameter_count
-from suite.report.terminal.tables import console, plain_table
+from suite.report.terminal.tables import coloured, console, print_folded, print_table
 
 
 def show(
@@ -46,9 +45,9 @@ def show(
     if json:
         print(msgspec.json.encode(record).decode())
     elif isinstance(record, Accelerator):
-        _print_facts(f"[bold]{escape(record.title)}[/]", record.facts, record.sources)
+        _print_facts(record.title, record.facts, record.sources)
     else:
-        title = f"[bold]{escape(record.title)}[/]: {parameter_count(record.architecture):,} parameters"
+        title = f"{record.title}: {parameter_count(record.architecture):,} parameters"
         _print_facts(title, record.facts, record.sources)
 
 
@@ -65,33 +64,18 @@ def _record(name: str, minis: Iterable[str]) -> ReferenceRun | Accelerator:
 
 def _print_facts(title: str, facts: dict[str, Sourced], sources: dict[str, str]) -> None:
     out = console()
-    out.print(title)
+    print_folded(out, title, "bold")
     rows = []
     for key, fact in facts.items():
-        rows.append([key, _value(fact), fact.kind.value, escape(_origin(fact))])
+        why, effect = (f"{name}: {text}" if text else "" for name, text in (("why", fact.why), ("effect", fact.effect)))
+        origin = "; ".join(part for part in (fact.source, why, effect, fact.note) if part)
+        rows.append([key, _number(fact.value, fact.unit), fact.kind.value, origin])
         for reading in fact.readings:
-            other = f"{_number(reading.value, fact.unit)}"
-            rows.append(
-                ["", f"[yellow]{escape(other)}[/]", "conflict", escape(f"{reading.source} {reading.note}".strip())]
-            )
-    out.print(plain_table(["fact", "value", "kind", "source, and why"], rows))
+            conflict = coloured("conflict", "yellow")
+            rows.append(["", _number(reading.value, fact.unit), conflict, f"{reading.source} {reading.note}".strip()])
+    print_table(out, rows, ["fact", "value", "kind", "source, and why"], right=())
     out.print("\n[bold]sources[/]")
-    out.print(plain_table(["key", "document"], [[key, escape(text)] for key, text in sources.items()]))
-
-
-def _origin(fact: Sourced) -> str:
-    parts = [fact.source]
-    if fact.why:
-        parts.append(f"why: {fact.why}")
-    if fact.effect:
-        parts.append(f"effect: {fact.effect}")
-    if fact.note:
-        parts.append(fact.note)
-    return "; ".join(parts)
-
-
-def _value(fact: Sourced) -> str:
-    return escape(_number(fact.value, fact.unit))
+    print_table(out, sources.items(), ["key", "document"])
 
 
 def _number(value: int | float | str | bool | None, unit: str | None) -> str:
@@ -101,15 +85,13 @@ def _number(value: int | float | str | bool | None, unit: str | None) -> str:
 
 def _print_miniature(small: Miniature) -> None:
     out = console()
-    out.print(
-        f"[bold]{small.name}[/] is {small.run} on a {small.scale} scale: "
-        f"{parameter_count(small.architecture):,} parameters"
-    )
-    out.print("\n[bold]scaled[/]")
-    rows = [[d.key, _text(d.recorded), _text(d.here), _factor(d), escape(d.rule)] for d in small.scaled]
-    out.print(plain_table(["fact", "recorded", "here", "factor", "rule"], rows))
-    out.print("\n[bold]kept[/]")
-    out.print(plain_table(["fact", "value"], [[d.key, _text(d.here)] for d in small.kept if d.here is not None]))
+    parameters = parameter_count(small.architecture)
+    print_folded(out, f"{small.name} is {small.run} on a {small.scale} scale: {parameters:,} parameters", "bold")
+    rows = [[d.key, _text(d.recorded), _text(d.here), _factor(d), d.rule] for d in small.scaled]
+    out.print()
+    print_table(out, rows, ["scaled", "recorded", "here", "factor", "rule"], right=())
+    out.print()
+    print_table(out, [[d.key, _text(d.here)] for d in small.kept if d.here is not None], ["kept", "value"], right=())
 
 
 def _text(value: int | float | str | bool | None) -> str:

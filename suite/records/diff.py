@@ -43,7 +43,7 @@ def difference(left: Record, right: Record) -> RecordDifference:
             for name in names
             if ours.get(name) != theirs.get(name)
         ],
-        figures=compare(*figures, left_name="left", right_name="right", judge=True),
+        figures=compare(*figures, left_name="on the left", right_name="on the right", judge=True),
     )
 
 

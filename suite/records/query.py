@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from reference_runs.errors import InputError
+from reference_runs.errors import InputError, nearest
 from suite.job.events import Status
 from suite.paths import stores
 from suite.records.index import LaunchSummary
@@ -98,7 +98,8 @@ def record_path(results: Path, text: str) -> Path:
         return Path(found[0])
     if not text or not found:
         allowed = "latest, a record's path, its id, the beginning of its id or its last 8 digits: see `results list`"
-        raise InputError(f"no such record in {results}", got=repr(text), allowed=allowed)
+        meant = nearest(text, [LATEST])
+        raise InputError(f"no such record in {results}", got=repr(text), meant=meant, allowed=allowed)
     names = [os.path.basename(path).removesuffix(BEGIN) for path in found[:_NAMED]]  # noqa: PTH119
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     raise InputError("several records", got=repr(text), allowed=", ".join(names) + more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,13 @@ if TYPE_CHECKING:
 
 PLAIN, MARKDOWN = "plain", "pipe"
 _NUMBER = re.compile(r"[<>~+-]?[\d.,]+(e[+-]?\d+)?\s?(%|[a-zA-Zμ/]{1,7})?|-|")  # what a column of numbers consists of
-_NOTE = re.compile(r" ?\(\d+\)$")  # a footnote's number at the end of a cell
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
-_LEAST = 8  # characters that a shortened column keeps
+_LEAST = 16  # characters that a folded column keeps
 _GAP = 2
+_INDENT = " " * 4
 _MOST_TABULATED = 5000  # rows
+
+Cells = dict[str, list[str]]  # by the column's title
 
 
 def table(
@@ -29,8 +32,9 @@ def table(
 ) -> str:
     """Lines of a table without a newline at the end; an empty cell for None, and the headers alone without rows.
 
-    Where it is wider than `width`, the columns named by `optional` go first, in their order, then texts are shortened,
-    the longest first: "…" ends them, and a footnote's number after them stays. Numbers stay whole.
+    Where it is wider than `width`, the columns named by `optional` go first, in their order, and a last line names
+    them. Then texts are folded between words. Where even that is too wide, each row becomes a line with its first cell,
+    and an indented one with the others, each after its title.
 
     Args:
         headers: names of the columns; those of the frame by default.
@@ -39,21 +43,23 @@ def table(
     """
     titles = [str(name) for name in (rows.columns if headers is None else headers)]  # type: ignore[union-attr]
     lines = rows.itertuples(index=False, name=None) if hasattr(rows, "itertuples") else rows
-    columns = dict(
-        zip(titles, zip(*([_text(cell, style) for cell in line] for line in lines), strict=True), strict=False)
-    )
-    cells: dict[str, list[str]] = {title: [*columns.get(title, ())] for title in titles}
+    columns = list(zip(*([_text(cell, style) for cell in line] for line in lines), strict=True))
+    cells: Cells = {title: [*columns[place]] if columns else [] for place, title in enumerate(titles)}
     stand_right = {t for t in titles if (_is_numeric(cells[t]) if right is None else t in right)}
-    if width is not None:
-        for title in optional:
-            if _total(cells) <= width:
-                break
-            cells.pop(title, None)
-        _shorten(cells, stand_right, width)
-    return _tabulated(cells, stand_right, style)
+    if width is None or _total(_widths(cells)) <= width:
+        return _tabulated(cells, stand_right, style)
+    dropped = []
+    for title in optional:
+        if _total(_widths(cells)) > width and title in cells:
+            del cells[title]
+            dropped.append(title)
+    folded = _folded(cells, stand_right, width)
+    text = _blocks(cells, width) if folded is None else _tabulated(folded, stand_right, style)
+    note = f"(not shown in {width} columns: {', '.join(dropped)})"
+    return "\n".join([text, textwrap.fill(note, width)]) if dropped else text
 
 
-def _tabulated(cells: dict[str, list[str]], right: Collection[str], style: str) -> str:
+def _tabulated(cells: Cells, right: Collection[str], style: str) -> str:
     if style == PLAIN and len(next(iter(cells.values()), ())) > _MOST_TABULATED:
         return _padded(cells, right)
     import tabulate
@@ -71,7 +77,7 @@ def _tabulated(cells: dict[str, list[str]], right: Collection[str], style: str) 
     return "\n".join(line.rstrip() for line in lines.splitlines())
 
 
-def _padded(cells: dict[str, list[str]], right: Collection[str]) -> str:
+def _padded(cells: Cells, right: Collection[str]) -> str:
     """The same lines as tabulate's, for many rows: it takes 7 us a cell, 7 s for 100,000 launches."""
     widths = _widths(cells)
     form = (" " * _GAP).join(f"{{:{'>' if title in right else '<'}{widths[title]}}}" for title in cells)
@@ -100,33 +106,46 @@ def _length(cell: str) -> int:
     return len(_COLOUR.sub("", cell))
 
 
-def _widths(cells: dict[str, list[str]]) -> dict[str, int]:
+def _widths(cells: Cells) -> dict[str, int]:
     return {title: max([len(title), *map(_length, column)]) for title, column in cells.items()}
 
 
-def _total(cells: dict[str, list[str]]) -> int:
-    return sum(_widths(cells).values()) + _GAP * (len(cells) - 1)
+def _total(widths: dict[str, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
 
 
-def _shorten(cells: dict[str, list[str]], right: Collection[str], width: int) -> None:
-    """Shorten columns of text until the table fits, the widest of them first."""
+def _folded(cells: Cells, right: Collection[str], width: int) -> Cells | None:
+    """The cells with line breaks between words, so that the table fits; None where it cannot."""
     widths = _widths(cells)
-    texts = [title for title in cells if title not in right]
-    surplus = _total(cells) - width
-    while surplus > 0 and texts:
-        widest = max(texts, key=widths.__getitem__)
-        if widths[widest] <= max(_LEAST, len(widest)):
-            break
+    least = {}
+    for title in cells.keys() - {*right}:
+        words = [word for cell in cells[title] for word in cell.split()]
+        least[title] = max([len(title), min(_LEAST, widths[title]), *map(_length, words)])
+    while _total(widths) > width:
+        widest = max((title for title in least if widths[title] > least[title]), key=widths.__getitem__, default=None)
+        if widest is None:
+            return None
         widths[widest] -= 1
-        surplus -= 1
-    for title in texts:
-        cells[title] = [shortened(cell, widths[title]) for cell in cells[title]]
+    return {
+        title: [_filled(cell, widths[title]) if title in least else cell for cell in column]
+        for title, column in cells.items()
+    }
 
 
-def shortened(text: str, width: int) -> str:
-    """`text` in at most `width` characters, with "…" for what is left out before a footnote's number."""
-    if _length(text) <= width or _COLOUR.search(text):
-        return text
-    note = _NOTE.search(text)
-    end = note.group() if note else ""
-    return text[: max(0, width - 1 - len(end))].rstrip() + "…" + end
+def _filled(cell: str, width: int) -> str:
+    if _length(cell) <= width:
+        return cell
+    return textwrap.fill(cell, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _blocks(cells: Cells, width: int) -> str:
+    """A line a row with its first cell, and under it the others with their titles."""
+    first, *titles = cells
+    lines = [first] if first else []
+    for name, *values in zip(*cells.values(), strict=True):
+        named = [f"{t} {_COLOUR.sub('', value)}".strip() for t, value in zip(titles, values, strict=True) if value]
+        lines += textwrap.wrap(name, width, subsequent_indent=_INDENT, break_on_hyphens=False)
+        lines += textwrap.wrap(
+            ", ".join(named), width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
+        )
+    return "\n".join(lines)

@@ -23,7 +23,8 @@ def counted_figures(job: Job, finished: list[Finished], steps: list[list[Step]])
     timed = [max(s.seconds for s in at) for at in zip(*steps, strict=True) if at[0].kind is StepKind.TIMED]
     step_seconds = statistics.median(timed)
     failures = sorted({report.no_terms for report in finished if report.no_terms})
-    spread = "; ".join([f"median of {len(timed)} steps, {min(timed):.4g} to {max(timed):.4g} s", *failures])
+    spread = f"median of {len(timed)} steps, {min(timed):.4g} to {max(timed):.4g} s" if len(timed) > 1 else "one step"
+    spread = "; ".join([spread, *failures])
     tokens = job.recipe.global_batch * job.architecture.sequence
     model_flop = sum(report.model_flop for report in finished)
     hardware_flop = sum(report.hardware_flop for report in finished)

@@ -315,7 +315,7 @@ def test_the_short_form_has_at_most_15_lines_however_many_findings_there_are(ver
     findings = [found(verdict, check, f"part {check}", unit="flop/s", **rate) for check in range(18)]
     lines = [line for line in short_form(*findings, found(CheckVerdict.WARN)) if line.strip("ens. ;")]
     assert len(lines) <= 15
-    assert any("got 90 Gflop/s, expected 100 Gflop/s, ratio 0.900" in line for line in lines)
+    assert any("got 90 Gflop/s, expected 100 Gflop/s (+11.1%)" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +325,14 @@ def test_the_short_form_has_at_most_15_lines_however_many_findings_there_are(ver
         ({"ratio": 0.12, "warn": 0.05, "fail": 0.1}, "got 0.120, fails above 0.1"),
         ({"ratio": 1.3, "warn": 1.05, "fail": 1.1}, "got 1.300, fails above 1.1"),
         ({"ratio": 0.9, "warn": 0.965}, "got 0.900, warns below 0.965"),
+        (
+            {"measured": 9, "expected": 10, "ratio": 0.9, "warn": 0.95, "fail": 0.8},
+            "got 9, expected 10 (+11.1%), fails above +25.0%",
+        ),
+        (
+            {"measured": 11, "expected": 10, "ratio": 1.1, "warn": 1.05, "fail": 1.25},
+            "got 11, expected 10 (-9.1%), fails below -20.0%",
+        ),
         ({"measured": 0.37, "expected": 0.0, "fail": 0.05}, "got 0.37, expected 0, fails above 0.05"),
     ],
 )

@@ -73,7 +73,7 @@ def test_list_for_people_has_a_line_a_launch_below_the_titles(
 ) -> None:
     code, out, err = run(capsys, "list", "--results", results)
     assert (code, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines()] == ["id", *ids(results)]
+    assert [line.split()[0] for line in out.splitlines()] == ["id", *(identity[-8:] for identity in ids(results))]
 
 
 def test_a_record_is_found_by_path_beginning_and_last_digits(results: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import math
 import pandas
 import pytest
 
-from suite.report.tables import MARKDOWN, shortened, table
+from suite.report.tables import MARKDOWN, table
 
 TITLES = ["quantity", "predicted", "measured", "why"]
 ROWS = [
@@ -39,30 +39,34 @@ def test_markdown_escapes_what_would_end_a_cell() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_a_narrow_table_keeps_numbers_and_footnotes(width: int) -> None:
+def test_a_narrow_table_folds_texts_and_keeps_every_word(width: int) -> None:
     lines = table(ROWS, TITLES, width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert "326.8 ms" in lines[1]
-    assert lines[1].endswith(" (12)")
-    assert ("…" in lines[1]) is (width < 94)
-    assert "exact" in lines[2]
+    assert {*ROWS[0][3].split()} <= {*" ".join(lines).split()}
+    assert (len(lines) > 3) is (width < 94)
+    assert all(len(line) - len(line.lstrip()) in (0, lines[0].index("why")) for line in lines)
 
 
-def test_optional_columns_go_before_anything_is_shortened() -> None:
+def test_what_fits_no_columns_becomes_a_line_and_an_indented_one() -> None:
+    lines = table(ROWS, TITLES, width=44).splitlines()
+    assert lines[:2] == ["quantity", "step_seconds"]
+    assert lines[2] == "    predicted 326.8 ms, measured 340 ms, why"
+    assert lines[-2:] == ["peak_bytes", "    predicted 1,024, measured -, why exact"]
+    assert all(line.startswith("    ") for line in lines[3:-2])
+
+
+def test_optional_columns_go_first_and_are_named() -> None:
     lines = table(ROWS, TITLES, width=80, optional=["measured", "predicted"]).splitlines()
     assert lines[0].split() == ["quantity", "why"]
     assert lines[1].endswith("too (12)")
+    assert lines[-1] == "(not shown in 80 columns: measured, predicted)"
 
 
 def test_colours_take_no_room() -> None:
     plain = table([["pass", "1"], ["fail", "22"]], ["verdict", "n"])
     coloured = table([["\x1b[32mpass\x1b[0m", "1"], ["\x1b[31mfail\x1b[0m", "22"]], ["verdict", "n"])
     assert coloured.replace("\x1b[32m", "").replace("\x1b[31m", "").replace("\x1b[0m", "") == plain
-
-
-def test_a_text_is_shortened_before_its_footnote() -> None:
-    assert shortened("a long reason (3)", 12) == "a long… (3)"
-    assert shortened("short", 12) == "short"
 
 
 def test_many_rows_are_aligned_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from suite.predict.simulation.traffic import executed_traffic
 
 SENT_TOLERANCE = 0.03
 SENT_REASON = "needs a network interface of the rank's own; the tolerance is for the backend's own bytes"
-PART_OF_SENT_REASON = "a part of the rank's sent_bytes: an interface counts all of them together"
+PART_OF_SENT_REASON = "one part of sent_bytes: a network interface counts their sum alone"
 BUBBLE_TOLERANCE = 0.05  # of the step, on either side
 BUBBLE_REASON = "within 5 points: stages of equal flop take equal times, and messages none"
 SHARED_REASON = "not judged: ranks share processors"

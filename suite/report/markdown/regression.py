@@ -66,8 +66,9 @@ def markdown(comparisons: Sequence[Comparison], failed: str = "") -> str:
 
 
 def _table(findings: list[RegressionFinding]) -> list[str]:
-    lines = ([*cells(finding).values()] for finding in findings)
-    return [table(lines, TITLES, style=MARKDOWN, right=())]
+    import pandas
+
+    return [table(pandas.DataFrame(map(cells, findings)), style=MARKDOWN, right=())]
 
 
 def _cell(text: str) -> str:

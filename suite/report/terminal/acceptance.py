@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from reference_runs.units import printed
 from suite.acceptance.battery import BatteryReport
 from suite.acceptance.battery_record import BatteryEnd
-from suite.acceptance.check_table import ALL_REDUCE, CHECKS, ENVIRONMENT, MATRIX, MEMORY, PEER, STEP_TIME
+from suite.acceptance.check_table import (
+    ALL_REDUCE,
+    CHECKS,
+    ENVIRONMENT,
+    MATRIX,
+    MEMORY,
+    PEER,
+    STEP_TIME,
+    AcceptanceCheck,
+)
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery, joined_evidence, worst_first
 from suite.report.junit import JunitOutcome, JunitSuite
+from suite.report.terminal.tables import coloured, print_folded, print_table
 
 _COLOURS = {
     CheckVerdict.PASS: "green",
@@ -38,6 +47,7 @@ _ADVICE = {
     CheckVerdict.INCONCLUSIVE: "run accept again with --profile accept, which launches more",
 }
 _FAILED_ADVICE = "run accept again; if it fails again, drain the node"
+SIGNS = "differences: expected over measured, less 1"
 _SUMMARY_CHARACTERS = 400  # of the one-line summary: schedulers store a line of about that
 _LINES = 15  # of the short form
 _LINE_CHARACTERS = 160  # of a line of the short form
@@ -118,18 +128,31 @@ def comparison(finding: CheckFinding) -> str:
         unit = "" if finding.unit in _PRINTED_UNITS else finding.unit
         clauses.append(f"got {number_text(finding.measured, finding.unit)} {unit}".rstrip())
     if finding.expected is not None:
-        clauses.append(f"expected {number_text(finding.expected, finding.unit)}")
-    if finding.ratio is not None:
-        clauses.append(f"ratio {finding.ratio:.3f}" if clauses else f"got {finding.ratio:.3f}")
+        apart = f" ({_compared(finding, finding.ratio)})" if finding.ratio is not None else ""
+        clauses.append(f"expected {number_text(finding.expected, finding.unit)}{apart}")
+    elif finding.ratio is not None:
+        clauses.append(f"got {finding.ratio:.3f}")
     warns = finding.fail is None or finding.verdict is CheckVerdict.WARN
     limit = finding.warn if warns else finding.fail
     if limit is not None and clauses:
         falling = finding.fail is None or (finding.warn is not None and finding.fail <= finding.warn)
-        below = falling and limit < 1
-        clauses.append(f"{'warns' if warns else 'fails'} {'below' if below else 'above'} {limit:.3g}")
+        below = (falling and limit < 1) != _is_compared(finding)
+        clauses.append(f"{'warns' if warns else 'fails'} {'below' if below else 'above'} {_compared(finding, limit)}")
     if finding.source:
         clauses = [*clauses[:-1], f"{clauses[-1]} ({finding.source})"] if clauses else [f"expected: {finding.source}"]
     return ", ".join(clauses)
+
+
+def _is_compared(finding: CheckFinding) -> bool:
+    """Whether the ratio is of measured and expected, not a figure with limits of its own."""
+    return bool(finding.expected)
+
+
+def _compared(finding: CheckFinding, ratio: float | None) -> str:
+    """A ratio of measured over expected as it is printed: how much more was expected; a figure of its own as it is."""
+    if ratio is None:
+        return ""
+    return f"{1 / ratio - 1:+.1%}" if _is_compared(finding) and ratio else f"{ratio:.3g}"
 
 
 def _is_passed_rate(finding: CheckFinding) -> bool:
@@ -149,7 +172,7 @@ def _counts(findings: Sequence[CheckFinding]) -> str:
     ran = {finding.check for finding in findings if finding.verdict is not CheckVerdict.NOT_RUN}
     missing = sorted({finding.check for finding in findings} - ran)
     not_run = f"did not run: {', '.join(CHECKS[check].name for check in missing)}" if missing else ""
-    return joined_evidence(f"{_verdict_counts(findings)} (ratios are measured over expected)", not_run)
+    return joined_evidence(f"{_verdict_counts(findings)} ({SIGNS})", not_run)
 
 
 def _verdict_counts(findings: Sequence[CheckFinding]) -> str:
@@ -167,28 +190,20 @@ def _shortened(text: str) -> str:
 
 def print_findings(out: Console, report: BatteryReport) -> None:
     """The table of all findings in the order of the checks, what each rests on, and the summary last."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("#", "check", "of", "measured", "expected", "ratio", "verdict", "part", ""):
-        table.add_column(title, justify="right" if title in ("measured", "expected", "ratio") else "left", no_wrap=True)
+    rows = []
     for number, finding in enumerate(report.findings, start=1):
-        table.add_row(
-            str(finding.check),
-            CHECKS[finding.check].name,
-            escape(finding.subject),
-            number_text(finding.measured, finding.unit),
-            number_text(finding.expected, finding.unit),
-            "" if finding.ratio is None else f"{finding.ratio:.3f}",
-            f"[{_COLOURS[finding.verdict]}]{finding.verdict.value}[/]",
-            escape(finding.part[:40]),
-            f"({number})",
-        )
-    out.print(table)
+        check = " ".join(part for part in (str(finding.check), CHECKS[finding.check].name, finding.subject) if part)
+        values = (number_text(value, finding.unit) for value in (finding.measured, finding.expected))
+        verdict = coloured(finding.verdict.value, _COLOURS[finding.verdict])
+        rows.append([check, *values, _compared(finding, finding.ratio), verdict, finding.part, f"({number})"])
+    titles = ["check", "measured", "expected", "compared", "verdict", "part", ""]
+    print_table(out, rows, titles, right=titles[1:4])
     for number, finding in enumerate(report.findings, start=1):
-        out.print(f"[dim]({number}) {escape(finding_reason(finding))}[/]", soft_wrap=True)
-    for note in report.notes:
-        out.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+        print_folded(out, f"({number}) {finding_reason(finding)}")
+    for note in [*report.notes, SIGNS]:
+        print_folded(out, note)
     out.print(f"record {escape(report.record)}", soft_wrap=True)
-    out.print(f"[{_DECISION_COLOURS[report.decision]}]{escape(summary(report))}[/]", soft_wrap=True)
+    print_folded(out, summary(report), _DECISION_COLOURS[report.decision])
 
 
 _PRINTED_UNITS = ("flop/s", "byte/s")
@@ -205,7 +220,7 @@ def finding_reason(finding: CheckFinding) -> str:
     """What a finding rests on: dates, evidence, source of the expected value, limits, least detectable slowdown."""
     limits = ""
     if finding.fail is not None and finding.warn is not None and finding.ratio is not None:
-        limits = f"warn {finding.warn:.3f}, fail {finding.fail:.3f}"
+        limits = f"warn {_compared(finding, finding.warn)}, fail {_compared(finding, finding.fail)}"
     least = "" if finding.least_detectable is None else f"least detectable slowdown {finding.least_detectable:.1%}"
     source = f"expected: {finding.source}" if finding.source else ""
     return joined_evidence(since(finding), finding.evidence, source, limits, least)
@@ -270,18 +285,14 @@ def junit(report: BatteryReport) -> str:
 
 def print_checks(out: Console) -> None:
     """What the checks are, without running any."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("#", "check", "warn", "fail", "formula", "expected"):
-        table.add_column(title, overflow="fold")
-    for check in CHECKS:
-        table.add_row(
-            str(check.number), check.name, _limit(check.warn), _limit(check.fail), escape(check.formula), check.expects
-        )
-    out.print(table)
+    rows = ([f"{check.number} {check.name}", *_limits(check), check.formula, check.expects] for check in CHECKS)
+    print_table(out, rows, ["check", "warn", "fail", "formula", "expected"])
+    print_folded(out, f"limits in percent: of differences, {SIGNS.removeprefix('differences: ')}")
 
 
-def _limit(value: float | None) -> str:
-    return "any" if value is None else f"{value:g}"
+def _limits(check: AcceptanceCheck) -> Iterator[str]:
+    for limit in (check.warn, check.fail):
+        yield "any" if limit is None else f"{1 / limit - 1:+.1%}" if check.unit else f"{limit:g}"
 
 
 def rows(findings: Sequence[CheckFinding]) -> Iterable[dict[str, object]]:

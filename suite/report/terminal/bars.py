@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BAR_CELLS = 40
+BAR_CELLS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 

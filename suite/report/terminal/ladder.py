@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from suite.ladder.judge import Mark
 from suite.ladder.measurement import RungMeasurement, RungPrediction
@@ -16,14 +15,13 @@ from suite.ladder.result import LadderResult, RungResult, failures, verdict
 from suite.ladder.rung import Track
 from suite.ladder.rungs import RUNGS
 from suite.metrics.figures import StepTerm
+from suite.report.terminal.tables import NOT_JUDGED, coloured, print_folded, print_table
 
 MIB = 2.0**20
 COLOURS = {Mark.PASS: "green", Mark.FAIL: "bold red", Mark.SHOWN: "dim", Mark.INCONCLUSIVE: "magenta"}
 NOT_RUN = "NOT RUN"
-GAIN_COLUMNS = (
-    *("rung", "allocated", "predicted", "peak in", "reserved", "step ms", "us/token", "Gflop/s", "waits"),
-    *("gain predicted", "measured", "noise", "of base", "promises"),
-)
+MARKS = {mark: mark.value for mark in Mark} | {Mark.SHOWN: NOT_JUDGED, Mark.INCONCLUSIVE: "not decided"}
+GAIN_COLUMNS = ("rung", "gain predicted", "measured", "noise", "of base", "promises")
 _SHORT = {
     StepTerm.DATA_LOADING: "data",
     StepTerm.HOST_DEVICE_COPY: "copy",
@@ -34,6 +32,7 @@ _SHORT = {
     StepTerm.OVERHEAD: "host",
     StepTerm.UNEXPLAINED: "rest",
 }
+_TERM_COLUMNS = (*_SHORT.values(), "step", "predicted", "slowdown")
 
 
 def print_ladder(out: Console, ladder: LadderResult) -> None:
@@ -41,33 +40,48 @@ def print_ladder(out: Console, ladder: LadderResult) -> None:
     for track in Track:
         results = [result for result in ladder.rungs if result.rung.track is track]
         if results:
-            out.print(f"\n[bold]{track}[/]: {_unit(track)}; gains are over the rung named last", soft_wrap=True)
-            out.print(_gains(track, results))
-            out.print(_terms(results))
-            for result in results:
-                if result.not_run:
-                    out.print(f"{escape(result.rung.name)}: {NOT_RUN}: {escape(result.not_run)}", soft_wrap=True)
+            out.print(f"\n[bold]{track}[/]", highlight=False)
+            _print_track(out, track, results)
     if ladder.interactions:
         out.print("\n[bold]interactions[/]: a rung's gain, and what the top of its track loses without it")
-        out.print(_interactions(ladder))
+        titles = ["rung", "track", "in its place", "at the top", "noise", "says"]
+        print_table(out, _interactions(ladder), titles, right=titles[2:-1])
+    out.print()
+    for note in _notes(ladder):
+        print_folded(out, note)
+    for line in failures(ladder):
+        print_folded(out, line, "bold red")
+    ran = sum(result.measured is not None for result in ladder.rungs)
+    not_run = sum(bool(result.not_run) for result in ladder.rungs)
+    out.print(f"{ladder.run}: {verdict(ladder)}, {ran} rungs run, {not_run} not run")
+
+
+def _notes(ladder: LadderResult) -> Iterator[str]:
     if any(result.ablated for result in ladder.rungs):
-        out.print("[dim]interactions: with --ablate no top is launched without each rung: it lacks one already.[/]")
+        yield "interactions: with --ablate no top is launched without each rung: it lacks one already."
     reserved = "the largest resident set before the timed steps (a CPU's allocator reserves nothing)"
     if ladder.device == "cuda":
         reserved = "what CUDA's allocator reserved"
-    out.print(f"\n[dim]allocated: PyTorch's allocator, the largest sum in one eager step; reserved: {reserved}.[/]")
-    out.print(f"[dim]tokenising: {ladder.sample_seconds * 1e3:.2f} ms a sample; profile: {escape(ladder.profile)}[/]")
+    yield f"allocated: PyTorch's allocator, the largest sum in one eager step; reserved: {reserved}."
+    yield f"tokenising: {ladder.sample_seconds * 1e3:.2f} ms a sample; profile: {ladder.profile}"
     if ladder.divisor > 1:
         words = f"samples: 1/{ladder.divisor} of those declared, so that the larger baseline fits into the GPU's memory"
-        out.print(f"[dim]{words}, by its predicted peak.[/]")
-    for line in failures(ladder):
-        out.print(f"[bold red]{escape(line)}[/]", soft_wrap=True)
-    out.print(f"{ladder.run}: {verdict(ladder)}, {_count(ladder)}")
+        yield f"{words}, by its predicted peak."
 
 
-def _count(ladder: LadderResult) -> str:
-    ran = sum(result.measured is not None for result in ladder.rungs)
-    return f"{ran} rungs run, {sum(bool(result.not_run) for result in ladder.rungs)} not run"
+def _print_track(out: Console, track: Track, results: Sequence[RungResult]) -> None:
+    """Three tables of a track: what each rung took, its gain with its promises, and the terms of its step."""
+    ran = [(result, m, p) for result in results if (m := result.measured) is not None and (p := result.expected)]
+    took = [[result.title, *_measured(measured, predicted)] for result, measured, predicted in ran]
+    titles = ["rung", "MiB allocated", "predicted", "at", "reserved", "step ms", "us/token", "Gflop/s", "waits"]
+    print_table(out, took, titles, right={*titles} - {"rung", "at"})
+    print_table(out, _gains(track, results), GAIN_COLUMNS, right=GAIN_COLUMNS[1:-1])
+    print_folded(out, f"gains: in {_unit(track)}, over the rung that stands last in the name", "")
+    terms = [[result.rung.name, *_terms(measured, predicted)] for result, measured, predicted in ran]
+    print_table(out, terms, ["ms of a step", *_TERM_COLUMNS], right=_TERM_COLUMNS)
+    for result in results:
+        if result.not_run:
+            print_folded(out, f"{result.rung.name}: {NOT_RUN}: {result.not_run}", "")
 
 
 def _unit(track: Track) -> str:
@@ -78,77 +92,51 @@ def _scale(track: Track) -> float:
     return 1 / MIB if track is Track.MEMORY else 1e6
 
 
-def _gain_cells(
-    result: RungResult, measurement: RungMeasurement, prediction: RungPrediction, scale: float
-) -> Iterator[str]:
-    """The cells of a rung, in the order of GAIN_COLUMNS."""
-    gain = result.gain
-    yield result.title
-    yield _number(measurement.peak_bytes, ",.1f", 1 / MIB)
-    yield _number(prediction.peak_bytes, ",.1f", 1 / MIB)
-    yield prediction.phase or "-"
-    yield _number(
-        measurement.reserved_bytes if measurement.reserved_bytes is not None else measurement.resident_bytes,
-        ",.0f",
-        1 / MIB,
-    )
-    yield _number(measurement.step_seconds, ",.0f", 1e3)
-    yield _number(measurement.token_seconds, ",.0f", 1e6)
-    yield _number(measurement.model_flop_per_second, ",.1f", 1e-9)
-    yield _number(measurement.synchronisations, ",d")
-    yield "" if gain is None else _number(gain.predicted, "+,.1f", scale)
-    yield "" if gain is None else _number(gain.measured, "+,.1f", scale)
-    yield "" if gain is None else _number(gain.noise, ",.1f", scale)
-    yield _number(result.share, ".2f", missing="")
-    yield ", ".join(f"[{COLOURS[c.mark]}]{c.name} {escape(c.says)}[/]" for c in result.checks)
-
-
 def _number(value: float | None, form: str, scale: float = 1, *, missing: str = "-") -> str:
     return missing if value is None else format(value * scale, form)
 
 
-def _gains(track: Track, results: list[RungResult]) -> Table:
-    table = _table(GAIN_COLUMNS, left=("rung", "peak in", "promises"))
-    for result in results:
-        measurement, prediction = result.measured, result.expected
-        if measurement is None or prediction is None:
-            table.add_row(result.rung.name, NOT_RUN if result.not_run else "failed")
-        else:
-            table.add_row(*_gain_cells(result, measurement, prediction, _scale(track)))
-    return table
+def _measured(measured: RungMeasurement, predicted: RungPrediction) -> Iterator[str]:
+    reserved = measured.resident_bytes if measured.reserved_bytes is None else measured.reserved_bytes
+    yield _number(measured.peak_bytes, ",.1f", 1 / MIB)
+    yield _number(predicted.peak_bytes, ",.1f", 1 / MIB)
+    yield predicted.phase or "-"
+    yield _number(reserved, ",.0f", 1 / MIB)
+    yield _number(measured.step_seconds, ",.0f", 1e3)
+    yield _number(measured.token_seconds, ",.0f", 1e6)
+    yield _number(measured.model_flop_per_second, ",.1f", 1e-9)
+    yield _number(measured.synchronisations, ",d")
 
 
-def _terms(results: list[RungResult]) -> Table:
-    table = _table(["ms of a step", *_SHORT.values(), "step", "predicted", "slowdown"], left=("ms of a step",))
+def _gains(track: Track, results: Sequence[RungResult]) -> Iterator[list[str]]:
+    scale = _scale(track)
     for result in results:
-        measurement, prediction = result.measured, result.expected
-        if measurement is None or prediction is None:
+        gain = result.gain
+        if result.measured is None or result.expected is None:
+            yield [result.rung.name, *[""] * 4, NOT_RUN if result.not_run else "failed"]
             continue
-        cells = [
-            f"{measurement.terms.get(term.value, 0.0) * 1e3:,.1f}" if measurement.terms else "-" for term in _SHORT
-        ]
-        cells += [_number(measurement.step_seconds, ",.0f", 1e3), _number(prediction.step_seconds, ",.0f", 1e3)]
-        table.add_row(result.rung.name, *cells, _number(measurement.cpu_slowdown, ".2f"))
-    return table
+        gains = [""] * 3
+        if gain is not None:
+            gains = [_number(value, "+,.1f", scale) for value in (gain.predicted, gain.measured)]
+            gains.append(_number(gain.noise, ",.1f", scale))
+        promises = "; ".join(f"{c.name} {coloured(MARKS[c.mark], COLOURS[c.mark])}: {c.says}" for c in result.checks)
+        yield [result.title, *gains, _number(result.share, ".2f", missing=""), promises]
 
 
-def _interactions(ladder: LadderResult) -> Table:
+def _terms(measured: RungMeasurement, predicted: RungPrediction) -> Iterator[str]:
+    for term in _SHORT:
+        yield f"{measured.terms.get(term.value, 0.0) * 1e3:,.1f}" if measured.terms else "-"
+    yield _number(measured.step_seconds, ",.0f", 1e3)
+    yield _number(predicted.step_seconds, ",.0f", 1e3)
+    yield _number(measured.cpu_slowdown, ".2f")
+
+
+def _interactions(ladder: LadderResult) -> Iterator[list[str]]:
     tracks = {rung.name: rung.track for rung in RUNGS}
-    table = _table(["rung", "track", "in its place", "at the top", "noise", "says"], left=("rung", "track", "says"))
     for one in ladder.interactions:
         scale = _scale(tracks[one.rung])
-        colour = "dim" if one.within_noise else "default" if one.adds_up else "yellow"
         values = (f"{value * scale:+,.1f}" for value in (one.in_track, one.at_top, one.noise))
-        table.add_row(one.rung, tracks[one.rung].value, *values, f"[{colour}]{one.says}[/]")
-    return table
-
-
-def _table(titles: Sequence[str], *, left: tuple[str, ...]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in titles:
-        wraps = title in ("promises", "says")
-        table.add_column(title, justify="left" if title in left else "right", no_wrap=not wraps, overflow="fold")
-    return table
+        yield [one.rung, tracks[one.rung].value, *values, one.says]
 
 
 def print_rungs(out: Console) -> None:
@@ -156,9 +144,9 @@ def print_rungs(out: Console) -> None:
     for rung in RUNGS:
         needs = f"; needs: {', '.join(need.name.lower() for need in rung.needs)}" if rung.needs else ""
         bound = f" {rung.bound:.1e}" if rung.bound else ""
-        out.print(f"[bold]{rung.name}[/] ({rung.track}): {escape(rung.title)}", soft_wrap=True)
-        out.print(f"    predicted: {escape(rung.predicts)}", soft_wrap=True)
-        out.print(f"    losses {rung.promise}{bound}: {escape(rung.loss)}{needs}", soft_wrap=True)
+        out.print(f"[bold]{rung.name}[/] ({rung.track}): {escape(rung.title)}")
+        print_folded(out, f"    predicted: {rung.predicts}", "")
+        print_folded(out, f"    losses {rung.promise}{bound}: {rung.loss}{needs}", "")
 
 
 def as_json(ladder: LadderResult) -> dict[str, Any]:
@@ -179,7 +167,7 @@ def rung_line(result: RungResult) -> str:
     measured = result.measured
     if measured is None or result.failed:
         return f"{result.rung.name}: {result.failed}"
-    checks = ", ".join(f"{check.name} {check.mark} ({check.says})" for check in result.checks)
+    checks = ", ".join(f"{check.name} {MARKS[check.mark]} ({check.says})" for check in result.checks)
     return (
         f"{result.rung.name}: {measured.peak_bytes / MIB:,.1f} MiB, {measured.step_seconds * 1e3:,.0f} ms a step, "
         f"{measured.token_seconds * 1e6:,.0f} us a token; {checks}"

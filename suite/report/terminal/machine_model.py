@@ -6,76 +6,50 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from reference_runs.machine_model import FitScores, MachineModel
+from reference_runs.machine_model import FitScores, MachineModel, Parameter
+from suite.report.terminal.tables import print_table
 
 
 def print_fit(out: Console, model: MachineModel, errors: Mapping[str, Sequence[float]]) -> None:
     """Print the parameters with uncertainty and support, and the errors by table."""
-    table = _table(
-        ("parameter", False), ("value", True), ("unit", False), ("uncertainty", True), ("rows", True), ("tables", True)
-    )
-    for name, parameter in model.parameters.items():
-        if parameter.fitted:
-            table.add_row(
-                name,
-                f"{parameter.value:.4g}",
-                parameter.unit,
-                f"{parameter.uncertainty or 0:.0%}",
-                str(parameter.rows),
-                str(len(parameter.tables)),
-            )
-        else:
-            table.add_row(name, f"{parameter.value:.4g}", parameter.unit, "not fitted", "", "")
-    out.print(table)
-    scored = _table(("table", False), ("rows", True), ("mean error", True), ("bias", True), ("largest", True))
-    for name, of_table in errors.items():
-        largest = max(of_table, key=abs)
-        scored.add_row(
-            escape(name),
-            str(len(of_table)),
-            f"{fmean([abs(error) for error in of_table]):.1%}",
+    titles = ["parameter", "value", "unit", "uncertainty", "rows", "tables"]
+    rows = ([name, *_support(parameter)] for name, parameter in model.parameters.items())
+    print_table(out, rows, titles, right=("value", "uncertainty", "rows", "tables"))
+    scored = (
+        [
+            name,
+            len(of_table),
+            f"{fmean(map(abs, of_table)):.1%}",
             f"{fmean(of_table):+.1%}",
-            f"{largest:+.1%}",
-        )
+            f"{max(of_table, key=abs):+.1%}",
+        ]
+        for name, of_table in errors.items()
+    )
     out.print()
-    out.print(scored)
+    print_table(out, scored, ["table", "rows", "mean error", "bias", "largest"])
+
+
+def _support(parameter: Parameter) -> list[object]:
+    """Value and unit of a parameter, and what they rest on."""
+    value = [f"{parameter.value:.4g}", parameter.unit]
+    if not parameter.fitted:
+        return [*value, "not fitted", "", ""]
+    return [*value, f"{parameter.uncertainty or 0:.0%}", parameter.rows, len(parameter.tables)]
 
 
 def print_left_out(out: Console, scores: FitScores) -> None:
     """Print errors by table with the table, sizes and runs left out, and without each term."""
-    table = _table(
-        ("table", False),
-        ("rows", True),
-        ("fitted %", True),
-        ("table left out %", True),
-        ("size left out %", True),
-        ("run left out %", True),
-    )
+    rows = []
     for name, score in scores.tables.items():
         run = "" if score.run_left_out is None else f"{score.run_left_out:.1f}, at most {score.run_left_out_max:.1f}"
-        table.add_row(
-            escape(name),
-            str(score.rows),
-            f"{score.fitted:.1f}",
-            f"{score.table_left_out:.1f}",
-            f"{score.size_left_out:.1f}",
-            run,
-        )
+        errors = (score.fitted, score.table_left_out, score.size_left_out)
+        rows.append([name, score.rows, *(f"{error:.1f}" for error in errors), run])
+    titles = ["table", "rows", "fitted %", "table left out %", "size left out %", "run left out %"]
     out.print()
-    out.print(table)
-    terms = _table(("without", False), ("mean error %", True), ("more by", True))
-    for term, error in sorted(scores.without_term.items(), key=lambda item: -item[1]):
-        terms.add_row(term, f"{error:.1f}", f"{error - scores.all_terms:+.1f}")
+    print_table(out, rows, titles, right=titles[1:])
+    ordered = sorted(scores.without_term.items(), key=lambda item: -item[1])
+    terms = [[term, f"{error:.1f}", f"{error - scores.all_terms:+.1f}"] for term, error in ordered]
     out.print()
-    out.print(terms)
+    print_table(out, terms, ["without", "mean error %", "more by"])
     out.print(f"{scores.free_parameters} free parameters; {scores.all_terms:.1f} % with every term")
-
-
-def _table(*titles: tuple[str, bool]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title, numeric in titles:
-        table.add_column(title, justify="right" if numeric else "left", no_wrap=True)
-    return table

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 
 from reference_runs.units import printed
 from suite.machine.half_precision import kernels_for
@@ -17,7 +16,7 @@ from suite.machine.profile import Check, Profile, disturbed
 from suite.machine.timing_tables import Line, Subject, Table
 from suite.machine.timings import Timing, median, quantile
 from suite.predict.simulation.step_correction import StepCorrection, step_correction
-from suite.report.terminal.tables import plain_table
+from suite.report.terminal.tables import print_folded, print_table
 
 
 class Rate(NamedTuple):
@@ -148,33 +147,29 @@ def print_profile(out: Console, profile: Profile) -> None:
     """Print the machine, its rates, its lines, the errors of interpolation, and what disturbed the measurement."""
     conditions = profile.conditions
     hardware = profile.fingerprint.hardware
-    out.print(
-        escape(
-            f"{hardware.get('cpu')}, {hardware.get('cores')} cores, GPUs: {hardware.get('gpus')}; measured on "
-            f"{profile.fingerprint.device} with up to {conditions.ranks} ranks at once in {conditions.seconds:.0f} s"
-        ),
-        soft_wrap=True,
-    )
+    measured = f"{conditions.ranks} ranks at once in {conditions.seconds:.0f} s"
+    machine = f"{hardware.get('cpu')}, {hardware.get('cores')} cores, GPUs: {hardware.get('gpus')}"
+    print_folded(out, f"{machine}; measured on {profile.fingerprint.device} with up to {measured}", "")
     counts = sorted({1, conditions.ranks})  # what lies between is in the file
-    titles = [title for ranks in counts for title in (f"{ranks} at once", "20 % 80 %")]
-    out.print(plain_table(["best rate", *titles, "at"], _rates(profile, counts)))
-    titles = [title for ranks in counts for title in (f"{ranks} at once: us", "and", "residual")]
-    out.print(plain_table(["operator", *titles], _operators(profile, counts)))
+    titles = [title for ranks in counts for title in (f"{ranks} at once", f"{ranks}: 20 % 80 %")]
+    print_table(out, _rates(profile, counts), ["best rate", *titles, "at"])
+    titles = [title for ranks in counts for title in (f"{ranks} at once: us", f"{ranks}: each", f"{ranks}: residual")]
+    print_table(out, _operators(profile, counts), ["operator", *titles])
     between = [line for line in profile.lines if line.subject.operation in COLLECTIVES]
     if between:
         rows = [[_name(line.subject), str(line.subject.ranks), *_cells(line)] for line in between]
-        out.print(plain_table(["collective", "ranks", "latency us", "bandwidth", "residual", "worst"], rows))
+        print_table(out, rows, ["collective", "ranks", "latency us", "bandwidth", "residual", "worst"])
     if profile.reference_steps:
         titles = ["ranks", "its parts: ms", "it took: ms", "20 % 80 %", "steps", "took over parts"]
-        out.print(plain_table(["reference step", *titles], _reference_step_rows(profile)))
+        print_table(out, _reference_step_rows(profile), ["reference step", *titles])
     titles = ["kind", "ranks", "points", "median", "90 %", "largest", "signed"]
-    out.print(plain_table(["interpolation error", *titles], check_rows(profile.checks)))
-    out.print(f"[dim]{escape(disturbance(profile))}[/]", soft_wrap=True)
+    print_table(out, check_rows(profile.checks), ["interpolation error", *titles])
+    print_folded(out, disturbance(profile))
     for fact in ("hurried", "over_budget"):
         if fact in conditions.facts:
-            out.print(f"[yellow]{escape(conditions.facts[fact])}[/]", soft_wrap=True)
+            print_folded(out, conditions.facts[fact], "yellow")
     if why := disturbed(profile):
-        out.print(f"[yellow]{why}: no step is predicted from it; calibrate again when they are done[/]", soft_wrap=True)
+        print_folded(out, f"{why}: no step is predicted from it; calibrate again when they are done", "yellow")
 
 
 def disturbance(profile: Profile) -> str:

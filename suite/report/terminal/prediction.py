@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from reference_runs.units import printed
 from suite.metrics.comparison import Row
@@ -16,10 +14,10 @@ from suite.predict.analytic.step_time import StepTime
 from suite.predict.recorded_run.alternatives import Choice
 from suite.predict.recorded_run.figures import OF_A_LAYER, PART_OF_MODEL_FLOP, PART_OF_PARAMETERS
 from suite.report.terminal.bars import bar
-from suite.report.terminal.tables import percent
+from suite.report.terminal.tables import percent, print_folded, print_table, row_name
 
 GIB = 2**30
-_WIDE = 80  # columns of a terminal that has room for what was published, which the difference tells too
+_STAGE_CELLS = 12  # of a stage's bar
 STAGE_ROWS = 16  # of a pipeline; of a longer one the first 12 and the last 3 stages are printed
 
 
@@ -54,14 +52,29 @@ def read(value: float | None, quantity: str) -> str:
 
 
 def print_counts(out: Console, rows: Iterable[Row]) -> None:
-    """Print what is predicted of a miniature, of which nothing is published."""
-    table = _table(("quantity", False), ("axis", False), ("predicted", True), ("", False))
-    for row in rows:
-        if row.rank is row.stage is None:
-            why = (row.why or "").removeprefix("not published").removeprefix(": ")
-            axis = " ".join(part for part in (row.axis, row.operation, row.term) if part)
-            table.add_row(row.quantity, axis, printed(row.left, row.unit), f"[dim]{escape(why)}[/]")
-    out.print(table)
+    """Print what is predicted of a miniature, of which nothing is published, and why below it."""
+    notes: list[str] = []
+    whole = [row for row in rows if row.rank is row.stage is None]
+    cells = [[row_name(row), printed(row.left, row.unit), _noted(_why(row), notes)] for row in whole]
+    print_table(out, cells, ["quantity", "predicted", ""])
+    _print_notes(out, notes)
+
+
+def _why(row: Row) -> str:
+    """Why a figure is what it is; that a miniature's is not published goes without saying."""
+    return (row.why or "").removeprefix("not published").removeprefix(": ")
+
+
+def _noted(note: str, notes: list[str]) -> str:
+    """The number of a note, which is added where it is new; empty without one."""
+    if note and note not in notes:
+        notes.append(note)
+    return f"({notes.index(note) + 1})" if note else ""
+
+
+def _print_notes(out: Console, notes: Iterable[str]) -> None:
+    for number, note in enumerate(notes, start=1):
+        print_folded(out, f"({number}) {note}")
 
 
 def print_published(out: Console, rows: list[Row]) -> None:
@@ -75,62 +88,58 @@ def print_published(out: Console, rows: list[Row]) -> None:
             continue
         why = None if row.left is None else row.why
         note = "; ".join(part for part in (row.term, row.convention, why) if part)
-        if note and note not in notes:
-            notes.append(note)
-        marked.append((row, f"({notes.index(note) + 1})" if note else ""))
+        marked.append((row, _noted(note, notes)))
     if marked:
         print_beside(out, marked)
-    for number, note in enumerate(notes, start=1):
-        out.print(f"[dim]({number}) {escape(note)}[/]")
+    _print_notes(out, notes)
 
 
 def print_beside(out: Console, rows: Iterable[tuple[Row, str]]) -> None:
-    """Print rows with a mark each: predicted, published where the terminal is wide enough, and the difference."""
-    wide = out.width >= _WIDE
-    published = [("published", True)] if wide else []
-    table = _table(("quantity", False), ("predicted", True), *published, ("difference", True), ("", False))
+    """Print rows with a mark each: predicted, published and the difference."""
+    cells = []
     for row, mark in rows:
         apart = "" if row.right is None else "not predicted"
         if row.difference is not None:
             apart = percent(-row.difference, row.right) if row.right and row.difference else "0"
         right = "" if row.right is None else read(row.right, row.quantity)
-        table.add_row(row.quantity, read(row.left, row.quantity), *([right] if wide else []), apart, mark)
-    out.print(table)
+        cells.append([row.quantity, read(row.left, row.quantity), right, apart, mark])
+    titles = ["quantity", "predicted", "published", "difference", ""]
+    print_table(out, cells, titles, right=titles[1:-1], optional=["published"])
 
 
 def print_predicted(out: Console, rows: list[Row]) -> None:
     """Print what is predicted alone: parts and conventions, bytes and rates, the largest over stages."""
     whole = [row for row in rows if row.left is not None and row.stage is None and row.rank is None and not row.axis]
-    parts = {
-        "parameters": [row for row in whole if row.convention == PART_OF_PARAMETERS],
-        "model flop of a step": [row for row in whole if row.convention == PART_OF_MODEL_FLOP],
-        "activations of a layer and micro-batch": [row for row in whole if row.convention == OF_A_LAYER],
-    }
+    for title, convention in (
+        ("parameters", PART_OF_PARAMETERS),
+        ("model flop of a step", PART_OF_MODEL_FLOP),
+        ("activations of a layer and micro-batch", OF_A_LAYER),
+    ):
+        parts = [row for row in whole if row.convention == convention and row.left]
+        if parts:
+            _print_parts(out, title, parts)
     flop = [
         row
         for row in whole
         if row.quantity in (Quantity.MODEL_FLOP, Quantity.HARDWARE_FLOP) and row.convention != PART_OF_MODEL_FLOP
     ]
-    for title, of_title in parts.items():
-        if of_title:
-            out.print()
-            out.print(_parts(title, of_title))
-    table = _table(("flop of a step", False), ("", True), ("of model_flop", True), ("convention", False))
-    for row in flop:
-        share = f"{(row.left or 0) / (flop[0].left or 1):.4f}"
-        table.add_row(row.quantity, read(row.left, row.quantity), share, row.term or row.convention or "")
+    shares = (f"{(row.left or 0) / (flop[0].left or 1):.4f}" for row in flop)
+    cells = [
+        [row.quantity, read(row.left, row.quantity), share, row.term or row.convention or ""]
+        for row, share in zip(flop, shares, strict=True)
+    ]
     out.print()
-    out.print(table)
-    table = _table(("predicted, not published", False), ("", True), ("", False))
+    print_table(out, cells, ["flop of a step", "predicted", "of model_flop", "convention"], right=_NUMBERS)
+    cells = []
     for row in whole:
         if row.quantity in _SHOWN and row.right is None and (row.term is None or _tells(row)):
-            why = (row.why or "").removeprefix("not published").removeprefix(": ")
-            reason = "; ".join(part for part in (row.term, row.convention, why) if part)
-            table.add_row(row.quantity, read(row.left, row.quantity), f"[dim]{escape(reason)}[/]")
+            reason = "; ".join(part for part in (row.term, row.convention, _why(row)) if part)
+            cells.append([row.quantity, read(row.left, row.quantity), reason])
     out.print()
-    out.print(table)
+    print_table(out, cells, ["not published", "predicted", ""], right=_NUMBERS)
 
 
+_NUMBERS = ("predicted", "of model_flop", "share")
 _SHOWN = (
     Quantity.PARAMETERS,
     Quantity.WEIGHT_BYTES,
@@ -160,14 +169,12 @@ def _tells(row: Row) -> bool:
     )
 
 
-def _parts(title: str, rows: list[Row]) -> Table:
-    table = _table((title, False), ("", True), ("share", True), ("", False))
+def _print_parts(out: Console, title: str, rows: Sequence[Row]) -> None:
     total = sum(row.left or 0 for row in rows)
-    for row in rows:
-        if row.left:
-            share = row.left / total
-            table.add_row(row.term or "", read(row.left, row.quantity), f"{share:.1%}", bar(share, cells=20))
-    return table
+    shares = [(row, (row.left or 0) / total) for row in rows]
+    cells = [[row.term or "", read(row.left, row.quantity), f"{share:.1%}", bar(share)] for row, share in shares]
+    out.print()
+    print_table(out, cells, [title, "predicted", "share", ""], right=_NUMBERS)
 
 
 def print_traffic(out: Console, rows: list[Row], leaving: dict[str, float]) -> None:
@@ -182,36 +189,27 @@ def print_traffic(out: Console, rows: list[Row], leaving: dict[str, float]) -> N
             kinds.setdefault((row.axis, row.operation), {})[row.quantity] = row.left
     if not kinds:
         return
-    table = _table(
-        ("traffic of a rank and step", False),
-        ("collective", False),
-        ("payload", True),
-        ("sent", True),
-        ("messages", True),
-        ("links between nodes", True),
-    )
+    counted = (Quantity.PAYLOAD_BYTES, Quantity.SENT_BYTES, Quantity.MESSAGES)
+    cells = []
     for (axis, operation), values in kinds.items():
-        cells = [
-            read(values.get(quantity), quantity)
-            for quantity in (Quantity.PAYLOAD_BYTES, Quantity.SENT_BYTES, Quantity.MESSAGES)
-        ]
-        table.add_row(axis, operation, *cells, f"{leaving[axis]:.0%}" if axis in leaving else "-")
+        share = f"{leaving[axis]:.0%}" if axis in leaving else "-"
+        cells.append([axis, operation, *(read(values.get(quantity), quantity) for quantity in counted), share])
+    titles = ["traffic of a rank and step", "collective", "payload", "sent", "messages", "links between nodes"]
     out.print()
-    out.print(table)
+    print_table(out, cells, titles, right=titles[2:])
 
 
 def print_choices(out: Console, choices: list[Choice]) -> None:
     """Print limits and alternatives, topic by topic."""
     for topic in dict.fromkeys(choice.topic for choice in choices):
-        table = _table((topic, False), ("", True), ("", False))
+        cells = []
         for choice in choices:
             if choice.topic == topic:
                 words = choice.value if isinstance(choice.value, str) else ""
                 note = "; ".join(part for part in (words, choice.note) if part)
-                cells = "" if words else _amount(choice.value, choice.unit)
-                table.add_row(escape(choice.name), cells, f"[dim]{escape(note)}[/]")
+                cells.append([choice.name, "" if words else _amount(choice.value, choice.unit), note])
         out.print()
-        out.print(table)
+        print_table(out, cells, [topic, "", " "], right=[""])
 
 
 def _amount(value: float | str | None, unit: str) -> str:
@@ -225,30 +223,21 @@ def _amount(value: float | str | None, unit: str) -> str:
     return text if unit == "1" else f"{text} {unit}"
 
 
-def _table(*titles: tuple[str, bool]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for index, (title, numeric) in enumerate(titles):
-        last = index == len(titles) - 1
-        table.add_column(title, justify="right" if numeric else "left", no_wrap=not last, overflow="fold")
-    return table
-
-
-def _bars(title: str, unit: str, parts: Iterable[tuple[str, float]], total: float, factor: float = 1) -> Table:
-    table = _table((title, False), (unit, True), ("share", True), ("", False))
-    for name, value in parts:
-        if value:
-            table.add_row(name, f"{value / factor:,.3f}", f"{value / total:.1%}", bar(value / total))
-    return table
+def print_bars(
+    out: Console, titles: tuple[str, str], parts: Iterable[tuple[str, float]], total: float, factor: float = 1
+) -> None:
+    """Print parts of a total as numbers, in units of `factor`, shares and bars; parts of nothing are left out."""
+    shares = [(name, value, value / total) for name, value in parts if value]
+    cells = [[name, f"{value / factor:,.4g}", f"{share:.1%}", bar(share)] for name, value, share in shares]
+    print_table(out, cells, [*titles, "share", ""], right=[titles[1], "share"])
 
 
 def print_time(out: Console, step: StepTime) -> None:
     """Print the terms of a step as bars over the whole step."""
     parts = [(name.removesuffix("_seconds").replace("_", " "), seconds) for name, seconds in step._asdict().items()]
     out.print(f"\n[bold]where the time goes[/]: {printed(step.total_seconds, 's')} s a step, slowest stage")
-    in_milliseconds = step.total_seconds < 1
-    out.print(
-        _bars("term", "ms" if in_milliseconds else "s", parts, step.total_seconds, 1e-3 if in_milliseconds else 1)
-    )
+    unit, factor = ("ms", 1e-3) if step.total_seconds < 1 else ("s", 1.0)
+    print_bars(out, ("term", unit), parts, step.total_seconds, factor)
 
 
 def print_memory(out: Console, stages: tuple[StageMemory, ...], *, memory_bytes: float | None) -> None:
@@ -260,39 +249,25 @@ def print_memory(out: Console, stages: tuple[StageMemory, ...], *, memory_bytes:
     out.print(
         f"\n[bold]where the memory goes[/]: {full.peak / GIB:,.4g}{of} GiB on a rank of stage {fullest}, {instant}"
     )
-    out.print(_bars("part", "GiB", parts.items(), full.peak, GIB))
+    print_bars(out, ("part", "GiB"), parts.items(), full.peak, GIB)
     if len(stages) == 1:
         return
-    out.print()
-    table = _table(
-        ("stage", True),
-        ("state GiB", True),
-        ("activations", True),
-        ("logits", True),
-        ("after forward", True),
-        ("after backward", True),
-        ("at update", True),
-        ("", False),
-    )
     limit = memory_bytes or full.peak
-    rows = _runs(stages)
-    for index, (first, last, memory) in enumerate(rows):
-        if len(rows) > STAGE_ROWS and STAGE_ROWS - 4 <= index < len(rows) - 3:
-            if index == STAGE_ROWS - 4:
-                table.add_row("...")
-            continue
+    rows = []
+    for first, last, memory in _runs(stages):
         label = str(first) if first == last else f"{first}-{last}"
-        cells = (
-            memory.state,
-            memory.activations,
-            memory.logits,
-            memory.after_forward,
-            memory.after_backward,
-            memory.at_update,
+        held = (
+            *(memory.state, memory.activations, memory.logits),
+            *(memory.after_forward, memory.after_backward, memory.at_update),
         )
-        drawn = bar(memory.peak / limit) + (" over" if memory_bytes and memory.peak > memory_bytes else "")
-        table.add_row(label, *(f"{cell / GIB:,.2f}" for cell in cells), drawn)
-    out.print(table)
+        drawn = bar(memory.peak / limit, cells=_STAGE_CELLS)
+        over = " over" if memory_bytes and memory.peak > memory_bytes else ""
+        rows.append([label, *(f"{held_bytes / GIB:,.2f}" for held_bytes in held), drawn + over])
+    if len(rows) > STAGE_ROWS:
+        rows[STAGE_ROWS - 4 : -3] = [["...", *[""] * 7]]
+    titles = ["GiB of stage", "state", "activations", "logits", "forward", "backward", "update", ""]
+    out.print()
+    print_table(out, rows, titles, right=titles[:-1])
 
 
 def _runs(stages: tuple[StageMemory, ...]) -> list[tuple[int, int, StageMemory]]:

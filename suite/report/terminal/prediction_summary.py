@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from suite.metrics.comparison import Row
 from suite.metrics.figures import Quantity
 from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.analytic.step_time import StepTime
-from suite.report.terminal.bars import bar
-from suite.report.terminal.prediction import GIB, print_beside, read
+from suite.report.terminal.prediction import GIB, print_bars, print_beside
+from suite.report.terminal.tables import print_folded
 
 LARGEST_TERMS = 3
-_BAR_CELLS = 20
 _FIGURES = (
     Quantity.PARAMETERS,
     Quantity.PEAK_BYTES,
@@ -24,13 +22,12 @@ _FIGURES = (
     Quantity.MODEL_FLOP_PER_SECOND,
     Quantity.HARDWARE_FLOP_PER_SECOND,
     Quantity.MFU,
-    Quantity.HFU,
     Quantity.TRAINING_SECONDS,
     Quantity.ACCELERATOR_SECONDS,
     Quantity.ENERGY_JOULES,
     Quantity.COST,
 )
-_IF_PUBLISHED = (Quantity.MODEL_FLOP_PER_SECOND, Quantity.HARDWARE_FLOP_PER_SECOND, Quantity.HFU)
+_IF_PUBLISHED = (Quantity.MODEL_FLOP_PER_SECOND, Quantity.HARDWARE_FLOP_PER_SECOND)
 SIGNS = "differences: predicted over published, less 1"
 
 
@@ -46,12 +43,13 @@ def print_fit(out: Console, stages: Sequence[StageMemory], memory_bytes: float |
     instant, _ = fullest_instant(stages[fullest])
     where = f"on a rank of stage {fullest}, {instant}"
     if memory_bytes is None:
-        out.print(f"memory: {peak / GIB:,.4g} GiB {where}")
+        print_folded(out, f"memory: {peak / GIB:,.4g} GiB {where}", "")
     elif exceeds(stages, memory_bytes):
         missing = f"{(peak - memory_bytes) / GIB:,.4g} GiB more than an accelerator has"
-        out.print(f"[bold red]does not fit[/]: {missing}; {peak / GIB:,.4g} of {memory_bytes / GIB:,.4g} GiB {where}")
+        of = f"{peak / GIB:,.4g} of {memory_bytes / GIB:,.4g} GiB {where}"
+        print_folded(out, f"does not fit: {missing}; {of}", "bold red")
     else:
-        out.print(f"[green]fits[/]: {peak / GIB:,.4g} of {memory_bytes / GIB:,.4g} GiB {where}")
+        print_folded(out, f"fits: {peak / GIB:,.4g} of {memory_bytes / GIB:,.4g} GiB {where}", "green")
 
 
 def print_figures(out: Console, rows: Sequence[Row]) -> int:
@@ -74,29 +72,21 @@ def _main_row(rows: Sequence[Row], quantity: Quantity) -> Row | None:
 
 def print_largest_times(out: Console, step: StepTime, uncertainty: float | None) -> None:
     """Print the largest terms of the step as bars."""
-    expected = "" if uncertainty is None else f", expect errors of {uncertainty:.0%}"
-    out.print(f"[bold]where the time goes[/]: {read(step.total_seconds, 'step_seconds')} a step{expected}")
+    title = "where the time goes" if uncertainty is None else f"where the time goes, within ± {uncertainty:.0%}"
     terms = {name.removesuffix("_seconds").replace("_", " "): seconds for name, seconds in step._asdict().items()}
-    _print_largest(out, terms.items(), step.total_seconds, 1e-3 if step.total_seconds < 1 else 1.0)
+    unit, factor = ("ms", 1e-3) if step.total_seconds < 1 else ("s", 1.0)
+    print_bars(out, (title, unit), _largest(terms), step.total_seconds, factor)
 
 
 def print_largest_memory(out: Console, stages: Sequence[StageMemory]) -> None:
     """Print the largest parts of the fullest stage's memory as bars."""
     full = max(stages, key=lambda stage: stage.peak)
-    out.print("[bold]where the memory goes[/], in GiB")
-    _print_largest(out, fullest_instant(full)[1].items(), full.peak, GIB)
+    print_bars(out, ("where the memory goes", "GiB"), _largest(fullest_instant(full)[1]), full.peak, GIB)
 
 
-def _print_largest(out: Console, parts: Iterable[tuple[str, float]], total: float, factor: float) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column()
-    for numeric in (True, True, False):
-        table.add_column(justify="right" if numeric else "left", no_wrap=True)
-    ordered = sorted((part for part in parts if part[1]), key=lambda part: -part[1])
+def _largest(parts: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The largest parts, and the sum of the others."""
+    ordered = sorted(((name, value) for name, value in parts.items() if value), key=lambda part: -part[1])
     rest = ordered[LARGEST_TERMS:]
-    if rest:
-        ordered = [*ordered[:LARGEST_TERMS], (f"{len(rest)} more", sum(value for _, value in rest))]
-    for name, value in ordered:
-        share = value / total
-        table.add_row(f"  {name}", f"{value / factor:,.4g}", f"{share:.1%}", bar(share, cells=_BAR_CELLS))
-    out.print(table)
+    more = [(f"{len(rest)} more", sum(value for _, value in rest))] if rest else []
+    return [*ordered[:LARGEST_TERMS], *more]

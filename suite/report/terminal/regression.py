@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.markup import escape
-from rich.text import Text
 
 from reference_runs.units import printed
 from suite.regression.check import Comparison
 from suite.regression.findings import RegressionFinding
 from suite.regression.verdicts import ChangeVerdict
-from suite.report.tables import table
+from suite.report.terminal.tables import NOT_JUDGED, coloured, print_folded, print_table
 
-_RED, _GREEN, _YELLOW, _DIM = "\x1b[1;31m", "\x1b[1;32m", "\x1b[33m", "\x1b[2m"
 _COLOURS = {
-    ChangeVerdict.REGRESSION: _RED,
-    ChangeVerdict.IMPROVED: _GREEN,
-    ChangeVerdict.INCONCLUSIVE: _YELLOW,
-    ChangeVerdict.UNCALIBRATED: _YELLOW,
-    ChangeVerdict.SHOWN: _DIM,
+    ChangeVerdict.REGRESSION: "bold red",
+    ChangeVerdict.IMPROVED: "bold green",
+    ChangeVerdict.INCONCLUSIVE: "yellow",
+    ChangeVerdict.UNCALIBRATED: "yellow",
+    ChangeVerdict.SHOWN: "dim",
 }
 _NAMED = 3  # findings in the line of the verdict
 TITLES = ("quantity", "of", "baseline", "now", "ratio", "interval", "band", "detectable", "verdict", "why")
-_LEFT_OUT_FIRST = ("band", "interval", "detectable")  # columns that a narrow terminal does without, in this order
 _TEXTS = ("quantity", "of", "verdict", "why")
+RATIO = "ratio: now over baseline"
 UNCHANGED = (ChangeVerdict.SAME, ChangeVerdict.SHOWN)
 
 
@@ -46,7 +43,7 @@ def cells(finding: RegressionFinding) -> dict[str, str]:
         "interval": "-" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
         "band": _percent(finding.band),
         "detectable": _percent(finding.least_detectable),
-        "verdict": finding.change.value,
+        "verdict": NOT_JUDGED if finding.change is ChangeVerdict.SHOWN else finding.change.value,
         "why": finding.why,
     }
 
@@ -126,21 +123,20 @@ def _detectable(findings: Iterable[RegressionFinding]) -> str:
 
 def print_check(out: Console, comparisons: Sequence[Comparison]) -> None:
     """Print the verdict of every run first, then a table a run with what it rests on."""
+    import pandas
+
     for comparison in comparisons:
-        out.print(f"[bold]{escape(verdict_line(comparison))}[/]", soft_wrap=True)
+        print_folded(out, verdict_line(comparison), "bold")
     for comparison in comparisons:
         if comparison.findings:
-            out.print(f"\n{escape(headline(comparison))}", soft_wrap=True)
-            out.print(Text.from_ansi(_table(out, shown(comparison.findings))), soft_wrap=True)
+            out.print()
+            print_folded(out, headline(comparison), "")
+            findings = shown(comparison.findings)
+            frame = pandas.DataFrame(map(cells, findings), columns=TITLES)
+            styles = [_COLOURS.get(finding.change, "none") for finding in findings]
+            frame["verdict"] = list(map(coloured, frame["verdict"], styles))
+            print_table(out, frame, right={*TITLES} - {*_TEXTS}, optional=("band", "interval", "detectable"))
         for line in notes(comparison):
-            out.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
-
-
-def _table(out: Console, findings: list[RegressionFinding]) -> str:
-    rows = [cells(finding) for finding in findings]
-    for finding, row in zip(findings, rows, strict=True):
-        if finding.change in _COLOURS:
-            row["verdict"] = f"{_COLOURS[finding.change]}{row['verdict']}\x1b[0m"
-    width = out.width if out.is_terminal else None
-    lines = [[*row.values()] for row in rows]
-    return table(lines, TITLES, width=width, optional=_LEFT_OUT_FIRST, right=set(TITLES) - set(_TEXTS))
+            print_folded(out, line)
+    if any(comparison.findings for comparison in comparisons):
+        print_folded(out, RATIO)

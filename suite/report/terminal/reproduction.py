@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from reference_runs.units import printed
 from suite.job.events import Status
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity, StepTerm
 from suite.report.terminal.bars import bar
-from suite.report.terminal.tables import difference, percent, print_comparison, row_name, whole_job
+from suite.report.terminal.tables import (
+    NOT_JUDGED,
+    VERDICT_COLOURS,
+    difference,
+    percent,
+    print_comparison,
+    print_folded,
+    row_name,
+    verdict_word,
+    whole_job,
+)
 from suite.reproduce.reproduce import LaunchResult, last_loss
 
 LARGEST_TERMS = 3
-LISTED_FAILURES = 4
-_BAR_CELLS = 20
-_WIDE = 90  # columns of a terminal that has room for bars
-SIGNS = "differences: predicted over measured, less 1; of a term: as a share of the measured step"
+LISTED_FAILURES = 3
+_BAR_CELLS = 14
+_COUNTED: dict[str, str] = {
+    Quantity.MODEL_FLOP: "flop",
+    Quantity.HARDWARE_FLOP: "flop",
+    Quantity.WEIGHT_BYTES: "state bytes",
+    Quantity.GRADIENT_BYTES: "state bytes",
+    Quantity.OPTIMIZER_BYTES: "state bytes",
+}
+SIGNS = "differences: predicted over measured, less 1"
 DISTURBING_SHARE = 0.05  # of the processors, from which on others are named
 
 
@@ -48,53 +63,53 @@ def print_launch_line(out: Console, result: LaunchResult, *, number: int, launch
 
 def _verdict(result: LaunchResult) -> str:
     message = f": {result.message}" if result.message else ""
-    word = "not judged" if result.verdict is Verdict.SHOWN else result.verdict.value
-    return f"[{'green' if result.verdict is Verdict.PASS else 'bold red'}]{word}[/]{escape(message)}"
+    return f"[{VERDICT_COLOURS[result.verdict]}]{verdict_word(result.verdict)}[/]{escape(message)}"
 
 
 def _print_all(out: Console, result: LaunchResult) -> None:
     out.print(f"{escape(result.run)}: {_verdict(result)}")
     print_comparison(out, result.rows, left="predicted", right="measured")
-    _print_loss(out, result)
+    for line in (_loss_line(result), *_loss_scale_lines(result)):
+        print_folded(out, line, "")
     _print_time(out, result)
-    _print_cpu_speed(out, result, least_share=0.0)
-    out.print(f"arithmetic: {result.arithmetic}")
+    if result.time is not None:
+        print_folded(out, f"unexplained: {result.time.unexplained_share:.1%} of the step", "")
+    for line in (*_speed_lines(result), *_others_lines(result, least_share=0.0), f"arithmetic: {result.arithmetic}"):
+        print_folded(out, line, "")
     if is_predicted(result):
         out.print(f"[dim]machine profile {escape(result.profile)}[/]", soft_wrap=True)
-    out.print(f"[dim]{SIGNS}[/]")
+    print_folded(out, f"{SIGNS} (terms: of the step)")
 
 
 def _print_short(out: Console, result: LaunchResult) -> None:
+    """Print at most 15 lines of 80 characters; where figures differ, these in place of times."""
+    failed = [row for row in result.rows if row.verdict is Verdict.FAIL]
     out.print(f"{escape(result.run)}: {_verdict(result)}")
-    _print_exact(out, result.rows)
-    if peak := _row(result.rows, Quantity.PEAK_BYTES):
-        out.print(f"memory at the peak: {_beside(peak)}")
-    _print_time(out, result)
-    _print_terms(out, result.rows)
-    _print_cpu_speed(out, result, least_share=DISTURBING_SHARE)
-    if rate := _row(result.rows, Quantity.TOKENS_PER_SECOND):
-        out.print(f"throughput: {_beside(rate)}")
-    _print_loss(out, result)
-    out.print(f"[dim]{SIGNS}; --all prints every figure[/]")
-
-
-def _print_exact(out: Console, rows: Sequence[Row]) -> None:
-    """Print the figures that have to be equal in a line, and each that failed on a line of its own."""
-    exact = [row for row in rows if row.tolerance == 0 and row.verdict is Verdict.PASS]
-    of_job = [row for row in exact if row.rank is row.stage is None]
-    if of_job:
-        quantities = list(dict.fromkeys(row.quantity for row in of_job))
-        sizes = [name.removesuffix("_bytes") for name in quantities if name.endswith("_bytes")]
-        names = [name.replace("_", " ") for name in quantities if not name.endswith("_bytes")]
-        names += [f"bytes of {', '.join(sizes)}"] if sizes else []
-        more = f" and {len(exact) - len(of_job)} of single ranks" if len(exact) > len(of_job) else ""
-        out.print(f"{len(of_job)} exact figures{more} agree: {', '.join(names)}")
-    failed = [row for row in rows if row.verdict is Verdict.FAIL]
+    print_folded(out, _exact_line(result.rows), "")
     for row in failed[:LISTED_FAILURES]:
         within = f", tolerance {row.tolerance:.0%}" if row.tolerance else ""
-        out.print(f"[bold red]fail[/] {escape(row_name(row))}: {_beside(row)}{within}")
+        print_folded(out, f"fail {row_name(row)}: {_beside(row)}{within}", "bold red")
     if len(failed) > LISTED_FAILURES:
-        out.print(f"[bold red]fail[/] {len(failed) - LISTED_FAILURES} more: --all")
+        print_folded(out, f"fail {len(failed) - LISTED_FAILURES} more: --all", "bold red")
+    if peak := _row(result.rows, Quantity.PEAK_BYTES):
+        print_folded(out, f"memory at the peak: {_beside(peak)}", "")
+    _print_time(out, result)
+    if not failed:
+        _print_terms(out, result.rows)
+        rate = _row(result.rows, Quantity.TOKENS_PER_SECOND)
+        throughput = [f"throughput: {_beside(rate)}"] if rate else []
+        for line in (*_speed_lines(result), *_others_lines(result, least_share=DISTURBING_SHARE), *throughput):
+            print_folded(out, line, "")
+    for line in (_loss_line(result), *_loss_scale_lines(result)):
+        print_folded(out, line, "")
+    print_folded(out, f"{SIGNS} (terms: of the step); --all: more")
+
+
+def _exact_line(rows: Sequence[Row]) -> str:
+    """How many figures that have to be equal are so, and what they count."""
+    exact = [row for row in rows if row.tolerance == 0 and row.verdict is Verdict.PASS]
+    names = dict.fromkeys(_COUNTED.get(row.quantity, row.quantity.replace("_", " ")) for row in exact)
+    return f"{len(exact)} exact figures agree: {', '.join(names)}" if exact else "no exact figure agrees"
 
 
 def _beside(row: Row) -> str:
@@ -126,14 +141,15 @@ def is_predicted(result: LaunchResult) -> bool:
 
 def _print_time(out: Console, result: LaunchResult) -> None:
     step = _row(result.rows, Quantity.STEP_SECONDS)
-    if step is not None and is_predicted(result):
-        unexplained = "" if result.time is None else f"; unexplained {result.time.unexplained_share:.1%} of the step"
-        within = "" if result.step_uncertainty is None else f", expected within ± {result.step_uncertainty:.0%}"
-        out.print(f"step time: {_beside(step)}{within}, not judged from one launch{unexplained}")
+    if step is None or step.left is None:
+        if step is not None:
+            out.print(f"step time: measured {_amount(step, step.right)}")
+        out.print(f"step time is not predicted: {result.profile}", markup=False, soft_wrap=True)
         return
-    if step is not None:
-        out.print(f"step time: measured {_amount(step, step.right)}")
-    out.print(f"[dim]step time is not predicted: {escape(result.profile)}[/]", soft_wrap=True)
+    within = "" if result.step_uncertainty is None else f" ± {result.step_uncertainty:.0%}"
+    predicted, measured = (_amount(step, value) for value in (step.left, step.right))
+    apart = f"({difference(step)}), {NOT_JUDGED}"
+    print_folded(out, f"step time: predicted {predicted}{within}, measured {measured} {apart}", "")
 
 
 def _print_terms(out: Console, rows: Sequence[Row]) -> None:
@@ -142,55 +158,44 @@ def _print_terms(out: Console, rows: Sequence[Row]) -> None:
     terms = [row for term in StepTerm if (row := _row(rows, Quantity.STEP_SECONDS, term.value)) and row.right]
     if step is None or not step.right or not terms:
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column()
-    for numeric in (True, True, False):
-        table.add_column(justify="right" if numeric else "left", no_wrap=True)
     for row in sorted(terms, key=lambda row: -(row.right or 0))[:LARGEST_TERMS]:
         took = row.right or 0
-        both = _seconds(took)
+        predicted, share = "", ""
         if row.left is not None:
-            both = f"predicted {_seconds(row.left)}, measured {both}"
-        share = "" if row.left is None else percent(row.left - took, step.right)
-        table.add_row(
-            f"  {row.term}", both, share, bar(took / step.right, cells=_BAR_CELLS) if out.width >= _WIDE else ""
-        )
-    out.print(table)
+            predicted, share = f"predicted {_seconds(row.left)},", percent(row.left - took, step.right)
+        line = f"  {row.term:24} {predicted:>19} {f'measured {_seconds(took)}':>17} {share:>8} "
+        if len(line) + _BAR_CELLS <= out.width:
+            line += bar(took / step.right, cells=_BAR_CELLS)
+        print_folded(out, line, "")
 
 
-def _print_cpu_speed(out: Console, result: LaunchResult, *, least_share: float) -> None:
-    """Print how much slower the processors were than in the calibration, and the error once that is corrected for.
-
-    Args:
-        least_share: of the processors, from which on what others took is printed too.
-    """
-    slower = {row.term: row.right for row in result.rows if row.quantity == Quantity.PACE and row.right is not None}
+def _speed_lines(result: LaunchResult) -> Iterator[str]:
+    """How much slower the processors were than in the calibration, and the error once that is corrected for."""
+    slower = [row.right for row in result.rows if row.quantity == Quantity.PACE and row.right is not None]
     step = _row(result.rows, Quantity.STEP_SECONDS_AT_PACE)
     if slower and step is not None and step.left is not None and step.right:
-        kinds = ", ".join(f"{term} {value:.2f}" for term, value in slower.items())
-        out.print(
-            f"CPU slowdown since the calibration: {kinds}; predicted at that speed "
-            f"{_amount(step, step.left)} ({difference(step)})"
-        )
+        between = " to ".join(dict.fromkeys(f"{value:.2f}" for value in (min(slower), max(slower))))
+        yield f"CPU slowdown {between}: predicted at that speed {_amount(step, step.left)} ({difference(step)})"
+
+
+def _others_lines(result: LaunchResult, *, least_share: float) -> Iterator[str]:
+    """What others took of the processors while steps were timed, where it is at least a share of them."""
     others, steal = result.others_share, result.steal_share
     if others is not None and steal is not None and max(others, steal) >= least_share:
-        out.print(
-            f"while steps were timed, other processes took {others:.0%} of the processors, "
-            f"other guests of the host {steal:.0%}"
-        )
+        yield f"other processes took {others:.0%} of the processors, other guests of the host {steal:.0%}"
 
 
-def _print_loss(out: Console, result: LaunchResult) -> None:
+def _loss_line(result: LaunchResult) -> str:
     first = _row(result.rows, Quantity.FIRST_LOSS)
-    predicted = "" if first is None or first.left is None else f"; first {_beside(first)}"
-    out.print(
-        f"loss: {result.losses[0]:.3f} -> {last_loss(result.losses):.3f} "
-        f"(mean of the last 3 of {len(result.losses)} steps){predicted}"
-    )
+    began = f"{result.losses[0]:.3f}" if first is None or first.left is None else _beside(first)
+    return f"loss: first {began}; {last_loss(result.losses):.3f} after {len(result.losses)} steps"
+
+
+def _loss_scale_lines(result: LaunchResult) -> Iterator[str]:
     if result.loss_scales:
-        skipped = ", ".join(map(str, result.skipped)) or "none"
+        skipped = f"{len(result.skipped)} steps" if len(result.skipped) > 1 else ", ".join(map(str, result.skipped))
         scales = f"loss scale {result.loss_scales[0]:,.0f} -> {result.loss_scales[-1]:,.0f}"
-        out.print(f"{scales}, steps skipped by an overflow: {skipped}")
+        yield f"{scales}, skipped by an overflow: {skipped or 'none'}"
 
 
 def _row(rows: Sequence[Row], quantity: Quantity, term: str | None = None) -> Row | None:

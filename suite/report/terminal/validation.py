@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 
 from reference_runs.published_tables import TableFacts
 from suite.predict.validation.published_tables import Fits, Score, SkippedLine, WorstRow
-from suite.report.tables import table
+from suite.report.terminal.tables import print_folded, print_table
 
 if TYPE_CHECKING:
     import pandas
@@ -30,17 +29,13 @@ def print_scores(out: Console, scored: Sequence[tuple[TableFacts, Score]], *, co
     if complete:
         for facts, score in scored:
             _print_table(out, facts, score)
-    _print_lines(out, _summary(scores), optional=("skipped", "bias", "rows", "constant MFU", "used"))
+    print_table(out, _summary(scores), optional=("skipped", "bias", "rows", "constant MFU", "used"))
     if not complete:
         out.print()
         _print_worst(out, scores)
-    out.print(f"[dim]{SIGNS}[/]")
+    print_folded(out, SIGNS)
     if not complete:
-        out.print("[dim]--all: sources, assumptions, skipped rows and the worst rows of each table[/]")
-
-
-def _print_lines(out: Console, frame: pandas.DataFrame, *, optional: Sequence[str] = ()) -> None:
-    out.print(table(frame, width=out.width, optional=optional), markup=False, soft_wrap=True)
+        print_folded(out, "--all: sources, assumptions, skipped rows and the worst rows of each table")
 
 
 def _summary(scores: Sequence[Score]) -> pandas.DataFrame:
@@ -65,7 +60,7 @@ def _print_worst(out: Console, scores: Sequence[Score]) -> None:
     if named:
         frame = _rows([row for _, row in named])
         frame.insert(0, "worst rows: table", [name for name, _ in named])
-        _print_lines(out, frame, optional=("layout", "GPUs", "model"))
+        print_table(out, frame, optional=("layout", "GPUs", "model"))
 
 
 def _rows(worst: Sequence[WorstRow]) -> pandas.DataFrame:
@@ -94,20 +89,20 @@ def _signed(percent: float | None) -> str:
 
 
 def _print_table(out: Console, facts: TableFacts, score: Score) -> None:
-    out.print(f"[bold]{escape(score.table)}[/]  {escape(facts.title)}")
+    print_folded(out, f"{score.table}: {facts.title}", "bold")
     if facts.source:
-        out.print(f"  source: {escape(facts.source)}", soft_wrap=True)
+        print_folded(out, f"  source: {facts.source}", "")
     for convention in facts.conventions:
-        out.print(f"  [dim]{escape(convention)}[/]")
+        print_folded(out, f"  {convention}")
     if score.assumed:
         words = ", ".join(f"{what} ({rows})" for what, rows in score.assumed.items())
-        out.print(f"  [dim]assumed where blank (rows): {escape(words)}[/]")
+        print_folded(out, f"  assumed where blank (rows): {words}")
     for line in skipped_lines(score.skipped_rows):
-        out.print(f"  skipped {escape(line)}")
+        print_folded(out, f"  skipped {line}", "")
     if score.fits:
-        _print_lines(out, _fits(score.fits))
+        print_table(out, _fits(score.fits))
     if score.worst:
-        _print_lines(out, _rows(score.worst).rename(columns={"line": "worst: line"}), optional=("layout",))
+        print_table(out, _rows(score.worst).rename(columns={"line": "worst: line"}), optional=("layout",))
     out.print()
 
 
