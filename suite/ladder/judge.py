@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 import math
-import statistics
 from collections.abc import Sequence
 
 import msgspec
 
 from suite.ladder.measurement import RungMeasurement, RungPrediction
 from suite.ladder.rung import Promise, Rung, Track
+from suite.metrics.launch_statistics import moderated_deviation
 
 PEAK_TOLERANCE = 0.05
 GPU_GAIN_TOLERANCE = 0.15
@@ -96,16 +96,10 @@ def noise(track: Track, measurements: Sequence[RungMeasurement], *, gpu: bool) -
 def launch_variation(seconds: Sequence[float], *, assumed: float) -> float:
     """Standard deviation of the logarithm of what launches of one rung take.
 
-    Of n launches whose logarithms have the variance b^2, with v0 assumed before any were seen:
-        v^2 = (2 v0^2 + (n - 1) b^2) / (2 + n - 1)
-    One launch has the assumed one; nine have four fifths of their own variance.
-
-    Source: the moderated variance of Smyth, Linear models and empirical Bayes methods, 2004, section 3, as for
-    batteries (`suite.acceptance.judge.step_time_margin`); that the prior has 2 degrees of freedom is our choice.
+    One launch has the assumed one; nine have four fifths of their own variance. That the prior has 2 degrees of freedom
+    is our choice.
     """
-    seen = max(0, len(seconds) - 1)
-    own = statistics.variance([math.log(one) for one in seconds]) if seen else 0.0
-    return math.sqrt((ASSUMED_LAUNCHES * assumed**2 + seen * own) / (ASSUMED_LAUNCHES + seen))
+    return moderated_deviation(seconds, prior_variance=assumed**2, degrees=ASSUMED_LAUNCHES)
 
 
 def gain(

@@ -105,6 +105,23 @@ def variation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) / abs(mean) if mean else None
 
 
+def moderated_deviation(values: Sequence[float], *, prior_variance: float, degrees: int) -> float:
+    """Standard deviation of the logarithm of n positive values, where few of them say little of it.
+
+        s^2 = (d s0^2 + (n - 1) b^2) / (d + n - 1)        b^2: their own variance, s0^2: the prior one, d: its degrees
+
+    Source: the moderated variance of Smyth, Linear models and empirical Bayes methods, 2004, section 3.
+
+    Raises:
+        ValueError: neither a prior nor two values.
+    """
+    seen = max(0, len(values) - 1)
+    if seen + degrees < 1:
+        raise ValueError("expected two values, or a prior variance")
+    own = statistics.variance([math.log(value) for value in values]) if seen else 0.0
+    return math.sqrt((degrees * prior_variance + seen * own) / (degrees + seen))
+
+
 def median_interval(values: Sequence[float]) -> tuple[tuple[float, float] | None, float | None, str]:
     """The narrowest interval between two order statistics, k from either end, that holds the median with 95 % or more.
 

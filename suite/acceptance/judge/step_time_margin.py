@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from suite.acceptance.judge.expected_rates import DEVIATIONS
+from suite.metrics.launch_statistics import moderated_deviation
 
 MARGIN = 0.05  # beyond what accepted batteries measured; an operator's choice: what slowness matters
 # Without one, twice that plus the prediction's own error on good machines: at most 17 % with one thread a rank (14
@@ -47,21 +48,16 @@ WITHOUT_HISTORY = Reference(
 def spread_of_batteries(ratios: Sequence[float], spreads: Sequence[float]) -> float | None:
     """Standard deviation of the logarithm of what good batteries measure; None where it is unknown.
 
-    k batteries measured ratios y_j, each from launches whose logarithms have the standard deviation w_j:
-        s^2 = (2 w^2 + (k - 1) b^2) / (2 + k - 1)        w^2 = mean of w_j^2, b^2 = variance of ln y_j
-    The launches of a battery share its micro-measurements, so that batteries differ by more than launches / sqrt(n).
-    With few batteries, a battery is assumed to be as uncertain as one launch. Without w, b needs 3 batteries.
-
-    Source: the moderated variance of Smyth, Linear models and empirical Bayes methods, 2004, section 3, with a prior
-    of 2 degrees of freedom, which is our choice.
+    Of k batteries with these ratios of measured to predicted seconds, each from launches whose logarithms have one of
+    the `spreads` as standard deviation. The launches of a battery share its micro-measurements, so that batteries
+    differ by more than launches / sqrt(n). With few batteries, a battery is assumed to be as uncertain as one launch:
+    the prior variance is the mean of the spreads' squares, with 2 degrees of freedom, which is our choice. Without
+    spreads, 3 batteries are needed.
     """
-    of_batteries = max(0, len(ratios) - 1)
-    of_launches = LAUNCH_DEGREES if spreads else 0
-    if of_batteries + of_launches < LAUNCH_DEGREES:
+    if not spreads and len(ratios) < 3:
         return None
-    between = statistics.variance([math.log(ratio) for ratio in ratios]) if of_batteries else 0.0
     within = statistics.fmean(spread**2 for spread in spreads) if spreads else 0.0
-    return math.sqrt((of_launches * within + of_batteries * between) / (of_launches + of_batteries))
+    return moderated_deviation(ratios, prior_variance=within, degrees=LAUNCH_DEGREES if spreads else 0)
 
 
 def reference(
