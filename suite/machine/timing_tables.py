@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import product
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -65,9 +65,9 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         The interpolation is multilinear in the sizes, each raised to its axis's power. It is exact at the points, and
         between the corners' extremes inside a cell. It is exact everywhere for a fixed time plus products of different
         sizes: a product's c + M N K / rate + (M K + K N + M N) / bandwidth, a rate that saturates as K / (K + k), or
-        latency plus bandwidth. (In logarithms such a law is convex. Interpolation there made fp32 products of an AVX2
-        CPU 20 % too slow between points a factor of 8 apart, 2026-11-21.) Below the first point of an axis the time is
-        that point's, because a call has a least time. Beyond the last point it grows with the axis's power.
+        latency plus bandwidth. (In logarithms such a law is convex, and interpolation too slow.) Below the first point
+        of an axis the time is that point's, because a call has a least time. Beyond the last point it grows with the
+        axis's power.
         """
         factor = 1.0
         corners: list[list[tuple[int, float]]] = []
@@ -129,10 +129,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         """The line's bandwidth; infinite if no size took longer than another."""
         return 1 / self.seconds_per_unit if self.seconds_per_unit else math.inf
 
-    def fitted_seconds(self, size: float) -> float:
-        """Seconds on the straight line."""
-        return self.fixed_seconds + self.seconds_per_unit * size
-
     def seconds(self, size: float) -> float:
         """Measured seconds, linear between neighbouring points (see `Table.seconds`)."""
         return Table(subject=self.subject, axes=(Axis("size", self.sizes),), timings=self.timings).seconds([size])
@@ -169,23 +165,6 @@ class MeasuredTimes(Protocol):
         """Latency and bandwidth."""
 
 
-class EngineSeconds(NamedTuple):
-    """The host's time in a backward pass besides operators: for a start of autograd's engine, and for each node."""
-
-    start: float
-    node: float
-
-
-def engine_seconds(measured: MeasuredTimes, *, ranks: int) -> EngineSeconds:
-    """Seconds of a start of autograd's engine and of a node, timed as host calls.
-
-    Raises:
-        InputError: the backward pass of views was not measured as a line.
-    """
-    line = measured.line(Subject(operation="view", variant="backward", ranks=ranks))
-    return EngineSeconds(line.fixed_seconds, line.seconds_per_unit)
-
-
 def engine_seconds_of_operator(measured: MeasuredTimes, *, ranks: int) -> float:
     """Seconds of the engine's start and the node that are included in the timing of a backward operator.
 
@@ -196,24 +175,12 @@ def engine_seconds_of_operator(measured: MeasuredTimes, *, ranks: int) -> float:
     return line.seconds(1)
 
 
-class StraightLine(NamedTuple):
-    """A fit, seconds = fixed + per_unit * size, and its relative errors."""
-
-    fixed: float
-    per_unit: float
-    residual: float
-    worst: float
-
-
-def straight_line(sizes: Sequence[float], seconds: Sequence[float]) -> StraightLine:
-    """The line through the largest size's point, with the least sum of squared relative errors at the others.
-
-    Sizes are distinct.
+def fitted(subject: Subject, unit: str, sizes: Sequence[float], timings: Sequence[Timing]) -> Line:
+    """The measured points of distinct sizes, with a straight line: the least sum of squared relative errors of all
+    lines through the largest size's point.
 
     The line passes through the largest size, because that size defines the bandwidth and larger sizes are predicted
-    from it. A fit with both parameters free follows the short messages, whose seconds vary most. On a link of 200
-    Mbyte/s, messages of 256 bytes to 200 kB took 0.7 to 4 ms, independent of their size, and free fits had 146 to 239
-    Mbyte/s where messages of 17 Mbyte reached 159 to 173 (AMD EPYC, 2026-11-23).
+    from it. A fit with both parameters free follows the short messages, whose seconds vary most.
 
     With X and Y of the largest point, u = 1 - x / X, v = Y x / X:
         fixed    = (sum of u (y - v) / y^2) / (sum of u^2 / y^2)
@@ -226,7 +193,7 @@ def straight_line(sizes: Sequence[float], seconds: Sequence[float]) -> StraightL
     """
     if len(set(sizes)) < 2:
         raise ValueError(f"a line needs two sizes, got {list(sizes)}")
-    points = list(zip(sizes, seconds, strict=True))
+    points = [(size, timing.seconds) for size, timing in zip(sizes, timings, strict=True)]
     largest, longest = max(points)
     shares = [(1 - x / largest, longest * x / largest, y) for x, y in points]
     fixed = sum(u * (y - v) / y**2 for u, v, y in shares) / sum((u / y) ** 2 for u, _, y in shares)
@@ -234,21 +201,15 @@ def straight_line(sizes: Sequence[float], seconds: Sequence[float]) -> StraightL
         fixed = max(0.0, fixed)
         per_unit = (longest - fixed) / largest
     else:
-        fixed, per_unit = sum(1 / y for y in seconds) / sum(1 / y**2 for y in seconds), 0.0
+        fixed, per_unit = sum(1 / y for _, y in points) / sum(1 / y**2 for _, y in points), 0.0
     errors = [abs((fixed + per_unit * x) / y - 1) for x, y in points]
-    return StraightLine(fixed, per_unit, median(errors), max(errors))
-
-
-def fitted(subject: Subject, unit: str, sizes: Sequence[float], timings: Sequence[Timing]) -> Line:
-    """The measured points with their straight line."""
-    fit = straight_line(sizes, [timing.seconds for timing in timings])
     return Line(
         subject=subject,
         unit=unit,
         sizes=tuple(sizes),
         timings=tuple(timings),
-        fixed_seconds=fit.fixed,
-        seconds_per_unit=fit.per_unit,
-        residual=fit.residual,
-        worst=fit.worst,
+        fixed_seconds=fixed,
+        seconds_per_unit=per_unit,
+        residual=median(errors),
+        worst=max(errors),
     )

@@ -165,7 +165,8 @@ def test_a_subject_is_answered_by_its_own_table_at_that_many_ranks() -> None:
     assert measured.seconds(together, 16, 16, 16) == pytest.approx(4e-9 * 16**3)
     all_reduce = Subject(operation="all_reduce", ranks=2)
     assert measured.seconds(all_reduce, 1e6) == pytest.approx(2e-3)
-    assert measured.line(all_reduce).fitted_seconds(5e5) == pytest.approx(1.5e-3)
+    line = measured.line(all_reduce)
+    assert line.fixed_seconds + 5e5 * line.seconds_per_unit == pytest.approx(1.5e-3)
 
 
 def test_large_square_products_tell_the_achievable_rate_where_they_were_timed() -> None:

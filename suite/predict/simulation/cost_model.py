@@ -7,7 +7,7 @@ from collections.abc import Callable
 from reference_runs.run import Workload
 from suite.machine.half_precision import WORK_DTYPES
 from suite.machine.operations import HOST_CALLS
-from suite.machine.timing_tables import MeasuredTimes, Subject, engine_seconds, engine_seconds_of_operator
+from suite.machine.timing_tables import MeasuredTimes, Subject, engine_seconds_of_operator
 from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.simulation.autograd_tape import OperatorCall, OperatorCalls
 
@@ -33,14 +33,14 @@ class CostModel:
         self._element = WEIGHT_ELEMENT_BYTES[precision]
         self._cuda = cuda
         self._known: dict[OperatorCall, float] = {}
-        self._engine = engine_seconds(measured, ranks=ranks)
+        self._engine = measured.line(self._subject("view", "backward"))
         self._of_operator = 0.0 if cuda else engine_seconds_of_operator(measured, ranks=ranks)
         self._host: dict[tuple[str, str], Callable[[], float]] = {
             ("view", ""): lambda: self._each("view", "forward"),
-            ("node", ""): lambda: self._engine.node,
+            ("node", ""): lambda: self._engine.seconds_per_unit,
             ("module", ""): lambda: self._each("module", "forward"),
             ("call", ""): lambda: self._slope("calls"),
-            ("backward", ""): lambda: self._engine.start,
+            ("backward", ""): lambda: self._engine.fixed_seconds,
             ("weight_read", "forward"): lambda: self._each("weight_read", "forward"),
             ("weight_read", "backward"): lambda: self._slope("weight_read", "backward"),
             ("region", "forward"): lambda: self._each("region", "forward", compiled=True),
@@ -99,7 +99,7 @@ class CostModel:
 
     def _region_backward(self) -> float:
         """Of one call, whose timing starts autograd's engine, as a step does once for all regions."""
-        return max(0.0, self._each("region", "backward", compiled=True) - self._engine.start)
+        return max(0.0, self._each("region", "backward", compiled=True) - self._engine.fixed_seconds)
 
     def _host_seconds(self, call: OperatorCall) -> float:
         if call.compiled and call.operation != "region":
