@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from suite.job.events import Status
-from suite.machine.competing_processes import Competitor
+from suite.machine.cpu_contention import Competitor
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"):

@@ -11,7 +11,7 @@ from suite.acceptance.context import BatteryPhase, RunningBattery
 from suite.acceptance.evidence import Evidence, MicroMeasurements, MiniatureLaunch, ProbeResult, Surroundings
 from suite.acceptance.presets import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
 from suite.job.events import Event, Status
-from suite.machine.competing_processes import competitors
+from suite.machine.cpu_contention import competitors
 from suite.machine.devices import cuda_devices, usable_cores
 
 # Seven miniatures with 6 steps each on 2 cores of a Zen 4 (2026-11-23): a launch took 6.0 to 7.7 s more than its steps,

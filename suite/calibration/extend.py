@@ -63,8 +63,9 @@ def with_ranks(
     """`profile` extended to `ranks` ranks at once, more than it has. The times are measured now and not stored.
 
     For more ranks than cores, only messages are measured, and one rank per core where the profile has fewer (see
-    `suite.machine.oversubscription`). The conditions (how busy the machine was) are the new ones. The CPU speed is that
-    of the times in the profile: if one rank per core was timed before, there is none for the oversubscribed ranks.
+    `suite.machine.timing_tables.Oversubscribed`). The conditions (how busy the machine was) are the new ones. The CPU
+    speed is that of the times in the profile: if one rank per core was timed before, there is none for the
+    oversubscribed ranks.
 
     Args:
         density: None: the device's; on a CPU the quick one.

@@ -73,7 +73,7 @@ def plan(
 ) -> list[Planned]:
     """Everything that is timed on `ranks` ranks: for 1, 2, 4, ... ranks at once, then the collectives.
 
-    With more ranks than cores, one rank per core is timed too (see `suite.machine.oversubscription`).
+    With more ranks than cores, one rank per core is timed too (see `suite.machine.timing_tables.Oversubscribed`).
 
     Args:
         used: the miniatures' shapes; their range is covered, and the shapes are left out.

@@ -18,7 +18,7 @@ from suite.calibration.needs import Needs, lacking, needs_of, usual_seconds
 from suite.calibration.plan import Calibration
 from suite.commands.calibrate import CalibrationProgress
 from suite.job.events import Status
-from suite.machine.competing_processes import competitors
+from suite.machine.cpu_contention import competitors
 from suite.machine.devices import usable_cores
 from suite.machine.fingerprint import fingerprint
 from suite.machine.profile import DISTURBED_SHARE, Profile, current_profile, disturbed, machines_directory, unsuitable
@@ -134,7 +134,7 @@ def _busy(device: str) -> str | None:
     if device != "cpu":
         return None
     others, share = competitors(OBSERVED_SECONDS)
-    if share is None or share <= DISTURBED_SHARE:
+    if share <= DISTURBED_SHARE:
         return None
     named = ", ".join(f"{process.name} ({process.pid})" for process in others[:3])
     return f"not calibrated: others take {share:.0%} of the processors now{f': {named}' if named else ''}"

@@ -1,10 +1,52 @@
-"""How ranks shared the processors: the times that each rank saw, and the shares of other processes."""
+"""Who computes on this machine's processors: ranks, other processes, and other guests of the host."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import msgspec
+
+WATCHED_SECONDS = 2.0
+LEAST_CORES = 0.05  # of one core: a process that uses less is not named
+
+
+class Competitor(msgspec.Struct, frozen=True, kw_only=True):
+    """Another process, and the number of processor cores that it used."""
+
+    pid: int
+    name: str
+    cores: float
+
+
+def competitors(seconds: float = WATCHED_SECONDS) -> tuple[list[Competitor], float]:
+    """Processes that used 5 % of a core or more while this one slept, busiest first; the share of all processors used.
+
+    The share is of the cores of the whole system, and counts what other guests of the host took.
+    """
+    import psutil
+
+    before = _process_seconds()
+    share = psutil.cpu_percent(seconds) / 100  # sleeps
+    used = {process: (end - before.get(process, 0.0)) / seconds for process, end in _process_seconds().items()}
+    busiest = [
+        Competitor(pid=pid, name=name, cores=cores)
+        for (pid, name), cores in used.items()
+        if pid != os.getpid() and cores >= LEAST_CORES
+    ]
+    return sorted(busiest, key=lambda process: -process.cores), share
+
+
+def _process_seconds() -> dict[tuple[int, str], float]:
+    """Processor time of every visible process, by number and name."""
+    import psutil
+
+    processes = psutil.process_iter(["pid", "name", "cpu_times"])
+    return {
+        (process.info["pid"], process.info["name"]): sum(process.info["cpu_times"][:2])  # user and system
+        for process in processes
+        if process.info["cpu_times"] is not None  # of another user, where the system hides it
+    }
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,8 +18,7 @@ class SpeedSample(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of each reference kernel on a rank; or ratios of two such samples (see `slowdown`).
 
     The speed of a processor changes. Its clock changes. A virtual processor also shares a core with the other hardware
-    thread, whose load no counter of the system reports ("steal" does not). On a virtual machine of 2 cores a loop of
-    Python took 57 us or 105 us, and changed several times a second (AMD EPYC, 2026-11-22).
+    thread, whose load no counter of the system reports ("steal" does not).
 
     Args:
         host: calls of PyTorch that compute almost nothing.
@@ -73,9 +72,8 @@ class AtCpuSpeed:
 
     The host's own code sends and adds messages between processors, so collectives scale as host calls. So does the
     host's part in the timing of a backward operator (`engine_seconds_of_operator`). Operators bound by memory scale as
-    element-wise ones, although memory does not slow down with the processors. The error of 28 steps was 9.9 % in the
-    median and 31.4 % at most with the memory kernel's slowdown, 9.9 % and 30.0 % with the element-wise kernel's, 14.0 %
-    and 35.4 % without scaling (2026-11-23).
+    element-wise ones, although memory does not slow down with the processors: predictions came no nearer with the
+    memory kernel's slowdown.
     """
 
     def __init__(self, measured: MeasuredTimes, cpu_slowdown: SpeedSample) -> None:

@@ -59,34 +59,34 @@ def node_identity() -> str:
     return hashlib.sha256(f"{machine} {socket.gethostname()}".encode()).hexdigest()[:8]
 
 
-def _field(path: str, name: str) -> str:
+def kernel_fact(path: str, name: str, *, missing: str = "unknown") -> str:
+    """The value of the first line `name: value` of a file of the kernel, for what psutil does not know."""
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
+        return missing
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), missing)
 
 
 def cpu_named(path: str = "/proc/cpuinfo") -> str:
     """The processor's name and generation: virtual machines call processors of 2021 and of 2023 both "AMD EPYC"."""
-    name = _field(path, "model name")
-    family, model = _field(path, "cpu family"), _field(path, "model\t")
+    name = kernel_fact(path, "model name")
+    family, model = kernel_fact(path, "cpu family"), kernel_fact(path, "model\t")
     return name if "unknown" in (family, model) else f"{name} (family {family}, model {model})"
 
 
 def hardware() -> dict[str, str]:
     """Processor, cores that this process may use, and memory, as texts."""
+    import psutil
+
+    gpus = Path("/proc/driver/nvidia/gpus").glob("*/information")
     return {
         "cpu": cpu_named(),
-        "cpu_flags": digest(_field("/proc/cpuinfo", "flags")),
+        "cpu_flags": digest(kernel_fact("/proc/cpuinfo", "flags")),
         "cores": str(usable_cores()),
-        "memory": _field("/proc/meminfo", "MemTotal"),
-        "gpus": ", ".join(_gpu_models()) or "none",
+        "memory": f"{psutil.virtual_memory().total // 1024} kB",
+        "gpus": ", ".join(sorted(kernel_fact(str(path), "Model") for path in gpus)) or "none",
     }
-
-
-def _gpu_models() -> list[str]:
-    return sorted(_field(str(path), "Model") for path in Path("/proc/driver/nvidia/gpus").glob("*/information"))
 
 
 def software() -> dict[str, str]:
@@ -94,7 +94,7 @@ def software() -> dict[str, str]:
     the memory allocator, as texts."""
     facts = {
         "suite": suite_version(),
-        "driver": _field("/proc/driver/nvidia/version", "NVRM version"),
+        "driver": kernel_fact("/proc/driver/nvidia/version", "NVRM version"),
         "allocator": malloc.described(),
     } | {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     for name in _DISTRIBUTIONS:
@@ -113,9 +113,7 @@ def fingerprint(device: str) -> Fingerprint:
     """
     versions = {name: version for name, version in software().items() if name != "suite"}
     facts = hardware()
-    size, _, unit = facts["memory"].partition(" ")
-    if unit == "kB":
-        facts["memory"] = f"{round(int(size) / 2**20)} GiB"
+    facts["memory"] = f"{round(int(facts['memory'].removesuffix(' kB')) / 2**20)} GiB"
     return Fingerprint(node=node_identity(), device=device, hardware=facts, software=versions)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.run import Precision
-from reference_runs.this_cpu import CPUINFO
+from suite.machine.fingerprint import kernel_fact
 
 WORK_DTYPES = {
     Precision.FP32: "fp32",
@@ -22,9 +22,9 @@ _BOTH = frozenset({"avx_ne_convert", "avx_vnni_int8"})  # AVX2 with them convert
 
 def kernels_for(precision: Precision, device: str) -> Kernels:
     """Which kernels the ranks use on this machine, for "cpu" or "cuda"."""
+    flags = frozenset(kernel_fact("/proc/cpuinfo", "flags", missing="").split())
     return Kernels(
-        cuda=device == "cuda",
-        products_through_fp32=device == "cpu" and not has_half_instructions(precision, _cpu_flags()),
+        cuda=device == "cuda", products_through_fp32=device == "cpu" and not has_half_instructions(precision, flags)
     )
 
 
@@ -38,14 +38,6 @@ def has_half_instructions(precision: Precision, flags: frozenset[str]) -> bool:
     """
     needed = _BF16 if precision is Precision.BF16 else _FP16
     return precision is Precision.FP32 or not flags or needed <= flags or flags >= _BOTH
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
 
 
 class Kernels(NamedTuple):

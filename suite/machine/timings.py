@@ -47,11 +47,9 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 def usual(samples: Sequence[float]) -> float:
     """The mean of samples, each limited to twice their median; of an even number of samples the lower median.
 
-    It is a mean because a machine has slow phases that are longer than a call. The host of a virtual machine of 2 cores
-    ran other guests on the same physical cores: for a third of the time, in phases of 0.2 to 2 s, element-wise
-    operators took twice as long and products 1.2 times (AMD EPYC, 2026-11-21). A step is a sum of thousands of calls,
-    some of them in slow phases, but a median of few samples shows one phase only. Samples are limited because one
-    competing process made single samples 500 times as long.
+    It is a mean because a machine has slow phases that are longer than a call. A step is a sum of thousands of calls,
+    some of them in slow phases, but a median of few samples shows one phase only. Samples are limited because a
+    competing process makes single samples hundreds of times as long.
     """
     most = MOST_MEDIANS * statistics.median_low(samples)
     return math.fsum(min(sample, most) for sample in samples) / len(samples)

@@ -14,10 +14,9 @@ from suite.job.options import Averaging, KernelChoice
 from suite.machine.cpu_speed import AtCpuSpeed, SpeedSample, slowdown
 from suite.machine.devices import usable_cores
 from suite.machine.half_precision import WORK_DTYPES, kernels_for
-from suite.machine.oversubscription import Oversubscribed
 from suite.machine.profile import Profile
 from suite.machine.reference_step import TimedReferenceStep
-from suite.machine.timing_tables import MeasuredTimes
+from suite.machine.timing_tables import MeasuredTimes, Oversubscribed
 from suite.metrics.figures import Figure, Quantity, of_job
 from suite.predict.executed_run.step_time import time_figures
 from suite.predict.machine_model.from_profile import known_accelerator

@@ -27,7 +27,7 @@ from suite.commands import accept as accept_module
 from suite.commands import exit_codes
 from suite.job.events import Status
 from suite.machine import profile
-from suite.machine.competing_processes import Competitor
+from suite.machine.cpu_contention import Competitor
 from suite.machine.fingerprint import Fingerprint, fingerprint
 from suite.records import store
 from suite.report.terminal.acceptance import _SUMMARY_CHARACTERS, comparison, print_verdict, summary

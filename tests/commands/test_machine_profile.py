@@ -24,7 +24,7 @@ from suite.calibration.plan import Calibration
 from suite.commands import machine_profile
 from suite.commands.machine_profile import profile_for
 from suite.job.events import Status
-from suite.machine.competing_processes import Competitor
+from suite.machine.cpu_contention import Competitor
 from suite.machine.devices import usable_cores
 from suite.machine.fingerprint import fingerprint
 from suite.machine.profile import Profile, current_profile, encode, machines_directory

@@ -9,8 +9,7 @@ from reference_runs.run import Precision
 from suite.ladder.plan import planned
 from suite.ladder.rung import RungSetting
 from suite.machine.operations import COLLECTIVES
-from suite.machine.oversubscription import Oversubscribed
-from suite.machine.timing_tables import Line, Subject, scaled
+from suite.machine.timing_tables import Line, Oversubscribed, Subject, scaled
 from suite.reproduce import step_time
 from suite.reproduce.step_time import peaks
 from tests.support.ladder_machine import CPU, TEXTS

@@ -20,7 +20,7 @@ from suite.acceptance.judge.rates import exchange_findings, micro_findings
 from suite.acceptance.measurements import pipeline_stages
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
-from suite.machine.competing_processes import Competitor
+from suite.machine.cpu_contention import Competitor
 from tests.support.batteries import (
     NOTHING,
     by_check,
