@@ -26,7 +26,7 @@ from suite.acceptance.evidence import (
     SoakResult,
 )
 from suite.acceptance.presets import Effort
-from suite.calibration.calibrate import CalibrationRequest, calibrate, planned_calibration
+from suite.calibration.calibrate import calibrate, planned_calibration
 from suite.calibration.plan import TABLE, Planned
 from suite.job.calibration_job import TimedTask
 from suite.job.events import Event, Status, StepKind
@@ -62,8 +62,7 @@ def micro_measurements(
 ) -> tuple[MicroMeasurements, Profile | None]:
     """This node's micro-measurements, and the machine profile made of them, which is stored below `results`."""
     start = time.monotonic()
-    request = CalibrationRequest(results=results, ranks=ranks, device=device)
-    planned = planned_calibration(request, effort.densities[device])
+    planned = planned_calibration(results, device=device, ranks=ranks, density=effort.densities[device])
     points: dict[tuple[int, int], list[TimedTask]] = {}
 
     def collect(rank: int, event: Event) -> None:

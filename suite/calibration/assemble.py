@@ -1,10 +1,12 @@
-"""Assembles a profile from the ranks' reports of a calibration."""
+"""Assembles a profile from the ranks' reports of a calibration, and combines two profiles of one machine."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
+
+import msgspec
 
 from suite.calibration.plan import LINE, TABLE, Calibration, Planned
 from suite.job.calibration_job import Calibrated, ReferenceSteps, TimedTask
@@ -136,3 +138,27 @@ def load_average() -> float | None:
         return os.getloadavg()[0]
     except OSError:
         return None
+
+
+def combined(before: Profile, added: Profile) -> Profile:
+    """Everything in both profiles. For equal lines and reference steps, the added ones replace the earlier ones.
+
+    The conditions (how busy the machine was) are those of the added profile, which was measured last.
+    """
+    subjects = {line.subject for line in added.lines}
+    steps = [timed.step for timed in added.reference_steps]
+    old, new = before.conditions, added.conditions
+    conditions = msgspec.structs.replace(
+        new, ranks=max(old.ranks, new.ranks), threads=old.threads | new.threads, cpu_speed=old.cpu_speed | new.cpu_speed
+    )
+    kept_steps = [timed for timed in before.reference_steps if timed.step not in steps]
+    return msgspec.structs.replace(
+        before,
+        measured=added.measured,
+        conditions=conditions,
+        tables=[*before.tables, *added.tables],
+        lines=[*(line for line in before.lines if line.subject not in subjects), *added.lines],
+        checks=[*before.checks, *added.checks],
+        partial=before.partial or added.partial,
+        reference_steps=[*kept_steps, *added.reference_steps],
+    )

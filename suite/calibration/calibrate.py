@@ -12,11 +12,9 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.calibration.assemble import assembled, load_average
-from suite.calibration.combine import combined
-from suite.calibration.density import DENSITIES, Density
+from suite.calibration.assemble import assembled, combined, load_average
+from suite.calibration.density import DENSITIES, Density, Scope
 from suite.calibration.plan import REFERENCE_ROUNDS, Calibration, plan, reference_steps
-from suite.calibration.shapes import miniature_shapes
 from suite.job.calibration_job import CalibrationJob
 from suite.job.events import Event, Status
 from suite.launch.launcher import HERE, LaunchOutcome, launch
@@ -29,14 +27,6 @@ from suite.records import store
 
 COLLECTIVE_TIMEOUT_SECONDS = 300.0
 USUAL_SECONDS = 90.0  # from start to end, as printed to a waiting user
-
-
-class CalibrationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of a user; `ranks` None: 2 on the CPU, otherwise all GPUs."""
-
-    results: Path
-    ranks: int | None = None
-    device: str = "auto"
 
 
 class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,29 +44,36 @@ class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
     log_tail: str = ""
 
 
-def planned_calibration(request: CalibrationRequest, density: Density | None = None) -> Calibration:
-    """The checked plan for a request, by default with the usual density of the device.
+def planned_calibration(
+    results: Path, *, device: str = "auto", ranks: int | None = None, density: Density | None = None
+) -> Calibration:
+    """The plan of a whole calibration, by default with the usual density of the device.
+
+    Args:
+        ranks: None: 2 on the CPU, otherwise all GPUs.
 
     Raises:
-        InputError: unknown device, ranks out of range, or a results directory that cannot be written.
+        InputError: unknown device, or ranks out of range.
     """
-    device, default_ranks = resolved_device(request.device)
-    ranks = default_ranks if request.ranks is None else request.ranks
+    device, default_ranks = resolved_device(device)
+    ranks = default_ranks if ranks is None else ranks
     if ranks < 1 or (device == "cuda" and ranks > default_ranks):
         allowed = f"1 to {default_ranks}" if device == "cuda" else "1 or more"
         raise InputError("ranks", got=ranks, allowed=allowed, where="--ranks")
-    cores = usable_cores()
-    used = miniature_shapes(device, ranks=ranks)
-    density = (density or DENSITIES[device])._replace(caches=cpu_caches.all_bytes() if device == "cpu" else 0)
-    planned = plan(used, device=device, cores=cores, ranks=ranks, density=density)
+    scope = Scope(device, ranks, usable_cores(), with_caches(density or DENSITIES[device], device))
     return Calibration(
         device=device,
         ranks=ranks,
-        results=request.results,
-        planned=planned,
-        reference_steps=reference_steps(device=device, cores=cores, ranks=ranks, density=density),
-        rounds=density.rounds,
+        results=results,
+        planned=plan(scope),
+        reference_steps=reference_steps(scope),
+        rounds=scope.density.rounds,
     )
+
+
+def with_caches(density: Density, device: str) -> Density:
+    """The density with the sizes of this machine's caches, which decide the sizes of copies on a CPU."""
+    return density._replace(caches=cpu_caches.all_bytes() if device == "cpu" else 0)
 
 
 def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) -> CalibrationResult:
@@ -144,15 +141,11 @@ def stored(profile: Profile, path: Path) -> Path:
 
     If several end in the same second, all but one also have a random number in their names.
     """
-    data = encode(profile)
-    with contextlib.suppress(FileExistsError):
-        store.write_new(path, data)
-        return path
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(profile.measured))
-    later = path.with_name(f"{path.stem}__{stamp}.json")
-    with contextlib.suppress(FileExistsError):
-        store.write_new(later, data)
-        return later
+    for name in (path.name, f"{path.stem}__{stamp}.json"):
+        with contextlib.suppress(FileExistsError):
+            store.write_new(path.with_name(name), encode(profile))
+            return path.with_name(name)
     last = path.with_name(f"{path.stem}__{stamp}__{secrets.token_hex(4)}.json")
-    store.write_new(last, data)
+    store.write_new(last, encode(profile))
     return last

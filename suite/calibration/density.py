@@ -1,8 +1,10 @@
-"""The density of a calibration: how many sizes it times, and for how long."""
+"""The scope of a calibration: device, ranks and cores; how many sizes it times, and for how long."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from suite.calibration.shapes import Shapes, miniature_shapes
 
 DTYPES = ("fp32", "bf16", "fp16")
 
@@ -39,3 +41,17 @@ class Density(NamedTuple):
 DENSITIES = {"cpu": Density(), "cuda": Density(memory_bytes=8_000_000_000, step=64)}
 # For short calibrations (`quick` on a CPU, the ladder's extra ranks): a wider grid, no fp16, no compiled operators
 QUICK_DENSITY = Density(ratio=4.0, coarse=12.0, sparse=64.0, unseen=1, rounds=2, dtypes=("fp32", "bf16"), compiled=())
+
+
+class Scope(NamedTuple):
+    """What is calibrated: operations of up to `ranks` ranks of a device kind, which share the cores on "cpu"."""
+
+    device: str
+    ranks: int
+    cores: int
+    density: Density
+
+    @property
+    def shapes(self) -> Shapes:
+        """The miniatures' shapes on so many ranks: their range is covered, and they themselves are not timed."""
+        return miniature_shapes(self.device, ranks=self.ranks)

@@ -7,19 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from suite.calibration.assemble import assembled, fitted_lines, load_average, timings_of_tasks
-from suite.calibration.calibrate import CalibrationResult, failed, measured
-from suite.calibration.combine import combined
-from suite.calibration.density import DENSITIES, QUICK_DENSITY, Density
+from suite.calibration.assemble import assembled, combined, fitted_lines, load_average, timings_of_tasks
+from suite.calibration.calibrate import CalibrationResult, failed, measured, with_caches
+from suite.calibration.density import DENSITIES, QUICK_DENSITY, Density, Scope
 from suite.calibration.plan import Calibration, computing, messages, plan, reference_steps
-from suite.calibration.shapes import miniature_shapes
 from suite.job.events import Event, Status
 from suite.launch.multi_host import Hosts
-from suite.machine import cpu_caches
 from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.machine.profile import Profile
-from suite.machine.reference_step import ReferenceStep, TimedReferenceStep
+from suite.machine.reference_step import ReferenceStep
 from suite.predict.simulation.step_correction import step_correction
 
 
@@ -35,26 +32,20 @@ def between_hosts(
     """
     ranks, device = len(hosts.names), profile.fingerprint.device
     density, cores = DENSITIES[device], usable_cores() * (ranks if hosts.elsewhere else 1)
-    used = miniature_shapes(device, ranks=ranks)
-    planned = messages(used, device=device, cores=cores, ranks=ranks, density=density)
+    planned = messages(Scope(device, ranks, cores, density))
     calibration = Calibration(device=device, ranks=ranks, results=Path(), planned=planned, rounds=density.rounds)
     outcome = measured(calibration, on_event, cores=cores, hosts=hosts, interface=interface)
     if outcome.status is not Status.OK:
         return failed(outcome)
     between = {line.subject: line for line in fitted_lines(planned, timings_of_tasks(planned, outcome.events))}
     lines = [between.get(line.subject, line) for line in profile.lines]
-    # reference steps were trained on this machine, with its messages
-    steps = [
-        msgspec.structs.replace(timed, parts_seconds=_parts_seconds(profile, timed))
-        for timed in profile.reference_steps
-    ]
+    steps = []
+    for timed in profile.reference_steps:  # they were trained on this machine, with its messages
+        kernels = kernels_for(timed.step.recipe.precision, device)
+        parts_seconds = step_correction(profile, timed, kernels=kernels).parts_seconds
+        steps.append(msgspec.structs.replace(timed, parts_seconds=parts_seconds))
     profile = msgspec.structs.replace(profile, lines=lines, reference_steps=steps)
     return CalibrationResult(status=Status.OK, message="", profile=profile)
-
-
-def _parts_seconds(profile: Profile, timed: TimedReferenceStep) -> float:
-    kernels = kernels_for(timed.step.recipe.precision, profile.fingerprint.device)
-    return step_correction(profile, timed, kernels=kernels).parts_seconds
 
 
 def with_ranks(
@@ -71,20 +62,17 @@ def with_ranks(
         density: None: the device's; on a CPU the quick one.
     """
     device, cores = profile.fingerprint.device, usable_cores()
-    density = density or (QUICK_DENSITY if device == "cpu" else DENSITIES[device])
-    density = density._replace(caches=cpu_caches.all_bytes() if device == "cpu" else 0)
-    used = miniature_shapes(device, ranks=ranks)
+    density = with_caches(density or (QUICK_DENSITY if device == "cpu" else DENSITIES[device]), device)
+    scope = Scope(device, ranks, cores, density)
     timed_before = device == "cpu" and ranks > cores and profile.conditions.ranks >= cores
     steps: list[ReferenceStep] = []
     if device == "cpu" and ranks > cores:
-        exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
-        planned = [entry for entry in exchanged if entry.task.subject.ranks == ranks]
+        planned = [entry for entry in messages(scope) if entry.task.subject.ranks == ranks]
         if not timed_before:
-            planned += computing(used, device=device, cores=cores, counts=[cores], density=density)
+            planned += computing(scope, [cores])
     else:
-        planned = plan(used, device=device, cores=cores, ranks=ranks, density=density, counts=(ranks,))
-        all_steps = reference_steps(device=device, cores=cores, ranks=ranks, density=density)
-        steps = [step for step in all_steps if step.layout.ranks == ranks]
+        planned = plan(scope, [ranks])
+        steps = [step for step in reference_steps(scope) if step.layout.ranks == ranks]
     calibration = Calibration(
         device=device, ranks=ranks, results=Path(), planned=planned, reference_steps=steps, rounds=density.rounds
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import NamedTuple
 
-from suite.calibration.density import Density
+from suite.calibration.density import Density, Scope
 from suite.calibration.shapes import Shapes
 from suite.machine.profile import REPEATED, UNSEEN
 from suite.machine.timing_tables import Axis, Subject
@@ -24,13 +24,13 @@ class Grid(NamedTuple):
     """Points on axes; their product is timed.
 
     Args:
-        left_out: sizes of the miniatures; no point of the calibration is one of them.
+        excluded: sizes of the miniatures; no point of the calibration is one of them.
         step: sizes between the points are multiples of it, where they fit.
     """
 
     subject: Subject
     axes: tuple[Axis, ...]
-    left_out: frozenset[tuple[int, ...]]
+    excluded: frozenset[tuple[int, ...]]
     step: int
 
     @property
@@ -39,14 +39,10 @@ class Grid(NamedTuple):
         return tuple(product(*(tuple(int(point) for point in axis.points) for axis in self.axes)))
 
 
-def axis_points(used: Iterable[int], *, ratio: float, step: int = 8, avoided: Iterable[int] = ()) -> tuple[int, ...]:
-    """Sizes around all of `used`, without these: multiples of `step`, neighbours about `ratio` apart.
-
-    Args:
-        avoided: further sizes that are not taken.
-    """
+def axis_points(used: Iterable[int], *, ratio: float, step: int = 8, excluded: Iterable[int] = ()) -> tuple[int, ...]:
+    """Sizes around all of `used`, without these and `excluded`: multiples of `step`, neighbours about `ratio` apart."""
     surrounded = set(used)
-    low, high, taken = min(surrounded), max(surrounded), surrounded | set(avoided)
+    low, high, taken = min(surrounded), max(surrounded), surrounded | set(excluded)
     first = max(1, (low - 1) // step * step)
     while first in taken and first > step:
         first -= step
@@ -66,8 +62,9 @@ def axis_points(used: Iterable[int], *, ratio: float, step: int = 8, avoided: It
     return (*points, last)
 
 
-def grids(used: Shapes, density: Density, ranks: int) -> list[Grid]:
+def grids(scope: Scope, ranks: int) -> list[Grid]:
     """Every table, for `ranks` ranks at once."""
+    used, density = scope.shapes, scope.density
     return [*_products(used, density), *_attentions(used, density), *_rows(used, density), *_memory(density, ranks)]
 
 
@@ -77,7 +74,7 @@ def _products(used: Shapes, density: Density) -> list[Grid]:
     tables = []
     for dtype in density.dtypes:
         ratio = density.coarse if dtype == "fp32" else density.ratio
-        for layers, sparser in ((used.blocks, 1.0), (used.heads, 1.5)):
+        for layers, sparser in ((used.block_layers, 1.0), (used.output_layers, 1.5)):
             tokens, outputs, inputs = (
                 axis_points({layer[index] for layer in layers}, ratio=ratio * sparser, step=density.step)
                 for index in range(3)
@@ -112,7 +109,7 @@ def _attentions(used: Shapes, density: Density) -> list[Grid]:
 def _rows(used: Shapes, density: Density) -> list[Grid]:
     kinds = [("layer_norm", used.norms, dtype) for dtype in density.dtypes]
     kinds += [("embedding", used.norms, dtype) for dtype in density.dtypes]
-    sums = frozenset((layer.tokens, layer.outputs) for layer in used.blocks)
+    sums = frozenset((layer.tokens, layer.outputs) for layer in used.block_layers)
     kinds += [("column_sum", sums, dtype) for dtype in density.dtypes]
     kinds += [("softmax", used.softmaxes, "fp32"), ("cross_entropy", used.losses, "fp32")]
     tables = []
@@ -143,7 +140,7 @@ def checks(tables: list[Grid], density: Density) -> list[tuple[str, Grid, tuple[
         if len(grid.axes) == 1:
             continue
         count = density.unseen if len(grid.axes) == 3 else max(1, density.unseen // 2)
-        seen = grid.left_out | set(grid.sizes)
+        seen = grid.excluded | set(grid.sizes)
         unseen: list[tuple[int, ...]] = []
         while len(unseen) < count:
             sizes = tuple(_between(axis, grid.step, chosen) for axis in grid.axes)

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from suite.calibration.density import Density
+from suite.calibration.density import Scope
 from suite.calibration.grids import PASSES
-from suite.calibration.shapes import Shapes
 from suite.job.calibration_job import WEIGHTS_OF_BLOCK
 from suite.machine.operations import COLLECTIVES
 from suite.machine.timing_tables import Subject
@@ -35,8 +34,9 @@ def _geometric(first: int, last: int, ratio: float) -> tuple[int, ...]:
     return tuple(round(first * (last / first) ** (index / intervals)) for index in range(intervals + 1))
 
 
-def lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
+def lines(scope: Scope) -> list[Sizes]:
     """Everything except messages: element-wise operators, host calls, updates and copies to a GPU."""
+    used, density, device = scope.shapes, scope.density, scope.device
     least = min(used.activations) // 4
     hidden = _geometric(least, max(used.activations) + 8, density.sparse)
     parameters = max(used.parameters) + 8
@@ -81,15 +81,15 @@ def lines(used: Shapes, density: Density, device: str) -> list[Sizes]:
     return timed
 
 
-def collectives(used: Shapes, counts: Sequence[int], density: Density) -> list[Sizes]:
+def collectives(scope: Scope, counts: Sequence[int]) -> list[Sizes]:
     """Messages in groups of each of `counts` ranks."""
-    sizes = _geometric(256, 4 * max(used.parameters), density.sparse)
+    sizes = _geometric(256, 4 * max(scope.shapes.parameters), scope.density.sparse)
     planned = []
     for count in counts:
         for operation in COLLECTIVES:
             if operation == "send" and count > 2:
                 continue  # a message between two ranks, whatever the group
             adds = operation in ("all_reduce", "reduce_scatter")  # the others take the same time in every dtype
-            for dtype in density.dtypes if adds else ("fp32",):
+            for dtype in scope.density.dtypes if adds else ("fp32",):
                 planned.append(Sizes(Subject(operation=operation, dtype=dtype, ranks=count), "byte", sizes))
     return planned

@@ -9,19 +9,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from suite.calibration.density import DENSITIES, Density
-from suite.calibration.grids import AXIS_STEPS, Grid, axis_points, checks, grids
+from suite.calibration.density import DENSITIES, Density, Scope
+from suite.calibration.grids import AXIS_STEPS, Grid, axis_points, grids
 from suite.calibration.plan import (
-    TABLE,
     Calibration,
     Planned,
     computing_lines,
     messages,
+    planned_checks,
+    planned_tables,
     reference_steps,
     squares,
-    task,
 )
-from suite.calibration.shapes import miniature_shapes
 from suite.job.options import StepOptions
 from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
@@ -91,12 +90,12 @@ def needs_of(predict: Callable[[MeasuredTimes], object], *, device: str, ranks: 
     Raises:
         InputError: as `predict`.
     """
-    recorder, cores = _Recorder(), usable_cores()
+    recorder, scope = _Recorder(), Scope(device, ranks, usable_cores(), DENSITIES[device])
     predict(recorder)
     steps = tuple(
         step
-        for step in reference_steps(device=device, cores=cores, ranks=ranks, density=DENSITIES[device])
-        if recorder.sizes and (step.layout.ranks, step.compiled) == (min(ranks, cores), compiled)
+        for step in reference_steps(scope)
+        if recorder.sizes and (step.layout.ranks, step.compiled) == (min(ranks, scope.cores), compiled)
     )
     for step in steps:
         kernels = kernels_for(step.recipe.precision, device)
@@ -110,10 +109,10 @@ def lacking(needs: Needs, profile: Profile | None) -> Calibration | None:
 
     It leaves out what no calibration measures; the prediction then raises an error that names it.
     """
-    density = DENSITIES[needs.device]._replace(unseen=1)
     if not needs.sizes:
         return None
-    planned = [*_missing_lines(needs, profile, density), *_missing_tables(needs, profile, density)]
+    scope = Scope(needs.device, needs.ranks, usable_cores(), DENSITIES[needs.device]._replace(unseen=1))
+    planned = [*_missing_lines(needs, profile, scope), *_missing_tables(needs, profile, scope)]
     timed = [step.step for step in profile.reference_steps] if profile else []
     steps = [step for step in needs.reference_steps if step not in timed]
     if not planned and not steps:
@@ -124,7 +123,7 @@ def lacking(needs: Needs, profile: Profile | None) -> Calibration | None:
         results=Path(),
         planned=planned,
         reference_steps=steps,
-        rounds=density.rounds,
+        rounds=scope.density.rounds,
         budget_seconds=BUDGET_SECONDS,
         reference_seconds=REFERENCE_SECONDS,
         partial=True,
@@ -132,14 +131,11 @@ def lacking(needs: Needs, profile: Profile | None) -> Calibration | None:
     )
 
 
-def _missing_lines(needs: Needs, profile: Profile | None, density: Density) -> list[Planned]:
+def _missing_lines(needs: Needs, profile: Profile | None, scope: Scope) -> list[Planned]:
     """The needed lines of a whole calibration, up to the largest needed size."""
-    used = miniature_shapes(needs.device, ranks=needs.ranks)
-    cores, ranks = usable_cores(), needs.ranks
-    whole = computing_lines(used, device=needs.device, cores=cores, ranks=ranks, density=density)
-    whole += messages(used, device=needs.device, cores=cores, ranks=ranks, density=density)
-    if needs.device == "cuda":
-        whole.append(squares(ranks, needs.device, cores, density))
+    whole = computing_lines(scope, scope.ranks) + messages(scope)
+    if scope.device == "cuda":
+        whole.append(squares(scope, scope.ranks))
     measured = {line.subject: line.sizes[-1] for line in profile.lines} if profile else {}
     planned: dict[Subject, Planned] = {}
     for entry in whole:
@@ -164,28 +160,19 @@ def _answers(measured: Subject, asked: Subject) -> bool:
     return measured == asked
 
 
-def _missing_tables(needs: Needs, profile: Profile | None, density: Density) -> list[Planned]:
+def _missing_tables(needs: Needs, profile: Profile | None, scope: Scope) -> list[Planned]:
     """Grids around the needed sizes that no table of the profile contains, with their checks."""
-    used = miniature_shapes(needs.device, ranks=needs.ranks)
     whole: dict[Subject, list[Grid]] = {}
-    for grid in grids(used, density, needs.ranks):
+    for grid in grids(scope, needs.ranks):
         whole.setdefault(msgspec.structs.replace(grid.subject, ranks=needs.ranks), []).append(grid)
-    tables = profile.tables if profile else []
     bracketing: list[Grid] = []
     for subject, asked in needs.sizes.items():
         candidates = whole.get(subject, [])
         inside = {_clipped(sizes, candidates) for sizes in asked} if candidates else set()
-        measured = [table for table in tables if table.subject == subject]
+        measured = [table for table in (profile.tables if profile else []) if table.subject == subject]
         missing = {sizes for sizes in inside if all(table.distance(sizes) for table in measured)}
-        bracketing += _bracketing(missing, candidates, density)
-    cores = usable_cores()
-    planned = [
-        Planned(TABLE, task(grid.subject, grid.sizes, needs.ranks, needs.device, cores, density), grid.axes)
-        for grid in bracketing
-    ]
-    for kind, grid, points in checks(bracketing, density):
-        planned.append(Planned(kind, task(grid.subject, points, needs.ranks, needs.device, cores, density), grid.axes))
-    return planned
+        bracketing += _bracketing(missing, candidates, scope.density)
+    return [*planned_tables(scope, bracketing, needs.ranks), *planned_checks(scope, bracketing, needs.ranks)]
 
 
 def _clipped(sizes: Sizes, candidates: Iterable[Grid]) -> tuple[int, ...]:
@@ -201,7 +188,7 @@ def _bracketing(missing: Iterable[tuple[int, ...]], candidates: list[Grid], dens
     def surrounding(several: frozenset[tuple[int, ...]]) -> Grid:
         like = candidates[0]
         ratio = density.ratio if (like.subject.operation, like.subject.dtype) == ("product", "bf16") else density.coarse
-        avoided = frozenset().union(*(grid.left_out for grid in candidates))
+        excluded = frozenset().union(*(grid.excluded for grid in candidates))
         axes = tuple(
             msgspec.structs.replace(
                 axis,
@@ -209,12 +196,12 @@ def _bracketing(missing: Iterable[tuple[int, ...]], candidates: list[Grid], dens
                     {sizes[index] for sizes in several},
                     ratio=ratio,
                     step=AXIS_STEPS.get(axis.name, density.step),
-                    avoided={sizes[index] for sizes in avoided},
+                    excluded={sizes[index] for sizes in excluded},
                 ),
             )
             for index, axis in enumerate(like.axes)
         )
-        return like._replace(axes=axes, left_out=avoided)
+        return like._replace(axes=axes, excluded=excluded)
 
     clusters = {group: surrounding(group) for group in (frozenset({sizes}) for sizes in missing)}
     while len(clusters) > 1:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from suite.calibration.density import Density
-from suite.calibration.grids import MOVES, checks, grids
-from suite.calibration.lines import collectives, lines
-from suite.calibration.shapes import Shapes
+from suite.calibration.density import Scope
+from suite.calibration.grids import MOVES, Grid, checks, grids
+from suite.calibration.lines import Sizes, collectives, lines
 from suite.job.calibration_job import Task
 from suite.machine.profile import Profile
 from suite.machine.reference_step import PRECISION, ReferenceStep, reference_step
@@ -20,14 +19,11 @@ from suite.machine.timing_tables import Axis, Subject
 TABLE, LINE = "table", "line"
 SQUARES = (4096, 8192)  # sides as in large models, much wider than those of miniatures
 SQUARE_SECONDS = 0.3  # of each in a round: long enough to reach the rate that a GPU sustains under its power limit
-# Of each point of copies and triads in a round, by all ranks at once. With 4 repetitions (40 ms) the triad of two ranks
-# had 12 to 26 GB/s within an hour, because other guests of the host use the same memory (2 cores of an AMD EPYC,
-# 2026-11-23)
-MEMORY_SECONDS = 0.5
+MEMORY_SECONDS = 0.5  # of each point of copies and triads in a round, by all ranks at once: other guests use the memory
 HOST_SECONDS = 0.02  # of each point of host calls in a round: a step makes thousands of each
 REFERENCE_ROUNDS = 3  # blocks of reference steps in a round
 
-BUDGET_SECONDS = 74.0  # of a calibration's usual 90 s: starting, fitting and storing took 14 s on 2 cores (2026-11-23)
+BUDGET_SECONDS = 74.0  # of a calibration's usual 90 s; starting, fitting and storing take the rest
 REFERENCE_SECONDS = 18.0  # of the budget, for reference steps
 
 
@@ -68,98 +64,95 @@ def counts_at_once(ranks: int) -> tuple[int, ...]:
     return tuple(sorted({2**power for power in range(ranks.bit_length()) if 2**power <= ranks} | {ranks}))
 
 
-def plan(
-    used: Shapes, *, device: str, cores: int, ranks: int, density: Density, counts: Sequence[int] | None = None
-) -> list[Planned]:
-    """Everything that is timed on `ranks` ranks: for 1, 2, 4, ... ranks at once, then the collectives.
+def plan(scope: Scope, counts: Sequence[int] | None = None) -> list[Planned]:
+    """Everything that is timed, for each of `counts` ranks at once; by default 1, 2, 4, ... and all, then collectives.
 
     With more ranks than cores, one rank per core is timed too (see `suite.machine.timing_tables.Oversubscribed`).
-
-    Args:
-        used: the miniatures' shapes; their range is covered, and the shapes are left out.
-        cores: divided among the threads of the ranks that measure at once, on "cpu".
-        counts: the numbers of ranks at once; None: 1, 2, 4, ... and all.
     """
     if counts is None:
-        counts = counts_at_once(ranks)
-        if device == "cpu" and ranks > cores:
-            counts = sorted({*counts, cores})
-    exchanged = messages(used, device=device, cores=cores, ranks=ranks, density=density)
-    return computing(used, device=device, cores=cores, counts=counts, density=density) + [
-        entry for entry in exchanged if entry.task.subject.ranks in counts
-    ]
+        counts = counts_at_once(scope.ranks)
+        if scope.device == "cpu" and scope.ranks > scope.cores:
+            counts = sorted({*counts, scope.cores})
+    return computing(scope, counts) + [entry for entry in messages(scope) if entry.task.subject.ranks in counts]
 
 
-def computing(used: Shapes, *, device: str, cores: int, counts: Sequence[int], density: Density) -> list[Planned]:
+def computing(scope: Scope, counts: Sequence[int]) -> list[Planned]:
     """Everything except collectives, for each of `counts` ranks at once."""
     planned: list[Planned] = []
-    ranks = max(counts)
-    for count in counts:
-        tables = grids(used, density, count)
-        for grid in tables:
-            long = count == ranks and grid.subject.operation in MOVES
-            grid_density = density._replace(point_seconds=MEMORY_SECONDS) if long else density
-            planned.append(
-                Planned(TABLE, task(grid.subject, grid.sizes, count, device, cores, grid_density), grid.axes)
-            )
-        planned += computing_lines(used, device=device, cores=cores, ranks=count, density=density)
-        if device == "cuda" and count == ranks:
-            planned.append(squares(count, device, cores, density))
-        for kind, grid, points in checks(tables, density):
-            planned.append(Planned(kind, task(grid.subject, points, count, device, cores, density), grid.axes))
+    for ranks in counts:
+        tables, last = grids(scope, ranks), ranks == max(counts)
+        planned += planned_tables(scope, tables, ranks, long_moves=last)
+        planned += computing_lines(scope, ranks)
+        if scope.device == "cuda" and last:
+            planned.append(squares(scope, ranks))
+        planned += planned_checks(scope, tables, ranks)
     return planned
 
 
-def computing_lines(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:
-    """The part of `computing` that is timed along a line, without large square products."""
-    planned = []
-    for subject, unit, sizes in lines(used, density, device):
-        each = tuple((size,) for size in sizes)
-        line_density = density._replace(point_seconds=HOST_SECONDS) if unit == "call" else density
-        planned.append(Planned(LINE, task(subject, each, ranks, device, cores, line_density), unit=unit))
-    return planned
+def planned_tables(scope: Scope, tables: Iterable[Grid], ranks: int, *, long_moves: bool = False) -> Iterator[Planned]:
+    """The points of grids, timed by `ranks` ranks at once.
 
-
-def reference_steps(*, device: str, cores: int, ranks: int, density: Density) -> list[ReferenceStep]:
-    """The steps that are trained between the tasks: by one rank, by one rank per core, and compiled by the latter.
-
-    Compiling it took 11 s for 2 ranks and 15 s for one with 2 threads (2 cores of an AMD EPYC, Zen 5, 2026-11-24), and
-    the correction factors of both were alike. There are none on CUDA, where the difference of a step from its operators
-    was never studied. There are none where the dtype of reference steps is not timed.
+    Args:
+        long_moves: whether copies and triads are timed for `MEMORY_SECONDS`.
     """
-    if device != "cpu" or PRECISION.value not in density.dtypes:
-        return []
-    most = min(ranks, cores)
-    kinds = [(count, False) for count in sorted({1, most})] + [(most, True)] * bool(density.compiled)
-    return [reference_step(count, compiled=compiled, threads=max(1, cores // count)) for count, compiled in kinds]
+    for grid in tables:
+        long = long_moves and grid.subject.operation in MOVES
+        seconds = MEMORY_SECONDS if long else scope.density.point_seconds
+        yield Planned(TABLE, _task(scope, grid.subject, grid.sizes, ranks, seconds, share=ranks), grid.axes)
 
 
-def messages(used: Shapes, *, device: str, cores: int, ranks: int, density: Density) -> list[Planned]:
+def planned_checks(scope: Scope, tables: list[Grid], ranks: int) -> Iterator[Planned]:
+    """Further points of the grids, which measure the error of the interpolation."""
+    for kind, grid, points in checks(tables, scope.density):
+        task = _task(scope, grid.subject, points, ranks, scope.density.point_seconds, share=ranks)
+        yield Planned(kind, task, grid.axes)
+
+
+def computing_lines(scope: Scope, ranks: int) -> list[Planned]:
+    """The part of `computing` that is timed along a line, without large square products."""
+    return [_planned_line(scope, line, ranks, share=ranks) for line in lines(scope)]
+
+
+def messages(scope: Scope) -> list[Planned]:
     """The collectives alone, in groups of 2, 4, ... and all ranks; on a CPU of one a core too, where that are fewer."""
-    counts = {*counts_at_once(ranks), min(ranks, cores) if device == "cpu" else ranks} - {1}
-    planned = []
-    for subject, unit, sizes in collectives(used, sorted(counts), density):
-        each = tuple((size,) for size in sizes)
-        timed = task(subject, each, subject.ranks, device, cores * subject.ranks // ranks, density)
-        planned.append(Planned(LINE, timed, unit=unit))
-    return planned
+    most = min(scope.ranks, scope.cores) if scope.device == "cpu" else scope.ranks
+    groups = sorted({*counts_at_once(scope.ranks), most} - {1})
+    return [_planned_line(scope, line, line.subject.ranks, share=scope.ranks) for line in collectives(scope, groups)]
 
 
-def task(
-    subject: Subject, sizes: tuple[tuple[int, ...], ...], ranks: int, device: str, cores: int, density: Density
-) -> Task:
-    """Timed by `ranks` ranks at once, which divide the cores."""
-    return Task(
-        subject=msgspec.structs.replace(subject, ranks=ranks),
-        threads=max(1, cores // ranks) if device == "cpu" else 1,
-        sizes=sizes,
-        point_seconds=density.point_seconds,
-    )
+def _planned_line(scope: Scope, line: Sizes, ranks: int, *, share: int) -> Planned:
+    seconds = HOST_SECONDS if line.unit == "call" else scope.density.point_seconds
+    sizes = tuple((size,) for size in line.sizes)
+    return Planned(LINE, _task(scope, line.subject, sizes, ranks, seconds, share=share), unit=line.unit)
 
 
-def squares(ranks: int, device: str, cores: int, density: Density) -> Planned:
+def squares(scope: Scope, ranks: int) -> Planned:
     """Large square products in bf16 on all devices at once: what data sheets and known-good GPUs are compared by."""
     subject = Subject(operation="square_product", variant="NT", dtype="bf16")
     sizes = tuple((2 * side**3,) for side in SQUARES)
-    timed = task(subject, sizes, ranks, device, cores, density._replace(point_seconds=SQUARE_SECONDS))
-    return Planned(LINE, timed, unit="flop")
+    return Planned(LINE, _task(scope, subject, sizes, ranks, SQUARE_SECONDS, share=ranks), unit="flop")
+
+
+def _task(
+    scope: Scope, subject: Subject, sizes: tuple[tuple[int, ...], ...], ranks: int, seconds: float, *, share: int
+) -> Task:
+    """Timed by `ranks` ranks at once, for so many seconds a point; `share` ranks divide the cores."""
+    return Task(
+        subject=msgspec.structs.replace(subject, ranks=ranks),
+        threads=max(1, scope.cores // share) if scope.device == "cpu" else 1,
+        sizes=sizes,
+        point_seconds=seconds,
+    )
+
+
+def reference_steps(scope: Scope) -> list[ReferenceStep]:
+    """The steps that are trained between the tasks: by one rank, by one rank per core, and compiled by the latter.
+
+    The correction factors of both, compiled, were alike. There are none on CUDA, where the difference of a step from
+    its operators was never studied. There are none where the dtype of reference steps is not timed.
+    """
+    if scope.device != "cpu" or PRECISION.value not in scope.density.dtypes:
+        return []
+    most = min(scope.ranks, scope.cores)
+    kinds = [(count, False) for count in sorted({1, most})] + [(most, True)] * bool(scope.density.compiled)
+    return [reference_step(count, compiled=compiled, threads=max(1, scope.cores // count)) for count, compiled in kinds]

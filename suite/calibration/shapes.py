@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from suite.predict.analytic.parameters import parameter_count
 
 
 class Linear(NamedTuple):
-    """One linear layer on one rank: tokens of a micro-batch, columns that it gives and takes."""
+    """A linear layer on one rank: tokens of a micro-batch, output and input features."""
 
     tokens: int
     outputs: int
@@ -23,21 +24,21 @@ class Linear(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """What one rank computes, as sizes.
+    """Sizes of the operators of one rank.
 
     Args:
-        blocks: linear layers of the blocks.
-        heads: linear layers to the vocabulary.
+        block_layers: linear layers of the transformer blocks.
+        output_layers: linear layers from the hidden size to the vocabulary.
         attentions: micro-batch times heads, sequence, head size.
-        norms: tokens, hidden size; those of a table's rows too.
+        norms: tokens, hidden size; those of an embedding's rows too.
         softmaxes: micro-batch times heads times sequence, sequence.
         losses: tokens, vocabulary rows.
-        activations: elements between the expansion and the contraction, and of hidden states.
+        activations: elements of the expanded and of the hidden states.
         parameters: of the whole model.
     """
 
-    blocks: frozenset[Linear]
-    heads: frozenset[Linear]
+    block_layers: frozenset[Linear]
+    output_layers: frozenset[Linear]
     attentions: frozenset[tuple[int, int, int]]
     norms: frozenset[tuple[int, int]]
     softmaxes: frozenset[tuple[int, int]]
@@ -47,30 +48,29 @@ class Shapes(NamedTuple):
 
 
 def shapes(architecture: Architecture, layout: Layout) -> Shapes:
-    """The shapes of one rank; the tensor-parallel axis divides what it splits (parts are rounded up)."""
-    a, parts = architecture, layout.tensor_parallel
+    """The shapes of one rank; the tensor-parallel axis divides what it splits (shards are rounded up)."""
+    a, shards = architecture, layout.tensor_parallel
     tokens = layout.micro_batch * a.sequence
-    width, heads, rows = (-(-size // parts) for size in (a.ffn_hidden, a.heads, a.padded_vocabulary))
-    own_tokens = tokens // parts if layout.sequence_parallel else tokens
-    inner = heads * a.head_dim
+    width, heads, rows = (-(-size // shards) for size in (a.ffn_hidden, a.heads, a.padded_vocabulary))
+    norm_tokens = tokens // shards if layout.sequence_parallel else tokens
+    attended, inner = layout.micro_batch * heads, heads * a.head_dim
     expanded = (2 if a.activation.gated else 1) * width
-    blocks = {
+    block_layers = {
         Linear(tokens, 3 * inner, a.hidden),
         Linear(tokens, a.hidden, inner),
         Linear(tokens, expanded, a.hidden),
         Linear(tokens, a.hidden, width),
     }
     if a.top_query_layer:
-        blocks |= {Linear(tokens, inner, a.hidden), Linear(tokens, 2 * inner, a.hidden)}
-    attended = layout.micro_batch * heads
+        block_layers |= {Linear(tokens, inner, a.hidden), Linear(tokens, 2 * inner, a.hidden)}
     return Shapes(
-        blocks=frozenset(blocks),
-        heads=frozenset({Linear(tokens, rows, a.hidden)}),
+        block_layers=frozenset(block_layers),
+        output_layers=frozenset({Linear(tokens, rows, a.hidden)}),
         attentions=frozenset({(attended, a.sequence, a.head_dim)}),
-        norms=frozenset({(own_tokens, a.hidden)}),
+        norms=frozenset({(norm_tokens, a.hidden)}),
         softmaxes=frozenset({(attended * a.sequence, a.sequence)}),
         losses=frozenset({(tokens, rows)}),
-        activations=frozenset({tokens * expanded, own_tokens * a.hidden}),
+        activations=frozenset({tokens * expanded, norm_tokens * a.hidden}),
         parameters=frozenset({parameter_count(a)}),
     )
 
@@ -79,32 +79,18 @@ def miniature_layouts(device: str, *, ranks: int) -> Iterator[tuple[str, Archite
     """Every miniature in its default layout on 1 to `ranks` ranks, and with as much tensor parallelism as divides its
     heads, feed-forward width and vocabulary."""
     for name, run in miniatures().items():
-        recorded = reference_run(run)
         for count in range(1, ranks + 1):
-            small = miniature(recorded, device, ranks=count)
+            small = miniature(reference_run(run), device, ranks=count)
             a = small.architecture
             yield name, a, small.layout
-            divided = (a.heads, a.ffn_hidden, a.padded_vocabulary, a.sequence)
-            if count > 1 and all(size % count == 0 for size in divided):
-                yield (
-                    name,
-                    a,
-                    msgspec.structs.replace(
-                        small.layout,
-                        data_parallel=1,
-                        pipeline_stages=1,
-                        tensor_parallel=count,
-                        sequence_parallel=True,
-                        zero_stage=0,
-                    ),
-                )
+            if count > 1 and not any(size % count for size in (a.heads, a.ffn_hidden, a.padded_vocabulary, a.sequence)):
+                split = {"tensor_parallel": count, "sequence_parallel": True}
+                rest = {"data_parallel": 1, "pipeline_stages": 1, "zero_stage": 0}
+                yield name, a, msgspec.structs.replace(small.layout, **split, **rest)
 
 
+@cache
 def miniature_shapes(device: str, *, ranks: int) -> Shapes:
-    """All shapes of the seven miniatures on 1 to `ranks` ranks of a device kind, "cpu" or "cuda"."""
-    return united(shapes(architecture, layout) for _, architecture, layout in miniature_layouts(device, ranks=ranks))
-
-
-def united(several: Iterable[Shapes]) -> Shapes:
-    """The union, kind by kind."""
-    return Shapes(*(frozenset[object]().union(*kind) for kind in zip(*several, strict=True)))  # type: ignore[arg-type]  # each keeps its kind
+    """The union of all shapes of the seven miniatures on 1 to `ranks` ranks of a device kind, "cpu" or "cuda"."""
+    each = [shapes(architecture, layout) for _, architecture, layout in miniature_layouts(device, ranks=ranks)]
+    return Shapes(*(frozenset[object]().union(*kind) for kind in zip(*each, strict=True)))  # type: ignore[arg-type]  # each keeps its kind

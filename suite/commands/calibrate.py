@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from suite.calibration.calibrate import CalibrationRequest, CalibrationResult, calibrate, planned_calibration
+from suite.calibration.calibrate import CalibrationResult, calibrate, planned_calibration
 from suite.calibration.plan import REFERENCE_ROUNDS, Calibration
 from suite.commands import exit_codes
 from suite.job.events import Event, Phase, Status
@@ -45,7 +45,7 @@ def calibrate_command(
     """
     end_as_interrupted()
     messages = console(stderr=True)
-    planned = planned_calibration(CalibrationRequest(results=results, ranks=ranks, device=device))
+    planned = planned_calibration(results, device=device, ranks=ranks)
     try:
         with CalibrationProgress(planned, quiet=not messages.is_terminal) as live:
             result = calibrate(planned, live)

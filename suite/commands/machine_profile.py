@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from reference_runs.errors import InputError
-from suite.calibration.calibrate import USUAL_SECONDS, CalibrationRequest, calibrate, planned_calibration
+from suite.calibration.calibrate import USUAL_SECONDS, calibrate, planned_calibration
 from suite.calibration.needs import Needs, lacking, needs_of, usual_seconds
 from suite.calibration.plan import Calibration
 from suite.commands.calibrate import CalibrationProgress
@@ -115,7 +115,7 @@ def _measured(
 def _whole(plan: Plan, results: Path) -> Calibration:
     """With all GPUs, or on the CPU with the ranks of the plan: at least 2, so that collectives are measured too."""
     ranks = None if plan.device == "cuda" else max(plan.layout.ranks, min(2, usable_cores()))
-    return planned_calibration(CalibrationRequest(results=results, ranks=ranks, device=plan.device))
+    return planned_calibration(results, device=plan.device, ranks=ranks)
 
 
 def _partial(plan: Plan, results: Path, needed: Needs) -> Calibration:

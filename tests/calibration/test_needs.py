@@ -8,12 +8,11 @@ import msgspec
 import pytest
 
 from reference_runs.catalog import miniatures
-from suite.calibration.combine import combined
-from suite.calibration.density import DENSITIES
+from suite.calibration.assemble import combined
+from suite.calibration.density import DENSITIES, Scope
 from suite.calibration.grids import grids
 from suite.calibration.needs import Needs, lacking, needs_of
 from suite.calibration.plan import LINE, TABLE, Calibration, plan
-from suite.calibration.shapes import miniature_shapes
 from suite.machine.profile import Profile
 from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import Subject, Table, fitted
@@ -85,16 +84,15 @@ def test_a_step_is_predicted_from_what_was_asked_for_and_asks_for_nothing_more(
 def test_it_is_an_eighth_of_a_whole_calibration_at_most(name: str, ranks: int, compiled: bool) -> None:
     calibration = lacking(needs(name, ranks, compiled=compiled), None)
     assert calibration is not None
-    used = miniature_shapes("cpu", ranks=2)
-    whole = plan(used, device="cpu", cores=2, ranks=2, density=DENSITIES["cpu"])
+    whole = plan(Scope("cpu", 2, 2, DENSITIES["cpu"]))
     assert sum(len(entry.task.sizes) for entry in calibration.planned) <= sum(len(one.task.sizes) for one in whole) / 7
 
 
 def own_shapes(ranks: int) -> dict[Subject, set[tuple[int, ...]]]:
     """Of each operation the shapes that the miniatures have."""
     own: dict[Subject, set[tuple[int, ...]]] = {}
-    for grid in grids(miniature_shapes("cpu", ranks=ranks), DENSITIES["cpu"], ranks):
-        own.setdefault(msgspec.structs.replace(grid.subject, ranks=ranks), set()).update(grid.left_out)
+    for grid in grids(Scope("cpu", ranks, 2, DENSITIES["cpu"]), ranks):
+        own.setdefault(msgspec.structs.replace(grid.subject, ranks=ranks), set()).update(grid.excluded)
     return own
 
 

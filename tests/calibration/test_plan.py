@@ -13,12 +13,12 @@ from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import Layout, parse_layout
 from reference_runs.miniature import miniature
 from suite.acceptance.presets import EFFORTS
-from suite.calibration.calibrate import CalibrationRequest, planned_calibration
-from suite.calibration.density import DENSITIES, DTYPES, Density
+from suite.calibration.calibrate import planned_calibration
+from suite.calibration.density import DENSITIES, DTYPES, Density, Scope
 from suite.calibration.grids import MOST_ROW_ELEMENTS, axis_points
 from suite.calibration.plan import LINE, MEMORY_SECONDS, TABLE, Planned, plan, reference_steps
 from suite.calibration.plan import counts_at_once as counts
-from suite.calibration.shapes import Linear, Shapes, miniature_layouts, miniature_shapes, shapes
+from suite.calibration.shapes import Linear, Shapes, miniature_layouts, shapes
 from suite.job.options import StepOptions
 from suite.machine import cpu_caches
 from suite.machine.half_precision import Kernels
@@ -32,8 +32,8 @@ SCALES = [("cpu", 1), ("cpu", 2), ("cpu", 4), ("cuda", 1), ("cuda", 8)]
 
 
 def planned(device: str, ranks: int) -> tuple[Shapes, list[Planned]]:
-    used = miniature_shapes(device, ranks=ranks)
-    return used, plan(used, device=device, cores=2, ranks=ranks, density=DENSITIES[device])
+    scope = Scope(device, ranks, 2, DENSITIES[device])
+    return scope.shapes, plan(scope)
 
 
 def tables(entries: list[Planned], operation: str, variant: str, dtype: str, ranks: int) -> Iterator[tuple[Axis, ...]]:
@@ -60,9 +60,7 @@ def inside(axes: tuple[Axis, ...], sizes: tuple[int, ...]) -> bool:
 def test_one_rank_for_each_core_is_timed_where_there_are_more_ranks(
     device: str, cores: int, ranks: int, at_once: set[int]
 ) -> None:
-    entries = plan(
-        miniature_shapes(device, ranks=ranks), device=device, cores=cores, ranks=ranks, density=DENSITIES[device]
-    )
+    entries = plan(Scope(device, ranks, cores, DENSITIES[device]))
     assert {one.task.subject.ranks for one in entries if one.task.subject.operation == "product"} == at_once
 
 
@@ -81,7 +79,7 @@ def test_every_shape_of_every_miniature_lies_inside_a_table_of_each_dtype_and_nu
         for dtype in DTYPES:
             for used in own:
                 for variant, order in ORDERS.items():
-                    for layer in used.blocks | used.heads:
+                    for layer in used.block_layers | used.output_layers:
                         sizes = tuple(layer[place] for place in order)
                         found = [inside(axes, sizes) for axes in tables(entries, "product", variant, dtype, count)]
                         assert any(found), (variant, sizes)
@@ -108,7 +106,11 @@ def test_every_shape_of_every_miniature_lies_inside_a_table_of_each_dtype_and_nu
 def test_no_shape_that_is_timed_is_one_of_a_miniature(device: str, ranks: int) -> None:
     used, entries = planned(device, ranks)
     own = {
-        "product": {tuple(layer[p] for p in order) for layer in used.blocks | used.heads for order in ORDERS.values()},
+        "product": {
+            tuple(layer[p] for p in order)
+            for layer in used.block_layers | used.output_layers
+            for order in ORDERS.values()
+        },
         "batched_product": used.attentions,
         "attention": used.attentions,
         "layer_norm": used.norms,
@@ -192,20 +194,30 @@ def test_the_shapes_of_bloom_mini_are_those_of_its_layers() -> None:
         64,
     )
     whole = shapes(a, Layout(micro_batch=2))
-    assert whole.blocks == {Linear(128, 672, 224), Linear(128, 224, 224), Linear(128, 896, 224), Linear(128, 224, 896)}
-    assert whole.heads == {Linear(128, 3920, 224)}
+    assert whole.block_layers == {
+        Linear(128, 672, 224),
+        Linear(128, 224, 224),
+        Linear(128, 896, 224),
+        Linear(128, 224, 896),
+    }
+    assert whole.output_layers == {Linear(128, 3920, 224)}
     assert whole.attentions == {(28, 64, 16)}
     assert whole.softmaxes == {(28 * 64, 64)}
     halved = shapes(a, parse_layout("tp2,sp", base=Layout(micro_batch=2)))
-    assert halved.blocks == {Linear(128, 336, 224), Linear(128, 224, 112), Linear(128, 448, 224), Linear(128, 224, 448)}
-    assert (halved.heads, halved.norms) == ({Linear(128, 1960, 224)}, {(64, 224)})
+    assert halved.block_layers == {
+        Linear(128, 336, 224),
+        Linear(128, 224, 112),
+        Linear(128, 448, 224),
+        Linear(128, 224, 448),
+    }
+    assert (halved.output_layers, halved.norms) == ({Linear(128, 1960, 224)}, {(64, 224)})
 
 
 def test_a_gated_expansion_is_twice_as_wide_and_a_top_query_layer_has_products_of_its_own() -> None:
     glm = miniature(reference_run("glm-130b"), "cpu", ranks=1)
-    assert Linear(64, 2 * 512, 192) in shapes(glm.architecture, glm.layout).blocks
+    assert Linear(64, 2 * 512, 192) in shapes(glm.architecture, glm.layout).block_layers
     top = miniature(reference_run("codegeex-13b"), "cpu", ranks=1)
-    assert {Linear(512, 160, 160), Linear(512, 320, 160)} <= shapes(top.architecture, top.layout).blocks
+    assert {Linear(512, 160, 160), Linear(512, 320, 160)} <= shapes(top.architecture, top.layout).block_layers
 
 
 class Asked:
@@ -258,7 +270,7 @@ def test_copies_of_all_ranks_at_once_move_twice_what_all_caches_hold(
     density: Density | None, caches: int, moved: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_caches, "all_bytes", lambda: caches)
-    asked = planned_calibration(CalibrationRequest(results=tmp_path, ranks=2, device="cpu"), density)
+    asked = planned_calibration(tmp_path, ranks=2, device="cpu", density=density)
     copies = {t.subject.ranks: t.sizes for one in asked.planned if (t := one.task).subject.operation == "copy"}
     least = density.memory_bytes if density else 200_000_000
     if least == 200_000_000:
@@ -302,19 +314,19 @@ def test_copies_and_triads_by_all_ranks_are_timed_for_longer_than_anything_that_
 def test_trials_are_of_one_rank_and_of_all_that_have_a_core_and_compiled_of_these(
     device: str, cores: int, ranks: int, found: list[tuple[int, bool, int]]
 ) -> None:
-    planned = reference_steps(device=device, cores=cores, ranks=ranks, density=DENSITIES[device])
+    planned = reference_steps(Scope(device, ranks, cores, DENSITIES[device]))
     assert [(one.layout.ranks, one.compiled, one.threads) for one in planned] == found
     eager = [entry for entry in found if not entry[1]]
-    quick = reference_steps(device=device, cores=cores, ranks=ranks, density=EFFORTS["quick"].densities["cpu"])
+    quick = reference_steps(Scope(device, ranks, cores, EFFORTS["quick"].densities["cpu"]))
     assert [(one.layout.ranks, one.compiled, one.threads) for one in quick] == eager
     without = DENSITIES[device]._replace(dtypes=("fp32", "fp16"))
-    assert reference_steps(device=device, cores=cores, ranks=ranks, density=without) == []
+    assert reference_steps(Scope(device, ranks, cores, without)) == []
 
 
 @pytest.mark.parametrize(("cores", "ranks"), [(2, 1), (2, 2), (2, 4), (3, 8), (8, 6)])
 def test_all_operators_of_a_reference_step_are_timed_by_as_many_ranks_as_train_it(cores: int, ranks: int) -> None:
     density = DENSITIES["cpu"]
-    entries = plan(miniature_shapes("cpu", ranks=ranks), device="cpu", cores=cores, ranks=ranks, density=density)
-    for one in reference_steps(device="cpu", cores=cores, ranks=ranks, density=density):
+    entries = plan(Scope("cpu", ranks, cores, density))
+    for one in reference_steps(Scope("cpu", ranks, cores, density)):
         (stage,) = step_seconds(Asked(entries), one.workload, StepOptions(compiled=one.compiled))
         assert stage.step > 0

@@ -19,7 +19,7 @@ import pytest
 from reference_runs.errors import InputError
 from suite.__main__ import main
 from suite.calibration import needs
-from suite.calibration.calibrate import CalibrationRequest, CalibrationResult, stored
+from suite.calibration.calibrate import CalibrationResult, stored
 from suite.calibration.plan import Calibration
 from suite.commands import machine_profile
 from suite.commands.machine_profile import profile_for
@@ -313,16 +313,16 @@ def test_more_ranks_than_cores_are_not_calibrated_without_being_asked(suite: Sui
 def test_a_whole_calibration_has_two_ranks_at_least_and_all_gpus(
     device: str, ranks: int, asked: int | None, suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests: list[CalibrationRequest] = []
+    requests: list[tuple[Path, str, int | None]] = []
 
-    def planned(request: CalibrationRequest) -> Calibration:
-        requests.append(request)
+    def planned(results: Path, *, device: str, ranks: int | None) -> Calibration:
+        requests.append((results, device, ranks))
         return Calibration(device="cpu", ranks=2, results=suite.results, planned=[], rounds=1)
 
     monkeypatch.setattr(machine_profile, "planned_calibration", planned)
     plan = msgspec.structs.replace(small_plan(ranks=ranks), device=device)
     profile_for(plan, suite.results, may_calibrate=True, messages=console(stderr=True), whole=True)
-    assert requests == [CalibrationRequest(results=suite.results, ranks=asked, device=device)]
+    assert requests == [(suite.results, device, asked)]
 
 
 def test_a_partial_profile_serves_the_runs_that_it_covers_and_is_extended_for_another(suite: Suite) -> None:

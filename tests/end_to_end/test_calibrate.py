@@ -21,7 +21,7 @@ import pytest
 from reference_runs.errors import InputError
 from suite.__main__ import main
 from suite.calibration import calibrate as calibration
-from suite.calibration.calibrate import USUAL_SECONDS, CalibrationRequest, calibrate, planned_calibration
+from suite.calibration.calibrate import USUAL_SECONDS, calibrate, planned_calibration
 from suite.calibration.plan import REFERENCE_ROUNDS
 from suite.commands.calibrate import CalibrationProgress
 from suite.execute.calibrate.reference_step import STEPS
@@ -159,7 +159,7 @@ def test_reference_steps_are_trained_by_one_rank_and_by_two_and_predictions_take
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     density = SPARSE._replace(dtypes=("fp32", "bf16"))
-    planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2), density)
+    planned = planned_calibration(tmp_path, device="cpu", ranks=2, density=density)
     profile = calibrate(planned, lambda _rank, _event: None).profile
     assert profile is not None
     one, two = profile.reference_steps
@@ -198,7 +198,7 @@ def test_ranks_without_a_core_of_their_own_wait_while_the_others_train(
     density = SPARSE._replace(dtypes=("fp32", "bf16"))
     # everything is timed briefly, and only the first round
     planned = msgspec.structs.replace(
-        planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=3), density), budget_seconds=0.01
+        planned_calibration(tmp_path, device="cpu", ranks=3, density=density), budget_seconds=0.01
     )
     found = calibrate(planned, lambda _rank, _event: None)
     assert found.status is Status.OK, found.message
@@ -212,7 +212,7 @@ def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(
 ) -> None:
     # everything is timed briefly, and only the first round
     planned = msgspec.structs.replace(
-        planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2), SPARSE), budget_seconds=0.01
+        planned_calibration(tmp_path, device="cpu", ranks=2, density=SPARSE), budget_seconds=0.01
     )
     hurried = calibrate(planned, lambda _rank, _event: None).profile
     assert hurried is not None
@@ -237,7 +237,7 @@ def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(
 @pytest.mark.rare
 def test_all_that_is_usually_timed_fits_into_the_time_that_is_told(tmp_path: Path) -> None:
     start = time.monotonic()
-    planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2))
+    planned = planned_calibration(tmp_path, device="cpu", ranks=2)
     profile = calibrate(planned, lambda _rank, _event: None).profile
     taken = time.monotonic() - start
     assert profile is not None
@@ -292,7 +292,7 @@ def test_bad_input_is_refused_in_one_line(
 def test_without_a_terminal_a_calibration_says_every_ten_seconds_where_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=1), SPARSE)
+    planned = planned_calibration(tmp_path, device="cpu", ranks=1, density=SPARSE)
     with CalibrationProgress(planned, quiet=True) as live:
         for second, name in (
             (100.0, "product NT"),
@@ -313,7 +313,7 @@ def test_without_a_terminal_a_calibration_says_every_ten_seconds_where_it_is(
 def test_a_results_directory_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    planned = planned_calibration(CalibrationRequest(results=blocked, device="cpu", ranks=1), SPARSE)
+    planned = planned_calibration(blocked, device="cpu", ranks=1, density=SPARSE)
     with pytest.raises(InputError, match="cannot write to the results directory"):
         calibrate(planned, lambda _rank, _event: pytest.fail("a rank was started"))
 
@@ -400,7 +400,7 @@ def test_a_stopped_rank_ends_the_calibration_as_a_hang_and_leaves_no_profile(
         if isinstance(event, TimedTask) and rank == 0 and event.task == event.round == 0:
             os.kill(pids[1], signal.SIGSTOP)
 
-    planned = planned_calibration(CalibrationRequest(results=tmp_path, device="cpu", ranks=2), SPARSE)
+    planned = planned_calibration(tmp_path, device="cpu", ranks=2, density=SPARSE)
     result = calibrate(planned, stop)
     assert (result.status, result.profile, result.path) == (Status.HANG, None, "")
     assert result.message.startswith("rank 1 stopped (process state T)")

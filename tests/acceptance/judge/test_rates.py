@@ -7,9 +7,8 @@ import pytest
 
 from suite.acceptance.measurements import part_rates, product_points
 from suite.acceptance.presets import EFFORTS
-from suite.calibration.density import DENSITIES
+from suite.calibration.density import DENSITIES, Scope
 from suite.calibration.plan import LINE, TABLE, Planned, plan
-from suite.calibration.shapes import miniature_shapes
 from suite.job.calibration_job import Task, TimedTask
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
@@ -65,9 +64,7 @@ def test_large_square_products_count_where_every_rank_timed_them():
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_the_plan_of_a_gpu_node_has_what_check_1_compares_with_data_sheets(ranks):
-    planned = plan(
-        miniature_shapes("cuda", ranks=ranks), device="cuda", cores=16, ranks=ranks, density=DENSITIES["cuda"]
-    )
+    planned = plan(Scope("cuda", ranks, 16, DENSITIES["cuda"]))
     points = {
         (rank, number): [round_of(number, *([1e-3] * len(one.task.sizes)))]
         for number, one in enumerate(planned)

@@ -122,7 +122,7 @@ def test_the_reference_step_nearest_to_a_layout_is_executed_likewise_by_as_many_
 def test_no_shape_of_a_reference_step_is_one_of_a_miniature(ranks: int) -> None:
     used = miniature_shapes("cpu", ranks=ranks)
     theirs = {
-        "product": {tuple(sorted(shape)) for layers in (used.blocks, used.heads) for shape in layers},
+        "product": {tuple(sorted(shape)) for layers in (used.block_layers, used.output_layers) for shape in layers},
         "batched_product": {tuple(shape) for shape in used.attentions},
         "layer_norm": set(used.norms),
         "softmax": set(used.softmaxes),
