@@ -11,7 +11,7 @@ import typer
 from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
 from suite.commands import exit_codes
-from suite.predict.validation.published_tables import step_times, table_score
+from suite.predict.validation.published_tables import table_score, timed_rows
 from suite.report.plots.validation import Point, draw
 from suite.report.terminal.tables import console
 from suite.report.terminal.validation import print_scores
@@ -46,7 +46,7 @@ def validate(
     else:
         print_scores(console(), scored, complete=every_table or bool(tables))
     if plot is not None:
-        drawn = {table.name: [Point(*times) for times in step_times(table)] for table in loaded}
+        drawn = {table.name: [Point(each.measured, each.predicted) for each in timed_rows(table)] for table in loaded}
         if any(drawn.values()):
             draw(plot, {name: points for name, points in drawn.items() if points})
     if not any(score.used for _, score in scored):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -13,7 +14,6 @@ from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
 from reference_runs.machine_model import machine_model
 from reference_runs.published import PublishedRow, PublishedTable, SkippedRow
-from reference_runs.run import Workload
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import model_flop
 from suite.predict.analytic.nanotron_memory import fullest_peak, nanotron_memory
@@ -84,19 +84,13 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowPrediction(NamedTuple):
-    """What is predicted of a published row.
+    """A published row and its prediction.
 
     Args:
         peak_bytes: as its framework's log prints it.
         fullest_bytes: of the accelerator that needs most, which decides whether the layout fits.
     """
 
-    step_seconds: float
-    peak_bytes: float
-    fullest_bytes: float
-
-
-class _PredictedRow(NamedTuple):
     row: PublishedRow
     step_seconds: float
     peak_bytes: float
@@ -111,17 +105,16 @@ def row_prediction(row: PublishedRow) -> RowPrediction:
     Raises:
         InputError: the accelerator has no peak in the row's dtype.
     """
-    layout, prepared = row.layout, prepared_row(row)
+    prepared, workload = prepared_row(row), row.workload
     model, micro_batches = machine_model(), prepared.micro_batches
     seconds = row_step_seconds(model, model.values(), prepared)
-    device_bytes = prepared.device.board.memory_bytes
-    workload = Workload(row.architecture, row.recipe, layout)
-    if row.stack != NANOTRON or layout.zero_stage > 1:
+    if row.stack != NANOTRON or row.layout.zero_stage > 1:
         peak = peak_bytes(workload, micro_batches=micro_batches)
-        return RowPrediction(seconds, peak, peak)
+        return RowPrediction(row, seconds, peak, peak)
+    device_bytes = prepared.device.board.memory_bytes
     first = nanotron_memory(workload, stage=0, micro_batches=micro_batches).peak(device_bytes)
     fullest = fullest_peak(workload, micro_batches=micro_batches, device_bytes=device_bytes)
-    return RowPrediction(seconds, first, fullest)
+    return RowPrediction(row, seconds, first, fullest)
 
 
 def table_score(table: PublishedTable, *, worst: int) -> Score:
@@ -139,11 +132,7 @@ def table_score(table: PublishedTable, *, worst: int) -> Score:
         [each.peak_bytes for each in weighed], [each.row.peak_bytes or 0.0 for each in weighed]
     )
     mfu, mfu_error = constant_mfu([each.row for each in timed])
-    order = sorted(range(len(timed)), key=lambda place: -abs(errors[place]))
-    assumed: dict[str, int] = {}
-    for each in predicted:
-        for words in each.row.assumed:
-            assumed[words] = assumed.get(words, 0) + 1
+    farthest = sorted(zip(timed, errors, strict=True), key=lambda pair: -abs(pair[1]))
     return Score(
         table=table.name,
         rows=len(table.rows) + len(table.skipped),
@@ -152,33 +141,27 @@ def table_score(table: PublishedTable, *, worst: int) -> Score:
         step_seconds_mape=_percent(_mean([abs(error) for error in errors])),
         constant_mfu_mape=_percent(mfu_error),
         peak_bytes_mape=_percent(_mean([abs(error) for error in peak_errors])),
-        worst=[_worst(timed[place], errors[place]) for place in order[:worst]],
+        worst=[_worst(each, error) for each, error in farthest[:worst]],
         step_seconds_bias=_percent(_mean(errors)),
-        step_seconds_max=_percent(errors[order[0]]) if order else None,
+        step_seconds_max=100 * farthest[0][1] if farthest else None,
         constant_mfu=mfu,
         peak_bytes_rows=len(weighed),
         peak_bytes_bias=_percent(_mean(peak_errors)),
         fits=_fits(predicted, others),
-        assumed=assumed,
+        assumed=dict(Counter(words for each in predicted for words in each.row.assumed)),
         skipped_rows=[SkippedLine(line=each.line, reason=each.reason) for each in skipped],
     )
 
 
-def _predictions(rows: Sequence[PublishedRow]) -> tuple[list[_PredictedRow], list[SkippedRow]]:
-    predicted: list[_PredictedRow] = []
+def _predictions(rows: Sequence[PublishedRow]) -> tuple[list[RowPrediction], list[SkippedRow]]:
+    predicted: list[RowPrediction] = []
     refused: list[SkippedRow] = []
     for row in rows:
         try:
-            predicted.append(_PredictedRow(row, *row_prediction(row)))
+            predicted.append(row_prediction(row))
         except InputError as error:
             refused.append(SkippedRow(row.line, str(error)))
     return predicted, refused
-
-
-def step_times(table: PublishedTable) -> list[tuple[float, float]]:
-    """Measured and predicted seconds of each used row of a table whose step time was measured."""
-    predicted, _ = _predictions(table.rows)
-    return [(each.row.step_seconds, each.step_seconds) for each in predicted if each.row.step_seconds is not None]
 
 
 class TimedRow(NamedTuple):
@@ -190,7 +173,7 @@ class TimedRow(NamedTuple):
 
 
 def timed_rows(table: PublishedTable) -> list[TimedRow]:
-    """The rows whose step time was measured and is predicted; several times as fast as `step_times`."""
+    """The rows whose step time was measured and is predicted."""
     model, found = machine_model(), []
     for row in table.rows:
         if row.step_seconds is not None:
@@ -238,14 +221,14 @@ def constant_mfu(rows: Sequence[PublishedRow]) -> tuple[float | None, float | No
     return 1 / constant, _mean([abs(constant * ratio - 1) for ratio in ratios])
 
 
-def _fits(predicted: Sequence[_PredictedRow], others: Sequence[_PredictedRow]) -> Fits | None:
+def _fits(predicted: Sequence[RowPrediction], others: Sequence[RowPrediction]) -> Fits | None:
     """Over every complete row, those that do not count included; None where none failed."""
     if all(each.row.ran for each in others):
         return None
-    counts = {(fits, ran): 0 for fits in (True, False) for ran in (True, False)}
-    for each in (*predicted, *others):
-        device = catalogued(each.row.accelerator)
-        counts[each.fullest_bytes <= device.board.memory_bytes, each.row.ran] += 1
+    counts = Counter(
+        (each.fullest_bytes <= catalogued(each.row.accelerator).board.memory_bytes, each.row.ran)
+        for each in (*predicted, *others)
+    )
     return Fits(
         fits_and_ran=counts[True, True],
         fits_and_failed=counts[True, False],
@@ -254,7 +237,7 @@ def _fits(predicted: Sequence[_PredictedRow], others: Sequence[_PredictedRow]) -
     )
 
 
-def _worst(each: _PredictedRow, error: float) -> WorstRow:
+def _worst(each: RowPrediction, error: float) -> WorstRow:
     row = each.row
     return WorstRow(
         line=row.line,
