@@ -13,7 +13,7 @@ from reference_runs.errors import InputError
 from reference_runs.machine_model import FIT_SCORES, MACHINE_MODEL, fit_scores, machine_model
 from reference_runs.published import load_table
 from reference_runs.published_tables import load_tables, shipped_tables
-from suite.predict.machine_model.published_rows import prepared_row
+from suite.predict.machine_model.model import prepared_row
 from suite.report.markdown.machine_model import fit_page
 from suite.report.terminal.machine_model import print_fit, print_left_out
 from suite.report.terminal.tables import console

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from statistics import fmean
-from typing import NamedTuple
 
 import msgspec
 
 from reference_runs.machine_model import FitScores, LeftOutScore, MachineModel
+from reference_runs.published import PublishedRow
+from suite.machine.devices import usable_cores
 from suite.predict.machine_model.fit import errors, fit
-from suite.predict.machine_model.published_rows import PreparedRow
+from suite.predict.machine_model.model import PreparedRow
 
 RECORDED_RUNS = "real_runs"
 EVALUATIONS = 12  # of a fit that begins at the parameters of the whole
@@ -36,44 +36,58 @@ NEUTRAL: dict[str, dict[str, float]] = {
 }
 
 
-class _Fold(NamedTuple):
-    """Places of the rows that are left out."""
-
-    kind: str
-    name: str
-    left_out: tuple[int, ...]
+_GROUPS: dict[str, Callable[[PublishedRow], str]] = {  # what is left out together
+    "table": lambda row: row.table,
+    "size": lambda row: f"{row.architecture.layers} x {row.architecture.hidden}",
+    "run": lambda row: row.model if row.table == RECORDED_RUNS else "",
+}
 
 
 def left_out_scores(model: MachineModel, rows: Sequence[PreparedRow], weights: Mapping[str, float]) -> FitScores:
     """Errors of every row with its table, its model's size or its run left out, and of all without each term."""
-    folds = _folds(rows)
-    whole = errors(model, model.values(), rows)
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(partial(_fold_errors, model, rows, weights), folds))
+    folds: list[tuple[str, list[int]]] = []  # group, and indices of the rows that are left out
+    for kind, group in _GROUPS.items():
+        names = [group(each.row) for each in rows]
+        folds += [(kind, _indices(names, name)) for name in dict.fromkeys(names) if name]
+    with ProcessPoolExecutor(usable_cores()) as pool:
+        found = list(pool.map(partial(_fold_errors, model, rows, weights), [left_out for _, left_out in folds]))
         ablated = list(pool.map(partial(_ablated_errors, model, rows, weights), NEUTRAL))
-    by_kind: dict[str, dict[int, float]] = {"table": {}, "size": {}, "run": {}}
-    for fold, left in zip(folds, found, strict=True):
-        by_kind[fold.kind] |= dict(zip(fold.left_out, left, strict=True))
+    whole = errors(model, model.values(), rows)
+    left: dict[str, dict[int, float]] = {kind: {} for kind in _GROUPS}
+    for (kind, indices), of_fold in zip(folds, found, strict=True):
+        left[kind] |= dict(zip(indices, of_fold, strict=True))
+    names = [each.row.table for each in rows]
+    by_table = {table: _indices(names, table) for table in dict.fromkeys(names)}
     tables: dict[str, LeftOutScore] = {}
-    for table in dict.fromkeys(each.row.table for each in rows):
-        places = [place for place, each in enumerate(rows) if each.row.table == table]
-        runs = [abs(by_kind["run"][place]) for place in places if place in by_kind["run"]]
+    for table, indices in by_table.items():
+        runs = [abs(left["run"][index]) for index in indices if index in left["run"]]
         tables[table] = LeftOutScore(
-            rows=len(places),
-            fitted=_mean_percent(whole, places),
-            table_left_out=_mean_percent(by_kind["table"], places),
-            size_left_out=_mean_percent(by_kind["size"], places),
+            rows=len(indices),
+            fitted=_mean_percent(whole, indices),
+            table_left_out=_mean_percent(left["table"], indices),
+            size_left_out=_mean_percent(left["size"], indices),
             run_left_out=100 * sum(runs) / len(runs) if runs else None,
             run_left_out_max=100 * max(runs) if runs else None,
         )
-    without = {term: _by_table(rows, left) for term, left in zip(NEUTRAL, ablated, strict=True)}
+    without_terms = {
+        term: {table: _mean_percent(each, indices) for table, indices in by_table.items()}
+        for term, each in zip(NEUTRAL, ablated, strict=True)
+    }
     return FitScores(
         free_parameters=sum(parameter.fitted for parameter in model.parameters.values()),
         all_terms=fmean([score.fitted for score in tables.values()]),
         tables=tables,
-        without_term={term: fmean(list(each.values())) for term, each in without.items()},
-        without_term_by_table=without,
+        without_term={term: fmean(list(each.values())) for term, each in without_terms.items()},
+        without_term_by_table=without_terms,
     )
+
+
+def _indices(names: Sequence[str], name: str) -> list[int]:
+    return [index for index, each in enumerate(names) if each == name]
+
+
+def _mean_percent(found: Sequence[float] | Mapping[int, float], indices: Sequence[int]) -> float:
+    return 100 * fmean([abs(found[index]) for index in indices])
 
 
 def without(model: MachineModel, term: str) -> MachineModel:
@@ -85,27 +99,12 @@ def without(model: MachineModel, term: str) -> MachineModel:
     return msgspec.structs.replace(model, parameters=parameters)
 
 
-def _folds(rows: Sequence[PreparedRow]) -> list[_Fold]:
-    folds: list[_Fold] = []
-    keys: dict[str, Callable[[PreparedRow], str]] = {
-        "table": lambda each: each.row.table,
-        "size": lambda each: f"{each.row.architecture.layers} x {each.row.architecture.hidden}",
-        "run": lambda each: each.row.model if each.row.table == RECORDED_RUNS else "",
-    }
-    for kind, key in keys.items():
-        for name in dict.fromkeys(key(each) for each in rows):
-            if name:
-                folds.append(_Fold(kind, name, tuple(i for i, each in enumerate(rows) if key(each) == name)))
-    return folds
-
-
 def _fold_errors(
-    model: MachineModel, rows: Sequence[PreparedRow], weights: Mapping[str, float], fold: _Fold
+    model: MachineModel, rows: Sequence[PreparedRow], weights: Mapping[str, float], left_out: Sequence[int]
 ) -> list[float]:
-    out = set(fold.left_out)
-    kept = [each for place, each in enumerate(rows) if place not in out]
+    kept = [each for index, each in enumerate(rows) if index not in left_out]
     fitted = fit(model, kept, weights=weights, start=model.values(), most_evaluations=EVALUATIONS)
-    return errors(model, fitted.values, [rows[place] for place in fold.left_out])
+    return errors(model, fitted.values, [rows[index] for index in left_out])
 
 
 def _ablated_errors(
@@ -114,15 +113,3 @@ def _ablated_errors(
     less = without(model, term)
     fitted = fit(less, rows, weights=weights, start=model.values(), most_evaluations=EVALUATIONS)
     return errors(less, fitted.values, rows)
-
-
-def _by_table(rows: Sequence[PreparedRow], found: Sequence[float]) -> dict[str, float]:
-    tables = dict.fromkeys(each.row.table for each in rows)
-    return {
-        table: _mean_percent(found, [place for place, each in enumerate(rows) if each.row.table == table])
-        for table in tables
-    }
-
-
-def _mean_percent(found: Sequence[float] | Mapping[int, float], places: Sequence[int]) -> float:
-    return 100 * fmean([abs(found[place]) for place in places])

@@ -11,7 +11,7 @@ import numpy
 from scipy.optimize import least_squares
 
 from reference_runs.machine_model import MachineModel, Parameter
-from suite.predict.machine_model.published_rows import PreparedRow, row_step_seconds
+from suite.predict.machine_model.model import PreparedRow, row_step_seconds
 
 SCALE = 0.02  # relative error where a residual's weight passes from square to absolute value
 PRIOR_WEIGHT = 0.15  # of a parameter one spread away from what is expected, next to one table's residuals
@@ -120,10 +120,7 @@ def determined(model: MachineModel, rows: Sequence[PreparedRow]) -> MachineModel
                 if abs(float(row_step_seconds(model, moved, each)) / before - 1) > LEAST_EFFECT
             ]
             parameters[name] = msgspec.structs.replace(parameter, rows=len(tables), tables=tuple(dict.fromkeys(tables)))
-    squares = [
-        sum(error**2 for error in found) / len(found)
-        for found in errors_by_table(msgspec.structs.replace(model, parameters=parameters), rows).values()
-    ]
+    squares = [sum(error**2 for error in found) / len(found) for found in errors_by_table(model, rows).values()]
     residual = math.sqrt(sum(squares) / len(squares))
     return msgspec.structs.replace(model, parameters=parameters, residual=residual)
 
@@ -138,9 +135,8 @@ def errors_by_table(model: MachineModel, rows: Sequence[PreparedRow]) -> dict[st
 
 def with_values(model: MachineModel, fitted: Fitted) -> MachineModel:
     """The model with the fitted values and uncertainties."""
-    parameters: dict[str, Parameter] = {}
-    for name, parameter in model.parameters.items():
-        parameters[name] = msgspec.structs.replace(
-            parameter, value=fitted.values[name], uncertainty=fitted.uncertainty.get(name)
-        )
+    parameters = {
+        name: msgspec.structs.replace(parameter, value=fitted.values[name], uncertainty=fitted.uncertainty.get(name))
+        for name, parameter in model.parameters.items()
+    }
     return msgspec.structs.replace(model, parameters=parameters)

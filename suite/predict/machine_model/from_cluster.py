@@ -89,7 +89,7 @@ def run_machine(
     machine = modelled_machine(
         model,
         model.values(),
-        accelerator=device,
+        device=device,
         software=found.switches,
         precision=precision,
         network_bytes_per_second=network,

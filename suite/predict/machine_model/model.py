@@ -1,28 +1,34 @@
-"""A machine of the fitted model: an accelerator's peaks, its family's efficiencies, and its software."""
+"""A machine of the fitted model: peaks, efficiencies of its family, software; and step times of published rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
 
-from reference_runs.accelerator import Accelerator, dense_peak_flop_per_second
+from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
+from reference_runs.catalog import accumulation
 from reference_runs.machine_model import MachineModel
+from reference_runs.published import PublishedRow
 from reference_runs.run import Precision
-from reference_runs.stack import AttentionKernel, Generation, Stack
+from reference_runs.stack import AttentionKernel, Generation, Stack, stack
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.gemm import EfficiencyTable
 from suite.predict.analytic.machine import Machine
+from suite.predict.analytic.step_time import RankTraffic, step_time, timed_stages
+from suite.predict.analytic.traffic import step_traffic
 
 GENERATION = {Generation.EARLY_2021: "libraries_early_2021", Generation.LATE_2021: "libraries_2021"}
 
 
-def family_of(model: MachineModel, accelerator: str) -> tuple[str, bool]:
+def family_of(model: MachineModel, accelerator_name: str) -> tuple[str, bool]:
     """The family of an accelerator, by its catalog name, and whether published rows of it determined the family.
 
     The last family stands in for accelerators that none names.
     """
     for name, family in model.families.items():
-        if accelerator in family.accelerators:
-            return name, accelerator in family.measured
+        if accelerator_name in family.accelerators:
+            return name, accelerator_name in family.measured
     return list(model.families)[-1], False
 
 
@@ -30,7 +36,7 @@ def modelled_machine(
     model: MachineModel,
     values: Mapping[str, float],
     *,
-    accelerator: Accelerator,
+    device: Accelerator,
     software: Stack,
     precision: Precision,
     network_bytes_per_second: float | None,
@@ -41,7 +47,7 @@ def modelled_machine(
     Raises:
         InputError: the accelerator has no peak in the dtype of `precision`.
     """
-    family_name, _ = family_of(model, accelerator.name)
+    family_name, _ = family_of(model, device.name)
 
     def value(name: str) -> float:
         of_family = f"{name}.{family_name}"
@@ -50,12 +56,12 @@ def modelled_machine(
     matrix = value("matrix_efficiency")
     if software.generation in GENERATION:
         matrix = matrix * value(GENERATION[software.generation])
-    board = accelerator.board
+    board = device.board
     fused = (
         software.attention if software.attention is not AttentionKernel.UNFUSED else AttentionKernel.FLASH_ATTENTION_2
     )
     return Machine(
-        peak_flop_per_second=dense_peak_flop_per_second(accelerator, WORK_DTYPES[precision]),
+        peak_flop_per_second=dense_peak_flop_per_second(device, WORK_DTYPES[precision]),
         memory_bytes=board.memory_bytes,
         memory_bytes_per_second=board.memory_bytes_per_second,
         memory_efficiency=value("memory_efficiency"),
@@ -85,3 +91,47 @@ def modelled_machine(
         step_overhead_seconds=value("step_overhead_seconds") if software.python_launches else 0.0,
         stack=software,
     )
+
+
+@cache
+def catalogued(name: str) -> Accelerator:
+    """The accelerator of that name in the catalog, read once: published rows name few, and each many times."""
+    return accelerator(name)
+
+
+class PreparedRow(NamedTuple):
+    """A published row with what of its prediction no parameter changes."""
+
+    row: PublishedRow
+    device: Accelerator
+    micro_batches: int
+    traffic: tuple[RankTraffic, ...]
+
+
+def prepared_row(row: PublishedRow) -> PreparedRow:
+    """The row with the traffic of the stages that may be the slowest."""
+    micro_batches = accumulation(row.recipe, row.layout)
+    traffic = tuple(
+        step_traffic(row.workload, stage=stage, micro_batches=micro_batches) for stage in timed_stages(row.layout)
+    )
+    return PreparedRow(row, catalogued(row.accelerator), micro_batches, traffic)
+
+
+def row_step_seconds(model: MachineModel, values: Mapping[str, Any], prepared: PreparedRow) -> Any:
+    """Seconds of the row's step; where the values are arrays, an array with an entry a set of parameters.
+
+    Raises:
+        InputError: the accelerator has no peak in the row's dtype.
+    """
+    row = prepared.row
+    machine = modelled_machine(
+        model,
+        values,
+        device=prepared.device,
+        software=stack(row.stack).switches,
+        precision=row.recipe.precision,
+        network_bytes_per_second=row.network_bytes_per_second,
+        accelerators_per_node=row.accelerators_per_node,
+    )
+    time = step_time(row.workload, machine, micro_batches=prepared.micro_batches, traffic=prepared.traffic)
+    return time.total_seconds - (time.overhead_seconds if row.composed else 0.0)

@@ -18,7 +18,7 @@ from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import model_flop
 from suite.predict.analytic.nanotron_memory import fullest_peak, nanotron_memory
 from suite.predict.analytic.stage_memory import peak_bytes
-from suite.predict.machine_model.published_rows import catalogued, prepared_row, row_step_seconds
+from suite.predict.machine_model.model import catalogued, prepared_row, row_step_seconds
 
 NANOTRON = "nanotron"  # the stack whose log's memory is predicted
 

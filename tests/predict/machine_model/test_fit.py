@@ -20,7 +20,7 @@ from reference_runs.stack import Generation, stack
 from suite.predict.machine_model import cross_validation
 from suite.predict.machine_model import fit as fitting
 from suite.predict.machine_model.fit import Fitted, determined, errors, fit, with_values
-from suite.predict.machine_model.published_rows import PreparedRow, prepared_row, row_step_seconds
+from suite.predict.machine_model.model import PreparedRow, prepared_row, row_step_seconds
 
 MODEL = machine_model()
 ROWS_OF_A_TABLE = 7
