@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from suite.metrics.figures import EXACT, UNIT, Figure, Quantity, StepTerm
+from suite.metrics.figures import EXACT, Figure, Quantity, StepTerm
 
 
 class Verdict(enum.StrEnum):
@@ -46,7 +46,7 @@ def compare(left: list[Figure], right: list[Figure], *, left_name: str, right_na
     others = {figure.key: figure for figure in right}
     rows = [_row(figure, others.pop(figure.key, None), left_name, right_name, judge) for figure in left]
     rows += [_row(None, figure, left_name, right_name, judge) for figure in others.values()]
-    order = {quantity: place for place, quantity in enumerate(UNIT)}
+    order = {quantity: place for place, quantity in enumerate(Quantity)}
     return sorted(rows, key=lambda row: (order[Quantity(row.quantity)], row.rank is not None, _place_of_term(row)))
 
 
@@ -90,7 +90,7 @@ def _row(left: Figure | None, right: Figure | None, left_name: str, right_name: 
         stage=figure.stage,
         term=figure.term,
         convention=conventions[0] if conventions else None,
-        unit=UNIT[figure.quantity],
+        unit=figure.quantity.unit,
         left=left.value if left else None,
         right=right.value if right else None,
         difference=difference,

@@ -9,64 +9,42 @@ import msgspec
 
 
 class Quantity(enum.StrEnum):
-    """What can be said of a run. Every source of figures uses these names."""
+    """What can be said of a run: its name, which every source of figures uses, and its unit."""
 
-    PARAMETERS = "parameters"
-    MODEL_FLOP = "model_flop"
-    HARDWARE_FLOP = "hardware_flop"
-    WEIGHT_BYTES = "weight_bytes"
-    GRADIENT_BYTES = "gradient_bytes"
-    OPTIMIZER_BYTES = "optimizer_bytes"
-    ACTIVATION_BYTES = "activation_bytes"
-    PEAK_BYTES = "peak_bytes"
-    PAYLOAD_BYTES = "payload_bytes"
-    MESSAGES = "messages"
-    SENT_BYTES = "sent_bytes"
-    BUBBLE_FRACTION = "bubble_fraction"
-    STEP_SECONDS = "step_seconds"
-    PACE = "pace"
-    STEP_SECONDS_AT_PACE = "step_seconds_at_pace"
-    TOKENS_PER_SECOND = "tokens_per_second"
-    MODEL_FLOP_PER_SECOND = "model_flop_per_second"
-    HARDWARE_FLOP_PER_SECOND = "hardware_flop_per_second"
-    MFU = "mfu"
-    HFU = "hfu"
-    FIRST_LOSS = "first_loss"
-    TRAINING_FLOP = "training_flop"
-    TRAINING_SECONDS = "training_seconds"
-    ACCELERATOR_SECONDS = "accelerator_seconds"
-    ENERGY_JOULES = "energy_joules"
-    COST = "cost"
+    unit: str
 
+    def __new__(cls, name: str, unit: str = "") -> Quantity:
+        member = str.__new__(cls, name)
+        member._value_, member.unit = name, unit
+        return member
 
-UNIT: dict[Quantity, str] = {
-    Quantity.PARAMETERS: "1",
-    Quantity.MODEL_FLOP: "flop",
-    Quantity.HARDWARE_FLOP: "flop",
-    Quantity.WEIGHT_BYTES: "byte",
-    Quantity.GRADIENT_BYTES: "byte",
-    Quantity.OPTIMIZER_BYTES: "byte",
-    Quantity.ACTIVATION_BYTES: "byte",
-    Quantity.PEAK_BYTES: "byte",
-    Quantity.PAYLOAD_BYTES: "byte",
-    Quantity.MESSAGES: "1",
-    Quantity.SENT_BYTES: "byte",
-    Quantity.BUBBLE_FRACTION: "1",
-    Quantity.STEP_SECONDS: "s",
-    Quantity.PACE: "1",
-    Quantity.STEP_SECONDS_AT_PACE: "s",
-    Quantity.TOKENS_PER_SECOND: "token/s",
-    Quantity.MODEL_FLOP_PER_SECOND: "flop/s",
-    Quantity.HARDWARE_FLOP_PER_SECOND: "flop/s",
-    Quantity.MFU: "1",
-    Quantity.HFU: "1",
-    Quantity.FIRST_LOSS: "1",
-    Quantity.TRAINING_FLOP: "flop",
-    Quantity.TRAINING_SECONDS: "s",
-    Quantity.ACCELERATOR_SECONDS: "accelerator s",
-    Quantity.ENERGY_JOULES: "J",
-    Quantity.COST: "1",
-}
+    PARAMETERS = "parameters", "1"
+    MODEL_FLOP = "model_flop", "flop"
+    HARDWARE_FLOP = "hardware_flop", "flop"
+    WEIGHT_BYTES = "weight_bytes", "byte"
+    GRADIENT_BYTES = "gradient_bytes", "byte"
+    OPTIMIZER_BYTES = "optimizer_bytes", "byte"
+    ACTIVATION_BYTES = "activation_bytes", "byte"
+    PEAK_BYTES = "peak_bytes", "byte"
+    PAYLOAD_BYTES = "payload_bytes", "byte"
+    MESSAGES = "messages", "1"
+    SENT_BYTES = "sent_bytes", "byte"
+    BUBBLE_FRACTION = "bubble_fraction", "1"
+    STEP_SECONDS = "step_seconds", "s"
+    PACE = "pace", "1"
+    STEP_SECONDS_AT_PACE = "step_seconds_at_pace", "s"
+    TOKENS_PER_SECOND = "tokens_per_second", "token/s"
+    MODEL_FLOP_PER_SECOND = "model_flop_per_second", "flop/s"
+    HARDWARE_FLOP_PER_SECOND = "hardware_flop_per_second", "flop/s"
+    MFU = "mfu", "1"
+    HFU = "hfu", "1"
+    FIRST_LOSS = "first_loss", "1"
+    TRAINING_FLOP = "training_flop", "flop"
+    TRAINING_SECONDS = "training_seconds", "s"
+    ACCELERATOR_SECONDS = "accelerator_seconds", "accelerator s"
+    ENERGY_JOULES = "energy_joules", "J"
+    COST = "cost", "1"
+
 
 EXACT = frozenset(
     {

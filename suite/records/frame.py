@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reference_runs.errors import InputError
-from suite.metrics.figures import UNIT, Quantity
+from suite.metrics.figures import Quantity
 from suite.paths import stores
 from suite.records.index import launches as indexed_launches
 from suite.records.kernel_runs import kernel_runs as stored_kernel_runs
@@ -76,7 +76,7 @@ def figures(source: Source, *, quantities: Collection[str] | None = None, ranks:
     for place, title in enumerate(("quantity", "axis", "operation", "term")):
         columns[title] = _categories([key[place] for key in keys], codes)
     columns["rank"] = pandas.array([key[4] for key in keys], dtype="Int64")[codes]
-    units = [UNIT[Quantity(key[0])] if key[0] in tuple(Quantity) else "" for key in keys]
+    units = [Quantity(key[0]).unit if key[0] in tuple(Quantity) else "" for key in keys]
     columns["unit"] = _categories(units, codes)
     return _with_reasons(pandas.DataFrame(columns | {"predicted": predicted, "measured": measured}), left_out)
 

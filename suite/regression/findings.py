@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from suite.metrics.figures import EXACT, UNIT, Figure, Quantity
+from suite.metrics.figures import EXACT, Figure, Quantity
 from suite.records.record import Record
 from suite.regression.verdicts import ChangeVerdict, JudgedChange
 
@@ -130,7 +130,7 @@ def _finding(
     return RegressionFinding(
         run=run,
         **names,  # type: ignore[arg-type]  # the key's parts have the fields' types
-        unit=UNIT[quantity],
+        unit=quantity.unit,
         before=values[0],
         after=values[1],
         before_launches=counts[0],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.metrics.comparison import Row, Verdict, compare, overall
-from suite.metrics.figures import UNIT, Figure, Quantity, with_maximum_over_ranks
+from suite.metrics.figures import Figure, Quantity, with_maximum_over_ranks
 
 KEYS = [
     "quantity",
@@ -125,7 +125,7 @@ def test_every_figure_is_in_exactly_one_row(places: list[tuple[Quantity, int | N
     for row in rows:
         place = places.index((Quantity(row.quantity), row.rank))
         assert (row.left is not None, row.right is not None) == (place < left, place >= right)
-        assert row.unit == UNIT[places[place][0]]
+        assert row.unit == places[place][0].unit
 
 
 @pytest.mark.parametrize("right", [112.5, 87.5])

@@ -15,7 +15,7 @@ from scipy import stats
 from suite.__main__ import main
 from suite.job.events import Status
 from suite.metrics.comparison import Row, Verdict
-from suite.metrics.figures import UNIT, Quantity
+from suite.metrics.figures import Quantity
 from suite.metrics.launch_statistics import (
     ALPHA,
     CONFIDENCE,
@@ -42,7 +42,7 @@ def row(quantity: Quantity, right: float | None, **key: Any) -> Row:
     given = dict.fromkeys(("axis", "operation", "rank", "stage", "term", "convention", "why"), None) | key
     return Row(
         quantity=quantity.value,
-        unit=UNIT[quantity],
+        unit=quantity.unit,
         left=None,
         right=right,
         difference=None,

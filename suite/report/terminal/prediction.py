@@ -8,7 +8,7 @@ from rich.console import Console
 
 from reference_runs.units import printed
 from suite.metrics.comparison import Row
-from suite.metrics.figures import UNIT, Quantity
+from suite.metrics.figures import Quantity
 from suite.predict.analytic.stage_memory import StageMemory, fullest_instant
 from suite.predict.analytic.step_time import StepTime
 from suite.predict.recorded_run.alternatives import Choice
@@ -41,7 +41,7 @@ def read(value: float | None, quantity: str) -> str:
     """
     if value is None:
         return "-"
-    units = _READ_IN.get(UNIT[Quantity(quantity)], ())
+    units = _READ_IN.get(Quantity(quantity).unit, ())
     if quantity == Quantity.STEP_SECONDS:
         units = ((1, "s"),)
     if not units:
