@@ -176,25 +176,22 @@ def _row(
     cells.known["stack"] = stack = stack_name(framework, facts, device)
     if stated.get("ep") and cells.count("ep") > 1:
         raise UnusableError("ep: mixtures of experts are not described")
-    base = base_of(run_name or tables.rest_as)
-    architecture, recipe, layout = base
+    architecture, recipe, layout = base_of(run_name or tables.rest_as)
     architecture = architecture_of(cells, architecture, recorded=run_name is not None)
     recipe = recipe_of(cells, recipe, recorded=run_name is not None)
     layout = layout_of(cells, layout if run_name else Layout(), recorded=run_name is not None)
-    accelerators, axes = cells.count("gpus"), "dp * tp * pp * cp"
+    accelerators = cells.count("gpus")
     if layout.ranks != accelerators:
-        raise UnusableError(f"{axes} = {layout.ranks}, but gpus = {accelerators}")
+        raise UnusableError(f"dp * tp * pp * cp = {layout.ranks}, but gpus = {accelerators}")
     architecture.check(f"line {line}")
     check_layout(Workload(architecture, recipe, layout), f"line {line}")
     layout = dealt_layout(architecture, layout, stack)
     per_node = cells.count("gpus_per_node")
     network = network_of(cells)
     if network is None and accelerators > per_node:
-        raise UnusableError(
-            "inter_link and network_bytes_per_second are blank, or name no rate, for more than one node"
-        )
+        what = "inter_link and network_bytes_per_second are blank, or name no rate"
+        raise UnusableError(f"{what}, for more than one node")
     status = stated.get("status", "")
-    ran = not status or status.casefold() in tables.ran
     return PublishedRow(
         table=Path(facts.file).stem,
         line=line,
@@ -210,7 +207,7 @@ def _row(
         step_seconds=cells.positive(STEP) if stated[STEP] else None,
         peak_bytes=cells.positive(MEMORY) * 2**30 if stated.get(MEMORY) else None,
         status=status,
-        ran=ran,
+        ran=not status or status.casefold() in tables.ran,
         composed=facts.composed,
         assumed=tuple(dict.fromkeys(cells.assumed)),
     )

@@ -15,7 +15,7 @@ from reference_runs.machine_model import machine_model
 from reference_runs.placement import balanced_stages
 from reference_runs.published_cells import MOST_LAYERS, Cells, UnusableError
 from reference_runs.published_tables import TableFacts, load_tables
-from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual
+from reference_runs.run import Activation, Architecture, Norm, Position, Precision, Recipe, Residual, Workload
 from reference_runs.stack import matches, stack, stack_of
 
 _RATE = re.compile(r"(?:(\d+) ?x ?.*?)?(?<![\d.])(\d+(?:\.\d*)?|\.\d+) ?([GT])(bit/s|b/s|bps|bE\b|b\b|B/s|Bps)")
@@ -59,10 +59,9 @@ def _accelerator_name(text: str) -> str | None:
 
 
 @cache
-def base_of(run: str) -> tuple[Architecture, Recipe, Layout]:
+def base_of(run: str) -> Workload:
     """What the recorded run says of everything that a row leaves open."""
-    recorded = reference_run(run)
-    return recorded.architecture, recorded.recipe, recorded.layout
+    return reference_run(run).workload
 
 
 def architecture_of(cells: Cells, base: Architecture, *, recorded: bool) -> Architecture:

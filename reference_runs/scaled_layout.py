@@ -15,14 +15,10 @@ RULE = (
 
 def prime_factors(number: int) -> list[int]:
     """Prime factors of `number`, largest first; none of 1."""
-    factors = []
-    divisor = 2
-    while number > 1:
-        while number % divisor == 0:
-            factors.append(divisor)
-            number //= divisor
-        divisor += 1
-    return factors[::-1]
+    for divisor in range(2, number + 1):
+        if number % divisor == 0:
+            return [*prime_factors(number // divisor), divisor]
+    return []
 
 
 def scaled_layout(recorded: Layout, architecture: Architecture, *, ranks: int) -> Layout:

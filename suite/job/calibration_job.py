@@ -95,3 +95,6 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
     gpus: list[dict[str, float | str]]
     time: float
     cpu_speed: dict[int, SpeedSample] = msgspec.field(default_factory=dict, name="pace")
+
+
+CalibrationEvent = TimedTask | ReferenceSteps | Calibrated

@@ -7,8 +7,8 @@ from pathlib import PurePath
 
 import msgspec
 
-from suite.job.calibration_job import Calibrated, ReferenceSteps, TimedTask
-from suite.job.probe_job import Exchanged, Probed, Replayed, Soaked
+from suite.job.calibration_job import CalibrationEvent
+from suite.job.probe_job import ProbeEvent
 from suite.machine.cpu_contention import Shared
 from suite.machine.cpu_speed import SpeedSample
 
@@ -138,20 +138,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     time: float
 
 
-Event = (
-    Started
-    | Phase
-    | Step
-    | Finished
-    | Failed
-    | TimedTask
-    | ReferenceSteps
-    | Calibrated
-    | Replayed
-    | Exchanged
-    | Soaked
-    | Probed
-)
+Event = Started | Phase | Step | Finished | Failed | CalibrationEvent | ProbeEvent
 
 
 def events_path(directory: str, rank: int) -> str:

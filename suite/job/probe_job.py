@@ -91,3 +91,6 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):
     environment: dict[str, str]
     time: float
     shared: Shared | None = None
+
+
+ProbeEvent = Replayed | Exchanged | Soaked | Probed

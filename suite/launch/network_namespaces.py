@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 INTERFACE = "wire"
 NETWORK = "10.77.0"
+_HTB = ("root", "handle", "1:", "htb", "default", "1")
 BURST_BYTES = 64 * 1024  # that htb lets pass at once: one segment as veth carries it
 
 
@@ -28,16 +29,12 @@ def why_not() -> str | None:
         if shutil.which(program) is None:
             return f"needs {program} (iproute2)"
     name = f"suite{secrets.token_hex(3)}"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode != 0:
+    if _run("ip", "netns", "add", name, check=False).returncode != 0:
         return "network namespaces (ip netns) are not permitted here"
     try:
-        limited = subprocess.run(
-            ["tc", "-n", name, "qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb", "default", "1"],
-            capture_output=True,
-            check=False,
-        )
+        limited = _run("tc", "-n", name, "qdisc", "add", "dev", "lo", *_HTB, check=False)
     finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        _run("ip", "netns", "del", name, check=False)
     return None if limited.returncode == 0 else "the kernel has no htb queueing"
 
 
@@ -51,28 +48,27 @@ def hosts(count: int) -> Iterator[list[str]]:
     mark = secrets.token_hex(3)
     switch, names = f"suite{mark}sw", [f"suite{mark}h{number}" for number in range(count)]
     try:
-        _ip("netns", "add", switch)
-        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", switch, "link", "set", "bridge", "up")
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "bridge", "up")
         for number, name in enumerate(names):
-            _ip("netns", "add", name)
+            _run("ip", "netns", "add", name)
             port = f"port{number}"
-            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
-            _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
-            _ip("-n", name, "addr", "add", f"{address(number)}/24", "dev", INTERFACE)
-            _ip("-n", name, "link", "set", INTERFACE, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
+            _run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+            _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+            _run("ip", "-n", name, "addr", "add", f"{address(number)}/24", "dev", INTERFACE)
+            _run("ip", "-n", name, "link", "set", INTERFACE, "up")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
         yield names
     finally:
         for name in [*names, switch]:
             _kill(name)
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+            _run("ip", "netns", "del", name, check=False)
 
 
 def _kill(name: str) -> None:
     """End what runs in a namespace: ranks have sessions of their own, and outlive the torchrun that started them."""
-    told = subprocess.run(["ip", "netns", "pids", name], capture_output=True, check=False).stdout
-    for pid in map(int, told.split()):
+    for pid in map(int, _run("ip", "netns", "pids", name, check=False).stdout.split()):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -80,19 +76,13 @@ def _kill(name: str) -> None:
 def limit(names: list[str], bits_per_second: float | None) -> None:
     """Let every host send at most at that rate; None: as fast as it can."""
     for name in names:
-        tc = ["tc", "-n", name]
-        device = ["dev", INTERFACE]
-        subprocess.run([*tc, "qdisc", "del", *device, "root"], capture_output=True, check=False)  # none at first
-        if bits_per_second is None:
-            continue
-        rate = [f"{bits_per_second:.0f}bit", "burst", str(BURST_BYTES)]
-        _run([*tc, "qdisc", "add", *device, "root", "handle", "1:", "htb", "default", "1"])
-        _run([*tc, "class", "add", *device, "parent", "1:", "classid", "1:1", "htb", "rate", *rate])
+        tc, device = ("tc", "-n", name), ("dev", INTERFACE)
+        _run(*tc, "qdisc", "del", *device, "root", check=False)  # none at first
+        if bits_per_second is not None:
+            rate = (f"{bits_per_second:.0f}bit", "burst", str(BURST_BYTES))
+            _run(*tc, "qdisc", "add", *device, *_HTB)
+            _run(*tc, "class", "add", *device, "parent", "1:", "classid", "1:1", "htb", "rate", *rate)
 
 
-def _ip(*arguments: str) -> None:
-    _run(["ip", *arguments])
-
-
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, check=check, capture_output=True, text=True)

@@ -31,7 +31,8 @@ _LEAST_SHARED = 3000  # from which starting processes (0.3 s) pays: they take 0.
 _MOST_PROCESSES = 8
 
 Why = tuple[str, str]  # what is wrong, and with which file
-_BROKEN = ("", (0, 0, 0))
+_Listed = tuple[str, tuple[int, int, int]]  # path and stamp of a half
+_BROKEN: _Listed = ("", (0, 0, 0))
 
 Found = tuple[str, str, str | None, Stamp]  # id, path of begin and of end, both files' stamps
 
@@ -88,16 +89,11 @@ def _of_directory(directory: str, bad: list[InputError]) -> Iterator[LaunchSumma
             bad.append(InputError(f"cannot read the records: {error.strerror}", where=directory))
         return
     kept = _kept(directory) if len(found) >= _LEAST_KEPT else {}
-    known: list[tuple[LaunchSummary, Stamp]] = []
-    unread: list[Found] = []
-    for one in found:
-        launch, stamp = kept.get(one[0], (None, None))
-        if launch is not None and stamp == one[3]:
-            known.append((launch, one[3]))
-        else:
-            unread.append(one)
-    if unread:
-        was_known = list(known)
+    was_known = [kept[identity] for identity, _, _, stamp in found if identity in kept and kept[identity][1] == stamp]
+    known = list(was_known)
+    if len(was_known) < len(found):
+        read = {launch.id for launch, _ in was_known}
+        unread = [one for one in found if one[0] not in read]
         blocks: list[bytes] = []
         for data, errors in _read(unread):
             blocks.append(data)
@@ -122,10 +118,14 @@ def _without_end(launch: LaunchSummary) -> LaunchSummary:
     return msgspec.structs.replace(launch, status=status)
 
 
+def _stamp(facts: os.stat_result) -> tuple[int, int, int]:
+    return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
 def _found(directory: str, bad: list[InputError]) -> list[Found]:
     """Records in a directory, sorted by id; what is no record's file is passed over, as are those in the making."""
-    begins: dict[str, tuple[str, tuple[int, int, int]]] = {}
-    ends: dict[str, tuple[str, tuple[int, int, int]]] = {}
+    begins: dict[str, _Listed] = {}
+    ends: dict[str, _Listed] = {}
     with os.scandir(directory) as entries:
         for entry in entries:
             name = entry.name
@@ -136,18 +136,15 @@ def _found(directory: str, bad: list[InputError]) -> list[Found]:
             if identity == name:
                 continue
             try:
-                facts = entry.stat()
+                half[identity] = entry.path, _stamp(entry.stat())
             except OSError as error:
                 if os.path.lexists(entry.path):
                     bad.append(_unreadable(error, entry.path))
                     half[identity] = _BROKEN
-                continue
-            half[identity] = (entry.path, (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns))
     for identity in ends.keys() - begins.keys():
         begin = os.path.join(directory, identity + BEGIN)  # noqa: PTH118
         with contextlib.suppress(OSError):  # made while the directory was listed
-            facts = os.stat(begin)  # noqa: PTH116
-            begins[identity] = begin, (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+            begins[identity] = begin, _stamp(os.stat(begin))  # noqa: PTH116
         pruned = os.path.join(directory, f".{identity}{PRUNED}")  # noqa: PTH118
         if identity not in begins and ends[identity] != _BROKEN and not os.path.exists(pruned):  # noqa: PTH110
             bad.append(InputError("damaged record: an end without its first half", where=ends[identity][0]))

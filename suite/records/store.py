@@ -60,12 +60,8 @@ def writable(directory: Path, results: Path) -> Path:
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise StoreFullError(error.errno, f"cannot write a record: {error.strerror}", str(directory)) from error
-        raise InputError(
-            f"cannot write to the results directory: {error.strerror}",
-            got=str(results),
-            allowed="a writable directory",
-            where="--results",
-        ) from error
+        what = f"cannot write to the results directory: {error.strerror}"
+        raise InputError(what, got=str(results), allowed="a writable directory", where="--results") from error
     return directory
 
 
@@ -114,9 +110,8 @@ class Opened:
         try:
             write_over(self._reserve, self._end_path, encode(end))
         except OSError as error:
-            raise StoreFullError(
-                error.errno, f"cannot write the end of a record: {error.strerror}", str(self._end_path)
-            ) from error
+            what = f"cannot write the end of a record: {error.strerror}"
+            raise StoreFullError(error.errno, what, str(self._end_path)) from error
         return self._end_path
 
 
@@ -142,14 +137,7 @@ def write_over(reserve: Path, path: Path, data: bytes) -> None:
 
 def write_new(path: Path, data: bytes) -> None:
     """Write `path` whole or not at all; an existing file is an error, not replaced."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(temporary, "xb") as file:
-            _fill(file, data)
-        _name(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    write_over(path.with_name(f".{path.name}.{secrets.token_hex(4)}"), path, data)
 
 
 def _fill(file: BinaryIO, data: bytes) -> None:
