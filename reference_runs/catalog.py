@@ -187,10 +187,7 @@ def check_layout(workload: Workload, where: str) -> None:
     """Refuse a layout that the architecture and the batch cannot be divided by.
 
     Raises:
-        InputError: tensor parallelism does not divide heads, key-value heads, feed-forward width or vocabulary; more
-            pipeline stages than layers; interleaving that does not divide the layers or the micro-batches; context
-            parallelism that does not divide the sequence; an order of axes that is none; or a global batch that is not
-            data_parallel * micro_batch * accumulation.
+        InputError: the first of `layout_mistakes`.
     """
     for mistake in layout_mistakes(workload, where):
         raise mistake

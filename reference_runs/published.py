@@ -13,8 +13,9 @@ import msgspec
 from reference_runs.catalog import check_layout
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
-from reference_runs.published_cells import Cells, UnusableError
 from reference_runs.published_run import (
+    Cells,
+    UnusableError,
     architecture_of,
     base_of,
     dealt_layout,

@@ -83,11 +83,10 @@ def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | 
 
     A collective belongs to all ranks of its group, and each numbers them alike. A rank that has recorded one of a group
     and not the one in which another rank of it waits is missing there; ranks whose equal numbers are other operations
-    have parted. Messages between two ranks are numbered by each pair, so that they are told and not compared.
+    have parted. Messages between two ranks are numbered by each pair, so they are shown and not compared.
 
     Args:
-        recordings: rank -> what its recorder holds; ranks that gave no answer are absent.
-        ranks: of the launch.
+        recordings: by rank; ranks that gave no answer are absent.
         now_ns: time of the dump, in nanoseconds since 1970; None: now.
     """
     now = time.time_ns() if now_ns is None else now_ns
@@ -105,8 +104,8 @@ def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | 
             continue
         furthest = max(waiting.values(), key=lambda entry: entry.number)
         behind = sorted(rank for rank, entry in newest.items() if entry.number < furthest.number)
+        ahead = sorted(rank for rank, entry in waiting.items() if entry.number == furthest.number)
         if behind:
-            ahead = sorted(rank for rank, entry in waiting.items() if entry.number == furthest.number)
             line = (
                 f"{group}: {named_ranks(behind)} did not come to number {furthest.number} ({furthest.says}), in which "
                 f"{named_ranks(ahead)} {'waits' if len(ahead) == 1 else 'wait'}"
@@ -114,9 +113,8 @@ def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | 
             lines.append(line)
             absences.append((behind, line))
         kinds: dict[str, list[int]] = {}
-        for rank, entry in sorted(waiting.items()):
-            if entry.number == furthest.number:
-                kinds.setdefault(entry.profiling_name, []).append(rank)
+        for rank in ahead:
+            kinds.setdefault(waiting[rank].profiling_name, []).append(rank)
         if len(kinds) > 1:
             apart = "; ".join(
                 f"{named_ranks(ranks)}: {kind.partition(':')[2] or kind}" for kind, ranks in kinds.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,9 @@ from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
 from reference_runs.scaled_layout import scaled_layout
 from suite.job.corpus import Corpus, tokenised_corpus
+from suite.job.events import memory_snapshot_path, trace_path
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
-from suite.job.training_job import COUNTED_STEPS, Job, warm_up_steps
+from suite.job.training_job import COUNTED_STEPS, LEAST_PROFILED, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
@@ -29,7 +31,6 @@ from suite.reproduce.supported import (
     check_fused_attention,
     check_ramp_up,
 )
-from suite.reproduce.trace_file import checked_trace
 
 COLLECTIVE_TIMEOUT_SECONDS = 900.0
 MOST_STEPS = 1_000_000  # a record keeps every step of every rank: 512 MB for 2 ranks
@@ -111,16 +112,14 @@ class _NamedRun(NamedTuple):
     """What a request names: a run in its own size, or a miniature of one.
 
     Args:
-        layout: recorded, or the miniature's for the ranks asked for.
+        workload: in the recorded layout, or the miniature's for the ranks asked for.
         ranks: where the request gives none.
         usual_batch: samples of a step with that many ranks.
     """
 
     run: ReferenceRun
     name: str
-    architecture: Architecture
-    recipe: Recipe
-    layout: Layout
+    workload: Workload
     ranks: int
     usual_batch: int
     is_miniature: bool
@@ -135,16 +134,16 @@ def plan(request: Request) -> Plan:
     averaging, exact_steps = checked_averaging(request)
     _check_numbers(request, first=warm_up_steps(exact_steps))
     subject, device = _subject(request)
-    layout = _averaged(averaging, _layout(request, subject), subject.architecture, request, device)
-    recipe = subject.recipe
+    architecture, recipe, _ = subject.workload
+    layout = _averaged(averaging, _layout(request, subject), architecture, request, device)
     if subject.is_miniature:
         recipe = in_batches(recipe, subject.run, device, layout, steps=request.steps)
-    workload = Workload(subject.architecture, recipe, layout)
+    workload = Workload(architecture, recipe, layout)
     _check_executable(request, subject, workload, device)
     check_averaging(averaging, recipe, layout, device)
     return Plan(
         name=subject.name,
-        architecture=subject.architecture,
+        architecture=architecture,
         recipe=recipe,
         layout=layout,
         device=device,
@@ -189,12 +188,11 @@ def _subject(request: Request) -> tuple[_NamedRun, str]:
         allowed = "--device cuda" if run.miniature is None else f"--device cuda, or {run.miniature}"
         raise InputError("a recorded run in its own size", got=device, allowed=allowed, where=run.name)
     if is_whole:
-        ranks, batch = run.layout.ranks, run.recipe.global_batch
-        return _NamedRun(run, run.name, run.architecture, run.recipe, run.layout, ranks, batch, False), device
+        return _NamedRun(run, run.name, run.workload, run.layout.ranks, run.recipe.global_batch, False), device
     usual = miniature(run, device, ranks=device_ranks, steps=request.steps)
     batch = usual.recipe.global_batch
     small = usual if request.ranks is None else miniature(run, device, ranks=request.ranks, steps=request.steps)
-    return _NamedRun(run, small.name, *small.workload, device_ranks, batch, True), device
+    return _NamedRun(run, small.name, small.workload, device_ranks, batch, True), device
 
 
 def _averaged(
@@ -226,10 +224,10 @@ def _check_executable(request: Request, subject: _NamedRun, workload: Workload, 
 
 def _changes(request: Request, subject: _NamedRun, workload: Workload) -> tuple[str, ...]:
     """What the suite chose that the request does not say, and that changes the losses or the layout of a run."""
-    layout, batch = workload.layout, workload.recipe.global_batch
+    layout, batch, usual = workload.layout, workload.recipe.global_batch, subject.workload.layout
     changes = []
-    if not subject.is_miniature and request.layout is None and layout.ranks != subject.layout.ranks:
-        changes.append(f"layout of {subject.layout.ranks} ranks scaled to {layout_text(layout)}")
+    if not subject.is_miniature and request.layout is None and layout.ranks != usual.ranks:
+        changes.append(f"layout of {usual.ranks} ranks scaled to {layout_text(layout)}")
     if batch != subject.usual_batch:
         changes.append(
             f"global batch {batch} samples ({subject.usual_batch} with {subject.ranks} ranks as usual): a multiple of "
@@ -302,18 +300,41 @@ def checked_kernels(kernels: str) -> KernelChoice:
     return KernelChoice(kernels)
 
 
+def checked_trace(path: Path, *, ranks: int, device: str, steps: int, where: str = "--trace") -> Path:
+    """`path`, absolute, where every rank can write a trace of its profiled steps; `where` is its option.
+
+    Raises:
+        InputError: no .json, a directory that is missing or cannot be written, a file of a rank that exists, or too few
+            steps to profile any.
+    """
+    whole = path.absolute()
+    if path.suffix != ".json":
+        raise InputError("not a trace's name", got=str(path), allowed="a file ending in .json", where=where)
+    if steps < LEAST_PROFILED:
+        allowed = f"{LEAST_PROFILED} or more"
+        raise InputError("too few steps to profile any", got=f"--steps {steps}", allowed=allowed, where=where)
+    if not whole.parent.is_dir():
+        raise InputError("no such directory", got=str(path.parent), allowed="a directory that exists", where=where)
+    if not os.access(whole.parent, os.W_OK | os.X_OK):
+        raise InputError("cannot write there", got=str(path.parent), allowed="a writable directory", where=where)
+    written = (trace_path, memory_snapshot_path) if device == "cuda" else (trace_path,)
+    for name in [path_of(str(whole), rank) for path_of in written for rank in range(ranks)]:
+        if os.path.lexists(name):
+            raise InputError("the file exists, and is not overwritten", got=name, allowed="a new name", where=where)
+    return whole
+
+
 def _layout(request: Request, subject: _NamedRun) -> Layout:
     """The layout asked for, or that of the subject for the ranks asked for."""
+    usual = subject.workload.layout
     if request.layout is not None:
-        layout = parse_layout(request.layout, base=subject.layout)
+        layout = parse_layout(request.layout, base=usual)
         if request.ranks is not None and layout.ranks != request.ranks:
             what = f"--layout {request.layout} is {layout.ranks} ranks"
             raise InputError(what, got=f"--ranks {request.ranks}", where="--ranks")
         return layout
     ranks = subject.ranks if request.ranks is None else request.ranks
-    if ranks == subject.layout.ranks:
-        return subject.layout
-    return scaled_layout(subject.layout, subject.architecture, ranks=ranks)
+    return usual if ranks == usual.ranks else scaled_layout(usual, subject.workload.architecture, ranks=ranks)
 
 
 def corpus_for(plan: Plan, path: Path | None) -> Corpus:

@@ -12,7 +12,7 @@ import pytest
 from reference_runs.errors import InputError
 from suite.job.events import memory_snapshot_path, trace_path
 from suite.paths import ROOT
-from suite.reproduce.trace_file import checked_trace
+from suite.reproduce.plan import checked_trace
 
 pytestmark = pytest.mark.ranks
 
