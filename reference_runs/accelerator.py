@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import msgspec
 
@@ -166,10 +166,9 @@ def load(path: Path) -> Accelerator:
     aliases, sources = raw.get("aliases", []), sources_of(raw, where)
     if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias for alias in aliases):
         raise InputError("aliases: expected a list of texts", got=repr(aliases), where=where)
-    for table in tables:
-        if table not in raw:
-            raise InputError(f"missing section [{table}]", where=where)
     for table in (*tables, "sustained"):
+        if table not in raw and table != "sustained":
+            raise InputError(f"missing section [{table}]", where=where)
         if not isinstance(raw.get(table, {}), dict):
             raise InputError(f"{table}: expected a table", got=repr(raw[table]), where=where)
     facts: dict[str, Sourced] = {}
@@ -178,7 +177,7 @@ def load(path: Path) -> Accelerator:
         amounts, amount_facts = section_of(raw["flop_per_cycle"], FlopPerCycle, "flop_per_cycle", sources, where)
         cpu = this_cpu()
         title = f"{title}: {cpu.model}, {cpu.cores} cores"
-        peak_table, used = cpu_peaks(cpu, cast(FlopPerCycle, amounts), where)
+        peak_table, used = cpu_peaks(cpu, amounts, where)
         facts |= {label: amount_facts[label] for label in used}
         board_table = {"memory_bytes": memory_entry()} | raw["board"]
     else:
@@ -195,8 +194,8 @@ def load(path: Path) -> Accelerator:
         where=where,
         aliases=tuple(aliases),
         peak_flop_per_second=by_dtype,
-        board=cast(Board, board),
-        sustained=cast(Sustained, sustained),
+        board=board,
+        sustained=sustained,
         facts=facts | peak_facts | board_facts | sustained_facts,
         sources=sources,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -152,7 +151,7 @@ def _measured(
     measured: list[PublishedMeasurement] = []
     for number, table in enumerate(tables):
         record, section_facts = section_of(table, PublishedMeasurement, f"measured.{number}", sources, where)
-        measured.append(typing.cast(PublishedMeasurement, record))
+        measured.append(record)
         facts |= section_facts
     return tuple(measured), facts
 

@@ -96,8 +96,8 @@ def field_types(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldIn
 
 
 def section_of(
-    table: dict[str, Any], kind: type[msgspec.Struct], section: str, sources: dict[str, str], where: str
-) -> tuple[msgspec.Struct, dict[str, Sourced]]:
+    table: dict[str, Any], kind: type[Record], section: str, sources: dict[str, str], where: str
+) -> tuple[Record, dict[str, Sourced]]:
     """The record of one section, in base units, and its facts under `section.key`.
 
     A required field that is recorded as not published is absent from the record's arguments: the caller handles such a

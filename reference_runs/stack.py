@@ -6,7 +6,7 @@ import enum
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 
@@ -146,7 +146,7 @@ def _recorded(name: str, path: Path) -> RecordedStack:
         frameworks=tuple(about["frameworks"] or ()),
         measured=bool(about["measured"]),
         newer=about["newer"],
-        switches=cast(Stack, switches),
+        switches=switches,
         facts=facts,
     )
 

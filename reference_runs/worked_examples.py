@@ -163,15 +163,12 @@ def _check_result(result: ExampleResult, key: str, where: str) -> None:
         return
     for name in ("claimed", "exact", "rounded_to"):
         digits = getattr(result, name)
-        if digits is not None and not _is_number(digits):
+        try:
+            is_number = digits is None or Decimal(digits).is_finite()
+        except InvalidOperation:
+            is_number = False
+        if not is_number:
             raise InputError(f"{key}.{name}: expected digits", got=repr(digits), where=where)
     if result.rounded_to is not None and Decimal(result.rounded_to) <= _last_digit(result.claimed or "0"):
         what = f"{key}.rounded_to: expected more than a unit of the claim's last digit"
         raise InputError(what, got=repr(result.rounded_to), where=where)
-
-
-def _is_number(digits: str) -> bool:
-    try:
-        return Decimal(digits).is_finite()
-    except InvalidOperation:
-        return False

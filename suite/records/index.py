@@ -18,8 +18,7 @@ from reference_runs.errors import InputError
 from suite.machine.devices import usable_cores
 from suite.paths import stores, whole_file
 from suite.records.record import BEGIN, END, PRUNED, status_without_end
-from suite.records.summary import Key, LaunchSummary, Values, launch_summary
-from suite.records.summary_cache import Stamp, packed, unpacked
+from suite.records.summary import Key, LaunchSummary, Stamp, Values, launch_summary, packed, unpacked
 
 __all__ = ["Key", "LaunchSummary", "Values", "launches"]
 

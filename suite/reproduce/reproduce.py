@@ -30,8 +30,15 @@ from suite.records import store
 from suite.records.record import SCHEMA, End, begin_record, rank_outcome
 from suite.reproduce.measured_figures import counted_figures
 from suite.reproduce.plan import Plan, job_for
-from suite.reproduce.residuals import Residuals, residuals
-from suite.reproduce.step_time import at_cpu_speed, peaks_of, predicted_times, step_uncertainty, utilisation
+from suite.reproduce.step_time import (
+    Residuals,
+    at_cpu_speed,
+    peaks_of,
+    predicted_times,
+    residuals,
+    step_uncertainty,
+    utilisation,
+)
 
 LOSS_MUST_FALL_STEPS = 20
 LOSS_MUST_FALL = 0.5

@@ -1,4 +1,4 @@
-"""Step time of a reproduction, predicted from this machine's profile, and its shares of the machine's peaks."""
+"""Step time of a reproduction: predicted from this machine's profile, as shares of peaks, and next to the measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from suite.machine.half_precision import WORK_DTYPES, kernels_for
 from suite.machine.profile import Profile
 from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import MeasuredTimes, Oversubscribed
-from suite.metrics.figures import Figure, Quantity, of_job
+from suite.metrics.comparison import Row
+from suite.metrics.figures import Figure, Quantity, StepTerm, of_job
 from suite.predict.executed_run.step_time import time_figures
 from suite.predict.machine_model.from_profile import known_accelerator
 from suite.predict.simulation.step_correction import nearest_reference_step, step_correction, uncertainty
@@ -28,6 +29,7 @@ CPU_SPEED_REASON = "seconds of a fixed computation, over its seconds in the cali
 AT_CPU_SPEED_REASON = "the calibrated machine with its processors at that speed; not judged"
 OF_ACHIEVABLE = "of the achievable matrix rate"
 OF_DATASHEET = "of the data sheet's peak"
+EXPLAINED = tuple(term.value for term in StepTerm if term is not StepTerm.UNEXPLAINED)
 _SHARE_OF = {Quantity.MODEL_FLOP_PER_SECOND: Quantity.MFU, Quantity.HARDWARE_FLOP_PER_SECOND: Quantity.HFU}
 
 
@@ -175,3 +177,49 @@ def utilisation(figures: Sequence[Figure], of: Iterable[Peak]) -> list[Figure]:
         if figure.quantity in _SHARE_OF and figure.rank is None and figure.term is None
         for peak in of
     ]
+
+
+class Residuals(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured step time and its prediction.
+
+    Args:
+        difference: measured less predicted seconds of the step.
+        term: whose measured seconds are furthest from the predicted ones; `residual` how far, with its sign.
+        unexplained_seconds: of the measured step, in no term.
+    """
+
+    predicted_seconds: float
+    measured_seconds: float
+    difference: float
+    term: str
+    residual: float
+    unexplained_seconds: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_seconds / self.measured_seconds - 1
+
+    @property
+    def unexplained_share(self) -> float:
+        """Of the measured step, without sign."""
+        return abs(self.unexplained_seconds) / self.measured_seconds
+
+
+def residuals(rows: Sequence[Row]) -> Residuals | None:
+    """Of the job's rows; None where step time was not predicted or not split."""
+    of_job = [row for row in rows if row.quantity == Quantity.STEP_SECONDS and row.rank is None]
+    predicted = {row.term: row.left for row in of_job if row.left is not None}
+    measured = {row.term: row.right for row in of_job if row.right is not None}
+    terms = {term: measured[term] - predicted[term] for term in EXPLAINED if term in predicted and term in measured}
+    if None not in predicted or not measured.get(None) or not terms:
+        return None
+    furthest = max(terms, key=lambda term: abs(terms[term]))
+    return Residuals(
+        predicted_seconds=predicted[None],
+        measured_seconds=measured[None],
+        difference=measured[None] - predicted[None],
+        term=furthest,
+        residual=terms[furthest],
+        unexplained_seconds=measured.get(StepTerm.UNEXPLAINED.value, 0.0),
+    )

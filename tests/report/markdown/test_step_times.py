@@ -15,11 +15,11 @@ from suite.job.options import TrainingOptions
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.records.index import LaunchSummary, Values, launches
-from suite.records.summary_cache import packed, unpacked
+from suite.records.summary import packed, unpacked
 from suite.report.markdown.step_times import median_launches, step_tables, step_times
 from suite.report.markdown.utilisation import ASKED, utilisation_table
 from suite.reproduce.plan import Request, plan
-from suite.reproduce.residuals import Residuals, residuals
+from suite.reproduce.step_time import Residuals, residuals
 from tests.support.timed_records import MEASURED, PREDICTED, figures, record, scaled
 
 

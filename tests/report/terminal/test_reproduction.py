@@ -13,7 +13,7 @@ from suite.metrics.comparison import compare, overall
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.report.terminal.reproduction import print_launch, print_launch_line
 from suite.reproduce.reproduce import LaunchResult
-from suite.reproduce.residuals import residuals
+from suite.reproduce.step_time import residuals
 
 MILLISECONDS = {StepTerm.FORWARD: (120, 100), StepTerm.BACKWARD: (240, 200), StepTerm.OVERHEAD: (30, 60)}
 COUNTED = (
