@@ -94,12 +94,12 @@ def long_functions(found: list[Module]) -> Iterator[str]:
 
 
 def repeated_classes(found: list[Module]) -> Iterator[str]:
-    """Names that several classes have."""
+    """Names that several classes have, with an underscore or without."""
     places: dict[str, list[str]] = defaultdict(list)
     for module in found:
         for node in ast.walk(module.tree):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(module.name)
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(module.name)
     yield from (f"class {name} stands in {', '.join(where)}" for name, where in places.items() if len(where) > 1)
 
 

@@ -211,7 +211,7 @@ def _checked(logits_MV: Tensor, targets_M: Tensor, vocabulary: int | None, scale
     return tokens
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _OverwrittenLogits(torch.autograd.Function):
     """The loss; the gradient, which lies where the logits were, is given out once: a second time autograd refuses."""
 
     @staticmethod
@@ -266,6 +266,6 @@ def cross_entropy(
     overwritten = logits_MV.contiguous()
     leaf = overwritten.is_leaf or (overwritten._base is not None and overwritten._base.is_leaf)
     require(not leaf, NAME, "logits", "what was computed, to overwrite", "a leaf of autograd, or a view of one")
-    apply: Any = _CrossEntropy.apply
+    apply: Any = _OverwrittenLogits.apply
     loss: Tensor = apply(overwritten, targets_M.contiguous(), ignore_index, tokens, scale)
     return loss

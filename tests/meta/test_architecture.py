@@ -95,11 +95,11 @@ def test_a_longer_function_needs_a_reason_on_the_line_of_its_name(limits: Module
     ]
 
 
-def test_a_class_name_that_stands_twice_is_named_with_its_modules_and_a_private_one_is_not(
+def test_a_class_name_that_stands_twice_is_named_with_its_modules_also_with_an_underscore(
     limits: ModuleType, tmp_path: Path
 ) -> None:
-    both = "class Both: pass\nclass _Private: pass\n"
-    assert problems(limits, tmp_path, a=both, b=both) == ["class Both stands in suite.a.module, suite.b.module"]
+    texts = {"a": "class Both: pass\nclass _Private: pass\n", "b": "class _Both: pass\nclass _Own: pass\n"}
+    assert problems(limits, tmp_path, **texts) == ["class Both stands in suite.a.module, suite.b.module"]
 
 
 def test_a_longer_module_is_named_and_the_median_has_a_limit_of_its_own(limits: ModuleType, tmp_path: Path) -> None:
