@@ -16,9 +16,11 @@ import pytest
 import typer
 
 from suite.__main__ import COMMANDS, application, main
+from suite.machine import profile as machine_profile
 from suite.paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RECORDED = ROOT / "results" / "recorded"
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 NOXFILE = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
 SESSIONS = {
@@ -84,16 +86,41 @@ def test_a_wrong_command_is_noticed(wrong: str) -> None:
     assert refusal(wrong)
 
 
+def code_on(page: str) -> str:
+    """The only Python code that a page shows."""
+    (code,) = re.findall(r"```python\n(.*?)```", TEXTS[page], re.DOTALL)
+    return str(code)
+
+
 def test_the_code_on_the_page_of_predictions_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", TEXTS["docs/predictions.md"], re.DOTALL)
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code_on("docs/predictions.md")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert re.fullmatch(r"\[\d+\.\d+ \d+\.\d+\]\n", run.stdout)
+
+
+def test_the_code_on_the_page_of_records_reads_the_recorded_launches() -> None:
+    code = code_on("docs/records.md").replace('"results"', repr(str(RECORDED)))
+    *lines, last = code.splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)
+    medians = eval(last, names)
+    assert len(names["launches"]) == len(list((RECORDED / "records").glob("*/*.begin.json")))
+    assert (medians > 0).any()
+
+
+def test_the_code_on_the_page_of_calibration_reads_a_recorded_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = next(path for path in (RECORDED / "machines").glob("*.json") if machine_profile.read(path).reference_steps)
+    of_another_machine = (machine_profile.read(path), str(path))
+    monkeypatch.setattr(machine_profile, "current_profile", lambda *_, **__: of_another_machine)
+    names: dict[str, Any] = {"results": RECORDED}
+    exec(code_on("docs/calibration.md"), names)
+    assert names["profile"].seconds(names["forward"], 128, 672, 224) > 0
+    assert names["profile"].line(names["all_reduce"]).fixed_seconds > 0
 
 
 @pytest.mark.ranks
 def test_the_program_on_the_page_of_1_bit_adam_runs_from_another_directory(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", TEXTS["docs/one_bit_adam.md"], re.DOTALL)
-    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    (tmp_path / "train.py").write_text(code_on("docs/one_bit_adam.md"), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     run = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
