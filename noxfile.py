@@ -220,11 +220,14 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run(*pytest, *session.posargs)
         return
-    # a test file on every core, each computing in one thread of its own process; then those that need all cores
-    alone, together = "(ranks or timing) and not rare", "not (ranks or timing or rare)"
-    parallel = ("-n", "auto", "--dist", "loadfile", "--benchmark-disable")
-    session.run(*pytest, *parallel, "-m", together, env={"OMP_NUM_THREADS": "1"})
-    session.run(*pytest, "-m", alone)
+    files = ("--dist", "loadfile", "--benchmark-disable")
+    # a test file on every core, each computing in one thread of its own process
+    usual = "not (ranks or timing or rare)"
+    session.run(*pytest, "-n", "auto", *files, "-m", usual, env={"OMP_NUM_THREADS": "1"})
+    # two files of launches: while the ranks of one start, wait or end, those of the other compute
+    launches = "ranks and not (timing or rare)"
+    session.run(*pytest, "-n", "2", *files, "--no-loadscope-reorder", "-m", launches)
+    session.run(*pytest, "-m", "timing and not rare")  # with nothing beside it
 
 
 @nox.session

@@ -14,7 +14,7 @@ from suite.metrics.figures import Quantity
 from suite.reproduce.plan import Plan
 from tests.support.launches import FP32_WITHOUT_DROPOUT, launched, small_plan
 
-pytestmark = pytest.mark.ranks
+pytestmark = pytest.mark.timing
 
 MICRO_BATCHES = 4
 

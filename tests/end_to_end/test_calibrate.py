@@ -30,6 +30,7 @@ from suite.job.calibration_job import TimedTask
 from suite.job.events import Event, Phase, Started, Status
 from suite.job.training_job import WARM_UP_STEPS
 from suite.launch import launcher
+from suite.machine import reference_step
 from suite.machine.fingerprint import fingerprint
 from suite.machine.half_precision import kernels_for
 from suite.machine.operations import COLLECTIVES
@@ -47,7 +48,7 @@ from suite.reproduce.plan import plan as planned_run
 from suite.reproduce.step_time import predicted_times
 from tests.support.profiles import SPARSE, profile
 
-pytestmark = pytest.mark.ranks
+pytestmark = pytest.mark.timing
 
 START_SECONDS = 90.0  # imports of torch on a busy machine
 END_SECONDS = 45.0
@@ -158,7 +159,7 @@ def test_the_conditions_say_how_much_others_disturbed(measured: Profile) -> None
 def test_reference_steps_are_trained_by_one_rank_and_by_two_and_predictions_take_their_factor_times_as_long(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    density = SPARSE._replace(dtypes=("fp32", "bf16"))
+    density = SPARSE._replace(dtypes=("fp32", "bf16"), rounds=1)  # the first round has all blocks of reference steps
     planned = planned_calibration(tmp_path, device="cpu", ranks=2, density=density)
     profile = calibrate(planned, lambda _rank, _event: None).profile
     assert profile is not None
@@ -195,7 +196,10 @@ def test_ranks_without_a_core_of_their_own_wait_while_the_others_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "usable_cores", lambda: 2)
-    density = SPARSE._replace(dtypes=("fp32", "bf16"))
+    shape = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn_hidden": 64}
+    small = msgspec.structs.replace(reference_step.ARCHITECTURE, **shape)
+    monkeypatch.setattr(reference_step, "ARCHITECTURE", small)
+    density = SPARSE._replace(ratio=1e9, coarse=1e9, sparse=1e9, dtypes=("bf16",))
     # everything is timed briefly, and only the first round
     planned = msgspec.structs.replace(
         planned_calibration(tmp_path, device="cpu", ranks=3, density=density), budget_seconds=0.01
@@ -224,7 +228,7 @@ def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(
     assert hurried.conditions.facts["over_budget"].startswith("the first round took ")
     assert hurried.conditions.facts["rounds"] == "1.0"
     warm_ups = [timing.warm_up for table in hurried.tables for timing in table.timings]
-    assert set(warm_ups) <= {1, *range(BRIEF_WARM_UP, MOST_PAGED)}, "three calls, or one long one; or pages"
+    assert set(warm_ups) <= {*range(1, MOST_PAGED)}, "three calls, or one long one; and more that wait for pages"
     assert warm_ups.count(BRIEF_WARM_UP) + warm_ups.count(1) > 0.9 * len(warm_ups)
     assert warm_ups.count(BRIEF_WARM_UP) > warm_ups.count(1) > 0
     print_profile(console(), hurried)

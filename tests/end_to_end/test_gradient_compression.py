@@ -19,8 +19,6 @@ from suite.reproduce.plan import Plan, Request, plan
 from tests.end_to_end.layouts.table import Case, small_run
 from tests.support.launches import FP32_WITHOUT_DROPOUT, exact_rows, failed_rows, launched, small_plan
 
-pytestmark = pytest.mark.ranks
-
 EXACT_STEPS = 3
 STEPS = 9
 
@@ -45,6 +43,7 @@ def kinds(record: str) -> list[str]:
 SCALED = {"precision": Precision.FP16, "initial_loss_scale": 65536.0, "loss_scale_window": 1000}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     "case",
     [
@@ -69,6 +68,7 @@ def test_what_is_kept_and_sent_equals_the_prediction_exactly(case: Plan, tmp_pat
     assert all(row.right == row.left for row in exact_rows(result.rows))
 
 
+@pytest.mark.ranks
 @pytest.mark.rare
 def test_before_the_switch_losses_are_those_of_exact_adam_and_then_they_are_not(tmp_path: Path) -> None:
     recipe = FP32_WITHOUT_DROPOUT
@@ -80,6 +80,7 @@ def test_before_the_switch_losses_are_those_of_exact_adam_and_then_they_are_not(
     assert all(abs(theirs - ours) > 1e-4 for theirs, ours in later)
 
 
+@pytest.mark.ranks
 @pytest.mark.rare
 def test_an_overflow_in_the_warm_up_makes_it_a_step_longer(tmp_path: Path) -> None:
     scaled = SCALED | {"initial_loss_scale": 2.0**32}  # overflows, and some of its halves too
@@ -92,6 +93,7 @@ def test_an_overflow_in_the_warm_up_makes_it_a_step_longer(tmp_path: Path) -> No
     assert failed_rows(result) == set()
 
 
+@pytest.mark.ranks
 @pytest.mark.rare
 def test_powersgd_trains_and_its_messages_are_not_judged(tmp_path: Path) -> None:
     case = averaged(Averaging.POWER_SGD, layout={"bucket_bytes": 2**30})

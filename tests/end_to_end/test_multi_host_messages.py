@@ -79,7 +79,7 @@ def test_an_interrupt_while_messages_are_timed_ends_the_command(timed: list[Cali
         timing.with_messages(ladder_run("ddp-hosts"), quiet)
 
 
-@pytest.mark.ranks
+@pytest.mark.timing
 @pytest.mark.timeout(300)
 def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkeypatch: pytest.MonkeyPatch) -> None:
     if (why := network_namespaces.why_not()) is not None:

@@ -24,8 +24,6 @@ from suite.predict.analytic.parameters import parameter_count
 from suite.predict.executed_run.counts import SENT_TOLERANCE, rank_figures
 from suite.reproduce.plan import Plan, corpus_for, job_for
 
-pytestmark = pytest.mark.ranks
-
 STEPS = 12  # seven are timed: what the ends of their window cut through counts little
 PORT = 29400
 
@@ -73,6 +71,7 @@ def test_what_tcp_sent_again_is_counted_off_as_full_segments(tmp_path: Path, mon
     assert round((none - many) / 10**12) == mtu - 52
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("hosts", "averaging"),
     [

@@ -16,8 +16,6 @@ from suite.acceptance.findings import CheckVerdict
 from suite.launch.network_namespaces import why_not
 from suite.paths import ROOT
 
-pytestmark = pytest.mark.ranks
-
 PACKAGES = ("suite", "reference_runs", "kernels")
 NO_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 
@@ -48,6 +46,7 @@ def without_privileges() -> tuple[str, ...]:
     return ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *NO_CAPABILITIES)
 
 
+@pytest.mark.ranks
 @pytest.mark.timeout(300)
 def test_a_battery_runs_without_privileges_network_or_a_writable_checkout(tmp_path, checkout):
     where, inside = checkout

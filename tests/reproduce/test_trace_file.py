@@ -14,8 +14,6 @@ from suite.job.events import memory_snapshot_path, trace_path
 from suite.paths import ROOT
 from suite.reproduce.plan import checked_trace
 
-pytestmark = pytest.mark.ranks
-
 
 def refused(tmp_path: Path, *arguments: str) -> str:
     """The one line that the command says, with exit code 2 and nothing stored."""

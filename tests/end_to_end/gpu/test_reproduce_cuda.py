@@ -14,7 +14,7 @@ from reference_runs.catalog import miniatures
 from suite.paths import ROOT
 
 pytestmark = [
-    pytest.mark.ranks,
+    pytest.mark.timing,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: needs a CUDA device"),
 ]
 
