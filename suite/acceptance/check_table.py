@@ -33,6 +33,11 @@ class AcceptanceCheck(msgspec.Struct, frozen=True):
     fail: float | None = None
     unit: str = ""
 
+    @property
+    def bad_side(self) -> int:
+        """-1 where values below the expected one are bad, 1 where those above it are."""
+        return -1 if self.sense is Sense.HIGHER_IS_BETTER else 1
+
 
 ENVIRONMENT, MATRIX, SPREAD, MEMORY, HOST_DEVICE, PEER, ALL_REDUCE, EXACT_FIGURES, STEP_TIME = range(9)
 ATTRIBUTION, JITTER, STRAGGLER, THROTTLE, ERRORS, REPLAYS, SOAK, LOSS_CURVE, HANG_GUARD = range(9, 18)

@@ -131,15 +131,10 @@ def selected_checks(only: str | None, skip: str | None) -> frozenset[int]:
 
 
 def _numbers(words: str, where: str) -> frozenset[int]:
-    by_name = {check.name: check.number for check in CHECKS}
-    numbers = set()
-    for word in words.split(","):
-        word = word.strip()
-        if word.isdecimal() and int(word) < len(CHECKS):
-            numbers.add(int(word))
-        elif word in by_name:
-            numbers.add(by_name[word])
-        else:
+    known = {word: check.number for check in CHECKS for word in (check.name, str(check.number))}
+    asked = [word.strip() for word in words.split(",")]
+    for word in asked:
+        if word not in known:
             allowed = ", ".join(f"{check.number} {check.name}" for check in CHECKS)
             raise InputError("unknown check", got=repr(word), allowed=allowed, where=where)
-    return frozenset(numbers)
+    return frozenset(known[word] for word in asked)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from reference_runs.accelerator import Accelerator, accelerator
 from reference_runs.errors import InputError
 from reference_runs.sourced import Kind
 from suite.acceptance.check_table import ALL_REDUCE, CHECKS, MATRIX
 from suite.acceptance.judge.expected_rates import ExpectedRate
 
-# Shares of the data sheet's rate below which a check warns and fails: a judgement of what good nodes reach, not yet
-# compared with a GPU node of ours. A node's own past is held to the narrower thresholds of the check itself. Links only
-# warn: GPUs that all copy at once may share one uplink to the host, and no measurement of messages is known.
-COPY, TRIAD = (0.74, 0.70), (0.85, 0.80)
-HOST_LINK = (0.80, None)
-PAIR = (0.78, None)
+# By name of a rate, its published fact, and the shares of it below which a check warns and fails: a judgement of what
+# good nodes reach, not yet compared with a GPU node of ours. A node's own past is held to the narrower thresholds of
+# the check itself. Links only warn: GPUs that all copy at once may share one uplink to the host, and no measurement of
+# messages is known. What good GPUs sustain in large products and in a ring's all-reduce is assumed: it only warns.
+RATES: dict[str, tuple[str, float | None, float | None]] = {
+    "product": ("sustained.product_flop_per_second", CHECKS[MATRIX].warn, None),
+    "copy": ("board.memory_bytes_per_second", 0.74, 0.70),
+    "triad": ("board.memory_bytes_per_second", 0.85, 0.80),
+    "host link": ("board.host_bytes_per_second_both_ways", 0.80, None),
+    "pair": ("board.link_bytes_per_second_both_ways", 0.78, None),
+    "all-reduce": ("sustained.ring_bytes_per_second", CHECKS[ALL_REDUCE].warn, None),
+}
 
 
 def known_gpu(models: str) -> Accelerator | None:
@@ -25,48 +33,20 @@ def known_gpu(models: str) -> Accelerator | None:
         return None
 
 
-def product_expected(gpu: Accelerator | None) -> list[ExpectedRate]:
-    """Of 16-bit products: what good GPUs of the model sustain in large ones; assumed, so that it only warns."""
-    rate = gpu.sustained.product_flop_per_second if gpu else None
-    warn = CHECKS[MATRIX].warn
-    if gpu is None or rate is None or warn is None:
+def expected(gpu: Accelerator | None, name: str, gpus: int | None = None) -> list[ExpectedRate]:
+    """The rate of this name in `RATES`, in one direction; empty where it is not known.
+
+    Args:
+        gpus: in the node, for rates of links: known for as many as the link's switch usually joins.
+    """
+    if gpu is None or gpus not in (None, gpu.board.accelerators_per_node):
         return []
-    return [ExpectedRate(value=rate, source=_source(gpu, "sustained.product_flop_per_second"), warn=warn, fail=None)]
-
-
-def memory_expected(gpu: Accelerator | None, operation: str) -> list[ExpectedRate]:
-    """Of a copy or triad beyond every cache."""
-    thresholds = COPY if operation == "copy" else TRIAD
-    return (
-        [] if gpu is None else [_share(gpu, gpu.board.memory_bytes_per_second, "memory_bytes_per_second", thresholds)]
-    )
-
-
-def host_expected(gpu: Accelerator | None) -> list[ExpectedRate]:
-    """Of a copy from or to pinned memory of the host, in one direction."""
-    rate = gpu.board.host_bytes_per_second if gpu else None
-    return [] if gpu is None or rate is None else [_share(gpu, rate, "host_bytes_per_second_both_ways", HOST_LINK)]
-
-
-def pair_expected(gpu: Accelerator | None, gpus: int) -> list[ExpectedRate]:
-    """Of messages between two GPUs, in a node with as many GPUs as the link's switch usually joins."""
-    if gpu is None or gpu.board.pair_share is None or gpus != gpu.board.accelerators_per_node:
+    label, warn, fail = RATES[name]
+    share = gpu.board.pair_share if name == "pair" else 1.0
+    rate = attrgetter(label.removesuffix("_both_ways"))(gpu)
+    if rate is None or share is None or warn is None:
         return []
-    rate = gpu.board.pair_share * gpu.board.link_bytes_per_second
-    return [_share(gpu, rate, "link_bytes_per_second_both_ways", PAIR)]
-
-
-def all_reduce_expected(gpu: Accelerator | None, ranks: int) -> list[ExpectedRate]:
-    """Of the bus bandwidth of an all-reduce of a whole node: that of a ring; assumed, so that it only warns."""
-    rate = gpu.sustained.ring_bytes_per_second if gpu else None
-    warn = CHECKS[ALL_REDUCE].warn
-    if gpu is None or rate is None or warn is None or ranks != gpu.board.accelerators_per_node:
-        return []
-    return [ExpectedRate(value=rate, source=_source(gpu, "sustained.ring_bytes_per_second"), warn=warn, fail=None)]
-
-
-def _share(gpu: Accelerator, rate: float, key: str, thresholds: tuple[float, float | None]) -> ExpectedRate:
-    return ExpectedRate(value=rate, source=_source(gpu, f"board.{key}"), warn=thresholds[0], fail=thresholds[1])
+    return [ExpectedRate(value=share * rate, source=_source(gpu, label), warn=warn, fail=fail)]
 
 
 def _source(gpu: Accelerator, label: str) -> str:

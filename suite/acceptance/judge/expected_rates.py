@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from suite.acceptance.check_table import AcceptanceCheck, Sense
+from suite.acceptance.check_table import AcceptanceCheck
 from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence
 from suite.acceptance.judge.noninferiority import FALSE_REJECTION
 from suite.metrics.launch_statistics import t_quantile
@@ -58,7 +58,7 @@ def from_values(check: AcceptanceCheck, values: Sequence[float], whose: str) -> 
     if not median:
         return None
     source = f"median of {len(values)} {whose}"
-    sign = -1.0 if check.sense is Sense.HIGHER_IS_BETTER else 1.0
+    sign = check.bad_side
     widest = UNKNOWN_MODEL if sign < 0 else 1 / UNKNOWN_MODEL
     if len(values) < SPREAD_FROM:
         return ExpectedRate(value=median, source=f"{source}, spread unknown", warn=check.warn, fail=widest)
@@ -89,7 +89,7 @@ def modified_z(value: float, others: Sequence[float]) -> float | None:
 def outlier_words(check: AcceptanceCheck, value: float, others: Sequence[float]) -> str:
     """That a value is an outlier on the bad side of ten nodes or more, with its modified z; empty where it is none."""
     z = modified_z(value, others)
-    if z is None or not (z < -MODIFIED_Z_LIMIT if check.sense is Sense.HIGHER_IS_BETTER else z > MODIFIED_Z_LIMIT):
+    if z is None or check.bad_side * z <= MODIFIED_Z_LIMIT:
         return ""
     return f"modified z {z:+.1f} among {len(others)} nodes"
 
@@ -128,7 +128,9 @@ def rated(
     verdicts = [(_verdict(check, value / rate.value, rate), rate) for rate in expected]
     order = (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS)
     # among equal verdicts that with the least distance to its threshold
-    verdict, worst = min(verdicts, key=lambda pair: (order.index(pair[0]), _distance(check, value, pair[1])))
+    verdict, worst = min(
+        verdicts, key=lambda pair: (order.index(pair[0]), check.bad_side * (pair[1].warn - value / pair[1].value))
+    )
     others = [f"{value / rate.value:.3f} of {rate.source}" for rate in expected if rate is not worst]
     outlier = outlier_words(check, value, fleet)
     verdict = CheckVerdict.WARN if outlier and verdict is CheckVerdict.PASS else verdict
@@ -150,14 +152,7 @@ def rated(
 
 
 def limited(
-    check: AcceptanceCheck,
-    subject: str,
-    figure: float,
-    *,
-    part: str,
-    source: str,
-    evidence: str = "",
-    measured: float | None = None,
+    check: AcceptanceCheck, subject: str, figure: float, *, part: str, source: str, evidence: str = ""
 ) -> CheckFinding:
     """The verdict on a figure with thresholds of its own: a share, or a ratio of ranks."""
     assert check.warn is not None
@@ -167,7 +162,6 @@ def limited(
         check=check.number,
         subject=subject,
         verdict=verdict,
-        measured=measured,
         unit=check.unit,
         ratio=figure,
         warn=check.warn,
@@ -179,16 +173,6 @@ def limited(
 
 
 def _verdict(check: AcceptanceCheck, ratio: float, expected: ExpectedRate) -> CheckVerdict:
-    if expected.fail is not None and _beyond(check, ratio, expected.fail):
+    if expected.fail is not None and check.bad_side * (ratio - expected.fail) > 0:
         return CheckVerdict.FAIL
-    return CheckVerdict.WARN if _beyond(check, ratio, expected.warn) else CheckVerdict.PASS
-
-
-def _beyond(check: AcceptanceCheck, ratio: float, limit: float) -> bool:
-    return ratio < limit if check.sense is Sense.HIGHER_IS_BETTER else ratio > limit
-
-
-def _distance(check: AcceptanceCheck, value: float, expected: ExpectedRate) -> float:
-    """How far the ratio is from the warning, on the good side."""
-    sign = 1.0 if check.sense is Sense.HIGHER_IS_BETTER else -1.0
-    return sign * (value / expected.value - expected.warn)
+    return CheckVerdict.WARN if check.bad_side * (ratio - expected.warn) > 0 else CheckVerdict.PASS

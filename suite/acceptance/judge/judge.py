@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -95,12 +95,10 @@ class Rule(NamedTuple):
 
     Args:
         checks: their numbers.
-        needs: the measurements that they judge; without any the rule finds nothing.
-        findings: of the battery, given the findings of earlier rules.
+        findings: of the battery, given the findings of earlier rules; none without measurements.
     """
 
     checks: tuple[int, ...]
-    needs: Callable[[JudgedBattery], Sequence[Any] | bool]
     findings: Callable[[JudgedBattery, Sequence[CheckFinding]], list[CheckFinding]]
 
 
@@ -127,37 +125,20 @@ def _step_times(battery: JudgedBattery, earlier: Sequence[CheckFinding]) -> list
 
 
 RULES = (
-    Rule((check.ENVIRONMENT,), lambda _: True, lambda battery, _: battery.environment),
-    Rule((check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE), lambda battery: battery.micro, _rates),
-    Rule((check.PEER, check.ALL_REDUCE), lambda battery: battery.exchange_probes, _exchanges),
-    Rule(
-        (check.REPLAYS,),
-        lambda battery: battery.probes_with("replays"),
-        lambda battery, _: [replay_finding(probe) for probe in battery.probes_with("replays")],
-    ),
-    Rule(
-        (check.SOAK,),
-        lambda battery: battery.probes_with("soaks"),
-        lambda battery, _: [soak_finding(probe) for probe in battery.probes_with("soaks")],
-    ),
-    Rule((check.EXACT_FIGURES,), lambda battery: battery.launches, lambda battery, _: exact_findings(battery.launches)),
-    Rule((check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER), lambda battery: battery.launches, _step_times),
-    Rule((check.JITTER,), lambda battery: battery.launches, lambda battery, _: jitter_findings(battery.timed_launches)),
-    Rule(
-        (check.LOSS_CURVE,),
-        lambda battery: battery.launches,
-        lambda battery, _: loss_findings(battery.launches, battery.history),
-    ),
+    Rule((check.ENVIRONMENT,), lambda battery, _: battery.environment),
+    Rule((check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE), _rates),
+    Rule((check.PEER, check.ALL_REDUCE), _exchanges),
+    Rule((check.REPLAYS,), lambda battery, _: [replay_finding(probe) for probe in battery.probes_with("replays")]),
+    Rule((check.SOAK,), lambda battery, _: [soak_finding(probe) for probe in battery.probes_with("soaks")]),
+    Rule((check.EXACT_FIGURES,), lambda battery, _: exact_findings(battery.launches)),
+    Rule((check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER), _step_times),
+    Rule((check.JITTER,), lambda battery, _: jitter_findings(battery.timed_launches) if battery.launches else []),
+    Rule((check.LOSS_CURVE,), lambda battery, _: loss_findings(battery.launches, battery.history)),
     Rule(
         (check.THROTTLE, check.ERRORS),
-        lambda _: True,
         lambda battery, _: gpu_findings(battery.health, loaded=battery.loaded_gpus, why_idle=battery.why_idle),
     ),
-    Rule(
-        (check.HANG_GUARD,),
-        lambda battery: battery.phases,
-        lambda battery, _: guard_findings(battery.phases, disturbed=battery.disturbed),
-    ),
+    Rule((check.HANG_GUARD,), lambda battery, _: guard_findings(battery.phases, disturbed=battery.disturbed)),
 )
 
 
@@ -184,8 +165,7 @@ def battery_findings(
     battery = JudgedBattery(evidence, history, others, looks, looks_of or {})
     findings: list[CheckFinding] = []
     for rule in RULES:
-        if rule.needs(battery):
-            findings += rule.findings(battery, findings)
+        findings += rule.findings(battery, findings)
     if battery.disturbed:
         findings = [_invalid(finding) for finding in findings]
     reported = [finding for finding in findings if finding.check in selected]
@@ -214,9 +194,7 @@ def _always_reported(findings: Sequence[CheckFinding], selected: Collection[int]
     seen = {finding.evidence for finding in findings if finding.status is not Status.OK and finding.check in selected}
     reported = []
     for finding in sorted(findings, key=lambda finding: finding.check != check.SOAK):
-        if (
-            finding.check in selected or finding.check == check.HANG_GUARD
-        ):  # a hang is also reported by what was measured
+        if finding.check in selected or finding.check == check.HANG_GUARD:  # what was measured reports a hang too
             continue
         if finding.status is Status.OK:
             reported += [finding] if finding.check == check.SOAK and finding.verdict is CheckVerdict.FAIL else []

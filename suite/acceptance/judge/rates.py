@@ -9,13 +9,7 @@ from reference_runs.accelerator import Accelerator
 from suite.acceptance.check_table import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, AcceptanceCheck
 from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult
 from suite.acceptance.findings import TO_THE_BIT, CheckFinding, CheckVerdict, not_run
-from suite.acceptance.judge.data_sheet import (
-    all_reduce_expected,
-    host_expected,
-    memory_expected,
-    pair_expected,
-    product_expected,
-)
+from suite.acceptance.judge import data_sheet
 from suite.acceptance.judge.expected_rates import ExpectedRate, from_peak, from_values, limited, rated
 from suite.acceptance.judge.failed_measurements import failed_measurement
 from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, measured_values
@@ -36,19 +30,19 @@ def micro_findings(micro: MicroMeasurements, history: History, gpu: Accelerator 
     for operation, rates in (("copy", micro.copy), ("triad", micro.triad)):
         slowest = rates.index(min(rates))
         part = f"memory bandwidth (rank {slowest} slowest)"
-        expected = memory_expected(gpu, operation)
+        expected = data_sheet.expected(gpu, operation)
         findings.append(rate_finding(CHECKS[MEMORY], operation, rates[slowest], history, part, expected))
     if not micro.host_device:
         findings.append(not_run(HOST_DEVICE, "no GPU"))
     for direction, rate in micro.host_device.items():
-        part = f"host link, {direction}"
-        findings.append(rate_finding(CHECKS[HOST_DEVICE], direction, rate, history, part, host_expected(gpu)))
+        part, expected = f"host link, {direction}", data_sheet.expected(gpu, "host link")
+        findings.append(rate_finding(CHECKS[HOST_DEVICE], direction, rate, history, part, expected))
     return findings
 
 
 def _slowest_rank(micro: MicroMeasurements, history: History, gpu: Accelerator | None) -> CheckFinding:
     slowest = micro.matrix.index(min(micro.matrix))
-    expected = product_expected(gpu)
+    expected = data_sheet.expected(gpu, "product")
     if micro.peak is not None:
         expected.append(from_peak(micro.peak, micro.peak_source))
     return rate_finding(
@@ -94,7 +88,7 @@ def exchange_findings(
     findings = []
     pairs = {(message.rank, message.peer): message.bytes_per_second for message in messages}
     rates = {(rank, peer): rate for (rank, peer), rate in pairs.items() if peer is not None and rank < peer}
-    of_pairs = pair_expected(gpu, gpus)
+    of_pairs = data_sheet.expected(gpu, "pair", gpus)
     if len(rates) >= PAIRS_FOR_A_MEDIAN:
         median = statistics.median(rates.values())
         of_pairs.insert(0, ExpectedRate(value=median, source=f"median of {len(rates)} pairs", warn=0.97, fail=0.93))
@@ -107,7 +101,7 @@ def exchange_findings(
         rate = min(exchange.bytes_per_second for exchange in sums) * 2 * (ranks - 1) / ranks
         name = f"busbw of {ranks} ranks"
         part = "link 0-1" if ranks == 2 else f"links between {ranks} ranks"
-        expected = all_reduce_expected(gpu, ranks)
+        expected = data_sheet.expected(gpu, "all-reduce", ranks)
         compared_as = f"{name}, {size}"
         findings.append(rate_finding(CHECKS[ALL_REDUCE], name, rate, history, part, expected, compared_as=compared_as))
     return [*findings, _contents(PEER, "messages", messages), _contents(ALL_REDUCE, "sums", sums)]
