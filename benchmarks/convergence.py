@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import itertools
 import statistics
 import sys
 import tempfile
@@ -23,13 +24,12 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.job.events import Event, Status
+from suite.job.events import Status
 from suite.job.options import Averaging
 from suite.reproduce.plan import Request, corpus_for, plan
 from suite.reproduce.reproduce import reproduce
 
 LIMIT = 0.01  # of exact Adam's final loss
-LAST_SHARE = 0.1  # of the steps, whose mean is the final loss
 COLOURS = {"exact Adam": "0.45", "1-bit Adam": "C1", "1-bit Adam, renewed": "C0"}
 SMOOTHED = 10  # steps whose mean a drawn point is
 
@@ -58,8 +58,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def final(self) -> float:
         """Mean loss of the last tenth of the steps."""
-        last = max(1, round(LAST_SHARE * len(self.losses)))
-        return statistics.fmean(self.losses[-last:])
+        return statistics.fmean(self.losses[-max(1, round(len(self.losses) / 10)) :])
 
 
 class FinalLosses(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,31 +88,27 @@ def launched(run: str, method: Method, seed: int, steps: int, results: Path) -> 
         one_bit, renewal = Averaging.ONE_BIT.value, method is Method.RENEWED
         request = msgspec.structs.replace(request, optimizer=one_bit, renewal=renewal)
     planned = plan(request)
-    result = reproduce(planned, corpus_for(planned, None), results, _unseen)
+    result = reproduce(planned, corpus_for(planned, None), results, lambda _rank, _event: None)
     if result.status is not Status.OK:
         raise RuntimeError(f"{run}, {method}, seed {seed}: {result.status}: {result.message}")
     return Curve(run=run, method=method, seed=seed, exact_steps=planned.exact_steps, losses=result.losses)
 
 
-def _unseen(_rank: int, _event: Event) -> None:
-    """Nobody watches: a line a launch is enough."""
-
-
 def differences(curves: Iterable[Curve]) -> list[FinalLosses]:
     """Of every method but exact Adam, by run and seed, in the order of the curves; without exact Adam's none."""
-    found = {(curve.run, curve.method, curve.seed): curve.final for curve in curves}
+    losses = {(curve.run, curve.method, curve.seed): curve.final for curve in curves}
     return [
         FinalLosses(run=run, method=method, seed=seed, exact=exact, other=final)
-        for (run, method, seed), final in found.items()
-        if method is not Method.EXACT and (exact := found.get((run, Method.EXACT, seed))) is not None
+        for (run, method, seed), final in losses.items()
+        if method is not Method.EXACT and (exact := losses.get((run, Method.EXACT, seed))) is not None
     ]
 
 
-def medians(found: Sequence[FinalLosses]) -> dict[tuple[str, Method], float]:
+def medians(pairs: Sequence[FinalLosses]) -> dict[tuple[str, Method], float]:
     """Run and method -> median over its seeds of the relative difference."""
     groups: dict[tuple[str, Method], list[float]] = {}
-    for one in found:
-        groups.setdefault((one.run, one.method), []).append(one.relative)
+    for pair in pairs:
+        groups.setdefault((pair.run, pair.method), []).append(pair.relative)
     return {key: statistics.median(values) for key, values in groups.items()}
 
 
@@ -142,15 +137,15 @@ def draw(path: Path, curves: Sequence[Curve]) -> None:
     )
     for column, run in enumerate(runs):
         upper, lower = axes[0][column], axes[1][column]
-        own = {(curve.method, curve.seed): curve for curve in curves if curve.run == run}
-        seeds = sorted({seed for _, seed in own})
-        named = set()
-        for (method, seed), curve in own.items():
+        of_run = {(curve.method, curve.seed): curve for curve in curves if curve.run == run}
+        seeds = sorted({seed for _, seed in of_run})
+        labelled = set()
+        for (method, seed), curve in of_run.items():
             steps, points = range(1, len(curve.losses) + 1), smoothed(curve.losses)
             style = {"color": COLOURS[method], "lw": 1, "alpha": 0.85}
-            upper.plot(steps, points, **style, label=None if method in named else method.value)
-            named.add(method)
-            exact = own.get((Method.EXACT, seed))
+            upper.plot(steps, points, **style, label=None if method in labelled else method.value)
+            labelled.add(method)
+            exact = of_run.get((Method.EXACT, seed))
             if method is not Method.EXACT and exact is not None:
                 share = [100 * (b / a - 1) for a, b in zip(smoothed(exact.losses), points, strict=True)]
                 lower.plot(steps, share, **style)
@@ -174,10 +169,10 @@ def draw(path: Path, curves: Sequence[Curve]) -> None:
         pyplot.close(figure)
 
 
-def line(one: FinalLosses) -> str:
+def line(pair: FinalLosses) -> str:
     """One row of the table."""
-    name = f"{one.run:<12} seed {one.seed:<3} {one.method.value:<20}"
-    return f"{name} {one.other:.4f}, exact Adam {one.exact:.4f}: {one.relative:+.2%}"
+    name = f"{pair.run:<12} seed {pair.seed:<3} {pair.method.value:<20}"
+    return f"{name} {pair.other:.4f}, exact Adam {pair.exact:.4f}: {pair.relative:+.2%}"
 
 
 def main() -> None:
@@ -192,7 +187,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, default=None, help="FILE.svg or FILE.png")
     arguments = parser.parse_args()
     try:
-        sys.exit(_told(arguments))
+        sys.exit(_verdict(_curves(arguments), arguments.plot))
     except InputError as error:
         print(error, file=sys.stderr)
         sys.exit(exit_codes.BAD_INPUT)
@@ -201,32 +196,34 @@ def main() -> None:
         sys.exit(exit_codes.EXECUTION_FAILED)
 
 
-def _told(arguments: argparse.Namespace) -> int:
+def _curves(arguments: argparse.Namespace) -> list[Curve]:
+    """Curves of a file, or of launches, which are written to `--out` one after the other."""
     curves: list[Curve] = []
     if arguments.read is not None:
         try:
             curves = msgspec.json.decode(arguments.read.read_bytes(), type=list[Curve])
         except (OSError, msgspec.MsgspecError) as error:
             raise InputError(f"cannot read curves: {error}", where=str(arguments.read)) from error
-        for one in differences(curves):
-            print(line(one))
-    else:
-        with tempfile.TemporaryDirectory(prefix="suite-") as results:
-            for seed in arguments.seeds:
-                for run in arguments.runs:
-                    for method in arguments.methods:
-                        curves.append(launched(run, method, seed, arguments.steps, Path(results)))
-                        if arguments.out is not None:
-                            arguments.out.write_bytes(msgspec.json.encode(curves) + b"\n")
-                        for one in differences(curves):
-                            if (one.run, one.method, one.seed) == (run, method, seed):
-                                print(line(one), flush=True)
-    told = medians(differences(curves))
-    for (run, method), median in told.items():
+        print(*map(line, differences(curves)), sep="\n")
+        return curves
+    with tempfile.TemporaryDirectory(prefix="suite-") as results:
+        for seed, run, method in itertools.product(arguments.seeds, arguments.runs, arguments.methods):
+            curves.append(launched(run, method, seed, arguments.steps, Path(results)))
+            if arguments.out is not None:
+                arguments.out.write_bytes(msgspec.json.encode(curves) + b"\n")
+            for pair in differences(curves):
+                if (pair.run, pair.method, pair.seed) == (run, method, seed):
+                    print(line(pair), flush=True)
+    return curves
+
+
+def _verdict(curves: list[Curve], plot: Path | None) -> int:
+    relative = medians(differences(curves))
+    for (run, method), median in relative.items():
         print(f"{run}, {method.value}: median over seeds {median:+.2%} (limit {LIMIT:.0%})")
-    if arguments.plot is not None:
-        draw(arguments.plot, curves)
-    return exit_codes.PASS if told and max(told.values()) <= LIMIT else exit_codes.FAIL
+    if plot is not None:
+        draw(plot, curves)
+    return exit_codes.PASS if relative and max(relative.values()) <= LIMIT else exit_codes.FAIL
 
 
 if __name__ == "__main__":

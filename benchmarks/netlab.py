@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import statistics
@@ -22,11 +23,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import combinations
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from types import FrameType
 
 import msgspec
+from scipy.optimize import brentq
+from scipy.stats import theilslopes
 
 from reference_runs.catalog import reference_run
 from reference_runs.miniature import miniature
@@ -39,16 +42,17 @@ from suite.launch import network_namespaces
 from suite.launch.multi_host import Way, entered, torchrun
 from suite.machine.fingerprint import hardware
 from suite.metrics.figures import Quantity
+from suite.paths import ROOT
 from suite.predict.analytic.gradient_buckets import stage_gradient_buckets
 from suite.predict.analytic.parameters import parameter_count
 from suite.predict.executed_run.counts import rank_figures
 from suite.reproduce.plan import Plan, corpus_for, job_for
 
-ROOT = Path(__file__).parent.parent
 METHODS = (Averaging.EXACT, Averaging.FP16, Averaging.POWER_SGD, Averaging.ONE_BIT)
 EXACT_STEPS = 2
 STEPS = 12  # five or six are timed, two of them profiled
 BUCKET_BYTES = 25 * 2**20
+MOST_MBIT = 1e6  # the highest rate at which a break-even is sought
 LAUNCH_SECONDS = 900
 SHARE_MBIT = 500.0  # rate at which the share of the limit is first measured that messages reach
 BASE_PAIRS = 5  # launches of each method without a limit, from which the break-even rate is predicted
@@ -95,14 +99,13 @@ def small_plan(hosts: int, averaging: Averaging) -> Plan:
         padded_vocabulary=608,
         sequence=128,
     )
-    batch = hosts
     recipe = msgspec.structs.replace(
         mini.recipe,
         precision=Precision.FP32,
-        global_batch=batch,
-        tokens=STEPS * batch * 128,
-        warmup=2 * batch,
-        decay=STEPS * batch,
+        global_batch=hosts,
+        tokens=STEPS * hosts * 128,
+        warmup=2 * hosts,
+        decay=STEPS * hosts,
         batch_rampup_start=None,
         batch_rampup_increment=None,
         batch_rampup_samples=None,
@@ -246,7 +249,7 @@ def measure(hosts: int, rates: list[float], say: Callable[[str], None]) -> list[
     runs: list[LinkRun] = []
     fastest: Link | None = None
     with network_namespaces.hosts(hosts) as names:
-        for mbit in sorted(rates, key=lambda rate: -(rate or float("inf"))):
+        for mbit in sorted(rates, key=lambda rate: -(rate or math.inf)):
             network_namespaces.limit(names, mbit * 1e6 if mbit else None)
             link = link_between(names)
             fastest = fastest or link
@@ -299,32 +302,26 @@ def break_even(runs: list[LinkRun], hosts: int, share: Link, fastest: Link) -> f
         exact, one_bit = (step_over(bases[method], plans[method], link, fastest) for method in plans)
         return exact - one_bit
 
-    low, high = 1.0, 1e6
-    if gain(high) > 0:
-        return float("inf")
-    while high / low > 1.001:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if gain(middle) > 0 else (low, middle)
-    return high
+    if gain(MOST_MBIT) > 0:
+        return math.inf
+    return math.exp(brentq(lambda logarithm: gain(math.exp(logarithm)), 0.0, math.log(MOST_MBIT), xtol=1e-4))
 
 
 def measured_break_even(points: list[tuple[float, float, float]]) -> float | None:
     """The rate at which the measured steps of exact averaging and 1-bit Adam are equal; None outside of what was tried.
 
-    A step is linear in the time of a byte, 1 / rate, wherever the backward pass does not hide the messages: the line
-    of Theil and Sen through all differences, the median of the slopes of their pairs, and where it is 0. A launch that
-    something disturbed moves it little.
+    A step is linear in the time of a byte, 1 / rate, wherever the backward pass does not hide the messages: the rate is
+    where the line of Theil and Sen through all differences is 0. A launch that something disturbed moves it little.
 
     Args:
         points: rate, seconds of exact averaging, seconds of 1-bit Adam, of two launches one after the other.
     """
-    differences = [(1 / rate, exact - one_bit) for rate, exact, one_bit in points]
-    slope = statistics.median((d - b) / (c - a) for (a, b), (c, d) in combinations(differences, 2) if a != c)
-    intercept = statistics.median(difference - slope * place for place, difference in differences)
-    if slope <= 0 or intercept >= 0:
-        return None
-    rate = -slope / intercept
     rates = [rate for rate, _, _ in points]
+    gains = [exact - one_bit for _, exact, one_bit in points]
+    line = theilslopes(gains, [1 / rate for rate in rates], method="joint")
+    if line.slope <= 0 or line.intercept >= 0:
+        return None
+    rate = float(-line.slope / line.intercept)
     return rate if min(rates) <= rate <= max(rates) else None
 
 
@@ -352,11 +349,9 @@ def crossing(hosts: int, say: Callable[[str], None]) -> tuple[float, float | Non
 
         unlimited = in_turn(None, BASE_PAIRS)
         fastest = link_between(names)
-        bases = [
-            sorted(runs, key=lambda run: run.step_seconds)[BASE_PAIRS // 2] for runs in zip(*unlimited, strict=True)
-        ]
+        bases = [sorted(runs, key=attrgetter("step_seconds"))[BASE_PAIRS // 2] for runs in zip(*unlimited, strict=True)]
         expected = break_even(bases, hosts, reached(SHARE_MBIT), fastest)
-        if expected == float("inf"):
+        if expected == math.inf:
             return expected, None
         # the faster the link, the less of it messages reach: each costs the processor its time
         expected = break_even(bases, hosts, reached(expected), fastest)
@@ -380,10 +375,6 @@ def line(run: LinkRun) -> str:
     )
 
 
-def _end(_signum: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     """Measure, print, and write what was measured as JSON."""
     parser = argparse.ArgumentParser(prog="netlab", description=(__doc__ or "").splitlines()[0])
@@ -396,7 +387,7 @@ def main() -> None:
         print(f"NOT RUN: {reason}")
         sys.exit(exit_codes.INCONCLUSIVE)
 
-    signal.signal(signal.SIGTERM, _end)  # so that namespaces and ranks go too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # KeyboardInterrupt: namespaces and ranks go too
     try:
         _measure_all(arguments)
     except KeyboardInterrupt:
@@ -408,13 +399,11 @@ def main() -> None:
 
 
 def _measure_all(arguments: argparse.Namespace) -> None:
-    def say(words: str) -> None:
-        print(words, flush=True)
-
-    told: dict[str, object] = {"hardware": hardware(), "time": time.time()}
+    say = partial(print, flush=True)
+    results: dict[str, object] = {"hardware": hardware(), "time": time.time()}
     for hosts in arguments.hosts:
         runs = measure(hosts, arguments.rates, say)
-        told[f"{hosts} hosts"] = msgspec.to_builtins(runs)
+        results[f"{hosts} hosts"] = msgspec.to_builtins(runs)
         slowest = min((rate for rate in arguments.rates if rate), default=None)
         if slowest is not None:
             exact, one_bit = (
@@ -425,11 +414,11 @@ def _measure_all(arguments: argparse.Namespace) -> None:
             say(f"{hosts} hosts at {slowest:,.0f} Mbit/s: 1-bit Adam steps {gain:.1f} times as often as exact Adam")
         if not arguments.no_break_even:
             expected, found = crossing(hosts, say)
-            told[f"{hosts} hosts, break-even Mbit/s"] = [expected, found]
+            results[f"{hosts} hosts, break-even Mbit/s"] = [expected, found]
             where = "not between the rates tried" if found is None else f"{found:,.0f} Mbit/s"
             say(f"{hosts} hosts: 1-bit Adam pays below {expected:,.0f} Mbit/s (predicted), {where} (measured)")
         if arguments.out is not None:
-            arguments.out.write_text(json.dumps(told, indent=1) + "\n")
+            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,12 @@
     python -m benchmarks.overhead bloom-mini
     python -m benchmarks.overhead --all --pairs 40
 
-Both loops run in one process of one rank. Their steps alternate in the order suite, bare, bare, suite, so that phases
-of the machine that are longer than a step affect both. Each pair is the same step of the same run, with equal batches,
-losses and masks. The interval is that of the median ratio of one process, from the binomial distribution of its signs,
-with pairs taken as independent. Every start runs the same steps.
+Both loops run in one process of one rank. Their steps alternate in the order suite, bare, bare, suite. Each pair is the
+same step of the same run, with equal batches, losses and masks. The interval is that of the median ratio of one
+process, from the binomial distribution of its signs, with pairs taken as independent.
 
-On a CPU the suite takes CPU speed samples between the timed steps, as in a run. Their effect on the caches counts, and
-each step includes its share of their time, the mean over all. The ratio without that share is printed too ("alone").
-
-The ratio of processor time is also printed; other processes disturb it less. It is meant for `--threads 1`, because
+On a CPU the suite takes CPU speed samples between the timed steps, as in a run. Each step includes its share of their
+time, the mean over all; the ratio "alone" does not. The ratio of processor time is meant for `--threads 1`, because
 waiting threads of OpenMP use processor time too.
 
 Both loops train the same, to the bit where they are deterministic (see `check_equal_work`). They start anew every
@@ -34,6 +31,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +66,9 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
 
 class Pair(NamedTuple):
     """One step of each loop: seconds, ratio of processor times, seconds of speed samples before it, loss difference."""
@@ -93,9 +94,9 @@ class Overhead(NamedTuple):
     peak_bytes: int
     bare_peak_bytes: int
     loss_difference: float
-    processor: Interval | None = None
-    sampling_seconds: float = 0.0
-    alone: Interval | None = None
+    processor: Interval
+    sampling_seconds: float
+    alone: Interval
 
     @property
     def memory(self) -> float:
@@ -137,13 +138,7 @@ def overhead(job: Job, device: torch.device, *, pairs: int, progress: Callable[[
         UnequalWorkError: the loops do not train the same.
     """
     seed = dropout_seed(job.seed, device_mesh(job.layout, device.type), job.layout)
-
-    def ours() -> SuiteLoop:
-        return SuiteLoop(job, device)
-
-    def bare() -> BareLoop:
-        return BareLoop(job, device)
-
+    ours, bare = partial(SuiteLoop, job, device), partial(BareLoop, job, device)
     progress("peak memory of each alone")
     our_peak = peak_bytes(ours, device, seed)
     bare_peak = peak_bytes(bare, device, seed)
@@ -151,8 +146,8 @@ def overhead(job: Job, device: torch.device, *, pairs: int, progress: Callable[[
     if not is_exact(job, device) and is_exact(untied(job), device):
         without_ties = untied(job)
         check_equal_work(
-            Turn(lambda: SuiteLoop(without_ties, device), device, seed),
-            Turn(lambda: BareLoop(without_ties, device), device, seed),
+            Turn(partial(SuiteLoop, without_ties, device), device, seed),
+            Turn(partial(BareLoop, without_ties, device), device, seed),
         )
     progress("time, in alternation")
     taken: list[Pair] = []
@@ -199,13 +194,11 @@ def _rate(bare: Turn) -> float:
     return float(bare.loop.optimizer.param_groups[0]["lr"])
 
 
-def measured(
-    name: str, *, pairs: int, device_name: str, layout: str | None, threads: int | None, progress: Callable[[str], None]
-) -> Overhead:
+def measured(name: str, asked: argparse.Namespace, progress: Callable[[str], None]) -> Overhead:
     """Both ratios of the miniature `name` in this process.
 
     Args:
-        threads: of operators; None: as many as in a run of the suite.
+        asked: options of the command line.
         progress: receives the name of each phase.
 
     Raises:
@@ -213,12 +206,12 @@ def measured(
         UnequalWorkError: the loops do not train the same.
     """
     with tempfile.TemporaryDirectory(prefix="overhead-") as scratch:
-        steps = EQUAL_STEPS + WARM_UP + min(pairs, PAIRS_A_START)
+        steps = EQUAL_STEPS + WARM_UP + min(asked.pairs, PAIRS_A_START)
         request = Request(
             name=name,
             ranks=1,
-            layout=layout,
-            device=device_name,
+            layout=asked.layout,
+            device=asked.device,
             compiled=False,
             steps=max(steps, 20),
             results=Path(scratch),
@@ -226,7 +219,7 @@ def measured(
         planned = plan(request)
         job = job_for(planned, corpus_for(planned, None), scratch)
         device = torch.device(planned.device, 0) if planned.device == "cuda" else torch.device("cpu")
-        torch.set_num_threads(threads or job.threads)
+        torch.set_num_threads(asked.threads or job.threads)
         torch.use_deterministic_algorithms(planned.device == "cpu")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by module code
         prepare_arithmetic(job.recipe.precision, device)
@@ -238,7 +231,7 @@ def measured(
             timeout=timedelta(seconds=60),
         )
         try:
-            return overhead(job, device, pairs=pairs, progress=progress)
+            return overhead(job, device, pairs=asked.pairs, progress=progress)
         finally:
             dist.destroy_process_group()
 
@@ -246,12 +239,10 @@ def measured(
 def line(name: str, result: Overhead) -> str:
     """One miniature's result in a line."""
     verdict = {0: "pass", 1: "FAIL", 3: "undecided"}[exit_code(result)]
-    processor = "processor {:.3f} [{:.3f}, {:.3f}]  ".format(*result.processor) if result.processor else ""
-    alone = "  alone {:.3f} [{:.3f}, {:.3f}]".format(*result.alone) if result.alone else ""
     return (
-        f"{name:<14} time {result.seconds.median:.3f} [{result.seconds.low:.3f}, {result.seconds.high:.3f}]  "
-        f"{processor}bare step {1e3 * result.bare_seconds:.1f} ms  "
-        f"speed samples {1e3 * result.sampling_seconds:.1f} ms{alone}  "
+        f"{name:<14} time {result.seconds}  processor {result.processor}  "
+        f"bare step {1e3 * result.bare_seconds:.1f} ms  speed samples {1e3 * result.sampling_seconds:.1f} ms  "
+        f"alone {result.alone}  "
         f"memory {result.memory:.3f} ({result.peak_bytes / 1e6:.1f} / {result.bare_peak_bytes / 1e6:.1f} MB)  "
         f"largest loss difference {result.loss_difference:.1e}  {verdict}"
     )
@@ -279,27 +270,16 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--threads: 1 or more, got {asked.threads}")
     names = list(miniatures()) if asked.all else asked.names or ["bloom-mini"]
     if len(names) > 1:
-        same = ["--pairs", str(asked.pairs), "--device", asked.device]
-        same += ["--layout", asked.layout] if asked.layout else []
-        same += ["--threads", str(asked.threads)] if asked.threads else []
-        codes = [
-            subprocess.run([sys.executable, "-m", "benchmarks.overhead", name, *same]).returncode for name in names
-        ]
-        return worst(codes)
+        options = [argument for argument in arguments if argument not in (*names, "--all")]
+        command = [sys.executable, "-m", "benchmarks.overhead", *options]
+        return worst([subprocess.run([*command, name]).returncode for name in names])
     (name,) = names
 
     def progress(phase: str) -> None:
         sys.stderr.write(f"{name}: {phase}\n")
 
     try:
-        result = measured(
-            name,
-            pairs=asked.pairs,
-            device_name=asked.device,
-            layout=asked.layout,
-            threads=asked.threads,
-            progress=progress,
-        )
+        result = measured(name, asked, progress)
     except InputError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -24,7 +24,6 @@ import torch
 import triton
 
 from benchmarks.kernels.plot import draw
-from benchmarks.kernels.record import read
 from benchmarks.kernels.speed import DEVICE
 from benchmarks.kernels.table import table
 from kernels.operator import INTERPRETED
@@ -105,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     start = time.perf_counter()
     code = int(pytest.main([POINTS, *options, *arguments], plugins=[MachineLog()]))
     for path in sorted(set(storage.rglob("*.json")) - before):
-        record = read(path)
+        record = json.loads(path.read_text(encoding="utf-8"))
         # indented, as pytest-benchmark writes it, half of it is spaces
         path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
         text = table(record)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy
 
 from benchmarks.kernels.case import OURS, PLAIN
@@ -25,10 +24,11 @@ class Ratio(NamedTuple):
     high: float
 
 
-class KernelTiming(NamedTuple):
+class KernelTiming(msgspec.Struct, frozen=True):
     """One function in one pass of one case.
 
     Args:
+        which: the pass.
         over: name of the size that the plot is over, and `size` its value.
         share: of the copy's bandwidth in the same turns: least bytes / seconds / that.
         host_seconds: until the host has handed the call over; None on a CPU.
@@ -38,7 +38,7 @@ class KernelTiming(NamedTuple):
 
     kernel: str
     variant: str
-    which: str
+    which: str = msgspec.field(name="pass")
     dtype: str
     sizes: Mapping[str, int]
     over: str
@@ -64,12 +64,6 @@ class KernelTiming(NamedTuple):
         return (self.kernel, self.variant, self.which, self.dtype, *self.sizes.items())
 
 
-def read(path: Path) -> Mapping[str, Any]:
-    """A stored benchmark as pytest-benchmark wrote it."""
-    record: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
-
-
 def rows(record: Mapping[str, Any]) -> list[KernelTiming]:
     """All rows of a stored benchmark, in its order."""
     base = {
@@ -83,22 +77,13 @@ def rows(record: Mapping[str, Any]) -> list[KernelTiming]:
 def _row(stored: Mapping[str, Any], ours: Sequence[float] | None) -> KernelTiming:
     facts, samples = stored["extra_info"], stored["stats"]["data"]
     seconds = median(samples)
-    bandwidth = facts["copy_bytes_per_second"]
-    return KernelTiming(
-        kernel=facts["kernel"],
-        variant=facts["variant"],
-        which=facts["pass"],
-        dtype=facts["dtype"],
-        sizes=facts["sizes"],
-        over=facts["over"],
-        form=facts["form"],
-        seconds=seconds,
-        rounds=len(samples),
-        share=facts["least_bytes"] / seconds / bandwidth,
-        copy_bytes_per_second=bandwidth,
-        host_seconds=facts["host_seconds"],
-        ratio=None if ours is None or facts["form"] in (OURS, PLAIN) else ratio(samples, ours),
-    )
+    computed = {
+        "seconds": seconds,
+        "rounds": len(samples),
+        "share": facts["least_bytes"] / seconds / facts["copy_bytes_per_second"],
+        "ratio": None if ours is None or facts["form"] in (OURS, PLAIN) else ratio(samples, ours),
+    }
+    return msgspec.convert(facts | computed, KernelTiming)
 
 
 def ratio(others: Sequence[float], ours: Sequence[float]) -> Ratio:

@@ -135,13 +135,13 @@ def test_too_few_pairs_leave_everything_open() -> None:
     [(0.99, 1.02, 101, 0), (1.04, 1.09, 101, 1), (1.01, 1.05, 101, 3), (0.99, 1.01, 103, 1), (0.9, 1.03, 102, 0)],
 )
 def test_the_verdict_leaves_open_what_the_interval_leaves_open(low: float, high: float, peak: int, code: int) -> None:
-    assert exit_code(Overhead(Interval((low + high) / 2, low, high), 0.1, peak, 100, 0.0)) == code
+    time = Interval((low + high) / 2, low, high)
+    assert exit_code(Overhead(time, 0.1, peak, 100, 0.0, processor=time, sampling_seconds=0.0, alone=time)) == code
 
 
 def test_a_step_is_judged_with_its_share_of_the_samples_and_printed_without() -> None:
-    found = Overhead(
-        Interval(1.05, 1.04, 1.06), 0.05, 100, 100, 0.0, sampling_seconds=0.0025, alone=Interval(1.0, 0.99, 1.01)
-    )
+    time, alone = Interval(1.05, 1.04, 1.06), Interval(1.0, 0.99, 1.01)
+    found = Overhead(time, 0.05, 100, 100, 0.0, processor=time, sampling_seconds=0.0025, alone=alone)
     assert exit_code(found) == 1
     assert "speed samples 2.5 ms  alone 1.000 [0.990, 1.010]" in line("gpt2-mini", found)
 
