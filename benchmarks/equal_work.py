@@ -90,28 +90,22 @@ def _is_close(name: str, weight: Tensor, other: Tensor, bare: BareLoop) -> bool:
     return bool(((ours_wide - other_wide).abs() <= unit + rate * update).all())
 
 
-def loss_bound(bare: Turn, loss: float, rates: Sequence[float]) -> float:
-    """By how much the losses of a pair may differ after equal updates at these learning rates.
+def check_losses(our_loss: float, bare_loss: float, bare: Turn, rates: Sequence[float]) -> None:
+    """Refuse a pair whose losses differ by more than roundings allow after equal updates at these learning rates.
 
     From then on each loop clips by its own norm, so that roundings differ, and Adam makes as much of a rounding as of a
     gradient: an update l differs by up to 2 l. As roundings, these have signs that do not follow the gradient g of the
     loss: they add up as a random walk over updates and weights, of which w is stored to a relative eps.
         |g| (2 sqrt(sum of l^2) + eps max |w|)    of weights that differ
         m 2^-24 |loss|                            of the mean over m micro-batches
-    """
-    assert isinstance(bare.loop, BareLoop)
-    stored = max(torch.finfo(weight.dtype).eps * float(weight.detach().abs().max()) for weight in bare.loop.parameters)
-    norm = bare.norm if math.isfinite(bare.norm) else math.inf  # of a step that an overflow skips, nothing is known
-    return norm * (2 * math.hypot(*rates) + stored) + _micro_batches(bare.loop.job) * 2**-24 * abs(loss)
-
-
-def check_losses(our_loss: float, bare_loss: float, bare: Turn, rates: Sequence[float]) -> None:
-    """Refuse a pair whose losses differ by more than `loss_bound`.
 
     Raises:
         UnequalWorkError: they do.
     """
-    bound = loss_bound(bare, bare_loss, rates)
+    assert isinstance(bare.loop, BareLoop)
+    stored = max(torch.finfo(weight.dtype).eps * float(weight.detach().abs().max()) for weight in bare.loop.parameters)
+    norm = bare.norm if math.isfinite(bare.norm) else math.inf  # of a step that an overflow skips, nothing is known
+    bound = norm * (2 * math.hypot(*rates) + stored) + _micro_batches(bare.loop.job) * 2**-24 * abs(bare_loss)
     if not abs(our_loss - bare_loss) <= bound:
         differ = f"{our_loss} under the suite, {bare_loss} in the bare loop"
         raise UnequalWorkError(f"losses after {len(rates)} updates: {differ}, more than {bound:.1e} apart")

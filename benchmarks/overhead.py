@@ -54,7 +54,7 @@ TIME_LIMIT = 1.03
 MEMORY_LIMIT = 1.02
 FAILED = 4
 # 27 with the updates before them. Two equal bare loops of gpt2-mini, whose norms differed by 2^-22 from the fourth
-# update on, exceeded `loss_bound` after 37 updates (CPU, 2026-11-23).
+# update on, exceeded the bound of `check_losses` after 37 updates (CPU, 2026-11-23).
 PAIRS_A_START = 20
 WARM_UP = WARM_UP_STEPS + 2  # Adam's state and PyTorch's caches exist after the first; the ramp-up ends in the second
 

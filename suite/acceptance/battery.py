@@ -1,23 +1,27 @@
-"""One battery: it measures phase by phase, judges, runs again what failed, and stores its record."""
+"""One battery: it measures phase by phase, judges, runs again what failed or was disturbed, and stores its record."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
-from suite.acceptance import battery_record
+from reference_runs.errors import InputError
+from suite.acceptance import battery_record, phases, repetition
 from suite.acceptance.battery_record import BatteryRecord, unfinished
-from suite.acceptance.check_table import ENVIRONMENT
-from suite.acceptance.context import RunningBattery, Settings
-from suite.acceptance.evidence import Evidence, MiniatureLaunch
+from suite.acceptance.check_table import ENVIRONMENT, HOST_DEVICE, STEP_TIME
+from suite.acceptance.context import BatteryPhase, RunningBattery, Settings
+from suite.acceptance.evidence import Evidence, Health, MicroMeasurements, MiniatureLaunch, PhaseTiming
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, decision
-from suite.acceptance.first_pass import measure
+from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
 from suite.acceptance.nvml import HealthWatch
 from suite.acceptance.past_batteries import NodeIdentity, history
-from suite.acceptance.repetition import confirmed_findings, run_again
 from suite.job.events import Status
+from suite.machine.fingerprint import fingerprint
+from suite.machine.profile import check_holds, read
 
 
 class BatteryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,8 +107,8 @@ def _findings(battery: RunningBattery) -> list[CheckFinding]:
     again: dict[str, list[Evidence]] = {}
     stopped: OSError | None = None
     try:
-        measure(battery)
-        again = run_again(battery, battery.findings(battery.health(watch.so_far())))
+        _measure(battery)
+        again = repetition.run_again(battery, battery.findings(battery.health(watch.so_far())))
     except OSError as error:
         stopped = error
     finally:
@@ -114,7 +118,7 @@ def _findings(battery: RunningBattery) -> list[CheckFinding]:
             battery.record.keep("health", [health])
     except OSError as error:
         stopped = stopped or error
-    findings = [battery.history.dated(finding) for finding in confirmed_findings(battery, health, again)]
+    findings = [battery.history.dated(finding) for finding in repetition.confirmed_findings(battery, health, again)]
     if stopped is None:
         return findings
     no_room = CheckFinding(
@@ -126,3 +130,107 @@ def _findings(battery: RunningBattery) -> list[CheckFinding]:
         evidence=str(stopped),
     )
     return [no_room, *findings]
+
+
+def _measure(battery: RunningBattery) -> None:
+    """Run all phases that the selected checks need."""
+    settings = battery.settings
+    battery.evidence_of["environment"] = battery.run(phases.environment_phase(battery))
+    if settings.selected & (phases.OF_MICRO if settings.device == "cuda" else phases.OF_MICRO - {HOST_DEVICE}):
+        _measure_machine(battery)
+    launches = phases.launch_phases(battery)
+    for number, phase in enumerate(launches):
+        _launch(battery, phase, launches[number + 1 :])
+    _further_looks(battery)
+    probe = phases.probe_phase(battery)
+    if probe is not None:
+        battery.evidence_of[probe.name] = battery.run(probe)
+
+
+def _launch(battery: RunningBattery, phase: BatteryPhase, later: Sequence[BatteryPhase]) -> None:
+    """Make the launches of a phase, and repeat those that other processes disturbed, if time is left."""
+    evidence = battery.evidence_of[phase.name] = battery.run(phase)
+    repeat = repetition.disturbed(battery, phase, evidence, later)
+    if repeat:
+        name, _, purpose = phase.name.partition(" ")
+        repeated = battery.run(phases.launches_phase(battery, name, purpose, len(repeat)), repetition.REPEATED)
+        battery.evidence_of[phase.name] = repetition.with_repeats(evidence, repeat, repeated)
+
+
+def _measure_machine(battery: RunningBattery) -> None:
+    """Run the micro-measurements, and repeat them where other processes disturbed them, if time is left."""
+    phase = phases.micro_phase(battery)
+    evidence = battery.evidence_of[phase.name] = _profiled(battery, phase, ("", "anew"))
+    repeat = repetition.disturbed(battery, phase, evidence, phases.launch_phases(battery))
+    if not repeat:
+        return
+    profile, battery.profile = battery.profile, None
+    repeated = _profiled(battery, phase, (repetition.REPEATED, f"{repetition.REPEATED} anew"))
+    battery.evidence_of[phase.name] = repetition.with_repeats(evidence, repeat, repeated)
+    if not repetition.ended_well(repeated):
+        battery.profile = profile
+
+
+def _profiled(battery: RunningBattery, phase: BatteryPhase, attempts: Sequence[str]) -> list[Evidence]:
+    """Run micro-measurements, or take those of an interrupted battery with their machine profile.
+
+    Where that profile is gone, or of another machine, the next attempt is made.
+    """
+    evidence: list[Evidence] = []
+    for attempt in attempts:
+        evidence = battery.run(phase, attempt)
+        path = next((item.profile for item in evidence if isinstance(item, MicroMeasurements)), "")
+        if battery.profile is not None or not path:
+            break
+        try:
+            profile = read(Path(path))
+            check_holds(profile, fingerprint(battery.settings.device), path)
+        except InputError as error:
+            battery.progress(f"not used: {error}")
+            continue
+        battery.profile = profile
+        break
+    return evidence
+
+
+def _further_looks(battery: RunningBattery) -> None:
+    """Launch again what the last look did not decide, as long as looks and time are left.
+
+    Time is reserved for the probe and for the shortest re-runs: of what failed so far, and of the miniature itself,
+    which the look may reject.
+    """
+    settings, looks = battery.settings, battery.settings.effort.looks
+    if STEP_TIME not in settings.selected:
+        return
+    for name in settings.timed:
+        while True:
+            launches = [
+                item
+                for item in battery.evidence()
+                if isinstance(item, MiniatureLaunch) and (item.run, item.purpose) == (name, "times")
+                if not item.set_aside
+            ]
+            ratios = step_ratios(launches)
+            if len(ratios) < len(launches) or len(ratios) < looks[0]:
+                break
+            missing = step_launches_missing(ratios, step_references(launches, battery.history), looks)
+            phase = phases.launches_phase(battery, name, "times", missing)
+            as_before = missing * math.fsum(launch.seconds for launch in launches) / len(launches)
+            seconds = max(phase.predicted_seconds, as_before) + _reserved_seconds(battery, launches)
+            if not missing or seconds > battery.seconds_left:
+                break
+            attempt = f"from launch {len(ratios) + 1}"
+            evidence = battery.evidence_of[f"{phase.name} {attempt}"] = battery.run(phase, attempt)
+            if any(isinstance(item, PhaseTiming) and item.outcome != "ok" for item in evidence):
+                break
+
+
+def _reserved_seconds(battery: RunningBattery, launches: Sequence[MiniatureLaunch]) -> float:
+    """Seconds that must be left after a further look at these launches: for the probe, and for the shortest re-runs."""
+    so_far = battery.findings(Health(gpus=[], why_none="still being read"))
+    reruns = [rerun for _, rerun in repetition.planned_reruns(battery, so_far) if rerun.needed]
+    name = f"{launches[0].run} times"
+    if all(rerun.name != name for rerun in reruns):
+        seconds = math.fsum(launch.seconds for launch in launches)
+        reruns.append(repetition.Rerun(name=name, seconds=seconds, launches=len(launches), needed=True))
+    return phases.probe_seconds(battery) + math.fsum(rerun.shortest_seconds for rerun in reruns)

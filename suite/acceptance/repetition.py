@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from suite.acceptance import phases
 from suite.acceptance.check_table import HANG_GUARD
 from suite.acceptance.context import BatteryPhase, RunningBattery
 from suite.acceptance.evidence import (
@@ -24,17 +25,6 @@ from suite.acceptance.evidence import (
 from suite.acceptance.findings import CheckFinding, CheckVerdict, confirmed, rests_on_clocks
 from suite.acceptance.judge.gpu_health import environment_findings, share_of_others
 from suite.acceptance.judge.noninferiority import FEWEST
-from suite.acceptance.phases import (
-    FROM_MICRO,
-    FROM_PROBE,
-    FROM_TIMES,
-    OF_MICRO,
-    launch_phases,
-    launches_phase,
-    micro_phase,
-    probe_phase,
-    probe_seconds,
-)
 from suite.acceptance.presets import MINIATURES
 from suite.job.events import Status
 
@@ -66,7 +56,7 @@ def disturbed(
             return []
         undisturbed_seconds = phase.predicted_seconds * len(repeat) / max(1, len(timed))
         seconds = min(math.fsum(item.seconds for item in repeat), undisturbed_seconds)
-        seconds += math.fsum(other.predicted_seconds for other in later) + probe_seconds(battery)
+        seconds += math.fsum(other.predicted_seconds for other in later) + phases.probe_seconds(battery)
         if seconds > battery.seconds_left:
             return []
     if repeat:
@@ -161,7 +151,7 @@ def run_again(battery: RunningBattery, first: list[CheckFinding]) -> dict[str, l
         if launches is None:  # earlier re-runs took longer than at first
             continue
         if launches:
-            phase = launches_phase(battery, rerun.name.partition(" ")[0], "times", launches)
+            phase = phases.launches_phase(battery, rerun.name.partition(" ")[0], "times", launches)
         again[rerun.name] = battery.run(phase, "again")
     return again
 
@@ -170,10 +160,10 @@ def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) ->
     """Phases whose re-run would confirm or take back a failure, with the time that each took at first."""
     failed = [item for item in findings if item.verdict is CheckVerdict.FAIL and item.status is Status.OK]
     slow = {item.phase: item for item in battery.evidence() if isinstance(item, PhaseTiming) and item.outcome == "slow"}
-    probe_parts = FROM_PROBE if "probe" in slow else FROM_PROBE & {finding.check for finding in failed}
-    probe = probe_phase(battery, probe_parts) if probe_parts else None
+    probe_parts = phases.FROM_PROBE if "probe" in slow else phases.FROM_PROBE & {finding.check for finding in failed}
+    probe = phases.probe_phase(battery, probe_parts) if probe_parts else None
     planned = []
-    for phase in (micro_phase(battery), *launch_phases(battery), *(() if probe is None else (probe,))):
+    for phase in (phases.micro_phase(battery), *phases.launch_phases(battery), *(() if probe is None else (probe,))):
         causes = [
             finding
             for finding in failed
@@ -188,7 +178,7 @@ def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) ->
             or (isinstance(item, MicroMeasurements | MiniatureLaunch) and not item.set_aside)
         ]
         seconds = math.fsum(item.seconds for item in measured)
-        launches = len(measured) if phase.serves >= FROM_TIMES else 0
+        launches = len(measured) if phase.serves >= phases.FROM_TIMES else 0
         if phase.name == "probe":  # only its failed parts
             seconds = min(seconds, phase.predicted_seconds)
         if phase.name in slow:  # all of it, until it ends or is too slow again
@@ -205,7 +195,7 @@ def _is_slow(finding: CheckFinding, phase: BatteryPhase) -> bool:
 
 def _decides(phase: BatteryPhase, finding: CheckFinding) -> bool:
     """Whether a re-run of the phase decides the finding: micro-measurements predict step times, but measure none."""
-    confirms = FROM_MICRO if phase.serves == OF_MICRO else phase.serves
+    confirms = phases.FROM_MICRO if phase.serves == phases.OF_MICRO else phase.serves
     return _is_slow(finding, phase) or (finding.check in confirms and _is_about(finding, phase))
 
 
@@ -225,8 +215,8 @@ def confirmed_findings(battery: RunningBattery, health: Health, again: dict[str,
         return confirmed(first, [])
     # further looks belong to the first measurement: a re-run is judged without them
     further_looks = tuple(f"{name} from launch" for name in again)
-    phases = {name: of_phase for name, of_phase in battery.evidence_of.items() if not name.startswith(further_looks)}
-    evidence = [item for of_phase in (phases | again).values() for item in of_phase]
+    before = {name: of_phase for name, of_phase in battery.evidence_of.items() if not name.startswith(further_looks)}
+    evidence = [item for of_phase in (before | again).values() for item in of_phase]
     looks: dict[str, tuple[int, ...]] = {}
     for of_phase in again.values():
         launches = [item for item in of_phase if isinstance(item, MiniatureLaunch) and item.purpose == "times"]

@@ -59,16 +59,11 @@ def _devices(around: Surroundings) -> CheckFinding:
     expected = around.devices_expected
     wrong = expected is not None and around.devices != expected
     if around.gpus_before:
-        return CheckFinding(
-            check=ENVIRONMENT,
-            subject="devices",
-            verdict=CheckVerdict.INVALID,
-            measured=0.0,
-            source="an earlier battery of this node",
-            part=f"GPUs: none in place of {around.gpus_before}",
-            evidence="an earlier battery of this node had GPUs, and now no driver reports one; --device cpu judges the "
-            "rest of the node",
-        )
+        before = "an earlier battery of this node"
+        part = f"GPUs: none in place of {around.gpus_before}"
+        evidence = f"{before} had GPUs, and now no driver reports one; --device cpu judges the rest of the node"
+        invalid = CheckFinding(check=ENVIRONMENT, subject="devices", verdict=CheckVerdict.INVALID, measured=0.0)
+        return msgspec.structs.replace(invalid, source=before, part=part, evidence=evidence)
     return CheckFinding(
         check=ENVIRONMENT,
         subject="devices",

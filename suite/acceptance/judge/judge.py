@@ -22,8 +22,7 @@ from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.data_sheet import known_gpu
 from suite.acceptance.judge.failed_measurements import guard_findings
 from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings
-from suite.acceptance.judge.launches import exact_findings, jitter_findings, time_findings
-from suite.acceptance.judge.losses import loss_findings
+from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
 from suite.acceptance.past_batteries import History

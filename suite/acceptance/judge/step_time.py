@@ -1,4 +1,4 @@
-"""Check 8: step time of a miniature against its prediction, the term that is late, and the CPU speed meanwhile."""
+"""Check 8: step time of a miniature against its prediction, the part that makes it late, and CPU speed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,40 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from suite.acceptance.check_table import CHECKS, CPU_SPEED, STEP_TIME
+from suite.acceptance.check_table import CHECKS, CPU_SPEED, MATRIX, MEMORY, STEP_TIME
 from suite.acceptance.evidence import MiniatureLaunch
 from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence
-from suite.acceptance.judge.attribution import slow_part
 from suite.acceptance.judge.expected_rates import UNKNOWN_MODEL, ExpectedRate, outlier_words
 from suite.acceptance.judge.noninferiority import FEWEST, Look, launches_missing, look
 from suite.acceptance.judge.rates import rate_finding
 from suite.acceptance.judge.step_time_margin import MARGIN, WIDEST, WITHOUT_HISTORY, Reference, reference
 from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, measured_values
 from suite.job.events import Status
+from suite.machine import cpu_speed
 from suite.metrics.figures import StepTerm
 
 _WORST_FIRST = (CheckVerdict.FAIL, CheckVerdict.INCONCLUSIVE, CheckVerdict.WARN, CheckVerdict.PASS)
+PART_OF_TERM = {
+    StepTerm.DATA_LOADING: "host (data loading)",
+    StepTerm.HOST_DEVICE_COPY: "host-device link",
+    StepTerm.EXPOSED_COMMUNICATION: "links",
+    StepTerm.BUBBLE: "pipeline: a stage waits",
+    StepTerm.OPTIMIZER: "memory bandwidth (optimizer)",
+    StepTerm.OVERHEAD: "host (dispatch)",
+    StepTerm.UNEXPLAINED: "in no term",
+}
+PRODUCT, ELEMENTWISE, MEMORY_BOUND = cpu_speed.PRODUCT, cpu_speed.ELEMENTWISE, cpu_speed.MEMORY
+# By the reference kernels that slowed down most, alike; products and memory together name no part
+PART_OF_SLOW_KERNELS = {
+    frozenset({PRODUCT}): "matrix rate",
+    frozenset({ELEMENTWISE}): "caches",
+    frozenset({MEMORY_BOUND}): "memory bandwidth",
+    frozenset({ELEMENTWISE, MEMORY_BOUND}): "caches and memory",
+    frozenset({PRODUCT, ELEMENTWISE}): "processors' speed",
+    frozenset({PRODUCT, ELEMENTWISE, MEMORY_BOUND}): "processors' speed",
+}
+STANDS_OUT = 1.05  # slowdown from which a kernel counts, also against the others: where the check of CPU speed warns
+EXPLAINS = 0.5  # of the logarithm of the term's lateness, at least
 
 
 def step_ratios(launches: Sequence[MiniatureLaunch]) -> list[float]:
@@ -113,8 +134,9 @@ def step_time_finding(
     _, fleet = history.of(STEP_TIME, _compared_as(launches))
     outlier = outlier_words(CHECKS[STEP_TIME], ratio, measured_values(fleet))
     verdict = CheckVerdict.WARN if outlier and verdict is CheckVerdict.PASS else verdict
-    term, excess = largest_deviation(launches, held_to.usual)
+    term, late_seconds = largest_deviation(launches, held_to.usual)
     part, why_part = ("", "") if verdict is CheckVerdict.PASS else slow_part(term, launches, rates, held_to.usual)
+    lateness = f"{1e3 * abs(late_seconds):.1f} ms {'longer' if late_seconds >= 0 else 'shorter'}"
     bounds = f"1-sided bounds {result.low:.3f} to {result.high:.3f}"
     return CheckFinding(
         check=STEP_TIME,
@@ -131,7 +153,7 @@ def step_time_finding(
         evidence=joined_evidence(
             seconds,
             f"{result.launches} launches, spread {result.spread:.1%}, {bounds}",
-            f"most in {term.value}, {1e3 * excess:.1f} ms longer than {'usual' if held_to.usual else 'predicted'}",
+            f"most in {term.value}, {lateness} than {'usual' if held_to.usual else 'predicted'}",
             why_part,
             *(f"{other.look.ratio:.3f} of {other.reference.source}" for other in comparisons if other is not worst),
             outlier,
@@ -139,7 +161,7 @@ def step_time_finding(
         ),
         least_detectable=result.least_detectable,
         spread=result.spread,
-        terms=excess_shares(launches),
+        terms={term.value: share for term, share in excess(launches, as_shares=True).items()},
         compared_as=_compared_as(launches),
     )
 
@@ -168,26 +190,20 @@ def cpu_speed_findings(run: str, launches: Sequence[MiniatureLaunch], history: H
     ]
 
 
-def excess_seconds(launches: Sequence[MiniatureLaunch]) -> dict[StepTerm, float]:
-    """By term, measured less predicted seconds; the median of the launches."""
-    excess: dict[StepTerm, list[float]] = {}
-    for launch in launches:
-        for term in launch.measured_terms.keys() & launch.predicted_terms.keys():
-            excess.setdefault(StepTerm(term), []).append(launch.measured_terms[term] - launch.predicted_terms[term])
-    return {term: statistics.median(excess[term]) for term in StepTerm if term in excess}
-
-
-def excess_shares(launches: Sequence[MiniatureLaunch]) -> dict[str, float]:
-    """By term, measured less predicted seconds as share of the predicted step; the median of the launches.
+def excess(launches: Sequence[MiniatureLaunch], *, as_shares: bool) -> dict[StepTerm, float]:
+    """By term, measured less predicted seconds, or their share of the predicted step; the median of the launches.
 
     As share of the step, because a term may have a prediction of 0.
     """
-    excess: dict[str, list[float]] = {}
+    collected: dict[str, list[float]] = {}
     for launch in launches:
-        if launch.predicted_seconds:
-            for term, seconds in excess_seconds([launch]).items():
-                excess.setdefault(term.value, []).append(seconds / launch.predicted_seconds)
-    return {term: statistics.median(shares) for term, shares in excess.items()}
+        unit = launch.predicted_seconds if as_shares else 1.0
+        if not unit:
+            continue
+        for term in launch.measured_terms.keys() & launch.predicted_terms.keys():
+            seconds = launch.measured_terms[term] - launch.predicted_terms[term]
+            collected.setdefault(term, []).append(seconds / unit)
+    return {term: statistics.median(collected[term.value]) for term in StepTerm if term.value in collected}
 
 
 def largest_deviation(launches: Sequence[MiniatureLaunch], usual: Mapping[str, float]) -> tuple[StepTerm, float]:
@@ -198,5 +214,65 @@ def largest_deviation(launches: Sequence[MiniatureLaunch], usual: Mapping[str, f
     """
     predicted = [launch.predicted_seconds for launch in launches if launch.predicted_seconds]
     step = statistics.median(predicted) if predicted else 0.0
-    excess = {StepTerm(term): step * (share - usual.get(term, 0.0)) for term, share in excess_shares(launches).items()}
-    return max(excess.items(), key=lambda item: item[1], default=(StepTerm.UNEXPLAINED, 0.0))
+    shares = excess(launches, as_shares=True)
+    seconds = {term: step * (share - usual.get(term.value, 0.0)) for term, share in shares.items()}
+    return max(seconds.items(), key=lambda item: item[1], default=(StepTerm.UNEXPLAINED, 0.0))
+
+
+def slow_part(
+    term: StepTerm, launches: Sequence[MiniatureLaunch], rates: Sequence[CheckFinding], usual: Mapping[str, float]
+) -> tuple[str, str]:
+    """The part at fault, and the evidence that chose it; no evidence where the term alone names the part.
+
+    Forward and backward passes are matrix products and operators bound by memory. What decides, in this order:
+        CPU speed  slowdown of the reference kernels (products and element-wise work in the caches, work in memory)
+                   between the timed steps, against the micro-measurements: the slowest kernels name the part
+                   (`PART_OF_SLOW_KERNELS`), if they explain half of the term's own lateness, in logarithms
+        rates      verdicts of checks 1 and 3: the bad one where the other is good
+    Otherwise both parts are named.
+
+    Args:
+        usual: by term, what it usually takes beyond its prediction, as share of the predicted step.
+    """
+    if term in PART_OF_TERM:
+        return PART_OF_TERM[term], ""
+    slowdowns = _kernel_slowdowns(launches)
+    speed = ""
+    if slowdowns:
+        speed = (
+            f"in the caches, products took {slowdowns[PRODUCT]:.2f} times as long as before, element-wise work "
+            f"{slowdowns[ELEMENTWISE]:.2f}; in memory {slowdowns[MEMORY_BOUND]:.2f}"
+        )
+        slowest = max(slowdowns.values())
+        explaining = math.exp(EXPLAINS * math.log(max(1.0, _lateness(term, launches, usual))))
+        slow_kernels = frozenset(kind for kind, times in slowdowns.items() if STANDS_OUT * times > slowest)
+        part = PART_OF_SLOW_KERNELS.get(slow_kernels)
+        if part and slowest >= max(STANDS_OUT, explaining):
+            return f"{part} ({term.value})", speed
+    bad = {finding.check: finding for finding in rates if finding.verdict in (CheckVerdict.WARN, CheckVerdict.FAIL)}
+    if (MATRIX in bad) == (MEMORY in bad):
+        return f"matrix rate or memory bandwidth ({term.value})", speed
+    finding = bad[MATRIX if MATRIX in bad else MEMORY]
+    part = "matrix rate" if finding.check == MATRIX else "memory bandwidth"
+    rate = f"check {finding.check}, {finding.subject}: {finding.ratio or 0.0:.3f} of expected"
+    return f"{part} ({term.value})", joined_evidence(speed, rate)
+
+
+def _kernel_slowdowns(launches: Sequence[MiniatureLaunch]) -> dict[str, float]:
+    """Slowdown of each reference kernel, the median of the launches; empty where no launch has one."""
+    measured = [launch.cpu_slowdowns for launch in launches if launch.cpu_slowdowns]
+    if not measured:
+        return {}
+    return {kind: statistics.median(of[kind] for of in measured) for kind in (PRODUCT, ELEMENTWISE, MEMORY_BOUND)}
+
+
+def _lateness(term: StepTerm, launches: Sequence[MiniatureLaunch], usual: Mapping[str, float]) -> float:
+    """Measured over usual seconds of the term, the median of the launches: predicted, and what is usual beyond that."""
+    ratios = []
+    for launch in launches:
+        measured = launch.measured_terms.get(term.value, 0.0)
+        predicted = launch.predicted_terms.get(term.value, 0.0)
+        usual_seconds = predicted + usual.get(term.value, 0.0) * (launch.predicted_seconds or 0.0)
+        if measured > 0 and predicted > 0 and usual_seconds > 0:
+            ratios.append(measured / usual_seconds)
+    return statistics.median(ratios) if ratios else 1.0

@@ -14,8 +14,7 @@ from suite.acceptance.evidence import Exchange
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, confirmed, decision
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.judge import RULES, JudgedBattery, battery_findings
-from suite.acceptance.judge.launches import exact_findings, jitter_findings, time_findings
-from suite.acceptance.judge.losses import loss_findings
+from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
 from suite.acceptance.measurements import pipeline_stages
 from suite.acceptance.past_batteries import History

@@ -6,10 +6,9 @@ import msgspec
 import pytest
 
 from suite.acceptance.findings import CheckVerdict
-from suite.acceptance.judge.attribution import slow_part
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.launches import time_findings
-from suite.acceptance.judge.step_time import step_launches_missing
+from suite.acceptance.judge.step_time import slow_part, step_launches_missing
 from suite.acceptance.judge.step_time_margin import Reference
 from suite.metrics.figures import StepTerm
 from tests.support.batteries import NOTHING, by_check, history_of, launched, micro, surroundings, times
