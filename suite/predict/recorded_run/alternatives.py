@@ -10,6 +10,7 @@ import msgspec
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Offload, Recomputation, layout_text
 from reference_runs.run import Recipe, Workload
+from suite.predict.analytic import limits
 from suite.predict.analytic.activations import (
     activation_bytes,
     activation_conventions,
@@ -22,29 +23,6 @@ from suite.predict.analytic.flop import recomputation_from_input_ratio, recomput
 from suite.predict.analytic.gemm import arithmetic_intensity
 from suite.predict.analytic.gradient_buckets import fused_messages
 from suite.predict.analytic.layer_time import head_seconds, layer_products, layer_time
-from suite.predict.analytic.limits import (
-    even_stage_bytes,
-    fits,
-    fp16_spacing,
-    global_batch,
-    gradient_transfer_seconds,
-    head_flop_per_byte,
-    largest_model_parameters,
-    largest_useful_tensor_parallel,
-    least_accelerators,
-    least_accelerators_of_dimensions,
-    least_pipeline_stages,
-    least_shards,
-    machine_flop_per_byte,
-    micro_steps,
-    needed_link_bytes_per_second,
-    needed_network_bytes_per_second,
-    network_share,
-    remaining_axis_size,
-    updates,
-    usable_tensor_parallel,
-    world_size,
-)
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import (
     BYTES_PER_PARAMETER,
@@ -119,25 +97,27 @@ def _tensor_parallel(workload: Workload, machine: Machine) -> Iterator[Choice]:
     if math.isinf(link):
         yield Choice(topic, "largest useful size", NO_LINK, "1")
     else:
-        bound = largest_useful_tensor_parallel(
+        bound = limits.largest_useful_tensor_parallel(
             hidden=architecture.hidden,
             bytes_per_parameter=element,
             peak_flop_per_second=peak,
             link_bytes_per_second=link,
         )
         yield Choice(topic, "largest useful size", bound, "1", "arithmetic takes as long as communication")
-        usable = usable_tensor_parallel(min(bound, machine.accelerators_per_node), heads=architecture.heads)
+        usable = limits.usable_tensor_parallel(min(bound, machine.accelerators_per_node), heads=architecture.heads)
         yield Choice(topic, "usable inside a node", usable, "1", "a power of two that divides the heads")
-        ratio = machine_flop_per_byte(peak_flop_per_second=peak, link_bytes_per_second=link)
+        ratio = limits.machine_flop_per_byte(peak_flop_per_second=peak, link_bytes_per_second=link)
         yield Choice(topic, "machine's flop per byte", ratio, "flop/byte", "peak over the link, one way")
-    intensity = head_flop_per_byte(hidden=architecture.hidden, heads=architecture.heads, bytes_per_parameter=element)
+    intensity = limits.head_flop_per_byte(
+        hidden=architecture.hidden, heads=architecture.heads, bytes_per_parameter=element
+    )
     yield Choice(topic, "flop per byte with a head on each", intensity, "flop/byte")
     _, rows, columns, depth = layer_products(architecture, layout)["expansion"]
     intense = arithmetic_intensity(M=rows, N=columns, K=depth, element_bytes=int(element))
     yield Choice(
         topic, "flop per byte of memory in the expansion", intense, "flop/byte", f"{rows} x {depth} x {columns}"
     )
-    needed = needed_link_bytes_per_second(peak_flop_per_second=peak, flop_per_byte=intensity)
+    needed = limits.needed_link_bytes_per_second(peak_flop_per_second=peak, flop_per_byte=intensity)
     yield Choice(topic, "link that this needs, one way", needed, "byte/s")
 
 
@@ -152,13 +132,13 @@ def _memory(
         layout, tensor_parallel=1, context_parallel=1, pipeline_stages=1, virtual_stages=1, sequence_parallel=False
     )
     activations = activation_bytes(Workload(architecture, recipe, whole), stage=0)
-    total = even_stage_bytes(state_bytes=state, activation_bytes=activations)
-    least = least_accelerators(total_bytes=total, memory_bytes=machine.memory_bytes)
+    total = limits.even_stage_bytes(state_bytes=state, activation_bytes=activations)
+    least = limits.least_accelerators(total_bytes=total, memory_bytes=machine.memory_bytes)
     yield Choice(topic, "least accelerators for it", least, "1", "and the activations of one micro-batch")
-    stages = least_pipeline_stages(total_bytes=total, memory_bytes=machine.memory_bytes)
+    stages = limits.least_pipeline_stages(total_bytes=total, memory_bytes=machine.memory_bytes)
     yield Choice(topic, "least pipeline stages for it", stages, "1")
     for stage in range(4):
-        largest = largest_model_parameters(
+        largest = limits.largest_model_parameters(
             memory_bytes=machine.memory_bytes, precision=precision, zero_stage=stage, ranks=ranks
         )
         each = zero_bytes_per_parameter(precision, zero_stage=stage, ranks=ranks)
@@ -167,7 +147,7 @@ def _memory(
         yield Choice(topic, f"largest model with zero{stage}", largest, "1", note)
     rank = rank_parameters(architecture, layout, stage=0).all
     for stage in (1, 2, 3):
-        shards = least_shards(
+        shards = limits.least_shards(
             parameters=rank,
             memory_bytes=machine.memory_bytes,
             activation_bytes=prediction.memory[0].activations,
@@ -176,7 +156,7 @@ def _memory(
         )
         yield Choice(topic, f"least ranks with zero{stage} for the first stage", shards or "none suffices", "1")
     cached = architecture.sequence
-    uses = fits(
+    uses = limits.fits(
         architecture, precision, memories, training_activation_bytes=0, cached_tokens=cached, cache_element_bytes=2
     )
     for use, names in uses.items():
@@ -188,21 +168,21 @@ def _batch(workload: Workload, machine: Machine) -> Iterator[Choice]:
     architecture, recipe, layout = workload
     topic, micro_batches = "batch and ranks", accumulation(recipe, layout)
     sizes = (layout.data_parallel, layout.tensor_parallel, layout.pipeline_stages, layout.context_parallel)
-    yield Choice(topic, "world size", world_size(sizes), "1", "product of the axes")
-    replicas = remaining_axis_size(layout.ranks, sizes=sizes[1:])
+    yield Choice(topic, "world size", limits.world_size(sizes), "1", "product of the axes")
+    replicas = limits.remaining_axis_size(layout.ranks, sizes=sizes[1:])
     yield Choice(topic, "replicas", replicas, "1", "ranks over the other axes")
     dimensions = sum(size > 1 for size in sizes)
-    least = least_accelerators_of_dimensions(dimensions)
+    least = limits.least_accelerators_of_dimensions(dimensions)
     yield Choice(topic, f"least accelerators for {dimensions} parallel dimensions", least, "1")
-    batch = global_batch(
+    batch = limits.global_batch(
         accumulation=micro_batches, nodes=1, processes_per_node=layout.data_parallel, micro_batch=layout.micro_batch
     )
     yield Choice(topic, "samples of an update", batch, "sample", "accumulation * replicas * micro-batch")
     samples = ceil_division(recipe.tokens, architecture.sequence)
     of_replica = ceil_division(samples, layout.data_parallel)
-    steps = micro_steps(samples=of_replica, micro_batch=layout.micro_batch)
+    steps = limits.micro_steps(samples=of_replica, micro_batch=layout.micro_batch)
     yield Choice(topic, "micro-steps of the training", steps, "1", "of one replica")
-    taken = updates(samples=of_replica, micro_batch=layout.micro_batch, accumulation=micro_batches)
+    taken = limits.updates(samples=of_replica, micro_batch=layout.micro_batch, accumulation=micro_batches)
     yield Choice(topic, "updates of the training", taken, "1", "at the full global batch")
     years = training_years(
         parameters=parameter_count(architecture), tokens=recipe.tokens, flop_per_second=machine.peak_flop_per_second
@@ -293,7 +273,7 @@ def _communication(
     if math.isinf(machine.link_bytes_per_second):
         yield Choice(topic, crossing, NO_LINK, "s")
     else:
-        seconds = gradient_transfer_seconds(
+        seconds = limits.gradient_transfer_seconds(
             parameters=rank, link_bytes_per_second=machine.link_bytes_per_second, gradient_bytes=element
         )
         yield Choice(topic, crossing, seconds, "s", "twice that with the way back")
@@ -301,12 +281,12 @@ def _communication(
     note = f"of {layout.bucket_bytes / 2**20:g} MiB exactly, {fused.copied_bytes / 1e9:,.1f} GB copied in and out"
     yield Choice(topic, "messages of fused gradients", fused.messages, "1", note)
     if host_bytes_per_second is not None:
-        needed = needed_network_bytes_per_second(
+        needed = limits.needed_network_bytes_per_second(
             accelerators_per_node=machine.accelerators_per_node, host_bytes_per_second=host_bytes_per_second
         )
         yield Choice(topic, "network for all of a node's host links", needed, "byte/s", "one way")
         if interfaces is not None and interface_bytes_per_second is not None:
-            share = network_share(
+            share = limits.network_share(
                 needed_bytes_per_second=needed,
                 interfaces=interfaces,
                 interface_bytes_per_second=interface_bytes_per_second,
@@ -349,7 +329,7 @@ def late_steps(step_seconds: float) -> list[list[float]]:
 
 
 def _precision(recipe: Recipe) -> Iterator[Choice]:
-    spacing = fp16_spacing(math.floor(math.log2(recipe.init_std)))
+    spacing = limits.fp16_spacing(math.floor(math.log2(recipe.init_std)))
     note = "of weights as large as the initialisation's standard deviation; the reason for fp32 master weights"
     yield Choice("precision", "distance between fp16 numbers", spacing, "1", note)
     yield Choice("precision", "updates lost below", spacing / 2, "1")
