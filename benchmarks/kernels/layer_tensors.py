@@ -16,7 +16,7 @@ from torch.optim import adamw as torchs
 from benchmarks.kernels.case import RUNS, Case, Draw, dtypes
 from kernels import adamw, gradient_norm, sign_pack
 from reference_runs.catalog import reference_run
-from suite.predict.analytic.parameters import layer_elements
+from suite.predict.analytic.parameters import layer_tensors
 
 Tensors = list[Tensor]
 MOST_PARAMETERS = 500_000_000  # of a layer: with masters, moments, copies and rotation 16 GB
@@ -30,7 +30,7 @@ def _layers(device: torch.device) -> list[list[int]]:
 
     On a CPU of the smallest run alone: the attention's projection with its bias, and all of the attention.
     """
-    every = [layer_elements(reference_run(name).architecture) for name in RUNS]
+    every = [[tensor.elements for tensor in layer_tensors(reference_run(name).architecture)] for name in RUNS]
     if device.type == "cuda":
         return [layer for layer in every if sum(layer) <= MOST_PARAMETERS]
     smallest = min(every, key=sum)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 from reference_runs.layout import Layout
 from reference_runs.run import Architecture
 from suite.predict.analytic.elementwise import ceil_division, larger, smaller
-from suite.predict.analytic.parameters import layer_elements, outer_elements, stage_layers
+from suite.predict.analytic.parameters import ParameterTensor, layer_tensors, outer_tensors, stage_layers
 
 
 class FusedMessages(NamedTuple):
@@ -42,30 +42,30 @@ def stage_gradient_buckets(architecture: Architecture, layout: Layout, *, stage:
 
 def gradient_bucket_count(architecture: Architecture, layout: Layout, *, stage: int, element_bytes: int) -> int:
     """Messages in which DistributedDataParallel all-reduces one rank's gradients (see `stage_gradient_buckets`)."""
+
+    def messages(tensor_parallel: float, layers: float, first: bool, last: bool, bucket_bytes: int) -> int:
+        buckets = chunk_gradient_buckets(
+            architecture,
+            tensor_parallel=int(tensor_parallel),
+            layers=int(layers),
+            first=first,
+            last=last,
+            bucket_bytes=bucket_bytes,
+            element_bytes=element_bytes,
+        )
+        return len(buckets)
+
     last = stage == layout.pipeline_stages - 1
     counts: list[Any] = [layout.tensor_parallel, stage_layers(architecture, layout, stage=stage), stage == 0, last]
     counts.append(layout.bucket_bytes)
     if all(isinstance(count, (int, float)) for count in counts):
-        return len(stage_gradient_buckets(architecture, layout, stage=stage, element_bytes=element_bytes))
+        return messages(*counts)
     import numpy
 
     columns = numpy.broadcast_arrays(*counts)
     rows = list(zip(*(column.ravel().tolist() for column in columns), strict=True))
-    messages = {
-        row: len(
-            chunk_gradient_buckets(
-                architecture,
-                tensor_parallel=int(row[0]),
-                layers=int(row[1]),
-                first=row[2],
-                last=row[3],
-                bucket_bytes=row[4],
-                element_bytes=element_bytes,
-            )
-        )
-        for row in set(rows)
-    }
-    return cast(int, numpy.array([messages[row] for row in rows], dtype=float).reshape(columns[0].shape))
+    known = {row: messages(*row) for row in set(rows)}
+    return cast(int, numpy.array([known[row] for row in rows], dtype=float).reshape(columns[0].shape))
 
 
 def chunk_gradient_buckets(
@@ -87,29 +87,31 @@ def chunk_gradient_buckets(
     it. After the first time that something is closed, what is open has been seen before after few layers, and the rest
     repeats.
     """
-    before, after = outer_elements(architecture, tensor_parallel=tensor_parallel)
+    before, after = outer_tensors(architecture, tensor_parallel=tensor_parallel)
     top_query = last and architecture.top_query_layer and layers > 0
     if top_query:
-        place = len(after) if architecture.tied_embeddings else len(after) - 1
-        after[place:place] = layer_elements(architecture, tensor_parallel=tensor_parallel, top_query=True)
+        head = len(after) if architecture.tied_embeddings else len(after) - 1
+        after[head:head] = layer_tensors(architecture, tensor_parallel=tensor_parallel, top_query=True)
     if architecture.tied_embeddings and not first:
         after.append(before[0])
-    layer = [element_bytes * elements for elements in layer_elements(architecture, tensor_parallel=tensor_parallel)]
-    layer.reverse()
+
+    def in_order(tensors: list[ParameterTensor]) -> list[int]:
+        """Bytes of the gradients, in the order in which they become ready."""
+        return [element_bytes * tensor.elements for tensor in reversed(tensors)]
+
+    layer = in_order(layer_tensors(architecture, tensor_parallel=tensor_parallel))
     layer_bytes = sum(layer)
     open_bytes = 0
     buckets: list[int] = []
     if last:
-        open_bytes = _fill(
-            buckets, [element_bytes * elements for elements in reversed(after)], open_bytes, bucket_bytes
-        )
+        open_bytes = _fill(buckets, in_order(after), open_bytes, bucket_bytes)
     seen: dict[int, tuple[int, int]] = {}
     remaining = layers - top_query
     while remaining > 0:
         if open_bytes in seen:
-            then_remaining, place = seen[open_bytes]
+            then_remaining, start = seen[open_bytes]
             period = then_remaining - remaining
-            buckets += buckets[place:] * (remaining // period)
+            buckets += buckets[start:] * (remaining // period)
             remaining %= period
             seen.clear()
             continue
@@ -122,9 +124,7 @@ def chunk_gradient_buckets(
             open_bytes = _fill(buckets, layer, open_bytes, bucket_bytes)
             remaining -= 1
     if first:
-        open_bytes = _fill(
-            buckets, [element_bytes * elements for elements in reversed(before)], open_bytes, bucket_bytes
-        )
+        open_bytes = _fill(buckets, in_order(before), open_bytes, bucket_bytes)
     return [*buckets, open_bytes] if open_bytes else buckets
 
 

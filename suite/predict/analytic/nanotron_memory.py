@@ -27,7 +27,7 @@ from suite.predict.analytic.memory import (
     state_bytes,
     state_ranks,
 )
-from suite.predict.analytic.parameters import layer_elements, outer_elements
+from suite.predict.analytic.parameters import layer_tensors, outer_tensors, total_elements
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight
 
 PASS_GRADIENT_BYTES = 2  # a parameter: `FP32GradientAccumulator.backward` adds 16-bit gradients at the end of a pass
@@ -60,11 +60,16 @@ def stage_parameters(architecture: Architecture, layout: Layout, *, stage: int) 
     """Parameters of a rank of one stage; a tied embedding is stored again where the head stands without it."""
     blocks = balanced_stages(architecture, stages=layout.pipeline_stages)[stage]
     t = layout.tensor_parallel
-    layer = sum(layer_elements(architecture, tensor_parallel=t))
-    before, after = outer_elements(architecture, tensor_parallel=t)
-    norms = sum(after if architecture.tied_embeddings else after[:-1])
+    layer = total_elements(layer_tensors(architecture, tensor_parallel=t))
+    before, after = outer_tensors(architecture, tensor_parallel=t)
+    norms = total_elements(after if architecture.tied_embeddings else after[:-1])
     separate_head = blocks.head and not (architecture.tied_embeddings and blocks.embedding)
-    return blocks.layers * layer + blocks.embedding * sum(before) + blocks.norm * norms + separate_head * before[0]
+    return (
+        blocks.layers * layer
+        + blocks.embedding * total_elements(before)
+        + blocks.norm * norms
+        + separate_head * before[0].elements
+    )
 
 
 class NanotronMemory(NamedTuple):

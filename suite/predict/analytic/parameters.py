@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from reference_runs.layout import Layout, StageAssignment
@@ -157,10 +158,14 @@ def rank_parameters(architecture: Architecture, layout: Layout, *, stage: int) -
     return RankParameters(matrices + positions, vectors, replicated + positions)
 
 
-_Entry = tuple[str, int, bool, int]  # name, elements, whether a matrix, rows, of a ParameterTensor
+def layer_tensors(
+    architecture: Architecture, *, tensor_parallel: int = 1, top_query: bool = False
+) -> list[ParameterTensor]:
+    """The parameter tensors of one layer on one tensor-parallel rank, in the order in which it reads them first.
 
-
-def _layer_entries(architecture: Architecture, tensor_parallel: int, top_query: bool) -> list[_Entry]:
+    Args:
+        top_query: whether it is a top-query layer, which has its query's matrix apart.
+    """
     h, t = architecture.hidden, tensor_parallel
     attention_rows, expansion_rows = _widths(architecture)
     if top_query:
@@ -177,64 +182,42 @@ def _layer_entries(architecture: Architecture, tensor_parallel: int, top_query: 
     return attention_norm + attention + feed_forward_norm + feed_forward
 
 
-def _norm(architecture: Architecture, name: str) -> list[_Entry]:
+def _norm(architecture: Architecture, name: str) -> list[ParameterTensor]:
     h, norm = architecture.hidden, _norm_elements(architecture)
-    gain = (f"{name}.weight", h, False, h)
-    return [gain, (f"{name}.bias", norm - h, False, norm - h)] if norm > h else [gain]
+    gain = ParameterTensor(f"{name}.weight", h, False, h)
+    return [gain, ParameterTensor(f"{name}.bias", norm - h, False, norm - h)] if norm > h else [gain]
 
 
-def _linear(architecture: Architecture, name: str, rows: int, columns: int) -> list[_Entry]:
-    weight = (f"{name}.weight", rows * columns, True, rows)
-    return [weight, (f"{name}.bias", rows, False, rows)] if architecture.biases else [weight]
-
-
-def _outer_entries(architecture: Architecture, tensor_parallel: int) -> tuple[list[_Entry], list[_Entry]]:
-    h, rows = architecture.hidden, architecture.padded_vocabulary // tensor_parallel
-    learned, queries = _position_rows(architecture)
-    before = [("embedding.weight", rows * h, True, rows)]
-    if learned:
-        before.append(("position.weight", learned * h, True, learned))
-    if architecture.embedding_norm:
-        before += _norm(architecture, "embedding_norm")
-    after = _norm(architecture, "final_norm")
-    if queries:
-        after.append(("query_position.weight", queries * h, True, queries))
-    if not architecture.tied_embeddings:
-        after.append(("head.weight", rows * h, True, rows))
-    return before, after
-
-
-def layer_tensors(
-    architecture: Architecture, *, tensor_parallel: int = 1, top_query: bool = False
-) -> list[ParameterTensor]:
-    """The parameter tensors of one layer on one tensor-parallel rank, in the order in which it reads them first.
-
-    Args:
-        top_query: whether it is a top-query layer, which has its query's matrix apart.
-    """
-    return [ParameterTensor(*entry) for entry in _layer_entries(architecture, tensor_parallel, top_query)]
-
-
-def layer_elements(architecture: Architecture, *, tensor_parallel: int = 1, top_query: bool = False) -> list[int]:
-    """Elements of each of `layer_tensors`."""
-    return [elements for _, elements, _, _ in _layer_entries(architecture, tensor_parallel, top_query)]
+def _linear(architecture: Architecture, name: str, rows: int, columns: int) -> list[ParameterTensor]:
+    weight = ParameterTensor(f"{name}.weight", rows * columns, True, rows)
+    return [weight, ParameterTensor(f"{name}.bias", rows, False, rows)] if architecture.biases else [weight]
 
 
 def outer_tensors(
     architecture: Architecture, *, tensor_parallel: int = 1
 ) -> tuple[list[ParameterTensor], list[ParameterTensor]]:
-    """The parameter tensors before and after the layers on one tensor-parallel rank; a tied embedding stands first.
+    """The parameter tensors before and after the layers on one tensor-parallel rank; a tied embedding comes first.
 
-    Where the last layer is a top-query layer, it stands behind the final norm and its query table, before the head.
+    A top-query layer comes after the final norm and its query table, before the head.
     """
-    before, after = _outer_entries(architecture, tensor_parallel)
-    return [ParameterTensor(*entry) for entry in before], [ParameterTensor(*entry) for entry in after]
+    h, rows = architecture.hidden, architecture.padded_vocabulary // tensor_parallel
+    learned, queries = _position_rows(architecture)
+    before = [ParameterTensor("embedding.weight", rows * h, True, rows)]
+    if learned:
+        before.append(ParameterTensor("position.weight", learned * h, True, learned))
+    if architecture.embedding_norm:
+        before += _norm(architecture, "embedding_norm")
+    after = _norm(architecture, "final_norm")
+    if queries:
+        after.append(ParameterTensor("query_position.weight", queries * h, True, queries))
+    if not architecture.tied_embeddings:
+        after.append(ParameterTensor("head.weight", rows * h, True, rows))
+    return before, after
 
 
-def outer_elements(architecture: Architecture, *, tensor_parallel: int = 1) -> tuple[list[int], list[int]]:
-    """Elements of each of `outer_tensors`."""
-    before, after = _outer_entries(architecture, tensor_parallel)
-    return [elements for _, elements, _, _ in before], [elements for _, elements, _, _ in after]
+def total_elements(tensors: Iterable[ParameterTensor]) -> int:
+    """Elements of all of these tensors."""
+    return sum(tensor.elements for tensor in tensors)
 
 
 def chunk_tensors(architecture: Architecture, layout: Layout, *, chunk: int) -> list[ParameterTensor]:
@@ -249,16 +232,13 @@ def chunk_tensors(architecture: Architecture, layout: Layout, *, chunk: int) -> 
     head = [] if architecture.tied_embeddings else [after.pop()]
     if architecture.tied_embeddings and chunk > 0:
         head.append(before[0]._replace(name="head.weight"))
-    tensors = list(before) if chunk == 0 else []
-    layer = layer_tensors(architecture, tensor_parallel=t)
+
+    def layers(numbers: Iterable[int], *, top_query: bool) -> list[ParameterTensor]:
+        layer = layer_tensors(architecture, tensor_parallel=t, top_query=top_query)
+        return [tensor._replace(name=f"blocks.{number}.{tensor.name}") for number in numbers for tensor in layer]
+
     numbers = dealt[chunk]
     top = numbers[-1:] if last and architecture.top_query_layer else numbers[:0]
-    for number in numbers[: len(numbers) - len(top)]:
-        tensors += [tensor._replace(name=f"blocks.{number}.{tensor.name}") for tensor in layer]
-    if not last:
-        return tensors
-    tensors += after
-    for number in top:
-        own = layer_tensors(architecture, tensor_parallel=t, top_query=True)
-        tensors += [tensor._replace(name=f"blocks.{number}.{tensor.name}") for tensor in own]
-    return tensors + head
+    tensors = before if chunk == 0 else []
+    tensors = tensors + layers(numbers[: len(numbers) - len(top)], top_query=False)
+    return tensors + after + layers(top, top_query=True) + head if last else tensors

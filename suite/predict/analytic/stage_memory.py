@@ -24,7 +24,7 @@ from suite.predict.analytic.memory import (
     state_ranks,
     stored_elements,
 )
-from suite.predict.analytic.parameters import layer_elements, rank_parameters, stage_layers
+from suite.predict.analytic.parameters import layer_tensors, rank_parameters, stage_layers, total_elements
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, micro_batches_in_flight, weight_versions
 
 
@@ -114,7 +114,7 @@ def _shared(workload: Workload) -> _LayoutTerms:
     architecture, layout = workload.architecture, workload.layout
     layer = 0
     if layout.zero_stage >= 2 or layout.offload is Offload.STATE:
-        layer = sum(layer_elements(architecture, tensor_parallel=layout.tensor_parallel))
+        layer = total_elements(layer_tensors(architecture, tensor_parallel=layout.tensor_parallel))
     stream = WEIGHT_ELEMENT_BYTES[workload.recipe.precision] * hidden_elements(workload)
     return _LayoutTerms(micro_batch_bytes(workload), layer, stream)
 

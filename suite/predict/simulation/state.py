@@ -16,7 +16,7 @@ from suite.predict.analytic.memory import (
     optimizer_shards,
     shard_elements,
 )
-from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors
+from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors, total_elements
 
 
 class ExecutedState(NamedTuple):
@@ -101,7 +101,7 @@ def optimizer_groups(workload: Workload, *, stage: int) -> list[int]:
     """Elements of each optimizer group of a rank of `stage`: that decay, then that do not; empty ones left out."""
     tensors = parameter_tensors_of_rank(workload.architecture, workload.layout, stage=stage)
     decaying = sum(tensor.elements for tensor in tensors if tensor.matrix or workload.recipe.decay_of_vectors)
-    groups = (decaying, sum(tensor.elements for tensor in tensors) - decaying)
+    groups = (decaying, total_elements(tensors) - decaying)
     return [elements for elements in groups if elements]
 
 
@@ -163,4 +163,4 @@ def update_bytes(workload: Workload, training: TrainingOptions, *, stage: int) -
 def largest_group_elements(tensors: list[ParameterTensor]) -> int:
     """Elements of the matrices, which decay, or of the vectors, which do not: the more of both."""
     matrices = sum(tensor.elements for tensor in tensors if tensor.matrix)
-    return max(matrices, sum(tensor.elements for tensor in tensors) - matrices)
+    return max(matrices, total_elements(tensors) - matrices)

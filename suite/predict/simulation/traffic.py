@@ -11,7 +11,7 @@ from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.flop import groups_stopped_early
 from suite.predict.analytic.gradient_buckets import chunk_gradient_buckets
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES, shard_elements
-from suite.predict.analytic.parameters import ParameterTensor
+from suite.predict.analytic.parameters import ParameterTensor, total_elements
 from suite.predict.analytic.process_groups import Traffic
 from suite.predict.analytic.traffic import (
     CROSS_ENTROPY_REDUCTIONS,
@@ -240,7 +240,7 @@ def _partial_gradients(workload: Workload, *, stage: int, replica: int) -> tuple
     ]
     if layout.zero_stage <= 1:
         element = reduced_gradient_element_bytes(recipe.precision)
-        elements = sum(tensor.elements for tensor in tensors)
+        elements = total_elements(tensors)
     else:
         element = stored_element_bytes(recipe.precision)
         elements = sum(local_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)

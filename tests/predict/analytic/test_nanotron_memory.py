@@ -16,7 +16,7 @@ from reference_runs.layout import Layout, Offload, Recomputation, Schedule
 from reference_runs.placement import balanced_stages
 from reference_runs.run import Activation, Architecture, Norm, Position, Workload
 from suite.predict.analytic.nanotron_memory import fullest_peak, held_streams, nanotron_memory, stage_parameters
-from suite.predict.analytic.parameters import layer_elements, parameter_count
+from suite.predict.analytic.parameters import layer_tensors, parameter_count, total_elements
 from suite.predict.analytic.stage_memory import stage_memory
 from tests.support.strategies import BLOOM, described_architectures
 
@@ -131,7 +131,7 @@ def test_balanced_stages_hold_every_block_once_and_no_stage_more_than_its_share_
     assert sum(own.layers for own in blocks) == architecture.layers
     assert [sum(own[kind] for own in blocks) for kind in (1, 2, 3)] == [1, 1, 1]
     assert blocks[0].embedding
-    layer = sum(layer_elements(architecture))  # matrices, and vectors that are not counted: no less
+    layer = total_elements(layer_tensors(architecture))  # matrices, and vectors that are not counted: no less
     head = architecture.padded_vocabulary * architecture.hidden
     share = (architecture.layers * layer + head) / stages
     for own in blocks:
