@@ -83,7 +83,7 @@ ACTIVATIONS = "kept for the backward pass of one micro-batch"
 ALLOCATED = "largest sum of allocated blocks in one step, executed eagerly"
 
 
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
+class Figure(msgspec.Struct, frozen=True):
     """One value of one quantity, in its base unit.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, FlopConvention, Norm
+from reference_runs.run import Architecture, FlopConvention, Norm, Workload
 from suite.predict.analytic.elementwise import ceil_division
 from suite.predict.analytic.parameters import parameter_count
 
@@ -98,23 +98,23 @@ def recomputation_from_input_ratio(layers: int) -> float:
     return recomputed_layers_from_input(layers) / layers
 
 
-def groups_stopped_early(architecture: Architecture, layout: Layout, *, hidden_dropout: float, layers: int) -> int:
+def groups_stopped_early(workload: Workload, *, layers: int) -> int:
     """Groups of full recomputation in a chunk of `layers` layers whose last product PyTorch leaves out.
 
     torch.utils.checkpoint stops as soon as the last tensor that the backward pass needs has been computed: all groups,
-    ceil(l / c) of c layers, at hidden_dropout = 0. None where a dropout mask is drawn after the product, or where a
+    ceil(l / c) of c layers, without hidden dropout. None where a dropout mask is drawn after the product, or where a
     norm after it keeps its input (deep-norm).
 
     Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
     """
-    if layout.recomputation is not Recomputation.FULL or hidden_dropout > 0 or architecture.norm is Norm.DEEP_NORM:
+    architecture, recipe, layout = workload
+    keeps_input = recipe.hidden_dropout > 0 or architecture.norm is Norm.DEEP_NORM
+    if layout.recomputation is not Recomputation.FULL or keeps_input:
         return 0
     return ceil_division(layers, layout.checkpoint_layers)
 
 
-def early_stop_flop(
-    architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float, layers: int
-) -> int:
+def early_stop_flop(workload: Workload, *, samples: int, layers: int) -> int:
     """Flop that PyTorch's recomputation leaves out of what `recomputed_flop` counts, in a chunk of `layers` layers.
 
     full         the last product of each group: 2 T h f (see `groups_stopped_early`)
@@ -123,13 +123,14 @@ def early_stop_flop(
 
     Source: torch/utils/checkpoint.py, set_checkpoint_early_stop.
     """
+    architecture, layout = workload.architecture, workload.layout
     if layout.recomputation is Recomputation.SELECTIVE and not layout.fused_attention:
         return layers * layer_forward_flop(architecture, samples=samples)["attention context"]
-    groups = groups_stopped_early(architecture, layout, hidden_dropout=hidden_dropout, layers=layers)
+    groups = groups_stopped_early(workload, layers=layers)
     return groups * 2 * samples * architecture.sequence * architecture.hidden * architecture.ffn_hidden
 
 
-def fused_attention_flop(architecture: Architecture, layout: Layout, *, samples: int, layers: int) -> int:
+def fused_attention_flop(workload: Workload, *, samples: int, layers: int) -> int:
     """Flop that a fused attention adds to a step on `samples` sequences through `layers` layers: 2 T s h a layer.
 
     Its backward pass computes the scores once more, which it has not stored; 0 where attention is not fused. The full
@@ -137,9 +138,9 @@ def fused_attention_flop(architecture: Architecture, layout: Layout, *, samples:
 
     Source: Dao et al. 2022, arXiv 2205.14135, algorithm 4; torch/utils/flop_counter.py, sdpa_backward_flop_count.
     """
-    if not layout.fused_attention:
+    if not workload.layout.fused_attention:
         return 0
-    return layers * layer_forward_flop(architecture, samples=samples)["attention scores"]
+    return layers * layer_forward_flop(workload.architecture, samples=samples)["attention scores"]
 
 
 def hardware_flop(architecture: Architecture, layout: Layout, *, samples: int) -> int:
@@ -174,59 +175,60 @@ def recomputed_layers_of_all_stages(architecture: Architecture, layout: Layout) 
     return repeated
 
 
-def executed_flop(architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float) -> int:
+def executed_flop(workload: Workload, *, samples: int) -> int:
     """Flop that PyTorch executes for one step on `samples` sequences: hardware flop less the early stops, and what a
     fused attention adds.
 
     Groups of recomputed layers end with the chunk of the model that has them.
     """
+    architecture, layout = workload.architecture, workload.layout
     flop = hardware_flop(architecture, layout, samples=samples)
-    flop += fused_attention_flop(architecture, layout, samples=samples, layers=architecture.layers)
+    flop += fused_attention_flop(workload, samples=samples, layers=architecture.layers)
     for layers in chunk_layers(architecture.layers, layout):
-        flop -= early_stop_flop(
-            architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=len(layers)
-        )
+        flop -= early_stop_flop(workload, samples=samples, layers=len(layers))
     return flop
 
 
-def repeated_flop(
-    architecture: Architecture, layout: Layout, *, samples: int, hidden_dropout: float, layers: int
-) -> int:
+def repeated_flop(workload: Workload, *, samples: int, layers: int) -> int:
     """Flop that PyTorch executes a second time for `samples` sequences in a chunk of `layers` layers.
 
     `recomputed_flop` less `early_stop_flop`, and `fused_attention_flop`.
     """
-    flop = recomputed_flop(architecture, samples=samples, recomputation=layout.recomputation, layers=layers)
-    flop -= early_stop_flop(architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=layers)
-    return flop + fused_attention_flop(architecture, layout, samples=samples, layers=layers)
+    recomputation = workload.layout.recomputation
+    flop = recomputed_flop(workload.architecture, samples=samples, recomputation=recomputation, layers=layers)
+    flop -= early_stop_flop(workload, samples=samples, layers=layers)
+    return flop + fused_attention_flop(workload, samples=samples, layers=layers)
 
 
-def rank_model_flop(architecture: Architecture, layout: Layout, *, stage: int, samples: int) -> int:
+def _layers_of_chunks(workload: Workload, *, stage: int) -> list[int]:
+    """Layers of each chunk of a rank of `stage`."""
+    dealt = chunk_layers(workload.architecture.layers, workload.layout)
+    return [len(layers) for layers in dealt[stage :: workload.layout.pipeline_stages]]
+
+
+def rank_model_flop(workload: Workload, *, stage: int, samples: int) -> int:
     """Flop that one rank of pipeline stage `stage` needs for `samples` sequences: its chunks' products, over t.
 
     3 (l F + H) / t, with F flop of a layer and l layers in the chunks of the stage, H of the head on the last stage.
     Tensor parallelism divides every product: by heads, feed-forward columns or vocabulary rows.
     Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
     """
+    architecture, layout = workload.architecture, workload.layout
     layer = sum(layer_forward_flop(architecture, samples=samples).values())
-    layers = sum(map(len, chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]))
-    forward = layers * layer
+    forward = sum(_layers_of_chunks(workload, stage=stage)) * layer
     if stage == layout.pipeline_stages - 1:
         forward += head_forward_flop(architecture, samples=samples)
     return 3 * forward // layout.tensor_parallel
 
 
-def rank_executed_flop(
-    architecture: Architecture, layout: Layout, *, stage: int, samples: int, hidden_dropout: float
-) -> int:
+def rank_executed_flop(workload: Workload, *, stage: int, samples: int) -> int:
     """Flop that PyTorch executes on one rank of `stage` for `samples` sequences: `rank_model_flop` and recomputation.
 
     Each chunk adds `repeated_flop`, over t.
     """
-    again = 0
-    for layers in chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]:
-        again += repeated_flop(architecture, layout, samples=samples, hidden_dropout=hidden_dropout, layers=len(layers))
-    return rank_model_flop(architecture, layout, stage=stage, samples=samples) + again // layout.tensor_parallel
+    chunks = _layers_of_chunks(workload, stage=stage)
+    again = sum(repeated_flop(workload, samples=samples, layers=layers) for layers in chunks)
+    return rank_model_flop(workload, stage=stage, samples=samples) + again // workload.layout.tensor_parallel
 
 
 def six_n_flop(*, parameters: float, tokens: float) -> float:

@@ -1,4 +1,4 @@
-"""What a whole training takes: steps, time, accelerator-time, energy and cost."""
+"""Rates that follow from a step's time, and what a whole training takes: steps, time, energy and cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,25 @@ from suite.predict.analytic.flop import six_n_flop
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_YEAR = 365.25 * 24 * SECONDS_PER_HOUR  # the Julian year
 JOULES_PER_KILOWATT_HOUR = 1000 * SECONDS_PER_HOUR
+
+
+def tokens_per_second(*, samples: int, sequence: int, step_seconds: float) -> float:
+    """Tokens per second of the whole job: B s / t with B samples of s tokens in a step of t seconds."""
+    return samples * sequence / step_seconds
+
+
+def flop_per_second(*, flop: float, step_seconds: float, accelerators: int) -> float:
+    """Flop per second of one accelerator: F / (t n), with F flop in a step of the whole job."""
+    return flop / (step_seconds * accelerators)
+
+
+def utilization(*, flop: float, step_seconds: float, accelerators: int, peak_flop_per_second: float) -> float:
+    """Share of the dense peak: F / (t n P), with F flop in a step of t seconds on n accelerators of dense peak P.
+
+    MFU of what the model needs, HFU of what is executed, recomputation included.
+    Source: Chowdhery et al. 2022, arXiv 2204.02311, section 4.1 and appendix B.
+    """
+    return flop / (step_seconds * accelerators * peak_flop_per_second)
 
 
 def training_steps(*, tokens: int, global_batch: int, sequence: int) -> int:

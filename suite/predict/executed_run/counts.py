@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from reference_runs.catalog import accumulation
+from reference_runs.layout import Layout
 from reference_runs.run import Norm, Objective, Workload
 from suite.job.options import DEFAULT_STEP, Averaging, StepOptions
 from suite.metrics.figures import Figure, Quantity, with_maximum_over_ranks
@@ -42,24 +45,18 @@ def job_figures(workload: Workload) -> list[Figure]:
 
     The first loss where its formula holds: for a causal model with norms in front.
     """
-    architecture, recipe, layout = workload
+    architecture, recipe, _ = workload
     samples = recipe.global_batch
     figures = [
-        Figure(quantity=Quantity.PARAMETERS, value=parameter_count(architecture)),
-        Figure(
-            quantity=Quantity.MODEL_FLOP, value=model_flop(architecture, samples=samples), convention=MODEL_CONVENTION
-        ),
-        Figure(
-            quantity=Quantity.HARDWARE_FLOP,
-            value=executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout),
-            convention=HARDWARE_CONVENTION,
-        ),
+        Figure(Quantity.PARAMETERS, parameter_count(architecture)),
+        Figure(Quantity.MODEL_FLOP, model_flop(architecture, samples=samples), convention=MODEL_CONVENTION),
+        Figure(Quantity.HARDWARE_FLOP, executed_flop(workload, samples=samples), convention=HARDWARE_CONVENTION),
     ]
     if architecture.norm is not Norm.DEEP_NORM and recipe.objective is Objective.CAUSAL_LM:
         figures.append(
             Figure(
-                quantity=Quantity.FIRST_LOSS,
-                value=first_loss(architecture, recipe),
+                Quantity.FIRST_LOSS,
+                first_loss(architecture, recipe),
                 tolerance=FIRST_LOSS_TOLERANCE,
                 why=FIRST_LOSS_REASON,
             )
@@ -72,40 +69,39 @@ def rank_figures(workload: Workload, options: StepOptions = DEFAULT_STEP) -> lis
 
     Parameters and flop of each rank; state bytes and traffic of each rank, after the largest over ranks.
     """
-    layout = workload.layout
-    known: dict[RankPosition, tuple[list[Figure], list[Figure]]] = {}
-    shares: list[Figure] = []
-    others: list[Figure] = []
+
+    def state_and_traffic(position: RankPosition) -> list[Figure]:
+        return _state(workload, position, options.averaging) + _traffic(workload, position, options)
+
+    shares = of_every_rank(workload.layout, lambda position: _shares(workload, position))
+    return shares + with_maximum_over_ranks(of_every_rank(workload.layout, state_and_traffic))
+
+
+def of_every_rank(layout: Layout, figures_at: Callable[[RankPosition], list[Figure]]) -> list[Figure]:
+    """The figures of each rank, with its pipeline stage where there are several; ranks alike are computed once."""
+    known: dict[RankPosition, list[Figure]] = {}
+    figures: list[Figure] = []
     for rank in range(layout.ranks):
         position = rank_position(layout, rank)
         if position not in known:
-            known[position] = (
-                _shares(workload, position),
-                _state(workload, position, options.averaging) + _traffic(workload, position, options),
-            )
+            known[position] = figures_at(position)
         stage = position.stage if layout.pipeline_stages > 1 else None
-        for kept, figures in zip((shares, others), known[position], strict=True):
-            kept += [msgspec.structs.replace(figure, rank=rank, stage=stage) for figure in figures]
-    return shares + with_maximum_over_ranks(others)
+        figures += [msgspec.structs.replace(figure, rank=rank, stage=stage) for figure in known[position]]
+    return figures
 
 
 def _shares(workload: Workload, position: RankPosition) -> list[Figure]:
     """What a rank has of the job's sums."""
-    architecture, recipe, layout = workload
-    samples = accumulation(recipe, layout) * layout.micro_batch
+    samples = accumulation(workload.recipe, workload.layout) * workload.layout.micro_batch
     stage, replica = position
     stored = executed_state(workload, stage=stage, replica=replica)
-    executed = rank_executed_flop(
-        architecture, layout, stage=stage, samples=samples, hidden_dropout=recipe.hidden_dropout
-    )
+    executed = rank_executed_flop(workload, stage=stage, samples=samples)
     return [
-        Figure(quantity=Quantity.PARAMETERS, value=stored.parameters),
+        Figure(Quantity.PARAMETERS, stored.parameters),
         Figure(
-            quantity=Quantity.MODEL_FLOP,
-            value=rank_model_flop(architecture, layout, stage=stage, samples=samples),
-            convention=MODEL_CONVENTION,
+            Quantity.MODEL_FLOP, rank_model_flop(workload, stage=stage, samples=samples), convention=MODEL_CONVENTION
         ),
-        Figure(quantity=Quantity.HARDWARE_FLOP, value=executed, convention=HARDWARE_CONVENTION),
+        Figure(Quantity.HARDWARE_FLOP, executed, convention=HARDWARE_CONVENTION),
     ]
 
 
@@ -116,9 +112,9 @@ def _state(workload: Workload, position: RankPosition, averaging: Averaging) -> 
     if averaging is Averaging.ONE_BIT and workload.layout.data_parallel > 1:
         optimizer_bytes += one_bit_state_bytes(workload.architecture, workload.layout, stage=stage)
     return [
-        Figure(quantity=Quantity.WEIGHT_BYTES, value=stored.weight_bytes),
-        Figure(quantity=Quantity.GRADIENT_BYTES, value=stored.gradient_bytes),
-        Figure(quantity=Quantity.OPTIMIZER_BYTES, value=optimizer_bytes),
+        Figure(Quantity.WEIGHT_BYTES, stored.weight_bytes),
+        Figure(Quantity.GRADIENT_BYTES, stored.gradient_bytes),
+        Figure(Quantity.OPTIMIZER_BYTES, optimizer_bytes),
     ]
 
 
@@ -130,14 +126,7 @@ def _traffic(workload: Workload, position: RankPosition, options: StepOptions) -
         sent = sent_bytes(entry, workload.layout)
         total += sent
         figures += [
-            Figure(
-                quantity=quantity,
-                value=value,
-                axis=entry.axis,
-                operation=entry.operation,
-                convention=convention,
-                why=why,
-            )
+            Figure(quantity, value, axis=entry.axis, operation=entry.operation, convention=convention, why=why)
             for quantity, value, convention, why in (
                 (Quantity.PAYLOAD_BYTES, entry.payload_bytes, None, ""),
                 (Quantity.MESSAGES, entry.messages, None, ""),
@@ -145,11 +134,7 @@ def _traffic(workload: Workload, position: RankPosition, options: StepOptions) -
             )
         ]
     if figures:
-        figures.append(
-            Figure(
-                quantity=Quantity.SENT_BYTES, value=total, convention="ring", tolerance=SENT_TOLERANCE, why=SENT_REASON
-            )
-        )
+        figures.append(Figure(Quantity.SENT_BYTES, total, convention="ring", tolerance=SENT_TOLERANCE, why=SENT_REASON))
     return figures
 
 
@@ -159,8 +144,8 @@ def bubble_figure(workload: Workload, *, own_processors: bool) -> Figure:
     Judged where chunks have equal flop: they take equal times then, whatever else a layer does besides its products.
     And where each rank has a processor of its own: a rank that waits for one is idle for another reason.
     """
-    architecture, recipe, layout = workload
-    durations = flop_durations(architecture, layout, hidden_dropout=recipe.hidden_dropout)
+    recipe, layout = workload.recipe, workload.layout
+    durations = flop_durations(workload)
     idle = idle_fraction(layout, durations, micro_batches=accumulation(recipe, layout))
     why = BUBBLE_REASON
     if max(durations.forward) > (1 + EQUAL_WORK) * min(durations.forward):
@@ -168,7 +153,7 @@ def bubble_figure(workload: Workload, *, own_processors: bool) -> Figure:
     elif not own_processors:
         why = SHARED_REASON
     tolerance = BUBBLE_TOLERANCE / idle if why == BUBBLE_REASON else None
-    return Figure(quantity=Quantity.BUBBLE_FRACTION, value=idle, tolerance=tolerance, why=why)
+    return Figure(Quantity.BUBBLE_FRACTION, idle, tolerance=tolerance, why=why)
 
 
 def prediction(workload: Workload, options: StepOptions = DEFAULT_STEP, *, own_processors: bool = True) -> list[Figure]:

@@ -7,7 +7,8 @@ from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import ACTIVATIONS, ALLOCATED, Figure, Quantity, with_maximum_over_ranks
-from suite.predict.simulation.rank_position import RankPosition, rank_position
+from suite.predict.executed_run.counts import of_every_rank
+from suite.predict.simulation.rank_position import RankPosition
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes
 
 TOLERANCE = 0.02
@@ -23,45 +24,30 @@ def memory_figures(workload: Workload, options: StepOptions) -> list[Figure]:
     not described.
     Each is a simulation of a step, 0.01 to 0.5 s, so that they do not belong to `prediction`.
     """
-    layout, kernels = workload.layout, options.kernels
-    known: dict[RankPosition, tuple[int, int]] = {}
-    figures: list[Figure] = []
-    for rank in range(layout.ranks):
-        position = rank_position(layout, rank)
+    kernels = options.kernels
+    unproven = unproven_peak(workload.layout, kernels)
+
+    def figures_at(position: RankPosition) -> list[Figure]:
         stage, replica = position
-        if position not in known:
-            known[position] = (
-                executed_activation_bytes(workload, options, stage=stage),
-                executed_peak_bytes(workload, options, stage=stage, replica=replica),
-            )
-        of_stage = stage if layout.pipeline_stages > 1 else None
-        activations, peak = known[position]
-        figures.append(
-            Figure(
-                quantity=Quantity.ACTIVATION_BYTES,
-                value=activations,
-                rank=rank,
-                stage=of_stage,
-                convention=ACTIVATIONS,
-                tolerance=None if kernels.cuda else TOLERANCE,
-                why=UNPROVEN.format("a GPU") if kernels.cuda else ACTIVATION_REASON,
-            )
+        activations = Figure(
+            Quantity.ACTIVATION_BYTES,
+            executed_activation_bytes(workload, options, stage=stage),
+            convention=ACTIVATIONS,
+            tolerance=None if kernels.cuda else TOLERANCE,
+            why=UNPROVEN.format("a GPU") if kernels.cuda else ACTIVATION_REASON,
         )
         if options.training.offloads_activations:
-            continue
-        unproven = unproven_peak(layout, kernels)
-        figures.append(
-            Figure(
-                quantity=Quantity.PEAK_BYTES,
-                value=peak,
-                rank=rank,
-                stage=of_stage,
-                convention=ALLOCATED,
-                tolerance=None if unproven else TOLERANCE,
-                why=UNPROVEN.format(unproven) if unproven else PEAK_REASON,
-            )
+            return [activations]
+        peak = Figure(
+            Quantity.PEAK_BYTES,
+            executed_peak_bytes(workload, options, stage=stage, replica=replica),
+            convention=ALLOCATED,
+            tolerance=None if unproven else TOLERANCE,
+            why=UNPROVEN.format(unproven) if unproven else PEAK_REASON,
         )
-    return with_maximum_over_ranks(figures)
+        return [activations, peak]
+
+    return with_maximum_over_ranks(of_every_rank(workload.layout, figures_at))
 
 
 def unproven_peak(layout: Layout, kernels: Kernels) -> str | None:

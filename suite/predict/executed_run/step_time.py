@@ -58,9 +58,9 @@ def _rates(workload: Workload, step: float, why: str) -> list[Figure]:
     """The step of the job, and what it does in a second."""
     architecture, recipe, layout = workload
     samples = recipe.global_batch
-    hardware = executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
+    hardware = executed_flop(workload, samples=samples)
     return [
-        Figure(quantity=quantity, value=value, why=why)
+        Figure(quantity, value, why=why)
         for quantity, value in (
             (Quantity.STEP_SECONDS, step),
             (Quantity.TOKENS_PER_SECOND, samples * architecture.sequence / step),

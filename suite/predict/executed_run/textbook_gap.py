@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from reference_runs.catalog import accumulation
@@ -23,26 +24,19 @@ def textbook_differences(workload: Workload, options: StepOptions = DEFAULT_STEP
 
     On the rank that executes most of it, the first of them; scalars are left out on both sides.
     """
-    recipe, layout = workload.recipe, workload.layout
-    micro_batches = accumulation(recipe, layout)
-    scalars = _payload(scalar_traffic(layout))
-    executed: dict[int, dict[tuple[str, str], int]] = {}
-    textbook: dict[int, dict[tuple[str, str], int]] = {}
-    for stage in range(layout.pipeline_stages):
-        traffic = executed_traffic(workload, options, stage=stage, replica=0)
-        payload = _payload(traffic)
-        executed[stage] = {key: size - scalars.get(key, 0) for key, size in payload.items()}
-        textbook[stage] = _payload(step_traffic(workload, stage=stage, micro_batches=micro_batches))
-    keys = {key: None for of_stage in (*executed.values(), *textbook.values()) for key in of_stage}
+    micro_batches = accumulation(workload.recipe, workload.layout)
+    scalars = _payload(scalar_traffic(workload.layout))
+    stages = range(workload.layout.pipeline_stages)
+    executed = [_payload(executed_traffic(workload, options, stage=stage, replica=0)) - scalars for stage in stages]
+    textbook = [_payload(step_traffic(workload, stage=stage, micro_batches=micro_batches)) for stage in stages]
     figures = []
-    for axis, operation in keys:
-        payloads = {stage: payload.get((axis, operation), 0) for stage, payload in executed.items()}
-        fullest = max(payloads, key=lambda stage: payloads[stage])
-        if difference := textbook[fullest].get((axis, operation), 0) - payloads[fullest]:
+    for axis, operation in dict.fromkeys(key for of_stage in (*executed, *textbook) for key in of_stage):
+        fullest = max(stages, key=lambda stage: executed[stage][axis, operation])
+        if difference := textbook[fullest][axis, operation] - executed[fullest][axis, operation]:
             figures.append(
                 Figure(
-                    quantity=Quantity.PAYLOAD_BYTES,
-                    value=difference,
+                    Quantity.PAYLOAD_BYTES,
+                    difference,
                     axis=axis,
                     operation=operation,
                     term=TEXTBOOK_TERM,
@@ -52,13 +46,13 @@ def textbook_differences(workload: Workload, options: StepOptions = DEFAULT_STEP
     return figures
 
 
-def _payload(traffic: list[Traffic]) -> dict[tuple[str, str], int]:
-    return {(entry.axis, entry.operation): entry.payload_bytes for entry in traffic}
+def _payload(traffic: list[Traffic]) -> Counter[tuple[str, str]]:
+    return Counter({(entry.axis, entry.operation): entry.payload_bytes for entry in traffic})
 
 
 def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
     """What is known to differ in this operation on `axis`."""
-    architecture, recipe, layout = workload
+    architecture, layout = workload.architecture, workload.layout
     if layout.virtual_stages > 1 and layout.stage_assignment is StageAssignment.LAYERS_AND_TABLES:
         yield "layers are dealt to chunks"
     if axis == "dp" and layout.zero_stage >= 2:
@@ -81,5 +75,5 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
         yield "a parallel residual is summed in two parts"
     if operation == "all_gather":
         yield "gathered inputs are kept"
-    elif groups_stopped_early(architecture, layout, hidden_dropout=recipe.hidden_dropout, layers=architecture.layers):
+    elif groups_stopped_early(workload, layers=architecture.layers):
         yield "recomputation stops before the last sum of a group"

@@ -15,7 +15,6 @@ from suite.predict.analytic.initial_loss import FIRST_LOSS_REASON, FIRST_LOSS_TO
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.parameters import padding_parameters, rank_parameters
 from suite.predict.analytic.process_groups import sent_bytes
-from suite.predict.analytic.rates import flop_per_second, hfu, mfu, tokens_per_second
 from suite.predict.analytic.stage_memory import fullest_instant
 from suite.predict.analytic.traffic import step_traffic
 from suite.predict.analytic.training_cost import (
@@ -23,8 +22,11 @@ from suite.predict.analytic.training_cost import (
     accelerator_seconds,
     energy_cost,
     energy_joules,
+    flop_per_second,
+    tokens_per_second,
     training_seconds,
     training_steps,
+    utilization,
 )
 from suite.predict.recorded_run.prediction import RunPrediction
 
@@ -77,7 +79,7 @@ def predicted_figures(
     if prediction.first_loss is not None:
         tolerance, why = FIRST_LOSS_TOLERANCE, FIRST_LOSS_REASON
         loss = prediction.first_loss
-        figures.append(Figure(quantity=Quantity.FIRST_LOSS, value=loss, tolerance=tolerance, why=why))
+        figures.append(Figure(Quantity.FIRST_LOSS, loss, tolerance=tolerance, why=why))
     figures.append(_training_flop_figure(run, layout, prediction))
     if layout is not None:
         workload = Workload(run.architecture, run.recipe, layout)
@@ -90,30 +92,30 @@ def predicted_figures(
 def _parameter_figures(run: ReferenceRun, layout: Layout | None, prediction: RunPrediction) -> Iterator[Figure]:
     """Of the whole model, of each part, without padding, and of a rank of each stage."""
     total, padding = sum(prediction.parameters.values()), padding_parameters(run.architecture)
-    yield Figure(quantity=Quantity.PARAMETERS, value=total)
+    yield Figure(Quantity.PARAMETERS, total)
     for part, count in prediction.parameters.items():
-        yield Figure(quantity=Quantity.PARAMETERS, value=count, term=part, convention=PART_OF_PARAMETERS)
+        yield Figure(Quantity.PARAMETERS, count, term=part, convention=PART_OF_PARAMETERS)
     if padding:
         term = "without vocabulary rows that no token has"
-        yield Figure(quantity=Quantity.PARAMETERS, value=total - padding, term=term)
+        yield Figure(Quantity.PARAMETERS, total - padding, term=term)
     for stage in range(layout.pipeline_stages) if layout is not None else ():
         count = rank_parameters(run.architecture, layout or Layout(), stage=stage).all
-        yield Figure(quantity=Quantity.PARAMETERS, value=count, stage=stage, convention=OF_A_RANK)
+        yield Figure(Quantity.PARAMETERS, count, stage=stage, convention=OF_A_RANK)
 
 
 def _flop_figures(run: ReferenceRun, layout: Layout | None, prediction: RunPrediction) -> Iterator[Figure]:
     """Of a step: under every convention, of each part, and with what is recomputed."""
-    yield Figure(quantity=Quantity.MODEL_FLOP, value=prediction.model_flop, convention=MODEL_CONVENTION)
+    yield Figure(Quantity.MODEL_FLOP, prediction.model_flop, convention=MODEL_CONVENTION)
     for name, flop in prediction.flop.items():
         if name != _RECOMPUTED.value:
-            yield Figure(quantity=Quantity.MODEL_FLOP, value=flop, term=name, convention=name)
+            yield Figure(Quantity.MODEL_FLOP, flop, term=name, convention=name)
     for part, flop in forward_flop(run.architecture, samples=run.recipe.global_batch).items():
-        yield Figure(quantity=Quantity.MODEL_FLOP, value=3 * flop, term=part, convention=PART_OF_MODEL_FLOP)
+        yield Figure(Quantity.MODEL_FLOP, 3 * flop, term=part, convention=PART_OF_MODEL_FLOP)
     if prediction.hardware_flop is not None:
-        yield Figure(quantity=Quantity.HARDWARE_FLOP, value=prediction.hardware_flop, convention=HARDWARE_CONVENTION)
+        yield Figure(Quantity.HARDWARE_FLOP, prediction.hardware_flop, convention=HARDWARE_CONVENTION)
     if layout is not None and layout.recomputation is Recomputation.FULL:
         name = _RECOMPUTED.value
-        yield Figure(quantity=Quantity.HARDWARE_FLOP, value=prediction.flop[name], term=name, convention=name)
+        yield Figure(Quantity.HARDWARE_FLOP, prediction.flop[name], term=name, convention=name)
 
 
 def _training_flop_figure(run: ReferenceRun, layout: Layout | None, prediction: RunPrediction) -> Figure:
@@ -125,7 +127,7 @@ def _training_flop_figure(run: ReferenceRun, layout: Layout | None, prediction: 
     steps = training_steps(tokens=recipe.tokens, global_batch=recipe.global_batch, sequence=run.architecture.sequence)
     flop = prediction.flop[convention.value] if convention else prediction.model_flop
     counted = convention.value if convention else MODEL_CONVENTION
-    return Figure(quantity=Quantity.TRAINING_FLOP, value=flop * steps, convention=counted)
+    return Figure(Quantity.TRAINING_FLOP, flop * steps, convention=counted)
 
 
 def _recomputes(layout: Layout | None) -> bool:
@@ -149,29 +151,29 @@ def _memory_figures(workload: Workload, machine: Machine | None, prediction: Run
     for quantity, values in by_quantity.items():
         over = machine is not None and quantity is Quantity.PEAK_BYTES and max(values) > machine.memory_bytes
         why = f"does not fit: the accelerator has {machine.memory_bytes:,.0f} bytes" if over and machine else ""
-        figures.append(Figure(quantity=quantity, value=max(values), why=why))
-        figures += [Figure(quantity=quantity, value=value, stage=stage) for stage, value in enumerate(values)]
+        figures.append(Figure(quantity, max(values), why=why))
+        figures += [Figure(quantity, value, stage=stage) for stage, value in enumerate(values)]
     for stage, memory in enumerate(prediction.memory):
         figures += [
-            Figure(quantity=Quantity.PEAK_BYTES, value=getattr(memory, instant), stage=stage, term=instant)
+            Figure(Quantity.PEAK_BYTES, getattr(memory, instant), stage=stage, term=instant)
             for instant in ("after_forward", "after_backward", "at_update")
         ]
         figures += [
-            Figure(quantity=Quantity.PEAK_BYTES, value=value, stage=stage, term=part, convention=PART_OF_PEAK)
+            Figure(Quantity.PEAK_BYTES, value, stage=stage, term=part, convention=PART_OF_PEAK)
             for part, value in fullest_instant(memory)[1].items()
             if value
         ]
     if prediction.reserved_bytes is not None:
         figures.append(
             Figure(
-                quantity=Quantity.PEAK_BYTES,
-                value=prediction.reserved_bytes,
+                Quantity.PEAK_BYTES,
+                prediction.reserved_bytes,
                 term="reserved",
                 convention="PyTorch's caching allocator without fragmentation",
             )
         )
     figures += [
-        Figure(quantity=Quantity.ACTIVATION_BYTES, value=value, term=kind, convention=OF_A_LAYER)
+        Figure(Quantity.ACTIVATION_BYTES, value, term=kind, convention=OF_A_LAYER)
         for kind, value in layer_activation_bytes(workload).items()
     ]
     return figures
@@ -190,7 +192,7 @@ def _traffic_figures(workload: Workload) -> list[Figure]:
                 Quantity.SENT_BYTES: sent_bytes(entry, layout),
             }
             per_stage += [
-                Figure(quantity=quantity, value=value, axis=entry.axis, operation=entry.operation, stage=stage)
+                Figure(quantity, value, axis=entry.axis, operation=entry.operation, stage=stage)
                 for quantity, value in values.items()
             ]
     largest: dict[tuple[object, ...], Figure] = {}
@@ -198,7 +200,7 @@ def _traffic_figures(workload: Workload) -> list[Figure]:
         key = (figure.quantity, figure.axis, figure.operation)
         if key not in largest or figure.value > largest[key].value:
             largest[key] = figure
-    whole = [Figure(quantity=f.quantity, value=f.value, axis=f.axis, operation=f.operation) for f in largest.values()]
+    whole = [Figure(f.quantity, f.value, axis=f.axis, operation=f.operation) for f in largest.values()]
     return whole + per_stage
 
 
@@ -207,13 +209,13 @@ def _time_figures(
 ) -> list[Figure]:
     figures: list[Figure] = []
     if prediction.bubble_fraction is not None:
-        figures.append(Figure(quantity=Quantity.BUBBLE_FRACTION, value=prediction.bubble_fraction))
+        figures.append(Figure(Quantity.BUBBLE_FRACTION, prediction.bubble_fraction))
     if prediction.step is None or machine is None:
         return figures
     step, accelerators, sequence = prediction.step.total_seconds, layout.ranks, run.architecture.sequence
-    figures.append(Figure(quantity=Quantity.STEP_SECONDS, value=step, convention=MODEL))
+    figures.append(Figure(Quantity.STEP_SECONDS, step, convention=MODEL))
     figures += [
-        Figure(quantity=Quantity.STEP_SECONDS, value=seconds, term=name.removesuffix("_seconds"))
+        Figure(Quantity.STEP_SECONDS, seconds, term=name.removesuffix("_seconds"))
         for name, seconds in prediction.step._asdict().items()
         if seconds
     ]
@@ -223,12 +225,12 @@ def _time_figures(
     seconds = training_seconds(
         tokens=run.recipe.tokens, global_batch=run.recipe.global_batch, sequence=sequence, step_seconds=step
     )
-    figures.append(Figure(quantity=Quantity.TRAINING_SECONDS, value=seconds, why="without stops and batch ramp-up"))
+    figures.append(Figure(Quantity.TRAINING_SECONDS, seconds, why="without stops and batch ramp-up"))
     held = accelerator_seconds(accelerators=accelerators, seconds=seconds)
-    figures.append(Figure(quantity=Quantity.ACCELERATOR_SECONDS, value=held, why="without stops and batch ramp-up"))
+    figures.append(Figure(Quantity.ACCELERATOR_SECONDS, held, why="without stops and batch ramp-up"))
     if prices.accelerator_hour is not None:
         cost = accelerator_cost(accelerator_seconds=held, price_per_accelerator_hour=prices.accelerator_hour)
-        figures.append(Figure(quantity=Quantity.COST, value=cost, term="accelerators", why="at the price given"))
+        figures.append(Figure(Quantity.COST, cost, term="accelerators", why="at the price given"))
     if machine.watts is not None:
         energy = energy_joules(
             accelerator_seconds=held,
@@ -237,10 +239,10 @@ def _time_figures(
             power_usage_effectiveness=prices.power_usage_effectiveness,
         )
         overhead = f"power usage effectiveness {prices.power_usage_effectiveness:g}"
-        figures.append(Figure(quantity=Quantity.ENERGY_JOULES, value=energy, why=f"accelerators alone, {overhead}"))
+        figures.append(Figure(Quantity.ENERGY_JOULES, energy, why=f"accelerators alone, {overhead}"))
         if prices.kilowatt_hour is not None:
             cost = energy_cost(energy_joules=energy, price_per_kilowatt_hour=prices.kilowatt_hour)
-            figures.append(Figure(quantity=Quantity.COST, value=cost, term="energy", why="at the price given"))
+            figures.append(Figure(Quantity.COST, cost, term="energy", why="at the price given"))
     return figures
 
 
@@ -266,39 +268,19 @@ def rate_figures(
         needed = prediction.flop[needed_as]
     if convention is _RECOMPUTED and _recomputes(layout):
         executed, executed_as = prediction.flop[convention.value], convention.value
-    rates = {
-        Quantity.MODEL_FLOP_PER_SECOND: (needed, needed_as),
-        Quantity.HARDWARE_FLOP_PER_SECOND: (executed, executed_as),
-    }
-    figures = [
-        Figure(
-            quantity=Quantity.TOKENS_PER_SECOND,
-            value=tokens_per_second(
-                samples=run.recipe.global_batch, sequence=run.architecture.sequence, step_seconds=step_seconds
-            ),
-            term=term,
-        )
-    ]
-    figures += [
-        Figure(
-            quantity=quantity,
-            value=flop_per_second(flop=flop, step_seconds=step_seconds, accelerators=accelerators),
-            term=term,
-            convention=counted_as,
-        )
-        for quantity, (flop, counted_as) in rates.items()
-    ]
+    tokens = tokens_per_second(
+        samples=run.recipe.global_batch, sequence=run.architecture.sequence, step_seconds=step_seconds
+    )
+    counted = (
+        (Quantity.MODEL_FLOP_PER_SECOND, Quantity.MFU, needed, needed_as),
+        (Quantity.HARDWARE_FLOP_PER_SECOND, Quantity.HFU, executed, executed_as),
+    )
+    figures = [Figure(Quantity.TOKENS_PER_SECOND, tokens, term=term)]
+    for quantity, _, flop, counted_as in counted:
+        rate = flop_per_second(flop=flop, step_seconds=step_seconds, accelerators=accelerators)
+        figures.append(Figure(quantity, rate, term=term, convention=counted_as))
     peak, of_peak = machine.peak_flop_per_second, MEASURED_PEAK if machine.peak_is_measured else ""
-    counted = {Quantity.MFU: needed_as + of_peak, Quantity.HFU: executed_as + of_peak}
-    shares = {
-        Quantity.MFU: mfu(
-            model_flop=needed, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak
-        ),
-        Quantity.HFU: hfu(
-            hardware_flop=executed, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak
-        ),
-    }
-    return figures + [
-        Figure(quantity=quantity, value=share, term=term, convention=counted[quantity])
-        for quantity, share in shares.items()
-    ]
+    for _, quantity, flop, counted_as in counted:
+        share = utilization(flop=flop, step_seconds=step_seconds, accelerators=accelerators, peak_flop_per_second=peak)
+        figures.append(Figure(quantity, share, term=term, convention=counted_as + of_peak))
+    return figures

@@ -13,7 +13,7 @@ from reference_runs.sourced import Kind, Sourced
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import conventional_flop
 from suite.predict.analytic.machine import Machine
-from suite.predict.analytic.rates import flop_per_second, mfu
+from suite.predict.analytic.training_cost import flop_per_second, utilization
 from suite.predict.recorded_run.figures import MODEL, model_convention, rate_figures
 from suite.predict.recorded_run.prediction import RunPrediction, run_prediction
 
@@ -42,7 +42,7 @@ def published_figures(run: ReferenceRun) -> list[Figure]:
         (Quantity.ACCELERATOR_SECONDS, "accelerator_seconds", None),
     )
     return [
-        Figure(quantity=quantity, value=value, convention=counted, why=_origin(run.facts[f"reported.{key}"]))
+        Figure(quantity, value, convention=counted, why=_origin(run.facts[f"reported.{key}"]))
         for quantity, key, counted in published
         if (value := getattr(reported, key)) is not None
     ]
@@ -114,7 +114,7 @@ def _at_step_time(
         tokens = reported.samples_per_second * run.architecture.sequence
         same = next(figure for figure in computed if figure.quantity is Quantity.TOKENS_PER_SECOND)
         computed.append(msgspec.structs.replace(same, term=FROM_SAMPLES))
-        published.append(Figure(quantity=Quantity.TOKENS_PER_SECOND, value=tokens, term=FROM_SAMPLES))
+        published.append(Figure(Quantity.TOKENS_PER_SECOND, tokens, term=FROM_SAMPLES))
     return computed, published
 
 
@@ -127,13 +127,13 @@ def _at_accelerator_time(run: ReferenceRun, prediction: RunPrediction, machine: 
         return
     steps = run.recipe.tokens / (run.recipe.global_batch * run.architecture.sequence)
     counted = model_convention(convention)
-    share = mfu(
-        model_flop=prediction.flop[counted.value] * steps,
+    share = utilization(
+        flop=prediction.flop[counted.value] * steps,
         step_seconds=reported.accelerator_seconds,
         accelerators=1,
         peak_flop_per_second=machine.peak_flop_per_second,
     )
-    computed = Figure(quantity=Quantity.MFU, value=share, term=AT_PUBLISHED_ACCELERATOR_TIME, convention=counted.value)
+    computed = Figure(Quantity.MFU, share, term=AT_PUBLISHED_ACCELERATOR_TIME, convention=counted.value)
     yield computed, msgspec.structs.replace(computed, value=reported.mfu)
 
 
@@ -145,8 +145,8 @@ def _at_measured_times(run: ReferenceRun) -> Iterator[Pair]:
             continue
         flop = conventional_flop(run.architecture, samples=measured.global_batch, convention=convention)
         computed = Figure(
-            quantity=Quantity.HARDWARE_FLOP_PER_SECOND,
-            value=flop_per_second(flop=flop, step_seconds=measured.step_seconds, accelerators=measured.accelerators),
+            Quantity.HARDWARE_FLOP_PER_SECOND,
+            flop_per_second(flop=flop, step_seconds=measured.step_seconds, accelerators=measured.accelerators),
             term=_measurement(measured),
             convention=convention.value,
         )
@@ -173,18 +173,14 @@ def measured_figures(run: ReferenceRun, machine: Machine | None) -> tuple[list[F
             continue
         term = f"predicted: {_measurement(measured)}"
         if measured.step_seconds is not None:
-            computed.append(
-                Figure(quantity=Quantity.STEP_SECONDS, value=step.total_seconds, term=term, convention=MODEL)
-            )
-            published.append(Figure(quantity=Quantity.STEP_SECONDS, value=measured.step_seconds, term=term))
+            computed.append(Figure(Quantity.STEP_SECONDS, step.total_seconds, term=term, convention=MODEL))
+            published.append(Figure(Quantity.STEP_SECONDS, measured.step_seconds, term=term))
         elif measured.hardware_flop_per_second is not None and convention is not None:
             flop = conventional_flop(run.architecture, samples=measured.global_batch, convention=convention)
             rate = flop_per_second(flop=flop, step_seconds=step.total_seconds, accelerators=measured.accelerators)
             quantity, counted = Quantity.HARDWARE_FLOP_PER_SECOND, convention.value
-            computed.append(Figure(quantity=quantity, value=rate, term=term, convention=counted))
-            published.append(
-                Figure(quantity=quantity, value=measured.hardware_flop_per_second, term=term, convention=counted)
-            )
+            computed.append(Figure(quantity, rate, term=term, convention=counted))
+            published.append(Figure(quantity, measured.hardware_flop_per_second, term=term, convention=counted))
     return computed, published
 
 

@@ -9,10 +9,10 @@ from reference_runs.run import Workload
 from suite.predict.analytic.flop import hardware_flop, model_flop
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
-from suite.predict.analytic.rates import mfu, tokens_per_second
 from suite.predict.analytic.stage_memory import peak_bytes
 from suite.predict.analytic.step_time import step_time, timed_stages
 from suite.predict.analytic.traffic import step_traffic
+from suite.predict.analytic.training_cost import tokens_per_second, utilization
 
 
 class LayoutFigures(NamedTuple):
@@ -44,8 +44,8 @@ def layout_figures(workload: Workload, machine: Machine) -> LayoutFigures:
         bubble_fraction(layout, micro_batches=micro_batches),
         seconds,
         tokens_per_second(samples=samples, sequence=architecture.sequence, step_seconds=seconds),
-        mfu(
-            model_flop=model_flop(architecture, samples=samples),
+        utilization(
+            flop=model_flop(architecture, samples=samples),
             step_seconds=seconds,
             accelerators=layout.ranks,
             peak_flop_per_second=machine.peak_flop_per_second,

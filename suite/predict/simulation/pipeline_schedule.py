@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reference_runs.layout import Layout, Schedule
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture
+from reference_runs.run import Workload
 from suite.predict.analytic.flop import head_forward_flop, layer_forward_flop, repeated_flop
 
 
@@ -61,15 +61,13 @@ def passes(layout: Layout, *, micro_batches: int, stage: int) -> list[Pass]:
     return order
 
 
-def flop_durations(architecture: Architecture, layout: Layout, *, hidden_dropout: float) -> Durations:
+def flop_durations(workload: Workload) -> Durations:
     """Flop of one sample through each chunk: layers, head, and in the backward pass twice that and recomputation."""
+    architecture = workload.architecture
     layer = sum(layer_forward_flop(architecture, samples=1).values())
-    forward: list[float] = []
-    again: list[float] = []
-    for dealt in chunk_layers(architecture.layers, layout):
-        layers = len(dealt)
-        forward.append(layers * layer)
-        again.append(repeated_flop(architecture, layout, samples=1, hidden_dropout=hidden_dropout, layers=layers))
+    chunks = [len(layers) for layers in chunk_layers(architecture.layers, workload.layout)]
+    forward: list[float] = [layers * layer for layers in chunks]
+    again = [repeated_flop(workload, samples=1, layers=layers) for layers in chunks]
     forward[-1] += head_forward_flop(architecture, samples=1)
     return Durations(forward, [2 * once + repeated for once, repeated in zip(forward, again, strict=True)])
 

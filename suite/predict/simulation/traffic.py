@@ -210,8 +210,7 @@ def executed_tensor_traffic(
     for chunk in chunk_layers(architecture.layers, layout)[stage :: layout.pipeline_stages]:
         layers += len(chunk)
         if not compiled:
-            dropout = recipe.hidden_dropout
-            stopped += groups_stopped_early(architecture, layout, hidden_dropout=dropout, layers=len(chunk))
+            stopped += groups_stopped_early(workload, layers=len(chunk))
     if layout.recomputation is Recomputation.FULL:
         again = 2 * layers
     both = micro_batches * (2 * layers + (stage == 0) + 2 * layers + last)

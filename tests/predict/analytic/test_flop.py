@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout, Recomputation, StageAssignment
-from reference_runs.run import Architecture, Norm, Position, Recipe
+from reference_runs.run import Architecture, Norm, Position, Recipe, Workload
 from suite.execute.measure.counters import flop_counter
 from suite.execute.model.decoder import Decoder
 from suite.predict.analytic.flop import (
@@ -81,7 +81,7 @@ def test_executed_flop_equal_the_flop_counter(
 ) -> None:
     layout = Layout(recomputation=recomputation, checkpoint_layers=group)
     counted = counted_flop(architecture, recipe, samples=samples, layout=layout)
-    assert counted == executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
+    assert counted == executed_flop(Workload(architecture, recipe, layout), samples=samples)
 
 
 @given(architectures(positions=PLAIN), recipes(), st.integers(1, 3), RECOMPUTATIONS, st.integers(1, 3))
@@ -91,7 +91,7 @@ def test_flop_of_a_fused_attention_equal_the_flop_counter(
     recipe = msgspec.structs.replace(recipe, attention_dropout=0.0)
     layout = Layout(recomputation=recomputation, checkpoint_layers=group, fused_attention=True)
     counted = fused_flop(architecture, recipe, samples=samples, layout=layout, counter=flop_counter())
-    assert counted == executed_flop(architecture, layout, samples=samples, hidden_dropout=recipe.hidden_dropout)
+    assert counted == executed_flop(Workload(architecture, recipe, layout), samples=samples)
     needed = flop_counter(recomputes=False)
     counted = fused_flop(architecture, recipe, samples=samples, layout=Layout(), counter=needed)
     assert counted == model_flop(architecture, samples=samples)
@@ -220,9 +220,9 @@ def test_the_early_stop_takes_one_product_off_each_group(
     architecture: Architecture, dropout: float, group: int
 ) -> None:
     layout = Layout(recomputation=Recomputation.FULL, checkpoint_layers=group)
-    saved = hardware_flop(architecture, layout, samples=1) - executed_flop(
-        architecture, layout, samples=1, hidden_dropout=dropout
-    )
+    recipe = msgspec.structs.replace(BLOOM.recipe, hidden_dropout=dropout)
+    saved = hardware_flop(architecture, layout, samples=1)
+    saved -= executed_flop(Workload(architecture, recipe, layout), samples=1)
     product = 2 * architecture.sequence * architecture.hidden * architecture.ffn_hidden
     groups = len(range(0, architecture.layers, group))
     stops = dropout == 0 and architecture.norm is not Norm.DEEP_NORM
@@ -262,8 +262,9 @@ def test_pytorch_stops_before_the_last_product_unless_a_norm_behind_it_keeps_its
     again = executed(recomputed=True) - executed(recomputed=False)
     product = 2 * 4 * 8 * 32
     shape = msgspec.structs.replace(BLOOM.architecture, layers=3, norm=norm)
-    layout = Layout(recomputation=Recomputation.FULL)
-    stopped = groups_stopped_early(shape, layout, hidden_dropout=0.0, layers=3)
+    recipe = msgspec.structs.replace(BLOOM.recipe, hidden_dropout=0.0)
+    workload = Workload(shape, recipe, Layout(recomputation=Recomputation.FULL))
+    stopped = groups_stopped_early(workload, layers=3)
     assert again == (2 * 3 - stopped) * product
 
 
@@ -304,23 +305,19 @@ def test_the_flop_of_every_rank_equal_a_count_product_by_product(run: Run, sampl
     for place in set(places(run.layout)):
         forward = samples * rank_products(run, place, again=False)
         again = samples * rank_products(run, place, again=True)
-        needed = rank_model_flop(run.architecture, run.layout, stage=place.pp, samples=samples)
-        executed = rank_executed_flop(
-            run.architecture, run.layout, stage=place.pp, samples=samples, hidden_dropout=run.recipe.hidden_dropout
-        )
+        needed = rank_model_flop(Workload(*run), stage=place.pp, samples=samples)
+        executed = rank_executed_flop(Workload(*run), stage=place.pp, samples=samples)
         assert (needed, executed) == (3 * forward, 3 * forward + again)
 
 
 @given(executed_runs())
 def test_the_ranks_of_a_replica_share_its_flop(run: Run) -> None:
-    shape, layout, dropout = run.architecture, run.layout, run.recipe.hidden_dropout
-    stages = range(layout.pipeline_stages)
-    needed = sum(rank_model_flop(shape, layout, stage=stage, samples=7) for stage in stages)
-    executed = sum(
-        rank_executed_flop(shape, layout, stage=stage, samples=7, hidden_dropout=dropout) for stage in stages
-    )
-    assert layout.tensor_parallel * needed == model_flop(shape, samples=7)
-    assert layout.tensor_parallel * executed == executed_flop(shape, layout, samples=7, hidden_dropout=dropout)
+    workload = Workload(*run)
+    stages, t = range(run.layout.pipeline_stages), run.layout.tensor_parallel
+    needed = sum(rank_model_flop(workload, stage=stage, samples=7) for stage in stages)
+    executed = sum(rank_executed_flop(workload, stage=stage, samples=7) for stage in stages)
+    assert t * needed == model_flop(run.architecture, samples=7)
+    assert t * executed == executed_flop(workload, samples=7)
 
 
 def test_selective_recomputation_adds_a_third_of_what_korthikanti_print() -> None:

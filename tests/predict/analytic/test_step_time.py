@@ -31,9 +31,9 @@ from suite.predict.analytic.memory_bound_operators import (
 )
 from suite.predict.analytic.parameters import rank_parameters, stage_layers
 from suite.predict.analytic.pipeline_schedule import NO_FLUSH, bubble_fraction
-from suite.predict.analytic.rates import flop_per_second, hfu, mfu, tokens_per_second
 from suite.predict.analytic.step_time import StepTime, axis_groups, exposed_data_parallel_seconds, step_time
 from suite.predict.analytic.traffic import step_traffic
+from suite.predict.analytic.training_cost import flop_per_second, tokens_per_second, utilization
 from tests.support.machines import A100, Case, at_peak, cases, flat_efficiency, machines
 from tests.support.steps import ROUNDING, bloom, changed, pass_seconds, stage_times, time_of, traffic_of, waiting_stages
 from tests.support.strategies import BLOOM
@@ -83,13 +83,13 @@ def test_equal_stages_of_unlimited_links_compute_the_model_flop_of_the_whole_job
     machine = at_peak(machine)
     case = Case(architecture, recipe, layout, micro_batches)
     flop = model_flop(architecture, samples=recipe.global_batch)
-    utilization = mfu(
-        model_flop=flop,
+    share = utilization(
+        flop=flop,
         step_seconds=time_of(case, machine).total_seconds,
         accelerators=layout.ranks,
         peak_flop_per_second=machine.peak_flop_per_second,
     )
-    assert utilization == pytest.approx(1.0, rel=ROUNDING, abs=0)
+    assert share == pytest.approx(1.0, rel=ROUNDING, abs=0)
 
 
 @given(cases(), machines())
@@ -409,5 +409,5 @@ def test_rates_of_blooms_log_follow_from_its_step() -> None:
     assert tokens_per_second(samples=recipe.global_batch, sequence=2048, step_seconds=105.22) == pytest.approx(
         19.463 * 2048, rel=1e-4
     )
-    utilization = hfu(hardware_flop=counted, step_seconds=105.22, accelerators=384, peak_flop_per_second=312e12)
-    assert utilization == pytest.approx(149.02 / 312, abs=0.012 / 312)
+    share = utilization(flop=counted, step_seconds=105.22, accelerators=384, peak_flop_per_second=312e12)
+    assert share == pytest.approx(149.02 / 312, abs=0.012 / 312)

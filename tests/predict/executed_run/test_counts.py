@@ -54,12 +54,8 @@ def test_every_rank_has_its_own_figures(run: Run) -> None:
         expected: dict[tuple[str, str | None, str | None], float] = {
             (name, None, None): value for name, value in state._asdict().items()
         }
-        expected["model_flop", None, None] = rank_model_flop(
-            run.architecture, run.layout, stage=place.pp, samples=samples
-        )
-        expected["hardware_flop", None, None] = rank_executed_flop(
-            run.architecture, run.layout, stage=place.pp, samples=samples, hidden_dropout=run.recipe.hidden_dropout
-        )
+        expected["model_flop", None, None] = rank_model_flop(Workload(*run), stage=place.pp, samples=samples)
+        expected["hardware_flop", None, None] = rank_executed_flop(Workload(*run), stage=place.pp, samples=samples)
         sent = 0.0
         for entry in executed_traffic(Workload(*run), stage=place.pp, replica=place.dp):
             expected["payload_bytes", entry.axis, entry.operation] = entry.payload_bytes

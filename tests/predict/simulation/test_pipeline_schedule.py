@@ -9,6 +9,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleIn
 from torch.distributed.pipelining.schedules import _ComputationType
 
 from reference_runs.layout import Layout, Schedule
+from reference_runs.run import Workload
 from suite.predict.analytic.pipeline_schedule import bubble_fraction
 from suite.predict.simulation.pipeline_schedule import Durations, Pass, flop_durations, idle_fraction, passes
 from tests.support.strategies import BLOOM
@@ -105,7 +106,7 @@ def test_unequal_stages_wait_for_the_slowest() -> None:
 
 def test_a_chunk_takes_as_long_as_its_flop() -> None:
     layout = Layout(pipeline_stages=2)
-    forward, backward = flop_durations(BLOOM.architecture, layout, hidden_dropout=0.0)
+    forward, backward = flop_durations(Workload(BLOOM.architecture, BLOOM.recipe, layout))
     layers = BLOOM.architecture.layers
     assert forward[1] > forward[0]
     assert sum(backward) == 2 * sum(forward)
