@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.markup import escape
 
@@ -16,6 +14,7 @@ from suite.acceptance.context import Settings
 from suite.acceptance.findings import Decision
 from suite.acceptance.presets import effort, selected_checks, selected_miniatures
 from suite.commands import exit_codes
+from suite.commands.options import Device, JsonWithProgress, check_writable, print_json
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.devices import resolved_device, usable_cores
 from suite.paths import ROOT
@@ -37,7 +36,6 @@ Miniatures = Annotated[str | None, typer.Option(help="Launch and time these alon
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the newest battery of the same options that was interrupted.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Ranks = Annotated[int | None, typer.Option(help="Processes; default 2 on the CPU, otherwise all GPUs.")]
 Devices = Annotated[
     int | None, typer.Option(help="GPUs (without one: processor cores) that this node must have: --devices 8.")
@@ -50,7 +48,6 @@ JunitFile = Annotated[
 ]
 Summary = Annotated[bool, typer.Option("--summary", help="One line on stdout, for a scheduler's health check.")]
 All = Annotated[bool, typer.Option("--all", help="Print the table of all findings with their evidence.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")]
 Checks = Annotated[bool, typer.Option("--checks", help="Print what is checked, with formulas; run nothing.")]
 
 
@@ -69,7 +66,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
     junit_file: JunitFile = None,
     summary_only: Summary = False,
     all_findings: All = False,
-    json: Json = False,
+    json: JsonWithProgress = False,
     checks: Checks = False,
 ) -> None:
     """Judge this node: matrix rate, memory, links, exact figures and step times of the miniatures, replays, soak.
@@ -106,8 +103,10 @@ def accept_command(  # noqa: PLR0913  # the command's options
     )
     _check(settings, junit_file)
     report = _run(settings)
-    if json or summary_only:
-        sys.stdout.write((_json(report) if json else summary(report)) + "\n")
+    if json:
+        print_json(_entry(report))
+    elif summary_only:
+        print(summary(report))
     else:
         (print_findings if all_findings else print_verdict)(console(), report)
     if junit_file is not None:
@@ -157,34 +156,14 @@ def _check(settings: Settings, junit_file: Path | None) -> None:
     if settings.fleet is not None and not settings.fleet.is_dir():
         allowed = "a directory of records"
         raise InputError("the fleet is no directory", got=str(settings.fleet), allowed=allowed, where="--fleet")
-    if junit_file is not None:
-        _check_writable(junit_file)
+    check_writable(junit_file, "--junit")
 
 
-def _check_writable(junit_file: Path) -> None:
-    """Raises InputError where the file could not be written after a battery."""
-    if not junit_file.resolve().parent.is_dir():
-        raise InputError("no directory for the file", got=str(junit_file), where="--junit")
-    existed = junit_file.exists()
-    try:
-        with junit_file.open("ab"):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot write the file: {error.strerror}", got=str(junit_file), where="--junit") from error
-    if not existed:
-        junit_file.unlink()
-
-
-def _json(report: BatteryReport) -> str:
-    entry = {
-        "id": report.id,
-        "profile": report.profile,
-        "decision": report.decision,
+def _entry(report: BatteryReport) -> dict[str, object]:
+    return {
+        **{name: getattr(report, name) for name in ("id", "profile", "decision")},
         "exit_code": CODES[report.decision],
         "summary": summary(report),
-        "seconds": report.seconds,
-        "record": report.record,
-        "notes": report.notes,
+        **{name: getattr(report, name) for name in ("seconds", "record", "notes")},
         "findings": list(rows(report.findings)),
     }
-    return msgspec.json.encode(entry).decode()

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.markup import escape
 
 from suite.calibration.calibrate import CalibrationResult, calibrate, planned_calibration
 from suite.calibration.plan import REFERENCE_ROUNDS, Calibration
 from suite.commands import exit_codes
+from suite.commands.options import Device, JsonWithProgress, print_json
 from suite.job.events import Event, Phase, Status
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.profile import UNSEEN
@@ -29,9 +29,9 @@ def calibrate_command(
     ranks: Annotated[
         int | None, typer.Option(help="Most processes that measure at once; default 2 on the CPU, else all GPUs.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     results: Annotated[Path, typer.Option(help="Where the profile is stored, in machines/.")] = ROOT / "results",
-    json: Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")] = False,
+    json: JsonWithProgress = False,
 ) -> None:
     """Measure matrix products, memory, operators and collectives here, with 1, 2, 4, ... ranks at once.
 
@@ -53,7 +53,7 @@ def calibrate_command(
         print_refusal(error)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
     if json:
-        sys.stdout.write(_json(result) + "\n")
+        print_json(_entry(result))
     else:
         _print(result)
     if result.status is Status.INTERRUPTED:
@@ -61,10 +61,10 @@ def calibrate_command(
     raise typer.Exit(exit_codes.PASS if result.status is Status.OK else exit_codes.EXECUTION_FAILED)
 
 
-def _json(result: CalibrationResult) -> str:
+def _entry(result: CalibrationResult) -> dict[str, object]:
     profile = result.profile
     errors = [abs(check.error) for check in profile.checks if check.kind == UNSEEN] if profile else []
-    entry = {
+    return {
         "status": result.status,
         "message": result.message,
         "path": result.path,
@@ -75,7 +75,6 @@ def _json(result: CalibrationResult) -> str:
         ],
         "profile": profile,
     }
-    return msgspec.json.encode(entry).decode()
 
 
 def _print(result: CalibrationResult) -> None:

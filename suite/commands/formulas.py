@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from reference_runs.errors import InputError, nearest
 from reference_runs.units import UNITS
 from reference_runs.worked_examples import WorkedExample, load
 from suite.commands import exit_codes
+from suite.commands.options import print_json
 from suite.predict.validation.computations import Value
 from suite.predict.validation.worked_examples import ExampleVerdict, FormulaResult, formula_results
 from suite.report.terminal.tables import console, print_folded, print_table
@@ -41,7 +41,7 @@ def formulas(
     results = [result for example in chosen for result in formula_results(example)]
     if json:
         for result in results:
-            print(msgspec.json.encode(result).decode())
+            print_json(result)
     else:
         _print(chosen, results, explained=bool(examples))
     if any(result.verdict is ExampleVerdict.BROKEN for result in results):

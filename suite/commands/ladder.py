@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.markup import escape
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
 from suite.commands.machine_profile import profile_for
+from suite.commands.options import CorpusPath, Device, JsonWithProgress, MayCalibrate, print_json
 from suite.job.corpus import Corpus, tokenised_documents
 from suite.job.events import Event
 from suite.job.options import Texts
@@ -77,17 +77,6 @@ Hosts = Annotated[
 Interface = Annotated[
     str | None, typer.Option(help="Network interface between --hosts, whose bytes are counted: --interface eth0.")
 ]
-CorpusPath = Annotated[
-    Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
-]
-MayCalibrate = Annotated[
-    bool,
-    typer.Option(
-        "--calibrate/--no-calibrate",
-        envvar="SUITE_CALIBRATE",
-        help="Measure the machine first where no valid profile of it is stored.",
-    ),
-]
 
 
 def ladder_command(  # noqa: PLR0913  # the command's options
@@ -101,12 +90,12 @@ def ladder_command(  # noqa: PLR0913  # the command's options
     traces: Traces = None,
     hosts: Hosts = None,
     interface: Interface = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     seed: Annotated[int, typer.Option(help="Of weights and sample order: --seed 2.")] = 1,
     corpus: CorpusPath = None,
     results: Annotated[Path, typer.Option(help="Where records, plot and profile are stored.")] = ROOT / "results",
     may_calibrate: MayCalibrate = True,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")] = False,
+    json: JsonWithProgress = False,
 ) -> None:
     """Optimise a naive GPT-2 training script one step at a time; each step is predicted and measured.
 
@@ -123,16 +112,24 @@ def ladder_command(  # noqa: PLR0913  # the command's options
     if name is None:
         print_rungs(console())
         return
-    chosen = chosen_rungs(rungs=rungs, track=track, start=start)
-    lacking = ablated_rungs(ablated, chosen)
+    chosen = _chosen_rungs(rungs=rungs, track=track, start=start)
+    lacking = _ablated_rungs(ablated, chosen)
     if repeat < 1:
         raise InputError("launches", got=repeat, allowed="1 or more", where="--repeat")
-    target = checked_target(target_of(name, device=resolved_device(device)[0], seed=seed), hosts, interface)
+    kind, gpus = resolved_device(device)
+    target = msgspec.structs.replace(
+        target_of(name, device=kind, seed=seed),
+        gpus=gpus if kind == "cuda" else None,
+        host_names=checked_hosts(hosts, interface),
+        interface=interface,
+    )
     if (nothing := nothing_applies(target, chosen)) is not None:
         raise typer.Exit(_reported(nothing, "none: nothing ran", json=json))
-    check_traces(traces, chosen, target.device)
+    for rung in RUNGS:
+        if rung.name in chosen and (path := trace_of(traces, rung)) is not None:
+            checked_trace(path, ranks=1, device=kind, steps=STEPS, where="--traces")
     end_as_interrupted()
-    target, tokens, texts = fitted_with_corpus(target, corpus)
+    target, tokens, texts = _fitted_with_corpus(target, corpus)
     ladder_run = LadderRun(
         target=target,
         corpus=tokens,
@@ -148,26 +145,8 @@ def ladder_command(  # noqa: PLR0913  # the command's options
     raise typer.Exit(_ran(ladder_run, may_calibrate=may_calibrate, json=json))
 
 
-def checked_target(target: Target, hosts: str | None, interface: str | None) -> Target:
-    """The target with the GPUs that are here, and the hosts that were asked for.
-
-    Raises:
-        InputError: bad hosts.
-    """
-    return msgspec.structs.replace(
-        target,
-        gpus=resolved_device(target.device)[1] if target.device == "cuda" else None,
-        host_names=checked_hosts(hosts, interface),
-        interface=interface,
-    )
-
-
-def fitted_with_corpus(target: Target, corpus: Path | None) -> tuple[Target, Corpus, Texts]:
-    """The target with as many samples as the GPU's memory holds, and the corpus, tokenised.
-
-    Raises:
-        InputError: a corpus that cannot be read or is too short, or a host that cannot be reached.
-    """
+def _fitted_with_corpus(target: Target, corpus: Path | None) -> tuple[Target, Corpus, Texts]:
+    """The target with as many samples as the GPU's memory holds, and the corpus, tokenised."""
     with console(stderr=True).status("reading the corpus"):
         tokens, texts = tokenised_documents(
             corpus,
@@ -189,7 +168,7 @@ def _ran(ladder_run: LadderRun, *, may_calibrate: bool, json: bool) -> int:
 
     try:
         records_directory(ladder_run.results, f"{ladder_run.target.name}-ladder")
-        ladder_run = with_profiles(ladder_run, may_calibrate=may_calibrate, messages=messages)
+        ladder_run = _with_profiles(ladder_run, may_calibrate=may_calibrate, messages=messages)
         ladder = run_ladder(ladder_run, print_rung, _quiet)
         plot = _stored(ladder, ladder_run.results)
     except OSError as error:  # no room or no access for records or scratch files
@@ -198,12 +177,8 @@ def _ran(ladder_run: LadderRun, *, may_calibrate: bool, json: bool) -> int:
     return _reported(ladder, plot, json=json)
 
 
-def with_profiles(ladder_run: LadderRun, *, may_calibrate: bool, messages: Console) -> LadderRun:
-    """The run with what predicts its times: a machine profile, the seconds to tokenise a sample, and extra profiles.
-
-    Raises:
-        OSError: no room for scratch files.
-    """
+def _with_profiles(ladder_run: LadderRun, *, may_calibrate: bool, messages: Console) -> LadderRun:
+    """The run with what predicts its times: a machine profile, the seconds to tokenise a sample, and extra profiles."""
     target = ladder_run.target
     two = ladder_run.plan(RungSetting(data_parallel=min(2, target.gpus or 2), micro_batch=16))
     profile, source = profile_for(two, ladder_run.results, may_calibrate=may_calibrate, messages=messages, whole=True)
@@ -220,26 +195,11 @@ def with_profiles(ladder_run: LadderRun, *, may_calibrate: bool, messages: Conso
     return ladder_run
 
 
-def check_traces(directory: Path | None, chosen: frozenset[str], device: str) -> None:
-    """That a trace of each rung can be written.
-
-    Raises:
-        InputError: one cannot.
-    """
-    for rung in RUNGS:
-        if rung.name in chosen and (path := trace_of(directory, rung)) is not None:
-            checked_trace(path, ranks=1, device=device, steps=STEPS, where="--traces")
-
-
-def ablated_rungs(names: str | None, chosen: frozenset[str]) -> frozenset[str]:
-    """The rungs whose optimisation is left out.
-
-    Raises:
-        InputError: an unknown one, a baseline, or one that is not run.
-    """
+def _ablated_rungs(names: str | None, chosen: frozenset[str]) -> frozenset[str]:
+    """The rungs whose optimisation is left out."""
     if names is None:
         return frozenset()
-    lacking = named_rungs(names, "--ablate")
+    lacking = _named_rungs(names, "--ablate")
     if not lacking <= chosen:
         stray = ", ".join(sorted(lacking - chosen))
         raise InputError("an ablated rung is not run", got=stray, allowed="one of --rungs", where="--ablate")
@@ -248,12 +208,8 @@ def ablated_rungs(names: str | None, chosen: frozenset[str]) -> frozenset[str]:
     return lacking
 
 
-def named_rungs(names: str, where: str) -> frozenset[str]:
-    """The rungs of a list of names.
-
-    Raises:
-        InputError: an unknown one.
-    """
+def _named_rungs(names: str, where: str) -> frozenset[str]:
+    """The rungs of a list of names."""
     known = [rung.name for rung in RUNGS]
     asked = [name.strip() for name in names.split(",")]
     for name in asked:
@@ -278,24 +234,20 @@ def checked_hosts(names: str | None, interface: str | None) -> tuple[str, ...]:
     return asked
 
 
-def chosen_rungs(*, rungs: str | None, track: str | None, start: str | None) -> frozenset[str]:
-    """The names of the rungs that were asked for.
-
-    Raises:
-        InputError: an unknown rung or track, or nothing in common.
-    """
+def _chosen_rungs(*, rungs: str | None, track: str | None, start: str | None) -> frozenset[str]:
+    """The names of the rungs that were asked for."""
     if track is not None and track not in list(Track):
         raise InputError("unknown track", got=repr(track), allowed=", ".join(Track), where="--track")
     chosen = [rung for rung in RUNGS if track is None or rung.track == track]
     if start is not None:
-        (first,) = named_rungs(start, "--from") if "," not in start else (start,)
+        (first,) = _named_rungs(start, "--from") if "," not in start else (start,)
         index = {rung.name: number for number, rung in enumerate(RUNGS)}
         if first not in index:
             raise InputError("one rung to start from", got=repr(start), allowed="a name", where="--from")
         above = RUNGS[index[first] :]
         chosen = [rung for rung in chosen if rung in above and rung.track is above[0].track]
     if rungs is not None:
-        asked = named_rungs(rungs, "--rungs")
+        asked = _named_rungs(rungs, "--rungs")
         chosen = [rung for rung in chosen if rung.name in asked]
     if not chosen:
         raise InputError("no rung is left", got="--rungs, --track and --from together", allowed="one or more")
@@ -309,7 +261,7 @@ def _quiet(_rank: int, _event: Event) -> None:
 def _reported(ladder: LadderResult, plot: str, *, json: bool) -> int:
     """Print a result and where its picture is; the exit code."""
     if json:
-        sys.stdout.write(msgspec.json.encode(as_json(ladder) | {"plot": plot}).decode() + "\n")
+        print_json(as_json(ladder) | {"plot": plot})
     else:
         print_ladder(console(), ladder)
         console().print(f"plot {escape(plot)}", soft_wrap=True)

@@ -18,6 +18,7 @@ from reference_runs.miniature import miniature
 from reference_runs.run import ReferenceRun, Workload
 from reference_runs.sourced import Kind
 from suite.commands import exit_codes
+from suite.commands.options import JsonLines, print_json
 from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, unsuitable
 from suite.metrics.comparison import Row, compare, overall
 from suite.predict.analytic.process_groups import node_crossing_share
@@ -121,7 +122,7 @@ def predict(  # noqa: PLR0913  # the command's options
     show_choices: Annotated[
         bool, typer.Option("--choices", help="Limits and alternatives too: what fits, what pays, faster layouts.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    json: JsonLines = False,
 ) -> None:
     """Predict runs: whether they fit, figures next to the published ones, and where time and memory go.
 
@@ -136,7 +137,7 @@ def predict(  # noqa: PLR0913  # the command's options
     for name, predicted in predictions:
         chosen = _choices(predicted) if show_choices else []
         if json:
-            print(_json(name, predicted, chosen if show_choices else None))
+            print_json(_entry(name, predicted, chosen if show_choices else None))
         else:
             _print(console(), name, predicted, chosen, complete=every_figure)
     if any(predicted.exceeds_memory for _, predicted in predictions):
@@ -166,7 +167,7 @@ def _request(
     return PredictionRequest(on, profile, layout, None if network is None else network * 1e9 / 8, prices, stack)
 
 
-def _json(name: str, predicted: Predicted, chosen: list[Choice] | None) -> str:
+def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None) -> dict[str, object]:
     entry: dict[str, object] = {
         "run": name,
         "status": "ok",
@@ -178,7 +179,7 @@ def _json(name: str, predicted: Predicted, chosen: list[Choice] | None) -> str:
         entry["step_seconds_uncertainty"] = predicted.machine.uncertainty
     if chosen is not None:
         entry["choices"] = chosen
-    return msgspec.json.encode(entry).decode()
+    return entry
 
 
 def _undisturbed(path: Path) -> Profile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -11,11 +10,12 @@ from typing import Annotated, NamedTuple
 import msgspec
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from reference_runs.errors import InputError
 from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
+from suite.commands.options import Compiled, Device, check_writable, name_left_out, print_json
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
 from suite.paths import ROOT, stores
@@ -30,7 +30,7 @@ from suite.regression.verdicts import ChangeVerdict
 from suite.report.markdown.regression import junit, markdown
 from suite.report.terminal.progress import TrainingProgress
 from suite.report.terminal.regression import print_check
-from suite.report.terminal.tables import console
+from suite.report.terminal.tables import console, print_folded, refusal
 from suite.reproduce.plan import Plan, Request, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
 
@@ -59,10 +59,8 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     ] = False,
     ranks: Annotated[int | None, typer.Option(help="As of reproduce: --ranks 2.")] = None,
     layout: Annotated[str | None, typer.Option(help="As of reproduce: --layout dp2,zero1.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    compiled: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default on CUDA only.")
-    ] = None,
+    device: Device = "auto",
+    compiled: Compiled = None,
     kernels: Annotated[str, typer.Option(help="torch or triton, as of reproduce.")] = "torch",
     steps: Annotated[int, typer.Option(help="Of each launch, as of reproduce: --steps 30.")] = DEFAULT_STEPS,
     results: Annotated[Path, typer.Option(help="Where records and baselines are.")] = ROOT / "results",
@@ -87,60 +85,44 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     inconclusive, 4 the execution failed, 130 interrupted.
     """
     messages = console(stderr=True)
-    written = Written(json=json, junit_file=junit_file, markdown_file=markdown_file)
     asked = _checked_names(names, launches, accepts=accepts)
-    for file, where in ((junit_file, "--junit"), (markdown_file, "--markdown")):
-        _check_writable(file, where)
+    check_writable(junit_file, "--junit")
+    check_writable(markdown_file, "--markdown")
     if KERNELS in asked:
-        storages = [store / KERNELS for store in stores(results)]
-        storage = next((path for path in storages if any(path.glob("*/*.json"))), storages[0])
-        stored = _kernels(storage, reference, messages)
-        raise typer.Exit(_told(stored, "", [], _exit_code(stored), written))
+        compared = [_kernels(results, reference)]
+        raise typer.Exit(_reported(Outcome(compared, _exit_code(compared)), json, junit_file, markdown_file))
     end_as_interrupted()
-    requests = [
-        Request(
-            name=name,
-            ranks=ranks,
-            layout=layout,
-            device=device,
-            compiled=compiled,
-            kernels=kernels,
-            steps=steps,
-            results=results,
-        )
-        for name in asked
-    ]
+    request = Request(name="", ranks=ranks, layout=layout, device=device, compiled=compiled, results=results)
+    requests = [msgspec.structs.replace(request, name=name, kernels=kernels, steps=steps) for name in asked]
     runs = [(request, plan(request)) for request in requests]
     known, damaged = all_launches(results)
     reference = resolved(reference, known, results, ROOT)
-    for error in [*damaged, *accepted(results)[1]]:
-        messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
+    name_left_out([*damaged, *accepted(results)[1]])
     with messages.status("reading the corpus"):
         checked = [_run(request, planned) for request, planned in runs]
     for run in checked:
         records_directory(results, run.plan.name)
-    check = RegressionCheck(checked, results, _launched(results, messages), lambda line: _tell(messages, line))
-    compared, failed, code = _compared(check, reference, launches, accepts=accepts)
-    moved: list[str] = []
-    if accepts and compared:
-        moved, code = [_accept(results, one) for one in compared], exit_codes.PASS
-    raise typer.Exit(_told(compared, failed, moved, code, written))
+    check = RegressionCheck(
+        checked, results, _launched(results, messages), lambda line: messages.print(Text(line, "dim"), soft_wrap=True)
+    )
+    outcome = _outcome(check, reference, launches, accepts=accepts)
+    if accepts and outcome.compared:
+        moved = [_accept(results, one) for one in outcome.compared]
+        outcome = outcome._replace(moved=moved, code=exit_codes.PASS)
+    raise typer.Exit(_reported(outcome, json, junit_file, markdown_file))
 
 
-class Written(NamedTuple):
-    """Where the outcome goes besides the terminal."""
+class Outcome(NamedTuple):
+    """The comparisons, or why there are none in `failed`; what was accepted, a line each."""
 
-    json: bool
-    junit_file: Path | None
-    markdown_file: Path | None
+    compared: list[Comparison]
+    code: int
+    failed: str = ""
+    moved: Sequence[str] = ()
 
 
 def _checked_names(names: list[str] | None, launches: int, *, accepts: bool) -> list[str]:
-    """The names, once the request makes sense.
-
-    Raises:
-        InputError: it does not, or a package is missing.
-    """
+    """The names, once the request makes sense and no package is missing."""
     if not names:
         raise InputError("no run", allowed="one or more, such as bloom-mini", where="NAME")
     if launches < 1:
@@ -167,60 +149,42 @@ def _run(request: Request, planned: Plan) -> CheckedRun:
     return CheckedRun(plan=planned, corpus=corpus_for(planned, None), arguments=whole)
 
 
-def _compared(
-    check: RegressionCheck, reference: str | None, launches: int, *, accepts: bool
-) -> tuple[list[Comparison], str, int]:
-    """The comparisons, why there are none, and the exit code."""
+def _outcome(check: RegressionCheck, reference: str | None, launches: int, *, accepts: bool) -> Outcome:
     try:
         compared = check.compared(reference, launches=launches, accepts=accepts)
-        return compared, "", _exit_code(compared)
+        return Outcome(compared, _exit_code(compared))
     except (LaunchFailedError, OldCodeError) as error:
         stopped = isinstance(error, LaunchFailedError) and error.result.status is Status.INTERRUPTED
-        return [], str(error), exit_codes.INTERRUPTED if stopped else exit_codes.EXECUTION_FAILED
+        return Outcome([], exit_codes.INTERRUPTED if stopped else exit_codes.EXECUTION_FAILED, str(error))
     except OSError as error:  # no room or no access for records or scratch files
-        return [], f"{error.strerror}: {error.filename}", exit_codes.EXECUTION_FAILED
+        return Outcome([], exit_codes.EXECUTION_FAILED, refusal(error))
 
 
-def _told(compared: list[Comparison], failed: str, moved: list[str], code: int, written: Written) -> int:
-    """Print what came of it and write the files; the exit code."""
-    _report(compared, failed, moved, code, json=written.json)
-    if written.junit_file is not None:
-        _write(written.junit_file, junit(compared, failed), "--junit", appended=False)
-    if written.markdown_file is not None:
-        _write(written.markdown_file, markdown(compared, failed), "--markdown", appended=True)
-    return code
-
-
-def _kernels(storage: Path, reference: str | None, messages: Console) -> list[Comparison]:
-    """The newest stored run of the kernels next to its baseline, as one comparison."""
+def _kernels(results: Path, reference: str | None) -> Comparison:
+    """The newest stored run of the kernels next to its baseline."""
+    storages = [store / KERNELS for store in stores(results)]
+    storage = next((path for path in storages if any(path.glob("*/*.json"))), storages[0])
     runs, damaged = kernel_runs(storage)
-    for error in damaged:
-        messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
+    name_left_out(damaged)
     if not runs:
         raise InputError("no stored kernel benchmark", got=str(storage), allowed="what nox -s bench stores")
     before, after = compared_sides(runs, reference)
     most = len(after) if before else 0
-    return [
-        Comparison(
-            run=KERNELS,
-            setup=after[-1].hardware.get("cpu", ""),
-            baseline=f"stored runs {', '.join(run.number for run in before)}" if before else "",
-            baseline_suite=before[-1].commit[:12] if before else "",
-            suite=after[-1].commit[:12],
-            before=[run.path for run in before],
-            after=[run.path for run in after],
-            again=[],
-            changed=changed_software(before, after) if before else "",
-            floor=f"one stored run is one launch; {most} of now; 10 of one commit on this machine calibrate",
-            findings=kernel_findings(before, after, runs) if before else [],
-            best=None,
-            hint="nox -s bench on another commit, with the same storage, makes one",
-        )
-    ]
-
-
-def _tell(messages: Console, line: str) -> None:
-    messages.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+    return Comparison(
+        run=KERNELS,
+        setup=after[-1].hardware.get("cpu", ""),
+        baseline=f"stored runs {', '.join(run.number for run in before)}" if before else "",
+        baseline_suite=before[-1].commit[:12] if before else "",
+        suite=after[-1].commit[:12],
+        before=[run.path for run in before],
+        after=[run.path for run in after],
+        again=[],
+        changed=changed_software(before, after) if before else "",
+        floor=f"one stored run is one launch; {most} of now; 10 of one commit on this machine calibrate",
+        findings=kernel_findings(before, after, runs) if before else [],
+        best=None,
+        hint="nox -s bench on another commit, with the same storage, makes one",
+    )
 
 
 def _launched(results: Path, messages: Console) -> Callable[[CheckedRun], LaunchResult]:
@@ -259,40 +223,34 @@ def _seconds(median: float | None) -> str:
     return "no time" if median is None else f"median {median:.4g} s"
 
 
-def _report(compared: list[Comparison], failed: str, moved: list[str], code: int, *, json: bool) -> None:
+def _reported(outcome: Outcome, json: bool, junit_file: Path | None, markdown_file: Path | None) -> int:
+    """Print what came of it and write the files; the exit code."""
+    compared, code, failed, moved = outcome
     if json:
-        entry = {"exit_code": code, "failed": failed, "accepted": moved, "comparisons": compared}
-        sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
-        return
-    out = console()
-    print_check(out, compared)
-    for line in moved:
-        out.print(f"accepted: {escape(line)}", soft_wrap=True)
-    if failed:
-        out.print(f"[bold red]{escape(failed)}[/]", soft_wrap=True)
-    words = {
-        exit_codes.PASS: "accepted" if moved else "no regression",
-        exit_codes.FAIL: "regression",
-        exit_codes.INCONCLUSIVE: "not decided",
+        print_json({"exit_code": code, "failed": failed, "accepted": moved, "comparisons": compared})
+    else:
+        _print(console(), outcome)
+    files = ((junit_file, "w", junit, "--junit"), (markdown_file, "a", markdown, "--markdown"))
+    for file, mode, text_of, where in files:
+        try:
+            if file is not None:
+                with file.open(mode, encoding="utf-8") as opened:
+                    opened.write(text_of(compared, failed))
+        except OSError as error:
+            raise InputError(f"cannot write: {error.strerror}", got=str(file), where=where) from error
+    return code
+
+
+def _print(out: Console, outcome: Outcome) -> None:
+    print_check(out, outcome.compared)
+    for line in outcome.moved:
+        print_folded(out, f"accepted: {line}", "")
+    if outcome.failed:
+        out.print(Text(outcome.failed, "bold red"), soft_wrap=True)
+    verdicts = {
+        exit_codes.PASS: ("accepted" if outcome.moved else "no regression", "green"),
+        exit_codes.FAIL: ("regression", "bold red"),
+        exit_codes.INCONCLUSIVE: ("not decided", "yellow"),
     }
-    if code in words:
-        colour = {exit_codes.PASS: "green", exit_codes.FAIL: "bold red"}.get(code, "yellow")
-        out.print(f"[{colour}]{words[code]}[/]")
-
-
-def _check_writable(file: Path | None, where: str) -> None:
-    if file is None:
-        return
-    try:
-        with file.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", got=str(file), where=where) from error
-
-
-def _write(file: Path, text: str, where: str, *, appended: bool) -> None:
-    try:
-        with file.open("a" if appended else "w", encoding="utf-8") as opened:
-            opened.write(text)
-    except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", got=str(file), where=where) from error
+    if outcome.code in verdicts:
+        out.print(Text(*verdicts[outcome.code]))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.markup import escape
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.paths import ROOT, whole_file
+from suite.commands.options import Results, name_left_out, print_json
+from suite.paths import RESULTS, whole_file
 from suite.records.index import launches
 from suite.report.html.change_point_worker import Search
 from suite.report.html.requirements import INSTALL, missing
@@ -48,7 +47,7 @@ def report_command(
     out: Annotated[
         Path | None, typer.Option(readable=False, help="Directory to write into; default: the results directory.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    results: Results = RESULTS,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page too; example: --no-page.")] = True,
     json: Annotated[bool, typer.Option("--json", help="One JSON object with the errors, for machines.")] = False,
 ) -> None:
@@ -69,8 +68,7 @@ def report_command(
     lacking = missing() if page else ""
     with Search() if page and not lacking else nullcontext() as search:  # starts while records are read
         found, bad = launches(results)
-        for error in bad:
-            messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
+        name_left_out(bad)
         directory, rows = out or results, step_times(found)
         facts = accuracy(rows)
         if facts:
@@ -88,7 +86,7 @@ def report_command(
     if json:
         tables = str(directory / FILE) if facts else None
         report = {"file": tables, "page": str(of_page) if of_page else None, **facts}
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        print_json(report)
     else:
         if facts:
             console().print(escape(f"wrote {directory / FILE}: {facts['setups']} setups"), soft_wrap=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -16,6 +14,7 @@ from reference_runs.errors import InputError
 from reference_runs.miniature import DEFAULT_STEPS
 from suite.commands import exit_codes
 from suite.commands.machine_profile import profile_for
+from suite.commands.options import Compiled, CorpusPath, Device, MayCalibrate, print_json
 from suite.commands.runs import runs
 from suite.job.events import Status
 from suite.job.options import Averaging
@@ -49,10 +48,8 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         typer.Option(help="Processes; default: of a miniature 2 on the CPU and all GPUs, of a run its own layout's."),
     ] = None,
     layout: Annotated[str | None, typer.Option(help="For instance dp2,zero1,recompute-full,bucket4.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    compiled: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default on CUDA only.")
-    ] = None,
+    device: Device = "auto",
+    compiled: Compiled = None,
     kernels: Annotated[
         str,
         typer.Option(help="torch or triton: of norms, activations, rotation, softmax and loss; see docs/kernels.md."),
@@ -80,22 +77,13 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         int, typer.Option(help="Run that often; each launch has its own record. From 2 on with a summary of times.")
     ] = 1,
     seed: Annotated[int, typer.Option(help="Of weights, sample order and dropout.")] = 1,
-    corpus: Annotated[
-        Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
-    ] = None,
+    corpus: CorpusPath = None,
     trace: Annotated[
         Path | None,
         typer.Option(readable=False, help="FILE.json for the profiled steps of rank 0, FILE.rankN.json for others'."),
     ] = None,
     results: Annotated[Path, typer.Option(help="Where records and profiles are stored.")] = ROOT / "results",
-    may_calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate/--no-calibrate",
-            envvar="SUITE_CALIBRATE",
-            help="Measure the machine first where no valid profile of it is stored.",
-        ),
-    ] = True,
+    may_calibrate: MayCalibrate = True,
     every_figure: Annotated[
         bool, typer.Option("--all", help="Print every figure with its reason, of each of several launches too.")
     ] = False,
@@ -194,7 +182,7 @@ def _print_plan(messages: Console, planned: Plan) -> None:
 
 def _print(result: LaunchResult, planned: Plan, printing: _Printing, *, number: int, launches: int) -> None:
     if printing.json:
-        sys.stdout.write(_json(result) + "\n")
+        print_json(_entry(result))
         return
     out = console()
     if launches == 1 or printing.every_figure:
@@ -213,24 +201,13 @@ def _exit_code(result: LaunchResult) -> int:
     return exit_codes.PASS if result.verdict is Verdict.PASS else exit_codes.FAIL
 
 
-def _json(result: LaunchResult) -> str:
-    entry = {
-        "run": result.run,
-        "status": result.status,
-        "verdict": result.verdict,
-        "record": result.record,
+def _entry(result: LaunchResult) -> dict[str, object]:
+    after = ("message", "losses", "loss_scales", "skipped", "profile", "time", "step_uncertainty")
+    return {
+        **{name: getattr(result, name) for name in ("run", "status", "verdict", "record")},
         "figures": result.rows,
-        "message": result.message,
-        "losses": result.losses,
-        "loss_scales": result.loss_scales,
-        "skipped": result.skipped,
-        "profile": result.profile,
-        "time": result.time,
-        "step_uncertainty": result.step_uncertainty,
-        "others_share": result.others_share,
-        "steal_share": result.steal_share,
+        **{name: getattr(result, name) for name in (*after, "others_share", "steal_share")},
     }
-    return msgspec.json.encode(entry).decode()
 
 
 def _summarise(results: list[LaunchResult], *, json: bool) -> None:
@@ -239,7 +216,7 @@ def _summarise(results: list[LaunchResult], *, json: bool) -> None:
     summary = summaries([result.rows for result in results if result.status is Status.OK])
     if json:
         entry = {"run": run, "launches": len(results), "summary": summary}
-        sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+        print_json(entry)
         return
     left_out = [
         f"launch {number}, {result.status.value}: {result.message}; record {result.record}"

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import typer
 
 from reference_runs.errors import InputError
-from suite.commands.records_options import Json, Run, exit_code, name_left_out
-from suite.paths import ROOT
+from suite.commands.options import Json, Results, Run, exit_code, name_left_out, print_json
+from suite.paths import RESULTS
 from suite.records.index import launches
 from suite.records.store import read
 
 
-def check_command(
-    run: Run = None,
-    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
-    json: Json = False,
-) -> None:
+def check_command(run: Run = None, results: Results = RESULTS, json: Json = False) -> None:
     """Read every field of every record, also those that no table needs, and name what is damaged.
 
     Example: python -m suite results check
@@ -37,7 +31,7 @@ def check_command(
             bad.append(error)
     if json:
         damaged = [{"path": error.where, "why": str(error)} for error in bad]
-        sys.stdout.write(msgspec.json.encode({"whole": whole, "damaged": damaged}).decode() + "\n")
+        print_json({"whole": whole, "damaged": damaged})
     else:
         name_left_out(bad)
         sys.stdout.write(f"{whole} records are whole, {len(bad)} damaged\n")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -13,10 +11,10 @@ from rich.console import Console
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.commands.records_options import Json
+from suite.commands.options import Json, Results, print_json
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity
-from suite.paths import ROOT
+from suite.paths import RESULTS
 from suite.records.diff import DifferingFact, difference
 from suite.records.query import record_path
 from suite.records.store import read
@@ -33,7 +31,7 @@ def diff_command(
     ] = None,
     ranks: Annotated[bool, typer.Option("--ranks", help="Figures of each rank too.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Figures that are the same too.")] = False,
-    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    results: Results = RESULTS,
     json: Json = False,
 ) -> None:
     """Show what differs between two records: facts, then figures; right less left.
@@ -52,7 +50,7 @@ def diff_command(
     failed = any(row.verdict is Verdict.FAIL for row in rows)
     if json:
         entry = {"left": found.left, "right": found.right, "facts": found.facts, "figures": rows, "agree": not failed}
-        sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+        print_json(entry)
     else:
         out = console()
         out.print(f"left {found.left}, right {found.right}")

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from reference_runs.errors import InputError
-from suite.commands.records_options import Json, Machine, Run, Since, Statuses, exit_code, name_left_out
-from suite.paths import ROOT
+from suite.commands.options import Json, Machine, Results, Run, Since, Statuses, exit_code, name_left_out, print_json
+from suite.paths import RESULTS
 from suite.records.export import columns, written_csv, written_parquet
 from suite.records.index import launches
 from suite.records.query import Selection, moment, statuses
@@ -26,7 +25,7 @@ def export_command(
     machine: Machine = None,
     status: Statuses = None,
     since: Since = None,
-    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    results: Results = RESULTS,
     json: Json = False,
 ) -> None:
     """Write a row a launch, a column a fact or figure of the whole job, in base units, oldest first.
@@ -49,7 +48,7 @@ def export_command(
         FORMATS[format_](table, out)
         if json:
             entry = {"file": str(out), "launches": len(chosen), "columns": list(table)}
-            sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+            print_json(entry)
         else:
             sys.stdout.write(f"wrote {out}: {len(chosen)} launches, {len(table)} columns\n")
     else:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from reference_runs.errors import InputError
-from suite.commands.records_options import Json, Machine, Run, Since, Statuses, exit_code, name_left_out
+from suite.commands.options import Json, Machine, Results, Run, Since, Statuses, exit_code, name_left_out, print_json
 from suite.metrics.figures import Quantity
-from suite.paths import ROOT
+from suite.paths import RESULTS
 from suite.records import frame
 from suite.records.index import LaunchSummary, launches
 from suite.records.query import Selection, moment, statuses
@@ -29,7 +27,7 @@ def list_command(
     status: Statuses = None,
     since: Since = None,
     limit: Annotated[int | None, typer.Option(help="Only so many, the latest.")] = None,
-    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    results: Results = RESULTS,
     json: Json = False,
 ) -> None:
     """List recorded launches, oldest first, a line each; with --json an object a line.
@@ -47,7 +45,7 @@ def list_command(
     chosen = [launch for launch in found if wanted.takes(launch)][-(limit or 0) :]
     if json:
         for launch in chosen:
-            sys.stdout.write(msgspec.json.encode(_entry(launch)).decode() + "\n")
+            print_json(_entry(launch))
     elif chosen:
         sys.stdout.write(_table(chosen) + "\n")
     else:

@@ -6,20 +6,19 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.markup import escape
 
 from suite.commands import exit_codes
-from suite.commands.records_options import Json, name_left_out
-from suite.paths import ROOT
+from suite.commands.options import Json, Results, name_left_out, print_json
+from suite.paths import RESULTS
 from suite.records.merge import merged
 from suite.report.terminal.tables import console, print_refusal
 
 
 def merge_command(
     directory: Annotated[Path, typer.Argument(help="A results directory, for instance copied from another machine.")],
-    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    results: Results = RESULTS,
     json: Json = False,
 ) -> None:
     """Copy the records of DIRECTORY that are not here yet. Nothing is overwritten; merging again changes nothing.
@@ -40,7 +39,7 @@ def merge_command(
     for conflict in found.conflicts:
         messages.print(f"conflict: {escape(conflict)}", soft_wrap=True)
     if json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        print_json(found)
     else:
         counts = f"{found.added} added, {found.ended} got their end, {found.same} were here"
         sys.stdout.write(f"{counts}, {len(found.conflicts)} conflicts, {len(found.damaged)} damaged\n")

@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from reference_runs.errors import InputError
 from suite.commands import exit_codes
-from suite.commands.records_options import Json, Machine, Run, Statuses, name_left_out
-from suite.paths import ROOT
+from suite.commands.options import Json, Machine, Results, Run, Statuses, name_left_out, print_json
+from suite.paths import RESULTS
 from suite.records.index import launches
 from suite.records.prune import baseline_ids, removable, removable_damaged, remove, remove_leftovers
 from suite.records.query import Selection, statuses
@@ -29,7 +28,7 @@ def prune_command(
     run: Run = None,
     machine: Machine = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it they are only listed.")] = False,
-    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    results: Results = RESULTS,
     json: Json = False,
 ) -> None:
     """List the records that fit all options; with --yes, remove them.
@@ -71,7 +70,7 @@ def prune_command(
     name_left_out(failed)
     if json:
         entry = {"removed": yes, "records": [str(path) for path in paths], "failed": [str(e) for e in failed]}
-        sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+        print_json(entry)
     elif not yes and paths:
         sys.stderr.write(f"{len(paths)} record{'s' if len(paths) > 1 else ''}; nothing is removed without --yes\n")
     if failed:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.markup import escape
 
 from reference_runs.errors import InputError
 from reference_runs.layout import layout_text
-from suite.commands.records_options import Json
+from suite.commands.options import Json, Results, print_json
 from suite.metrics.comparison import Row, compare, overall
-from suite.paths import ROOT
+from suite.paths import RESULTS
 from suite.records.query import record_path
 from suite.records.record import Record
 from suite.records.store import read
@@ -27,7 +24,7 @@ def show_command(
     record: Annotated[
         str, typer.Argument(help="latest, an id, its beginning, its last 8 digits, or the path of a file.")
     ],
-    results: Annotated[Path, typer.Option(help="Where records are stored.")] = ROOT / "results",
+    results: Results = RESULTS,
     json: Json = False,
 ) -> None:
     """Show one record, with verdict and predictions as its launch printed them; with --json the whole of it.
@@ -39,7 +36,7 @@ def show_command(
     whole = read(record_path(results, record))
     if json:
         entry = {"path": whole.path, "status": whole.status, "begin": whole.begin, "end": whole.end}
-        sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+        print_json(entry)
         return
     _print(whole)
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-import typer
-
 from reference_runs.accelerator import accelerator_names
 from reference_runs.catalog import miniatures, reference_run, run_names
 from reference_runs.units import printed
+from suite.commands.options import JsonLines, print_json
 from suite.predict.analytic.parameters import parameter_count
 from suite.report.terminal.tables import console, print_folded, print_table
 
 
-def runs(json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
+def runs(json: JsonLines = False) -> None:
     """List the recorded runs and their miniatures.
 
     Example: python -m suite runs
@@ -29,7 +25,7 @@ def runs(json: Annotated[bool, typer.Option("--json", help="One JSON object a li
                 "parameters": parameter_count(run.architecture),
                 "reproduce": minis.get(run.name),
             }
-            print(msgspec.json.encode(entry).decode())
+            print_json(entry)
         return
     rows = [[r.name, r.title, printed(parameter_count(r.architecture), "1"), minis.get(r.name, "-")] for r in listed]
     out = console()

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterable
 from typing import Annotated
 
-import msgspec
 import typer
 
 from reference_runs.accelerator import Accelerator, accelerator, accelerator_names
@@ -16,6 +15,7 @@ from reference_runs.miniature import SCALES, Miniature, ScaledFact, miniature
 from reference_runs.run import ReferenceRun
 from reference_runs.sourced import Sourced
 from reference_runs.units import printed
+from suite.commands.options import print_json
 from suite.predict.analytic.parameters import parameter_count
 from suite.report.terminal.tables import coloured, console, print_folded, print_table
 
@@ -37,13 +37,13 @@ def show(
     if run in minis:
         small = miniature(reference_run(minis[run]), scale, ranks=2)
         if json:
-            print(msgspec.json.encode(small).decode())
+            print_json(small)
         else:
             _print_miniature(small)
         return
     record = _record(run, minis)
     if json:
-        print(msgspec.json.encode(record).decode())
+        print_json(record)
     elif isinstance(record, Accelerator):
         _print_facts(record.title, record.facts, record.sources)
     else:

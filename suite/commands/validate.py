@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
 from suite.commands import exit_codes
+from suite.commands.options import print_json
 from suite.predict.validation.published_tables import table_score, timed_rows
 from suite.report.plots.validation import Point, draw
 from suite.report.terminal.tables import console
@@ -42,7 +42,7 @@ def validate(
     scored = [(table.facts, table_score(table, worst=worst)) for table in loaded]
     if json:
         for _, score in scored:
-            print(msgspec.json.encode(score).decode())
+            print_json(score)
     else:
         print_scores(console(), scored, complete=every_table or bool(tables))
     if plot is not None:

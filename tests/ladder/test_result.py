@@ -135,7 +135,7 @@ def test_options_by_their_names_before_do_what_those_of_today_do(
         raise EndError
 
     monkeypatch.setattr(command, "nothing_applies", none_applies)
-    monkeypatch.setattr(command, "fitted_with_corpus", lambda *_: (None, None, None))
+    monkeypatch.setattr(command, "_fitted_with_corpus", lambda *_: (None, None, None))
     monkeypatch.setattr(command, "LadderRun", made)
     for options in (before, now):
         with pytest.raises(EndError):

@@ -1,0 +1,79 @@
+"""What several commands share: options, JSON lines, files that are written besides, launches that are chosen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from reference_runs.errors import InputError
+from suite.commands import exit_codes
+from suite.report.terminal.tables import console
+
+Run = Annotated[str | None, typer.Option(help="Of this run alone, for instance bloom-mini.")]
+Machine = Annotated[
+    str | None, typer.Option(help="The node's hash or its beginning, or words of the machine such as 'H200'.")
+]
+Statuses = Annotated[
+    list[str] | None, typer.Option("--status", help="For instance --status ok, or --status hang --status oom.")
+]
+Since = Annotated[str | None, typer.Option(help="Started since, for instance 2026-11-22, 12h, 7d or 4w.")]
+Json = Annotated[bool, typer.Option("--json", help="For machines; what is left out is named on stderr.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+JsonWithProgress = Annotated[bool, typer.Option("--json", help="One JSON object; progress goes to stderr.")]
+Results = Annotated[Path, typer.Option(help="Where records are stored.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Compiled = Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default on CUDA only.")]
+CorpusPath = Annotated[
+    Path | None, typer.Option(readable=False, help="Text file or directory; default: Python's standard library.")
+]
+MayCalibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate/--no-calibrate",
+        envvar="SUITE_CALIBRATE",
+        help="Measure the machine first where no valid profile of it is stored.",
+    ),
+]
+
+
+def print_json(entry: object) -> None:
+    """Print one object on a line."""
+    sys.stdout.write(msgspec.json.encode(entry).decode() + "\n")
+
+
+def name_left_out(errors: Sequence[InputError | str]) -> None:
+    """A line on stderr for each record that is left out."""
+    messages = console(stderr=True)
+    for error in errors:
+        messages.print(f"left out: {escape(str(error))}", soft_wrap=True)
+
+
+def exit_code(*, any_record: bool, damaged: bool) -> int:
+    """2 where a record is damaged, 3 where there is none, else 0."""
+    if damaged:
+        return exit_codes.BAD_INPUT
+    return exit_codes.PASS if any_record else exit_codes.INCONCLUSIVE
+
+
+def check_writable(file: Path | None, where: str) -> None:
+    """That a file can be written when the work is done; it is left as it is.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if file is None:
+        return
+    existed = file.exists()
+    try:
+        with file.open("ab"):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror}", got=str(file), where=where) from error
+    if not existed:
+        file.unlink()
