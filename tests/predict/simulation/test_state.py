@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, StageAssignment
 from reference_runs.run import Precision, Workload
-from suite.predict.analytic.memory import gradient_bytes, optimizer_bytes, weight_bytes
+from suite.predict.analytic.memory import STEP_COUNTER_BYTES
 from suite.predict.analytic.parameters import ParameterTensor, parameter_count
+from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.simulation.state import (
     ExecutedState,
     executed_state,
@@ -75,15 +76,15 @@ def test_without_sharded_gradients_the_state_is_that_of_the_textbook(run: Run) -
         run.layout, zero_stage=min(run.layout.zero_stage, 1), virtual_stages=1, stage_assignment=StageAssignment.LAYERS
     )
     for stage in range(layout.pipeline_stages):
-        state = executed_state(Workload(run.architecture, run.recipe, layout), stage=stage, replica=0)
-        expected = [
-            formula(Workload(run.architecture, run.recipe, layout), stage=stage)
-            for formula in (weight_bytes, gradient_bytes, optimizer_bytes)
-        ]
-        if layout.data_parallel == 1 or layout.zero_stage == 0:  # a step counter for each tensor, not for each group
-            tensors = rank_parameters(run._replace(layout=layout), Place(0, 0, stage))
-            groups = {len(tensor.shape) > 1 or run.recipe.decay_of_vectors for tensor in tensors}
-            expected[2] += 4 * (len(tensors) - len(groups))
+        workload = Workload(run.architecture, run.recipe, layout)
+        state = executed_state(workload, stage=stage, replica=0)
+        memory = stage_memory(workload, stage=stage, micro_batches=1)
+        tensors = rank_parameters(run._replace(layout=layout), Place(0, 0, stage))
+        groups = {len(tensor.shape) > 1 or run.recipe.decay_of_vectors for tensor in tensors}
+        # a step counter for each tensor, or for each group where it is sharded
+        counters = len(tensors) if layout.data_parallel == 1 or layout.zero_stage == 0 else len(groups)
+        optimizer = memory.gradient_copy + memory.master_weights + memory.moments + STEP_COUNTER_BYTES * counters
+        expected = [memory.weights, memory.gradients, optimizer]
         assert list(state[1:]) == expected
 
 
