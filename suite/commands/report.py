@@ -15,7 +15,8 @@ from suite.commands.options import Results, name_left_out, print_json
 from suite.paths import RESULTS, whole_file
 from suite.records.index import launches
 from suite.report.html.change_point_worker import Search
-from suite.report.html.requirements import INSTALL, missing
+from suite.report.html.page import INSTALL, missing
+from suite.report.html.page import page as page_of
 from suite.report.markdown.step_times import accuracy, step_tables, step_times
 from suite.report.markdown.utilisation import utilisation_table
 from suite.report.terminal.tables import console
@@ -78,8 +79,6 @@ def report_command(
             messages.print(f"no launch with a predicted step time in {escape(str(results))}", soft_wrap=True)
         of_page = None
         if found and search is not None:
-            from suite.report.html.page import page as page_of
-
             of_page = written(directory, PAGE, page_of(results, found, bad, search))
         elif found and lacking:
             messages.print(f"{PAGE} is left out: {lacking} is not installed ({INSTALL})", soft_wrap=True)

@@ -11,7 +11,7 @@ from suite.acceptance.battery_record import BatteryBegin, BatteryEnd, decode, di
 from suite.acceptance.check_table import CHECKS
 from suite.acceptance.findings import CheckFinding, worst_first
 from suite.paths import stores
-from suite.report.html.setup_details import stamp
+from suite.report.html.plot import utc
 from suite.report.terminal.acceptance import finding_reason, number_text, summary
 
 MOST_BATTERIES = 200
@@ -44,7 +44,6 @@ class BatteryText(NamedTuple):
     """
 
     id: str
-    started: float
     day: str
     node: str
     profile: str
@@ -99,8 +98,7 @@ def _named(error: OSError | InputError, path: Path) -> InputError:
 def _battery(opening: BatteryBegin, closed: BatteryEnd | None, *, newest: bool) -> BatteryText:
     return BatteryText(
         id=f"battery-{opening.id}",
-        started=opening.started,
-        day=stamp(opening.started),
+        day=f"{utc(opening.started)} UTC",
         node=opening.node,
         profile=opening.profile,
         decision=NOT_ENDED if closed is None else closed.decision.value,

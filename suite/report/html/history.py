@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 
 from suite.regression.change_points import HistoryPoint, Segment
-from suite.report.html.plot import INK, MILLISECONDS, Cell, Plot, Trace, colour, significant, symbol
+from suite.report.html.plot import INK, Cell, Plot, Trace, colour, milliseconds, significant, symbol, utc
 
 NEWEST = 300  # launches of a segment that are drawn one by one
 BUCKETS = 60  # that the older ones are thinned to
@@ -44,10 +43,10 @@ def history(key: str, segments: Sequence[Segment]) -> Plot | None:
             rows.append(
                 [
                     name,
-                    _day(first.started),
-                    _day(last.started),
+                    utc(first.started),
+                    utc(last.started),
                     str(stretch.launches),
-                    f"{MILLISECONDS * stretch.median:,.4g}",
+                    milliseconds(stretch.median),
                     change,
                     "best" if best and len(segment.stretches) > 1 else "",
                     ", ".join(stretch.suites[-2:]),
@@ -87,11 +86,11 @@ def _name(segment: Segment, among: Sequence[Segment]) -> str:
 
 
 def _stamp(started: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(started))
+    return utc(started, "%Y-%m-%d %H:%M:%S")
 
 
-def _day(started: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(started))
+def _drawn(seconds: float, digits: int = 5) -> float:
+    return significant(1e3 * seconds, digits)
 
 
 def _newest(points: Sequence[HistoryPoint], place: int, name: str) -> Trace:
@@ -101,7 +100,7 @@ def _newest(points: Sequence[HistoryPoint], place: int, name: str) -> Trace:
         "name": name,
         "legendgroup": name,
         "x": [_stamp(one.started) for one in points],
-        "y": [significant(MILLISECONDS * one.seconds) for one in points],
+        "y": [_drawn(one.seconds) for one in points],
         "text": [one.suite for one in points],
         "marker": {"color": colour(place), "symbol": symbol(place), "size": 7, "opacity": 0.75},
         "hovertemplate": "%{x|%Y-%m-%d %H:%M}: %{y:.4g} ms<br>%{text}",
@@ -110,26 +109,21 @@ def _newest(points: Sequence[HistoryPoint], place: int, name: str) -> Trace:
 
 def _thinned(points: Sequence[HistoryPoint], place: int, name: str) -> Trace:
     groups = list(_groups(points))
-    middles = [statistics.median(one.seconds for one in group) for group in groups]
+    seconds = [[one.seconds for one in group] for group in groups]
+    middles = [statistics.median(times) for times in seconds]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": f"{name}, thinned",
         "legendgroup": name,
         "x": [_stamp(group[len(group) // 2].started) for group in groups],
-        "y": [significant(MILLISECONDS * middle) for middle in middles],
+        "y": [_drawn(middle) for middle in middles],
         "text": [f"median of {len(group)} launches" for group in groups],
         "error_y": {
             "type": "data",
             "symmetric": False,
-            "array": [
-                significant(MILLISECONDS * (max(one.seconds for one in group) - middle), 3)
-                for group, middle in zip(groups, middles, strict=True)
-            ],
-            "arrayminus": [
-                significant(MILLISECONDS * (middle - min(one.seconds for one in group)), 3)
-                for group, middle in zip(groups, middles, strict=True)
-            ],
+            "array": [_drawn(max(times) - middle, 3) for times, middle in zip(seconds, middles, strict=True)],
+            "arrayminus": [_drawn(middle - min(times), 3) for times, middle in zip(seconds, middles, strict=True)],
             "color": colour(place),
             "thickness": 1,
             "width": 0,
@@ -147,7 +141,7 @@ def _groups(points: Sequence[HistoryPoint]) -> Iterator[Sequence[HistoryPoint]]:
 
 
 def _level(first: HistoryPoint, last: HistoryPoint, middle: float, place: int, best: bool) -> Trace:
-    y = significant(MILLISECONDS * middle)
+    y = _drawn(middle)
     return {
         "type": "scatter",
         "mode": "lines",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,9 +21,9 @@ from suite.report.html.acceptance import batteries
 from suite.report.html.change_point_worker import Search
 from suite.report.html.ladder import ladders
 from suite.report.html.loss_curves import losses
-from suite.report.html.plot import MILLISECONDS, Plot
+from suite.report.html.plot import Plot, milliseconds, utc
 from suite.report.html.roofline import benchmarks, profiles, rooflines
-from suite.report.html.setup_details import Detail, FigureLine, detail, stamp
+from suite.report.html.setup_details import Detail, detail
 from suite.report.html.setups import Key, Setup, execution, newest, setups
 from suite.report.html.sources import Facts, recorded_facts
 from suite.report.html.validation import validation
@@ -32,6 +32,8 @@ from suite.report.html.verdicts import JudgedSetup, judged_setup, mark, remember
 if TYPE_CHECKING:
     import jinja2
 
+NEEDED = ("plotly", "jinja2", "ruptures", "scipy")  # beyond the packages of every command
+INSTALL = "pip install plotly jinja2 ruptures scipy, or nox -s report, brings it"
 TITLE = "Reference runs"
 MOST_DETAILS = 150  # setups that are judged and shown in full: those that were launched last
 MOST_ROWS = 2000  # setups that have a row
@@ -77,35 +79,12 @@ class SetupRow(NamedTuple):
     error_text: str
     day: str
     text: str
-    detail: bool
-    about: Sequence[tuple[str, str]] = ()
-    plots: Sequence[Plot] = ()
-    rows: Sequence[FigureLine] = ()
-    logs: Sequence[tuple[str, str]] = ()
+    detail: Detail | None
 
 
-class ChangePointRow(NamedTuple):
-    """A change point, as texts."""
-
-    started: float
-    id: str
-    run: str
-    machine_id: str
-    layout: str
-    day: str
-    before: str
-    after: str
-    change: str
-    launches: str
-    suite: str
-    text: str
-
-
-class RecordedFacts(NamedTuple):
-    """Facts, and the run by which the filters know them: a miniature's name where there is one."""
-
-    run: str
-    facts: Facts
+def missing() -> str:
+    """The first package that the page needs and that is not installed; empty where all are."""
+    return next((name for name in NEEDED if find_spec(name) is None), "")
 
 
 def page(
@@ -142,7 +121,11 @@ def page(
     empty = {"acceptance": not accepted.shown, "ladder": not climbs} | dict.fromkeys(OF_RECORDS, not all_setups)
     return _rendered(
         template,
-        [*_plots(details), *(plot for _, plot in (*curves, *roofs)), *of_predictor, *climbs],
+        [
+            *(plot for row in details if row.detail for plot in row.detail.plots),
+            *(plot for _, plot in (*curves, *roofs)),
+            *(*of_predictor, *climbs),
+        ],
         title=TITLE,
         heading="What the runs did, and what arithmetic says",
         summary=_headline(launches, all_setups, machines),
@@ -178,10 +161,6 @@ def _details(
         _summary(setup, verdict, detail(verdict, segments.get(setup.key, [])), names)
         for setup, verdict in zip(newest_setups, judged, strict=True)
     ]
-
-
-def _plots(details: Sequence[SetupRow]) -> list[Plot]:
-    return [plot for row in details for plot in row.plots]
 
 
 def _summaries(details: Sequence[SetupRow], others: list[Setup], names: dict[str, str]) -> list[SetupRow]:
@@ -270,7 +249,7 @@ def _machine_id(words: str) -> str:
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{MILLISECONDS * seconds:,.4g} ms"
+    return "-" if seconds is None else f"{milliseconds(seconds)} ms"
 
 
 def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, names: dict[str, str]) -> SetupRow:
@@ -299,46 +278,42 @@ def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, name
         measured_text=_milliseconds(measured),
         error=error,
         error_text="-" if error is None else f"{error:+.1%}",
-        day=time.strftime("%Y-%m-%d", time.gmtime(setup.latest.started)),
+        day=utc(setup.latest.started, "%Y-%m-%d"),
         text=" ".join([*map(str, key), setup.latest.status, setup.latest.message, why]),
-        detail=full is not None,
-        about=full.about if full else (),
-        plots=full.plots if full else (),
-        rows=full.rows if full else (),
-        logs=full.logs if full else (),
+        detail=full,
     )
 
 
-def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[ChangePointRow]:
-    """Of all segments, newest first."""
-    found = []
+def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[dict[str, Any]]:
+    """A row for each change point of all segments, newest first."""
+    found: list[dict[str, Any]] = []
     for one in history:
         key = _key(one.example)
         for before, after in zip(one.stretches, one.stretches[1:], strict=False):
             started = one.points[after.first].started
             found.append(
-                ChangePointRow(
-                    started=started,
-                    id=key.id,
-                    run=key.run,
-                    machine_id=_machine_id(key.machine),
-                    layout=key.layout,
-                    day=stamp(started),
-                    before=_milliseconds(before.median),
-                    after=_milliseconds(after.median),
-                    change=f"{after.median / before.median - 1:+.1%}",
-                    launches=f"{before.launches:,} and {after.launches:,}",
-                    suite=one.points[after.first].suite,
-                    text=" ".join([*map(str, key), names[key.machine]]),
-                )
+                {
+                    "started": started,
+                    "id": key.id,
+                    "run": key.run,
+                    "machine_id": _machine_id(key.machine),
+                    "layout": key.layout,
+                    "day": f"{utc(started)} UTC",
+                    "before": _milliseconds(before.median),
+                    "after": _milliseconds(after.median),
+                    "change": f"{after.median / before.median - 1:+.1%}",
+                    "launches": f"{before.launches:,} and {after.launches:,}",
+                    "suite": one.points[after.first].suite,
+                    "text": " ".join([*map(str, key), names[key.machine]]),
+                }
             )
-    return sorted(found, key=lambda one: (-one.started, one.id))
+    return sorted(found, key=lambda one: (-one["started"], one["id"]))
 
 
 def _headline(launches: Sequence[LaunchSummary], found: Sequence[Setup], machines: Sequence[tuple[str, str]]) -> str:
     if not launches:
         return "Nothing is recorded in this directory yet."
-    days = [time.strftime("%Y-%m-%d", time.gmtime(launches[place].started)) for place in (0, -1)]
+    days = [utc(launches[place].started, "%Y-%m-%d") for place in (0, -1)]
     when = " to ".join(dict.fromkeys(days))
     runs = len({one.key.run for one in found})
     return (
@@ -379,6 +354,7 @@ def _history_note(history: Sequence[Segment], changes: int) -> str:
     return f"{note}."
 
 
-def _facts() -> list[RecordedFacts]:
+def _facts() -> list[tuple[str, Facts]]:
+    """Facts, and the run by which the filters know them: a miniature's name where there is one."""
     names = {run: mini for mini, run in miniatures().items()}
-    return [RecordedFacts(names.get(one.name, one.name), one) for one in recorded_facts()]
+    return [(names.get(one.name, one.name), one) for one in recorded_facts()]

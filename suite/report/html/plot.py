@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -15,7 +16,6 @@ SYMBOLS = (
     *("circle", "square", "diamond", "triangle-up", "cross", "x"),
     *("triangle-down", "pentagon", "star", "hexagon", "bowtie", "hourglass"),
 )
-MILLISECONDS = 1e3
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +38,16 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[str]
     rows: list[list[Cell]]
     height: int = 340
+
+
+def utc(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
+    """A moment, in seconds since 1970, as a date and minutes in UTC."""
+    return time.strftime(form, time.gmtime(seconds))
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds in milliseconds, with four digits."""
+    return f"{1e3 * seconds:,.4g}"
 
 
 def colour(place: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from suite.records.record import Record
 from suite.regression.change_points import Segment
 from suite.report.html.history import history
 from suite.report.html.memory import memory
-from suite.report.html.plot import Plot
+from suite.report.html.plot import Plot, utc
 from suite.report.html.setups import Setup
 from suite.report.html.step_time import traffic, waterfall
 from suite.report.html.verdicts import JudgedSetup
@@ -73,10 +72,10 @@ def _line(row: Row) -> FigureLine:
     rank = "" if row.rank is None else f"rank {row.rank}"
     difference = "-"
     if row.difference is not None:
-        relative = row.difference and row.left and row.tolerance != 0
-        exact = f"{row.difference:+,}" if isinstance(row.difference, int) else f"{row.difference:+,.4g}"
-        difference = percent(row.difference, row.left or 1) if relative else exact
-        difference = "0" if row.difference == 0 else difference
+        more = -row.difference  # predicted less measured
+        exact = f"{more:+,}" if isinstance(more, int) else f"{more:+,.4g}"
+        difference = percent(more, row.right) if more and row.right and row.tolerance != 0 else exact
+        difference = "0" if more == 0 else difference
     return FigureLine(
         name=" ".join(filter(None, (row.quantity, row.axis, row.operation, row.term, rank))),
         left=_number(row.left, row),
@@ -98,7 +97,7 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
     about = [
         ("machine", setup.key.machine),
         ("launches", ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items()))),
-        ("last launch", f"{stamp(last.started)}, {last.id}"),
+        ("last launch", f"{utc(last.started)} UTC, {last.id}"),
         ("nodes", _counted(one.node for one in setup.launches)),
         ("seeds", _counted(str(one.seed) for one in setup.launches)),
     ]
@@ -132,11 +131,6 @@ def _counted(values: Iterable[str]) -> str:
     distinct = list(dict.fromkeys(values))
     more = len(distinct) - 4
     return ", ".join(distinct[:4]) + (f" and {more} more" if more > 0 else "")
-
-
-def stamp(started: float) -> str:
-    """Minutes in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started))
 
 
 def _logs(record: Record | None) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from functools import cache
 from reference_runs.published import PublishedTable, load_table
 from reference_runs.published_tables import shipped_tables
 from suite.predict.validation.published_tables import TimedRow, constant_mfu, relative_errors, timed_rows
-from suite.report.html.cache import computed_once
 from suite.report.html.plot import MUTED, Cell, Plot, Trace, colour, significant, symbol
 
 BAND = 0.1  # drawn on both sides of equality
@@ -17,15 +16,7 @@ BAND = 0.1  # drawn on both sides of equality
 
 @cache
 def validation() -> tuple[Plot, Plot]:
-    """Predicted against published seconds of a step, log-log by table, and the errors of each table.
-
-    It rests on the suite's own files alone, and is computed once for every state of them.
-    """
-    return computed_once("validation", tuple[Plot, Plot], computed_validation)
-
-
-def computed_validation() -> tuple[Plot, Plot]:
-    """The same, computed now."""
+    """Predicted against published seconds of a step, log-log by table, and the errors of each table."""
     tables = [(table, rows) for table in map(load_table, shipped_tables()) if (rows := timed_rows(table))]
     return _scatter(tables), _boxes(tables)
 

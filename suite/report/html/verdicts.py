@@ -17,39 +17,19 @@ from suite.records.store import read
 from suite.report.html.setups import Setup
 from suite.reproduce.judged_record import Expected, expected_of_job, judged_rows
 
-MARKS = {
-    "pass": "✓",
-    "fail": "✗",
-    "shown": "○",
-    "regression": "▲",
-    "improved": "▼",
-    "noise": "≈",
-    "inconclusive": "?",
-    "uncalibrated": "○",
-    "running": "…",
-    "unknown": "?",
-    "not judged": "○",
-    "PASS": "✓",
-    "WARN": "⚠",
-    "FAIL": "✗",
-    "INCONCLUSIVE": "?",
-    "INVALID": "?",
-    "accepted": "✓",
-    "rejected": "✗",
-    "not decidable": "?",
+_VERDICTS_OF_MARKS = {
+    "✓": ("pass", "PASS", "accepted"),
+    "✗": ("fail", "FAIL", "rejected"),
+    "⚠": ("WARN",),
+    "▲": ("regression",),
+    "▼": ("improved",),
+    "≈": ("noise",),
+    "…": ("running",),
+    "?": ("inconclusive", "unknown", "INCONCLUSIVE", "INVALID", "not decidable"),
 }
+MARKS = {verdict: mark for mark, verdicts in _VERDICTS_OF_MARKS.items() for verdict in verdicts}
 GOOD = frozenset({"pass", "improved", "PASS", "accepted"})
-BAD = frozenset(
-    {
-        "fail",
-        "regression",
-        "FAIL",
-        "HANG",
-        "rejected",
-        "execution failed",
-        *(status.value for status in Status if status is not Status.OK),
-    }
-)
+BAD = frozenset({"fail", "regression", "FAIL", "HANG", "rejected", "execution failed", *Status}) - {Status.OK}
 
 
 class JudgedSetup(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,10 +23,8 @@ from suite.metrics.figures import Quantity, StepTerm
 from suite.predict.analytic.kernel_cost import FORMULAS, kernel_flop
 from suite.records.index import launches
 from suite.regression.change_points import segments
-from suite.report.html import acceptance, page, requirements
-from suite.report.html import cache as computing
+from suite.report.html import acceptance, page
 from suite.report.html.acceptance import batteries
-from suite.report.html.cache import computed_once
 from suite.report.html.history import BUCKETS, NEWEST, history
 from suite.report.html.loss_curves import losses
 from suite.report.html.memory import REST, memory
@@ -35,7 +33,7 @@ from suite.report.html.roofline import benchmarks, profiles, rooflines
 from suite.report.html.setups import newest, setups
 from suite.report.html.sources import linked, recorded_facts
 from suite.report.html.step_time import WHOLE, traffic, waterfall
-from suite.report.html.validation import computed_validation, validation
+from suite.report.html.validation import validation
 from suite.report.html.verdicts import JudgedSetup, judged_setup, remembered
 from tests.support.histories import launch_of, normal_launches
 from tests.support.page_records import EVIL_MESSAGE, EVIL_RUN, THERE, battery, job_of, page_records, record
@@ -218,7 +216,7 @@ def test_a_waterfall_s_terms_follow_each_other_to_the_whole_step(results: Path) 
         assert trace["base"][1:-1] == pytest.approx(ends[:-2], rel=1e-4)
         assert ends[-1] == pytest.approx(1e3 * seconds)
         assert ends[-2] == pytest.approx(1e3 * seconds, rel=1e-4)
-    assert plot.rows[-1] == [WHOLE, "550", "500", "-50", "-10.0%"]
+    assert plot.rows[-1] == [WHOLE, "550", "500", "+50", "+10.00%"]
 
 
 def row(quantity: Quantity, **changes: Any) -> Row:
@@ -353,40 +351,6 @@ def test_every_kernel_has_an_arithmetic_and_products_have_theirs() -> None:
         kernel_flop("no such kernel")
 
 
-def test_what_rests_on_the_suite_s_files_alone_is_computed_once_for_each_state_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(computing, "ROOT", tmp_path)
-    code = tmp_path / "suite" / "predict.py"
-    code.parent.mkdir()
-    code.write_text("a")
-    calls: list[int] = []
-
-    def compute() -> list[int]:
-        calls.append(1)
-        return list(calls)
-
-    def told() -> list[int]:
-        return computed_once("sums", list[int], compute)
-
-    assert [told(), told()] == [[1], [1]]
-    code.write_text("b")
-    assert [told(), told()] == [[1, 1], [1, 1]]
-    (kept,) = (tmp_path / "cache" / "llm-reference-runs").iterdir()
-    kept.write_text("{")
-    assert [told(), told()] == [[1] * 3, [1] * 3]
-    monkeypatch.setenv("XDG_CACHE_HOME", str(code))
-    assert [told(), told()] == [[1] * 4, [1] * 5]
-
-
-def test_a_validation_that_is_read_is_the_one_that_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first, again = (computed_once("validation", tuple[Plot, Plot], computed_validation) for _ in range(2))
-    assert msgspec.json.encode(first) == msgspec.json.encode(again)
-    assert first[0].traces == again[0].traces
-
-
 def test_the_predictor_s_points_are_every_published_row_that_counts() -> None:
     scatter, boxes = validation()
     counted = sum(len(trace["x"]) for trace in scatter.traces if trace["mode"] == "markers")
@@ -509,12 +473,12 @@ def test_without_the_page_s_packages_the_tables_are_written_and_one_line_says_wh
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(tmp_path, job_of("small"), 1)
-    monkeypatch.setattr(requirements, "NEEDED", ("jinja2", "no_such_package"))
+    monkeypatch.setattr(page, "NEEDED", ("jinja2", "no_such_package"))
     assert main(["report", "--results", str(tmp_path)]) == 0
     told = capsys.readouterr()
     assert (tmp_path / "TABLES.md").exists()
     assert not (tmp_path / "index.html").exists()
-    assert told.err == f"index.html is left out: no_such_package is not installed ({requirements.INSTALL})\n"
+    assert told.err == f"index.html is left out: no_such_package is not installed ({page.INSTALL})\n"
 
 
 def test_launches_that_nobody_predicted_have_a_page_and_no_table(tmp_path: Path) -> None:
