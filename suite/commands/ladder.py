@@ -19,15 +19,13 @@ from suite.commands.options import CorpusPath, Device, JsonWithProgress, MayCali
 from suite.job.corpus import Corpus, tokenised_documents
 from suite.job.events import Event
 from suite.job.options import Texts
-from suite.ladder.extra_profiles import ranks_missing, with_messages, with_more_ranks
-from suite.ladder.launches import trace_of
+from suite.ladder.extra_profiles import ranks_missing, sample_seconds, with_messages, with_more_ranks
 from suite.ladder.plan import Target, fitted, target_of
-from suite.ladder.request import LadderRun
+from suite.ladder.request import LadderRun, trace_of
 from suite.ladder.result import LadderResult, LadderVerdict, RungResult, verdict
 from suite.ladder.run import nothing_applies, run_ladder
 from suite.ladder.rung import STEPS, RungSetting, Track
 from suite.ladder.rungs import RUNGS
-from suite.ladder.tokenisation import sample_seconds
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.multi_host import check_reachable
 from suite.machine.devices import cuda_memory_bytes, resolved_device

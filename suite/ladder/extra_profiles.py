@@ -1,18 +1,28 @@
-"""Profiles that only some rungs need: messages between hosts, and more ranks at once than the first has."""
+"""What only some rungs need measured: messages between hosts, more ranks at once, seconds to tokenise a sample."""
 
 from __future__ import annotations
 
+import os
+import random
+import time
+from bisect import bisect_right
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from suite.calibration.calibrate import CalibrationResult
 from suite.calibration.extend import between_hosts, with_ranks
 from suite.job.events import Event, Status
+from suite.job.options import Documents, Texts
 from suite.ladder.request import LadderRun, wanted
 from suite.ladder.rung import setting_above
 from suite.ladder.rungs import seconds_unknown
-from suite.machine.profile import disturbed
+from suite.machine.profile import Profile, disturbed
 from suite.reproduce.reproduce import hosts_of
+
+MOST_SECONDS = 2.0
+LEAST_SAMPLES = 64
 
 
 def with_messages(ladder_run: LadderRun, on_event: Callable[[int, Event], None]) -> LadderRun:
@@ -30,13 +40,9 @@ def with_messages(ladder_run: LadderRun, on_event: Callable[[int, Event], None])
         return ladder_run
     plan = ladder_run.plan(setting_above(over, applicable, divisor=ladder_run.target.divisor))
     with hosts_of(plan) as hosts:
-        found = between_hosts(ladder_run.profile, hosts, interface=plan.joined_by, on_event=on_event)
-    if found.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    source = f"{ladder_run.profile_source}, messages between hosts timed apart"
-    if found.profile is None:
-        source = f"messages between hosts could not be timed: {found.status.value}: {found.message}"
-    return msgspec.structs.replace(ladder_run, between_hosts=found.profile, between_hosts_source=source)
+        result = between_hosts(ladder_run.profile, hosts, interface=plan.joined_by, on_event=on_event)
+    profile, source = _extended(ladder_run, result, "messages between hosts")
+    return msgspec.structs.replace(ladder_run, between_hosts=profile, between_hosts_source=source)
 
 
 def ranks_missing(ladder_run: LadderRun) -> int | None:
@@ -63,17 +69,45 @@ def with_more_ranks(ladder_run: LadderRun, ranks: int, on_event: Callable[[int, 
         KeyboardInterrupt: by the user.
     """
     assert ladder_run.profile is not None
+    subject = f"{ranks} ranks at once"
     try:
-        found = with_ranks(ladder_run.profile, ranks, on_event=on_event)
+        result = with_ranks(ladder_run.profile, ranks, on_event=on_event)
     except OSError as error:  # no room for scratch files
-        source = f"{ranks} ranks at once could not be timed: {error.strerror or error}"
-        return msgspec.structs.replace(ladder_run, more_ranks=None, more_ranks_source=source)
-    if found.status is Status.INTERRUPTED:
+        profile, source = None, f"{subject} could not be timed: {error.strerror or error}"
+    else:
+        profile, source = _extended(ladder_run, result, subject)
+        if profile is not None and (why := disturbed(profile)):
+            profile, source = None, f"{subject} were timed while others ran: {why}"
+    return msgspec.structs.replace(ladder_run, more_ranks=profile, more_ranks_source=source)
+
+
+def _extended(ladder_run: LadderRun, result: CalibrationResult, subject: str) -> tuple[Profile | None, str]:
+    """The extended profile, and what it is or why there is none."""
+    if result.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
-    source = f"{ladder_run.profile_source}, {ranks} ranks at once timed apart"
-    if found.profile is None:
-        source = f"{ranks} ranks at once could not be timed: {found.status.value}: {found.message}"
-    elif why := disturbed(found.profile):
-        source = f"{ranks} ranks at once were timed while others ran: {why}"
-        return msgspec.structs.replace(ladder_run, more_ranks=None, more_ranks_source=source)
-    return msgspec.structs.replace(ladder_run, more_ranks=found.profile, more_ranks_source=source)
+    if result.profile is None:
+        return None, f"{subject} could not be timed: {result.status.value}: {result.message}"
+    return result.profile, f"{ladder_run.profile_source}, {subject} timed apart"
+
+
+def sample_seconds(texts: Texts, *, tokens: int, sequence: int, seed: int) -> float:
+    """Mean seconds to read and tokenise a sample's documents, over 64 random ones or as many as 2 s take."""
+    from tokenizers import Tokenizer
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    documents = msgspec.json.decode(Path(texts.documents_file).read_bytes(), type=Documents)
+    tokenizer = Tokenizer.from_file(texts.tokenizer_file)
+    chance = random.Random(seed)
+    bytes_at, tokens_at = documents.byte_offsets, documents.token_offsets
+    begin = time.perf_counter()
+    done = 0
+    while done < LEAST_SAMPLES or time.perf_counter() - begin < MOST_SECONDS:
+        first = chance.randrange((tokens - 1) // sequence) * sequence
+        number = bisect_right(tokens_at, first) - 1
+        with open(texts.text_file, "rb") as file:
+            file.seek(bytes_at[number])
+            while tokens_at[number] <= first + sequence and number + 1 < len(tokens_at):
+                tokenizer.encode(file.read(bytes_at[number + 1] - bytes_at[number]).decode())
+                number += 1
+        done += 1
+    return (time.perf_counter() - begin) / done

@@ -153,7 +153,7 @@ def loss_check(
 
     Args:
         rounding: up to which losses that are promised to be equal may differ, relative: 0 where training is
-            deterministic, see `suite.ladder.rungs.rounding_of` for the others.
+            deterministic, see `suite.ladder.rung.rounding_of` for the others.
     """
     if rung.promise is Promise.CHANGED:
         return PromiseCheck(name="loss", mark=Mark.SHOWN, says=f"changed: {rung.loss}")
@@ -243,22 +243,3 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
         if self.adds_up:
             return "adds up"
         return f"interacts: worth {'more' if self.at_top > self.in_track else 'less'} at the top"
-
-
-def interaction(
-    rung: Rung,
-    *,
-    below: RungMeasurement,
-    here: RungMeasurement,
-    top: RungMeasurement,
-    without: RungMeasurement,
-    gpu: bool = False,
-) -> Interaction:
-    """Of a rung whose top was measured with it and without it."""
-    track = rung.track
-    return Interaction(
-        rung=rung.name,
-        in_track=cost(track, below) - cost(track, here),
-        at_top=cost(track, without) - cost(track, top),
-        noise=noise(track, [below, here, top, without], gpu=gpu),
-    )

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from suite.job.events import Event, Status
 from suite.job.training_job import LEAST_STEPS
-from suite.ladder.judge import Interaction, interaction
-from suite.ladder.launches import ending, launched
+from suite.ladder.judge import Interaction, cost, noise
 from suite.ladder.measurement import RungMeasurement, measured
 from suite.ladder.plan import excess
-from suite.ladder.request import LadderRun
+from suite.ladder.request import LadderRun, ending, launched
 from suite.ladder.result import RungResult
 from suite.ladder.rung import STEPS, Rung, RungSetting, Track, setting_of
 from suite.ladder.runner import Runner
@@ -89,6 +88,13 @@ def interactions(
             failed[run.label] = ending(last)
             continue
         without = measured(ladder_run.plan(run.setting, run.label), results)
-        sides = {"below": run.below, "here": run.here, "top": run.top, "without": without}
-        gains.append(interaction(run.rung, **sides, gpu=ladder_run.target.device == "cuda"))
+        track = run.rung.track
+        gains.append(
+            Interaction(
+                rung=run.rung.name,
+                in_track=cost(track, run.below) - cost(track, run.here),
+                at_top=cost(track, without) - cost(track, run.top),
+                noise=noise(track, [run.below, run.here, run.top, without], gpu=ladder_run.target.device == "cuda"),
+            )
+        )
     return gains, failed, False

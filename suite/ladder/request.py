@@ -1,18 +1,22 @@
-"""What a run of the ladder is asked for, and what predicts it."""
+"""What a run of the ladder is asked for; launches of one setting, and what is predicted of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from suite.job.corpus import Corpus
+from suite.job.events import Event, Status
 from suite.job.options import Texts
+from suite.ladder.measurement import RungPrediction, expected
 from suite.ladder.plan import Target, planned, refusals
 from suite.ladder.rung import STEPS, Rung, RungSetting, stands_on
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rungs import RUNGS, seconds_unknown
 from suite.machine.profile import Profile
 from suite.reproduce.plan import Plan
+from suite.reproduce.reproduce import LaunchResult, reproduce
 
 
 class LadderRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,3 +76,57 @@ def wanted(ladder_run: LadderRun) -> tuple[list[Rung], list[Rung]]:
             below = stands_on(rung, applicable)
             names |= {other.name for other in (*below[-1:], *below[:1])}  # the first is the baseline, for the total
     return [rung for rung in RUNGS if rung.name in names], applicable
+
+
+def launched(
+    ladder_run: LadderRun,
+    setting: RungSetting,
+    label: str,
+    on_event: Callable[[int, Event], None],
+    *,
+    steps: int = STEPS,
+    trace: Path | None = None,
+    launches: int | None = None,
+) -> list[LaunchResult]:
+    """Launch a setting as often as `ladder_run` asks, or `launches` times, up to the first that does not end well."""
+    plan = ladder_run.plan(setting, label, steps=steps, trace=trace)
+    profile, source = ladder_run.profile_for(setting)
+    results: list[LaunchResult] = []
+    for _ in range(ladder_run.repeat if launches is None else launches):
+        results.append(
+            reproduce(
+                plan,
+                ladder_run.corpus,
+                ladder_run.results,
+                on_event,
+                profile=profile,
+                profile_source=source,
+                sample_seconds=ladder_run.sample_seconds,
+            )
+        )
+        plan = msgspec.structs.replace(plan, trace=None)
+        if results[-1].status is not Status.OK:
+            break
+    return results
+
+
+def ending(result: LaunchResult) -> str:
+    """How a launch ended, in words, and where its record is."""
+    return f"{result.status.value}: {result.message}; record {result.record}"
+
+
+def predicted(ladder_run: LadderRun, setting: RungSetting, label: str) -> RungPrediction:
+    """Of a setting, by the profile that holds for it."""
+    plan = ladder_run.plan(setting, label)
+    profile, source = ladder_run.profile_for(setting)
+    why = seconds_unknown(setting)
+    if not why and profile is None:
+        why = source
+    if not why and profile is not None and plan.layout.ranks > profile.conditions.ranks:
+        why = f"this machine is calibrated with {profile.conditions.ranks} ranks at once"
+    return expected(plan, ladder_run.corpus, profile, why_none=why, sample_seconds=ladder_run.sample_seconds)
+
+
+def trace_of(directory: Path | None, rung: Rung) -> Path | None:
+    """The file for the trace of a rung."""
+    return None if directory is None else directory / f"{rung.name}.json"

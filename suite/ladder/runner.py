@@ -10,10 +10,9 @@ import msgspec
 
 from suite.job.events import Event, Status
 from suite.ladder.judge import Mark, cost, gain, gain_check, loss_check, peak_check, repeats_check
-from suite.ladder.launches import ending, launched, predicted, trace_of
 from suite.ladder.measurement import measured
 from suite.ladder.plan import excess, not_executed, refusals
-from suite.ladder.request import LadderRun
+from suite.ladder.request import LadderRun, ending, launched, predicted, trace_of
 from suite.ladder.result import RungResult
 from suite.ladder.rung import Rung, RungSetting, Track, rounding_of, setting_of, stands_on
 from suite.reproduce.reproduce import LaunchResult
@@ -141,7 +140,7 @@ class Runner:
 
     def _label(self, rung: Rung) -> str:
         ablated = any(other.name in self._ladder_run.ablated for other in self._chain(rung))
-        return f"{rung.track}/{rung.name}" + (", broken" if ablated else "")
+        return f"{rung.track}/{rung.name}" + (", ablated" if ablated else "")
 
     def _launched(
         self, rung_result: RungResult, *, trace: Path | None = None, launches: int | None = None

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.ladder.launches import predicted
 from suite.ladder.plan import target_of
-from suite.ladder.request import LadderRun
+from suite.ladder.request import LadderRun, predicted
 from suite.ladder.rung import Rung, RungSetting, setting_above
 from suite.ladder.rungs import RUNGS
 from suite.machine.profile import Profile

@@ -331,7 +331,7 @@ def test_a_rung_that_is_ablated_loses_its_gain_and_the_table_says_so(
     assert failures(ladder_of([name])) == []
     outcome = ladder_of([name], ablated=(name,))
     assert f"{name}: gain: gain lost: ablated" in failures(outcome)
-    assert machine.launched[-1] == f"speed/{name}, broken"
+    assert machine.launched[-1] == f"speed/{name}, ablated"
     print_ladder(console(), outcome)
     printed = capsys.readouterr().out
     assert f"{name} (ablated)" in printed
