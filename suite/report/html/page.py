@@ -119,13 +119,10 @@ def page(
     left_out = sorted(str(error) for error in (*damaged, *bad_profiles, *bad_timings, *bad_climbs, *accepted.damaged))
     machines = sorted({(_machine_id(words), name) for words, name in names.items()}, key=lambda machine: machine[1])
     empty = {"acceptance": not accepted.shown, "ladder": not climbs} | dict.fromkeys(OF_RECORDS, not all_setups)
+    of_setups = [plot for row in details if row.detail for plot in row.detail.plots]
     return _rendered(
         template,
-        [
-            *(plot for row in details if row.detail for plot in row.detail.plots),
-            *(plot for _, plot in (*curves, *roofs)),
-            *(*of_predictor, *climbs),
-        ],
+        [*of_setups, *(plot for _, plot in (*curves, *roofs)), *of_predictor, *climbs],
         title=TITLE,
         heading="What the runs did, and what arithmetic says",
         summary=_headline(launches, all_setups, machines),

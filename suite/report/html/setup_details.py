@@ -18,7 +18,7 @@ from suite.report.html.setups import Setup
 from suite.report.html.step_time import traffic, waterfall
 from suite.report.html.verdicts import JudgedSetup
 from suite.report.terminal.prediction import read
-from suite.report.terminal.tables import percent
+from suite.report.terminal.tables import difference
 
 LOG_LINES = 40  # of a failed launch: the last ones
 
@@ -70,17 +70,11 @@ def _is_shown(row: Row) -> bool:
 
 def _line(row: Row) -> FigureLine:
     rank = "" if row.rank is None else f"rank {row.rank}"
-    difference = "-"
-    if row.difference is not None:
-        more = -row.difference  # predicted less measured
-        exact = f"{more:+,}" if isinstance(more, int) else f"{more:+,.4g}"
-        difference = percent(more, row.right) if more and row.right and row.tolerance != 0 else exact
-        difference = "0" if more == 0 else difference
     return FigureLine(
         name=" ".join(filter(None, (row.quantity, row.axis, row.operation, row.term, rank))),
         left=_number(row.left, row),
         right=_number(row.right, row),
-        difference=difference,
+        difference=difference(row),
         tolerance="" if row.tolerance is None else f"{row.tolerance:.0%}",
         verdict=row.verdict.value,
         why=row.why or "",

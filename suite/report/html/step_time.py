@@ -83,7 +83,7 @@ def _totals(whole: Row) -> str:
 
 def traffic(key: str, rows: list[Row]) -> Plot | None:
     """Payload of a rank and step by mesh axis and collective, the largest over ranks; None where nothing was sent."""
-    sent = {
+    sent: dict[tuple[str, str | None, str | None], Row] = {
         (row.quantity, row.axis, row.operation): row
         for row in rows
         if row.axis and row.operation and row.rank is None and row.stage is None and row.term is None
