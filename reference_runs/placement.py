@@ -1,4 +1,4 @@
-"""Where ranks and layers stand: the place of a rank on every axis, and the layers of every chunk of the model."""
+"""Where ranks and layers stand: the coordinate of a rank on every axis, and the layers of every chunk of the model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from reference_runs.run import Architecture
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
-    """Axis -> place of `rank` on it, from 0; the first axis of `layout.rank_order` has consecutive ranks.
+    """Axis -> coordinate of `rank` on it, from 0; the first axis of `layout.rank_order` has consecutive ranks.
 
-    rank = i_1 + n_1 (i_2 + n_2 (i_3 + ...)) with places i and sizes n of the axes in the layout's order.
+    rank = i_1 + n_1 (i_2 + n_2 (i_3 + ...)) with coordinates i and sizes n of the axes in the layout's order.
     """
     sizes = {
         "dp": layout.data_parallel,
@@ -20,10 +20,10 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
         "pp": layout.pipeline_stages,
         "cp": layout.context_parallel,
     }
-    places: dict[str, int] = {}
+    by_axis: dict[str, int] = {}
     for axis in layout.rank_order.split("-"):
-        rank, places[axis] = divmod(rank, sizes[axis])
-    return places
+        rank, by_axis[axis] = divmod(rank, sizes[axis])
+    return by_axis
 
 
 def chunk_layers(layers: int, layout: Layout) -> list[range]:

@@ -35,11 +35,11 @@ def scaled_layout(recorded: Layout, architecture: Architecture, *, ranks: int) -
     turn = 0
     for factor in prime_factors(ranks):
         taken = "data_parallel"
-        for place in range(len(used)):
-            axis = used[(turn + place) % len(used)]
+        for offset in range(len(used)):
+            axis = used[(turn + offset) % len(used)]
             if _fits(architecture, recorded, axis, sizes[axis] * factor):
                 taken = axis
-                turn += place + 1
+                turn += offset + 1
                 break
         sizes[taken] *= factor
     stages = sizes["pipeline_stages"]

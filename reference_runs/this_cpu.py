@@ -1,4 +1,4 @@
-"""The CPU of this machine as an accelerator: what /proc tells of it, and the peaks that follow."""
+"""The CPU of this machine as an accelerator: what /proc says of it, and the peaks that follow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Cpu(msgspec.Struct, frozen=True):
     """The part of this machine's CPU that the process may use.
 
     Args:
-        hertz: the highest clock that the system tells.
+        hertz: the highest clock that the system reports.
         flags: of /proc/cpuinfo; FLAG_halves too where the core is known to execute those instructions in two halves.
     """
 
@@ -70,7 +70,7 @@ def this_cpu() -> Cpu:
     """The CPU of this machine.
 
     Raises:
-        InputError: /proc/cpuinfo cannot be read, or tells no usable CPU or no clock.
+        InputError: /proc/cpuinfo cannot be read, or names no usable CPU or no clock.
     """
     text = _text(CPUINFO)
     usable = os.sched_getaffinity(0)

@@ -122,8 +122,8 @@ def load(path: Path = WORKED_EXAMPLES) -> tuple[WorkedExample, ...]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InputError("example: expected tables [[example]]", got=repr(tables), where=where)
     examples: dict[str, WorkedExample] = {}
-    for place, table in enumerate(tables):
-        example = _example(table, f"example.{table.get('id', place)}", documents, where)
+    for number, table in enumerate(tables):
+        example = _example(table, f"example.{table.get('id', number)}", documents, where)
         if example.id in examples:
             raise InputError(f"example.{example.id}: id given twice", where=where)
         examples[example.id] = example

@@ -90,8 +90,8 @@ def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | 
         now_ns: time of the dump, in nanoseconds since 1970; None: now.
     """
     now = time.time_ns() if now_ns is None else now_ns
-    places = {rank: _place(recording, now) for rank, recording in recordings.items()}
-    lines = [f"rank {rank}: {places.get(rank, 'no answer')}" for rank in range(ranks)] if recordings else []
+    states = {rank: _state(recording, now) for rank, recording in recordings.items()}
+    lines = [f"rank {rank}: {states.get(rank, 'no answer')}" for rank in range(ranks)] if recordings else []
     last: dict[str, dict[int, Entry]] = {}
     for rank, recording in recordings.items():
         for entry in recording.entries:
@@ -127,7 +127,7 @@ def diagnosed(recordings: Mapping[int, Recording], *, ranks: int, now_ns: int | 
     return Diagnosis(sorted(missing), lines, why)
 
 
-def _place(recording: Recording, now: int) -> str:
+def _state(recording: Recording, now: int) -> str:
     under_way = [entry for entry in recording.entries if not entry.retired]
     if under_way:
         first = under_way[0]

@@ -101,7 +101,7 @@ class _Rank:
         return any(isinstance(event, Finished | Calibrated | Probed) for event in self.events)
 
     @property
-    def place(self) -> str:
+    def last_action(self) -> str:
         """The last thing that this rank said it did."""
         for event in reversed(self.events):
             if isinstance(event, Step):
@@ -184,7 +184,7 @@ def _environment(job: AnyJob, identity: str, hosts: Hosts) -> dict[str, str]:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     # ranks of one host meet on the loopback, also where the host's own name does not resolve
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" and not hosts.elsewhere else {}
-    # what each rank of a hang waits in; nccl of PyTorch 2.11 records nothing unless told to, and with an empty value
+    # what each rank of a hang waits in; nccl of PyTorch 2.11 records nothing unless asked to, and with an empty value
     # gloo of 2.13 never gets past its constructor
     recorder = {"TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE") or "2000"}
     return (
@@ -231,14 +231,14 @@ def _drain(ranks: list[_Rank], on_event: Callable[[int, Event], None]) -> None:
 def _who_hangs(ranks: list[_Rank]) -> tuple[list[int], str]:
     """The ranks that hold the others up: stopped ones; otherwise those that got least far; with a sentence."""
     stopped = [number for number, rank in enumerate(ranks) if is_stopped(rank.pid)]
-    places = ", ".join(f"rank {number}: {rank.place}" for number, rank in enumerate(ranks))
+    actions = ", ".join(f"rank {number}: {rank.last_action}" for number, rank in enumerate(ranks))
     if stopped:
-        return stopped, f"{named_ranks(stopped)} stopped (process state T); {places}"
+        return stopped, f"{named_ranks(stopped)} stopped (process state T); {actions}"
     fewest = min(len(rank.events) for rank in ranks)
     behind = [number for number, rank in enumerate(ranks) if len(rank.events) == fewest]
     if len(behind) == len(ranks):
-        return [], f"no rank made progress and none is behind the others; {places}"
-    return behind, f"{named_ranks(behind)} behind the others; {places}"
+        return [], f"no rank made progress and none is behind the others; {actions}"
+    return behind, f"{named_ranks(behind)} behind the others; {actions}"
 
 
 def _asked(ranks: list[_Rank], job: AnyJob) -> tuple[str, Diagnosis]:
@@ -281,18 +281,18 @@ class _Ending(NamedTuple):
 
 
 def _failure(ranks: list[_Rank], log_path: Path, returncode: int) -> _Ending:
-    """Why a launch failed, from the ranks' own words, torchrun's exit codes, and silence."""
+    """Why a launch failed, from the ranks' reports, torchrun's exit codes, and silence."""
     log = log_path.read_text(encoding="utf-8", errors="replace")
     words = {n: e for n, rank in enumerate(ranks) for e in rank.events if isinstance(e, Failed)}
     codes = {int(rank): int(code) for rank, code in _TORCHRUN_FAILURE.findall(log)}
     signalled = [n for n, code in codes.items() if code < 0 and code != -signal.SIGTERM and n not in words]
-    own = [n for n, failed in words.items() if failed.at_fault]
+    at_fault = [n for n, failed in words.items() if failed.at_fault]
     if signalled:
         name = signal.Signals(-codes[signalled[0]]).name
         return _Ending(Status.CRASHED, f"{named_ranks(signalled)} killed by {name}", signalled)
-    if own:
-        first = words[min(own, key=lambda n: words[n].time)]
-        return _Ending(first.status, f"{named_ranks(own)}: {first.message}", own)
+    if at_fault:
+        first = words[min(at_fault, key=lambda n: words[n].time)]
+        return _Ending(first.status, f"{named_ranks(at_fault)}: {first.message}", at_fault)
     silent = [n for n, rank in enumerate(ranks) if n not in words and not rank.finished]
     if silent and len(silent) < len(ranks):
         return _Ending(Status.CRASHED, f"{named_ranks(silent)} ended without a word", silent)

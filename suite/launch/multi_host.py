@@ -108,8 +108,10 @@ def entered(way: Way, name: str, command: Sequence[str], variables: dict[str, st
     """The command on that host; by ssh in this directory, with the suite's variables, ending with its terminal."""
     if way is Way.NAMESPACE:
         return ["ip", "netns", "exec", name, *command]
-    told = [f"{key}={value}" for key, value in variables.items() if key in PASSED_ON or key.startswith(PASSED_PREFIXES)]
-    words = shlex.join(["env", *told, *command])
+    exported = [
+        f"{key}={value}" for key, value in variables.items() if key in PASSED_ON or key.startswith(PASSED_PREFIXES)
+    ]
+    words = shlex.join(["env", *exported, *command])
     # the terminal's end kills it: torchrun that waits for another host hears no signal; its rank dies with it
     watched = f"{words} & child=$!; trap 'kill -KILL $child' HUP INT TERM; wait $child"
     return [*REMOTE, "-tt", name, f"cd {shlex.quote(str(ROOT))} && {{ {watched}; }}"]

@@ -51,14 +51,14 @@ def _facts(record: Record) -> dict[str, str]:
     """Of the job, the corpus, the machine and the ranks' environment, as texts."""
     begin, end = record.begin, record.end
     job = begin.job
-    found = {"run": begin.run, "status": record.status, "node": begin.node}
+    facts_by_name = {"run": begin.run, "status": record.status, "node": begin.node}
     for name in ("hardware", "software", "policy"):
-        found |= {f"{name}.{key}": value for key, value in getattr(begin, name).items() if key != "layout"}
+        facts_by_name |= {f"{name}.{key}": value for key, value in getattr(begin, name).items() if key != "layout"}
     for name in ("architecture", "recipe", "layout"):
         facts = msgspec.to_builtins(getattr(job, name))
-        found |= {f"{name}.{key}": str(value) for key, value in facts.items() if value is not None}
-    found |= {"job.steps": str(job.steps), "job.seed": str(job.seed), "corpus.sha256": begin.corpus.sha256}
+        facts_by_name |= {f"{name}.{key}": str(value) for key, value in facts.items() if value is not None}
+    facts_by_name |= {"job.steps": str(job.steps), "job.seed": str(job.seed), "corpus.sha256": begin.corpus.sha256}
     for rank in end.ranks if end else []:
-        found |= {f"rank {rank.rank}.{key}": value for key, value in rank.environment.items()}
-        found[f"rank {rank.rank}.arithmetic"] = rank.arithmetic
-    return found
+        facts_by_name |= {f"rank {rank.rank}.{key}": value for key, value in rank.environment.items()}
+        facts_by_name[f"rank {rank.rank}.arithmetic"] = rank.arithmetic
+    return facts_by_name

@@ -73,8 +73,8 @@ def figures(source: Source, *, quantities: Collection[str] | None = None, ranks:
     else:
         keys, numbers, codes, predicted, measured = _job_figures(summaries, quantities)
     columns: dict[str, Any] = {"launch": _categories([launch.id for launch in summaries], numbers)}
-    for place, title in enumerate(("quantity", "axis", "operation", "term")):
-        columns[title] = _categories([key[place] for key in keys], codes)
+    for index, title in enumerate(("quantity", "axis", "operation", "term")):
+        columns[title] = _categories([key[index] for key in keys], codes)
     columns["rank"] = pandas.array([key[4] for key in keys], dtype="Int64")[codes]
     units = [Quantity(key[0]).unit if key[0] in tuple(Quantity) else "" for key in keys]
     columns["unit"] = _categories(units, codes)
@@ -91,19 +91,19 @@ def _job_figures(summaries: Sequence[LaunchSummary], quantities: Collection[str]
 
     groups: dict[tuple[int, int], list[int]] = {}
     for number, launch in enumerate(summaries):
-        groups.setdefault((id(launch.predicted.places), id(launch.measured.places)), []).append(number)
+        groups.setdefault((id(launch.predicted.indices), id(launch.measured.indices)), []).append(number)
     keys: list[RankKey] = []
     parts: list[tuple[Any, Any, Any, Any]] = [
         (numpy.empty(0, int), numpy.empty(0, int), numpy.empty(0), numpy.empty(0))
     ]
     for numbers in groups.values():
         first = summaries[numbers[0]]
-        own = list(dict.fromkeys([*first.measured.places, *first.predicted.places]))
-        own = [key for key in own if quantities is None or key[0] in quantities]
-        codes = numpy.tile(numpy.arange(len(keys), len(keys) + len(own)), len(numbers))
-        keys += [(*key, None) for key in own]
-        sides = (_matrix([getattr(summaries[n], side) for n in numbers], own) for side in ("predicted", "measured"))
-        parts.append((numpy.repeat(numpy.asarray(numbers), len(own)), codes, *(side.ravel() for side in sides)))
+        shared = list(dict.fromkeys([*first.measured.indices, *first.predicted.indices]))
+        shared = [key for key in shared if quantities is None or key[0] in quantities]
+        codes = numpy.tile(numpy.arange(len(keys), len(keys) + len(shared)), len(numbers))
+        keys += [(*key, None) for key in shared]
+        sides = (_matrix([getattr(summaries[n], side) for n in numbers], shared) for side in ("predicted", "measured"))
+        parts.append((numpy.repeat(numpy.asarray(numbers), len(shared)), codes, *(side.ravel() for side in sides)))
     columns = [numpy.concatenate(part) for part in zip(*parts, strict=True)]
     order = numpy.argsort(columns[0], kind="stable")
     launch_numbers, codes, predicted, measured = (column[order] for column in columns)
@@ -293,11 +293,11 @@ def _values(sides: Sequence[Values], quantity: Quantity) -> Any:
     import numpy
 
     key = (quantity.value, None, None, None)
-    places: dict[int, int | None] = {}
+    indices: dict[int, int | None] = {}
     for values in sides:
-        if id(values.places) not in places:
-            places[id(values.places)] = values.places.get(key)
-    numbers = (None if (p := places[id(values.places)]) is None else values.numbers[p] for values in sides)
+        if id(values.indices) not in indices:
+            indices[id(values.indices)] = values.indices.get(key)
+    numbers = (None if (p := indices[id(values.indices)]) is None else values.numbers[p] for values in sides)
     return numpy.array([*numbers], dtype=float)
 
 
@@ -306,10 +306,10 @@ def _matrix(sides: Sequence[Values], keys: Sequence[Key]) -> Any:
     import numpy
 
     matrix = numpy.full((len(sides), len(keys)), numpy.nan)
-    places = [(column, sides[0].places[key]) for column, key in enumerate(keys) if key in sides[0].places]
-    if places:
+    indices = [(column, sides[0].indices[key]) for column, key in enumerate(keys) if key in sides[0].indices]
+    if indices:
         numbers = numpy.array([values.numbers for values in sides], dtype=float)
-        columns, sources = zip(*places, strict=True)
+        columns, sources = zip(*indices, strict=True)
         matrix[:, list(columns)] = numbers[:, list(sources)]
     return matrix
 
@@ -320,6 +320,6 @@ def _categories(values: Sequence[Any], codes: Any) -> Any:
     import pandas
 
     names = list(dict.fromkeys(value for value in values if value))
-    number = {name: place for place, name in enumerate(names)}
-    own = numpy.array([number.get(value or "", -1) for value in values], int)
-    return pandas.Categorical.from_codes(own[codes], names)  # type: ignore[call-overload]  # of no names as well
+    number = {name: index for index, name in enumerate(names)}
+    numbers = numpy.array([number.get(value or "", -1) for value in values], int)
+    return pandas.Categorical.from_codes(numbers[codes], names)  # type: ignore[call-overload]  # of no names as well

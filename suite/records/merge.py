@@ -41,20 +41,20 @@ def merged(source: Path, results: Path) -> Merged:
         raise InputError("no results directory", got=str(source), allowed="a directory that holds records/")
     theirs, damaged = launches(source)
     known, errors_here = launches(results, recorded=False)
-    own = {launch.id: launch.path for launch in known}
+    paths_here = {launch.id: launch.path for launch in known}
     damaged_here = {str(error.where) for error in errors_here}
     added = ended = same = 0
     conflicts: list[str] = []
     left_out = [str(error) for error in damaged]
     for launch in theirs:
         begin = Path(launch.path)
-        place = results / "records" / launch.run / begin.name
-        elsewhere = own.get(launch.id, str(place))
+        target = results / "records" / launch.run / begin.name
+        elsewhere = paths_here.get(launch.id, str(target))
         try:
             read(begin)  # whole: what is damaged does not spread
-            halves = [(begin, place), *([(end_of(begin), end_of(place))] if end_of(begin).exists() else [])]
+            halves = [(begin, target), *([(end_of(begin), end_of(target))] if end_of(begin).exists() else [])]
             differing = [str(here) for there, here in halves if _differs(there, here)]
-            if Path(elsewhere) != place or differing:
+            if Path(elsewhere) != target or differing:
                 where = ", ".join(differing) or elsewhere
                 conflicts.append(f"{launch.path}: {_why(where, damaged_here)}")
                 continue

@@ -73,8 +73,8 @@ def moment(text: str, *, where: str) -> float:
     if ago:
         return time.time() - float(ago[1]) * _SECONDS[ago[2]]
     try:
-        told = datetime.fromisoformat(text)
-        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+        parsed = datetime.fromisoformat(text)
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:
         allowed = "2026-11-22, 2026-11-22T06:30, 12h, 7d or 4w"
         raise InputError("not a time", got=repr(text), allowed=allowed, where=where) from error

@@ -34,7 +34,7 @@ PRUNED = ".pruned"  # of the hidden name that a first half has while its record 
 
 
 class Launcher(msgspec.Struct, frozen=True):
-    """The process that wrote a begin record: enough to tell later whether it still runs."""
+    """The process that wrote a begin record: enough to know later whether it still runs."""
 
     pid: int
     started_ticks: int
@@ -62,7 +62,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank left: its samples, its last phase and step, and its own words where it failed.
+    """What one rank left: its samples, its last phase and step, and its traceback where it failed.
 
     Fields that `suite.job.events.Finished` has too are those, and are copied from there by name.
     """
@@ -104,7 +104,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
         predicted: step time, its terms and rates, where a machine profile said what to expect.
         profile: that profile's file, or why there was none.
         others_share, steal_share: of the processors, what other processes, and other guests of the host, took while
-            steps were timed; None where the system does not tell.
+            steps were timed; None where the system does not report them.
     """
 
     schema: str
@@ -227,12 +227,12 @@ def _without_unknown(record: Any) -> Any:
     if not isinstance(job, dict):
         return record
     known = {"architecture": Architecture, "recipe": Recipe, "layout": Layout}
-    own = {
+    jobs_fields = {
         name: {key: job[name][key] for key in job[name] if key in kind.__struct_fields__}
         for name, kind in known.items()
         if isinstance(job.get(name), dict)
     }
-    return record | {"job": job | own}
+    return record | {"job": job | jobs_fields}
 
 
 def policy(job: Job) -> dict[str, str]:
@@ -300,7 +300,7 @@ def begin_record(job: Job, corpus: Corpus, identity: str) -> Begin:
 
 
 def recorded_kernels(record: Record) -> Kernels:
-    """Which kernels the ranks of a recorded launch used, by their own words."""
+    """Which kernels the ranks of a recorded launch used, as they reported."""
     ranks = record.end.ranks if record.end else []
     return Kernels(
         cuda=record.begin.job.device == "cuda",

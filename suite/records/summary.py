@@ -43,22 +43,22 @@ class Values(msgspec.Struct, frozen=True, gc=False):
     """Figures of the whole job (no single rank's or stage's): value by (quantity, axis, operation, term).
 
     Args:
-        places: key -> place in `numbers`; launches with the same figures share it.
+        indices: key -> index in `numbers`; launches with the same figures share it.
     """
 
-    places: dict[Key, int]
+    indices: dict[Key, int]
     numbers: tuple[int | float, ...]
 
     def of(
         self, quantity: str, *, axis: str | None = None, operation: str | None = None, term: str | None = None
     ) -> int | float | None:
         """The value of one figure; None where it is not there."""
-        place = self.places.get((quantity, axis, operation, term))
-        return None if place is None else self.numbers[place]
+        index = self.indices.get((quantity, axis, operation, term))
+        return None if index is None else self.numbers[index]
 
     def items(self) -> Iterator[tuple[Key, int | float]]:
         """Keys and values, in the record's order."""
-        return zip(self.places, self.numbers, strict=True)
+        return zip(self.indices, self.numbers, strict=True)
 
 
 class LaunchSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -67,7 +67,7 @@ class LaunchSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Args:
         started, finished: seconds since 1970; finished is None without an end.
         path: of the first half; `suite.records.store.read` reads the whole record from it.
-        launcher: of a launch without an end, that its status be found out whenever it is read.
+        launcher: of a launch without an end, whose status depends on when it is read.
         status: as of `suite.records.record.Record`: ok, hang, oom, nan, crashed, interrupted, running or unknown.
         machine: hardware and device in words.
         hashes: of hardware, software and policy; `hardware`, `software`, `policy` what they are of, shared by launches.
@@ -145,14 +145,14 @@ def _layout(data: bytes) -> tuple[str, int]:
 
 
 @cache
-def _places(keys: tuple[Key, ...]) -> dict[Key, int]:
-    return {key: place for place, key in enumerate(keys)}
+def _indices(keys: tuple[Key, ...]) -> dict[Key, int]:
+    return {key: index for index, key in enumerate(keys)}
 
 
 def _values(figures: list[Any]) -> Values:
-    own = [figure for figure in figures if figure.rank is None and figure.stage is None]
-    keys = tuple((figure.quantity, figure.axis, figure.operation, figure.term) for figure in own)
-    return Values(_places(keys), tuple(figure.value for figure in own))
+    of_job = [figure for figure in figures if figure.rank is None and figure.stage is None]
+    keys = tuple((figure.quantity, figure.axis, figure.operation, figure.term) for figure in of_job)
+    return Values(_indices(keys), tuple(figure.value for figure in of_job))
 
 
 def launch_summary(begin_path: str, end_path: str | None) -> LaunchSummary:
@@ -238,7 +238,7 @@ _own, _shared = attrgetter(*_OWN), attrgetter(*_SHARED)
 
 
 class _PackedSummary(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One launch: what it has of its own, and the numbers of shared facts and keys in the batch."""
+    """One launch: what no other shares, and the indices of shared facts and keys in the batch."""
 
     own: _Own  # type: ignore[valid-type]  # made by `partial`
     stamp: Stamp
@@ -277,9 +277,9 @@ def packed(launches: Sequence[tuple[LaunchSummary, Stamp]]) -> bytes:
     entries = []
 
     def keys_number(values: Values) -> int:
-        number = number_of_keys.setdefault(id(values.places), len(keys))
+        number = number_of_keys.setdefault(id(values.indices), len(keys))
         if number == len(keys):
-            keys.append(list(values.places))
+            keys.append(list(values.indices))
         return number
 
     for launch, stamp in launches:
@@ -300,14 +300,14 @@ def unpacked(data: bytes, directory: str) -> Iterator[tuple[LaunchSummary, Stamp
     if data[:_DIGEST_BYTES] != _digest(body):
         return
     batch = _BATCH.decode(body)
-    places = [{key: place for place, key in enumerate(keys)} for keys in batch.keys]
+    indices = [{key: index for index, key in enumerate(keys)} for keys in batch.keys]
     shared_facts = [dict(zip(_SHARED, _shared(facts), strict=True)) for facts in batch.shared]
     for entry in batch.entries:
         own = dict(zip(_OWN, _own(entry.own), strict=True))
         launch = LaunchSummary(
             path=f"{directory}/{own['id']}{BEGIN}",
-            predicted=Values(places[entry.predicted], entry.predicted_numbers),
-            measured=Values(places[entry.measured], entry.measured_numbers),
+            predicted=Values(indices[entry.predicted], entry.predicted_numbers),
+            measured=Values(indices[entry.measured], entry.measured_numbers),
             **own,
             **shared_facts[entry.shared],
         )

@@ -82,7 +82,7 @@ def test_launches_with_other_figures_stand_in_their_order(results: Path) -> None
     assert [*dict.fromkeys(rows.launch)] == ids
     counts = rows.groupby("launch", observed=True).size()
     for launch in indexed(results)[0]:
-        assert counts[launch.id] == len({*launch.measured.places, *launch.predicted.places})
+        assert counts[launch.id] == len({*launch.measured.indices, *launch.predicted.indices})
 
 
 def test_what_is_damaged_is_left_out_and_named(results: Path) -> None:
