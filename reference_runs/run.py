@@ -357,11 +357,8 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
             InputError: a fact that it needs is recorded as not published; the line names it.
         """
         if self.recorded_layout is None:
-            raise InputError(
-                f"{', '.join(self.unpublished)}: needed, but recorded as not published",
-                allowed="a layout of your own with --layout",
-                where=self.where,
-            )
+            what = f"{', '.join(self.unpublished)}: needed, but recorded as not published"
+            raise InputError(what, allowed="a layout of your own with --layout", where=self.where)
         return self.recorded_layout
 
     @property

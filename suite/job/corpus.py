@@ -59,7 +59,8 @@ def corpus_files(path: Path | None) -> list[Path]:
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
             return [path]
-        files = sorted(file for file in _files_below(path) if file.is_file() and not file.name.startswith("."))
+        below = (Path(parent, name) for parent, _, names in os.walk(path, onerror=_refuse) for name in names)
+        files = sorted(file for file in below if file.is_file() and not file.name.startswith("."))
     except OSError as error:
         got = str(error.filename or path)
         raise InputError(f"cannot read the corpus: {error.strerror}", got=got, where="--corpus") from error
@@ -68,14 +69,8 @@ def corpus_files(path: Path | None) -> list[Path]:
     return files
 
 
-def _files_below(directory: Path) -> Iterator[Path]:
-    """Every file below `directory`. A directory that cannot be read is an error."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for parent, _, names in os.walk(directory, onerror=refuse):
-        yield from (Path(parent, name) for name in names)
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -> Corpus:
@@ -90,7 +85,8 @@ def tokenised_corpus(path: Path | None, *, vocabulary: int, least_tokens: int) -
     texts, corpus = _read(path, vocabulary, "tokens")
     target = Path(corpus.tokens_file)
     if not target.exists():
-        _write(target, _encoded(texts, vocabulary, _option(path)).tobytes())
+        tokens, _ = _tokens(_trained(texts, vocabulary, _option(path)), texts)
+        _write(target, tokens.tobytes())
     return _counted(corpus, least_tokens, _option(path))
 
 
@@ -184,10 +180,6 @@ def _documents(text: str) -> Iterator[str]:
             size += length
     if parts:
         yield "".join(parts)
-
-
-def _encoded(texts: list[str], vocabulary: int, where: str) -> array.array[int]:
-    return _tokens(_trained(texts, vocabulary, where), texts)[0]
 
 
 def _trained(texts: list[str], vocabulary: int, where: str) -> Tokenizer:

@@ -53,7 +53,8 @@ def merged(source: Path, results: Path) -> Merged:
         try:
             read(begin)  # whole: what is damaged does not spread
             halves = [(begin, target), *([(end_of(begin), end_of(target))] if end_of(begin).exists() else [])]
-            differing = [str(here) for there, here in halves if _differs(there, here)]
+            known_halves = [(there, here) for there, here in halves if os.path.lexists(here)]
+            differing = [str(here) for there, here in known_halves if contents(str(there)) != contents(str(here))]
             if Path(elsewhere) != target or differing:
                 where = ", ".join(differing) or elsewhere
                 conflicts.append(f"{launch.path}: {_why(where, damaged_here)}")
@@ -61,7 +62,7 @@ def merged(source: Path, results: Path) -> Merged:
         except InputError as error:
             left_out.append(str(error))
             continue
-        missing = [(there, here) for there, here in halves if not os.path.lexists(here)]
+        missing = [half for half in halves if half not in known_halves]
         if not missing:
             same += 1
             continue
@@ -79,7 +80,3 @@ def _why(files: str, damaged: set[str]) -> str:
     if damaged & {*files.split(", ")}:
         return f"its copy here is damaged, {files}: `results prune --damaged --yes` removes that copy, then merge again"
     return f"another content than {files}, of the same id; both are kept"
-
-
-def _differs(there: Path, here: Path) -> bool:
-    return os.path.lexists(here) and contents(str(there)) != contents(str(here))

@@ -83,8 +83,7 @@ class _Prediction(NamedTuple):
     """What is said of step time before a launch.
 
     Args:
-        figures: predicted; none where there is no profile, or it does not cover the run.
-        profile: what they are predicted from; None where they are not.
+        figures: none where there is no profile, or it does not cover the run.
         source: the profile's path, or why there is no prediction.
         sample_seconds: to read and tokenise a sample's documents.
     """

@@ -62,7 +62,7 @@ def test_a_cached_corpus_is_not_tokenised_again(text_file: Path, monkeypatch: py
     def refuse(*arguments: object) -> None:
         raise AssertionError("tokenised again")
 
-    monkeypatch.setattr(corpus, "_encoded", refuse)
+    monkeypatch.setattr(corpus, "_trained", refuse)
     assert tokenised_corpus(text_file, vocabulary=400, least_tokens=100) == first
     with pytest.raises(AssertionError, match="tokenised again"):
         tokenised_corpus(text_file, vocabulary=401, least_tokens=100)
