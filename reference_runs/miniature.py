@@ -101,20 +101,15 @@ class Miniature(msgspec.Struct, frozen=True, kw_only=True):
         return Workload(self.architecture, self.recipe, self.layout)
 
 
-def power_of_two_near(ratio: float) -> int:
-    """The power of two whose logarithm is nearest to that of `ratio`, at least 1."""
-    return 1 << max(0, round(math.log2(ratio)))
-
-
 def scaled_architecture(architecture: Architecture, scale: Scale) -> tuple[Architecture, int]:
     """The smaller shape and the divisor w of its width.
 
-    w = power of two nearest to hidden / aim, so hidden, feed-forward width and vocabulary keep their recorded ratios
-    exactly (the padded vocabulary is rounded up to a multiple of 8). The head size shrinks by a fixed divisor, the
-    number of heads by what remains of w, so 112 heads become 14: neither is a power of two. The rotated part of a head
-    shrinks with it, to an even number. Layers fill up the parameter count aimed at.
+    w = power of two nearest to hidden / aim by its logarithm, and at least 1. So hidden, feed-forward width and
+    vocabulary keep their recorded ratios exactly (the padded vocabulary is rounded up to a multiple of 8). The head
+    size shrinks by a fixed divisor, the number of heads by what remains of w, so 112 heads become 14: neither is a
+    power of two. The rotated part of a head shrinks with it, to an even number. Layers fill up the parameters.
     """
-    w = power_of_two_near(architecture.hidden / scale.hidden)
+    w = 1 << max(0, round(math.log2(architecture.hidden / scale.hidden)))
     head_divisor = min(scale.head_dim, w)
     hidden, head_dim = architecture.hidden // w, architecture.head_dim // head_divisor
     padded = -(-architecture.padded_vocabulary // (8 * w)) * 8
@@ -204,9 +199,9 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
     scale = SCALES[scale_name]
     architecture, w = scaled_architecture(run.architecture, scale)
     architecture.check(f"{run.where} at scale {scale_name}")
-    recipe, layout = run.recipe, run.layout
+    recipe = run.recipe
     small_layout = msgspec.structs.replace(
-        scaled_layout(layout, architecture, ranks=ranks),
+        scaled_layout(run.layout, architecture, ranks=ranks),
         micro_batch=samples_of_a_micro_batch(run, scale),
         fused_attention=False,
         partitioned_checkpoints=False,
@@ -289,10 +284,8 @@ def _differences(
     kept: list[ScaledFact] = []
     scaled: list[ScaledFact] = []
     for section, record in small.items():
-        for field in msgspec.structs.fields(record):
-            recorded = getattr(getattr(run, section), field.name)
-            here = getattr(record, field.name)
-            key = f"{section}.{field.name}"
+        for name in record.__struct_fields__:
+            recorded, here, key = getattr(getattr(run, section), name), getattr(record, name), f"{section}.{name}"
             if recorded == here:
                 kept.append(ScaledFact(key, recorded, here, "kept"))
             elif key in rules:

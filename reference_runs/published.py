@@ -137,24 +137,22 @@ def load_table(path: Path) -> PublishedTable:
 def _records(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
     """Line and cells of each row, or what is wrong with the row."""
     where = shown_path(path)
-    allowed = f"{', '.join(NEEDED)}; and {', '.join(OPTIONAL)}"
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
-            missing = [column for column in NEEDED if column not in header]
-            if missing:
+            if missing := [column for column in NEEDED if column not in header]:
+                allowed = f"{', '.join(NEEDED)}; and {', '.join(OPTIONAL)}"
                 raise InputError(f"missing column {', '.join(missing)}", allowed=allowed, where=where)
             for name in header:
                 if name and header.count(name) > 1:
                     raise InputError("column given twice", got=repr(name), where=where)
             line = reader.line_num + 1
-            for cells in reader:
-                if any(cell.strip() for cell in cells):
-                    if len(cells) != len(header):
-                        yield line, f"{len(cells)} cells under a header of {len(header)} columns"
-                    else:
-                        yield line, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
+            for row in reader:
+                cells = [cell.strip() for cell in row]
+                if any(cells):
+                    wrong = f"{len(cells)} cells under a header of {len(header)} columns"
+                    yield line, wrong if len(cells) != len(header) else dict(zip(header, cells, strict=True))
                 line = reader.line_num + 1
     except OSError as error:
         raise InputError(f"cannot read the table: {error.strerror}", where=where) from error

@@ -137,10 +137,10 @@ def device_of(cells: Cells) -> str:
         UnusableError: the catalog has none of that name.
     """
     text, tables = cells.text("gpu"), load_tables()
-    for entry in tables.open_accelerators:
-        if entry.text.casefold() == text.casefold():
-            cells.assumed.append(f"gpu {text} = {entry.accelerator}")
-            return entry.accelerator
+    assumed = {entry.text.casefold(): entry.accelerator for entry in tables.open_accelerators}
+    if device := assumed.get(text.casefold()):
+        cells.assumed.append(f"gpu {text} = {device}")
+        return device
     names = {name.casefold(): device for name, device in tables.accelerators.items()}
     device = names.get(text.casefold()) or _accelerator_name(text)
     if device is None:
@@ -169,13 +169,8 @@ def architecture_of(cells: Cells, base: Architecture, *, recorded: bool) -> Arch
     hidden, heads, vocabulary = cells.count("hidden"), cells.count("heads"), cells.count("vocab")
     if hidden % heads:
         raise UnusableError(f"heads = {heads} does not divide hidden = {hidden}")
-    shape: dict[str, object] = {
-        "layers": cells.count("layers", most=MOST_LAYERS),
-        "hidden": hidden,
-        "heads": heads,
-        "head_dim": hidden // heads,
-        "sequence": cells.count("seq_len"),
-    }
+    shape: dict[str, object] = {"hidden": hidden, "heads": heads, "head_dim": hidden // heads}
+    shape |= {"layers": cells.count("layers", most=MOST_LAYERS), "sequence": cells.count("seq_len")}
     if recorded:
         for name, column in (("kv_heads", "kv_heads"), ("ffn_hidden", "ffn_hidden"), ("padded_vocabulary", "vocab")):
             if cells.stated.get(column):
@@ -223,13 +218,8 @@ def recipe_of(cells: Cells, base: Recipe, *, recorded: bool) -> Recipe:
 
 def layout_of(cells: Cells, base: Layout, *, recorded: bool) -> Layout:
     """The row's layout; what it leaves open is the recorded run's, or assumed."""
-    layout: dict[str, object] = {
-        "micro_batch": cells.count("micro_batch"),
-        "data_parallel": cells.count("dp"),
-        "tensor_parallel": cells.count("tp"),
-        "pipeline_stages": cells.count("pp"),
-        "accumulation": None,
-    }
+    axes = {"data_parallel": "dp", "tensor_parallel": "tp", "pipeline_stages": "pp", "micro_batch": "micro_batch"}
+    layout: dict[str, object] = {name: cells.count(column) for name, column in axes.items()} | {"accumulation": None}
     for key, column, read in (
         ("recomputation", "recompute", lambda column: cells.choice(column, Recomputation)),
         ("virtual_stages", "vpp", cells.count),
@@ -261,8 +251,7 @@ def dealt_layout(architecture: Architecture, layout: Layout, stack_name: str) ->
 def network_of(cells: Cells) -> float | None:
     """Bytes per second out of one node: as a number, else as the words of `inter_link`, else as assumed."""
     if not cells.stated.get("network_bytes_per_second"):
-        rate = worded_bytes_per_second(cells.stated.get("inter_link", ""))
-        if rate is not None:
+        if (rate := worded_bytes_per_second(cells.stated.get("inter_link", ""))) is not None:
             return rate
         if cells.count("gpus") <= cells.count("gpus_per_node"):
             return None
