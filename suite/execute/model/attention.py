@@ -1,7 +1,6 @@
-"""Multi-head self-attention: scores, softmax in fp32 and context one after the other, or fused, without stored scores.
+"""Multi-head self-attention: unfused, with softmax in fp32, or fused, which stores no scores.
 
-`mask` is what the model's `Operations` make and take: an fp32 score bias [H, T, S] of PyTorch's, less of Triton's;
-nothing where attention is fused.
+`mask` is what the model's `Operations` make and take: PyTorch's is an fp32 score bias [H, T, S].
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class Context(nn.Module):
     """Values weighted by the softmax of the scaled scores, [B, T, H * K]: what selective recomputation repeats.
 
     Args:
-        fused: whether it is one kernel that never stores the scores, under a causal mask. PyTorch chooses which.
+        fused: one causal kernel that stores no scores. PyTorch chooses which.
 
     Attributes:
         recompute: whether the backward pass computes it again.
@@ -54,51 +53,42 @@ class Context(nn.Module):
 
 
 def _by_head(x: Tensor, parts: int, head_dim: int) -> tuple[Tensor, ...]:
-    """The `parts` of a fused projection's output [B, T, H * parts * K], each [B, H, T, K].
-
-    It takes the number of heads from the output, which may hold a part of them.
-    """
+    """The `parts` of a fused projection's output [B, T, H * parts * K], each [B, H, T, K]; H may be a part of all."""
     batch, length, _ = x.shape
     return x.view(batch, length, -1, parts, head_dim).permute(3, 0, 2, 1, 4).unbind(0)
 
 
 class Attention(nn.Module):
-    """Self-attention with a fused query, key, value projection, head by head: its rows are [H, 3, K]."""
+    """Self-attention with a fused query, key, value projection, head by head: its rows are [H, 3, K].
 
-    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool) -> None:
-        super().__init__()
-        self.head_dim = architecture.head_dim
-        self.operations = operations
-        hidden, bias = architecture.hidden, architecture.biases
-        self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=bias)
-        self.projection = nn.Linear(hidden, hidden, bias=bias)
-        self.context = Context(architecture, recipe, operations, fused=fused)
-
-    def forward(self, x_BTD: Tensor, mask: Tensor, rotation_2TR: Tensor | None) -> Tensor:
-        q_BHTK, k_BHSK, v_BHSK = _by_head(self.query_key_value(x_BTD), 3, self.head_dim)
-        if rotation_2TR is not None:
-            q_BHTK, k_BHSK = self.operations.turned(q_BHTK, k_BHSK, rotation_2TR)
-        out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSK, mask))
-        return out
-
-
-class TopQueryAttention(nn.Module):
-    """Attention whose queries do not come from the hidden states: rows of `query` are [H, K], of `key_value` [H, 2, K].
-
+    With `top_query` the queries come from elsewhere: rows of `query` are [H, K], of `key_value` [H, 2, K].
     Source: Zeng et al. 2021, PanGu-alpha, arXiv 2104.12369, section 2.3 (query layer).
     """
 
-    def __init__(self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool) -> None:
+    def __init__(
+        self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool, top_query: bool
+    ) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
+        self.operations = operations
+        self.top_query = top_query
         hidden, bias = architecture.hidden, architecture.biases
-        self.query = nn.Linear(hidden, hidden, bias=bias)
-        self.key_value = nn.Linear(hidden, 2 * hidden, bias=bias)
+        if top_query:
+            self.query = nn.Linear(hidden, hidden, bias=bias)
+            self.key_value = nn.Linear(hidden, 2 * hidden, bias=bias)
+        else:
+            self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=bias)
         self.projection = nn.Linear(hidden, hidden, bias=bias)
         self.context = Context(architecture, recipe, operations, fused=fused)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor, query_BTD: Tensor) -> Tensor:
-        (q_BHTK,) = _by_head(self.query(query_BTD), 1, self.head_dim)
-        k_BHSK, v_BHSK = _by_head(self.key_value(x_BTD), 2, self.head_dim)
+    def forward(self, x_BTD: Tensor, mask: Tensor, position: Tensor | None) -> Tensor:
+        """Args: position: query_BTD with `top_query`, otherwise rotation_2TR."""
+        if self.top_query:
+            (q_BHTK,) = _by_head(self.query(position), 1, self.head_dim)
+            k_BHSK, v_BHSK = _by_head(self.key_value(x_BTD), 2, self.head_dim)
+        else:
+            q_BHTK, k_BHSK, v_BHSK = _by_head(self.query_key_value(x_BTD), 3, self.head_dim)
+            if position is not None:
+                q_BHTK, k_BHSK = self.operations.turned(q_BHTK, k_BHSK, position)
         out: Tensor = self.projection(self.context(q_BHTK, k_BHSK, v_BHSK, mask))
         return out

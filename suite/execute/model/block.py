@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from reference_runs.run import Architecture, Norm, Recipe, Residual
-from suite.execute.model.attention import Attention, TopQueryAttention
+from suite.execute.model.attention import Attention
 from suite.execute.model.torch_operations import Operations
 
 
@@ -36,12 +36,7 @@ class FeedForward(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """Pre-LayerNorm attention and feed-forward part on a residual stream, one after the other or side by side.
-
-    Args:
-        top_query: whether the queries come from elsewhere; the last argument of the forward pass is then query_BTD in
-            place of rotation_2TR.
-    """
+    """Pre-LayerNorm attention and feed-forward part on a residual stream, one after the other or in parallel."""
 
     def __init__(
         self,
@@ -57,8 +52,7 @@ class PreNormBlock(nn.Module):
         self.parallel = architecture.residual is Residual.PARALLEL
         self.operations = operations
         self.attention_norm = layer_norm(architecture)
-        attention = TopQueryAttention if top_query else Attention
-        self.attention = attention(architecture, recipe, operations, fused=fused_attention)
+        self.attention = Attention(architecture, recipe, operations, fused=fused_attention, top_query=top_query)
         self.feed_forward_norm = layer_norm(architecture)
         self.feed_forward = FeedForward(architecture, operations)
 
@@ -95,7 +89,7 @@ class DeepNormBlock(nn.Module):
         self.dropout = recipe.hidden_dropout
         self.alpha = math.sqrt(2 * architecture.layers)
         self.operations = operations
-        self.attention = Attention(architecture, recipe, operations, fused=fused_attention)
+        self.attention = Attention(architecture, recipe, operations, fused=fused_attention, top_query=False)
         self.attention_norm = layer_norm(architecture)
         self.feed_forward = FeedForward(architecture, operations)
         self.feed_forward_norm = layer_norm(architecture)

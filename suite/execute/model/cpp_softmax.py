@@ -1,6 +1,6 @@
-"""Scale, mask and softmax of attention's scores as one operator that is written in C++, on CPUs.
+"""Scale, mask and softmax of attention's scores as one C++ operator, on CPUs.
 
-It is compiled when this module is imported first, in about half a minute, and kept in the cache directory.
+The first import compiles it, in about half a minute, and keeps it in the cache directory.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from torch.utils.cpp_extension import load
 
 from suite.paths import cache_directory
 
-# with -ffast-math the compiler calls vector exponentials; masked scores are -inf, so infinities stay. The flags do not
-# reach the linker: there they would have the whole process flush denormal numbers to zero
+# -ffast-math calls vector exponentials; masked scores are -inf, so infinities stay. The linker does not get the flags:
+# the whole process would flush denormal numbers to zero
 FLAGS = ["-O3", "-march=native", "-ffast-math", "-fno-finite-math-only"]
 
 
 def _loaded() -> None:
     directory = cache_directory() / f"operators-torch{torch.__version__}"
     directory.mkdir(exist_ok=True)
-    source = str(Path(__file__).with_suffix(".cpp"))
     load(
-        name="ladder_operators",
-        sources=[source],
+        "ladder_operators",
+        str(Path(__file__).with_suffix(".cpp")),
         extra_cflags=FLAGS,
         build_directory=str(directory),
         is_python_module=False,

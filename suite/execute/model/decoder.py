@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from reference_runs.layout import Recomputation
 from reference_runs.run import Architecture, Mask, Norm, Position, Recipe
-from suite.execute.model.attention import Attention, TopQueryAttention
+from suite.execute.model.attention import Attention
 from suite.execute.model.block import BLOCKS, layer_norm
 from suite.execute.model.position import rotation
 from suite.execute.model.torch_operations import Operations, TorchOperations
@@ -24,23 +24,20 @@ class Decoder(nn.Module):
     """Maps tokens [B, T] to logits [B, T, V], or with targets [B, T] to their mean loss.
 
     A chunk has some of the layers, under their numbers in the whole model. Without the `first` one it takes hidden
-    states [B, T, D] in place of tokens; without the `last` one it gives hidden states.
-
-    Where the mask has a prefix, the forward pass takes two more tensors of each sample: positions_BT, and seen_B2S, the
-    first of the positions that attend to a token and the first behind them that does not.
-
-    A top-query layer stands behind the final norm, and takes its queries from a table of its own.
+    states [B, T, D] in place of tokens; without the `last` one it returns hidden states. Where the mask has a prefix,
+    the forward pass takes positions_BT and seen_B2S (see `prefix_bias`). A top-query layer comes after the final norm,
+    and takes its queries from a table of its own.
 
     Args:
         operations: what computes everything but matrix products; None: PyTorch's own operators.
-        fused_attention: whether attention is one kernel that never stores the scores: causal, without ALiBi.
+        fused_attention: whether attention is one kernel that stores no scores: causal, without ALiBi.
         layers: numbers of the layers; None: all of them.
         first, last: whether embedding, and final norm with head, belong to it.
 
     Attributes:
         heads: those whose scores are computed here.
-        upstream: the gradient that the loss is expected to get: the loss scale over the micro-batches.
-        sequence_part: which of how many equal parts of the sequence the hidden states between the blocks are.
+        upstream: the gradient that the loss will get: the loss scale over the number of micro-batches.
+        sequence_part: index and number of equal parts of the sequence, of the hidden states between the blocks.
     """
 
     def __init__(
@@ -75,14 +72,10 @@ class Decoder(nn.Module):
         top = architecture.layers - 1 if architecture.top_query_layer else None
         block = BLOCKS[architecture.norm]
         numbers = range(architecture.layers) if layers is None else layers
-        self.blocks = nn.ModuleDict(
-            {
-                str(n): block(
-                    architecture, recipe, self.operations, fused_attention=fused_attention, top_query=n == top
-                )
-                for n in numbers
-            }
-        )
+        self.blocks = nn.ModuleDict()
+        for n in numbers:
+            fused, is_top = fused_attention, n == top
+            self.blocks[str(n)] = block(architecture, recipe, self.operations, fused_attention=fused, top_query=is_top)
         self.final_norm = layer_norm(architecture) if last else None
         self.query_position = nn.Embedding(architecture.sequence, hidden) if last and top is not None else None
         self.head = nn.Linear(hidden, rows, bias=False) if last else None
@@ -90,16 +83,15 @@ class Decoder(nn.Module):
         self.loss = self.operations.loss()
 
     def tie(self) -> None:
-        """Make the head's weight the embedding itself, where they are tied and both are here."""
+        """Share the embedding with the head, if they are tied and both are here."""
         if self.architecture.tied_embeddings and self.embedding is not None and self.head is not None:
             self.head.weight = self.embedding.weight
 
     def recompute(self, recomputation: Recomputation, *, checkpoint_layers: int = 1) -> None:
-        """Choose what the backward pass computes again; full: all within groups of `checkpoint_layers` layers."""
+        """Choose what the backward pass computes again. Full: all, in groups of `checkpoint_layers` layers."""
         self.group = checkpoint_layers if recomputation is Recomputation.FULL else 0
         for block in self.blocks.values():
-            attention = cast(Attention | TopQueryAttention, block.attention)
-            attention.context.recompute = recomputation is Recomputation.SELECTIVE
+            cast(Attention, block.attention).context.recompute = recomputation is Recomputation.SELECTIVE
 
     def forward(
         self,
@@ -141,7 +133,7 @@ class Decoder(nn.Module):
         assert self.query_position is not None
         x_BTD = self.operations.normalised(self.final_norm, x_BTD)
         query_TD = self.query_position.weight[: x_BTD.shape[1] * self.sequence_part[1]]
-        query_BTD = query_TD.expand(x_BTD.shape[0], -1, -1).contiguous()  # a view would be multiplied sample by sample
+        query_BTD = query_TD.expand(x_BTD.shape[0], -1, -1).contiguous()  # not a view: its product is one
         out: Tensor = self.blocks[str(self.architecture.layers - 1)](x_BTD, mask, query_BTD)
         return out
 
@@ -170,8 +162,8 @@ def _through(
 def initialise(model: Decoder, recipe: Recipe, *, seed: int) -> None:
     """Draw the weights as recorded, see `deviation`; biases 0, LayerNorm gain 1.
 
-    Each tensor has a generator of its own, seeded by its name in the whole model, on the CPU: a chunk draws what the
-    whole model would.
+    Each tensor has its own generator, seeded by its name in the whole model, on the CPU: a chunk draws what the whole
+    model would.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -203,11 +195,9 @@ def deviation(name: str, architecture: Architecture, recipe: Recipe) -> Tensor:
     if kind == "query_key_value":
         parts = torch.tensor([recipe.init_std, recipe.init_std, in_attention])
         return parts.repeat_interleave(architecture.head_dim).repeat(architecture.heads)[:, None]
-    if kind == "projection":
-        return torch.tensor(in_attention)
-    if kind in ("expansion", "contraction"):
-        return torch.tensor(math.sqrt(1 / (architecture.layers * (hidden + width))))
-    return plain
+    in_feed_forward = math.sqrt(1 / (architecture.layers * (hidden + width)))
+    scaled = {"projection": in_attention, "expansion": in_feed_forward, "contraction": in_feed_forward}
+    return torch.tensor(scaled.get(kind, recipe.init_std))
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

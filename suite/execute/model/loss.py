@@ -1,4 +1,4 @@
-"""What the model is trained on: the loss of one micro-batch."""
+"""The loss of one micro-batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-NOT_LEARNED = -100  # target of a position whose token is given, not generated: it has no loss
+NOT_LEARNED = -100  # target of a position that has no loss, because its token is given
 
 
 class CrossEntropy(nn.Module):
@@ -20,14 +20,11 @@ class CrossEntropy(nn.Module):
 
 
 class ChunkedCrossEntropy(nn.Module):
-    """The same, of which only a part of the tokens has logits at a time.
+    """The same, with logits of only one part of the tokens at a time, of `chunks` parts.
 
-    The forward pass computes the gradients too: each part's logits are turned into their gradient where they lie, and
-    go into those of hidden states and weight before the next part's exist. The backward pass scales them.
+    The forward pass computes the gradients too: it overwrites each part's logits with their gradient, and computes
+    those of hidden states and weight before the next part. The backward pass scales them.
     Source: Liger-Kernel, fused_linear_cross_entropy (Hsu et al. 2024, arXiv 2410.10989, section 3.2).
-
-    Args:
-        chunks: parts of the tokens.
     """
 
     def __init__(self, chunks: int) -> None:

@@ -9,13 +9,10 @@ from reference_runs.run import Architecture, Position
 
 
 def score_bias(architecture: Architecture, *, heads: slice, length: int, device: torch.device) -> Tensor:
-    """What a causal mask adds to the scaled scores, fp32, [H or 1, T, S]: -inf where masked, ALiBi's penalty else.
+    """What a causal mask adds to the scaled scores of `heads`, fp32, [H or 1, T, S]: -inf, 0, or ALiBi's penalty.
 
-    ALiBi adds -slope * distance. BLOOM's code adds slope * key position, which differs by a constant a row and
-    therefore not behind a softmax.
-
-    Args:
-        heads: those that are computed here.
+    ALiBi adds -slope * distance. BLOOM's code adds slope * key position, which differs by a constant a row: softmax
+    removes it.
     """
     places = torch.arange(length, device=device)
     distance_TS = places[:, None] - places[None, :]
@@ -30,7 +27,7 @@ def prefix_bias(seen_B2S: Tensor) -> Tensor:
     """The same for a mask that differs by sample, fp32, [B, 1, T, S]: 0 or -inf.
 
     Args:
-        seen_B2S: first of the positions that attend to a token, and the first behind them that does not.
+        seen_B2S: the range [start, end) of positions that attend to each token.
     """
     places_T1 = torch.arange(seen_B2S.shape[-1], device=seen_B2S.device)[:, None]
     first_B1S, end_B1S = seen_B2S[:, :1], seen_B2S[:, 1:]

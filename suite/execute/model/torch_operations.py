@@ -1,4 +1,4 @@
-"""What a decoder computes beside matrix products, by PyTorch's own operators."""
+"""What a decoder computes besides matrix products, by PyTorch's own operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Operations(Protocol):
     """Operators that memory bandwidth limits: PyTorch's here, Triton's in `triton_operations`."""
 
     def mask(self, *, heads: slice, length: int, device: torch.device, seen_B2S: Tensor | None) -> Tensor:
-        """What `attention_weights` takes to know who attends to whom, of the `heads` that are computed here."""
+        """The mask that `attention_weights` takes, for the `heads` that are computed here."""
 
     def normalised(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
         """LayerNorm of x."""
@@ -28,7 +28,7 @@ class Operations(Protocol):
     def both_normalised(
         self, first: nn.LayerNorm, second: nn.LayerNorm, x: Tensor
     ) -> tuple[Tensor, Callable[[], Tensor]]:
-        """A LayerNorm of x, and what gives another one when it is needed, later."""
+        """A LayerNorm of x, and a function that returns another one when it is needed, later."""
 
     def added_and_normalised(self, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream x + branch, and its LayerNorm."""
@@ -37,7 +37,7 @@ class Operations(Protocol):
         """LayerNorm of alpha x + branch."""
 
     def activated(self, expanded_BTF: Tensor) -> Tensor:
-        """What the expansion gave, behind the activation; a gated one halves it, see `FeedForward`."""
+        """The activation of the expansion's output; a gated one halves its width, see `FeedForward`."""
 
     def turned(self, q_BHTK: Tensor, k_BHTK: Tensor, rotation_2TR: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys at their positions."""
@@ -46,8 +46,7 @@ class Operations(Protocol):
         """Softmax of the scores over sqrt(head_dim), masked, computed in fp32, in the scores' dtype."""
 
     def loss(self) -> nn.Module:
-        """Mean cross-entropy of the targets that are learned, in nats a token: of head, x_BTD, targets_BT, and the
-        gradient that it is expected to get."""
+        """Mean cross-entropy of the learned targets, in nats a token: of head, x_BTD, targets_BT, upstream gradient."""
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -60,7 +59,7 @@ def _fast_gelu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-1.702 * size)) * torch.exp(0.851 * (x - size))
 
 
-# of a gated one: what the gate passes through
+# of a gated one: the gate's
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.GELU: gelu,
     Activation.GELU_TANH: _gelu_tanh,
@@ -105,7 +104,7 @@ class TorchOperations:
         return first(x), lambda: second(x)
 
     def added_and_normalised(self, norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        x = branch.add_(x) if self._in_place else x + branch  # what a matrix gave is kept by nobody
+        x = branch.add_(x) if self._in_place else x + branch  # autograd does not keep the output of a matrix
         return x, norm(x)
 
     def normalised_sum(self, norm: nn.LayerNorm, alpha: float, x: Tensor, branch: Tensor) -> Tensor:

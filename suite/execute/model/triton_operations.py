@@ -1,4 +1,4 @@
-"""What a decoder computes beside matrix products, by Triton kernels; where none runs, by their plain references."""
+"""What a decoder computes besides matrix products, by Triton kernels, or where none runs by their references."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ NAMES: dict[Activation, KernelActivation] = {
 
 
 class ChunkedTritonCrossEntropy(nn.Module):
-    """Mean cross-entropy of the targets that are learned, in nats a token; logits exist for a chunk of tokens alone.
+    """Mean cross-entropy of the learned targets, in nats a token, with logits of one chunk of tokens at a time.
 
-    Gradients are computed in the forward pass, for the `upstream` gradient that the loss is expected to get: fp16 would
-    lose small ones that are only multiplied by the loss scale afterwards.
+    The forward pass computes the gradients, times `upstream`: in fp16 small ones would be lost before the loss scale.
     """
 
     def forward(self, head: nn.Linear, x_BTD: Tensor, targets_BT: Tensor, upstream: float) -> Tensor:
@@ -44,9 +43,9 @@ class ChunkedTritonCrossEntropy(nn.Module):
 
 
 class TritonOperations:
-    """Triton kernels, each in place of what `TorchOperations` computes with several operators.
+    """Triton kernels, each for several operators of `TorchOperations`.
 
-    The mask is not a tensor of scores: slopes [H] with ALiBi, who sees whom [B, 2, S] with a prefix, else empty.
+    The mask is slopes [H] with ALiBi, `seen_B2S` with a prefix (see `prefix_bias`), and otherwise empty.
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -96,7 +95,7 @@ class TritonOperations:
 
 
 def how_computed(device: torch.device) -> str:
-    """What runs on `device` where Triton's kernels were asked for, in words for the record."""
+    """What runs on `device` for `--kernels triton`, in words for the record."""
     if device.type == "cuda":
         return "Triton kernels"
     return "Triton kernels, interpreted" if INTERPRETED else "plain references of the Triton kernels: no GPU"
