@@ -23,7 +23,6 @@ from suite.execute.parallel.one_bit.buckets import (
     division,
     flat,
     gradient_of,
-    group_or_all,
     has_equal_gradients,
     local,
     ranks_of,
@@ -31,32 +30,35 @@ from suite.execute.parallel.one_bit.buckets import (
 from suite.execute.parallel.one_bit.schedule import Renewal, Settled
 
 STATE = "one_bit"  # key in the state dict
+AVERAGED = (
+    "all ranks have the same gradients after the warm-up, as DistributedDataParallel makes them when "
+    "OneBitAdam.average_gradients_of(model) was not called: they are still averaged, and nothing is saved"
+)
 _exact_step = inspect.unwrap(torch.optim.Adam.step)  # without the hooks that this class's own step runs
 
 
 class OneBitAdam(torch.optim.Adam):
     """1-bit Adam: exact Adam at first; then v stays, and the momentum is averaged in one bit an element.
 
-    With ranks that each have their own gradient g of a loss that is averaged over them, step t, learning rate l, T the
-    number of warm-up steps:
+    With g each rank's own gradient of a loss that is averaged over ranks, step t, learning rate l, and T warm-up steps:
         t <= T    torch.optim.AdamW on gradients that DistributedDataParallel has averaged
         t > T     m := compressed_all_reduce(beta1 m + (1 - beta1) g)
                   w := (1 - l weight_decay) w - l / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^T) + eps)
     For a parameter that had no gradient in the first steps, t and T count from its first one, as in torch.optim.AdamW.
-    Elements whose v is 0 after the warm-up never had a gradient: one bit cannot say 0, and so they stay as they are.
-    With a renewal T is the last exact step. v is scaled by (1 - beta2^t) / (1 - beta2^T) before the first new one, so
-    that exact Adam, which corrects by t, sees the same mean; errors stay what they are.
+    Elements whose v is 0 after the warm-up never had a gradient: one bit cannot say 0, so they stay as they are. With a
+    renewal T is the last exact step. Before the first new one v is scaled by (1 - beta2^t) / (1 - beta2^T), so that
+    exact Adam, which corrects by t, sees the same mean; errors stay what they are.
     Parameters that are not compressed go on with exact Adam, on gradients averaged in one fp32 all-reduce. Those that
-    require no gradient stay as they are; which ones, is settled when the warm-up ends.
+    require no gradient at the end of the warm-up stay as they are.
 
-    Three lines for an ordinary model:
+    Use:
         model = DistributedDataParallel(network)
         optimizer = OneBitAdam(parameter_groups(network), lr=1e-3, warmup_steps=2000)
         optimizer.average_gradients_of(model)
 
     Gradients accumulate over micro-batches under `no_sync()` as usual. Clip by torch.nn.utils.clip_grad_norm_: after
-    the warm-up each rank clips its own gradient. torch.amp.GradScaler and ShardedGradScaler are understood. A step in
-    which a gradient of any rank is not finite is left out on all ranks, `skipped` says so.
+    the warm-up each rank clips its own gradient. torch.amp.GradScaler and ShardedGradScaler work. A step in which a
+    gradient of any rank is not finite is skipped on all ranks: see `skipped`.
 
     State per element: 8 bytes of moments, 4 of worker error, 4 / p of server error; in a step another 12 in passing.
 
@@ -64,8 +66,8 @@ class OneBitAdam(torch.optim.Adam):
         params: parameters, named ones (`module.named_parameters()`), or groups of either. A group's "compressed": False
             averages it exactly, as an embedding needs (see `parameter_groups`); True compresses vectors too; None, the
             default, compresses tensors of two dims or more, so that biases and norms are exact. Named parameters of one
-            layer ("blocks.3.mlp.weight", "blocks.3.attention.weight": the same up to the first number) share one vector
-            and its scale; each other is one.
+            layer ("blocks.3.mlp.weight", "blocks.3.attention.weight": equal up to the first number) share one vector
+            and its scale; each other one has its own.
         warmup_steps: of exact Adam, or the rule that ends them. 15 to 25 % of all steps in the paper.
         renewal: of the second moment later; None: never, as in the paper.
         decoupled_weight_decay: False: the decay is added to the gradient, as in torch.optim.Adam.
@@ -74,7 +76,7 @@ class OneBitAdam(torch.optim.Adam):
 
     Raises:
         ValueError: a setting out of range, parameters that are complex or sharded over `process_group` (ZeRO-3, FSDP:
-            a rank needs the whole momentum), or ranks that were given different ones.
+            a rank needs the whole momentum), or different ones on other ranks.
 
     Source: Tang et al. 2021, arXiv 2102.02888, algorithm 1. Differs from DeepSpeed 0.19.6's OnebitAdam: bias correction
     is applied; every step counts; errors are part of the state; two messages a step rather than four a tensor.
@@ -105,10 +107,10 @@ class OneBitAdam(torch.optim.Adam):
         self.process_group = process_group
         self.warmup_steps = warmup_steps
         self.renewal = renewal
-        self.steps = 0  # that were made, left out ones not counted
-        self.warm_up: int | None = None  # steps that it took, once it is over
+        self.steps = 0  # without skipped ones
+        self.warm_up: int | None = None  # its steps, once it is over
         self.frozen_at: int | None = None  # T: the last exact step, once the warm-up is over
-        self.skipped = False  # whether the last step was left out
+        self.skipped = False  # whether the last step was
         self._own_gradients = False  # whether each rank is known to keep its own after the warm-up
         self._feedback: list[ErrorFeedback] = []
         self._norms: deque[float] = deque()
@@ -117,19 +119,19 @@ class OneBitAdam(torch.optim.Adam):
 
     @property
     def error_tensors(self) -> list[Tensor]:
-        """What the bits have missed so far, of every vector and of the part of it that this rank serves."""
+        """The errors so far, of every vector and of the part of it that this rank serves."""
         return [tensor for each in self._feedback for tensor in (each.worker, each.server)]
 
     @property
     def compresses(self) -> bool:
-        """Whether the next step is compressed: no gradient is averaged before it."""
+        """Whether the next step is compressed."""
         if self.warm_up is None:
             return False
         beta2 = self.param_groups[0]["betas"][1]
         return self.renewal is None or not self.renewal.is_exact(self.steps + 1, warm_up=self.warm_up, beta2=beta2)
 
     def average_gradients_of(self, model: DistributedDataParallel) -> None:
-        """Have `model` average its gradients during the warm-up, and leave each rank its own afterwards.
+        """Have `model` average its gradients in exact steps alone.
 
         Raises:
             ValueError: its process group has other ranks.
@@ -138,7 +140,7 @@ class OneBitAdam(torch.optim.Adam):
         if theirs != ours:
             raise ValueError(f"process group of the model: allowed the optimizer's, ranks {ours}, got {theirs}")
         self._own_gradients = True
-        model.register_comm_hook(self, lambda optimizer, bucket: _average(optimizer, bucket))  # it takes no annotations
+        model.register_comm_hook(self, lambda optimizer, bucket: _average(optimizer, bucket))  # no annotations allowed
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -151,24 +153,20 @@ class OneBitAdam(torch.optim.Adam):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # attributes that GradScaler sets for the call, and that Adam would hand to its kernels
-        theirs: dict[str, Any] = {
-            name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__
-        }
+        # attributes that GradScaler sets for the call, and that Adam would pass to its kernels
+        names = {"grad_scale", "found_inf"} & self.__dict__.keys()
+        scaler = {name: self.__dict__.pop(name) for name in names}
         try:
-            if theirs.get("grad_scale") is not None:
-                self._unscale(theirs["grad_scale"])
+            if (scale := scaler.get("grad_scale")) is not None:
+                for gradient in self._gradients():
+                    gradient.mul_(scale.to(gradient.device).double().reciprocal().float())
             self.skipped = not (self._compressed_step() if self.compresses else self._averaged_step())
         finally:
-            self.__dict__.update(theirs)
+            self.__dict__.update(scaler)
         return loss
 
     def _gradients(self) -> list[Tensor]:
         return [local(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
-
-    def _unscale(self, grad_scale: Tensor) -> None:
-        for gradient in self._gradients():
-            gradient.mul_(grad_scale.to(gradient.device).double().reciprocal().float())
 
     def _averaged_step(self) -> bool:
         self._refuse_thawed()
@@ -219,7 +217,7 @@ class OneBitAdam(torch.optim.Adam):
         return None if bool(active.all()) else active
 
     def _catch_up(self, compressed: int) -> None:
-        """Scale second moments as if they had been updated in the last, `compressed` steps too."""
+        """Scale second moments as if the last, `compressed` steps had updated them too."""
         for bucket in self._buckets:
             beta2 = self.param_groups[bucket.group]["betas"][1]
             for state in map(self._state_of, bucket.parameters):
@@ -238,8 +236,9 @@ class OneBitAdam(torch.optim.Adam):
     def _compressed_step(self) -> bool:
         self._refuse_thawed()
         if not self._own_gradients:
-            self._warn_of_averaged_gradients()
             self._own_gradients = True
+            if has_equal_gradients([p for bucket in self._buckets for p in bucket.parameters], self.process_group):
+                warnings.warn(AVERAGED, stacklevel=2)
         if not average_exactly(self._exact, self.process_group):
             return False
         momenta = [self._momentum(bucket) for bucket in self._buckets]
@@ -248,11 +247,11 @@ class OneBitAdam(torch.optim.Adam):
         self.steps += 1
         for bucket, momentum in zip(self._buckets, momenta, strict=True):
             self._update(bucket, momentum)
-        own = {parameter: parameter.grad for bucket in self._buckets for parameter in bucket.parameters}
-        for parameter in own:
+        compressed = {parameter: parameter.grad for bucket in self._buckets for parameter in bucket.parameters}
+        for parameter in compressed:
             parameter.grad = None
         _exact_step(self)  # of all others
-        for parameter, gradient in own.items():
+        for parameter, gradient in compressed.items():
             parameter.grad = gradient
         return True
 
@@ -260,17 +259,8 @@ class OneBitAdam(torch.optim.Adam):
         if self.warm_up is not None and any(parameter.grad is not None for parameter in self._frozen):
             raise ValueError("parameters: allowed frozen as at the end of the warm-up, got gradients of others")
 
-    def _warn_of_averaged_gradients(self) -> None:
-        """Say so where something has averaged the gradients before the first compressed step."""
-        if has_equal_gradients([p for bucket in self._buckets for p in bucket.parameters], self.process_group):
-            warnings.warn(
-                "all ranks have the same gradients after the warm-up, as DistributedDataParallel makes them when "
-                "OneBitAdam.average_gradients_of(model) was not called: they are still averaged, and nothing is saved",
-                stacklevel=3,
-            )
-
     def _momentum(self, bucket: Bucket) -> Tensor:
-        """This rank's own, of its own gradient: flat, fp32, new."""
+        """The momentum of this rank's own gradient: flat, fp32, new."""
         group = self.param_groups[bucket.group]
         gradient = flat([gradient_of(parameter) for parameter in bucket.parameters])
         if group["weight_decay"] and not group["decoupled_weight_decay"]:
@@ -279,7 +269,7 @@ class OneBitAdam(torch.optim.Adam):
         return momentum.lerp_(gradient, 1 - group["betas"][0])
 
     def _update(self, bucket: Bucket, momentum: Tensor) -> None:
-        """Write the averaged momentum and update the weights with the second moment as it was frozen."""
+        """Write the averaged momentum and update the weights with the frozen second moment."""
         group = self.param_groups[bucket.group]
         parameters = [local(parameter.detach()) for parameter in bucket.parameters]
         states = [self._state_of(parameter) for parameter in bucket.parameters]
@@ -301,10 +291,10 @@ class OneBitAdam(torch.optim.Adam):
         torch._foreach_addcdiv_(parameters, moments, scale, [-rate / (1 - beta1**each) for each in steps])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As of any optimizer, before the first step; a group may say whether it is "compressed".
+        """As of any optimizer; a group may say whether it is "compressed".
 
         Raises:
-            ValueError: later: the buckets and their errors stand.
+            ValueError: after the first step.
         """
         param_group.setdefault("compressed", None)
         if getattr(self, "steps", 0):
@@ -325,7 +315,7 @@ class OneBitAdam(torch.optim.Adam):
                 raise ValueError(f"warm-up and parameters: allowed the same on all ranks, got others on rank {rank}")
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, its errors included: each rank saves its own, and goes on with it bit for bit.
+        """This rank's state with its errors, to continue bit for bit: each rank saves its own.
 
         Only the errors differ between ranks. `portable_state_dict` is for another number of ranks.
         """
@@ -343,10 +333,10 @@ class OneBitAdam(torch.optim.Adam):
         return state
 
     def portable_state_dict(self) -> dict[str, Any]:
-        """The state for any number of ranks, the same on all: every rank has to call it, one of them may save it.
+        """The state for any number of ranks, the same on all: every rank must call it, one of them may save it.
 
-        What is still to be corrected of each element becomes the worker error of every rank: the sum of what will be
-        sent stays. Server errors start at 0.
+        The outstanding correction of each element becomes every rank's worker error, so the sum of what will be sent
+        stays. Server errors start at 0.
         """
         whole = [each.outstanding(group=self.process_group) for each in self._feedback]
         state = self.state_dict()
@@ -354,7 +344,7 @@ class OneBitAdam(torch.optim.Adam):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`, of this rank among as many ranks, or a portable one.
+        """Continue from `state_dict`, of this rank among as many ranks, or a portable one.
 
         Raises:
             ValueError: the state of another rank, number of ranks or optimizer, or of other buckets.
@@ -362,13 +352,11 @@ class OneBitAdam(torch.optim.Adam):
         if STATE not in state_dict:
             raise ValueError(f"state: allowed that of OneBitAdam, got none under {STATE!r}")
         saved = state_dict[STATE]
-        place = (dist.get_rank(self.process_group), dist.get_world_size(self.process_group))
-        if saved["rank"] is not None and (saved["rank"], saved["ranks"]) != place:
+        rank, ranks = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
+        if saved["rank"] is not None and (saved["rank"], saved["ranks"]) != (rank, ranks):
             got = f"rank {saved['rank']} of {saved['ranks']}"
-            raise ValueError(f"state: allowed rank {place[0]} of {place[1]}, or portable_state_dict(), got {got}")
-        ours, theirs = (
-            [each.get("compressed") for each in of] for of in (self.param_groups, state_dict["param_groups"])
-        )
+            raise ValueError(f"state: allowed rank {rank} of {ranks}, or portable_state_dict(), got {got}")
+        ours, theirs = ([g.get("compressed") for g in of] for of in (self.param_groups, state_dict["param_groups"]))
         if theirs != ours:
             raise ValueError(f'"compressed" of the groups: allowed {ours}, got {theirs}')
         self._divide()
@@ -396,4 +384,4 @@ def _average(optimizer: OneBitAdam, bucket: Any) -> Future[Tensor]:
         done: Future[Tensor] = Future()
         done.set_result(bucket.buffer())
         return done
-    return allreduce_hook(group_or_all(optimizer.process_group), bucket)
+    return allreduce_hook(optimizer.process_group, bucket)  # type: ignore[arg-type]  # None: all ranks

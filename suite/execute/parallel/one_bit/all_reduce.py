@@ -1,7 +1,6 @@
-"""The mean of vectors over ranks in one bit an element, what the bits miss being sent with the next vectors.
+"""The mean of vectors over ranks in one bit an element. The errors are sent with the next vectors.
 
-Legend: N elements of a vector, p ranks, K the elements of the part that a rank serves: ceil(N / p) rounded up to whole
-bytes of signs on every rank (`part_elements`).
+Legend: N elements of a vector, p ranks, K elements of the part that a rank serves (`part_elements`).
 Source: Tang et al. 2021, arXiv 2102.02888, algorithm 1 and section 4; scales and padding are those of DeepSpeed 0.19.6,
 runtime/fp16/onebit/adam.py and runtime/comm.
 """
@@ -9,8 +8,9 @@ runtime/fp16/onebit/adam.py and runtime/comm.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,19 +24,19 @@ all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else d
 
 
 def part_elements(elements: int, ranks: int) -> int:
-    """K: elements that each rank serves of a vector that is padded to a multiple of p lcm(p, 8)."""
+    """K: elements that each rank serves of a vector padded to a multiple of p lcm(p, 8): whole bytes of signs."""
     multiple = ranks * math.lcm(ranks, BITS)
     return -(-elements // multiple) * multiple // ranks
 
 
 @dataclass
 class ErrorFeedback:
-    """What the signs of one vector have missed so far, in fp32.
+    """The errors of the signs of one vector so far, in fp32.
 
     Args:
         worker: [N], of this rank's own vector.
         server: [K], of the mean of the part that this rank serves.
-        active: bool [N], the same on all ranks; elements outside are averaged as 0. None: all are inside.
+        active: bool [N], the same on all ranks; other elements are averaged as 0. None: all are active.
     """
 
     worker: Tensor
@@ -45,13 +45,12 @@ class ErrorFeedback:
 
     @classmethod
     def zeros(cls, elements: int, *, group: dist.ProcessGroup | None, device: torch.device) -> ErrorFeedback:
-        """Of a vector that was never averaged."""
+        """No errors."""
         part = part_elements(elements, dist.get_world_size(group))
         return cls(torch.zeros(elements, device=device), torch.zeros(part, device=device))
 
     def outstanding(self, *, group: dist.ProcessGroup | None) -> Tensor:
-        """What is still to be corrected of each element [N], the same on all ranks of `group`: the mean of the worker
-        errors plus its server error."""
+        """The mean of the worker errors plus the server error of each element [N], the same on all ranks of `group`."""
         rank, part = dist.get_rank(group), self.server.numel()
         outstanding = self.worker / dist.get_world_size(group)
         served = outstanding[rank * part : (rank + 1) * part]
@@ -70,17 +69,16 @@ def compressed_all_reduce(
         u    = mean of the ranks' s sign(c) + server error
         s'   = ||u|| / sqrt(K);       server error := u - s' sign(u)          sent: all_gather of signs and s'
         vector := s' sign(u)
-    N and K count elements alone, neither padding nor those outside `active`; each vector has scales of its own. All
-    vectors travel in two messages: a rank sends N' (p - 1) / (4 p) + 8 (p - 1) bytes for each, N' = p K its padded
-    length. One rank alone sends nothing and leaves its vectors as they are.
+    N and K count active elements without padding. Each vector has its own scales. All vectors travel in two messages: a
+    rank sends N' (p - 1) / (4 p) + 8 (p - 1) bytes for each, N' = p K its padded length. A single rank sends nothing
+    and leaves its vectors as they are.
 
     Args:
         vectors: flat, fp32, of one device, with the same lengths on every rank; finite or not.
         feedback: one for each vector, overwritten.
 
     Returns:
-        Whether all vectors of all ranks were finite, their squares summed in fp32 included: the same on every rank. If
-        not, vectors and feedback are as before.
+        Whether all vectors of all ranks were finite, their fp32 sums of squares too. If not, vectors and feedback stay.
 
     Raises:
         ValueError: vectors that are not flat fp32 tensors of one device, or feedback of other lengths.
@@ -95,11 +93,11 @@ def compressed_all_reduce(
     packed = [_compressed(vector, each.worker, each.active) for vector, each in zip(vectors, feedback, strict=True)]
     outgoing = _message(packed, parts, rows=ranks)
     incoming = torch.empty_like(outgoing)
-    _exchange(incoming, outgoing, group)
+    _run(dist.all_to_all_single, incoming, outgoing, group)
     served = _served(incoming, feedback, parts, rank)
     outgoing = _message(served, parts, rows=1)
     incoming = torch.empty((ranks, outgoing.shape[1]), dtype=torch.uint8, device=outgoing.device)
-    _gather(incoming, outgoing, group)
+    _run(all_gather, incoming, outgoing, group)
     signs, scales = _parts_of(incoming, parts)
     if not bool(scales.isfinite().all()):  # a vector that is not finite makes every server's scale so
         return False
@@ -131,7 +129,7 @@ def _served(incoming: Tensor, feedback: Sequence[ErrorFeedback], parts: Sequence
 
 @dataclass(frozen=True)
 class _Compressed:
-    """Packed signs [ceil(N / 8)], scale (0-dim), and what they miss [N]."""
+    """Packed signs [ceil(N / 8)], scale (0-dim), and their error [N]."""
 
     signs: Tensor
     scale: Tensor
@@ -193,28 +191,14 @@ def _parts_of(message: Tensor, parts: Sequence[int]) -> tuple[list[Tensor], Tens
     return signs, scales.contiguous().view(torch.float32)
 
 
-def _exchange(incoming: Tensor, outgoing: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Row r of each rank's bytes to rank r; through the host where the group's backend has no GPU memory."""
-    if _by_host(outgoing, group):
+def _run(collective: Callable[..., Any], incoming: Tensor, outgoing: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Run `collective`, through the host where the group's backend cannot read GPU memory."""
+    if outgoing.is_cuda and dist.get_backend(group) == "gloo":
         host = torch.empty_like(incoming, device="cpu")
-        dist.all_to_all_single(host, outgoing.cpu(), group=group)
+        collective(host, outgoing.cpu(), group=group)
         incoming.copy_(host)
     else:
-        dist.all_to_all_single(incoming, outgoing, group=group)
-
-
-def _gather(incoming: Tensor, outgoing: Tensor, group: dist.ProcessGroup | None) -> None:
-    """The bytes of all ranks, one after the other; through the host likewise."""
-    if _by_host(outgoing, group):
-        host = torch.empty_like(incoming, device="cpu")
-        all_gather(host, outgoing.cpu(), group=group)
-        incoming.copy_(host)
-    else:
-        all_gather(incoming, outgoing, group=group)
-
-
-def _by_host(message: Tensor, group: dist.ProcessGroup | None) -> bool:
-    return message.is_cuda and dist.get_backend(group) == "gloo"
+        collective(incoming, outgoing, group=group)
 
 
 def _check(vectors: Sequence[Tensor], feedback: Sequence[ErrorFeedback], ranks: int) -> None:

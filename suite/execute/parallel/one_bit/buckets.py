@@ -42,15 +42,14 @@ class Division(NamedTuple):
 def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
     """Named parameters of `network` in two groups: compressed as usual, and tables that are averaged exactly.
 
-    Tables are the weights of nn.Embedding, and all others of the same shape: a head over the same vocabulary. Rows of
-    rare tokens have small second moments; with the same momentum for all of a vector they would run away.
+    Tables are the weights of nn.Embedding, and others of the same shape, as of a head. Rows of rare tokens have small
+    second moments: with one size of momentum for all they would diverge.
     """
     tables = [module.weight for module in network.modules() if isinstance(module, nn.Embedding)]
     shapes = {table.shape for table in tables}
-    named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
-    layers = [pair for pair in named if pair[1].shape not in shapes]
-    others = [pair for pair in named if pair[1].shape in shapes]
-    groups: list[dict[str, Any]] = [{"params": layers}, {"params": others, "compressed": False}]
+    named = [pair for pair in network.named_parameters() if pair[1].requires_grad]
+    layers, exact = ([pair for pair in named if (pair[1].shape in shapes) is table] for table in (False, True))
+    groups: list[dict[str, Any]] = [{"params": layers}, {"params": exact, "compressed": False}]
     return [group for group in groups if group["params"]]
 
 
@@ -94,7 +93,7 @@ def _refuse_sharded(name: str, parameter: Tensor, ranks: list[int]) -> None:
 
 
 def average_exactly(parameters: list[Tensor], process_group: dist.ProcessGroup | None) -> bool:
-    """Average the gradients of `parameters`, in one fp32 all-reduce; whether all of them are finite on all ranks."""
+    """Average the gradients of `parameters` in one fp32 all-reduce; return whether all are finite on all ranks."""
     if not parameters:
         return True
     gradients = [gradient_of(parameter) for parameter in parameters]
@@ -112,7 +111,7 @@ def average_exactly(parameters: list[Tensor], process_group: dist.ProcessGroup |
 
 
 def has_equal_gradients(parameters: list[Tensor], process_group: dist.ProcessGroup | None) -> bool:
-    """Whether all ranks, two or more, have gradients of the same norm: something has averaged them."""
+    """Whether all ranks, two or more, have gradients of the same norm: they were averaged."""
     gradients = [gradient_of(parameter) for parameter in parameters]
     if dist.get_world_size(process_group) == 1 or not gradients:
         return False
@@ -122,20 +121,13 @@ def has_equal_gradients(parameters: list[Tensor], process_group: dist.ProcessGro
     return bool(float(extremes[0]) == -float(extremes[1]) != 0)
 
 
-def group_or_all(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """`group`, or that of all ranks."""
-    whole = group or dist.group.WORLD
-    assert whole is not None, "the process group is initialised"
-    return whole
-
-
 def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
     """Global ranks of `group`, or all."""
-    return dist.get_process_group_ranks(group_or_all(group))
+    return dist.get_process_group_ranks(group)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank has of `tensor`, a plain tensor."""
+    """This rank's part of `tensor`, a plain tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settled:
-    """End the warm-up once the second moment v of what is compressed has settled.
+    """End the warm-up once the second moment v of the compressed parameters has settled.
 
-    At step t, where ||v(t - window)||_1 >= share ||v(t)||_1 on all ranks; looked at every tenth of a window.
+    That is at step t if ||v(t - window)||_1 >= share ||v(t)||_1 on all ranks, checked every tenth of a window.
 
     Args:
-        share: of the norm that v had already a window ago.
         window: steps; None: 1 / (1 - beta2), v's memory.
         at_least: steps, for instance the warm-up of the learning rate.
 
@@ -41,14 +40,13 @@ class Renewal:
     about steps log(S / T) / log(factor).
 
     Args:
-        factor: by which the number of steps grows from one renewal to the next.
-        steps: of each; None: 1 / (1 - beta2), v's memory.
+        steps: of each renewal; None: 1 / (1 - beta2), v's memory.
 
     Raises:
         ValueError: a factor or number out of range.
 
-    Source: after Lu et al. 2022, arXiv 2202.06009 (0/1 Adam), where the intervals between updates of v grow
-    exponentially too. Differs: steps of exact Adam one after the other instead of single updates of v alone.
+    Source: after Lu et al. 2022, arXiv 2202.06009 (0/1 Adam), whose intervals between updates of v grow exponentially
+    too. Differs: consecutive steps of exact Adam instead of single updates of v.
     """
 
     factor: float = 2.0
