@@ -20,15 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import triton
 
 from benchmarks.kernels.plot import draw
 from benchmarks.kernels.speed import DEVICE
 from benchmarks.kernels.table import table
 from kernels.operator import INTERPRETED
-from suite.execute.measure.environment import environment
-from suite.execute.measure.system_load import GpuLog, SharedProcessors
+from suite.execute.measure.system_load import GpuLog, SharedProcessors, environment
 
 STORAGE = "results/kernels"
 POINTS = str(Path(__file__).with_name("speed.py"))
@@ -38,8 +36,7 @@ class MachineLog:
     """A plugin: names machine and failures in what is stored, and what the machine went through meanwhile."""
 
     def __init__(self) -> None:
-        uuid = torch.cuda.get_device_properties(DEVICE).uuid if DEVICE.type == "cuda" else None
-        self._gpu = GpuLog(None if uuid is None else f"GPU-{uuid}")
+        self._gpu = GpuLog(DEVICE)
         self._processors = SharedProcessors()
         self._processors.start()
         self.failures: dict[str, str] = {}

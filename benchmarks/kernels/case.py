@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.execute.calibrate.matmul import DTYPES
+from suite.execute.calibrate.operators import DTYPES
 
 Function = Callable[..., Any]
 PLAIN, OURS, EAGER, COMPILED, LIGER = "plain", "kernel", "eager", "compiled", "liger"

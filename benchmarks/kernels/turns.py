@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.equal_work import UnequalWorkError
 from benchmarks.kernels.case import Case, Draw, Function
 from suite.execute.calibrate.stopwatch import MOST_WARM_UP, Stopwatch, is_warm
-from suite.execute.measure.clock import Work
+from suite.execute.measure.clock import Call
 from suite.machine.timings import median
 
 COPY = "copy"
@@ -29,7 +29,7 @@ HOST_SAMPLES = 5
 HOST_AHEAD = 2  # the device is kept busy for so many times what the host needs to hand a call over
 SAME = 0.02  # a wrong formula is farther off; how exact a right one is, the tests of the kernels say
 
-Prepared = Callable[[int], Work]  # makes the call of a round ready
+Prepared = Callable[[int], Call]  # makes the call of a round ready
 
 
 @dataclass
@@ -113,7 +113,7 @@ def _prepared(
 ) -> Prepared:
     """What makes the call of a round ready: on the next set of inputs, for a backward pass after a forward pass."""
 
-    def ready(round_: int) -> Work:
+    def ready(round_: int) -> Call:
         place = round_ % len(sets)
         inputs = _fresh(sets[place]) if case.consumed else sets[place]
         if which == "forward":

@@ -1,7 +1,7 @@
 """One rank of a launch, started by torchrun: python -m suite.execute JOB.json.
 
---calibrate JOB.json measures the machine in place of training, --probe JOB.json looks for wrong bits; --devices counts
-CUDA devices, --device-memory tells the least one's bytes.
+--calibrate JOB.json measures the machine instead, --probe JOB.json looks for wrong bits. --devices prints the number of
+CUDA devices, --device-memory the bytes of the smallest.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from suite.execute import rank as life
 
 life.die_with_parent()
 
-gc.disable()  # the imports below keep what they make: looking for garbage meanwhile took 0.6 of 5.6 s
+gc.disable()  # the imports below leave no garbage: looking for it took 0.6 of 5.6 s
 
-import torch  # the parent may die during the seconds that this import takes
+import torch  # after die_with_parent: it takes seconds, in which the parent may die
 import torch.distributed as dist
 
 from suite.execute.calibrate.reference_step import ReferenceTraining
@@ -32,7 +32,7 @@ from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.probe.run import probe
 from suite.execute.training.loop import train
-from suite.job.calibration_job import Calibrated, CalibrationJob
+from suite.job.calibration_job import CalibrationJob
 from suite.job.events import Finished, Phase, Started, events_path
 from suite.job.options import KernelChoice
 from suite.job.probe_job import ProbeJob
@@ -50,13 +50,8 @@ def main() -> None:
         devices = range(torch.cuda.device_count())
         print(min(torch.cuda.get_device_properties(number).total_memory for number in devices))
         return
-    job: Job | CalibrationJob | ProbeJob
-    if sys.argv[1] == "--calibrate":
-        job = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=CalibrationJob)
-    elif sys.argv[1] == "--probe":
-        job = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=ProbeJob)
-    else:
-        job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
+    kinds: dict[str, type[Job | CalibrationJob | ProbeJob]] = {"--calibrate": CalibrationJob, "--probe": ProbeJob}
+    job = msgspec.json.decode(Path(sys.argv[-1]).read_bytes(), type=kinds.get(sys.argv[1], Job))
     rank = int(os.environ["RANK"])
     report = life.Reporter(events_path(job.directory, rank))
     report(Started(os.getpid(), time.time()))
@@ -67,10 +62,11 @@ def main() -> None:
         elif isinstance(job, ProbeJob):
             report(probe(job, joined(job, report), report))
         else:
-            report(measure(job, report))
+            device = joined(job, report)
+            report(calibrate(job, device, report, ReferenceTraining(job, device, report)))
         dist.barrier()
         dist.destroy_process_group()
-    except BaseException as error:  # the rank's last words, whatever ended it
+    except BaseException as error:  # whatever it is, it is reported
         report(life.failure(error))
         sys.stderr.write(f"rank {rank}: {type(error).__name__}: {error}\n")
         life.leave(1)
@@ -86,23 +82,16 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(job.device == "cpu")
-    # Otherwise deterministic algorithms fill every new tensor, so that reads of unwritten memory repeat too: 4,850
-    # calls and 0.08 s of operators a step of bloom-mini (2 ranks, AMD EPYC, torch 2.13, 2026-11-21). Nothing here reads
+    # Otherwise deterministic algorithms fill every new tensor: 4,850 calls in a step of bloom-mini. Nothing here reads
     # what it has not written: losses are the same with the fills (tests/end_to_end/test_fills.py).
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of the module's class
-    torch.backends.cuda.enable_math_sdp(False)  # of a CPU too: rather fail than store the scores of fused attention
+    torch.backends.cuda.enable_math_sdp(False)  # fail rather than store the scores of fused attention
     dist.init_process_group(
         "nccl" if job.device == "cuda" else "gloo",
         timeout=timedelta(seconds=job.collective_timeout_seconds),
         device_id=device if job.device == "cuda" else None,
     )
     return device
-
-
-def measure(job: CalibrationJob, report: life.Reporter) -> Calibrated:
-    """Join the process group and measure what the job names."""
-    device = joined(job, report)
-    return calibrate(job, device, report, ReferenceTraining(job, device, report))
 
 
 def execute(job: Job, report: life.Reporter) -> Finished:

@@ -1,13 +1,12 @@
 """Where weights are stored, in what precision, and in what precision their gradients accumulate.
 
 Weights of one optimizer group lie in one flat buffer, so that a shard is a slice and an all-gather fills it in place.
-The leaves of autograd are parameters that look into it. In bf16 their gradients accumulate over micro-batches in fp32
-(`grad_dtype`); in the fp16 precisions in fp16.
+The leaves of autograd are parameters that view it. In bf16 their gradients accumulate over micro-batches in fp32
+(`grad_dtype`), in the fp16 precisions in fp16.
 
-DistributedDataParallel refuses a gradient of another dtype than its parameter's. Where it is to reduce fp32 gradients
-of bf16 weights from its own buckets, at 4 bytes a parameter (what BLOOM's BF16_Optimizer does with a reduction of its
-own), the leaves are stand-ins without storage, of the gradient's dtype: reading a weight goes through `ReadWeight`,
-whose backward pass widens the gradient.
+DistributedDataParallel refuses a gradient of another dtype than its parameter's. To reduce fp32 gradients of bf16
+weights, as BLOOM's BF16_Optimizer does, the leaves are stand-ins without storage, in fp32. A weight is then read
+through `ReadWeight`, whose backward pass widens the gradient.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class WeightGroup:
 
 
 class ReadWeight(torch.autograd.Function):
-    """The stored weight; its gradient goes to the leaf, in the leaf's dtype."""
+    """The stored weight. Its gradient goes to the leaf, in the leaf's dtype."""
 
     @staticmethod
     def forward(_ctx: Any, _leaf: Tensor, stored: Tensor) -> Tensor:
@@ -63,28 +62,24 @@ def stored_weights(group: WeightGroup) -> list[Tensor]:
     return [part.view(leaf.shape) for part, leaf in zip(parts, group.leaves, strict=True)]
 
 
-class Placed(nn.Module):
-    """Parametrization that reads a parameter through `placed`."""
+class LeafReader(nn.Module):
+    """Parametrization: the weight that a module computes with, made of its leaf.
 
-    def __init__(self, placed: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.placed = placed
+    Args:
+        stored: the weight, where the leaf is a stand-in.
+        as_dtensor: makes a DTensor of the weight, where tensor-parallel ranks hold its parts.
+    """
 
-    def forward(self, parameter: Tensor) -> Tensor:
-        return self.placed(parameter)
-
-
-class Stored(nn.Module):
-    """Parametrization that reads `stored` in place of the leaf, and makes of it what `placed` says."""
-
-    def __init__(self, stored: Tensor, placed: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(self, *, stored: Tensor | None = None, as_dtensor: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
         self.stored = stored
-        self.placed = placed
+        self.as_dtensor = as_dtensor
 
     def forward(self, leaf: Tensor) -> Tensor:
-        weight: Tensor = ReadWeight.apply(leaf, self.stored)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return weight if self.placed is None else self.placed(weight)
+        weight = leaf
+        if self.stored is not None:
+            weight = ReadWeight.apply(leaf, self.stored)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return weight if self.as_dtensor is None else self.as_dtensor(weight)
 
 
 def store_weights(
@@ -93,7 +88,7 @@ def store_weights(
     *,
     shards: int,
     device: torch.device,
-    placed: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
+    as_dtensor: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
     reduced: bool = False,
 ) -> list[WeightGroup]:
     """Move the weights of `models`, in order, into flat buffers of the recipe's precision on `device`.
@@ -101,13 +96,13 @@ def store_weights(
     A parameter that several modules share is stored once and has one leaf, which all of them read.
 
     Args:
-        placed: id of a parameter -> what makes of its stored weight, as it is read, what the module computes with.
+        as_dtensor: id of a parameter -> makes a DTensor of its stored weight.
         reduced: whether DistributedDataParallel reduces the gradients.
 
     Returns the groups: weights that decay, then those that do not; an empty group is left out.
     """
     dtype = DTYPES[recipe.precision]
-    make = _stand_in if stands_in(recipe.precision, reduced=reduced) else _leaf
+    stand_in = reduced and GRADIENT_DTYPES[dtype] != dtype
     readers: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for model in models:
         for module in model.modules():
@@ -125,18 +120,40 @@ def store_weights(
         for parameter in members:
             stored = flat[offset : offset + parameter.numel()].view(parameter.shape)
             stored.copy_(parameter.data)
-            leaves.append(make(readers[parameter], stored, (placed or {}).get(id(parameter))))
             offset += parameter.numel()
+            distribute = (as_dtensor or {}).get(id(parameter))
+            leaves.append(_leaf(readers[parameter], stored, distribute, stand_in=stand_in))
         groups.append(WeightGroup(recipe.weight_decay if decaying else 0.0, flat, leaves))
     for model in models:
         share_classes(model)
     return groups
 
 
-def stands_in(precision: Precision, *, reduced: bool) -> bool:
-    """Whether the leaves are stand-ins: DistributedDataParallel reduces gradients that are wider than the weights."""
-    dtype = DTYPES[precision]
-    return reduced and GRADIENT_DTYPES[dtype] != dtype
+def _leaf(
+    readers: list[tuple[nn.Module, str]],
+    stored: Tensor,
+    as_dtensor: Callable[[Tensor], Tensor] | None,
+    *,
+    stand_in: bool,
+) -> nn.Parameter:
+    """The leaf of one stored weight, which the modules of `readers` read under their names from now on."""
+    gradient_dtype = GRADIENT_DTYPES[stored.dtype]
+    if stand_in:
+        leaf = nn.Parameter(torch.zeros((), dtype=gradient_dtype, device=stored.device).expand(stored.shape))
+    else:
+        leaf = nn.Parameter(stored)
+        leaf.grad_dtype = gradient_dtype
+    for module, name in readers:
+        if stand_in:
+            reader = LeafReader(stored=stored, as_dtensor=as_dtensor)
+            parametrize.register_parametrization(module, name, reader, unsafe=True)
+            module.parametrizations[name].original = leaf  # type: ignore[index,union-attr]  # ModuleDict of lists
+        else:
+            module.register_parameter(name, leaf)
+            if as_dtensor is not None:
+                reader = LeafReader(as_dtensor=as_dtensor)
+                parametrize.register_parametrization(module, name, reader, unsafe=True)
+    return leaf
 
 
 _SHARED: dict[tuple[type, tuple[str, ...]], type] = {}
@@ -153,29 +170,6 @@ def share_classes(model: nn.Module) -> None:
             own = type(module)
             names = tuple(sorted(module.parametrizations))  # type: ignore[arg-type]  # a ModuleDict
             module.__class__ = _SHARED.setdefault((own.__bases__[0], names), own)
-
-
-def _leaf(
-    readers: list[tuple[nn.Module, str]], stored: Tensor, placed: Callable[[Tensor], Tensor] | None
-) -> nn.Parameter:
-    leaf = nn.Parameter(stored)
-    leaf.grad_dtype = GRADIENT_DTYPES[stored.dtype]
-    for module, name in readers:
-        module.register_parameter(name, leaf)
-        if placed is not None:
-            parametrize.register_parametrization(module, name, Placed(placed), unsafe=True)
-    return leaf
-
-
-def _stand_in(
-    readers: list[tuple[nn.Module, str]], stored: Tensor, placed: Callable[[Tensor], Tensor] | None
-) -> nn.Parameter:
-    zero = torch.zeros((), dtype=GRADIENT_DTYPES[stored.dtype], device=stored.device)
-    leaf = nn.Parameter(zero.expand(stored.shape))
-    for module, name in readers:
-        parametrize.register_parametrization(module, name, Stored(stored, placed), unsafe=True)
-        module.parametrizations[name].original = leaf  # type: ignore[index,union-attr]  # ModuleDict of lists
-    return leaf
 
 
 def sharded_policy(precision: Precision) -> MixedPrecisionPolicy:

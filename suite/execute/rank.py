@@ -1,4 +1,4 @@
-"""The life of one rank: tied to its parent, reporting every event, leaving without an abort."""
+"""One rank as a process: it ends with its parent, reports its events, and exits without an abort."""
 
 from __future__ import annotations
 
@@ -39,11 +39,10 @@ class Reporter:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, also one that is stopped. Linux only.
+    """Ask the kernel to kill this process when its parent dies, even if it is stopped. Linux only.
 
-    Where the parent died before the kernel was asked, another process has taken its place, one that does not carry the
-    mark of the launch: then end at once. (Python needs 0.1 s to get here; killed in that time, a launcher left a rank
-    behind in 8 of 12 trials on 2 cores.)
+    If the parent died before the kernel was asked, another process is the parent now, one without the mark of the
+    launch: then exit at once. (Python needs 0.1 s to get here.)
     """
     processes.die_with_parent()
     launch = os.environ.get(LAUNCH_VARIABLE)
@@ -54,16 +53,16 @@ def die_with_parent() -> None:
 
 
 def answer_on_request(directory: str, rank: int) -> None:
-    """On SIGUSR1, write the Python stacks of all threads, and what PyTorch's flight recorder holds of collectives.
+    """On SIGUSR1, write the Python stacks of all threads, and the collectives of PyTorch's flight recorder.
 
-    The stacks are written within the signal's handler. The recorder must be asked in Python, and the main thread may
-    wait in a collective for ever: a thread of its own asks, which the signal wakes through a pipe.
+    The signal's handler writes the stacks. The recorder must be asked in Python, while the main thread may wait in a
+    collective for ever. So a second thread asks, which the signal wakes through a pipe.
     """
     file = open(stacks_path(directory, rank), "w", encoding="utf-8")  # noqa: SIM115  # open for the process's life
     awaken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    signal.signal(signal.SIGUSR1, lambda *_: None)  # with a handler of Python's, the signal's number goes to the pipe
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # a handler of Python's writes the signal's number to the pipe
     threading.Thread(target=_record_flights, args=(awaken, Path(recording_path(directory, rank))), daemon=True).start()
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=True)
 
@@ -76,7 +75,7 @@ def _record_flights(awaken: int, path: Path) -> None:
 
 
 def _flight_recording() -> bytes:
-    """PyTorch's record of the last collectives as JSON: nccl's where it has one, or gloo's; empty where neither has."""
+    """PyTorch's record of the last collectives as JSON: NCCL's, or else gloo's; empty if neither has one."""
     from torch._C import _distributed_c10d as recorders
 
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
@@ -88,7 +87,7 @@ def _flight_recording() -> bytes:
 
 
 def failure(error: BaseException) -> Failed:
-    """The event for an exception: its status, and whether this rank caused it or saw another one fail."""
+    """The event for an exception: its status, and whether this rank is at fault or saw another one fail."""
     import torch  # after die_with_parent, which must not wait for it
 
     text = "".join(traceback.format_exception(error))
@@ -101,15 +100,14 @@ def failure(error: BaseException) -> Failed:
 
 
 def _peer_failure(error: BaseException) -> bool:
-    """Whether the error says that another rank went away, rather than that this one erred."""
+    """Whether the error says that another rank ended."""
     text = str(error)
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out", "timed out")
     return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once: with a plain exit after destroy_process_group, gloo's threads aborted 2 of 10 runs
-    (torch 2.13, CPU)."""
+    """End the process at once: gloo's threads abort some plain exits, 2 of 10 (torch 2.13, CPU)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.ranks, pytest.mark.rare]
 OFTEN = ("--launches", "10")  # they calibrate the machine too
 SLEEP = (
     "suite/execute/training/step.py",
-    "        own = loss.clone()\n",
-    "        own = loss.clone()\n        __import__('time').sleep(1.0)\n",
+    "        local_loss = loss.clone()\n",
+    "        local_loss = loss.clone()\n        __import__('time').sleep(1.0)\n",
 )
 BUCKET = ("suite/execute/parallel/parallelize.py", "layout.bucket_bytes / 2**20", "layout.bucket_bytes / 2**23")
 FUSION = ("suite/execute/optim/master_weights.py", "fused=update is Update.FUSED", "fused=False")
@@ -30,8 +30,8 @@ MOSTLY_UPDATE = {
 MORE_POSITIONS = 'extra_positions = { value = 40000, unit = "1", kind = "stated", source = "config" }\n'
 MESSAGE = (
     "suite/execute/training/step.py",
-    "        own = loss.clone()\n",
-    "        own = loss.clone()\n        dist.all_reduce(loss.clone(), group=self._mesh.get_group(DATA))\n",
+    "        local_loss = loss.clone()\n",
+    "        local_loss = loss.clone()\n        dist.all_reduce(loss.clone(), group=self._mesh.get_group(DATA))\n",
 )
 STATE = (
     "suite/execute/training/loop.py",

@@ -12,12 +12,12 @@ from torch import nn
 from reference_runs.layout import Recomputation
 from reference_runs.run import Precision
 from suite.execute.model.decoder import Decoder, initialise
-from suite.execute.optim.loss_scale import SCALED
 from suite.execute.precision import DTYPES, WeightGroup, prepare_arithmetic, store_weights
 from suite.paths import ROOT
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
 
 TOKENS = torch.arange(64).view(2, 32)
+SCALED = [precision for precision in Precision if precision.scaled]
 FP16 = pytest.mark.parametrize("precision", SCALED)
 
 
@@ -136,12 +136,12 @@ def test_several_models_lie_in_one_buffer_a_group_in_their_order() -> None:
         assert [leaf.shape for leaf in group.leaves] == [value.shape for value in values[name]]
 
 
-def test_a_placed_weight_is_read_through_its_function_and_the_others_are_not() -> None:
+def test_a_distributed_weight_is_read_through_its_function_and_the_others_are_not() -> None:
     recipe = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT).recipe
     model = nn.Linear(3, 2)
     weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
     (matrices, vectors) = store_weights(
-        [model], recipe, shards=1, device=torch.device("cpu"), placed={id(model.weight): lambda read: 3 * read}
+        [model], recipe, shards=1, device=torch.device("cpu"), as_dtensor={id(model.weight): lambda read: 3 * read}
     )
     assert torch.equal(model.weight, 3 * weight)
     assert torch.equal(model.bias, bias)

@@ -13,15 +13,14 @@ from torch import Tensor, nn
 
 from reference_runs.catalog import accumulation
 from reference_runs.layout import Recomputation
-from suite.execute.data.documents import TokenisedDocuments
-from suite.execute.data.loader import WorkedAhead
-from suite.execute.data.token_stream import TokenStream
-from suite.execute.measure.host_syncs import SynchronisationCounter
+from suite.execute.data.loader import PrefetchedBatches
+from suite.execute.data.token_stream import TokenisedDocuments, TokenStream
+from suite.execute.measure.counters import SynchronisationCounter
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.loss import NOT_LEARNED, ChunkedCrossEntropy, CrossEntropy
 from suite.execute.model.torch_operations import TorchOperations
 from suite.execute.optim.learning_rate import squared_norm
-from suite.execute.training.naive_logging import gradient_norm_by_parameter, logged_weight_norm
+from suite.execute.training.step import logged_weight_norm, squared_norm_by_parameter
 from suite.job.corpus import tokenised_documents
 from suite.job.options import TrainingOptions, Update
 from suite.metrics.comparison import Verdict
@@ -68,7 +67,7 @@ def test_workers_give_the_same_batches_in_the_order_asked_for_and_any_other_is_m
 ) -> None:
     made, mapped = texts
     firsts = [8, 0, 4, 12]
-    ahead = WorkedAhead(made, firsts, samples=4, workers=2, pinned=False)
+    ahead = PrefetchedBatches(made, firsts, samples=4, workers=2, pinned=False)
     asked = [firsts[0], 40, *firsts[1:], 8]
     for first in asked:
         assert torch.equal(ahead.micro_batch(first, 4).tokens_BT, mapped.micro_batch(first, 4).tokens_BT)
@@ -150,7 +149,7 @@ def test_a_norm_parameter_by_parameter_is_the_norm_and_waits_for_each() -> None:
     gradients = [torch.randn(7, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
     device = torch.device("cpu")
     with SynchronisationCounter(device) as waits:
-        naive = gradient_norm_by_parameter(gradients, device=device)
+        naive = squared_norm_by_parameter(gradients, device=device)
     assert waits.count == 5
     with waits:
         own = squared_norm(gradients, device=device)

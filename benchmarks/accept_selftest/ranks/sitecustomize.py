@@ -208,7 +208,7 @@ IN_STEP = ("nan", "oom", "crash", "killed", "stopped", "hang", "slow-rank")
 PATCHES: dict[str, tuple[str, Callable[[ModuleType], None], bool]] = {
     **dict.fromkeys(IN_STEP, (STEP, _training, False)),
     "extra-message": (STEP, _extra_message, True),
-    "slow-products": ("suite.execute.calibrate.matmul", _slow("product", 2), False),
+    "slow-products": ("suite.execute.calibrate.operators", _slow("product", 2), False),
     "memory-bandwidth": ("suite.execute.calibrate.operators", _slow("memory", 3), False),
     "gradient-bit": (PROBE, _gradient_bit, False),
     "weight-bit": (PROBE, _weight_bit, False),

@@ -1,4 +1,4 @@
-"""Collectives timed: every rank of the group repeats them equally often, and the slowest one counts."""
+"""Collectives timed: every rank of the group repeats them equally often, and the slowest rank decides how often."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from suite.execute.calibrate.matmul import DTYPES, Inputs
-from suite.execute.calibrate.stopwatch import FALLING, MOST_REPETITIONS, Stopwatch, is_long, repetitions_behind
-from suite.execute.measure.clock import Work
+from suite.execute.calibrate.operators import DTYPES, Inputs
+from suite.execute.calibrate.stopwatch import FALLING, MOST_REPETITIONS, Stopwatch, after_warm_up, is_long
+from suite.execute.measure.clock import Call
 from suite.execute.parallel.mesh import slowest
+from suite.execute.parallel.one_bit.all_reduce import all_gather
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions, median
 
-BLOCK = 4  # samples between which the ranks agree on how to go on
+BLOCK = 4  # samples after which the ranks decide together how to continue
 MOST_WARM_UP_BLOCKS = 8
 
-# torch 2.13 renamed both and warns of the old names; 2.11 has only the old ones
-_all_gather: Callable[..., Any] = (
-    dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
-)
+# torch 2.13 renamed it and warns of the old name; 2.11 has only the old one
 _reduce_scatter: Callable[..., Any] = (
     dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
 )
 
 
 class TimedCollective(NamedTuple):
-    """A collective to be timed, and what makes its input anew before each call, untimed."""
+    """A collective to be timed, and what prepares its input before each call, untimed."""
 
-    prepare: Work
-    work: Work
+    prepare: Call
+    call: Call
 
 
 def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: dist.ProcessGroup) -> TimedCollective:
     """The collective with `sizes[0]` bytes of payload: its input; for all_gather its output.
 
-    all_reduce adds in place: its input is made anew, because sums of sums would grow without bound.
+    all_reduce adds in place. Its input is restored before each call, because sums of sums would grow without bound.
     send: rank 0 sends to rank 1, which sends as much back: a call is two messages.
     """
     ranks, rank = group.size(), group.rank()
@@ -46,7 +44,7 @@ def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: 
     elements = max(ranks, sizes[0] // dtype.itemsize // ranks * ranks)
     whole = inputs.normal(elements, dtype=dtype).clone()
     part = torch.zeros(elements // ranks, dtype=dtype, device=inputs.device)
-    received = torch.empty_like(whole)
+    received, summed = torch.empty_like(whole), torch.empty_like(whole)
 
     def ping_pong() -> None:
         if rank == 0:
@@ -56,48 +54,47 @@ def collective(subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: 
             dist.recv(received, group_src=0, group=group)
             dist.send(whole, group_dst=0, group=group)
 
-    summed = torch.empty_like(whole)
-    work = {
+    call = {
         "all_reduce": lambda: dist.all_reduce(summed, group=group),
-        "all_gather": lambda: _all_gather(received, part, group=group),
+        "all_gather": lambda: all_gather(received, part, group=group),
         "reduce_scatter": lambda: _reduce_scatter(part, whole, group=group),
         "all_to_all": lambda: dist.all_to_all_single(received, whole, group=group),
         "send": ping_pong,
     }[subject.operation]
-    return TimedCollective((lambda: summed.copy_(whole)) if subject.operation == "all_reduce" else (lambda: None), work)
+    return TimedCollective((lambda: summed.copy_(whole)) if subject.operation == "all_reduce" else (lambda: None), call)
 
 
 def collective_repetitions(
-    timed: TimedCollective, watch: Stopwatch, agree: dist.ProcessGroup, *, point_seconds: float, known: float | None
+    timed: TimedCollective, watch: Stopwatch, group: dist.ProcessGroup, *, point_seconds: float, known: float | None
 ) -> Repetitions:
-    """As `Stopwatch.repetitions`, in blocks of 4, after which all of `agree` decide alike from the slowest's times.
+    """As `Stopwatch.repetitions`, in blocks of 4, after which all ranks decide alike from the slowest rank's times.
 
     Args:
-        known: seconds that a call took in an earlier round, the same on all ranks.
+        group: the same ranks, by gloo.
+        known: seconds of a call in an earlier round, the same on all ranks; None in the first round.
     """
 
     def sample() -> float:
         timed.prepare()
-        return watch.sample(timed.work)
+        return watch.sample(timed.call)
 
-    samples: list[float] = []
-    start = time.perf_counter()
-    before, warm_up = float("inf"), 0
-    if known is not None and is_long(known, point_seconds):
-        return repetitions_behind([sample()], 0)
+    start, warm_up = time.perf_counter(), 0
     if known is not None:
-        warm_up = 1
-        samples = [sample() for _ in range(1 + BLOCK)]
-    for block in range(MOST_WARM_UP_BLOCKS if known is None else 0):
-        samples += [sample() for _ in range(BLOCK)]
-        (now,) = slowest(agree, median(samples[-BLOCK:]))
-        warm_up = block * BLOCK
-        if now >= FALLING * before:
-            break
-        before = now
+        if is_long(known, point_seconds):
+            return after_warm_up([sample()], 0)
+        warm_up, samples = 1, [sample() for _ in range(1 + BLOCK)]
+    else:
+        samples, previous = [], float("inf")
+        for block in range(MOST_WARM_UP_BLOCKS):
+            samples += [sample() for _ in range(BLOCK)]
+            (usual,) = slowest(group, median(samples[-BLOCK:]))
+            warm_up = block * BLOCK
+            if usual >= FALLING * previous:
+                break
+            previous = usual
     while len(samples) - warm_up < MOST_REPETITIONS:
-        (spent,) = slowest(agree, time.perf_counter() - start)
+        (spent,) = slowest(group, time.perf_counter() - start)
         if spent >= point_seconds:
             break
         samples += [sample() for _ in range(BLOCK)]
-    return repetitions_behind(samples, warm_up)
+    return after_warm_up(samples, warm_up)

@@ -1,8 +1,8 @@
-"""What the host alone does for a step, to be timed: calls, views, modules, reads, checkpoints, regions, units."""
+"""What the host does for a step besides operators, ready to be timed: calls, views, modules, compiled regions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,16 +14,15 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from reference_runs.run import Precision
-from suite.execute.calibrate.matmul import Inputs
-from suite.execute.calibrate.operators import TINY
-from suite.execute.measure.clock import Work
-from suite.execute.precision import DTYPES, Stored, sharded_policy, share_classes
+from suite.execute.calibrate.operators import TINY, Inputs
+from suite.execute.measure.clock import Call
+from suite.execute.precision import DTYPES, LeafReader, sharded_policy, share_classes
 from suite.job.calibration_job import WEIGHTS_OF_BLOCK
 from suite.machine.timing_tables import Subject
 
 
 class _Weights(nn.Module):
-    """Reads weights as the models do: plain ones, or stand-ins of what is stored elsewhere."""
+    """Multiplies by weights, read as the models read theirs: plain ones, or stand-ins for weights stored elsewhere."""
 
     def __init__(self, count: int, device: torch.device, *, stand_ins: bool) -> None:
         super().__init__()
@@ -32,7 +31,7 @@ class _Weights(nn.Module):
             holder = nn.Module()
             holder.weight = nn.Parameter(torch.zeros_like(stored))
             if stand_ins:
-                parametrize.register_parametrization(holder, "weight", Stored(stored), unsafe=True)
+                parametrize.register_parametrization(holder, "weight", LeafReader(stored=stored), unsafe=True)
             self.add_module(str(number), holder)
         share_classes(self)
 
@@ -44,85 +43,87 @@ class _Weights(nn.Module):
         return x
 
 
-def calls(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """`sizes[0]` additions of almost nothing, one after the other: what handing over a call takes."""
+def calls(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """`sizes[0]` additions on a tiny tensor, one after the other: the cost of a call."""
     x = inputs.normal(TINY, dtype=torch.float32).clone()
 
-    def work() -> None:
+    def call() -> None:
         for _ in range(sizes[0]):
             x.add_(1.0)
 
-    return work
+    return call
 
 
-def chained(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """`sizes[0]` views, or calls of a module that does nothing, one of the other's result, recorded by autograd.
+def chained(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """`sizes[0]` views, or calls of an empty module, each of the previous result, recorded by autograd.
 
     Backward: a start of autograd's engine and as many nodes that compute nothing.
     """
-    nothing = nn.Identity()
-    return _in_a_row(nothing if subject.operation == "module" else lambda y: y.view_as(y), [], subject, sizes, inputs)
+    step = nn.Identity() if subject.operation == "module" else lambda y: y.view_as(y)
+    return _repeated(step, [], subject, sizes, inputs)
 
 
-def _in_a_row(
+def _repeated(
     step: Callable[[Tensor], Tensor],
     leaves: list[nn.Parameter],
     subject: Subject,
     sizes: tuple[int, ...],
     inputs: Inputs,
-) -> Work:
-    """`step` of its own result, `sizes[0]` times; backward: the gradients of the first input and of `leaves`."""
+) -> Call:
+    """`step` of its own result, `sizes[0]` times. Backward: the gradients of the first input and of `leaves`."""
     x = inputs.normal(TINY, dtype=torch.float32).detach().requires_grad_()
 
-    def forward() -> Tensor:
+    def forward() -> list[Tensor]:
         y = x
         for _ in range(sizes[0]):
             y = step(y)
-        return y
+        return [y]
 
+    return _forward_or_backward(forward, [x, *leaves], subject)
+
+
+def _forward_or_backward(forward: Callable[[], list[Tensor]], leaves: Sequence[Tensor], subject: Subject) -> Call:
+    """The pass that `subject.variant` names; every output's gradient is 1."""
     if subject.variant == "forward":
         return forward
-    out, gradient = forward(), torch.ones_like(x)
-    return lambda: torch.autograd.grad(out, [x, *leaves], gradient, retain_graph=True)
+    out = forward()
+    gradients = [torch.ones_like(y) for y in out]
+    return lambda: torch.autograd.grad(out, leaves, gradients, retain_graph=True)
 
 
-def weight_reads(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """`sizes[0]` stand-ins read one after the other; backward: their gradients handed on."""
+def weight_reads(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """`sizes[0]` stand-ins read one after the other. Backward: their gradients."""
     weights = _Weights(sizes[0], inputs.device, stand_ins=True)
 
     def forward() -> list[Tensor]:
         return [holder.weight for holder in weights.children()]  # type: ignore[misc]  # a parametrized tensor
 
-    if subject.variant == "forward":
-        return forward
-    out, leaves = forward(), list(weights.parameters())
-    gradients = [torch.ones_like(leaf) for leaf in leaves]
-    return lambda: torch.autograd.grad(out, leaves, gradients, retain_graph=True)
+    return _forward_or_backward(forward, list(weights.parameters()), subject)
 
 
-def checkpoints(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """`sizes[0]` times nothing, to be computed again: forward, and backward with that."""
+def checkpoints(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """`sizes[0]` tiny checkpoints, forward, and backward with recomputation."""
     x = inputs.normal(TINY, dtype=torch.float32).detach().requires_grad_()
 
-    def work() -> None:
+    def call() -> None:
         y = x
         for _ in range(sizes[0]):
             y = checkpoint(torch.mul, y, y.detach(), use_reentrant=False)
         torch.autograd.grad(y, x, torch.ones_like(x))
 
-    return work
+    return call
 
 
-def regions(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """`sizes[0]` calls of a compiled module with a block's number of weights and almost no arithmetic."""
+def regions(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """`sizes[0]` calls of a compiled module with as many weights as a block, and almost no arithmetic."""
     module = _Weights(WEIGHTS_OF_BLOCK, inputs.device, stand_ins=False)
     leaves = list(module.parameters())
     module.compile()
-    return _in_a_row(module, leaves, subject, sizes, inputs)
+    return _repeated(module, leaves, subject, sizes, inputs)
 
 
-class _HandedOn(torch.autograd.Function):
-    """The first tensor as it is; each weight gets ones as its gradient. One node, whatever the number of weights."""
+class _WithWeights(torch.autograd.Function):
+    """A copy of the first tensor. Each weight gets ones as its gradient. One node, whatever the number of weights."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
@@ -135,30 +136,32 @@ class _HandedOn(torch.autograd.Function):
 
 
 class _WeightsAlone(nn.Module):
-    """A block's number of weights, and no arithmetic."""
+    """As many weights as a block, and no arithmetic."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.weights = nn.ParameterList(torch.ones(TINY, device=device) for _ in range(WEIGHTS_OF_BLOCK))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = _HandedOn.apply(x, *self.weights)  # type: ignore[no-untyped-call]
-        assert isinstance(out, Tensor)
+        out: Tensor = _WithWeights.apply(x, *self.weights)  # type: ignore[no-untyped-call]
         return out
 
 
-def sharded_units(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs, own: dist.ProcessGroup) -> Work:
-    """`sizes[0]` units as blocks are in a bf16 recipe, fully sharded over this rank alone, forward and backward."""
-    mesh = DeviceMesh.from_group(own, inputs.device.type)
+def sharded_units(_subject: Subject, sizes: tuple[int, ...], inputs: Inputs, group: dist.ProcessGroup) -> Call:
+    """`sizes[0]` units, fully sharded as the blocks of a bf16 recipe, over this rank alone; forward and backward.
+
+    Args:
+        group: of this rank alone.
+    """
+    mesh = DeviceMesh.from_group(group, inputs.device.type)
     policy = sharded_policy(Precision.BF16)
     units = nn.Sequential(*(_WeightsAlone(inputs.device) for _ in range(sizes[0])))
-    for unit in units:
-        fully_shard(unit, mesh=mesh, mp_policy=policy)
-    fully_shard(units, mesh=mesh, mp_policy=policy)
+    for module in (*units, units):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
     x = torch.ones(TINY, dtype=DTYPES[Precision.BF16], device=inputs.device, requires_grad=True)
 
-    def work() -> None:
+    def call() -> None:
         units(x).sum().backward()
         units.zero_grad()
 
-    return work
+    return call

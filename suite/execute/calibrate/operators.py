@@ -1,29 +1,97 @@
-"""Element-wise operators, normalisation, softmax, sums, loss, optimizer step and copies to be timed."""
+"""Operators with random operands, ready to be timed: products, element-wise operators, norms, loss, Adam, copies."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
 
 from reference_runs.run import Activation
-from suite.execute.calibrate.matmul import DTYPES, Inputs
-from suite.execute.calibrate.stopwatch import Following
-from suite.execute.measure.clock import Work
+from suite.execute.calibrate.stopwatch import WarmOperandCall
+from suite.execute.measure.clock import Call
 from suite.execute.model.torch_operations import ACTIVATIONS
 from suite.machine.timing_tables import Subject
 
-AFTER_OPERANDS = 2  # the gradient's place among the inputs: an operator has two operands at most
-TINY = 64  # elements of a tensor whose arithmetic takes no time beside the call
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+AFTER_OPERANDS = 2  # index of the gradient among the inputs: an operator has at most two operands
+TINY = 64  # elements of a tensor whose arithmetic takes no time compared with the call
 BIAS = 128  # elements of a bias
 HEAD = (8, 16)  # heads and head size of a tensor that is permuted
 
 
-def _dropout(x: Tensor) -> Tensor:
-    return functional.dropout(x, 0.1)
+class Inputs:
+    """Random numbers, drawn once for each dtype. Tensors are views of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._drawn: dict[torch.dtype, Tensor] = {}
+
+    def normal(self, *shape: int, dtype: torch.dtype, index: int = 0) -> Tensor:
+        """Standard normal numbers of that shape. Tensors of one shape with different indices do not overlap."""
+        elements = math.prod(shape)
+        needed = (index + 1) * elements
+        drawn = self._drawn.get(dtype)
+        if drawn is None or drawn.numel() < needed:
+            drawn = self._drawn[dtype] = torch.randn(needed, device=self.device).to(dtype)
+        return drawn[index * elements : needed].view(shape)
+
+
+def product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """M x K by K x N, sizes (M, N, K): a product of a linear layer.
+
+    NT: the second factor is stored N x K (forward). NN: as K x N (the input's gradient). TN: the first factor is stored
+    K x M (the weight's gradient).
+    """
+    m, n, k = sizes
+    dtype = DTYPES[subject.dtype]
+    a = inputs.normal(*((k, m) if subject.variant == "TN" else (m, k)), dtype=dtype)
+    a_MK = a.t() if subject.variant == "TN" else a
+    b = inputs.normal(n * k + m * k, dtype=dtype)[m * k :]  # after the first factor
+    b_KN = b.view(n, k).t() if subject.variant == "NT" else b.view(k, n)
+    return WarmOperandCall(lambda: torch.mm(a_MK, b_KN), a)
+
+
+def square_product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """N x N by N x N of `sizes[0]` = 2 N^3 flop: the highest rate that a device reaches."""
+    side = round((sizes[0] / 2) ** (1 / 3))
+    return product(subject, (side, side, side), inputs)
+
+
+def batched_product(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """The products of unfused attention, sizes batch times heads, sequence T, head size K.
+
+    NT: scores, T x K by K x T. NN: context and the queries' gradient, T x T by T x K. TN: the gradients of keys and
+    values, T x T transposed by T x K.
+    """
+    batch, length, head_dim = sizes
+    dtype = DTYPES[subject.dtype]
+    if subject.variant == "NT":
+        a = inputs.normal(batch, length, head_dim, dtype=dtype)
+        b = inputs.normal(batch, length, head_dim, dtype=dtype, index=1).transpose(1, 2)
+        return WarmOperandCall(lambda: torch.bmm(a, b), a)
+    scores = inputs.normal(batch, length, length, dtype=dtype)
+    square = scores.transpose(1, 2) if subject.variant == "TN" else scores
+    after_scores = inputs.normal(batch * length * (length + head_dim), dtype=dtype)[batch * length * length :]
+    values = after_scores.view(batch, length, head_dim)
+    return WarmOperandCall(lambda: torch.bmm(square, values), scores)
+
+
+def attention(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """Causal scaled_dot_product_attention, sizes batch times heads, sequence, head size."""
+    heads, length, head_dim = sizes
+    dtype, shape = DTYPES[subject.dtype], (1, heads, length, head_dim)
+    q, k, v = (inputs.normal(*shape, dtype=dtype, index=index).detach().requires_grad_() for index in range(3))
+    if subject.variant == "forward":
+        projected = inputs.normal(3, heads, length, head_dim, dtype=dtype)  # one projection writes all three
+        return WarmOperandCall(lambda: scaled_dot_product_attention(q, k, v, is_causal=True), projected)
+    out = scaled_dot_product_attention(q, k, v, is_causal=True)
+    gradient = inputs.normal(*shape, dtype=dtype, index=3)
+    return WarmOperandCall(lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), gradient)
 
 
 def _chain(x: Tensor) -> Tensor:
@@ -45,34 +113,31 @@ ONE_TENSOR: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": ACTIVATIONS[Activation.RELU],
     "fast_gelu": ACTIVATIONS[Activation.FAST_GELU],
     "geglu": _geglu,
-    "dropout": _dropout,
+    "dropout": lambda x: functional.dropout(x, 0.1),
     "to_fp32": lambda x: x.float(),
     "chain": _chain,
 }
 
 
-def elementwise(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """An operator on `sizes[0]` elements, recorded by autograd; backward: autograd's pass through it alone."""
-    (elements,) = sizes
+def elementwise(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """An operator on `sizes[0]` elements, recorded by autograd; backward: its backward pass alone."""
+    elements = 2 * sizes[0] if subject.operation == "geglu" else sizes[0]
     dtype = DTYPES[subject.dtype]
-    if subject.operation == "geglu":
-        elements *= 2
     x = inputs.normal(elements, dtype=dtype).detach().requires_grad_()
     if subject.operation == "add":
-        y = inputs.normal(elements, dtype=dtype, place=1).detach().requires_grad_()
-        return _passes(lambda: x + y, (x, y), subject, inputs)
+        y = inputs.normal(elements, dtype=dtype, index=1).detach().requires_grad_()
+        return _forward_or_backward(lambda: x + y, (x, y), subject, inputs)
     if subject.operation == "from_fp32":
         wide = inputs.normal(elements, dtype=torch.float32).detach().requires_grad_()
-        return _passes(lambda: wide.to(dtype), (wide,), subject, inputs)
+        return _forward_or_backward(lambda: wide.to(dtype), (wide,), subject, inputs)
     operator: Callable[[Tensor], Tensor] = ONE_TENSOR[subject.operation]
     if subject.compiled:
-        # for each size, as a block is compiled for its own
-        operator = torch.compile(operator, dynamic=False)
-    return _passes(lambda: operator(x), (x,), subject, inputs)
+        operator = torch.compile(operator, dynamic=False)  # for each size, as a block is compiled for its own
+    return _forward_or_backward(lambda: operator(x), (x,), subject, inputs)
 
 
-def without_autograd(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """What no graph records: zeros, permuted copies, biases, gradients added to others, sums over rows, and norms.
+def without_autograd(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """Operators that autograd does not record: zeros, permuted copies, biases, accumulation, sums over rows, norms.
 
     permuted: [2, T, 8, 16] to [2, 8, T, 16], which is how heads lie for a batched product.
     bias: written to every row of a new matrix [T, 128], as addmm does before it adds the product.
@@ -81,66 +146,71 @@ def without_autograd(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -
     dtype = DTYPES[subject.dtype]
     if subject.operation == "column_sum":
         x_MN = inputs.normal(*sizes, dtype=dtype)
-        return Following(lambda: x_MN.sum(dim=0), x_MN)
+        return WarmOperandCall(lambda: x_MN.sum(dim=0), x_MN)
     (elements,) = sizes
     x = inputs.normal(elements, dtype=dtype)
     if subject.operation == "zeros":
         return lambda: torch.zeros_like(x)
     if subject.operation == "permuted":
         heads, head_dim = HEAD
-        length = max(1, elements // (2 * heads * head_dim))
-        x_BTHK = inputs.normal(2, length, heads, head_dim, dtype=dtype)
-        return Following(lambda: x_BTHK.transpose(1, 2).contiguous(), x_BTHK)
+        x_BTHK = inputs.normal(2, max(1, elements // (2 * heads * head_dim)), heads, head_dim, dtype=dtype)
+        return WarmOperandCall(lambda: x_BTHK.transpose(1, 2).contiguous(), x_BTHK)
     if subject.operation == "accumulate":
         sums = torch.zeros_like(x)
-        return Following(lambda: sums.add_(x), x)
+        return WarmOperandCall(lambda: sums.add_(x), x)
     if subject.operation == "bias":
         bias = inputs.normal(BIAS, dtype=dtype)
         return lambda: bias.new_empty(max(1, elements // BIAS), BIAS).copy_(bias)
     return lambda: torch.linalg.vector_norm(x, dtype=torch.float32)
 
 
-def rows(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """An operator on rows of some columns: layer norm, softmax, cross-entropy, or rows read from a table."""
+def rows(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """An operator on a matrix, sizes rows, columns: layer norm, softmax, cross-entropy, or an embedding's reads."""
     count, columns = sizes
     dtype = DTYPES[subject.dtype]
     x = inputs.normal(count, columns, dtype=dtype).detach().requires_grad_()
     if subject.operation == "layer_norm":
         norm = nn.LayerNorm(columns, device=inputs.device, dtype=dtype)
-        return _passes(lambda: norm(x), (x, *norm.parameters()), subject, inputs)
+        return _forward_or_backward(lambda: norm(x), (x, *norm.parameters()), subject, inputs)
     if subject.operation == "softmax":
-        return _passes(lambda: torch.softmax(x, dim=-1), (x,), subject, inputs)
+        return _forward_or_backward(lambda: torch.softmax(x, dim=-1), (x,), subject, inputs)
     if subject.operation == "cross_entropy":
         targets = torch.randint(columns, (count,), device=inputs.device)
-        return _passes(lambda: functional.cross_entropy(x, targets), (x,), subject, inputs)
-    places = torch.randint(count, (count,), device=inputs.device)
-    return _passes(lambda: functional.embedding(places, x), (x,), subject, inputs)
+        return _forward_or_backward(lambda: functional.cross_entropy(x, targets), (x,), subject, inputs)
+    tokens = torch.randint(count, (count,), device=inputs.device)
+    return _forward_or_backward(lambda: functional.embedding(tokens, x), (x,), subject, inputs)
 
 
-def _passes(forward: Callable[[], Tensor], leaves: tuple[Tensor, ...], subject: Subject, inputs: Inputs) -> Work:
-    """The pass; what the one before it wrote is the first leaf, or the gradient. Of a table's rows none was."""
+def _forward_or_backward(
+    forward: Callable[[], Tensor], leaves: tuple[Tensor, ...], subject: Subject, inputs: Inputs
+) -> Call:
+    """The pass that `subject.variant` names. Its warm operand is the first leaf, or the gradient of the output.
+
+    The rows of an embedding are not warm, nor is the gradient of a loss, a single element.
+    """
     if subject.variant == "forward":
-        return forward if subject.operation == "embedding" else Following(forward, leaves[0])
+        return forward if subject.operation == "embedding" else WarmOperandCall(forward, leaves[0])
     out = forward()
     if not out.dim():
-        gradient = torch.ones_like(out)
-        return lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True)
-    gradient = inputs.normal(*out.shape, dtype=out.dtype, place=AFTER_OPERANDS)
-    return Following(lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True), gradient)
+        one = torch.ones_like(out)
+        return lambda: torch.autograd.grad(out, leaves, one, retain_graph=True)
+    gradient = inputs.normal(*out.shape, dtype=out.dtype, index=AFTER_OPERANDS)
+    return WarmOperandCall(lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True), gradient)
 
 
-def memory(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+def memory(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
     """Copy, or triad a = b + 2 c, of fp32 tensors that move `sizes[0]` bytes in all."""
-    (moved,) = sizes
-    streams = 2 if subject.operation == "copy" else 3
-    parts = [inputs.normal(moved // (4 * streams), dtype=torch.float32, place=place) for place in range(streams - 1)]
-    out = torch.empty_like(parts[0])
-    if subject.operation == "copy":
-        return lambda: out.copy_(parts[0])
-    return lambda: torch.add(parts[0], parts[1], alpha=2.0, out=out)
+    copies = subject.operation == "copy"
+    elements = sizes[0] // (4 * (2 if copies else 3))
+    b = inputs.normal(elements, dtype=torch.float32)
+    out = torch.empty_like(b)
+    if copies:
+        return lambda: out.copy_(b)
+    c = inputs.normal(elements, dtype=torch.float32, index=1)
+    return lambda: torch.add(b, c, alpha=2.0, out=out)
 
 
-def transfer(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
+def transfer(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
     """A copy of `sizes[0]` bytes between host memory, pinned or (variant) pageable, and the device."""
     host = torch.randn(sizes[0] // 4)
     if subject.variant != "pageable":
@@ -151,11 +221,11 @@ def transfer(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
     return lambda: host.copy_(device, non_blocking=True)
 
 
-def adam(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Work:
-    """A step of PyTorch's fused AdamW on fp32: adam of one tensor of `sizes[0]` elements; adam_tensors of so many."""
+def adam(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
+    """A step of PyTorch's fused fp32 AdamW. adam: one tensor of `sizes[0]` elements; adam_tensors: so many tensors."""
     elements = [sizes[0]] if subject.operation == "adam" else [TINY] * sizes[0]
     parameters = [nn.Parameter(inputs.normal(count, dtype=torch.float32).clone()) for count in elements]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    rule: Any = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
-    return lambda: rule.step()
+    optimizer: Any = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    return lambda: optimizer.step()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy
@@ -33,7 +33,7 @@ class ReferenceTraining:
 
     A block is `STEPS` consecutive steps of every reference step. The models are built at the first block. Their
     training continues from block to block, so the timed steps are spread over the calibration. Only the masks of
-    dropout are drawn anew: after a block the random number generator is in the calibration's state again.
+    dropout are drawn anew: a block leaves the calibration's random number generator as it was.
 
     Args:
         report: receives the seconds of every timed step of this rank.
@@ -60,25 +60,23 @@ class ReferenceTraining:
         try:
             for number, step in enumerate(self._job.reference_steps):
                 self._report(Phase(str(step), time.time()))
-                mesh = self._mesh(step)
-                if dist.get_rank() < step.layout.ranks:
+                ranks = step.layout.ranks
+                if ranks not in self._meshes:  # all ranks create it together
+                    self._meshes[ranks] = device_mesh(step.layout, self._device.type)
+                if dist.get_rank() < ranks:
                     with torch.random.fork_rng(devices=[]):
-                        self._train(number, step, mesh)
+                        self._train(number, step, self._meshes[ranks])
                 dist.barrier()
         finally:
             gc.disable()
         self.seconds += time.perf_counter() - start
 
-    def _mesh(self, step: ReferenceStep) -> DeviceMesh:
-        """The mesh of the step's ranks. All ranks create it together."""
-        ranks = step.layout.ranks
-        if ranks not in self._meshes:
-            self._meshes[ranks] = device_mesh(step.layout, self._device.type)
-        return self._meshes[ranks]
-
     def _train(self, number: int, step: ReferenceStep, mesh: DeviceMesh) -> None:
         torch.set_num_threads(step.threads)
-        with _as_in_a_launch():
+        with (  # the settings of compilation that a launch uses
+            torch._functorch.config.patch(donated_buffer=True),
+            torch._dynamo.config.patch(optimize_ddp=False, fail_on_recompile_limit_hit=True),
+        ):
             if number not in self._steps:
                 self._steps[number] = self._warmed_up(step, mesh)
             seconds = [_step_seconds(self._steps[number], self._device) for _ in range(1 + STEPS)]
@@ -120,13 +118,3 @@ def _step_seconds(steps: Steps, device: torch.device) -> float:
     start = clock.now(device)
     steps.update(steps.forward_and_backward())
     return clock.now(device) - start
-
-
-@contextmanager
-def _as_in_a_launch() -> Iterator[None]:
-    """The settings of compilation that a launch uses. The calibration's own are restored afterwards."""
-    with (
-        torch._functorch.config.patch(donated_buffer=True),
-        torch._dynamo.config.patch(optimize_ddp=False, fail_on_recompile_limit_hit=True),
-    ):
-        yield

@@ -1,4 +1,4 @@
-"""Measures what a job's tasks name, as one rank among those that measure at once."""
+"""Measures the tasks of a calibration on one rank; several ranks measure at once."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, product
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from kernels.half_matmul import compute_products_through_fp32, has_instructions
-from suite.execute.calibrate import host_calls, matmul, operators
+from suite.execute.calibrate import host_calls, operators
 from suite.execute.calibrate.collectives import TimedCollective, collective, collective_repetitions
-from suite.execute.calibrate.matmul import DTYPES, Inputs
+from suite.execute.calibrate.operators import DTYPES, Inputs
+from suite.execute.calibrate.reference_step import ReferenceTraining
 from suite.execute.calibrate.stopwatch import HOST_BYTES, MOST_OVERWRITTEN, OPERATORS_BYTES, Stopwatch
-from suite.execute.measure.clock import Work
+from suite.execute.measure.clock import Call
 from suite.execute.measure.cpu_speed import MOST_SAMPLES_IN_A_ROW, SpeedSampler
-from suite.execute.measure.environment import environment
-from suite.execute.measure.system_load import GpuLog, ProcessorTime, own_seconds, processor_facts, processor_time
+from suite.execute.measure.system_load import GpuLog, SharedProcessors, environment, own_seconds, processor_facts
 from suite.execute.parallel.mesh import slowest
 from suite.job.calibration_job import Calibrated, CalibrationJob, Task, TimedTask
 from suite.job.events import Event, Phase
@@ -30,12 +29,12 @@ from suite.machine.timing_tables import Subject
 from suite.machine.timings import Repetitions
 
 SEED = 20261121
-TASKS_BETWEEN_SAMPLES = 8  # four samples of 6 ms at a time: as many as one after every second task
-TIMED: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
-    "product": matmul.product,
-    "square_product": matmul.square_product,
-    "batched_product": matmul.batched_product,
-    "attention": matmul.attention,
+TASKS_BETWEEN_SAMPLES = 8  # four samples at a time
+TIMED: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Call]] = {
+    "product": operators.product,
+    "square_product": operators.square_product,
+    "batched_product": operators.batched_product,
+    "attention": operators.attention,
     **dict.fromkeys((*operators.ONE_TENSOR, "add", "from_fp32"), operators.elementwise),
     **dict.fromkeys(("zeros", "permuted", "bias", "accumulate"), operators.without_autograd),
     **dict.fromkeys(("column_sum", "vector_norm"), operators.without_autograd),
@@ -51,84 +50,63 @@ TIMED: dict[str, Callable[[Subject, tuple[int, ...], Inputs], Work]] = {
 }
 
 
-class StepBlocks(Protocol):
-    """Training steps that are timed between the tasks, in blocks of a few steps.
+class Bench:
+    """One rank's stopwatch and inputs, and the process groups of the ranks that measure at once.
 
     Attributes:
-        seconds: of all blocks so far.
-        next_seconds: expected of the next block.
-    """
-
-    seconds: float
-    next_seconds: float
-
-    def train_block(self) -> None:
-        """Train one block. All ranks call it together."""
-
-
-class Bench:
-    """One rank's stopwatch, inputs, and process groups of the ranks that measure at once.
-
-    Control messages go through gloo, also on CUDA: a rank that waits must not occupy its GPU.
+        control: by number of ranks, a gloo group for decisions, also on CUDA: a rank that waits must not occupy its
+            GPU. `everyone` is that of all ranks.
     """
 
     def __init__(self, job: CalibrationJob, device: torch.device) -> None:
-        self.device = device
-        self.watch = Stopwatch(device)
-        self.inputs = Inputs(device)
-        self._compiled: dict[tuple[Subject, tuple[int, ...]], Work] = {}
+        self._watch = Stopwatch(device)
+        self._inputs = Inputs(device)
+        self._compiled: dict[tuple[Subject, tuple[int, ...]], Call] = {}
         self._seconds: dict[tuple[Subject, tuple[int, ...]], float] = {}  # of a call, in the previous round
         self.everyone = dist.new_group(backend="gloo")
-        self.agree: dict[int, dist.ProcessGroup] = {}
-        self.exchange: dict[int, dist.ProcessGroup] = {}
+        self.control: dict[int, dist.ProcessGroup] = {}
+        self._groups: dict[int, dist.ProcessGroup] = {}
         for ranks in sorted({task.subject.ranks for task in job.tasks}):
-            self.agree[ranks] = dist.new_group(list(range(ranks)), backend="gloo")
-            self.exchange[ranks] = dist.new_group(list(range(ranks)))
-        groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-        self.alone = groups[dist.get_rank()]
+            self.control[ranks] = dist.new_group(list(range(ranks)), backend="gloo")
+            self._groups[ranks] = dist.new_group(list(range(ranks)))
+        self._alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
 
-    def repeated(self, task: Task, *, briefly: bool) -> tuple[Repetitions, ...]:
-        """The repetitions of all points of a task. The ranks that take part start each point together.
+    def repetitions(self, task: Task, sizes: tuple[int, ...], *, briefly: bool) -> Repetitions:
+        """The repetitions of one point of a task. The ranks that take part start together.
 
         Args:
             briefly: with few warm-up calls (more where they waited for pages) and few timed calls.
         """
-        return tuple(self._point(task, sizes, briefly=briefly) for sizes in task.sizes)
-
-    def _point(self, task: Task, sizes: tuple[int, ...], *, briefly: bool) -> Repetitions:
         subject, seconds = task.subject, task.point_seconds
-        agree = self.agree[subject.ranks]
+        control = self.control[subject.ranks]
         timed = self._timed(subject, sizes)
         # all ranks use the same number, and no rank starts before the last one has arrived
-        (longest,) = slowest(agree, self._seconds.get((subject, sizes), 0.0))
+        (longest,) = slowest(control, self._seconds.get((subject, sizes), 0.0))
         if isinstance(timed, TimedCollective):
-            repetitions = collective_repetitions(
-                timed, self.watch, agree, point_seconds=seconds, known=longest if briefly else None
-            )
+            known = longest if briefly else None
+            repetitions = collective_repetitions(timed, self._watch, control, point_seconds=seconds, known=known)
         else:
-            sample: Callable[[Work], float] = self.watch.host_sample
+            sample: Callable[[Call], float] = self._watch.host_sample
             if subject.operation not in HOST_CALLS:
-                sample = partial(self.watch.cold_sample, overwrites=self.watch.overwrites_for(timed))
-            repetitions = self.watch.repetitions(timed, point_seconds=seconds, briefly=briefly, sample=sample)
+                sample = partial(self._watch.cold_sample, overwrites=self._watch.overwrites_for(timed))
+            repetitions = self._watch.repetitions(timed, point_seconds=seconds, briefly=briefly, sample=sample)
         self._seconds[subject, sizes] = min(repetitions.seconds)
         return repetitions
 
-    def _timed(self, subject: Subject, sizes: tuple[int, ...]) -> Work | TimedCollective:
+    def _timed(self, subject: Subject, sizes: tuple[int, ...]) -> Call | TimedCollective:
         """The call with its inputs; a compiled call is that of the previous round."""
         if subject.operation in COLLECTIVES:
-            return collective(subject, sizes, self.inputs, self.exchange[subject.ranks])
+            return collective(subject, sizes, self._inputs, self._groups[subject.ranks])
         if subject.operation == "sharded_unit":
-            return host_calls.sharded_units(subject, sizes, self.inputs, self.alone)
-        if (subject, sizes) in self._compiled:
-            return self._compiled[subject, sizes]
-        work = TIMED[subject.operation](subject, sizes, self.inputs)
+            return host_calls.sharded_units(subject, sizes, self._inputs, self._alone)
+        call = self._compiled.get((subject, sizes)) or TIMED[subject.operation](subject, sizes, self._inputs)
         if subject.compiled:
-            self._compiled[subject, sizes] = work
-        return work
+            self._compiled[subject, sizes] = call
+        return call
 
 
 def calibrate(
-    job: CalibrationJob, device: torch.device, report: Callable[[Event], None], blocks: StepBlocks
+    job: CalibrationJob, device: torch.device, report: Callable[[Event], None], blocks: ReferenceTraining
 ) -> Calibrated:
     """Measure the job's tasks round by round and report each; return the state of the machine during the measurement.
 
@@ -138,12 +116,13 @@ def calibrate(
         blocks: of the job's reference steps, spread evenly over each round. The first round has all of them, later
             rounds have as many as fit into `reference_seconds`.
     """
-    facts, gpu = _prepared(device), GpuLog(_uuid(device))
+    facts, gpu, processors = _prepared(device), GpuLog(device), SharedProcessors()
     rank, bench = dist.get_rank(), Bench(job, device)
-    samplers = {ranks: SpeedSampler(device) for ranks in bench.agree}
+    samplers = {ranks: SpeedSampler(device) for ranks in bench.control}
     gc.collect()
     gc.disable()  # its pauses belong to no point
-    before, start, cpu_seconds_before = processor_time(), time.perf_counter(), own_seconds()
+    processors.start()
+    start, cpu_seconds_before = time.perf_counter(), own_seconds()
     due, done, hurried, first_round_seconds = due_shares(job), 0, 0, 0.0
     blocks_before = block_positions(due, job.blocks)
     for repeat, (number, task) in product(range(job.rounds), enumerate(job.tasks)):
@@ -169,24 +148,26 @@ def calibrate(
             if number % TASKS_BETWEEN_SAMPLES == 0:
                 samplers[task.subject.ranks].take_samples(MOST_SAMPLES_IN_A_ROW)
             briefly = late or (repeat > 0 and task.subject.operation in COLLECTIVES)
-            report(TimedTask(number, repeat, bench.repeated(task, briefly=briefly), time.time()))
+            points = tuple(bench.repetitions(task, sizes, briefly=briefly) for sizes in task.sizes)
+            report(TimedTask(number, repeat, points, time.time()))
         done += 1
         if done == len(job.tasks):
             (first_round_seconds,) = slowest(bench.everyone, time.perf_counter() - start)
     dist.barrier(group=bench.everyone)
     gpu.sample()
-    busy, steal, total = _since(before)
+    processors.update()
+    shared = processors.since_start
     if device.type == "cuda" and gpu.why_none:
         facts["gpu_log"] = gpu.why_none
     return Calibrated(
         seconds=time.perf_counter() - start,
         cpu_seconds=own_seconds() - cpu_seconds_before,
-        busy_seconds=busy,
-        steal_seconds=steal,
-        all_seconds=total,
+        busy_seconds=None if shared is None else shared.busy,
+        steal_seconds=None if shared is None else shared.steal,
+        all_seconds=None if shared is None else shared.whole,
         environment=facts
         | {"rounds": f"{done / len(job.tasks):.1f}"}
-        | _haste(job, hurried=hurried, first_round_seconds=first_round_seconds),
+        | _budget_facts(job, hurried=hurried, first_round_seconds=first_round_seconds),
         gpus=gpu.samples,
         cpu_speed={ranks: sampler.median for ranks, sampler in samplers.items() if sampler.median is not None},
         time=time.time(),
@@ -197,7 +178,12 @@ def _prepared(device: torch.device) -> dict[str, str]:
     """Set up random numbers, compilation and arithmetic; return facts of machine and settings as texts."""
     torch.manual_seed(SEED)
     torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on the same inputs
-    facts = environment(device) | processor_facts() | _arithmetic(device)
+    facts = environment(device) | processor_facts()
+    for name, dtype in DTYPES.items():  # products as a training run computes them
+        through_fp32 = device.type == "cpu" and name != "fp32" and not has_instructions(dtype)
+        if through_fp32:
+            compute_products_through_fp32(dtype)
+        facts[f"{name}_products"] = "through fp32" if through_fp32 else "by the device"
     if device.type == "cpu":
         facts["overwritten_bytes"] = (
             f"{min(cpu_caches.share_bytes(), HOST_BYTES)} by each thread, {OPERATORS_BYTES} at most before "
@@ -206,25 +192,8 @@ def _prepared(device: torch.device) -> dict[str, str]:
     return facts
 
 
-def _uuid(device: torch.device) -> str | None:
-    """The identifier of a GPU that its driver uses; None on a CPU."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
-
-
-def _since(before: ProcessorTime | None) -> tuple[float | None, float | None, float | None]:
-    """Busy, stolen and all seconds of the processors since `before`; None where the system does not say."""
-    after = processor_time()
-    if before is None or after is None:
-        return None, None, None
-    return after.busy - before.busy, after.steal - before.steal, after.all - before.all
-
-
 def due_shares(job: CalibrationJob) -> list[float]:
-    """The share of the first round's time after which each task should have ended.
-
-    Each point has an equal share. On 2 cores that also did other work, no task of a whole round ended later than its
-    share (481 tasks, 3032 points, 50 s; AMD EPYC, 2026-11-23).
-    """
+    """The share of the first round's time after which each task should have ended: each point has an equal share."""
     points = [len(task.sizes) for task in job.tasks]
     return [done / sum(points) for done in accumulate(points)]
 
@@ -235,7 +204,7 @@ def block_positions(due: list[float], count: int) -> frozenset[int]:
     return frozenset(next(number for number, share in enumerate(due) if share >= middle) for middle in middles)
 
 
-def _haste(job: CalibrationJob, *, hurried: int, first_round_seconds: float) -> dict[str, str]:
+def _budget_facts(job: CalibrationJob, *, hurried: int, first_round_seconds: float) -> dict[str, str]:
     """How the first round was shortened to keep the budget, or exceeded it, as texts; empty where neither happened."""
     facts, budget = {}, f"{job.budget_seconds:.0f} s"
     if hurried:
@@ -248,15 +217,4 @@ def _haste(job: CalibrationJob, *, hurried: int, first_round_seconds: float) -> 
             f"the first round took {first_round_seconds:.0f} s where {budget} were planned: processors are slower, "
             f"busier, or shared by more ranks ({job.ranks}) than planned for, and every point is timed at least once"
         )
-    return facts
-
-
-def _arithmetic(device: torch.device) -> dict[str, str]:
-    """Choose how products in each 16-bit dtype are computed, as a training run does; return the choices as texts."""
-    facts = {}
-    for name, dtype in DTYPES.items():
-        through_fp32 = device.type == "cpu" and name != "fp32" and not has_instructions(dtype)
-        if through_fp32:
-            compute_products_through_fp32(dtype)
-        facts[f"{name}_products"] = "through fp32" if through_fp32 else "by the device"
     return facts

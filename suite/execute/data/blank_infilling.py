@@ -1,10 +1,10 @@
-"""Blank infilling: of a text, what the model is given to see and what it has to generate (GLM).
+"""Blank infilling (GLM): samples whose hidden spans the model has to generate.
 
-A window of a text has two parts. The visible one comes first, with special tokens in place of what is hidden, and
-attends to all of itself. Behind it each hidden piece is generated from [sop] on: its tokens attend to the visible part
-and to what was generated before them. Windows that share a sample do not see each other.
+A window of a text has two parts. The visible part comes first, with special tokens in place of hidden spans; its tokens
+attend to all of it. After it each span is generated, from [sop] on: its tokens attend to the visible part and to what
+was generated before them. Windows that share a sample do not attend to each other.
 
-The special tokens take the first rows behind the vocabulary, which the tokeniser fills (`BLANK_TOKENS`).
+The special tokens (`BLANK_TOKENS`) take the first rows after the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from suite.execute.model.loss import NOT_LEARNED
 
 
 class Sample(NamedTuple):
-    """Tokens in their order, and for each of them: what follows it, its position, and which places attend to it.
+    """The tokens of a sample, and for each its target, its position, and the range of indices that attend to it.
 
     Args:
         targets: NOT_LEARNED where the next token is not generated.
-        seen_from, seen_until: first place that attends to it, and the first behind them that does not.
     """
 
     tokens: list[int]
@@ -38,20 +37,20 @@ class Sample(NamedTuple):
         """Append a window.
 
         Args:
-            generated: place in the visible part of the token that a piece is hidden behind, and the piece.
-            counts: whether positions count on within a piece; else all of it has the position that it is hidden at.
+            generated: index of the token in the visible part that stands for a span, and the span.
+            counts: whether positions increase within a span; else all of it has the position of that token.
         """
         start = len(self.tokens)
-        end = start + len(visible) + sum(len(piece) for _, piece in generated)
+        end = start + len(visible) + sum(len(span) for _, span in generated)
         self.tokens.extend(visible)
         self.targets.extend([NOT_LEARNED] * len(visible))
         self.positions.extend(range(len(visible)))
         self.seen_from.extend([start] * len(visible))
-        for place, piece in generated:
-            self.seen_from.extend(range(len(self.tokens), len(self.tokens) + len(piece)))
-            self.tokens.extend([sop, *piece[:-1]])
-            self.targets.extend(piece)
-            self.positions.extend(range(place + 1, place + 1 + len(piece)) if counts else [place] * len(piece))
+        for index, span in generated:
+            self.seen_from.extend(range(len(self.tokens), len(self.tokens) + len(span)))
+            self.tokens.extend([sop, *span[:-1]])
+            self.targets.extend(span)
+            self.positions.extend(range(index + 1, index + 1 + len(span)) if counts else [index] * len(span))
         self.seen_until.extend([end] * (end - start))
 
 
@@ -59,18 +58,17 @@ class BlankInfilling:
     """Makes samples of `sequence` tokens in the recorded mix, each from its text and its number alone.
 
     With the shares g = gmask_share, i = instruction_share, and p packed samples:
-        i              p windows: a question, [gMASK], and the answer, which ends with [eop]; there are no questions
-                       here, so the beginning of a text stands for one, of uniform length
-        (1 - i) g      one window: a prefix, [gMASK] and the rest, of uniform length; the text goes on behind it, so
-                       nothing ends
-        (1 - i)(1 - g) p windows: spans of the text, `mask_share` of it to within one token, each behind a [MASK] and
-                       ending with [eop], in random order
+        i              p windows: a question of uniform length, [gMASK], and the answer, which ends with [eop]; the
+                       beginning of a text stands for the question
+        (1 - i) g      one window: a prefix of uniform length, [gMASK] and the rest, without [eop]
+        (1 - i)(1 - g) p windows: spans of the text, `mask_share` of it to within one token, each with a [MASK] in its
+                       place and ending with [eop], in random order
     Spans have Poisson lengths of at least 1 (the last one is cut to what is left of the share), at uniform places with
     a token or more between two.
 
     Sources: Zeng et al. 2022, arXiv 2210.02414, sections 2.1-2.3; Du et al. 2022, arXiv 2103.10360, section 2.1.
-    Positions as GLM-130B's released code generates (general knowledge): the tokens of a span all have that of their
-    [MASK], those behind [gMASK] count on.
+    Positions are those of GLM-130B's released code (general knowledge): a span has that of its [MASK], the tokens after
+    [gMASK] count on.
     """
 
     def __init__(self, architecture: Architecture, recipe: Recipe, *, seed: int) -> None:
@@ -106,14 +104,14 @@ class BlankInfilling:
         return [self._sequence // self._packed + (n < self._sequence % self._packed) for n in range(self._packed)]
 
     def _add_suffix(self, sample: Sample, text: Sequence[int], window: int, rng: random.Random, end: list[int]) -> None:
-        given = rng.randint(len(end), window - 2 - len(end))  # a question has a token or more, as has what is generated
+        given = rng.randint(len(end), window - 2 - len(end))  # question and answer have at least one token
         rest = text[given : window - 1 - len(end)]
         sample.add([*text[:given], self.gmask], [(given, [*rest, *end])], sop=self.sop, counts=True)
 
     def _add_spans(self, sample: Sample, text: Sequence[int], window: int, rng: random.Random) -> None:
         lengths = self._span_lengths(window, rng)
         hidden, taken = sum(lengths), window - 2 * len(lengths)
-        # each span stands in another of the gaps before, between and behind the tokens that are kept
+        # each span takes another of the gaps before, between and after the kept tokens
         gaps = sorted(rng.sample(range(taken - hidden + 1), len(lengths)))
         visible: list[int] = []
         spans: list[tuple[int, list[int]]] = []
@@ -129,10 +127,7 @@ class BlankInfilling:
         sample.add(visible, spans, sop=self.sop, counts=False)
 
     def _span_lengths(self, window: int, rng: random.Random) -> list[int]:
-        """Lengths of the spans in a window: k of them leave room for window - 2 k tokens of text.
-
-        Each needs a [MASK] and a [sop] beside its tokens.
-        """
+        """Lengths of the spans in a window. Each needs a [MASK] and a [sop]: k spans leave window - 2 k for text."""
         lengths: list[int] = []
         while True:
             room = math.ceil(self._mask_share * (window - 2 * (len(lengths) + 1))) - sum(lengths)

@@ -1,9 +1,9 @@
-"""Where a step's batches come from: made when they are needed, or ahead by worker processes."""
+"""A step's batches: made when they are needed, prefetched by worker processes, or copied ahead to the GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -15,14 +15,7 @@ from suite.job.training_job import Job
 PREFETCHED = 2  # batches of each worker: torch.utils.data's own default
 
 
-class Batches(Protocol):
-    """The samples of a job."""
-
-    def micro_batch(self, first: int, samples: int) -> TokenBatch:
-        """The samples numbered from `first` over the whole run."""
-
-
-class _Ahead(Dataset[TokenBatch]):
+class _MicroBatches(Dataset[TokenBatch]):
     """Micro-batches by the number of their first sample."""
 
     def __init__(self, stream: TokenStream, samples: int) -> None:
@@ -33,10 +26,8 @@ class _Ahead(Dataset[TokenBatch]):
         return self._stream.micro_batch(first, self._samples)
 
 
-class WorkedAhead:
-    """Micro-batches that worker processes make in the order in which they are needed.
-
-    Any other than the next one is made here.
+class PrefetchedBatches:
+    """Micro-batches that worker processes make in the order in which they are needed. Others are made here.
 
     Args:
         firsts: the first sample of every micro-batch to come.
@@ -49,18 +40,17 @@ class WorkedAhead:
         self._left = iter(firsts)
         self._next = next(self._left, None)
         loader: DataLoader[TokenBatch] = DataLoader(
-            _Ahead(stream, samples),
+            _MicroBatches(stream, samples),
             batch_size=None,
             sampler=list(firsts),
             num_workers=workers,
             prefetch_factor=PREFETCHED if workers else None,
-            collate_fn=_contiguous if pinned else _unchanged,
+            collate_fn=_contiguous if pinned else None,
             pin_memory=pinned,
         )
         self._batches: Iterator[TokenBatch] | None = iter(loader)
 
     def micro_batch(self, first: int, samples: int) -> TokenBatch:
-        """The samples numbered from `first` over the whole run."""
         if self._batches is None or first != self._next or samples != self._samples:
             return self._stream.micro_batch(first, samples)
         batch = next(self._batches)
@@ -70,36 +60,35 @@ class WorkedAhead:
         return batch
 
 
-def _unchanged(batch: Any) -> Any:
-    """With batch_size=None the loader hands on what the dataset gives, a whole batch."""
-    return batch
-
-
-def _contiguous(batch: Any) -> Any:
-    """A batch in memory without gaps: the copy of any other to a device goes through pageable memory, pinned or not.
+def _contiguous(batch: Any) -> TokenBatch:
+    """A contiguous batch: the copy of any other to a device goes through pageable memory, pinned or not.
 
     Source: aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries.
     """
-    return TokenBatch(batch.tokens_BT.contiguous(), {name: one.contiguous() for name, one in batch.arguments.items()})
+    contiguous = {name: tensor.contiguous() for name, tensor in batch.arguments.items()}
+    return TokenBatch(batch.tokens_BT.contiguous(), contiguous)
+
+
+Batches = TokenStream | PrefetchedBatches
 
 
 def batches(job: Job, *, replica: int) -> Batches:
-    """The micro-batches of a job at place `replica` of the data-parallel axis."""
+    """The micro-batches of a job at coordinate `replica` of the data-parallel axis."""
     stream = token_stream(job)
     script, layout = job.script, job.layout
     if not script.workers and not script.pinned:
         return stream
-    own = job.recipe.global_batch // layout.data_parallel
+    share = job.recipe.global_batch // layout.data_parallel
     firsts = [
-        step * job.recipe.global_batch + replica * own + offset
+        step * job.recipe.global_batch + replica * share + offset
         for step in range(job.steps)
-        for offset in range(0, own, layout.micro_batch)
+        for offset in range(0, share, layout.micro_batch)
     ]
-    return WorkedAhead(stream, firsts, samples=layout.micro_batch, workers=script.workers, pinned=script.pinned)
+    return PrefetchedBatches(stream, firsts, samples=layout.micro_batch, workers=script.workers, pinned=script.pinned)
 
 
 class CopiedAhead:
-    """Micro-batches on a CUDA device, copied there on a stream of their own while the device computes on another one.
+    """Micro-batches that are copied to a CUDA device on a stream of their own, while the device computes.
 
     Args:
         batches: on the host, in page-locked memory: else the host waits for each copy.
@@ -115,7 +104,7 @@ class CopiedAhead:
         self._moved: TokenBatch | None = None
 
     def begin(self, first: int, samples: int) -> None:
-        """Make the samples numbered from `first` and begin to copy them; nothing waits for that."""
+        """Make the samples numbered from `first` and begin to copy them, without waiting."""
         with self._phases.phase(Part.DATA_LOADING):
             batch = self._batches.micro_batch(first, samples)
         with self._phases.phase(Part.HOST_DEVICE_COPY), torch.cuda.stream(self._stream):
@@ -123,7 +112,7 @@ class CopiedAhead:
         self._begun = (first, samples)
 
     def micro_batch(self, first: int, samples: int) -> TokenBatch:
-        """The samples numbered from `first`, begun before or now; the computing stream waits until they are there."""
+        """The samples numbered from `first`, begun before or now. The computing stream waits for the copy."""
         if self._begun != (first, samples):
             self.begin(first, samples)
         moved, self._moved, self._begun = self._moved, None, None

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_right
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from reference_runs.run import Objective
 from suite.execute.data.blank_infilling import BlankInfilling
-from suite.execute.data.documents import TokenisedDocuments
+from suite.job.corpus import END_OF_TEXT
+from suite.job.options import Documents, Texts
 from suite.job.training_job import Job
 
 
 class TokenBatch(NamedTuple):
-    """One micro-batch: tokens, int64 [B, T], and what the decoder's forward pass takes beside them, by name.
+    """One micro-batch: tokens, int64 [B, T], and the other arguments of the decoder's forward pass, by name.
 
     Args:
         arguments: tensors whose first dimension is B; "targets_BT" among them.
@@ -30,13 +36,37 @@ class TokenBatch(NamedTuple):
         return TokenBatch(self.tokens_BT.to(device, non_blocking=True), moved)
 
 
+class TokenisedDocuments:
+    """The corpus's tokens as a naive script makes them: a slice reads and tokenises every document that it touches."""
+
+    def __init__(self, texts: Texts) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's threads do not survive a worker's fork
+        self._text_file = texts.text_file
+        self._documents = msgspec.json.decode(Path(texts.documents_file).read_bytes(), type=Documents)
+        self._tokenizer = Tokenizer.from_file(texts.tokenizer_file)
+        (self._end,) = self._tokenizer.encode(END_OF_TEXT).ids
+
+    def __getitem__(self, span: slice) -> Tensor:
+        byte_offsets, token_offsets = self._documents.byte_offsets, self._documents.token_offsets
+        document = bisect_right(token_offsets, span.start) - 1
+        first = token_offsets[document]
+        tokens: list[int] = []
+        with open(self._text_file, "rb") as file:
+            file.seek(byte_offsets[document])
+            while first + len(tokens) < span.stop and document + 1 < len(token_offsets):
+                text = file.read(byte_offsets[document + 1] - byte_offsets[document]).decode()
+                tokens += [*self._tokenizer.encode(text).ids, self._end]
+                document += 1
+        return torch.tensor(tokens[span.start - first : span.stop - first], dtype=torch.int32)
+
+
 class TokenStream:
-    """Texts of `sequence` tokens and one more, shuffled once for each pass by `seed`, and the samples made of them.
+    """Samples made of texts of `sequence` + 1 tokens, which are shuffled once for each epoch by `seed`.
 
     Args:
         path: of the tokens.
-        documents: that the tokens are made of anew, in place of what the file has; None: the file.
-        blanks: makes the samples; None: each token's target is its successor.
+        documents: to tokenise again; None: the tokens of the file are used.
+        blanks: makes the samples; None: each token's target is the next one.
     """
 
     def __init__(
@@ -49,7 +79,7 @@ class TokenStream:
         blanks: BlankInfilling | None = None,
         documents: TokenisedDocuments | None = None,
     ) -> None:
-        # through NumPy, as the order below: PyTorch's allocator, whose bytes are measured, has what trains alone
+        # through NumPy, as the order below: the peak of PyTorch's allocator is measured, without the data
         mapped = torch.from_numpy(numpy.memmap(path, dtype="<i4", mode="c", shape=(tokens,)))
         self._tokens = mapped if documents is None else documents
         self._sequence = sequence
@@ -59,7 +89,7 @@ class TokenStream:
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def micro_batch(self, first: int, samples: int) -> TokenBatch:
-        """The samples numbered from `first` over the whole run, with what each token is to be followed by."""
+        """The samples numbered from `first` over the whole run."""
         texts = [self._text(number) for number in range(first, first + samples)]
         if self._blanks is not None:
             return _infilled(self._blanks, texts, first)
@@ -67,31 +97,29 @@ class TokenStream:
         return TokenBatch(both[:, :-1], {"targets_BT": both[:, 1:]})
 
     def _text(self, number: int) -> Tensor:
-        epoch, place = divmod(number, self._samples)
+        epoch, index = divmod(number, self._samples)
         if self._order[0] != epoch:
             generator = torch.Generator().manual_seed(self._seed + epoch)
             order = torch.randperm(self._samples, generator=generator)
             self._order = (epoch, torch.from_numpy(order.numpy().copy()))
-        start = int(self._order[1][place]) * self._sequence
+        start = int(self._order[1][index]) * self._sequence
         return self._tokens[start : start + self._sequence + 1]
 
 
 def _infilled(blanks: BlankInfilling, texts: list[Tensor], first: int) -> TokenBatch:
     samples = [blanks.sample(text.tolist(), number) for number, text in enumerate(texts, first)]
-    seen = [[sample.seen_from, sample.seen_until] for sample in samples]
     arguments = {
         "targets_BT": torch.tensor([sample.targets for sample in samples]),
         "positions_BT": torch.tensor([sample.positions for sample in samples]),
-        "seen_B2S": torch.tensor(seen),
+        "seen_B2S": torch.tensor([[sample.seen_from, sample.seen_until] for sample in samples]),
     }
     return TokenBatch(torch.tensor([sample.tokens for sample in samples]), arguments)
 
 
 def token_stream(job: Job) -> TokenStream:
     """The samples that a job trains on."""
-    blanks = None
-    if job.recipe.objective is Objective.BLANK_INFILLING:
-        blanks = BlankInfilling(job.architecture, job.recipe, seed=job.seed)
+    infills = job.recipe.objective is Objective.BLANK_INFILLING
+    blanks = BlankInfilling(job.architecture, job.recipe, seed=job.seed) if infills else None
     documents = None
     if job.script.tokenises:
         assert job.script.texts is not None

@@ -1,4 +1,4 @@
-"""Wall time with the device's work included, and bytes that a network interface sent."""
+"""Wall time including the device's work, and bytes that a network interface sent."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-Work = Callable[[], object]
+Call = Callable[[], object]
 
 
 def now(device: torch.device) -> float:
-    """Seconds of a monotonic clock after all work handed to `device` is done."""
+    """Seconds of a monotonic clock after all work of `device` is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -24,12 +24,10 @@ SNMP = Path("/proc/net/snmp")
 
 
 def interface_sent_bytes(name: str | None) -> int | None:
-    """Bytes that left network interface `name` since it came up, less headers and what was sent again; None where none
-    is named.
+    """Bytes that left network interface `name` since it came up, without headers and retransmissions; None for None.
 
-    How many packets carry the same messages is TCP's choice: after a pause it starts with few small ones (RFC 5681),
-    and its acknowledgements are packets of headers alone. Where processors are busy, acknowledgements come late, and
-    whole segments are sent again: the system counts them for all connections of its network namespace.
+    TCP chooses how many packets carry a message (RFC 5681), and its acknowledgements are packets of headers alone. If
+    acknowledgements come late, it sends whole segments again: the system counts these for all connections.
     """
     if name is None:
         return None
@@ -38,10 +36,10 @@ def interface_sent_bytes(name: str | None) -> int | None:
         int((directory / counter).read_text(encoding="ascii"))
         for counter in ("statistics/tx_bytes", "statistics/tx_packets", "mtu")
     )
-    return sent - HEADER_BYTES * packets - (mtu - IP_AND_TCP_BYTES) * _segments_sent_again()
+    return sent - HEADER_BYTES * packets - (mtu - IP_AND_TCP_BYTES) * _retransmitted_segments()
 
 
-def _segments_sent_again() -> int:
-    """Of all TCP connections of this network namespace since it exists."""
+def _retransmitted_segments() -> int:
+    """Of all TCP connections of this network namespace."""
     names, values = (line.split() for line in SNMP.read_text(encoding="ascii").splitlines() if line.startswith("Tcp:"))
     return int(values[names.index("RetransSegs")])

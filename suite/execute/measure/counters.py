@@ -1,9 +1,9 @@
-"""Counts what happened: collectives as they are issued, flop as operators run, bytes from storages."""
+"""Counts collectives as they are issued, reads of the device, flop as operators run, and bytes of storages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,43 +11,42 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from suite.execute.measure.phases import Part, Phases
 from suite.job.events import CountedCollective
 
-# How PyTorch's c10d and functional operators are called here, and whether the payload is their input or output.
+# PyTorch's c10d and functional operators -> the collective; None for those without a payload of their own
 _OPERATIONS = {
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
+    **dict.fromkeys(("allreduce", "all_reduce", "allreduce_coalesced", "all_reduce_coalesced"), "all_reduce"),
+    **dict.fromkeys(("allgather", "_allgather_base", "allgather_coalesced", "all_gather_into_tensor"), "all_gather"),
+    **dict.fromkeys(("allgather_into_tensor_coalesced", "all_gather_into_tensor_coalesced"), "all_gather"),
+    **dict.fromkeys(("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor"), "reduce_scatter"),
     "reduce_scatter_tensor_coalesced": "reduce_scatter",
     "broadcast": "broadcast",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
+    **dict.fromkeys(("alltoall", "alltoall_base", "all_to_all_single"), "all_to_all"),
     "send": "send",
-    "recv_": None,
-    "recv_any_source_": None,
-    "barrier": None,
-    "monitored_barrier_": None,
-    "wait_tensor": None,
-    "_wrap_tensor_autograd": None,
+    **dict.fromkeys(("recv_", "recv_any_source_", "barrier", "monitored_barrier_"), None),
+    **dict.fromkeys(("wait_tensor", "_wrap_tensor_autograd"), None),
 }
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
-class CollectiveCounter(TorchDispatchMode):
+class ObservingMode(TorchDispatchMode):
+    """A dispatch mode that leaves compiled regions compiled."""
+
+    # compiled regions run operators with a random generator, such as recomputed fused attention, as higher-order ones
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Without this an active mode silently makes compiled regions run eagerly."""
+        return True
+
+
+class CollectiveCounter(ObservingMode):
     """Counts calls and payload bytes of every collective, DistributedDataParallel's C++ reducer included.
 
     Payload is the input of all-reduce, reduce-scatter, all-to-all, broadcast and send, and the output of all-gather.
@@ -56,18 +55,10 @@ class CollectiveCounter(TorchDispatchMode):
         axis_of_group: process group name -> mesh axis.
     """
 
-    # what a compiled region runs of operators with a random generator, such as fused attention that is computed again
-    supports_higher_order_operators = True
-
     def __init__(self, axis_of_group: dict[str, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._axis_of_group = axis_of_group
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Leave compiled regions compiled; without this an active mode silently makes them run eagerly."""
-        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -79,9 +70,7 @@ class CollectiveCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name = func._opname
-        if name not in _OPERATIONS and name.removesuffix("_") in _OPERATIONS:
-            name = name.removesuffix("_")
+        name = func._opname if func._opname in _OPERATIONS else func._opname.removesuffix("_")
         if name not in _OPERATIONS:
             raise RuntimeError(f"collective {func.namespace}.{func._opname} has no entry in the counter's table")
         operation = _OPERATIONS[name]
@@ -92,12 +81,8 @@ class CollectiveCounter(TorchDispatchMode):
         self._counts[axis, operation] = (payload + _payload_bytes(operation, args), messages + 1)
 
     def _axis(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        for argument, value in [*zip(func._schema.arguments, args, strict=False)]:
-            if argument.name in ("process_group", "group_name"):
-                group = value
-                break
-        else:
-            group = kwargs.get("process_group", kwargs.get("group_name"))
+        arguments = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+        group: Any = arguments.get("process_group", arguments.get("group_name"))
         name = group if isinstance(group, str) else dist.ProcessGroup.unbox(group).group_name
         if name not in self._axis_of_group:
             raise RuntimeError(f"a collective ran in group {name!r}, which is no mesh axis")
@@ -114,16 +99,13 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def _payload_bytes(operation: str, args: tuple[Any, ...]) -> int:
-    """Bytes of the counted side of one call; c10d operators of two sides name their output first."""
-    tensors = [value for value in args if _tensors(value)]
-    if len(tensors) > 1:
-        side = tensors[0] if operation == "all_gather" else tensors[1]
-        return sum(_bytes(tensor) for tensor in _tensors(side))
-    own = sum(_bytes(tensor) for tensor in _tensors(tensors[0]))
-    if operation == "all_gather":  # functional form: only the input is handed in
-        sizes = [value for value in args if isinstance(value, int)]
-        return own * sizes[0]
-    return own
+    """Bytes of the payload of one call. c10d operators have their output before their input."""
+    sides = [tensors for value in args if (tensors := _tensors(value))]
+    side = sides[0] if len(sides) == 1 or operation == "all_gather" else sides[1]
+    size = sum(tensor.nbytes for tensor in side)
+    if operation == "all_gather" and len(sides) == 1:  # functional form: the input, and the number of ranks
+        return size * next(value for value in args if isinstance(value, int))
+    return size
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -134,12 +116,80 @@ def _tensors(value: Any) -> list[Tensor]:
     return []
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+class SynchronisationCounter(ObservingMode):
+    """Counts how often Python reads numbers of the training device: `.item()`, `.tolist()`, and copies to the host.
+
+    Tensors that lie on the host with any device do not count. On a CPU these are reads while batches are made, and the
+    optimizers' step counters. Copies that the host does not wait for (non_blocking) do not count either.
+
+    Args:
+        device: that trains.
+        phases: of the step: they say when batches are made.
+
+    Attributes:
+        count: since it was entered last.
+    """
+
+    def __init__(self, device: torch.device, phases: Phases | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.count = 0
+        self._device = device.type
+        self._phases = phases
+        self._optimizers: list[Optimizer] = []
+
+    def __enter__(self) -> SynchronisationCounter:
+        self.count = 0
+        self._optimizers.clear()
+        self._hook = register_optimizer_step_pre_hook(self._on_update)
+        self._tolist = Tensor.tolist
+
+        def tolist(tensor: Tensor) -> Any:
+            # dispatched, as a copy to the host, for a GPU's tensors alone
+            if tensor.device.type == "cpu":
+                self._read(tensor)
+            return self._tolist(tensor)
+
+        Tensor.tolist = tolist  # type: ignore[method-assign, assignment]  # for as long as this counts
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        Tensor.tolist = self._tolist  # type: ignore[method-assign]
+        self._hook.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        given = kwargs or {}
+        name = func._opname if hasattr(func, "_opname") else ""
+        if name == "_local_scalar_dense":
+            self._read(args[0])
+        result = func(*args, **given)
+        if name in ("_to_copy", "copy_") and self._device != "cpu" and result.device.type == "cpu":
+            source = args[0] if name == "_to_copy" else args[1]
+            if not (given.get("non_blocking", False) or (name == "copy_" and len(args) > 2 and args[2])):
+                self._read(source)
+        return result
+
+    def _read(self, tensor: Tensor) -> None:
+        makes_batches = self._phases is not None and self._phases.now is Part.DATA_LOADING
+        excluded = self._device == "cpu" and (makes_batches or self._counts_steps(tensor))
+        if tensor.device.type == self._device and not excluded:
+            self.count += 1
+
+    def _on_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._optimizers.append(optimizer)
+
+    def _counts_steps(self, tensor: Tensor) -> bool:
+        states = (state for optimizer in self._optimizers for state in optimizer.state.values())
+        return any(state.get("step") is tensor for state in states)
 
 
 class _LocalFlopMode(_FlopCounterMode):
-    """Leaves DTensor operators to DTensor, and sees the operators on local tensors that it makes of them."""
+    """Counts the operators on local tensors that DTensor makes of its own."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -160,7 +210,7 @@ def _attention_backward_flop(gradient_BHTK: Any, q_BHTK: Any, k_BHSK: Any, v_BHS
 
 
 def _attention_gradient_flop(_gradient_BHTK: Any, q_BHTK: Any, k_BHSK: Any, v_BHSK: Any, *_: Any, **_out: Any) -> int:
-    """The same without the scores: what is computed again is no model flop."""
+    """The same without the scores: recomputation is no model flop."""
     return 2 * int(sdpa_flop_count(q_BHTK, k_BHSK, v_BHSK))
 
 
@@ -182,9 +232,9 @@ _WITHOUT_SCORES = dict.fromkeys(
 
 
 class LocalFlopCounter(FlopCounterMode):
-    """PyTorch's flop counter, silent, of what this rank computes: 2 M N K a product; element-wise operators are not
-    counted. Of fused attention the full square counts, as of the unfused one, though a kernel skips what the mask
-    hides.
+    """PyTorch's flop counter, silent, of this rank's products: 2 M N K each. Element-wise operators do not count.
+
+    Of fused attention the full square counts, though a kernel skips what the mask hides.
 
     Args:
         recomputes: whether the scores count that a fused backward pass computes again.
@@ -201,20 +251,14 @@ class LocalFlopCounter(FlopCounterMode):
         return self
 
 
-def flop_counter(*, recomputes: bool = True) -> LocalFlopCounter:
-    """A fresh counter of this rank's flop."""
-    return LocalFlopCounter(recomputes=recomputes)
-
-
-@contextmanager
-def eagerly() -> Iterator[None]:
-    """Compiled blocks run eagerly within: counters see operators, not compiled regions."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
+def eagerly() -> AbstractContextManager[None]:
+    """Within this, compiled blocks run eagerly: counters see operators, not compiled regions."""
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages behind `tensors`, each storage once, however many tensors look into it."""
+    """Bytes of the storages of `tensors`, each storage once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
@@ -223,16 +267,16 @@ class KeptForBackward:
     """Collects what autograd keeps for the backward pass while `hooks()` is active.
 
     Args:
-        weights: gives the tensors whose storages do not count, as they exist anyway; asked each time one is kept.
+        weights: returns the tensors whose storages do not count; called each time a tensor is kept.
     """
 
     def __init__(self, weights: Callable[[], Iterable[Tensor]]) -> None:
         self._weights = weights
-        self._kept: list[Tensor] = []  # references: an address must not be used again while we count
+        self._kept: list[Tensor] = []  # references, so that no address is used again
 
     def hooks(self) -> AbstractContextManager[object]:
-        """Sees every tensor that is saved, recomputation's inputs included."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpacked)
+        """Hooks that see every saved tensor, inputs of recomputation included."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         local = _local(tensor.detach())
@@ -247,14 +291,10 @@ class KeptForBackward:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The plain tensor behind a DTensor, and behind one whose collective may still run."""
+    """The plain tensor of a DTensor, after its collective."""
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
     if isinstance(tensor, AsyncCollectiveTensor):
         waited: Tensor = tensor.trigger_wait()
         return waited
-    return tensor
-
-
-def _unpacked(tensor: Tensor) -> Tensor:
     return tensor

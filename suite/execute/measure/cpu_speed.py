@@ -10,7 +10,7 @@ import time
 import torch
 from torch import Tensor
 
-from suite.execute.measure.clock import Work
+from suite.execute.measure.clock import Call
 from suite.machine import cpu_caches
 from suite.machine.cpu_speed import SpeedSample, middle
 
@@ -29,26 +29,20 @@ class SpeedSampler:
     """Takes CPU speed samples on one rank. It does nothing on a GPU, whose driver logs the clocks.
 
     A sample repeats the reference kernels until its time is over. The first repetition finds cold caches and does not
-    count. The tensors are allocated at the first sample, because the peak of memory is counted before it.
+    count. The tensors are allocated at the first sample, after the peak of memory was counted.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._samples: list[SpeedSample] = []
-        self._on_processor = device.type == "cpu"
-        self._kernels: tuple[Work, ...] | None = None
+        self.takes_samples = device.type == "cpu"
+        self._kernels: tuple[Call, ...] | None = None
         self._step_seconds = 0.0
         self._due = 0.0  # samples to take between steps
-
-    @property
-    def takes_samples(self) -> bool:
-        """Whether the device is a processor."""
-        return self._on_processor
 
     def expect(self, step_seconds: float) -> None:
         """Plan samples between steps for `SAMPLES_SHARE` of the time, given the seconds of a step.
 
-        The number must be the same on all ranks, so that no rank waits for another one's samples in a timed step. A
-        launch passes the seconds of its fastest step before the timed ones.
+        The number must be the same on all ranks, so that no rank waits for another one's samples in a timed step.
         """
         self._step_seconds = step_seconds
 
@@ -65,7 +59,7 @@ class SpeedSampler:
 
     def take_sample(self) -> None:
         """Run the reference kernels for the time of a sample."""
-        if not self._on_processor:
+        if not self.takes_samples:
             return
         self._kernels = kernels = self._kernels or _reference_kernels()
         end = time.perf_counter() + SAMPLE_SECONDS
@@ -81,17 +75,13 @@ class SpeedSampler:
         return middle(self._samples)
 
 
-def _reference_kernels() -> tuple[Work, ...]:
-    """Host calls, product, element-wise, memory. None draws random numbers, allocates memory or records gradients.
-
-    The memory kernel goes through twice the size of the caches, so that it finds none of its data in them again. Where
-    the caches hold more than half of `MOST_STREAMED_THROUGH`, it finds a part of it.
-    """
+def _reference_kernels() -> tuple[Call, ...]:
+    """Host calls, product, element-wise, memory. None draws random numbers, allocates memory or records gradients."""
     tiny = torch.zeros(8)
     x_NN = torch.linspace(-1, 1, PRODUCT_SIZE * PRODUCT_SIZE).view(PRODUCT_SIZE, PRODUCT_SIZE)
     y_NN, z_E = torch.empty_like(x_NN), torch.linspace(-4, 4, ELEMENTS)
     out_E = torch.empty_like(z_E)
-    following = itertools.cycle(_parts())
+    next_part = itertools.cycle(_parts())
 
     def calls() -> None:
         for _ in range(CALLS):
@@ -101,17 +91,17 @@ def _reference_kernels() -> tuple[Work, ...]:
         calls,
         lambda: torch.mm(x_NN, x_NN, out=y_NN),
         lambda: torch.exp(z_E, out=out_E),
-        lambda: next(following).mul_(1.0),
+        lambda: next(next_part).mul_(1.0),
     )
 
 
 def _parts() -> tuple[Tensor, ...]:
-    """Tensors of `STREAMED` elements. Together they fill twice the threads' caches, but no more than the limit."""
+    """What successive calls of the memory kernel use: twice the threads' caches, so that each finds cold ones."""
     size = min(2 * cpu_caches.share_bytes() * torch.get_num_threads(), MOST_STREAMED_THROUGH)
     return torch.ones(max(2, math.ceil(size / (STREAMED * torch.float32.itemsize))), STREAMED).unbind()
 
 
-def _seconds(work: Work) -> float:
+def _seconds(work: Call) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

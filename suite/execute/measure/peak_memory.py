@@ -1,4 +1,4 @@
-"""The largest memory that PyTorch's allocators held during one window of a rank's life."""
+"""The most memory that PyTorch's allocators held within a window of a rank's run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ class Allocation(NamedTuple):
 
 
 class AllocatedPeak:
-    """Follows what is allocated on `device` from its construction until it is finished.
+    """Follows what is allocated on `device` from its construction until `finish`.
 
-    On the CPU by the profiler's memory events. It tells the size of a freed block only where it saw it allocated, so
-    this must be constructed before whatever a window is to count. The events of operators are left out: then 100,000
-    allocations take 0.2 s longer (torch 2.13, 2026-11-21). Elsewhere the allocator keeps count itself.
+    On CUDA the allocator counts itself. On the CPU the profiler's memory events are counted. They have the size of a
+    freed block only if its allocation was seen, so this must be constructed before anything that a window is to count.
 
     Attributes:
         bytes: the largest sum of blocks allocated at a time within the last window.
@@ -41,7 +40,7 @@ class AllocatedPeak:
         self._recording = None if device.type == "cuda" else _started()
 
     def settle(self) -> None:
-        """From here on, what is allocated before a window is freed before it ends, seen or unseen."""
+        """From now on, what is allocated before a window is freed before it ends, even if the free is not seen."""
         if self._recording is not None:
             self._before += _changes(self._recording)
             self._recording = _started()
@@ -49,7 +48,7 @@ class AllocatedPeak:
 
     @contextmanager
     def window(self) -> Iterator[None]:
-        """A window, whose largest sum counts."""
+        """A window whose largest sum counts."""
         if self._recording is None:
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -69,74 +68,72 @@ class AllocatedPeak:
         self._before += within
 
     def finish(self) -> None:
-        """Follow no longer: there is no further window."""
+        """Stop following: no window comes after."""
         if self._recording is not None:
             self._recording.stop()
             self._before.clear()
 
 
 def resident_bytes() -> int | None:
-    """The largest resident set of this process so far: libraries, allocators' caches and all; Linux only."""
-    if sys.platform != "linux":
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The largest resident set of this process so far, with libraries and caches of allocators; Linux only."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if sys.platform == "linux" else None
 
 
 def largest_sum(before: Iterable[Allocation], since: list[Allocation], *, window: int = 0) -> int:
     """The largest sum of blocks that live at a time within a window.
 
-    A free is not seen where a communication thread happens to be the last to let a block go (gloo's messages). Such a
-    block lives until another one overlaps it; one that was allocated since things settled, until the next change.
+    The free of a block is not seen if a communication thread is the last to release it (gloo's messages). Such a block
+    counts until another one overlaps it; one allocated in `since`, until the next change.
 
     Args:
-        before: changes until things settled: what is allocated by then may live on.
-        since: changes from then on, to the end of the window.
-        window: place of its first change.
+        before: changes until allocations settled; these blocks may live on.
+        since: later changes, to the end of the window.
+        window: index of the window's first change in `since`.
     """
     sizes: dict[int, int] = {}
     addresses: list[int] = []
     total = 0
 
-    def freed(address: int) -> int:
+    def free(address: int) -> int:
         del addresses[bisect_left(addresses, address)]
         return sizes.pop(address)
 
-    def applied(change: Allocation) -> int:
+    def apply(change: Allocation) -> int:
         difference = 0
         if change.bytes < 0:
-            return -freed(change.address) if change.address in sizes else 0
-        place = bisect_left(addresses, change.address)
-        if place and addresses[place - 1] + sizes[addresses[place - 1]] > change.address:
-            difference -= freed(addresses[place - 1])
-        while (place := bisect_left(addresses, change.address)) < len(addresses) and addresses[place] < sum(change):
-            difference -= freed(addresses[place])
+            return -free(change.address) if change.address in sizes else 0
+        index = bisect_left(addresses, change.address)
+        if index and addresses[index - 1] + sizes[addresses[index - 1]] > change.address:
+            difference -= free(addresses[index - 1])
+        while (index := bisect_left(addresses, change.address)) < len(addresses) and addresses[index] < sum(change):
+            difference -= free(addresses[index])
         insort(addresses, change.address)
         sizes[change.address] = change.bytes
         return difference + change.bytes
 
     for change in before:
-        total += applied(change)
+        total += apply(change)
     unseen = _never_freed(since)
     largest = 0 if window else total
-    for place, change in enumerate(since):
-        if place == window:
+    for index, change in enumerate(since):
+        if index == window:
             largest = max(largest, total)
-        total += applied(change)
-        if place >= window:
+        total += apply(change)
+        if index >= window:
             largest = max(largest, total)
-        if place in unseen and change.address in sizes:
-            total -= freed(change.address)
+        if index in unseen and change.address in sizes:
+            total -= free(change.address)
     return largest
 
 
 def _never_freed(changes: list[Allocation]) -> set[int]:
-    """Places of the allocations that no later change frees."""
+    """Indices of the allocations that no later change frees."""
     open_at: dict[int, int] = {}
     never: set[int] = set()
-    for place, change in enumerate(changes):
+    for index, change in enumerate(changes):
         previous = open_at.pop(change.address, None)
         if change.bytes > 0:
-            open_at[change.address] = place
+            open_at[change.address] = index
             if previous is not None:
                 never.add(previous)
     return never | set(open_at.values())
@@ -151,17 +148,17 @@ def _started() -> profile:
 
 
 def _changes(recording: profile) -> list[Allocation]:
-    """Ends the recording; returns what was allocated and freed on the CPU, in order."""
+    """End the recording; return what was allocated and freed on the CPU, in order."""
     recording.stop()
     assert recording.profiler is not None
     results = recording.profiler.kineto_results
     assert results is not None
-    found = []
+    changes = []
     pending = list(results.experimental_event_tree())
     for event in pending:
         fields = event.extra_fields
         if isinstance(fields, torch._C._profiler._ExtraFields_Allocation) and fields.device.type == "cpu":
-            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+            changes.append((event.start_time_ns, fields.ptr, fields.alloc_size))
         pending += event.children
-    found.sort(key=lambda timed: timed[0])
-    return [Allocation(address, size) for _, address, size in found]
+    changes.sort(key=lambda timed: timed[0])
+    return [Allocation(address, size) for _, address, size in changes]

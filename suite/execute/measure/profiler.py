@@ -1,4 +1,4 @@
-"""The last steps of a run under PyTorch's profiler: what each phase did, and the trace to look at."""
+"""Records the last steps of a run with PyTorch's profiler: the shares of each phase, and the trace."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MOST_ENTRIES = 1_000_000  # of a memory snapshot: allocations and frees, about 
 
 
 class ProfiledSteps:
-    """Records steps between `start` and `stop`. Whatever fails in it is noted, and raises nothing.
+    """Records steps between `start` and `stop`. Failures are noted and do not raise.
 
     Args:
-        trace: the job's; None where none is wanted.
+        trace: of the job; None: no trace is written.
 
     Attributes:
         shares: of each phase, over all recorded steps; None until `stop`, or where it failed.
@@ -33,16 +33,13 @@ class ProfiledSteps:
         self.shares: dict[Part, Shares] | None = None
         self.failure = ""
         self._device = device
+        self._cuda = device.type == "cuda"
         self._trace = None if trace is None else Path(trace_path(trace, rank))
         self._snapshot = None if trace is None else Path(memory_snapshot_path(trace, rank))
         self._recording: profile | None = None
 
-    @property
-    def _cuda(self) -> bool:
-        return self._device.type == "cuda"
-
     def start(self) -> None:
-        """From here on everything is recorded."""
+        """Begin to record."""
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
 
         def started() -> None:
@@ -55,7 +52,7 @@ class ProfiledSteps:
         self._tried("the profiler did not start", started)
 
     def stop(self, seconds: dict[Part, float]) -> None:
-        """Record no longer; find the shares, and write the trace where one is wanted.
+        """Stop recording, compute the shares, and write the trace if one is wanted.
 
         Args:
             seconds: of each phase, added up over the recorded steps.
@@ -72,7 +69,7 @@ class ProfiledSteps:
     def _tried(self, what: str, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # the run's figures are worth more than its profile
+        except Exception as error:  # the run's figures must not be lost
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             self.failure = "; ".join(part for part in (self.failure, f"{what}: {text[:300]}") if part)
 

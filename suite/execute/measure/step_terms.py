@@ -21,28 +21,26 @@ def term_seconds(
 ) -> dict[str, float]:
     """Seconds of every `StepTerm` of a rank; their sum is the median of `step_seconds`.
 
-    A phase's seconds are its share of a step, mean over the steps, of that median: medians of the phases themselves do
-    not add up (they left 6 % of gpt2-mini's steps unexplained, where each step's phases left 0.2 %; 2 ranks on 2 busy
-    cores, 2026-11-21).
+    A phase's seconds are its share of a step, mean over the steps, of that median: the medians of the phases do not add
+    up to a step.
 
         data loading                 that phase
         host-device copy             that phase, and exposed copies of the others
         forward, backward            compute of the phase
         optimizer                    compute of the update: norm, clipping, Adam, casts
-        exposed communication        of all phases, each as below
-        launch and host overhead     likewise
-        bubble                       pipeline - forward - backward: all that a stage waits. What its messages take is
-                                     in there too: the profiler shows a receive from its posting on, not how long the
-                                     message travels
+        exposed communication        of all phases, as below
+        launch and host overhead     of all phases, as below
+        bubble                       pipeline - forward - backward: a stage's waits, messages included, because the
+                                     profiler does not show how long a message travels
         unexplained                  the median - all of these: between the phases
 
-    A phase's compute is that of the profile. Profiling costs time: by as much as the phase took longer under the
-    profiler, its overhead is taken to be less, but not below 0. Then all parts are scaled to the phase's own seconds,
-    which were measured without a profiler.
+    A phase's compute is that of the profile. Profiling costs time: if the phase took longer under the profiler, its
+    overhead is reduced by the difference, but not below 0. Then all parts are scaled to the phase's seconds, which were
+    measured without a profiler.
 
     Args:
-        step_seconds, phase_seconds: of each timed step, and of each phase in it.
-        shares: of each phase, over all profiled steps.
+        step_seconds, phase_seconds: of each timed step.
+        shares: over all profiled steps.
     """
     median = statistics.median(step_seconds)
     pairs = list(zip(step_seconds, phase_seconds, strict=True))

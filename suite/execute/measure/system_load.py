@@ -1,44 +1,48 @@
-"""What the machine goes through while it is measured: processor time, clocks, power and temperature."""
+"""The machine while it is measured: device and libraries, processor time, clocks, power and temperature."""
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
+import torch
 
 from suite.machine.cpu_contention import Shared
 
-CALL_SECONDS = 2.0  # a call to the driver's library that takes longer is given up: a lost GPU can block it for ever
+CALL_SECONDS = 2.0  # limit of a call to the GPU's driver: a lost GPU can block one for ever
 _BUSY = ("user", "nice", "system", "irq", "softirq")
-_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+_FIELDS = (*_BUSY, "idle", "iowait", "steal")
 
 
-class ProcessorTime(NamedTuple):
-    """Seconds since boot, summed over processors: computing, taken by other guests of the host, and all."""
-
-    busy: float
-    steal: float
-    all: float
-
-
-def processor_time() -> ProcessorTime | None:
-    """The system's processor time so far; None where it does not say. (Containers see the whole host's.)"""
-    try:
-        times = psutil.cpu_times()._asdict()
-    except (OSError, RuntimeError):  # no /proc
-        return None
-    busy = sum(times.get(name, 0.0) for name in _BUSY)
-    return ProcessorTime(busy, times.get("steal", 0.0), sum(times.get(name, 0.0) for name in _FIELDS))
+def environment(device: torch.device) -> dict[str, str]:
+    """Device and library facts of this rank, as texts."""
+    facts = {
+        "torch": str(torch.__version__),
+        "device": device.type,
+        "threads": str(torch.get_num_threads()),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {
+            "gpu": properties.name,
+            "gpu_memory_bytes": str(properties.total_memory),
+            "cuda": str(torch.version.cuda),
+            "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
+        }
+    return facts
 
 
 def own_seconds() -> float:
-    """Processor time of this process and of all that it started, ended or not: compilers and their workers too."""
+    """Processor time of this process and its descendants, ended or not: compilers and their workers too."""
     seconds = sum(os.times()[:4])
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -55,29 +59,35 @@ class SharedProcessors:
 
     def __init__(self) -> None:
         self.since_start: Shared | None = None
-        self._begun: tuple[ProcessorTime | None, float] = (None, 0.0)
+        self._begun: Shared | None = None
 
     def start(self) -> None:
         """Begin to count."""
-        self._begun = processor_time(), time.process_time()
+        self._begun = _processor_seconds()
 
     def update(self) -> None:
         """Set `since_start` to the counts until now."""
-        (before, own), after = self._begun, processor_time()
+        before, after = self._begun, _processor_seconds()
         if before is not None and after is not None:
-            busy, steal, whole = (b - a for a, b in zip(before, after, strict=True))
-            self.since_start = Shared(own=time.process_time() - own, busy=busy, steal=steal, whole=whole)
+            fields = Shared.__struct_fields__
+            self.since_start = Shared(**{field: getattr(after, field) - getattr(before, field) for field in fields})
+
+
+def _processor_seconds() -> Shared | None:
+    """Seconds since this process and the system started; in a container, those of the whole host."""
+    try:
+        times = psutil.cpu_times()._asdict()
+    except (OSError, RuntimeError):  # no /proc
+        return None
+    busy, whole = (sum(times.get(name, 0.0) for name in names) for names in (_BUSY, _FIELDS))
+    return Shared(own=time.process_time(), busy=busy, steal=times.get("steal", 0.0), whole=whole)
 
 
 def processor_facts() -> dict[str, str]:
-    """Governor and clock of the first processor, as texts; "not told" where the system does not."""
+    """Governor and clock of the first processor, as texts; "not told" where the system does not report them."""
+    clock = re.search(r"^cpu MHz\s*:(.*)", _text("/proc/cpuinfo"), re.MULTILINE)
     governor = _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    clock = "not told"
-    for line in _text("/proc/cpuinfo").splitlines():
-        if line.startswith("cpu MHz"):
-            clock = line.partition(":")[2].strip()
-            break
-    return {"governor": governor.strip(), "processor_mhz": clock}
+    return {"governor": governor.strip(), "processor_mhz": clock[1].strip() if clock else "not told"}
 
 
 def _text(path: str) -> str:
@@ -88,16 +98,19 @@ def _text(path: str) -> str:
 
 
 class GpuLog:
-    """Samples of one GPU through nvidia-ml-py, each call given up after 2 s; says why where there are none.
+    """Samples of one GPU through nvidia-ml-py.
 
     Not tested here: no GPU was at hand.
+
+    Attributes:
+        why_none: why there are no samples; empty where there are.
     """
 
-    def __init__(self, uuid: str | None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.samples: list[dict[str, float | str]] = []
-        self.why_none = "" if uuid is not None else "no GPU"
+        self.why_none = "" if device.type == "cuda" else "no GPU"
         self._handle: Any = None
-        if uuid is None:
+        if self.why_none:
             return
         try:
             import pynvml
@@ -106,47 +119,43 @@ class GpuLog:
             return
         self._library: Any = pynvml
         self._start = time.monotonic()
-        if self._asked(pynvml.nvmlInit) is _GIVEN_UP:
+        try:
+            _answer(pynvml.nvmlInit)
+        except Exception:  # NVMLError is made at run time
             self.why_none = "the driver's library does not answer"
             return
-        handle = self._asked(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        self._handle = None if handle is _GIVEN_UP else handle
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        with suppress(Exception):
+            self._handle = _answer(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
 
     def sample(self) -> None:
-        """Add one sample; what the driver does not tell, or not in time, is left out."""
+        """Add one sample, without the values that the driver does not report in time."""
         if self._handle is None:
             return
         library, handle = self._library, self._handle
-        asked: dict[str, Callable[[], float]] = {
-            "sm_mhz": lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM),
-            "memory_mhz": lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_MEM),
-            "watts": lambda: library.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "celsius": lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU),
-            "throttle_reasons": lambda: library.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        asked: dict[str, Callable[[], float | str]] = {
+            "sm_mhz": lambda: float(library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
+            "memory_mhz": lambda: float(library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_MEM)),
+            "watts": lambda: float(library.nvmlDeviceGetPowerUsage(handle) / 1000),
+            "celsius": lambda: float(library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)),
+            "throttle_reasons": lambda: hex(library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
         }
         answers: dict[str, float | str] = {"seconds": time.monotonic() - self._start}
         for name, question in asked.items():
-            answer = self._asked(question)
-            if answer is _GIVEN_UP:
-                continue
-            answers[name] = hex(answer) if name == "throttle_reasons" else float(answer)
+            with suppress(Exception):
+                answers[name] = _answer(question)
         self.samples.append(answers)
 
-    @staticmethod
-    def _asked(question: Callable[[], Any]) -> Any:
-        """The answer, or `_GIVEN_UP` after the timeout or an error; a thread that never returns is left behind."""
-        answers: list[Any] = []
 
-        def ask() -> None:
-            try:
-                answers.append(question())
-            except Exception:  # NVMLError is made at run time; whatever it is, this sample has no such value
-                answers.append(_GIVEN_UP)
+def _answer(question: Callable[[], Any]) -> Any:
+    """What `question` returns or raises, or TimeoutError after `CALL_SECONDS`; its thread may never end."""
+    future: Future[Any] = Future()
 
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(CALL_SECONDS)
-        return answers[0] if answers else _GIVEN_UP
+    def ask() -> None:
+        try:
+            future.set_result(question())
+        except Exception as error:
+            future.set_exception(error)
 
-
-_GIVEN_UP = object()
+    threading.Thread(target=ask, daemon=True).start()
+    return future.result(CALL_SECONDS)

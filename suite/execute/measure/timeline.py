@@ -1,4 +1,4 @@
-"""A profile's events as a timeline: of each phase of a step, what computed, communicated and copied.
+"""A profile's events as a timeline: compute, communication and copies in each phase of a step.
 
 Times are nanoseconds of one clock. `suite.execute.measure.profiler` makes the spans of the profiler's events.
 """
@@ -27,7 +27,7 @@ _METADATA = frozenset((
     "_unsafe_view", "detach_",
 ))
 # fmt: on
-# operators whose work other operators do, which they call: what is their own is dispatch
+# operators that only call others: their own time is dispatch
 # fmt: off
 _COMPOSITE = frozenset((
     "_to_copy", "clone", "contiguous", "cross_entropy_loss", "dropout", "embedding", "feature_dropout",
@@ -40,7 +40,7 @@ _COMPILED = "CompiledFxGraph"  # torch.compile's range around what inductor gene
 
 
 class Span(NamedTuple):
-    """One event on the thread that runs the step. `annotated`: a range that somebody named, no operator."""
+    """One event on the thread that runs the step. `annotated`: a named range, not an operator."""
 
     name: str
     start: int
@@ -63,8 +63,8 @@ class Shares:
 
     Attributes:
         communication: exposed: no compute runs meanwhile.
-        copy: between host and device, exposed likewise.
-        overhead: all the rest.
+        copy: between host and device, exposed too.
+        overhead: the rest.
     """
 
     compute: int = 0
@@ -74,7 +74,6 @@ class Shares:
 
     @property
     def whole(self) -> int:
-        """All of them."""
         return self.compute + self.communication + self.copy + self.overhead
 
 
@@ -87,13 +86,13 @@ def host_shares(spans: Iterable[Span], in_flight: Iterable[Interval]) -> dict[Pa
         else anything within a collective's operator or its wait             communication
         else no operator, only ranges, while a message is in flight          communication
         else                                                                 overhead
-    An operator that computes and calls others, as addmm does for its bias, computes in the time that is its own. One
-    that calls its own name hands on: its time is overhead.
+    An operator that computes and calls others, as addmm does for its bias, computes in its own time. The time of one
+    that calls another of its own name is overhead. Python between two operators counts as communication while a message
+    is in flight: it cannot be told from a wait.
 
     Args:
         spans: of one thread, nested, in any order.
-        in_flight: when collectives of other threads were in flight, in any order. While Python runs between two
-            operators and a message is in flight, that counts as communication too: the thread cannot be told to wait.
+        in_flight: when collectives of other threads were in flight, in any order.
     """
     shares = {part: Shares() for part in Part}
     messages = _union(in_flight)
@@ -140,7 +139,7 @@ def host_shares(spans: Iterable[Span], in_flight: Iterable[Interval]) -> dict[Pa
 
 
 def computes(span: Span) -> bool:
-    """Whether the time of a span that is its own is compute."""
+    """Whether the span's own time is compute."""
     if _COMPILED in span.name:
         return True
     namespace, _, name = span.name.partition("::")
@@ -148,30 +147,30 @@ def computes(span: Span) -> bool:
 
 
 def _redispatched(ordered: Sequence[Span]) -> set[int]:
-    """Places of the spans directly within which one of the same name lies."""
-    found = set()
+    """Indices of the spans that have a direct child of the same name."""
+    parents = set()
     stack: list[int] = []
     for number, span in enumerate(ordered):
         while stack and ordered[stack[-1]].end <= span.start:
             stack.pop()
         if stack and ordered[stack[-1]].name == span.name:
-            found.add(stack[-1])
+            parents.add(stack[-1])
         stack.append(number)
-    return found
+    return parents
 
 
 def device_shares(phases: Iterable[tuple[Part, Interval]], spans: Iterable[DeviceSpan]) -> dict[Part, Shares]:
     """What a device did for each phase: compute, communication and copies that no compute hides. No overhead.
 
-    A kernel belongs to the innermost phase in which the host launched it. nccl's kernels communicate, copies between
-    host and device copy, all others compute.
+    A kernel belongs to the innermost phase in which the host launched it. NCCL's kernels are communication, copies
+    between host and device are copies, all others are compute.
 
     Args:
         phases: when the host was in each.
     """
     ranges = sorted(phases, key=lambda phase: (phase[1][0], -phase[1][1]))
     kinds: dict[Part, tuple[list[Interval], list[Interval], list[Interval]]] = {part: ([], [], []) for part in Part}
-    within: list[tuple[int, Part]] = []  # ends and names of the phases that are open, the innermost last
+    within: list[tuple[int, Part]] = []  # ends and names of the open phases, the innermost last
     begun = 0
     for span in sorted(spans, key=lambda span: span.launched):
         while begun < len(ranges) and ranges[begun][1][0] <= span.launched:
@@ -183,24 +182,17 @@ def device_shares(phases: Iterable[tuple[Part, Interval]], spans: Iterable[Devic
         while within and within[-1][0] < span.launched:
             within.pop()
         if within:
-            kind = 1 if span.name.startswith("nccl") else 2 if _between_host_and_device(span.name) else 0
+            is_copy = span.name.startswith(("Memcpy HtoD", "Memcpy DtoH"))
+            kind = 1 if span.name.startswith("nccl") else 2 if is_copy else 0
             kinds[within[-1][1]][kind].append((span.start, span.end))
     all_compute = _union(interval for compute, _, _ in kinds.values() for interval in compute)
-    starts = [start for start, _ in all_compute]
     shares = {}
     for part, (compute, communication, copies) in kinds.items():
-        busy = _union(compute)
         messages = _union(communication)
-        exposed = sum(end - start - _covered(all_compute, starts, start, end) for start, end in messages)
-        hidden = _union([*all_compute, *messages])
-        hidden_starts = [start for start, _ in hidden]
-        copied = sum(end - start - _covered(hidden, hidden_starts, start, end) for start, end in _union(copies))
-        shares[part] = Shares(sum(end - start for start, end in busy), exposed, copied)
+        busy = sum(end - start for start, end in _union(compute))
+        exposed = _uncovered(messages, all_compute)
+        shares[part] = Shares(busy, exposed, _uncovered(_union(copies), _union([*all_compute, *messages])))
     return shares
-
-
-def _between_host_and_device(name: str) -> bool:
-    return name.startswith(("Memcpy HtoD", "Memcpy DtoH"))
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -217,8 +209,14 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 def _covered(intervals: Sequence[Interval], starts: Sequence[int], start: int, end: int) -> int:
     """How much of [start, end) disjoint intervals in order cover; `starts` are theirs."""
     covered = 0
-    place = max(0, bisect_right(starts, start) - 1)
-    while place < len(intervals) and intervals[place][0] < end:
-        covered += max(0, min(end, intervals[place][1]) - max(start, intervals[place][0]))
-        place += 1
+    for index in range(max(0, bisect_right(starts, start) - 1), len(intervals)):
+        if intervals[index][0] >= end:
+            break
+        covered += max(0, min(end, intervals[index][1]) - max(start, intervals[index][0]))
     return covered
+
+
+def _uncovered(intervals: Iterable[Interval], others: Sequence[Interval]) -> int:
+    """How much of disjoint intervals no other ones cover, which are disjoint and in order."""
+    starts = [start for start, _ in others]
+    return sum(end - start - _covered(others, starts, start, end) for start, end in intervals)

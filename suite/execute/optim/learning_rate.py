@@ -1,4 +1,4 @@
-"""What the recipe asks of an update: its learning rate, and the factor on its gradient."""
+"""The learning rate of an update, and the factor on its gradient."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def learning_rate(recipe: Recipe, seen: int) -> float:
         else:    q + (p - q) (1 + cos(pi (u - w) / (d - w))) / 2    cosine
                  q + (p - q) (1 - (u - w) / (d - w))                linear
                  q                                                  both, after d
-    Source: Megatron-LM, learning_rates.py, AnnealingLR (samples as its unit). Differs from it by one step: its first
-    step has the rate of 0 samples, which is 0.
+    Source: Megatron-LM, learning_rates.py, AnnealingLR, in samples. Differs by one step: its first step has rate 0.
     """
     if seen <= recipe.warmup:
         return recipe.learning_rate * seen / recipe.warmup
@@ -35,13 +34,12 @@ def learning_rate(recipe: Recipe, seen: int) -> float:
 def squared_norm(gradients: Iterable[Tensor], *, device: torch.device) -> Tensor:
     """Sum of the squares of all elements, in fp32 whatever the gradients' dtype; a scalar on `device`.
 
-    Not finite exactly where an element is not, for elements within fp16's range: the square of 65504 is far from fp32's
-    end, but not from fp16's.
+    For elements within fp16's range it is not finite exactly if an element is not.
     """
-    given = list(gradients)
-    if not given:
+    tensors = list(gradients)
+    if not tensors:
         return torch.zeros((), device=device)
-    return torch.stack(torch._foreach_norm(given, 2, torch.float32)).square().sum().to(device)
+    return torch.stack(torch._foreach_norm(tensors, 2, torch.float32)).square().sum().to(device)
 
 
 def gradient_factor(recipe: Recipe, norm: float, *, loss_scale: float = 1.0) -> float:
@@ -52,5 +50,4 @@ def gradient_factor(recipe: Recipe, norm: float, *, loss_scale: float = 1.0) -> 
 
     Source: torch.nn.utils.clip_grad_norm_, its 1e-6 included, on the gradient divided by s.
     """
-    epsilon = 1e-6
-    return min(1.0, recipe.gradient_clip / (norm / loss_scale + epsilon)) / loss_scale
+    return min(1.0, recipe.gradient_clip / (norm / loss_scale + 1e-6)) / loss_scale

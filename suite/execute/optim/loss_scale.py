@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from reference_runs.run import Precision, Recipe
+from reference_runs.run import Recipe
 
-SCALED = tuple(precision for precision in Precision if precision.scaled)
 _DEFAULTS = torch.amp.GradScaler("cpu")
 
 
@@ -24,11 +23,9 @@ class LossScale:
         not finite    the step is skipped; the scale halves, not below `least`; good steps count from 0
         finite        after `growth_interval` such steps in a row the scale doubles, while fp32 can hold it
 
-    Source: torch.amp.GradScaler, whose growth and backoff factor are 2 and 0.5; apex, amp/scaler.py, LossScaler.
-    Differs from GradScaler in that the scale has a least value, as in Megatron-LM (--min-loss-scale 1), which goes on
-    skipping steps at it, and in DeepSpeed (min_loss_scale 1), which gives up there, as this does. Hysteresis (GPT-NeoX:
-    the first overflow of two leaves the scale as it is) is left out. A loss that is not finite itself ends the run: no
-    scale mends a forward pass.
+    Source: torch.amp.GradScaler; apex, amp/scaler.py, LossScaler. Differs from GradScaler by the least scale, at which
+    it gives up, as DeepSpeed does (min_loss_scale 1; Megatron-LM skips steps for ever). There is no hysteresis
+    (GPT-NeoX: the first overflow of two leaves the scale as it is).
 
     Args:
         good_steps: finite ones since the scale last changed or overflowed.
@@ -40,7 +37,7 @@ class LossScale:
     good_steps: int = 0
 
     def adapt(self, *, finite: bool) -> None:
-        """Set the scale of the next step by whether this one's gradient was finite on every rank.
+        """Set the scale of the next step; `finite`: whether this one's gradient was finite on every rank.
 
         Raises:
             LossScaleError: it was not, at the least scale.
@@ -61,8 +58,7 @@ class LossScale:
 def loss_scale(recipe: Recipe) -> LossScale | None:
     """The loss scale that a run of `recipe` starts with; None where the precision needs none (fp32, bf16).
 
-    The initial scale and the steps until it doubles are the recipe's. The least is 1, or the initial scale where that
-    is smaller.
+    The least scale is 1, or the initial scale if that is smaller.
     """
     if not recipe.precision.scaled:
         return None

@@ -1,4 +1,4 @@
-"""1-bit Adam on fp32 masters of the stored weights, one for each, so that a layer's are averaged together."""
+"""1-bit Adam on fp32 masters of the stored weights, one of each weight."""
 
 from __future__ import annotations
 
@@ -17,26 +17,21 @@ from suite.execute.precision import WeightGroup, stored_weights
 
 @dataclass(frozen=True)
 class OneBitMasters:
-    """What a training step sees of 1-bit Adam.
+    """1-bit Adam, as a training step uses it.
 
     Args:
         leaves: that have the gradients, in the order of the masters.
+        adam: the optimizer of the masters.
     """
 
     leaves: list[nn.Parameter]
     own: MasterWeights
-    rule: OneBitAdam
+    adam: OneBitAdam
 
     @property
     def gradients_differ(self) -> bool:
-        """Whether ranks have gradients of their own: no longer averaged before the update."""
-        return self.rule.compresses
-
-    def average_gradients_of(self, modules: list[nn.Module]) -> None:
-        """Have every DistributedDataParallel among `modules` average during the warm-up alone."""
-        for module in modules:
-            if isinstance(module, DistributedDataParallel):
-                self.rule.average_gradients_of(module)
+        """Whether each rank keeps its own gradient: it is no longer averaged before the update."""
+        return self.adam.compresses
 
     def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
         """One update from the leaves' gradients times `gradient_factor`.
@@ -44,21 +39,22 @@ class OneBitMasters:
         Raises:
             FloatingPointError: a momentum is not finite on some rank, though all gradients are.
         """
-        gradients = [leaf.grad for leaf in self.leaves]
-        assert all(gradient is not None for gradient in gradients)
-        self.own.update(learning_rate, [gradient for gradient in gradients if gradient is not None], gradient_factor)
-        if self.rule.skipped:
+        gradients = [leaf.grad for leaf in self.leaves if leaf.grad is not None]
+        assert len(gradients) == len(self.leaves)
+        self.own.update(learning_rate, gradients, gradient_factor)
+        if self.adam.skipped:
             raise FloatingPointError("a momentum's squares are beyond fp32 on some rank")
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """What the optimizer keeps from step to step on this rank: `MasterWeights`' and the errors."""
-        return [*self.own.state_tensors, *self.rule.error_tensors]
+        """What is kept from step to step on this rank: the state of `MasterWeights`, and the errors."""
+        return [*self.own.state_tensors, *self.adam.error_tensors]
 
 
 def one_bit_masters(
     groups: list[WeightGroup],
     names: Mapping[int, str],
+    modules: list[nn.Module],
     recipe: Recipe,
     *,
     exact_steps: int,
@@ -72,13 +68,14 @@ def one_bit_masters(
 
     Args:
         names: id of a leaf -> its name, which says which layer it belongs to.
+        modules: every DistributedDataParallel of them averages gradients during the warm-up alone.
         renewal: of the second moment, at every doubling of the exact steps.
     """
     own = [(group.weight_decay, stored_weights(group)) for group in groups]
     leaves = [leaf for group in groups for leaf in group.leaves]
     named = iter([names[id(leaf)] for leaf in leaves])
 
-    def rule(settings: list[dict[str, object]]) -> OneBitAdam:
+    def one_bit_adam(settings: list[dict[str, object]]) -> OneBitAdam:
         divided: list[dict[str, object]] = []
         for group in settings:
             masters = group["params"]
@@ -86,8 +83,8 @@ def one_bit_masters(
             pairs = [(next(named), master) for master in masters]
             layers = [pair for pair in pairs if pair[0].startswith("blocks.")]
             tables = [pair for pair in pairs if not pair[0].startswith("blocks.")]
-            for own, compressed in ((layers, None), (tables, False)):
-                divided += [group | {"params": own, "compressed": compressed}] if own else []
+            for members, compressed in ((layers, None), (tables, False)):
+                divided += [group | {"params": members, "compressed": compressed}] if members else []
         return OneBitAdam(
             divided,
             lr=recipe.learning_rate,
@@ -100,6 +97,9 @@ def one_bit_masters(
             fused=True,
         )
 
-    masters = master_weights(own, recipe, rule=rule)
-    assert isinstance(masters.rule, OneBitAdam)
-    return OneBitMasters(leaves, masters, masters.rule)
+    masters = master_weights(own, recipe, make=one_bit_adam)
+    assert isinstance(masters.optimizer, OneBitAdam)
+    for module in modules:
+        if isinstance(module, DistributedDataParallel):
+            masters.optimizer.average_gradients_of(module)
+    return OneBitMasters(leaves, masters, masters.optimizer)

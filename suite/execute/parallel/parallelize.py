@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
-from reference_runs.layout import Layout
+from reference_runs.layout import Layout, Offload
 from reference_runs.placement import chunk_layers
-from reference_runs.run import Architecture, Recipe
+from reference_runs.run import Architecture, Precision
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.torch_operations import Operations, TorchOperations
-from suite.execute.parallel import fsdp, tensor_parallel
-from suite.execute.parallel.gradient_compression import compress_gradients
+from suite.execute.parallel import tensor_parallel
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, embedding_group
+from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
 from suite.execute.parallel.pipeline import Pipeline
 from suite.execute.parallel.sharded_adamw import (
@@ -29,8 +32,8 @@ from suite.execute.parallel.sharded_adamw import (
     sharded_adamw,
     whole_adamw,
 )
-from suite.execute.precision import DTYPES, WeightGroup, store_weights
-from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, TrainingOptions
+from suite.execute.precision import DTYPES, LeafReader, WeightGroup, sharded_policy, share_classes, store_weights
+from suite.job.options import DEFAULT_OPTIONS, POWER_SGD_RANK, Averaging, KernelChoice, TrainingOptions
 from suite.job.training_job import Job
 
 
@@ -41,7 +44,7 @@ class LocalParameter:
     Args:
         name: in the whole model.
         tensor_dim: the dim along which the tensor-parallel ranks hold its parts; None where each stores all of it.
-        own: whether this rank counts it; another rank counts what both store.
+        own: whether this rank counts it. Of the ranks that store the same, one does.
         partial: whether each tensor-parallel rank has a part of its gradient.
         tied: whether it is the table that first and last pipeline stage share.
     """
@@ -56,15 +59,13 @@ class LocalParameter:
     @property
     def gradient(self) -> Tensor:
         """This rank's gradient, a plain tensor."""
-        gradient = self.parameter.grad
-        assert gradient is not None
-        return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        assert self.parameter.grad is not None
+        return local(self.parameter.grad)
 
     @property
     def local(self) -> Tensor:
         """What this rank stores of the parameter, a plain tensor."""
-        data = self.parameter.detach()
-        return data.to_local() if isinstance(data, DTensor) else data
+        return local(self.parameter.detach())
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,10 @@ class Training:
 def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training:
     """Build and wrap the model of this rank.
 
-    The order is fixed, because each step sees what the one before it made:
+    The order is fixed, because each step needs the result of the previous one:
         1. build this rank's chunks and initialise them on the CPU, as the whole model would be
         2. tensor parallelism: keep this rank's part of the matrices
-        3. store the weights on the device: in flat buffers of the recipe's precision, or fully sharded (ZeRO-2 and 3
-           over several ranks)
+        3. store the weights on the device: in flat buffers of the recipe's precision, or fully sharded (ZeRO-2 and 3)
         4. compile each block
         5. DistributedDataParallel over the data-parallel axis (ZeRO-0 and 1)
         6. the pipeline
@@ -161,19 +161,50 @@ def _stored(
 ) -> list[WeightGroup] | None:
     """Store the weights of `chunks` on the device: their flat groups, or None where they are fully sharded."""
     layout = job.layout
-    placed = {key: place for split in splits for key, place in split.placed.items()}
+    as_dtensor = {key: make for split in splits for key, make in split.as_dtensor.items()}
     if layout.fully_sharded:
         (chunk,) = chunks
-        chunk.to(device)
-        fsdp.shard(chunk, layout, job.recipe.precision, mesh=mesh[DATA], placed=placed)
+        _fully_shard(chunk.to(device), layout, job.recipe.precision, mesh=mesh[DATA], as_dtensor=as_dtensor)
         return None
-    reduced = layout.data_parallel > 1
+    shards, reduced = _shards(layout), layout.data_parallel > 1
     groups = store_weights(
-        list(chunks), job.recipe, shards=_shards(layout), device=device, placed=placed, reduced=reduced
+        list(chunks), job.recipe, shards=shards, device=device, as_dtensor=as_dtensor, reduced=reduced
     )
     for chunk in chunks:
         chunk.to(device)
     return groups
+
+
+def _fully_shard(
+    decoder: Decoder,
+    layout: Layout,
+    precision: Precision,
+    *,
+    mesh: DeviceMesh,
+    as_dtensor: Mapping[int, Callable[[Tensor], Tensor]],
+) -> None:
+    """ZeRO-2 and 3: shard the parameters of `decoder` by FSDP2, in place: a unit for each block, and one for the rest.
+
+    The shards are fp32 and thus the master weights; units gather them in the recipe's 16 bit. Gradients are reduced in
+    fp32, in fp16 recipes in fp16. Without master weights the shards are fp16 themselves.
+    """
+    # round once, so that all layouts begin with the same weights
+    decoder.to(DTYPES[precision])
+    if precision is not Precision.FP16_NO_MASTER:
+        decoder.float()
+    for module in list(decoder.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) in as_dtensor:
+                reader = LeafReader(as_dtensor=as_dtensor[id(parameter)])
+                parametrize.register_parametrization(module, name, reader, unsafe=True)
+    share_classes(decoder)
+    policy = sharded_policy(precision)
+    on_cpu = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    offload = on_cpu if layout.offload is Offload.STATE else OffloadPolicy()
+    keeps = layout.zero_stage == 2 or not layout.reshard_after_forward
+    for block in decoder.blocks.values():
+        fully_shard(block, mesh=mesh, reshard_after_forward=not keeps, mp_policy=policy, offload_policy=offload)
+    fully_shard(decoder, mesh=mesh, reshard_after_forward=False, mp_policy=policy, offload_policy=offload)
 
 
 def _shards(layout: Layout) -> int:
@@ -187,26 +218,43 @@ def _optimizer(
     """The optimizer of this rank; has `modules` average gradients as the job says."""
     recipe, layout, data = job.recipe, job.layout, mesh.get_group(DATA)
     if groups is None:
-        decay_groups = _decay_groups([leaf.parameter for leaf in leaves], recipe)
-        return fully_sharded_adamw(decay_groups, recipe, job.script.update)
+        parameters = [leaf.parameter for leaf in leaves]
+        decaying = [p for p in parameters if p.dim() > 1 or recipe.decay_of_vectors]
+        others = [p for p in parameters if p.dim() == 1 and not recipe.decay_of_vectors]
+        return fully_sharded_adamw([(recipe.weight_decay, decaying), (0.0, others)], recipe, job.script.update)
     if job.averaging is Averaging.ONE_BIT and layout.data_parallel > 1:
         names = {id(leaf.parameter): leaf.name for leaf in leaves}
-        one_bit = one_bit_masters(
-            groups, names, recipe, exact_steps=job.exact_steps, renewal=job.renewal, process_group=data
+        return one_bit_masters(
+            groups, names, modules, recipe, exact_steps=job.exact_steps, renewal=job.renewal, process_group=data
         )
-        one_bit.average_gradients_of(modules)
-        return one_bit
-    compress_gradients(modules, job.averaging, group=data, exact_steps=job.exact_steps)
+    _compress_gradients(modules, job, data)
     if _shards(layout) > 1:
         shard = mesh.get_local_rank(DATA)
         return sharded_adamw(groups, recipe, shards=_shards(layout), shard=shard, process_group=data)
     return whole_adamw(groups, recipe, job.script.update)
 
 
+def _compress_gradients(modules: list[nn.Module], job: Job, group: dist.ProcessGroup) -> None:
+    """Register PyTorch's compressing hook, if the job asks for one, with every DistributedDataParallel of `modules`.
+
+    PowerSGD has error feedback and a warm start, PyTorch's default, and averages exactly in the job's exact steps.
+    """
+    for module in modules:
+        if not isinstance(module, DistributedDataParallel):
+            continue
+        if job.averaging is Averaging.FP16:
+            module.register_comm_hook(group, fp16_compress_hook)
+        elif job.averaging is Averaging.BF16:
+            module.register_comm_hook(group, bf16_compress_hook)
+        elif job.averaging is Averaging.POWER_SGD:
+            state = PowerSGDState(group, POWER_SGD_RANK, start_powerSGD_iter=max(2, job.exact_steps))
+            module.register_comm_hook(state, powerSGD_hook)
+
+
 def operations(
     architecture: Architecture, kernels: KernelChoice, script: TrainingOptions = DEFAULT_OPTIONS
 ) -> Operations:
-    """By what a decoder of this process computes all but its matrix products."""
+    """What computes all of a decoder but its matrix products."""
     if kernels is KernelChoice.TORCH:
         return TorchOperations(architecture, script)
     from suite.execute.model.triton_operations import TritonOperations  # needs Triton, which not every machine has
@@ -215,23 +263,16 @@ def operations(
 
 
 def compile_blocks(chunks: Iterable[Decoder], dtype: torch.dtype, device: torch.device) -> None:
-    """Compile each block of `chunks` for itself, in place; from now on recompiling too often is an error."""
+    """Compile each block of `chunks`, in place. From then on recompiling too often is an error."""
     # DistributedDataParallel's graph splitting is for a model compiled whole; blocks are compiled one by one
     torch._dynamo.config.optimize_ddp = False
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # rather than go on eagerly
     if device.type == "cpu" and dtype is torch.float16:
-        # Inductor's C++ (torch 2.13) declares a sum twice that is stored twice in fp16, as the gradients of both biases
-        # of a parallel residual are; it does not where loops that share their inputs stay apart
+        # Inductor's C++ (torch 2.13) declares a sum twice that is stored twice in fp16, unless loops stay apart
         torch._inductor.config.cpp.max_horizontal_fusion_size = 1
     for chunk in chunks:
         for block in chunk.blocks.values():
             block.compile()
-
-
-def _decay_groups(parameters: list[nn.Parameter], recipe: Recipe) -> list[tuple[float, list[nn.Parameter]]]:
-    decaying = [p for p in parameters if p.dim() > 1 or recipe.decay_of_vectors]
-    others = [p for p in parameters if p.dim() == 1 and not recipe.decay_of_vectors]
-    return [(recipe.weight_decay, decaying), (0.0, others)]
 
 
 def _data_parallel(chunk: Decoder, layout: Layout, group: dist.ProcessGroup, device: torch.device) -> nn.Module:

@@ -69,7 +69,7 @@ class Pipeline:
 
         Every pass of a chunk is a phase of `phases`.
 
-        Returns the mean loss, detached; 0 where the last chunk stands on another rank.
+        Returns the mean loss, detached; 0 if the last chunk is on another rank.
         """
         if micro_batches not in self._schedules:
             self._schedules[micro_batches] = self._schedule(micro_batches)

@@ -1,5 +1,4 @@
-"""Adam on fp32 masters: one of each parameter, which may be sharded itself (ZeRO-2 and 3), or, with ZeRO-1 over
-several ranks, a flat shard of all."""
+"""Adam on fp32 masters: one of each parameter, which FSDP may have sharded, or with ZeRO-1 a flat shard of all."""
 
 from __future__ import annotations
 
@@ -8,15 +7,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from reference_runs.run import Recipe
 from suite.execute.optim.master_weights import MasterWeights, master_weights
+from suite.execute.parallel.one_bit.all_reduce import all_gather
+from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.precision import WeightGroup, stored_weights
 from suite.job.options import Update
-
-# torch 2.13 renamed the collective and warns of the old name; 2.11 has only the old one
-_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,8 @@ class ShardedAdamW:
 
     Args:
         own: the masters of this rank's shard of each group; in fp32 they are slices of the weights themselves.
-        shard: which shard is this rank's; `process_group` is None where one shard is everything.
+        shard: index of this rank's shard.
+        process_group: of the ranks that hold the others; None where one shard is everything.
     """
 
     groups: list[WeightGroup]
@@ -34,27 +32,24 @@ class ShardedAdamW:
     process_group: dist.ProcessGroup | None
 
     def step(self, learning_rate: float, gradient_factor: float | Tensor = 1.0) -> None:
-        """One update from the leaves' gradients times `gradient_factor`; afterwards every rank holds all new weights.
+        """One update from the leaves' gradients times `gradient_factor`. Then every rank holds all new weights.
 
-        Holds a flat fp32 copy of the shard's gradient while it computes: 4 bytes a parameter of the shard, which
-        `gradient_bytes` does not count.
+        It holds a flat fp32 copy of the shard's gradient: 4 bytes a parameter of the shard, which `gradient_bytes` does
+        not count.
         """
         self.own.update(learning_rate, self._gradient_shards(), gradient_factor)
-        for group, weight in zip(self.groups, self.own.weights, strict=True):
-            if self.process_group is not None:
-                _all_gather(group.flat, weight, group=self.process_group)
+        if self.process_group is not None:
+            for group, weight in zip(self.groups, self.own.weights, strict=True):
+                all_gather(group.flat, weight, group=self.process_group)
 
     def _gradient_shards(self) -> list[Tensor]:
-        shards = self.own.gradient_copies or [
-            torch.empty_like(weight, dtype=torch.float32) for weight in self.own.weights
-        ]
+        shards = self.own.gradient_copies or [torch.empty_like(w, dtype=torch.float32) for w in self.own.weights]
         for group, shard in zip(self.groups, shards, strict=True):
             write_flat_gradient(group, start=self.shard * shard.numel(), shard=shard)
         return shards
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """What the optimizer keeps from step to step on this rank (see `MasterWeights`)."""
         return self.own.state_tensors
 
 
@@ -62,10 +57,7 @@ def sharded_adamw(
     groups: list[WeightGroup], recipe: Recipe, *, shards: int, shard: int, process_group: dist.ProcessGroup | None
 ) -> ShardedAdamW:
     """The optimizer of one rank: shard `shard` of `shards`; `process_group` joins the ranks that hold the others."""
-    own: list[tuple[float, list[Tensor]]] = []
-    for group in groups:
-        elements = group.flat.numel() // shards
-        own.append((group.weight_decay, [group.flat[shard * elements : (shard + 1) * elements]]))
+    own = [(group.weight_decay, [group.flat.chunk(shards)[shard]]) for group in groups]
     return ShardedAdamW(groups, master_weights(own, recipe), shard, process_group if shards > 1 else None)
 
 
@@ -93,9 +85,9 @@ class TensorAdamW:
     own: MasterWeights
 
     def widened(self) -> dict[nn.Parameter, Tensor]:
-        """The gradient of each parameter in fp32, a plain tensor, for `step` to take (see `MasterWeights.widened`)."""
+        """The gradient of each parameter in fp32, a plain tensor, for `step` (see `MasterWeights.widened`)."""
         gradients = [
-            torch.zeros_like(weight) if parameter.grad is None else _local(parameter.grad)
+            torch.zeros_like(weight) if parameter.grad is None else local(parameter.grad)
             for parameter, weight in zip(self.parameters, self.own.weights, strict=True)
         ]
         return dict(zip(self.parameters, self.own.widened(gradients), strict=True))
@@ -106,9 +98,7 @@ class TensorAdamW:
         gradient_factor: float | Tensor = 1.0,
         widened: dict[nn.Parameter, Tensor] | None = None,
     ) -> None:
-        """One update from the parameters' gradients times `gradient_factor`, without communication.
-
-        fp32 gradients are overwritten.
+        """One update from the gradients times `gradient_factor`, without communication; overwrites fp32 gradients.
 
         Args:
             widened: the gradients in fp32, where they were needed before.
@@ -117,7 +107,6 @@ class TensorAdamW:
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """What the optimizer keeps from step to step on this rank (see `MasterWeights`)."""
         return self.own.state_tensors
 
 
@@ -125,7 +114,7 @@ def fully_sharded_adamw(
     groups: list[tuple[float, list[nn.Parameter]]], recipe: Recipe, update: Update = Update.FUSED
 ) -> TensorAdamW:
     """The optimizer of one rank for `groups`: weight decay, and the parameters that have it."""
-    own = [(weight_decay, [_local(parameter.detach()) for parameter in members]) for weight_decay, members in groups]
+    own = [(weight_decay, [local(parameter.detach()) for parameter in members]) for weight_decay, members in groups]
     parameters = [parameter for _, members in groups for parameter in members]
     return TensorAdamW(parameters, master_weights(own, recipe, update=update))
 
@@ -134,7 +123,3 @@ def whole_adamw(groups: list[WeightGroup], recipe: Recipe, update: Update = Upda
     """The optimizer of a rank that updates all of its weights: ZeRO-0, or a single data-parallel rank."""
     own = [(group.weight_decay, stored_weights(group)) for group in groups]
     return TensorAdamW([leaf for group in groups for leaf in group.leaves], master_weights(own, recipe, update=update))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,8 +1,7 @@
 """Tensor and sequence parallelism of one chunk, by torch.distributed.tensor.
 
-PyTorch's styles split the matrices and move the hidden states. The parameters themselves stay plain local tensors,
-each of which becomes a DTensor when it is read: so optimizer, DistributedDataParallel and FullyShardedDataParallel see
-no DTensor of this axis, whose mixture with plain tensors they refuse.
+PyTorch's styles split the matrices and move the hidden states. The parameters themselves stay plain local tensors, and
+each becomes a DTensor when it is read. DistributedDataParallel, FSDP and the optimizer refuse to mix both kinds.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from suite.execute.model.decoder import Decoder
 from suite.execute.model.loss import CrossEntropy
 
 SEQUENCE_DIM = 1
-# Tables that every rank reads whole and whose gradient the column-parallel product behind them completes
+# Tables that every rank reads whole, and whose gradient the column-parallel product after them completes
 _COMPLETE = ("query_position.weight",)
 
 
@@ -38,19 +37,16 @@ class Split:
     """How one chunk's parameters lie on the tensor-parallel ranks.
 
     Args:
-        placed: by id of the local parameter, what makes a DTensor of it.
+        as_dtensor: id of the local parameter -> makes a DTensor of it.
         dims: name of a split parameter -> the dim along which the ranks hold its parts, in order.
         repeated: names of the parameters that every rank stores.
         partial: of these, names of those of whose gradient each rank has a part: sequence parallelism.
     """
 
-    placed: dict[int, Callable[[Tensor], Tensor]]
+    as_dtensor: dict[int, Callable[[Tensor], Tensor]]
     dims: dict[str, int]
     repeated: frozenset[str]
     partial: frozenset[str]
-
-
-UNSPLIT = Split({}, {}, frozenset(), frozenset())
 
 
 class LocalLoss(nn.Module):
@@ -67,19 +63,19 @@ class LocalLoss(nn.Module):
 
 def _plan(decoder: Decoder, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
     between: Placement = Shard(SEQUENCE_DIM) if sequence_parallel else Replicate()
+    columns, rows = ColwiseParallel(input_layouts=between), RowwiseParallel(output_layouts=between)
+    styles: dict[str, ParallelStyle] = {
+        **dict.fromkeys(("query_key_value", "key_value", "expansion"), columns),
+        "query": ColwiseParallel(input_layouts=Replicate()),
+        **dict.fromkeys(("projection", "contraction"), rows),
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
+    }
     plan: dict[str, ParallelStyle] = {}
     for name, module in decoder.named_modules():
         kind = name.rpartition(".")[2]
-        if kind in ("query_key_value", "key_value", "expansion"):
-            plan[name] = ColwiseParallel(input_layouts=between)
-        elif kind == "query":
-            plan[name] = ColwiseParallel(input_layouts=Replicate())
-        elif kind in ("projection", "contraction"):
-            plan[name] = RowwiseParallel(output_layouts=between)
-        elif name == "embedding":
-            plan[name] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
-        elif name == "head":
-            plan[name] = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
+        if kind in styles:
+            plan[name] = styles[kind]
         else:
             assert not isinstance(module, (nn.Linear, nn.Embedding)) or kind in ("position", "query_position"), name
     return plan
@@ -92,12 +88,12 @@ def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Spl
     """
     ranks, rank = mesh.size(), mesh.get_local_rank()
     if ranks == 1:
-        return UNSPLIT
+        return Split({}, {}, frozenset(), frozenset())
     plan = _plan(decoder, sequence_parallel=sequence_parallel)
     parallelize_module(decoder, mesh, plan, src_data_rank=None)
     decoder.tie()  # parallelize_module makes two parameters of the one that embedding and head share
-    own = decoder.architecture.heads // ranks
-    decoder.heads = slice(rank * own, (rank + 1) * own)
+    heads = decoder.architecture.heads // ranks
+    decoder.heads = slice(rank * heads, (rank + 1) * heads)
     if sequence_parallel:
         decoder.sequence_part = (rank, ranks)
     if decoder.head is not None:
@@ -107,7 +103,7 @@ def split(decoder: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> Spl
 
 
 class _Waited(torch.autograd.Function):
-    """The plain tensor of a message that may still be under way; its gradient as it comes."""
+    """The plain tensor of a message that may not have arrived. Its gradient passes unchanged."""
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
@@ -134,7 +130,7 @@ def wait_for_embedding(decoder: Decoder) -> None:
 def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
     """Replace every DTensor parameter by its local tensor."""
     plain: dict[int, nn.Parameter] = {}
-    placed: dict[int, Callable[[Tensor], Tensor]] = {}
+    as_dtensor: dict[int, Callable[[Tensor], Tensor]] = {}
     dims: dict[str, int] = {}
     repeated: set[str] = set()
     partial: set[str] = set()
@@ -149,11 +145,9 @@ def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
             if id(parameter) not in plain:
                 local = nn.Parameter(parameter.to_local().detach().clone())
                 plain[id(parameter)] = local
-                placed[id(local)] = functools.partial(
-                    DTensor.from_local,
-                    device_mesh=parameter.device_mesh,
-                    placements=parameter.placements,
-                    run_check=False,
+                mesh, placements = parameter.device_mesh, parameter.placements
+                as_dtensor[id(local)] = functools.partial(
+                    DTensor.from_local, device_mesh=mesh, placements=placements, run_check=False
                 )
             (placement,) = parameter.placements
             if isinstance(placement, Shard):
@@ -161,4 +155,4 @@ def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
             else:
                 repeated.add(full_name)
             module.register_parameter(name, plain[id(parameter)])
-    return Split(placed, dims, frozenset(repeated), frozenset(partial))
+    return Split(as_dtensor, dims, frozenset(repeated), frozenset(partial))

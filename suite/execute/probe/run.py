@@ -1,7 +1,8 @@
-"""What a rank does to find wrong bits: replays of a training, exchanges of known contents, and a soak."""
+"""Finds wrong bits on one rank: by replays of a training, exchanges of known contents, and a soak."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -12,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from suite.execute.measure.environment import environment
-from suite.execute.measure.system_load import SharedProcessors
+from suite.execute.measure import clock
+from suite.execute.measure.system_load import SharedProcessors, environment
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.precision import DTYPES, prepare_arithmetic
 from suite.execute.probe.soak import differences, pattern, soaked
@@ -25,9 +26,9 @@ MODULUS = 1021  # prime, and small enough that sums over 8,192 ranks are exact i
 
 
 def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) -> Probed:
-    """Repeat, exchange and verify what the job names, reporting each; the ranks start each part together.
+    """Run and report the parts of the job. The ranks start each part together.
 
-    Processors are watched while they exchange, which is all that is timed.
+    Other processes' use of the processors is counted during the exchanges, because only these are timed.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
     torch.use_deterministic_algorithms(True)
@@ -39,13 +40,12 @@ def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) 
     dist.barrier(group=control)
     if job.exchanges and dist.get_world_size() > 1:
         shared.start()
-        pairs = list(itertools.combinations(range(dist.get_world_size()), 2))
+        rank, pairs = dist.get_rank(), list(itertools.combinations(range(dist.get_world_size()), 2))
         for first, second in pairs:
             report(Phase(f"exchange {first}-{second}", time.time()))
-            if dist.get_rank() in (first, second):
-                peer = second if dist.get_rank() == first else first
-                seconds = job.exchange_seconds / len(pairs)
-                report(exchanged(job, peer, device, control, begins=dist.get_rank() == first, seconds=seconds))
+            if rank in (first, second):
+                peer, seconds = first + second - rank, job.exchange_seconds / len(pairs)
+                report(exchanged(job, peer, device, control, begins=rank == first, seconds=seconds))
             dist.barrier(group=control)
         report(Phase("all-reduce", time.time()))
         report(reduced(job, device, control))
@@ -56,31 +56,22 @@ def probe(job: ProbeJob, device: torch.device, report: Callable[[Event], None]) 
 
 
 def run_replay(job: ProbeJob, replay: int, device: torch.device, report: Callable[[Event], None]) -> None:
-    """One training from the seed, on this rank alone; every step's hashes are reported."""
+    """One training from the seed, on this rank alone. It reports the hashes of every step."""
     prepare_arithmetic(job.recipe.precision, device)
     torch.manual_seed(job.seed)
     decoder = Decoder(job.architecture, job.recipe)
     initialise(decoder, job.recipe, seed=job.seed)
     decoder.to(device=device, dtype=DTYPES[job.recipe.precision])
-    chance = torch.Generator().manual_seed(job.seed)
+    generator = torch.Generator().manual_seed(job.seed)
     shape = (job.samples, job.architecture.sequence + 1)
     for step in range(job.replay_steps):
-        tokens = torch.randint(job.architecture.vocabulary, shape, generator=chance).to(device)
+        tokens = torch.randint(job.architecture.vocabulary, shape, generator=generator).to(device)
         loss = decoder(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
-        gradients = [parameter.grad for parameter in decoder.parameters() if parameter.grad is not None]
-        found = digest(gradients)
+        gradients = digest(parameter.grad for parameter in decoder.parameters() if parameter.grad is not None)
         update(decoder)
-        report(
-            Replayed(
-                replay=replay,
-                step=step,
-                loss=digest([loss]),
-                gradients=found,
-                parameters=digest(decoder.parameters()),
-                time=time.time(),
-            )
-        )
+        hashes = {"loss": digest([loss]), "gradients": gradients, "parameters": digest(decoder.parameters())}
+        report(Replayed(replay=replay, step=step, **hashes, time=time.time()))
 
 
 def update(decoder: Decoder) -> None:
@@ -103,77 +94,83 @@ def digest(tensors: Iterable[Tensor]) -> str:
 def exchanged(
     job: ProbeJob, peer: int, device: torch.device, control: dist.ProcessGroup, *, begins: bool, seconds: float
 ) -> Exchanged:
-    """Messages to a peer and back, each verified by whom it reaches; none is sent before the peer waits for it.
+    """Messages to a peer and back; each receiver verifies them. None is sent before the peer waits for it.
 
     Args:
-        control: of gloo, by which the two agree.
-        seconds: that it goes on at least.
+        control: a gloo group, for decisions.
+        seconds: the least time that the exchanges take.
     """
     elements = job.exchange_bytes // 4
-    fastest, wrong, first = float("inf"), 0, ""
     received = torch.empty(elements, dtype=torch.int32, device=device)
-    word = torch.zeros(1)
-    number, count_all, began = 0, job.exchanges, time.perf_counter()
-    while number < count_all:
+
+    def agree(word: Tensor, *, sends: bool) -> None:
+        if sends:
+            dist.send(word, peer, group=control)
+        else:
+            dist.recv(word, peer, group=control)
+
+    def exchange(number: int) -> tuple[float, Tensor, Tensor]:
         ours = pattern(0, elements, 2 * number + begins, device)
         theirs = pattern(0, elements, 2 * number + (not begins), device)
-        if begins:
-            dist.recv(word, peer, group=control)
-        else:
-            dist.send(word, peer, group=control)
-        start = _now(device)
+        agree(torch.zeros(1), sends=not begins)
+        start = clock.now(device)
         if begins:
             dist.send(ours, peer)
             dist.recv(received, peer)
         else:
             dist.recv(received, peer)
             dist.send(ours, peer)
-        fastest = min(fastest, (_now(device) - start) / 2)
-        count, words = differences(received, theirs)
-        wrong, first = wrong + count, first or words
-        number += 1
-        if number == job.exchanges:
-            word[0] = _further(number, time.perf_counter() - began, seconds)
-            if begins:
-                dist.send(word, peer, group=control)
-            else:
-                dist.recv(word, peer, group=control)
-            count_all += int(word[0])
-    return Exchanged(peer=peer, bytes=4 * elements, seconds=fastest, wrong=wrong, first=first, time=time.time())
+        return (clock.now(device) - start) / 2, received, theirs
 
-
-def _further(done: int, took: float, seconds: float) -> int:
-    """How many more exchanges fill the seconds, where so many took so long."""
-    return max(0, int(done * (seconds - took) / took))
+    return _repeated(job, exchange, lambda word: agree(word, sends=begins), peer=peer, seconds=seconds)
 
 
 def reduced(job: ProbeJob, device: torch.device, control: dist.ProcessGroup) -> Exchanged:
-    """Sums over all ranks of whole numbers, whose result is known: place modulo 1021, plus the rank.
+    """All-reduces of whole numbers, whose result is known: index modulo 1021, plus the rank.
 
-    All ranks begin each together; `control`, of gloo, is what they agree by.
+    All ranks begin each together. `control` is a gloo group, for decisions.
     """
     ranks, elements = dist.get_world_size(), job.exchange_bytes // 4
     base = torch.arange(elements, device=device, dtype=torch.int64) % MODULUS
     expected = (base * ranks + ranks * (ranks - 1) // 2).to(torch.float32)
-    fastest, wrong, first = float("inf"), 0, ""
-    number, count_all, began = 0, job.exchanges, time.perf_counter()
-    while number < count_all:
+
+    def reduce(_number: int) -> tuple[float, Tensor, Tensor]:
         buffer = (base + dist.get_rank()).to(torch.float32)
         dist.barrier(group=control)
-        start = _now(device)
+        start = clock.now(device)
         dist.all_reduce(buffer)
-        fastest = min(fastest, _now(device) - start)
-        count, words = differences(buffer, expected)
+        return clock.now(device) - start, buffer, expected
+
+    decide = functools.partial(dist.broadcast, src=0, group=control)
+    return _repeated(job, reduce, decide, peer=None, seconds=job.exchange_seconds)
+
+
+def _repeated(
+    job: ProbeJob,
+    once: Callable[[int], tuple[float, Tensor, Tensor]],
+    decide: Callable[[Tensor], object],
+    *,
+    peer: int | None,
+    seconds: float,
+) -> Exchanged:
+    """`once`, as often as the job says, and then for the rest of `seconds`.
+
+    Args:
+        once: of a number, returns seconds, and what was received and expected.
+        decide: replaces the number of further repetitions by that of one of the ranks.
+    """
+    fastest, wrong, first = float("inf"), 0, ""
+    number, repetitions, start = 0, job.exchanges, time.perf_counter()
+    while number < repetitions:
+        took, received, expected = once(number)
+        fastest = min(fastest, took)
+        count, words = differences(received, expected)
         wrong, first = wrong + count, first or words
         number += 1
         if number == job.exchanges:
-            word = torch.tensor([float(_further(number, time.perf_counter() - began, job.exchange_seconds))])
-            dist.broadcast(word, 0, group=control)
-            count_all += int(word[0])
-    return Exchanged(peer=None, bytes=4 * elements, seconds=fastest, wrong=wrong, first=first, time=time.time())
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+            spent = time.perf_counter() - start
+            further = torch.tensor([float(max(0, int(number * (seconds - spent) / spent)))])
+            decide(further)
+            repetitions += int(further[0])
+    size = 4 * (job.exchange_bytes // 4)
+    return Exchanged(peer=peer, bytes=size, seconds=fastest, wrong=wrong, first=first, time=time.time())

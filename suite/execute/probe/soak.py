@@ -1,35 +1,45 @@
-"""Known patterns that fill memory and messages, products with known results, and how wrong bits in them are told."""
+"""Known patterns in memory and messages, products with known results, and the comparison that finds wrong bits."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from suite.execute.probe.free_memory import fillable_bytes, free_bytes, hand_back
 from suite.job.events import Event, Phase
 from suite.job.probe_job import ProbeJob, Soaked
 
-# of patterns, modulo 2**32: odd, so that all places differ; Knuth, The Art of Computer Programming 3, 6.4, multiplies
-# by the golden ratio; the other one is murmur3's
+# of patterns, modulo 2**32: odd, so that all elements differ. Sources: the golden ratio, Knuth, The Art of Computer
+# Programming 3, 6.4; murmur3
 FACTOR, SALT_FACTOR = 2654435769, 2246822507
 CHUNK = 1 << 22  # elements whose pattern is made and compared at a time
-TRIED = 4 * CHUNK  # elements of the pass that says how long the others take
+TRIED = 4 * CHUNK  # elements of a first pass, from whose seconds the size of the others follows
 PASSES = 2  # at least: a pattern and its complement
-WORK_BYTES = 16 * CHUNK  # pattern of a chunk; where it differs, what differs and places in int64
-UNTOLD_BYTES = 2**28  # of a rank where the system does not tell what is free
+WORK_BYTES = 16 * CHUNK  # pattern of a chunk; where it differs, the differences and their indices in int64
 FREE_SHARE = 0.95  # of a GPU's free memory
+HOST_SHARE = 0.9  # of the free memory
+RESERVED_BYTES = 2**30  # always left: for the launcher, torchrun and other processes
+LEAST_SHARE = 0.25  # taken even where little is free
+# by version of cgroups: limit, use, and the use that the kernel can reclaim
+_CONTROLLERS = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 PRODUCT = 512  # rows and columns of verified products
-EVERY = 19  # of the left factor of bf16, one entry in so many is not 0: 27 * 3 * 3 = 243 at most
+EVERY = 19  # of the left bf16 factor, one entry in so many is not 0: sums are 27 * 3 * 3 = 243 at most
 
 
 def pattern(first: int, elements: int, salt: int, device: torch.device, *, complement: bool = False) -> Tensor:
-    """Known numbers, [elements] in int32: each depends on its place and on `salt`, and uses all 32 bits.
+    """Known numbers, [elements] in int32: each depends on its index and on `salt`, and uses all 32 bits.
 
-    (place * FACTOR + salt * SALT_FACTOR) mod 2**32, which int32 wraps to; the complement has every bit turned.
+    (index * FACTOR + salt * SALT_FACTOR) mod 2**32, to which int32 wraps. The complement has every bit inverted.
     """
     start = (first * FACTOR + salt * SALT_FACTOR) % 2**32  # in Python, whose integers do not overflow
     out = torch.arange(elements, device=device, dtype=torch.int32).mul_(_signed(FACTOR)).add_(_signed(start))
@@ -42,53 +52,109 @@ def _signed(number: int) -> int:
 
 
 def differences(found: Tensor, expected: Tensor) -> tuple[int, str]:
-    """How many elements differ, and the first one in words; empty where none does."""
+    """How many elements differ, and the first one in words; empty if none does."""
     if torch.equal(found, expected):
         return 0, ""
-    places = (found != expected).reshape(-1).nonzero().reshape(-1)
-    place = int(places[0])
-    got, wanted = found.reshape(-1)[place].item(), expected.reshape(-1)[place].item()
-    return len(places), f"element {place} is {got}, not {wanted}"
+    differing = (found != expected).reshape(-1).nonzero().reshape(-1)
+    first = int(differing[0])
+    got, wanted = found.reshape(-1)[first].item(), expected.reshape(-1)[first].item()
+    return len(differing), f"element {first} is {got}, not {wanted}"
 
 
 def factors(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Two factors, [PRODUCT, PRODUCT] of entries 0 to 3, and their product; all exact in `dtype`, in any order of sums.
 
-    In fp32 (and in tf32, which keeps 11 bits of a factor) sums are 512 * 9 = 4,608 at most. bf16 keeps 8 bits, so that
-    whole numbers are exact to 256: there most entries of the left factor are 0, others in each row, and sums and parts
-    of them are 243 at most, whether they are kept in fp32 or in bf16.
+    In fp32, and in tf32 with its 11 bits, sums are 512 * 9 = 4,608 at most. bf16 has 8 bits, so whole numbers are exact
+    to 256: there most entries of the left factor are 0, others in each row, and sums are 243 at most.
     """
-    place = torch.arange(PRODUCT * PRODUCT)
-    left, right = (place // 5 % 4).view(PRODUCT, PRODUCT), (place // 3 % 4).view(PRODUCT, PRODUCT)
+    index = torch.arange(PRODUCT * PRODUCT)
+    left, right = (index // 5 % 4).view(PRODUCT, PRODUCT), (index // 3 % 4).view(PRODUCT, PRODUCT)
     if dtype is torch.bfloat16:
-        row, column = place // PRODUCT, place % PRODUCT
-        left = torch.where((row + column) % EVERY == 0, 1 + place % 3, 0).view(PRODUCT, PRODUCT)
+        row, column = index // PRODUCT, index % PRODUCT
+        left = torch.where((row + column) % EVERY == 0, 1 + index % 3, 0).view(PRODUCT, PRODUCT)
     product = left @ right
     return left.to(dtype), right.to(dtype), product.to(dtype)
 
 
-def soak_bytes(job: ProbeJob, device: torch.device, control: dist.ProcessGroup | None) -> int:
-    """What this rank fills: what the job says, or what is free and its own; without the memory that it works in.
+def hand_back(device: torch.device) -> None:
+    """Return memory that Python, PyTorch and the C library cache to the device and the system."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc, which keeps freed memory in ranks
+    if trim is not None:
+        trim(0)
 
-    All ranks have handed back what they held before one asks, and have asked before one fills anything. On a CPU they
-    share what is free, each as much as the one that saw the least.
+
+def fillable_bytes(free: int, *, ranks: int) -> int:
+    """Of each rank, of `free` bytes for all: 90 %, less to leave 1 GiB, but at least a quarter."""
+    return max(int(LEAST_SHARE * free), min(int(HOST_SHARE * free), free - RESERVED_BYTES)) // ranks
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """What the system calls available, or what this process's cgroups still allow where that is less.
 
     Args:
-        control: of gloo; None: this rank is alone.
+        root: below which proc and sys/fs/cgroup are.
+    """
+    return max(0, min([psutil.virtual_memory().available, *_allowed(root)]))
+
+
+def _allowed(root: Path) -> list[int]:
+    """What each cgroup of this process, and each of its parents, still allows, of those with a limit.
+
+    A container may see its own cgroup as the root, or a path of the host that does not exist in it.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    allowed = []
+    for line in lines:
+        _, controller, path = line.split(":", 2)
+        if controller not in _CONTROLLERS:
+            continue
+        top = root / "sys/fs/cgroup" / controller
+        lowest = top / path.strip("/")
+        for group in (lowest, *lowest.parents):
+            left = _left(group, *_CONTROLLERS[controller])
+            allowed += [] if left is None else [left]
+            if group == top:
+                break
+    return allowed
+
+
+def _left(group: Path, limit: str, used: str, reclaimable: str) -> int | None:
+    """Bytes of one cgroup; None if it has no limit ("max") or cannot be read."""
+    try:
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        most, current = ((group / name).read_text(encoding="ascii") for name in (limit, used))
+        return int(most) - int(current) + int(statistics.get(reclaimable, 0))
+    except (OSError, ValueError):
+        return None
+
+
+def soak_bytes(job: ProbeJob, device: torch.device, control: dist.ProcessGroup | None) -> int:
+    """Bytes that this rank fills: the job's, or its part of the free memory without `WORK_BYTES`.
+
+    All ranks return cached memory before one looks, and have looked before one fills anything. On a CPU they share the
+    free memory, each as much as the rank that saw the least.
+
+    Args:
+        control: a gloo group; None: this rank is alone.
     """
     hand_back(device)
     if control is not None:
         dist.barrier(group=control)
     if device.type == "cuda":
-        own = int(FREE_SHARE * torch.cuda.mem_get_info(device)[0])
+        free = int(FREE_SHARE * torch.cuda.mem_get_info(device)[0])
     else:
-        ranks, free = 1 if control is None else dist.get_world_size(control), free_bytes()
-        own = UNTOLD_BYTES if free is None else fillable_bytes(free, ranks=ranks)
-    if control is not None and device.type != "cuda":
-        least = torch.tensor([own])
-        dist.all_reduce(least, dist.ReduceOp.MIN, group=control)
-        own = int(least[0])
-    return max(8, min(job.soak_bytes or own, max(own - WORK_BYTES, own // 2)))
+        free = fillable_bytes(free_bytes(), ranks=1 if control is None else dist.get_world_size(control))
+        if control is not None:
+            least = torch.tensor([free])
+            dist.all_reduce(least, dist.ReduceOp.MIN, group=control)
+            free = int(least[0])
+    return max(8, min(job.soak_bytes or free, max(free - WORK_BYTES, free // 2)))
 
 
 def soaked(
@@ -96,20 +162,20 @@ def soaked(
 ) -> Soaked:
     """Products with a known result, and copies from one half of the memory to the other, until the time is over.
 
-    Each pass has a pattern of its own, every other one the complement of the one before. A first pass over a small part
-    says how long the others take; they are over as much memory as lets two of them fit the time.
+    Each pass has its own pattern, every other one the complement of the previous one. From the seconds of a first pass
+    over a small part follows the size of the others: at least two fit the time.
     """
     half = soak_bytes(job, device, control) // 8
     source, target = (torch.empty(half, dtype=torch.int32, device=device) for _ in range(2))
-    products = [tuple(one.to(device) for one in factors(dtype)) for dtype in (torch.float32, torch.bfloat16)]
-    told, number, wrong, first = 0.0, 0, 0, ""
+    products = [tuple(matrix.to(device) for matrix in factors(dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    reported, number, wrong, first = 0.0, 0, 0, ""
 
     def chunks(size: int) -> Iterator[tuple[int, int]]:
-        nonlocal told
-        for place in range(0, size, CHUNK):
-            yield place, min(place + CHUNK, size)
-            if time.monotonic() - told > 1:
-                told = time.monotonic()
+        nonlocal reported
+        for start in range(0, size, CHUNK):
+            yield start, min(start + CHUNK, size)
+            if time.monotonic() - reported > 1:
+                reported = time.monotonic()
                 report(Phase(f"soak pass {number}", time.time()))
 
     def compared(found: Tensor, expected: Tensor, where: str) -> None:

@@ -11,9 +11,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from suite.execute.measure import clock
-from suite.execute.measure.counters import CollectiveCounter, eagerly, flop_counter, storage_bytes
+from suite.execute.measure.counters import (
+    CollectiveCounter,
+    LocalFlopCounter,
+    SynchronisationCounter,
+    eagerly,
+    storage_bytes,
+)
 from suite.execute.measure.cpu_speed import SAMPLES_AROUND, SpeedSampler
-from suite.execute.measure.host_syncs import SynchronisationCounter
 from suite.execute.measure.peak_memory import AllocatedPeak, resident_bytes
 from suite.execute.measure.phases import Part
 from suite.execute.measure.profiler import ProfiledSteps
@@ -22,14 +27,14 @@ from suite.execute.measure.system_load import SharedProcessors
 from suite.execute.parallel.mesh import axis_of_group, slowest
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import Purpose
+from suite.job.events import StepKind
 
 
 class StepEnd(NamedTuple):
     """What the instruments see of a step that ended.
 
     Args:
-        following: what the next step is for.
-        seconds: that it took.
+        following: the purpose of the next step.
         skipped: whether an overflow skipped its update: it then counts nothing.
     """
 
@@ -40,7 +45,7 @@ class StepEnd(NamedTuple):
 
 
 class StepCounters:
-    """Counts over one step each: collectives with synchronisations, the peak of memory, flop.
+    """Counts over one step each: collectives and synchronisations, the peak of memory, flop.
 
     Attributes:
         gradient_bytes: storages of the gradients of the last counted step, before its update.
@@ -50,7 +55,7 @@ class StepCounters:
         self.collectives = CollectiveCounter(axis_of_group(mesh, steps.training.embedding_group))
         self.synchronisations = SynchronisationCounter(steps.device, steps.phases)
         self.peak = peak
-        self.flop = flop_counter()
+        self.flop = LocalFlopCounter()
         self.gradient_bytes = 0
         self._leaves = steps.training.leaves
 
@@ -70,12 +75,10 @@ class StepCounters:
             yield
 
     def before_update(self, purpose: Purpose) -> None:
-        """All gradients are there."""
-        if purpose in (Purpose.COLLECTIVES, Purpose.PEAK, Purpose.FLOP):
+        if purpose.kind is StepKind.COUNTED:
             self.gradient_bytes = storage_bytes(leaf.gradient for leaf in self._leaves)
 
     def after(self, end: StepEnd) -> None:
-        """A step ended."""
         if end.purpose is Purpose.PEAK and not end.skipped:
             self.peak.finish()
         if end.purpose is Purpose.WARM_UP and end.following is not Purpose.WARM_UP:
@@ -86,9 +89,8 @@ class StepClocks:
     """Times steps, and watches processors and network interface meanwhile.
 
     Attributes:
-        step_seconds: of each timed step.
         phase_seconds: of each phase in each timed step.
-        resident_bytes: before the first timed step; None where the system does not say.
+        resident_bytes: before the first timed step; None where the system does not report them.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -105,7 +107,6 @@ class StepClocks:
         self._finished = False
 
     def before(self, purpose: Purpose) -> None:
-        """A step begins."""
         if purpose is Purpose.TIMED and not self.step_seconds:
             self.resident_bytes = resident_bytes()  # speed samples have tensors of their own
             self.processors.start()
@@ -114,10 +115,11 @@ class StepClocks:
             self.finish()
 
     def after(self, end: StepEnd) -> None:
-        """A step ended."""
         self._fastest = min(self._fastest, end.seconds)
         if end.purpose is Purpose.FLOP and not end.skipped:
-            self._expect_as_slowest_rank()
+            everyone = dist.group.WORLD
+            if self.speed.takes_samples and everyone is not None:
+                self.speed.expect(*slowest(everyone, self._fastest))
             self._sent_before = clock.interface_sent_bytes(self._interface)
         if end.purpose is Purpose.TIMED:
             self.step_seconds.append(end.seconds)
@@ -132,13 +134,8 @@ class StepClocks:
             self._finished = True
             self.speed.take_samples(SAMPLES_AROUND)
 
-    def _expect_as_slowest_rank(self) -> None:
-        everyone = dist.group.WORLD
-        if self.speed.takes_samples and everyone is not None:
-            self.speed.expect(*slowest(everyone, self._fastest))
-
     def interface_sent_bytes(self) -> float | None:
-        """Bytes a timed step that left the job's interface; None where none is named."""
+        """Bytes that left the job's interface in a timed step, mean; None where none is named."""
         if self._sent is None or self._sent_before is None:
             return None
         return (self._sent - self._sent_before) / len(self.step_seconds)
@@ -158,22 +155,19 @@ class StepProfile:
 
     @property
     def failure(self) -> str:
-        """What went wrong; empty where nothing did."""
         return self._profiler.failure
 
     def before(self, purpose: Purpose) -> None:
-        """A step begins."""
         if purpose is Purpose.PROFILED and not self._phases.in_profile:
             self._profiler.start()
             self._phases.in_profile = True
 
     def after(self, end: StepEnd) -> None:
-        """A step ended."""
         if end.purpose is Purpose.PROFILED:
             self.phase_seconds.append(self._phases.seconds())
 
     def term_seconds(self, clocks: StepClocks) -> dict[str, float]:
-        """Stops the profiler; the terms of the median timed step, none where the profile failed."""
+        """Stop the profiler; return the terms of the median timed step, none where the profile failed."""
         self._phases.in_profile = False
         self._profiler.stop({part: sum(seconds[part] for seconds in self.phase_seconds) for part in Part})
         shares = self._profiler.shares

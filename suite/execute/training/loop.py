@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from reference_runs.layout import Recomputation
 from suite.execute.measure import clock
-from suite.execute.measure.counters import storage_bytes
-from suite.execute.measure.environment import environment
+from suite.execute.measure.counters import KeptForBackward, LocalFlopCounter, eagerly, storage_bytes
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.measure.phases import Part
+from suite.execute.measure.system_load import environment
 from suite.execute.parallel.mesh import coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
-from suite.execute.training.counting_passes import activation_bytes, model_flop
 from suite.execute.training.instruments import StepClocks, StepCounters, StepEnd, StepProfile
-from suite.execute.training.step import StepOutcome, Steps
+from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPlan
-from suite.job.events import Event, Finished, Phase, Step, StepKind
+from suite.job.events import Event, Finished, Phase, Step
 from suite.job.training_job import Job
 
 
@@ -37,8 +39,8 @@ def train(
 ) -> Finished:
     """Run the job's steps on this rank and return what was counted.
 
-    `StepPlan` says what each step is for. Counted steps train like the others, but their times are kept apart. Two more
-    passes after the last step count what belongs to no step.
+    `StepPlan` says what each step is for. Counted steps train like the others, but their times are kept apart. Passes
+    after the last step count model flop and activations.
 
     Raises:
         NotFiniteError: the loss became NaN or infinite, or no loss scale kept the gradients finite.
@@ -62,7 +64,8 @@ def train(
         clocks.after(end)
         profile.after(end)
         counters.after(end)
-        report(_reported(step, purpose.kind, seconds, outcome))
+        norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
+        report(Step(step, purpose.kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped))
         purpose = following
     clocks.finish()
     if not clocks.step_seconds:
@@ -75,11 +78,6 @@ def train(
     return _finished(steps, mesh, counters, clocks, profile, terms, arithmetic)
 
 
-def _reported(step: int, kind: StepKind, seconds: float, outcome: StepOutcome) -> Step:
-    norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
-    return Step(step, kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped)
-
-
 def _finished(
     steps: Steps,
     mesh: DeviceMesh,
@@ -89,7 +87,7 @@ def _finished(
     terms: dict[str, float],
     arithmetic: str,
 ) -> Finished:
-    """What the instruments show in the end, with the counts of two more passes."""
+    """What the instruments show, and the counts of the passes after the last step."""
     training = steps.training
     pipelined = [] if training.pipeline is None else clocks.phase_seconds
     return Finished(
@@ -118,3 +116,37 @@ def _finished(
         synchronisations=counters.synchronisations.count,
         cpu_speed=clocks.speed.median,
     )
+
+
+def model_flop(steps: Steps) -> int:
+    """Flop of a step of this rank without recomputation: those of one sample times its samples.
+
+    It runs one sample at a time, because a whole micro-batch without recomputation may not fit where training does.
+    """
+    flop = LocalFlopCounter(recomputes=False)
+    layout = steps.job.layout
+    for chunk in steps.training.chunks:
+        chunk.recompute(Recomputation.NONE)
+    # DTensor computes new shapes twice, to know their placements: count the second pass
+    for mode in (nullcontext(), flop) if layout.tensor_parallel > 1 else (flop,):
+        with eagerly(), mode:
+            for output in steps.chunk_outputs(samples=1):
+                output.backward(torch.ones_like(output))
+    for chunk in steps.training.chunks:
+        chunk.recompute(layout.recomputation, checkpoint_layers=layout.checkpoint_layers)
+    return int(flop.get_total_flops()) * steps.micro_batches * layout.micro_batch
+
+
+def activation_bytes(steps: Steps) -> int:
+    """Bytes that autograd keeps for the backward pass of one micro-batch, executed eagerly."""
+
+    def weights() -> Iterator[Tensor]:
+        yield from steps.training.weights
+        for chunk in steps.training.chunks:
+            yield from chunk.parameters()  # gathered ones, while fully sharded blocks compute
+
+    kept = KeptForBackward(weights)
+    with eagerly(), kept.hooks():
+        outputs = list(steps.chunk_outputs(samples=steps.job.layout.micro_batch))
+    assert outputs
+    return kept.bytes()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from reference_runs.catalog import global_batch_at
@@ -19,14 +20,12 @@ from suite.execute.data.token_stream import TokenBatch
 from suite.execute.measure.phases import Part, Phases
 from suite.execute.optim.learning_rate import gradient_factor, learning_rate, squared_norm
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
-from suite.execute.parallel import fsdp
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters
 from suite.execute.parallel.parallelize import LocalParameter, Training
 from suite.execute.parallel.sharded_adamw import TensorAdamW
 from suite.execute.precision import DTYPES
 from suite.execute.rank import NotFiniteError
-from suite.execute.training.naive_logging import gradient_norm_by_parameter, logged_weight_norm
 from suite.job.options import Averaging
 from suite.job.training_job import Job
 
@@ -54,8 +53,8 @@ class Steps:
         step: number of the next step.
         micro_batches: of this rank in the last step.
         phases: the clock of the step's phases.
-        compressed: whether the last step averaged as the job says, no longer exactly: 1-bit Adam does so later where
-            overflows skip steps of its warm-up.
+        compressed: whether the last step averaged gradients as the job says. 1-bit Adam averages exactly during its
+            warm-up, which skipped steps prolong.
     """
 
     def __init__(self, job: Job, training: Training, mesh: DeviceMesh, device: torch.device) -> None:
@@ -75,15 +74,15 @@ class Steps:
         self.compressed = job.averaging is not Averaging.ONE_BIT
 
     def forward_and_backward(self) -> Tensor:
-        """Accumulate the gradient of this rank's micro-batches; returns the mean of their losses, detached.
+        """Accumulate the gradient of this rank's micro-batches; return the mean of their losses, detached.
 
-        On several pipeline stages the last one has the loss, the others return 0. The backward pass of the last
-        micro-batch reduces the gradient over the data-parallel axis; with ZeRO-2 and 3 that of each micro-batch does.
+        Of several pipeline stages only the last one has the loss; the others return 0. The last micro-batch's backward
+        pass reduces the gradient over the data-parallel axis; with ZeRO-2 and 3 each one's does.
         """
         self.phases.clear()
         samples = self.job.layout.micro_batch
         self._batch = global_batch_at(self.job.recipe, self._seen)
-        first, self.micro_batches = self._coming()
+        first, self.micro_batches = self._next_samples()
         self._seen += self._batch
         factor = self._scale.scale if self._scale else 1.0
         for chunk in self.training.chunks:
@@ -107,27 +106,20 @@ class Steps:
                     loss: Tensor = module(micro_batch.tokens_BT, **micro_batch.arguments) / self.micro_batches
                 with self.phases.phase(Part.BACKWARD):
                     (loss * factor).backward()
-            if self._ahead is not None:
-                self._begin_behind(first + number * samples, last=number == self.micro_batches - 1)
+            if self._ahead is not None and number < self.micro_batches - 1:
+                self._ahead.begin(first + (number + 1) * samples, samples)
+            elif self._ahead is not None and self.step < self.job.steps - 1:
+                self._ahead.begin(self._next_samples()[0], samples)
             losses.append(loss.detach())
             if self.job.script.synchronises:
                 losses[-1].item()
         return torch.stack(losses).sum()
 
-    def _coming(self) -> tuple[int, int]:
-        """The first sample of this rank in the step that begins with what was seen, and its micro-batches there."""
+    def _next_samples(self) -> tuple[int, int]:
+        """This rank's first sample, and number of micro-batches, in the step after all samples seen so far."""
         samples = self.job.layout.micro_batch
         micro_batches = global_batch_at(self.job.recipe, self._seen) // (self.job.layout.data_parallel * samples)
         return self._seen + self._mesh.get_local_rank(DATA) * micro_batches * samples, micro_batches
-
-    def _begin_behind(self, first: int, *, last: bool) -> None:
-        """Begin to copy the micro-batch behind the one from `first`, the step's `last` or not, if there is one."""
-        assert self._ahead is not None
-        samples = self.job.layout.micro_batch
-        if not last:
-            self._ahead.begin(first + samples, samples)
-        elif self.step < self.job.steps - 1:
-            self._ahead.begin(self._coming()[0], samples)
 
     def _micro_batch(self, first: int, samples: int) -> TokenBatch:
         if self._ahead is not None:
@@ -138,7 +130,7 @@ class Steps:
             return batch.to(self.device)
 
     def chunk_outputs(self, *, samples: int) -> Iterator[Tensor]:
-        """What each of this rank's chunks gives for `samples` samples, one after the other: nothing is sent on."""
+        """The output of each of this rank's chunks for `samples` samples. No chunk gets another one's output."""
         batch = self._stream.micro_batch(0, samples).to(self.device)
         layout, architecture = self.job.layout, self.job.architecture
         length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
@@ -150,11 +142,6 @@ class Steps:
             yield chunk(x, **batch.arguments)
 
     def update(self, loss: Tensor) -> StepOutcome:
-        """What `_update` does, as a phase."""
-        with self.phases.phase(Part.UPDATE):
-            return self._update(loss)
-
-    def _update(self, loss: Tensor) -> StepOutcome:
         """Reduce loss and gradient norm over ranks; then clip, update, and clear the gradients.
 
         A skipped step leaves the learning rate's schedule where it is.
@@ -162,21 +149,25 @@ class Steps:
         Raises:
             NotFiniteError: the loss, or without loss scaling the gradient, is NaN or infinite.
         """
-        own = loss.clone()
+        with self.phases.phase(Part.UPDATE):
+            return self._update(loss)
+
+    def _update(self, loss: Tensor) -> StepOutcome:
+        local_loss = loss.clone()
         leaves = self.training.leaves
         self._complete_gradients(leaves)
         optimizer = self.training.optimizer
         widened = optimizer.widened() if isinstance(optimizer, TensorAdamW) else {}
         naive = self.job.script.synchronises
-        squared = (gradient_norm_by_parameter if naive else squared_norm)(
+        squared = (squared_norm_by_parameter if naive else squared_norm)(
             (widened[leaf.parameter] if widened else leaf.gradient for leaf in leaves if leaf.own), device=self.device
         )
         if naive:
             logged_weight_norm(leaf.parameter for leaf in leaves)
         mean, total = self._reduced(loss, squared)
         if not math.isfinite(mean):
-            ours = not math.isfinite(own.item())
-            raise NotFiniteError(f"loss is {own.item()} at step {self.step} (mean over ranks: {mean})", own=ours)
+            text = f"loss is {local_loss.item()} at step {self.step} (mean over ranks: {mean})"
+            raise NotFiniteError(text, own=not math.isfinite(local_loss.item()))
         scale = self._scale.scale if self._scale else None
         finite = math.isfinite(total)
         if self._scale is not None:
@@ -207,7 +198,7 @@ class Steps:
         return StepOutcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
 
     def _complete_gradients(self, leaves: list[LocalParameter]) -> None:
-        """Add up what the data-parallel reduction leaves apart: parts on tensor-parallel ranks, and tied tables."""
+        """Sum what the data-parallel reduction does not: parts on tensor-parallel ranks, and tied tables."""
         partial = [leaf.gradient for leaf in leaves if leaf.partial]
         if partial:
             flat = torch.cat([gradient.reshape(-1) for gradient in partial]).to(self.device)
@@ -220,7 +211,7 @@ class Steps:
                     dist.all_reduce(leaf.gradient, group=self.training.embedding_group)
 
     def _reduced(self, loss: Tensor, squared: Tensor) -> tuple[float, float]:
-        """Mean loss and squared gradient norm over all ranks: a message for each axis whose ranks differ in them."""
+        """Mean loss and squared gradient norm over all ranks, by a message for each axis whose ranks differ in them."""
         layout = self.job.layout
         if layout.tensor_parallel > 1:
             dist.all_reduce(squared, group=self._mesh.get_group(TENSOR))
@@ -228,7 +219,7 @@ class Steps:
         if layout.pipeline_stages > 1:
             dist.all_reduce(both, group=self._mesh.get_group(PIPELINE))
         if layout.data_parallel > 1:
-            # up to ZeRO-1 every data-parallel rank holds the same, whole gradient; in 1-bit Adam each its own
+            # up to ZeRO-1 all data-parallel ranks hold the same gradient; with 1-bit Adam each holds its own
             own = self._own_gradients()
             differing = both if layout.fully_sharded or own else both[:1]
             dist.all_reduce(differing, group=self._mesh.get_group(DATA))
@@ -251,7 +242,25 @@ class Steps:
     def _synchronised(self, *, last: bool) -> AbstractContextManager[object]:
         (module,) = self.training.modules
         if self.job.layout.fully_sharded and self.job.layout.zero_stage == 2:
-            fsdp.keep_gathered(module, until_last=not last)
+            assert isinstance(module, FSDPModule)
+            module.set_reshard_after_backward(last)  # ZeRO-2 gathers once a step
         if isinstance(module, DistributedDataParallel) and not last:
             return module.no_sync()
         return nullcontext()
+
+
+def squared_norm_by_parameter(gradients: Iterable[Tensor], *, device: torch.device) -> Tensor:
+    """`squared_norm` as a naive script computes it: every parameter's norm becomes a number of Python's."""
+    squares = 0.0
+    for gradient in gradients:
+        squares += gradient.float().norm().item() ** 2
+    return torch.tensor(squares, device=device)
+
+
+def logged_weight_norm(parameters: Iterable[nn.Parameter]) -> float:
+    """Euclidean norm of the weights, as naive scripts log it: parameter by parameter, and autograd records each."""
+    total = torch.zeros(())
+    for parameter in parameters:
+        total = total.to(parameter.device) + parameter.pow(2).sum()
+        total.item()
+    return total.sqrt().item()

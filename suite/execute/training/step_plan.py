@@ -9,48 +9,35 @@ from suite.job.training_job import COUNTED_STEPS, PROFILED_STEPS
 
 
 class Purpose(enum.Enum):
-    """What one step is for."""
+    """What one step is for, and as which kind it is reported."""
 
-    FIRST = "DistributedDataParallel arranges its buckets"
-    WARM_UP = "warm-up"
-    COLLECTIVES = "count collectives and synchronisations"
-    PEAK = "find the peak of memory"
-    FLOP = "count flop"
-    TIMED = "timed"
-    PROFILED = "profiled"
+    FIRST = "DistributedDataParallel arranges its buckets", StepKind.WARM_UP
+    WARM_UP = "warm-up", StepKind.WARM_UP
+    COLLECTIVES = "count collectives and synchronisations", StepKind.COUNTED
+    PEAK = "find the peak of memory", StepKind.COUNTED
+    FLOP = "count flop", StepKind.COUNTED
+    TIMED = "timed", StepKind.TIMED
+    PROFILED = "profiled", StepKind.PROFILED
 
     @property
     def kind(self) -> StepKind:
-        """As which the step is reported."""
-        return _KINDS[self]
+        return self.value[1]
 
     @property
     def eager(self) -> bool:
         """Whether the step runs without compiled blocks.
 
-        The first does because DistributedDataParallel arranges its buckets in the order in which the first backward
-        pass makes gradients ready, and a compiled block makes all of its own ready at once, in the arbitrary order of a
-        heap. The others do because a counter sees operators, not compiled regions.
+        The first does because DistributedDataParallel arranges its buckets in the order in which gradients become ready
+        in the first backward pass; those of a compiled block become ready all at once, in an arbitrary order. The
+        others do because a counter sees operators, not compiled regions.
         """
         return self in (Purpose.FIRST, Purpose.PEAK, Purpose.FLOP)
 
 
-_KINDS = {
-    Purpose.FIRST: StepKind.WARM_UP,
-    Purpose.WARM_UP: StepKind.WARM_UP,
-    Purpose.COLLECTIVES: StepKind.COUNTED,
-    Purpose.PEAK: StepKind.COUNTED,
-    Purpose.FLOP: StepKind.COUNTED,
-    Purpose.TIMED: StepKind.TIMED,
-    Purpose.PROFILED: StepKind.PROFILED,
-}
-
-
 class StepPlan:
-    """Decides step after step: an overflow skips a step that was to count, exact averaging may last longer than asked.
+    """Decides step by step, because an overflow may skip a counted step, and exact averaging may last longer.
 
-    The peak of memory has a step of its own because DTensor takes other ways under a counter: up to 8 % less memory on
-    two tensor-parallel ranks.
+    The peak of memory has a step of its own: under a counter DTensor takes up to 8 % less on two tensor-parallel ranks.
     """
 
     def __init__(self, *, steps: int, warm_up_steps: int) -> None:
@@ -60,28 +47,21 @@ class StepPlan:
         self._timed = 0
 
     def purpose(self, step: int, *, averages_as_asked: bool) -> Purpose:
-        """What `step` is for.
-
-        Args:
-            averages_as_asked: whether gradients are averaged as the job says, no longer exactly.
-        """
+        """What `step` is for; `averages_as_asked`: whether gradients are averaged as the job says, not yet exactly."""
         if step == 0:
             return Purpose.FIRST
         if step < self._warm_up_steps or not averages_as_asked:
             return Purpose.WARM_UP
         if self._to_count:
             return self._to_count[0]
-        if self._timed and self._is_profiled and step >= self._steps - PROFILED_STEPS:
+        # a step must be timed before the profiled ones
+        profiles = self._steps >= self._warm_up_steps + COUNTED_STEPS + 1 + PROFILED_STEPS
+        if self._timed and profiles and step >= self._steps - PROFILED_STEPS:
             return Purpose.PROFILED
         return Purpose.TIMED
 
     def done(self, purpose: Purpose, *, skipped: bool) -> None:
-        """A step ended; a skipped one counts nothing, and the next step counts in its place."""
+        """A step ended. If it was skipped, the next step counts in its place."""
         self._timed += purpose is Purpose.TIMED
         if purpose in self._to_count and not skipped:
             self._to_count.remove(purpose)
-
-    @property
-    def _is_profiled(self) -> bool:
-        """Whether a step is timed before the profiled ones."""
-        return self._steps >= self._warm_up_steps + COUNTED_STEPS + 1 + PROFILED_STEPS

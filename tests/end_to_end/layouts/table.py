@@ -11,7 +11,6 @@ from reference_runs.catalog import check_layout, miniatures, reference_run
 from reference_runs.layout import Layout, Recomputation, parse_layout
 from reference_runs.miniature import miniature
 from reference_runs.run import Mask, Position, Workload
-from suite.execute.optim.loss_scale import SCALED
 from suite.job.training_job import LEAST_STEPS
 from suite.reproduce.plan import Plan
 from tests.support.launches import FP32_WITHOUT_DROPOUT, WHOLE_BATCHES
@@ -162,7 +161,7 @@ def small_run(case: Case) -> Plan:
     if case.arithmetic == "16bit":
         precision = mini.recipe.precision
         recipe = msgspec.structs.replace(recipe, precision=precision)
-        if precision in SCALED:
+        if precision.scaled:
             recipe = msgspec.structs.replace(recipe, initial_loss_scale=1024.0)  # no step is skipped
     layout = parse_layout(
         case.layout,

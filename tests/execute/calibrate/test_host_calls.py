@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from suite.execute.calibrate import host_calls
-from suite.execute.calibrate.matmul import Inputs
-from suite.execute.calibrate.operators import TINY
+from suite.execute.calibrate.operators import TINY, Inputs
 from suite.job.calibration_job import WEIGHTS_OF_BLOCK
 from suite.machine.timing_tables import Subject
 

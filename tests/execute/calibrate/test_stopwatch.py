@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.calibration.lines import FORWARD_ONLY
-from suite.execute.calibrate.matmul import DTYPES, Inputs
+from suite.execute.calibrate.operators import DTYPES, Inputs
 from suite.execute.calibrate.run import TIMED
 from suite.execute.calibrate.stopwatch import (
     HOST_BYTES,
@@ -22,13 +22,13 @@ from suite.execute.calibrate.stopwatch import (
     MOST_PAGED,
     MOST_REPETITIONS,
     OPERATORS_BYTES,
-    Following,
     Stopwatch,
+    WarmOperandCall,
+    after_warm_up,
     is_warm,
-    repetitions_behind,
 )
-from suite.execute.measure.clock import Work
-from suite.execute.measure.system_load import GpuLog, own_seconds, processor_facts, processor_time
+from suite.execute.measure.clock import Call
+from suite.execute.measure.system_load import GpuLog, SharedProcessors, _answer, own_seconds, processor_facts
 from suite.job.calibration_job import Task
 from suite.machine import cpu_caches
 from suite.machine.timing_tables import Subject
@@ -98,7 +98,7 @@ def test_before_an_operator_the_operand_that_the_one_before_wrote_is_written_aga
     values = torch.randn(1000)
     written, changes = values.clone(), []
 
-    class Watched(Following):
+    class Watched(WarmOperandCall):
         def rewrite(self) -> None:
             changes.append("rewritten")
             super().rewrite()
@@ -115,7 +115,7 @@ def test_before_an_operator_the_operand_that_the_one_before_wrote_is_written_aga
 def test_the_gradient_that_is_written_again_is_not_what_the_forward_pass_kept(operation: str) -> None:
     inputs = Inputs(CPU)
     work = TIMED[operation](Subject(operation=operation, variant="backward"), SIZES.get(operation, (96,)), inputs)
-    assert isinstance(work, Following)
+    assert isinstance(work, WarmOperandCall)
     first = work()
     with torch.no_grad():
         work._written.zero_()
@@ -142,12 +142,12 @@ class OnDevice(Stopwatch):
     def overwrite(self) -> None:
         raise AssertionError("no device here")
 
-    def host_sample(self, work: Work) -> float:
-        assert work is nothing
+    def host_sample(self, call: Call) -> float:
+        assert call is nothing
         return next(self.host_seconds)
 
-    def sample(self, work: Work, *, overwrites: int = 1) -> float:
-        assert work in (nothing, self.overwrite)
+    def sample(self, call: Call, *, overwrites: int = 1) -> float:
+        assert call in (nothing, self.overwrite)
         self.overwritten.append(overwrites)
         return 3e-5
 
@@ -199,9 +199,9 @@ class Paged(Stopwatch):
         super().__init__(CPU)
         self._made = iter(pages)
 
-    def sample(self, work: Work, *, overwrites: int = 1) -> float:
+    def sample(self, call: Call, *, overwrites: int = 1) -> float:
         assert overwrites == 1
-        work()
+        call()
         self._pages = next(self._made, 0)
         return 0.01
 
@@ -253,9 +253,11 @@ def test_a_call_that_takes_ever_less_ends_the_warm_up_all_the_same() -> None:
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=30), st.data())
-def test_what_is_behind_the_warm_up_is_kept_and_no_sample_is_nothing(samples: list[float], data: st.DataObject) -> None:
+def test_what_comes_after_the_warm_up_is_kept_and_no_sample_is_nothing(
+    samples: list[float], data: st.DataObject
+) -> None:
     warm_up = data.draw(st.integers(0, len(samples) - 1))
-    found = repetitions_behind(samples, warm_up)
+    found = after_warm_up(samples, warm_up)
     assert found.warm_up == warm_up
     assert found.seconds == pytest.approx([max(1e-9, sample) for sample in samples[warm_up:]], rel=1e-3)
 
@@ -339,10 +341,10 @@ def test_a_weight_that_is_read_has_the_stored_values_and_hands_its_gradient_on()
     assert [gradient.tolist() for gradient in handed] == [[1.0] * 64] * 2
 
 
-def test_tensors_of_two_places_do_not_overlap() -> None:
+def test_tensors_of_two_indices_do_not_overlap() -> None:
     inputs = Inputs(CPU)
     first = inputs.normal(4, 8, dtype=torch.float32)
-    second = inputs.normal(4, 8, dtype=torch.float32, place=1)
+    second = inputs.normal(4, 8, dtype=torch.float32, index=1)
     first, second = inputs.normal(4, 8, dtype=torch.float32), second
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     assert second.data_ptr() - first.data_ptr() == 4 * 32
@@ -369,26 +371,30 @@ def test_what_a_process_started_is_its_own_whether_it_has_ended_or_not() -> None
 
 
 def test_processor_time_passes_and_no_more_of_it_is_busy_than_there_is() -> None:
-    before = processor_time()
+    processors = SharedProcessors()
+    processors.start()
     end = time.perf_counter() + 0.2
     while time.perf_counter() < end:
         pass
-    after = processor_time()
-    if before is None or after is None:
+    processors.update()
+    if (seen := processors.since_start) is None:
         pytest.skip("NOT RUN: needs /proc/stat")
-    assert 0.1 < after.busy - before.busy <= after.all - before.all + 0.1
+    assert 0.1 < seen.busy <= seen.whole + 0.1
+    assert 0 < seen.own <= 0.3
     assert processor_facts().keys() == {"governor", "processor_mhz"}
 
 
 def test_without_a_gpu_or_its_library_the_log_is_empty_and_says_why() -> None:
-    log = GpuLog(None)
+    log = GpuLog(CPU)
     log.sample()
     assert (log.samples, log.why_none) == ([], "no GPU")
 
 
-def test_a_call_to_the_driver_that_hangs_or_fails_is_given_up() -> None:
+def test_a_call_to_the_driver_that_hangs_or_fails_raises_in_time() -> None:
     start = time.monotonic()
-    answer = GpuLog._asked(lambda: time.sleep(30))
+    with pytest.raises(TimeoutError):
+        _answer(lambda: time.sleep(30))
     assert time.monotonic() - start < 5
-    assert GpuLog._asked(lambda: 1 / 0) is answer
-    assert GpuLog._asked(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        _answer(lambda: 1 / 0)
+    assert _answer(lambda: 7) == 7

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suite.execute.data.loader import WorkedAhead
+from suite.execute.data.loader import PrefetchedBatches
 from suite.execute.data.token_stream import TokenBatch
 from suite.execute.training.step import Steps
 from suite.job.corpus import Corpus
@@ -108,7 +108,7 @@ def test_batches_to_be_pinned_have_no_gaps_which_would_send_their_copies_through
             return TokenBatch(both[:, :-1], {"targets_BT": both[:, 1:]})
 
     stream: Any = Gaps()
-    ahead = WorkedAhead(stream, [0, 4], samples=4, workers=0, pinned=True)
+    ahead = PrefetchedBatches(stream, [0, 4], samples=4, workers=0, pinned=True)
     batch = ahead.micro_batch(0, 4)
     assert batch.tokens_BT.is_contiguous()
     assert batch.arguments["targets_BT"].is_contiguous()

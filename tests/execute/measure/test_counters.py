@@ -13,8 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from suite.execute.data.token_stream import TokenStream
-from suite.execute.measure.counters import CollectiveCounter, KeptForBackward, storage_bytes
-from suite.execute.measure.host_syncs import SynchronisationCounter
+from suite.execute.measure.counters import CollectiveCounter, KeptForBackward, SynchronisationCounter, storage_bytes
 from suite.execute.measure.phases import Part, Phases
 
 

@@ -16,13 +16,13 @@ from reference_runs.catalog import reference_run
 from reference_runs.run import Precision, Recipe
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.optim.learning_rate import gradient_factor, squared_norm
-from suite.execute.optim.loss_scale import SCALED, LossScale, LossScaleError, loss_scale
+from suite.execute.optim.loss_scale import LossScale, LossScaleError, loss_scale
 from suite.execute.parallel.sharded_adamw import ShardedAdamW, sharded_adamw
 from suite.execute.precision import WeightGroup, store_weights
 from tests.support.launches import FP32_WITHOUT_DROPOUT, small_plan
 
 CPU = torch.device("cpu")
-FP16 = pytest.mark.parametrize("precision", SCALED)
+FP16 = pytest.mark.parametrize("precision", [precision for precision in Precision if precision.scaled])
 
 
 def _scales(initial: float, window: int, least: float, finite: list[bool]) -> list[float]:

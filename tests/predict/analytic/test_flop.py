@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from reference_runs.catalog import reference_run, run_names
 from reference_runs.layout import Layout, Recomputation, StageAssignment
 from reference_runs.run import Architecture, Norm, Position, Recipe, Workload
-from suite.execute.measure.counters import flop_counter
+from suite.execute.measure.counters import LocalFlopCounter
 from suite.execute.model.decoder import Decoder
 from suite.predict.analytic.flop import (
     executed_flop,
@@ -90,9 +90,9 @@ def test_flop_of_a_fused_attention_equal_the_flop_counter(
 ) -> None:
     recipe = msgspec.structs.replace(recipe, attention_dropout=0.0)
     layout = Layout(recomputation=recomputation, checkpoint_layers=group, fused_attention=True)
-    counted = fused_flop(architecture, recipe, samples=samples, layout=layout, counter=flop_counter())
+    counted = fused_flop(architecture, recipe, samples=samples, layout=layout, counter=LocalFlopCounter())
     assert counted == executed_flop(Workload(architecture, recipe, layout), samples=samples)
-    needed = flop_counter(recomputes=False)
+    needed = LocalFlopCounter(recomputes=False)
     counted = fused_flop(architecture, recipe, samples=samples, layout=Layout(), counter=needed)
     assert counted == model_flop(architecture, samples=samples)
 
