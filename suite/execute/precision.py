@@ -182,10 +182,16 @@ def sharded_policy(precision: Precision) -> MixedPrecisionPolicy:
 
 
 def prepare_arithmetic(precision: Precision, device: torch.device) -> str:
-    """Choose how matrix products in `precision` are computed on `device`; returns it in words for the record."""
-    dtype = DTYPES[precision]
-    if dtype in _NAMES and device.type == "cpu" and not has_instructions(dtype):
-        compute_products_through_fp32(dtype)
-        name = _NAMES[dtype]
+    """Choose how matrix products in `precision` are computed on `device`; return it in words for the record."""
+    name = _NAMES.get(DTYPES[precision], "fp32")
+    if products_through_fp32(DTYPES[precision], device):
         return f"{name} products through fp32 (this CPU has no {name} matrix instructions)"
-    return f"{_NAMES.get(dtype, 'fp32')} products by the device"
+    return f"{name} products by the device"
+
+
+def products_through_fp32(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products of `dtype` are computed through fp32 from now on: on a CPU without instructions for it."""
+    through_fp32 = device.type == "cpu" and dtype in _NAMES and not has_instructions(dtype)
+    if through_fp32:
+        compute_products_through_fp32(dtype)
+    return through_fp32

@@ -96,14 +96,9 @@ def failure(error: BaseException) -> Failed:
         return Failed(Status.NAN, line, error.own, text, time.time())
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
         return Failed(Status.OUT_OF_MEMORY, line, True, text, time.time())
-    return Failed(Status.CRASHED, line, not _peer_failure(error), text, time.time())
-
-
-def _peer_failure(error: BaseException) -> bool:
-    """Whether the error says that another rank ended."""
-    text = str(error)
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out", "timed out")
-    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+    of_peer = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    return Failed(Status.CRASHED, line, not of_peer, text, time.time())
 
 
 def leave(code: int) -> NoReturn:

@@ -31,9 +31,8 @@ STEPS = 3  # timed in a block, after an untimed one: the task before the block l
 class ReferenceTraining:
     """The reference steps of a calibration on this rank. All ranks must make the same calls.
 
-    A block is `STEPS` consecutive steps of every reference step. The models are built at the first block. Their
-    training continues from block to block, so the timed steps are spread over the calibration. Only the masks of
-    dropout are drawn anew: a block leaves the calibration's random number generator as it was.
+    A block is `STEPS` consecutive steps of every reference step. The models are built at the first block, and their
+    training continues from block to block. A block leaves the calibration's random number generator as it was.
 
     Args:
         report: receives the seconds of every timed step of this rank.

@@ -11,7 +11,6 @@ from itertools import accumulate, product
 import torch
 import torch.distributed as dist
 
-from kernels.half_matmul import compute_products_through_fp32, has_instructions
 from suite.execute.calibrate import host_calls, operators
 from suite.execute.calibrate.collectives import TimedCollective, collective, collective_repetitions
 from suite.execute.calibrate.operators import DTYPES, Inputs
@@ -21,6 +20,7 @@ from suite.execute.measure.clock import Call
 from suite.execute.measure.cpu_speed import MOST_SAMPLES_IN_A_ROW, SpeedSampler
 from suite.execute.measure.system_load import GpuLog, SharedProcessors, environment, own_seconds, processor_facts
 from suite.execute.parallel.mesh import slowest
+from suite.execute.precision import products_through_fp32
 from suite.job.calibration_job import Calibrated, CalibrationJob, Task, TimedTask
 from suite.job.events import Event, Phase
 from suite.machine import cpu_caches
@@ -180,10 +180,7 @@ def _prepared(device: torch.device) -> dict[str, str]:
     torch._functorch.config.donated_buffer = False  # a compiled backward pass is repeated on the same inputs
     facts = environment(device) | processor_facts()
     for name, dtype in DTYPES.items():  # products as a training run computes them
-        through_fp32 = device.type == "cpu" and name != "fp32" and not has_instructions(dtype)
-        if through_fp32:
-            compute_products_through_fp32(dtype)
-        facts[f"{name}_products"] = "through fp32" if through_fp32 else "by the device"
+        facts[f"{name}_products"] = "through fp32" if products_through_fp32(dtype, device) else "by the device"
     if device.type == "cpu":
         facts["overwritten_bytes"] = (
             f"{min(cpu_caches.share_bytes(), HOST_BYTES)} by each thread, {OPERATORS_BYTES} at most before "

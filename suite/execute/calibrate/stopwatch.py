@@ -135,11 +135,11 @@ class Stopwatch:
         return self._host_seconds(call)
 
     def _host_seconds(self, call: Call) -> float:
-        pages = _pages_made()
+        pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         start = time.perf_counter()
         call()
         seconds = time.perf_counter() - start
-        self._pages = _pages_made() - pages
+        self._pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - pages
         return seconds
 
     def _overwrite_by_each_thread(self, most: int) -> None:
@@ -192,11 +192,6 @@ class Stopwatch:
     def _waited_for_pages(self, seconds: float) -> bool:
         """Whether page faults made the last sample, of so many seconds, longer."""
         return not self._cuda and self._pages * PAGE_SECONDS > (1 - FALLING) * seconds
-
-
-def _pages_made() -> int:
-    """Pages that the kernel has made for this process without reading any from disk."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _steady_count(samples: list[float], point_seconds: float) -> int:

@@ -100,23 +100,20 @@ class CopiedAhead:
         self._device = device
         self._phases = phases
         self._stream = torch.cuda.Stream(device)
-        self._begun: tuple[int, int] | None = None
-        self._moved: TokenBatch | None = None
+        self._moved: dict[tuple[int, int], TokenBatch] = {}  # the one batch that was begun
 
     def begin(self, first: int, samples: int) -> None:
         """Make the samples numbered from `first` and begin to copy them, without waiting."""
         with self._phases.phase(Part.DATA_LOADING):
             batch = self._batches.micro_batch(first, samples)
         with self._phases.phase(Part.HOST_DEVICE_COPY), torch.cuda.stream(self._stream):
-            self._moved = batch.to(self._device)
-        self._begun = (first, samples)
+            self._moved = {(first, samples): batch.to(self._device)}
 
     def micro_batch(self, first: int, samples: int) -> TokenBatch:
         """The samples numbered from `first`, begun before or now. The computing stream waits for the copy."""
-        if self._begun != (first, samples):
+        if (first, samples) not in self._moved:
             self.begin(first, samples)
-        moved, self._moved, self._begun = self._moved, None, None
-        assert moved is not None
+        moved = self._moved.pop((first, samples))
         with self._phases.phase(Part.HOST_DEVICE_COPY):
             computing = torch.cuda.current_stream(self._device)
             computing.wait_stream(self._stream)

@@ -53,7 +53,6 @@ class SpeedSampler:
         self._due -= int(self._due)
 
     def take_samples(self, count: int) -> None:
-        """Take `count` samples."""
         for _ in range(count):
             self.take_sample()
 
@@ -71,7 +70,6 @@ class SpeedSampler:
 
     @property
     def median(self) -> SpeedSample | None:
-        """The median of each kernel over all samples; None without samples."""
         return middle(self._samples)
 
 

@@ -48,7 +48,6 @@ class AllocatedPeak:
 
     @contextmanager
     def window(self) -> Iterator[None]:
-        """A window whose largest sum counts."""
         if self._recording is None:
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)

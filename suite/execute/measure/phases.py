@@ -42,11 +42,9 @@ class Phases:
         self.marks: list[tuple[Part, Any, Any]] = []
 
     def clear(self) -> None:
-        """Begin a new step."""
         self.marks.clear()
 
     def phase(self, part: Part) -> AbstractContextManager[None]:
-        """What runs within is this phase of the step."""
         return _PhaseTimer(self, part)
 
     def mark(self) -> Any:

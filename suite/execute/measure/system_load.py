@@ -108,25 +108,24 @@ class GpuLog:
 
     def __init__(self, device: torch.device) -> None:
         self.samples: list[dict[str, float | str]] = []
-        self.why_none = "" if device.type == "cuda" else "no GPU"
+        self.why_none = ""
         self._handle: Any = None
-        if self.why_none:
+        if device.type != "cuda":
+            self.why_none = "no GPU"
             return
         try:
             import pynvml
+
+            _answer(pynvml.nvmlInit)
         except ImportError:
             self.why_none = "nvidia-ml-py is not installed"
-            return
-        self._library: Any = pynvml
-        self._start = time.monotonic()
-        try:
-            _answer(pynvml.nvmlInit)
         except Exception:  # NVMLError is made at run time
             self.why_none = "the driver's library does not answer"
-            return
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        with suppress(Exception):
-            self._handle = _answer(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        else:
+            self._library, self._start = pynvml, time.monotonic()
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            with suppress(Exception):
+                self._handle = _answer(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
 
     def sample(self) -> None:
         """Add one sample, without the values that the driver does not report in time."""

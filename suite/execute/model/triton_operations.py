@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +19,9 @@ from kernels.operator import INTERPRETED
 from kernels.parallel_layer_norms import parallel_layer_norms
 from kernels.residual_layer_norm import residual_layer_norm
 from kernels.rotary import rotary
-from reference_runs.run import Activation, Architecture, Mask, Position
+from reference_runs.run import Architecture, Mask, Position
 from suite.execute.model.loss import NOT_LEARNED
 from suite.execute.model.position import alibi_slopes
-
-NAMES: dict[Activation, KernelActivation] = {
-    Activation.GELU: "gelu",
-    Activation.GELU_TANH: "gelu_tanh",
-    Activation.FAST_GELU: "fast_gelu",
-    Activation.RELU: "relu",
-}
 
 
 class ChunkedTritonCrossEntropy(nn.Module):
@@ -52,7 +46,7 @@ class TritonOperations:
         self._prefix = architecture.mask is Mask.PREFIX
         self._slopes = alibi_slopes(architecture.heads) if architecture.position is Position.ALIBI else None
         self._gated = architecture.activation.gated
-        self._activation = NAMES.get(architecture.activation, "gelu")
+        self._activation = cast(KernelActivation, architecture.activation.value.replace("-", "_"))
 
     def mask(self, *, heads: slice, length: int, device: torch.device, seen_B2S: Tensor | None) -> Tensor:  # noqa: ARG002  # the protocol's
         if self._prefix:

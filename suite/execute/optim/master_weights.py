@@ -65,10 +65,7 @@ class MasterWeights:
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """What is kept from step to step: masters other than the weights, gradient copies, moments, step counters.
-
-        The last two exist from the first update on.
-        """
+        """What is kept from step to step: masters other than the weights, gradient copies, moments, step counters."""
         stored = {weight.untyped_storage().data_ptr() for weight in self.weights}
         masters = [m.detach() for m in self.masters if m.untyped_storage().data_ptr() not in stored]
         states = self.optimizer.state.values()

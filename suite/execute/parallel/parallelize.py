@@ -43,7 +43,7 @@ class LocalParameter:
 
     Args:
         name: in the whole model.
-        tensor_dim: the dim along which the tensor-parallel ranks hold its parts; None where each stores all of it.
+        tensor_dim: the dim along which the tensor-parallel ranks hold its parts; None: each stores all of it.
         own: whether this rank counts it. Of the ranks that store the same, one does.
         partial: whether each tensor-parallel rank has a part of its gradient.
         tied: whether it is the table that first and last pipeline stage share.
@@ -58,7 +58,6 @@ class LocalParameter:
 
     @property
     def gradient(self) -> Tensor:
-        """This rank's gradient, a plain tensor."""
         assert self.parameter.grad is not None
         return local(self.parameter.grad)
 
@@ -130,8 +129,8 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
 
 def _chunk_numbers(layout: Layout, mesh: DeviceMesh) -> range:
     """Numbers of this rank's chunks in the whole model."""
-    chunks = layout.pipeline_stages * layout.virtual_stages
-    return range(mesh.get_local_rank(PIPELINE), chunks, layout.pipeline_stages)
+    stages = layout.pipeline_stages
+    return range(mesh.get_local_rank(PIPELINE), stages * layout.virtual_stages, stages)
 
 
 def _split_chunks(job: Job, mesh: DeviceMesh) -> tuple[list[Decoder], list[tensor_parallel.Split]]:

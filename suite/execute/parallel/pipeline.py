@@ -42,10 +42,9 @@ class Pipeline:
         chunks = layout.pipeline_stages * layout.virtual_stages
         length = architecture.sequence // (layout.tensor_parallel if layout.sequence_parallel else 1)
         tokens = torch.empty(layout.micro_batch, architecture.sequence, dtype=torch.long, device="meta")
-        hidden = torch.empty(layout.micro_batch, length, architecture.hidden, dtype=dtype, device="meta")
-        loss = torch.empty((), dtype=torch.float32, device="meta")
-        hidden.requires_grad_()
-        loss.requires_grad_()
+        shape = (layout.micro_batch, length, architecture.hidden)
+        hidden = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+        loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
         self._stages: list[_PipelineStageBase] = []
         for chunk, module in modules.items():
             stage = PipelineStage(

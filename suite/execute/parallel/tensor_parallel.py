@@ -29,7 +29,7 @@ from suite.execute.model.loss import CrossEntropy
 
 SEQUENCE_DIM = 1
 # Tables that every rank reads whole, and whose gradient the column-parallel product after them completes
-_COMPLETE = ("query_position.weight",)
+_COMPLETE = {"query_position.weight"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Split:
         as_dtensor: id of the local parameter -> makes a DTensor of it.
         dims: name of a split parameter -> the dim along which the ranks hold its parts, in order.
         repeated: names of the parameters that every rank stores.
-        partial: of these, names of those of whose gradient each rank has a part: sequence parallelism.
+        partial: names of those of whose gradient each rank has a part: sequence parallelism.
     """
 
     as_dtensor: dict[int, Callable[[Tensor], Tensor]]
@@ -107,9 +107,7 @@ class _Waited(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
-        if not isinstance(x, AsyncCollectiveTensor):
-            return x.view_as(x)
-        waited: Tensor = x.trigger_wait()
+        waited: Tensor = x.trigger_wait() if isinstance(x, AsyncCollectiveTensor) else x.view_as(x)
         return waited
 
     @staticmethod
@@ -133,14 +131,12 @@ def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
     as_dtensor: dict[int, Callable[[Tensor], Tensor]] = {}
     dims: dict[str, int] = {}
     repeated: set[str] = set()
-    partial: set[str] = set()
+    untouched: set[str] = set()
     for module_name, module in decoder.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             full_name = f"{module_name}.{name}" if module_name else name
             if not isinstance(parameter, DTensor):
-                repeated.add(full_name)
-                if sequence_parallel and full_name not in _COMPLETE:
-                    partial.add(full_name)
+                untouched.add(full_name)
                 continue
             if id(parameter) not in plain:
                 local = nn.Parameter(parameter.to_local().detach().clone())
@@ -155,4 +151,5 @@ def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
             else:
                 repeated.add(full_name)
             module.register_parameter(name, plain[id(parameter)])
-    return Split(as_dtensor, dims, frozenset(repeated), frozenset(partial))
+    partial = untouched - _COMPLETE if sequence_parallel else frozenset()
+    return Split(as_dtensor, dims, frozenset(repeated | untouched), frozenset(partial))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import time
@@ -76,14 +77,13 @@ def factors(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return left.to(dtype), right.to(dtype), product.to(dtype)
 
 
-def hand_back(device: torch.device) -> None:
+def release_cached(device: torch.device) -> None:
     """Return memory that Python, PyTorch and the C library cache to the device and the system."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc, which keeps freed memory in ranks
-    if trim is not None:
-        trim(0)
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # of glibc, which keeps freed memory in ranks
 
 
 def fillable_bytes(free: int, *, ranks: int) -> int:
@@ -116,22 +116,15 @@ def _allowed(root: Path) -> list[int]:
             continue
         top = root / "sys/fs/cgroup" / controller
         lowest = top / path.strip("/")
+        limit, used, reclaimable = _CONTROLLERS[controller]
         for group in (lowest, *lowest.parents):
-            left = _left(group, *_CONTROLLERS[controller])
-            allowed += [] if left is None else [left]
+            with contextlib.suppress(OSError, ValueError):  # it cannot be read, or has no limit ("max")
+                statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                most, current = (int((group / name).read_text()) for name in (limit, used))
+                allowed.append(most - current + int(statistics.get(reclaimable, 0)))
             if group == top:
                 break
     return allowed
-
-
-def _left(group: Path, limit: str, used: str, reclaimable: str) -> int | None:
-    """Bytes of one cgroup; None if it has no limit ("max") or cannot be read."""
-    try:
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-        most, current = ((group / name).read_text(encoding="ascii") for name in (limit, used))
-        return int(most) - int(current) + int(statistics.get(reclaimable, 0))
-    except (OSError, ValueError):
-        return None
 
 
 def soak_bytes(job: ProbeJob, device: torch.device, control: dist.ProcessGroup | None) -> int:
@@ -143,7 +136,7 @@ def soak_bytes(job: ProbeJob, device: torch.device, control: dist.ProcessGroup |
     Args:
         control: a gloo group; None: this rank is alone.
     """
-    hand_back(device)
+    release_cached(device)
     if control is not None:
         dist.barrier(group=control)
     if device.type == "cuda":

@@ -22,8 +22,8 @@ from suite.execute.measure.cpu_speed import SAMPLES_AROUND, SpeedSampler
 from suite.execute.measure.peak_memory import AllocatedPeak, resident_bytes
 from suite.execute.measure.phases import Part
 from suite.execute.measure.profiler import ProfiledSteps
-from suite.execute.measure.step_terms import term_seconds
 from suite.execute.measure.system_load import SharedProcessors
+from suite.execute.measure.timeline import term_seconds
 from suite.execute.parallel.mesh import axis_of_group, slowest
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import Purpose
@@ -151,15 +151,11 @@ class StepProfile:
     def __init__(self, steps: Steps) -> None:
         self.phase_seconds: list[dict[Part, float]] = []
         self._phases = steps.phases
-        self._profiler = ProfiledSteps(steps.device, steps.job.trace, dist.get_rank())
-
-    @property
-    def failure(self) -> str:
-        return self._profiler.failure
+        self.profiler = ProfiledSteps(steps.device, steps.job.trace, dist.get_rank())
 
     def before(self, purpose: Purpose) -> None:
         if purpose is Purpose.PROFILED and not self._phases.in_profile:
-            self._profiler.start()
+            self.profiler.start()
             self._phases.in_profile = True
 
     def after(self, end: StepEnd) -> None:
@@ -169,9 +165,8 @@ class StepProfile:
     def term_seconds(self, clocks: StepClocks) -> dict[str, float]:
         """Stop the profiler; return the terms of the median timed step, none where the profile failed."""
         self._phases.in_profile = False
-        self._profiler.stop({part: sum(seconds[part] for seconds in self.phase_seconds) for part in Part})
-        shares = self._profiler.shares
+        self.profiler.stop({part: sum(seconds[part] for seconds in self.phase_seconds) for part in Part})
+        profiled, shares = len(self.phase_seconds), self.profiler.shares
         if shares is None:
             return {}
-        profiled = len(self.phase_seconds)
         return term_seconds(clocks.step_seconds, clocks.phase_seconds, shares, profiled_steps=profiled)

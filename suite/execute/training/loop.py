@@ -109,7 +109,7 @@ def _finished(
         environment=environment(steps.device),
         time=time.time(),
         term_seconds=terms,
-        no_terms=profile.failure,
+        no_terms=profile.profiler.failure,
         shared=clocks.processors.since_start,
         resident_bytes=clocks.resident_bytes,
         reserved_bytes=counters.peak.reserved_bytes,

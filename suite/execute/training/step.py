@@ -35,8 +35,7 @@ class StepOutcome(NamedTuple):
 
     Args:
         loss: mean over ranks.
-        gradient_norm: of the whole model, before clipping and without the loss scale; not finite where it overflowed.
-        loss_scale: that it ran with.
+        gradient_norm: of the whole model, before clipping and without the loss scale; not finite after an overflow.
         skipped: whether an overflow skipped the update.
     """
 
@@ -91,11 +90,7 @@ class Steps:
             whole = self._micro_batch(first, self.micro_batches * samples)
             with self.phases.phase(Part.PIPELINE):
                 return self.training.pipeline.step(
-                    whole.tokens_BT,
-                    whole.arguments,
-                    micro_batches=self.micro_batches,
-                    factor=factor,
-                    phases=self.phases,
+                    *whole, micro_batches=self.micro_batches, factor=factor, phases=self.phases
                 )
         (module,) = self.training.modules
         losses = []
@@ -150,7 +145,10 @@ class Steps:
             NotFiniteError: the loss, or without loss scaling the gradient, is NaN or infinite.
         """
         with self.phases.phase(Part.UPDATE):
-            return self._update(loss)
+            try:
+                return self._update(loss)
+            except (LossScaleError, FloatingPointError) as error:
+                raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
 
     def _update(self, loss: Tensor) -> StepOutcome:
         local_loss = loss.clone()
@@ -171,10 +169,7 @@ class Steps:
         scale = self._scale.scale if self._scale else None
         finite = math.isfinite(total)
         if self._scale is not None:
-            try:
-                self._scale.adapt(finite=finite)
-            except LossScaleError as error:
-                raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
+            self._scale.adapt(finite=finite)
         elif not finite:
             raise NotFiniteError(f"the squared gradient norm is {total} at step {self.step}", own=False)
         self.compressed = self.job.averaging is not Averaging.ONE_BIT or self._own_gradients()
@@ -182,13 +177,10 @@ class Steps:
             factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
             self._trained += self._batch
             rate = learning_rate(self.job.recipe, self._trained)
-            try:
-                if isinstance(optimizer, TensorAdamW):
-                    optimizer.step(rate, factor, widened)
-                else:
-                    optimizer.step(rate, factor)
-            except FloatingPointError as error:
-                raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
+            if isinstance(optimizer, TensorAdamW):
+                optimizer.step(rate, factor, widened)
+            else:
+                optimizer.step(rate, factor)
         for leaf in leaves:
             if self.job.script.keeps_gradients:
                 leaf.gradient.zero_()
@@ -235,9 +227,8 @@ class Steps:
         return isinstance(optimizer, OneBitMasters) and optimizer.gradients_differ
 
     def _offloaded(self) -> AbstractContextManager[object]:
-        if not self.job.script.offloads_activations:
-            return nullcontext()
-        return torch.autograd.graph.save_on_cpu(pin_memory=True)
+        offloads = self.job.script.offloads_activations
+        return torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else nullcontext()
 
     def _synchronised(self, *, last: bool) -> AbstractContextManager[object]:
         (module,) = self.training.modules

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from suite.execute.measure.phases import Part
-from suite.execute.measure.step_terms import term_seconds
-from suite.execute.measure.timeline import Shares
+from suite.execute.measure.timeline import Shares, term_seconds
 from suite.metrics.figures import StepTerm
 
 SECOND = 10**9

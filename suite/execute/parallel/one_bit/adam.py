@@ -25,7 +25,6 @@ from suite.execute.parallel.one_bit.buckets import (
     gradient_of,
     has_equal_gradients,
     local,
-    ranks_of,
 )
 from suite.execute.parallel.one_bit.schedule import Renewal, Settled
 
@@ -56,9 +55,9 @@ class OneBitAdam(torch.optim.Adam):
         optimizer = OneBitAdam(parameter_groups(network), lr=1e-3, warmup_steps=2000)
         optimizer.average_gradients_of(model)
 
-    Gradients accumulate over micro-batches under `no_sync()` as usual. Clip by torch.nn.utils.clip_grad_norm_: after
-    the warm-up each rank clips its own gradient. torch.amp.GradScaler and ShardedGradScaler work. A step in which a
-    gradient of any rank is not finite is skipped on all ranks: see `skipped`.
+    Gradients accumulate under `no_sync()`. Clip by torch.nn.utils.clip_grad_norm_: after the warm-up each rank clips
+    its own gradient. torch.amp.GradScaler and ShardedGradScaler work. If a gradient of any rank is not finite, all
+    ranks skip the step: see `skipped`.
 
     State per element: 8 bytes of moments, 4 of worker error, 4 / p of server error; in a step another 12 in passing.
 
@@ -136,7 +135,7 @@ class OneBitAdam(torch.optim.Adam):
         Raises:
             ValueError: its process group has other ranks.
         """
-        theirs, ours = ranks_of(model.process_group), ranks_of(self.process_group)
+        theirs, ours = (dist.get_process_group_ranks(owner.process_group) for owner in (model, self))
         if theirs != ours:
             raise ValueError(f"process group of the model: allowed the optimizer's, ranks {ours}, got {theirs}")
         self._own_gradients = True

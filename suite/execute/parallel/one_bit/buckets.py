@@ -62,7 +62,7 @@ def division(parameter_groups: Iterable[dict[str, Any]], process_group: dist.Pro
     buckets: dict[tuple[int, str], Bucket] = {}
     exact: list[Tensor] = []
     frozen: list[Tensor] = []
-    ranks = ranks_of(process_group)
+    ranks = dist.get_process_group_ranks(process_group)
     for index, group in enumerate(parameter_groups):
         numbered = [f"parameter {number} of group {index}" for number, _ in enumerate(group["params"])]
         names = group.get("param_names") or numbered
@@ -119,11 +119,6 @@ def has_equal_gradients(parameters: list[Tensor], process_group: dist.ProcessGro
     extremes = torch.stack([norm, -norm])
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group=process_group)
     return bool(float(extremes[0]) == -float(extremes[1]) != 0)
-
-
-def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    """Global ranks of `group`, or all."""
-    return dist.get_process_group_ranks(group)
 
 
 def local(tensor: Tensor) -> Tensor:
