@@ -31,6 +31,7 @@ DTYPES = {
     Precision.FP16_NO_MASTER: torch.float16,
 }
 GRADIENT_DTYPES = {torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float16}
+AsDTensor = Callable[[Tensor], Tensor]  # makes a DTensor of this rank's part of a weight
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -70,7 +71,7 @@ class LeafReader(nn.Module):
         as_dtensor: makes a DTensor of the weight, where tensor-parallel ranks hold its parts.
     """
 
-    def __init__(self, *, stored: Tensor | None = None, as_dtensor: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(self, *, stored: Tensor | None = None, as_dtensor: AsDTensor | None = None) -> None:
         super().__init__()
         self.stored = stored
         self.as_dtensor = as_dtensor
@@ -88,7 +89,7 @@ def store_weights(
     *,
     shards: int,
     device: torch.device,
-    as_dtensor: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
+    as_dtensor: Mapping[int, AsDTensor] | None = None,
     reduced: bool = False,
 ) -> list[WeightGroup]:
     """Move the weights of `models`, in order, into flat buffers of the recipe's precision on `device`.
@@ -130,11 +131,7 @@ def store_weights(
 
 
 def _leaf(
-    readers: list[tuple[nn.Module, str]],
-    stored: Tensor,
-    as_dtensor: Callable[[Tensor], Tensor] | None,
-    *,
-    stand_in: bool,
+    readers: list[tuple[nn.Module, str]], stored: Tensor, as_dtensor: AsDTensor | None, *, stand_in: bool
 ) -> nn.Parameter:
     """The leaf of one stored weight, which the modules of `readers` read under their names from now on."""
     gradient_dtype = GRADIENT_DTYPES[stored.dtype]

@@ -60,22 +60,18 @@ def chained(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
     Backward: a start of autograd's engine and as many nodes that compute nothing.
     """
     step = nn.Identity() if subject.operation == "module" else lambda y: y.view_as(y)
-    return _repeated(step, [], subject, sizes, inputs)
+    return _repeated(step, [], subject, sizes[0], inputs)
 
 
 def _repeated(
-    step: Callable[[Tensor], Tensor],
-    leaves: list[nn.Parameter],
-    subject: Subject,
-    sizes: tuple[int, ...],
-    inputs: Inputs,
+    step: Callable[[Tensor], Tensor], leaves: list[nn.Parameter], subject: Subject, count: int, inputs: Inputs
 ) -> Call:
-    """`step` of its own result, `sizes[0]` times. Backward: the gradients of the first input and of `leaves`."""
+    """`step` of its own result, `count` times. Backward: the gradients of the first input and of `leaves`."""
     x = inputs.normal(TINY, dtype=torch.float32).detach().requires_grad_()
 
     def forward() -> list[Tensor]:
         y = x
-        for _ in range(sizes[0]):
+        for _ in range(count):
             y = step(y)
         return [y]
 
@@ -119,7 +115,7 @@ def regions(subject: Subject, sizes: tuple[int, ...], inputs: Inputs) -> Call:
     module = _Weights(WEIGHTS_OF_BLOCK, inputs.device, stand_ins=False)
     leaves = list(module.parameters())
     module.compile()
-    return _repeated(module, leaves, subject, sizes, inputs)
+    return _repeated(module, leaves, subject, sizes[0], inputs)
 
 
 class _WithWeights(torch.autograd.Function):

@@ -39,20 +39,14 @@ class PreNormBlock(nn.Module):
     """Pre-LayerNorm attention and feed-forward part on a residual stream, one after the other or in parallel."""
 
     def __init__(
-        self,
-        architecture: Architecture,
-        recipe: Recipe,
-        operations: Operations,
-        *,
-        fused_attention: bool = False,
-        top_query: bool = False,
+        self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool, top_query: bool
     ) -> None:
         super().__init__()
         self.dropout = recipe.hidden_dropout
         self.parallel = architecture.residual is Residual.PARALLEL
         self.operations = operations
         self.attention_norm = layer_norm(architecture)
-        self.attention = Attention(architecture, recipe, operations, fused=fused_attention, top_query=top_query)
+        self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=top_query)
         self.feed_forward_norm = layer_norm(architecture)
         self.feed_forward = FeedForward(architecture, operations)
 
@@ -76,20 +70,14 @@ class DeepNormBlock(nn.Module):
     """
 
     def __init__(
-        self,
-        architecture: Architecture,
-        recipe: Recipe,
-        operations: Operations,
-        *,
-        fused_attention: bool = False,
-        top_query: bool = False,
+        self, architecture: Architecture, recipe: Recipe, operations: Operations, *, fused: bool, top_query: bool
     ) -> None:
         super().__init__()
         assert not top_query
         self.dropout = recipe.hidden_dropout
         self.alpha = math.sqrt(2 * architecture.layers)
         self.operations = operations
-        self.attention = Attention(architecture, recipe, operations, fused=fused_attention, top_query=False)
+        self.attention = Attention(architecture, recipe, operations, fused=fused, top_query=False)
         self.attention_norm = layer_norm(architecture)
         self.feed_forward = FeedForward(architecture, operations)
         self.feed_forward_norm = layer_norm(architecture)

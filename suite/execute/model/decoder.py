@@ -74,8 +74,8 @@ class Decoder(nn.Module):
         numbers = range(architecture.layers) if layers is None else layers
         self.blocks = nn.ModuleDict()
         for n in numbers:
-            fused, is_top = fused_attention, n == top
-            self.blocks[str(n)] = block(architecture, recipe, self.operations, fused_attention=fused, top_query=is_top)
+            is_top = n == top
+            self.blocks[str(n)] = block(architecture, recipe, self.operations, fused=fused_attention, top_query=is_top)
         self.final_norm = layer_norm(architecture) if last else None
         self.query_position = nn.Embedding(architecture.sequence, hidden) if last and top is not None else None
         self.head = nn.Linear(hidden, rows, bias=False) if last else None
@@ -171,7 +171,10 @@ def initialise(model: Decoder, recipe: Recipe, *, seed: int) -> None:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             else:
                 copied = name == "head.weight" and model.architecture.tied_embeddings
-                parameter.normal_(generator=_generator(seed, "embedding.weight" if copied else name))
+                named = "embedding.weight" if copied else name
+                digest = hashlib.sha256(f"{seed} {named}".encode()).digest()
+                number = int.from_bytes(digest[:8], "little", signed=True)
+                parameter.normal_(generator=torch.Generator().manual_seed(number))
                 parameter.mul_(deviation(name, model.architecture, recipe))
 
 
@@ -198,8 +201,3 @@ def deviation(name: str, architecture: Architecture, recipe: Recipe) -> Tensor:
     in_feed_forward = math.sqrt(1 / (architecture.layers * (hidden + width)))
     scaled = {"projection": in_attention, "expansion": in_feed_forward, "contraction": in_feed_forward}
     return torch.tensor(scaled.get(kind, recipe.init_std))
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))

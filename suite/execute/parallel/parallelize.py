@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,15 @@ from suite.execute.parallel.sharded_adamw import (
     sharded_adamw,
     whole_adamw,
 )
-from suite.execute.precision import DTYPES, LeafReader, WeightGroup, sharded_policy, share_classes, store_weights
+from suite.execute.precision import (
+    DTYPES,
+    AsDTensor,
+    LeafReader,
+    WeightGroup,
+    sharded_policy,
+    share_classes,
+    store_weights,
+)
 from suite.job.options import DEFAULT_OPTIONS, POWER_SGD_RANK, Averaging, KernelChoice, TrainingOptions
 from suite.job.training_job import Job
 
@@ -175,12 +183,7 @@ def _stored(
 
 
 def _fully_shard(
-    decoder: Decoder,
-    layout: Layout,
-    precision: Precision,
-    *,
-    mesh: DeviceMesh,
-    as_dtensor: Mapping[int, Callable[[Tensor], Tensor]],
+    decoder: Decoder, layout: Layout, precision: Precision, *, mesh: DeviceMesh, as_dtensor: Mapping[int, AsDTensor]
 ) -> None:
     """ZeRO-2 and 3: shard the parameters of `decoder` by FSDP2, in place: a unit for each block, and one for the rest.
 

@@ -7,7 +7,6 @@ each becomes a DTensor when it is read. DistributedDataParallel, FSDP and the op
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 
 from suite.execute.model.decoder import Decoder
 from suite.execute.model.loss import CrossEntropy
+from suite.execute.precision import AsDTensor
 
 SEQUENCE_DIM = 1
 # Tables that every rank reads whole, and whose gradient the column-parallel product after them completes
@@ -43,7 +43,7 @@ class Split:
         partial: names of those of whose gradient each rank has a part: sequence parallelism.
     """
 
-    as_dtensor: dict[int, Callable[[Tensor], Tensor]]
+    as_dtensor: dict[int, AsDTensor]
     dims: dict[str, int]
     repeated: frozenset[str]
     partial: frozenset[str]
@@ -128,7 +128,7 @@ def wait_for_embedding(decoder: Decoder) -> None:
 def _local(decoder: Decoder, *, sequence_parallel: bool) -> Split:
     """Replace every DTensor parameter by its local tensor."""
     plain: dict[int, nn.Parameter] = {}
-    as_dtensor: dict[int, Callable[[Tensor], Tensor]] = {}
+    as_dtensor: dict[int, AsDTensor] = {}
     dims: dict[str, int] = {}
     repeated: set[str] = set()
     untouched: set[str] = set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -28,20 +27,6 @@ from suite.execute.parallel.mesh import axis_of_group, slowest
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import Purpose
 from suite.job.events import StepKind
-
-
-class StepEnd(NamedTuple):
-    """What the instruments see of a step that ended.
-
-    Args:
-        following: the purpose of the next step.
-        skipped: whether an overflow skipped its update: it then counts nothing.
-    """
-
-    purpose: Purpose
-    following: Purpose
-    seconds: float
-    skipped: bool
 
 
 class StepCounters:
@@ -78,10 +63,10 @@ class StepCounters:
         if purpose.kind is StepKind.COUNTED:
             self.gradient_bytes = storage_bytes(leaf.gradient for leaf in self._leaves)
 
-    def after(self, end: StepEnd) -> None:
-        if end.purpose is Purpose.PEAK and not end.skipped:
+    def after(self, purpose: Purpose, following: Purpose, *, skipped: bool) -> None:
+        if purpose is Purpose.PEAK and not skipped:
             self.peak.finish()
-        if end.purpose is Purpose.WARM_UP and end.following is not Purpose.WARM_UP:
+        if purpose is Purpose.WARM_UP and following is not Purpose.WARM_UP:
             self.peak.settle()
 
 
@@ -114,15 +99,15 @@ class StepClocks:
         if purpose is Purpose.PROFILED:
             self.finish()
 
-    def after(self, end: StepEnd) -> None:
-        self._fastest = min(self._fastest, end.seconds)
-        if end.purpose is Purpose.FLOP and not end.skipped:
+    def after(self, purpose: Purpose, seconds: float, *, skipped: bool) -> None:
+        self._fastest = min(self._fastest, seconds)
+        if purpose is Purpose.FLOP and not skipped:
             everyone = dist.group.WORLD
             if self.speed.takes_samples and everyone is not None:
                 self.speed.expect(*slowest(everyone, self._fastest))
             self._sent_before = clock.interface_sent_bytes(self._interface)
-        if end.purpose is Purpose.TIMED:
-            self.step_seconds.append(end.seconds)
+        if purpose is Purpose.TIMED:
+            self.step_seconds.append(seconds)
             self.phase_seconds.append(self._phases.seconds())
             self.processors.update()
             self._sent = clock.interface_sent_bytes(self._interface)
@@ -158,8 +143,8 @@ class StepProfile:
             self.profiler.start()
             self._phases.in_profile = True
 
-    def after(self, end: StepEnd) -> None:
-        if end.purpose is Purpose.PROFILED:
+    def after(self, purpose: Purpose) -> None:
+        if purpose is Purpose.PROFILED:
             self.phase_seconds.append(self._phases.seconds())
 
     def term_seconds(self, clocks: StepClocks) -> dict[str, float]:

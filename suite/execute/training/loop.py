@@ -20,7 +20,7 @@ from suite.execute.measure.system_load import environment
 from suite.execute.parallel.mesh import coordinates
 from suite.execute.parallel.parallelize import Training
 from suite.execute.rank import NotFiniteError
-from suite.execute.training.instruments import StepClocks, StepCounters, StepEnd, StepProfile
+from suite.execute.training.instruments import StepClocks, StepCounters, StepProfile
 from suite.execute.training.step import Steps
 from suite.execute.training.step_plan import StepPlan
 from suite.job.events import Event, Finished, Phase, Step
@@ -60,10 +60,9 @@ def train(
         seconds = clock.now(device) - start
         plan.done(purpose, skipped=outcome.skipped)
         following = plan.purpose(step + 1, averages_as_asked=steps.compressed)
-        end = StepEnd(purpose, following, seconds, outcome.skipped)
-        clocks.after(end)
-        profile.after(end)
-        counters.after(end)
+        clocks.after(purpose, seconds, skipped=outcome.skipped)
+        profile.after(purpose)
+        counters.after(purpose, following, skipped=outcome.skipped)
         norm = outcome.gradient_norm if math.isfinite(outcome.gradient_norm) else None
         report(Step(step, purpose.kind, outcome.loss, seconds, time.time(), norm, outcome.loss_scale, outcome.skipped))
         purpose = following

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,20 +25,6 @@ class Bucket:
         return sum(local(parameter).numel() for parameter in self.parameters)
 
 
-class Division(NamedTuple):
-    """All parameters of an optimizer.
-
-    Args:
-        buckets: what is compressed.
-        exact: averaged as they are.
-        frozen: require no gradient.
-    """
-
-    buckets: list[Bucket]
-    exact: list[Tensor]
-    frozen: list[Tensor]
-
-
 def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
     """Named parameters of `network` in two groups: compressed as usual, and tables that are averaged exactly.
 
@@ -53,8 +39,10 @@ def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def division(parameter_groups: Iterable[dict[str, Any]], process_group: dist.ProcessGroup | None) -> Division:
-    """The compressed parameters of an optimizer's groups in buckets, and the others.
+def division(
+    parameter_groups: Iterable[dict[str, Any]], process_group: dist.ProcessGroup | None
+) -> tuple[list[Bucket], list[Tensor], list[Tensor]]:
+    """The parameters of an optimizer's groups: in buckets if compressed, averaged exactly, and without gradient.
 
     Raises:
         ValueError: a parameter is complex or sharded over `process_group`.
@@ -79,7 +67,7 @@ def division(parameter_groups: Iterable[dict[str, Any]], process_group: dist.Pro
                 layer = re.match(r"(?:[^.]+\.)*?\d+\.", name)
                 key = (index, layer[0] if layer else name)
                 buckets.setdefault(key, Bucket(index)).parameters.append(parameter)
-    return Division(list(buckets.values()), exact, frozen)
+    return list(buckets.values()), exact, frozen
 
 
 def _refuse_sharded(name: str, parameter: Tensor, ranks: list[int]) -> None:
