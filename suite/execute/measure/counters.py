@@ -116,7 +116,7 @@ def _tensors(value: Any) -> list[Tensor]:
 class SynchronisationCounter(ObservingMode):
     """Counts how often Python reads numbers of the training device: `.item()`, `.tolist()`, and copies to the host.
 
-    Tensors that lie on the host with any device do not count. On a CPU these are reads while batches are made, and the
+    Tensors that are on the host for every device do not count. On a CPU these are reads while batches are made, and the
     optimizers' step counters. Copies that the host does not wait for (non_blocking) do not count either.
 
     Args:

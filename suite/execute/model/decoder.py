@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         assert self.query_position is not None
         x_BTD = self.operations.normalised(self.final_norm, x_BTD)
         query_TD = self.query_position.weight[: x_BTD.shape[1] * self.sequence_part[1]]
-        query_BTD = query_TD.expand(x_BTD.shape[0], -1, -1).contiguous()  # not a view: its product is one
+        query_BTD = query_TD.expand(x_BTD.shape[0], -1, -1).contiguous()  # a view has a product for each sample
         out: Tensor = self.blocks[str(self.architecture.layers - 1)](x_BTD, mask, query_BTD)
         return out
 

@@ -50,13 +50,13 @@ class _ChunkedLoss(torch.autograd.Function):
         ):
             logits_CV = (x_CD @ weight_VD.t()).float()
             logits_CV -= logits_CV.amax(-1, keepdim=True)
-            places_C1 = targets_C.clamp(min=0)[:, None]
-            at_targets_C = logits_CV.gather(1, places_C1)[:, 0]
+            indices_C1 = targets_C.clamp(min=0)[:, None]
+            at_targets_C = logits_CV.gather(1, indices_C1)[:, 0]
             sums_C = logits_CV.exp_().sum(-1)
             counts_C = targets_C != NOT_LEARNED
             total += ((sums_C.log() - at_targets_C) * counts_C).sum()
             logits_CV /= sums_C[:, None]
-            logits_CV.scatter_add_(1, places_C1, torch.full_like(places_C1, -1, dtype=torch.float32))
+            logits_CV.scatter_add_(1, indices_C1, torch.full_like(indices_C1, -1, dtype=torch.float32))
             logits_CV *= (counts_C / learned)[:, None]
             gradient_CV = logits_CV.to(x_ND.dtype)
             torch.mm(gradient_CV, weight_VD, out=of_x_CD)

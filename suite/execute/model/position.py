@@ -14,8 +14,8 @@ def score_bias(architecture: Architecture, *, heads: slice, length: int, device:
     ALiBi adds -slope * distance. BLOOM's code adds slope * key position, which differs by a constant a row: softmax
     removes it.
     """
-    places = torch.arange(length, device=device)
-    distance_TS = places[:, None] - places[None, :]
+    positions = torch.arange(length, device=device)
+    distance_TS = positions[:, None] - positions[None, :]
     bias_HTS = torch.zeros(1, length, length, device=device)
     if architecture.position is Position.ALIBI:
         slopes_H = torch.tensor(alibi_slopes(architecture.heads)[heads], device=device)
@@ -35,23 +35,23 @@ def prefix_bias(seen_B2S: Tensor) -> Tensor:
     return torch.zeros(seen_BTS.shape, device=seen_B2S.device).masked_fill(~seen_BTS, float("-inf"))[:, None]
 
 
-def rotation(architecture: Architecture, places: Tensor) -> Tensor | None:
+def rotation(architecture: Architecture, positions: Tensor) -> Tensor | None:
     """Cosines and sines by which rotary positions turn queries and keys, fp32; None for other positions.
 
     Pair i of the R = `rotary_dim` leading dimensions, (i, i + R / 2), turns by position * base^(-2 i / R).
     Source: Su et al. 2021, arXiv 2104.09864, equation 34; the pairing is GPT-NeoX's (halves, not neighbours).
 
     Args:
-        places: positions, [T] or [B, T]; the result is [2, T, R] or [2, B, 1, T, R].
+        positions: [T] or [B, T]; the result is [2, T, R] or [2, B, 1, T, R].
     """
     if architecture.rotary_dim is None:
         return None
     assert architecture.rotary_base is not None
-    pairs = torch.arange(0, architecture.rotary_dim, 2, device=places.device)
+    pairs = torch.arange(0, architecture.rotary_dim, 2, device=positions.device)
     turns_R2 = architecture.rotary_base ** (-pairs.float() / architecture.rotary_dim)
-    angles = places[..., None] * turns_R2
+    angles = positions[..., None] * turns_R2
     angles = torch.cat([angles, angles], dim=-1)
-    if places.dim() == 2:
+    if positions.dim() == 2:
         angles = angles[:, None]
     return torch.stack([angles.cos(), angles.sin()])
 

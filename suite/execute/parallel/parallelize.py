@@ -81,7 +81,7 @@ class Training:
 
     Args:
         chunks: this rank's parts of the decoder.
-        modules: what is called in their place.
+        modules: what is called instead of them.
         weights: the stored weights.
         pipeline: runs the modules where there are several stages.
         embedding_group: joins the ranks that store a tied table twice.

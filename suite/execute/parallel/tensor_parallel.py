@@ -34,7 +34,7 @@ _COMPLETE = {"query_position.weight"}
 
 @dataclass(frozen=True)
 class Split:
-    """How one chunk's parameters lie on the tensor-parallel ranks.
+    """How one chunk's parameters are divided over the tensor-parallel ranks.
 
     Args:
         as_dtensor: id of the local parameter -> makes a DTensor of it.

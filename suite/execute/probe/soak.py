@@ -24,7 +24,7 @@ CHUNK = 1 << 22  # elements whose pattern is made and compared at a time
 TRIED = 4 * CHUNK  # elements of a first pass, from whose seconds the size of the others follows
 PASSES = 2  # at least: a pattern and its complement
 WORK_BYTES = 16 * CHUNK  # pattern of a chunk; where it differs, the differences and their indices in int64
-FREE_SHARE = 0.95  # of a GPU's free memory
+GPU_SHARE = 0.95  # of a GPU's free memory
 HOST_SHARE = 0.9  # of the free memory
 RESERVED_BYTES = 2**30  # always left: for the launcher, torchrun and other processes
 LEAST_SHARE = 0.25  # taken even where little is free
@@ -52,13 +52,13 @@ def _signed(number: int) -> int:
     return number - 2**32 if number >= 2**31 else number
 
 
-def differences(found: Tensor, expected: Tensor) -> tuple[int, str]:
+def differences(actual: Tensor, expected: Tensor) -> tuple[int, str]:
     """How many elements differ, and the first one in words; empty if none does."""
-    if torch.equal(found, expected):
+    if torch.equal(actual, expected):
         return 0, ""
-    differing = (found != expected).reshape(-1).nonzero().reshape(-1)
+    differing = (actual != expected).reshape(-1).nonzero().reshape(-1)
     first = int(differing[0])
-    got, wanted = found.reshape(-1)[first].item(), expected.reshape(-1)[first].item()
+    got, wanted = actual.reshape(-1)[first].item(), expected.reshape(-1)[first].item()
     return len(differing), f"element {first} is {got}, not {wanted}"
 
 
@@ -140,7 +140,7 @@ def soak_bytes(job: ProbeJob, device: torch.device, control: dist.ProcessGroup |
     if control is not None:
         dist.barrier(group=control)
     if device.type == "cuda":
-        free = int(FREE_SHARE * torch.cuda.mem_get_info(device)[0])
+        free = int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
     else:
         free = fillable_bytes(free_bytes(), ranks=1 if control is None else dist.get_world_size(control))
         if control is not None:
@@ -171,9 +171,9 @@ def soaked(
                 reported = time.monotonic()
                 report(Phase(f"soak pass {number}", time.time()))
 
-    def compared(found: Tensor, expected: Tensor, where: str) -> None:
+    def compare(actual: Tensor, expected: Tensor, where: str) -> None:
         nonlocal wrong, first
-        count, words = differences(found, expected)
+        count, words = differences(actual, expected)
         wrong, first = wrong + count, first or (words and f"{where}, pass {number}: {words}")
 
     def known(start: int, stop: int) -> Tensor:
@@ -187,9 +187,9 @@ def soaked(
         for start, stop in chunks(size):
             target[start:stop].copy_(source[start:stop])
         for start, stop in chunks(size):
-            compared(target[start:stop], known(start, stop), f"memory from element {start}")
+            compare(target[start:stop], known(start, stop), f"memory from element {start}")
             for left, right, expected in products:
-                compared(left @ right, expected, f"product in {str(expected.dtype).removeprefix('torch.')}")
+                compare(left @ right, expected, f"product in {str(expected.dtype).removeprefix('torch.')}")
         return time.monotonic() - begun
 
     end, tried = time.monotonic() + job.soak_seconds, min(half, TRIED)

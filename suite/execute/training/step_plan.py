@@ -61,7 +61,7 @@ class StepPlan:
         return Purpose.TIMED
 
     def done(self, purpose: Purpose, *, skipped: bool) -> None:
-        """A step ended. If it was skipped, the next step counts in its place."""
+        """A step ended. If it was skipped, the next step counts instead."""
         self._timed += purpose is Purpose.TIMED
         if purpose in self._to_count and not skipped:
             self._to_count.remove(purpose)

@@ -37,14 +37,14 @@ def test_a_free_of_what_nobody_saw_allocated_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize("settles", [False, True])
-def test_the_window_tells_what_tensors_hold(settles: bool) -> None:
+def test_the_peak_of_a_window_is_what_tensors_hold(settles: bool) -> None:
     peak = AllocatedPeak(CPU)
     state = torch.empty(1000, dtype=torch.float32)
     if settles:
         peak.settle()
     other = torch.empty(50_000, dtype=torch.float32)
     del other
-    told = []
+    peaks = []
     for elements in (3000, 2000):
         with peak.window():
             first = torch.empty(elements, dtype=torch.float32)
@@ -52,8 +52,8 @@ def test_the_window_tells_what_tensors_hold(settles: bool) -> None:
             del first
             third = torch.empty(elements, dtype=torch.float32)
             del second, third
-        told.append(peak.bytes)
+        peaks.append(peak.bytes)
     peak.finish()
     assert state.numel() == 1000
     # state, and a block of 2 bytes and one of 4 bytes an element at a time
-    assert told == [4 * 1000 + 6 * 3000, 4 * 1000 + 6 * 2000]
+    assert peaks == [4 * 1000 + 6 * 3000, 4 * 1000 + 6 * 2000]

@@ -206,13 +206,13 @@ def test_the_gradient_copy_persists_and_holds_the_unscaled_gradient(kind: str) -
     recipe = _recipe(precision=Precision.FP16_GRADIENT_COPY)
     groups = store_weights([_model()], recipe, shards=1, device=CPU)
     optimizer = OPTIMIZER_KINDS[kind](groups, recipe)
-    places = [copy.data_ptr() for copy in optimizer.own.gradient_copies]
+    pointers = [copy.data_ptr() for copy in optimizer.own.gradient_copies]
     for step in range(2):
         _set_gradients(groups, step)
         optimizer.step(1e-3, 1 / 3)
         copied = torch.cat([copy.flatten() for copy in optimizer.own.gradient_copies])
         assert torch.equal(copied, torch.cat([_flat(group) for group in groups]) * (1 / 3))
-    assert [copy.data_ptr() for copy in optimizer.own.gradient_copies] == places
+    assert [copy.data_ptr() for copy in optimizer.own.gradient_copies] == pointers
 
 
 @PRECISIONS

@@ -53,7 +53,7 @@ def test_the_hash_is_of_every_byte():
 
 @pytest.mark.parametrize("exchanges", [2, 0])
 def test_processors_are_watched_during_the_exchanges_alone(job, monkeypatch, exchanges):
-    """Neither replays nor the soak are timed: who computes beside them disturbs nothing, nor may they hide who does."""
+    """Neither replays nor the soak are timed: other processes do not disturb them, and they must not hide others."""
     seen = []
 
     class Watched:

@@ -31,7 +31,7 @@ def bits(numbers):
 def test_patterns_are_what_integers_without_overflow_say():
     for first, salt in ((0, 0), (7, 3), (1 << 40, 12345)):
         found = soak.pattern(first, 1000, salt, CPU)
-        whole = [(place * soak.FACTOR + salt * soak.SALT_FACTOR) % 2**32 for place in range(first, first + 1000)]
+        whole = [(index * soak.FACTOR + salt * soak.SALT_FACTOR) % 2**32 for index in range(first, first + 1000)]
         assert (found.to(torch.int64) % 2**32).tolist() == whole
         turned = soak.pattern(first, 1000, salt, CPU, complement=True)
         assert torch.equal(turned, ~found)
@@ -94,7 +94,7 @@ def test_a_soak_sees_one_wrong_bit_of_memory(job, monkeypatch, bit):
 
     def flipping(self, *arguments, **options):
         done = copy(self, *arguments, **options)
-        if self.dtype is torch.int32 and self.numel() == 1 << 13 and next(made) == 1:  # behind the trial
+        if self.dtype is torch.int32 and self.numel() == 1 << 13 and next(made) == 1:  # after the first pass
             self.view(-1)[-1:] ^= torch.tensor([1 << bit], dtype=torch.int64).to(torch.int32)
         return done
 
@@ -124,7 +124,7 @@ def test_a_soak_sees_a_wrong_product_and_names_its_type(job, monkeypatch, dtype)
     monkeypatch.setattr(soak, "factors", exact)
     monkeypatch.setattr(torch.Tensor, "__matmul__", faulty)
     bad = soak.soaked(job, CPU, None, lambda _event: None)
-    assert bad.wrong == 3  # of the trial and two passes
+    assert bad.wrong == 3  # of the first pass and two more
     assert bad.first.startswith(f"product in {str(dtype).removeprefix('torch.')}, pass 0: element {3 * 512 + 4} is ")
 
 
@@ -139,15 +139,15 @@ def test_a_pass_is_over_as_much_as_fits_the_time_and_says_that_it_goes_on(job, m
         return differences(found, expected)
 
     monkeypatch.setattr(soak, "differences", slow)
-    told = []
+    events = []
     large = msgspec.structs.replace(job, soak_seconds=2.0, soak_bytes=1 << 30)
     start = time.monotonic()
-    done = soak.soaked(large, CPU, None, told.append)
+    done = soak.soaked(large, CPU, None, events.append)
     assert time.monotonic() - start < 8.0  # all of it would take 2,000 s a pass
     assert done.passes >= 2
     assert 8 << 12 <= done.bytes < 1 << 25
-    assert len(told) >= 1
-    assert isinstance(told[0], Phase)
+    assert len(events) >= 1
+    assert isinstance(events[0], Phase)
 
 
 @pytest.mark.parametrize(

@@ -75,5 +75,5 @@ def _serve(rank: int, port: int, end: Connection) -> None:
         ranks, (module, name), arguments = end.recv()
         try:
             end.send((True, getattr(importlib.import_module(module), name)(groups[ranks], *arguments)))
-        except Exception:  # whatever it is: it is told to the caller, and the rank goes on
+        except Exception:  # whatever it is: the caller gets it, and the rank continues
             end.send((False, f"rank {rank}: {traceback.format_exc()}"))

@@ -75,7 +75,7 @@ class Adam:
         self._settings = {key: value for key, value in settings.items() if key not in ("warmup_steps", "renewal")}
         self._warm_up = self._last_exact = settings["warmup_steps"]
         renewal = settings.get("renewal")
-        self._again: set[int] = set()  # exact steps behind the warm-up
+        self._again: set[int] = set()  # exact steps after the warm-up
         begin = self._warm_up
         while renewal is not None and begin < 10**4:
             begin *= renewal.factor

@@ -1,4 +1,4 @@
-"""1-bit Adam beside a simulation of all its ranks in one process."""
+"""1-bit Adam compared with a simulation of all its ranks in one process."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def simulated(elements: int, ranks: int, steps: int, settings: dict[str, Any], *
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_200_steps_are_the_simulation_bit_by_bit(ranks: int, zeros: int, renewal: Renewal | None, pool: Pool) -> None:
     settings = SETTINGS | {"renewal": renewal}
-    told = pool(ranks, work.train, 1003, 200, settings, zeros)
+    seen = pool(ranks, work.train, 1003, 200, settings, zeros)
     expected = simulated(1003, ranks, 200, settings, zeros=zeros)
     for rank in range(ranks):
-        for step, (ours, theirs) in enumerate(zip(told[rank], expected, strict=True)):
+        for step, (ours, theirs) in enumerate(zip(seen[rank], expected, strict=True)):
             assert torch.equal(ours, theirs), f"rank {rank}, step {step}: {(ours - theirs).abs().max()}"
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_a_model_is_trained_by_exact_adam_and_then_in_one_bit(ranks: int, pool: Pool) -> None:
     steps = 8
-    told = pool(ranks, work.with_a_model, steps)
-    ours, theirs, collectives, sizes, exact = told[0]
+    seen = pool(ranks, work.with_a_model, steps)
+    ours, theirs, collectives, sizes, exact = seen[0]
     for step in range(work.WARM_UP):
         # its own all-reduce and that of the hook divide and add in their own order: a rounding of every gradient
         close = {"rtol": 0.0, "atol": 1e-5} if ranks == 3 else {"rtol": 0.0, "atol": 0.0}
         torch.testing.assert_close(ours[step], theirs[step], **close)
     assert not torch.equal(ours[-1], theirs[-1])
     for rank in range(1, ranks):
-        assert all(torch.equal(a, b) for a, b in zip(ours, told[rank][0], strict=True)), "ranks have diverged"
+        assert all(torch.equal(a, b) for a, b in zip(ours, seen[rank][0], strict=True)), "ranks have diverged"
     parameters = ours[0].numel()
     assert sizes == [20 * 16, 16 * 16, 16 * 16, 20 * 16]  # embedding, two layers, head
     assert exact == parameters - sum(sizes)
@@ -76,9 +76,9 @@ def test_a_model_is_trained_by_exact_adam_and_then_in_one_bit(ranks: int, pool: 
 def test_gradients_that_are_averaged_after_the_warm_up_are_warned_of_once(
     ranks: int, wrapped: bool, hooked: bool, warnings: int, pool: Pool
 ) -> None:
-    for told in pool(ranks, work.warned, wrapped, hooked):
-        assert len(told) == warnings
-        assert all("average_gradients_of" in words for words in told)
+    for seen in pool(ranks, work.warned, wrapped, hooked):
+        assert len(seen) == warnings
+        assert all("average_gradients_of" in words for words in seen)
 
 
 def test_rows_that_no_batch_has_touched_stay(pool: Pool) -> None:
@@ -91,8 +91,8 @@ def test_rows_that_no_batch_has_touched_stay(pool: Pool) -> None:
 
 def test_a_parameter_that_starts_late_is_corrected_from_its_own_first_step(pool: Pool) -> None:
     """A gradient that never changes makes every step of Adam the learning rate, once m and v are corrected."""
-    told, never = pool(2, work.late, 48, 50, 60)[0]
-    for ours, theirs in told:
+    seen, never = pool(2, work.late, 48, 50, 60)[0]
+    for ours, theirs in seen:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     decayed = 2 * (1 - 0.1 * 0.1) ** 10  # a missing gradient counts as 0 after the warm-up
     torch.testing.assert_close(never, torch.full((4, 4), decayed))
@@ -140,9 +140,9 @@ def test_a_closure_is_called_and_gradients_stay(pool: Pool) -> None:
 
 
 def test_a_gradient_that_one_rank_lacks_counts_as_zero(pool: Pool) -> None:
-    told = pool(2, work.without_gradient_on_one)
-    assert all(torch.equal(a, b) for a, b in zip(told[0][1], told[1][1], strict=True))
-    for before, after in zip(*told[0], strict=True):
+    seen = pool(2, work.without_gradient_on_one)
+    assert all(torch.equal(a, b) for a, b in zip(seen[0][1], seen[1][1], strict=True))
+    for before, after in zip(*seen[0], strict=True):
         assert bool((after < before).all())
 
 
@@ -158,7 +158,7 @@ def test_training_goes_on_from_a_file_bit_by_bit(ranks: int, before: int, pool: 
         assert torch.equal(straight, resumed)
 
 
-@pytest.mark.parametrize("before", [8, 9, 10, 13])  # before, in, at the end of and behind the first renewal
+@pytest.mark.parametrize("before", [8, 9, 10, 13])  # before, in, at the end of and after the first renewal
 def test_training_goes_on_through_a_renewal_bit_by_bit(before: int, pool: Pool) -> None:
     for straight, resumed in pool(2, work.resumed, before, 6, {"renewal": Renewal(steps=2)}):
         assert torch.equal(straight, resumed)
@@ -166,13 +166,13 @@ def test_training_goes_on_through_a_renewal_bit_by_bit(before: int, pool: Pool) 
 
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 3), (3, 1), (2, 2)])
 def test_another_number_of_ranks_goes_on_with_what_is_to_be_corrected(old: int, new: int, pool: Pool) -> None:
-    told = pool(old, work.saved, 7)
-    weights, own, portable, _ = told[0]
-    assert all(torch.equal(a, b) for a, b in zip(*(of[2]["one_bit"]["worker_errors"] for of in told[:2]), strict=True))
+    seen = pool(old, work.saved, 7)
+    weights, own, portable, _ = seen[0]
+    assert all(torch.equal(a, b) for a, b in zip(*(of[2]["one_bit"]["worker_errors"] for of in seen[:2]), strict=True))
     again = pool(new, work.loaded, weights, portable, 3)
     for number in range(4):
-        before = sum(errors[number][0] for _, _, _, errors in told) / old
-        before += torch.cat([errors[number][1] for _, _, _, errors in told])[: before.numel()]
+        before = sum(errors[number][0] for _, _, _, errors in seen) / old
+        before += torch.cat([errors[number][1] for _, _, _, errors in seen])[: before.numel()]
         after = sum(errors[number][0] for errors, _ in again) / new
         after += torch.cat([errors[number][1] for errors, _ in again])[: after.numel()]
         torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-8)
@@ -204,14 +204,14 @@ def test_the_state_of_another_optimizer_is_refused(pool: Pool) -> None:
 def test_a_gradient_that_is_not_finite_is_left_out_on_all_ranks(
     name: str, value: float, bad_step: int, pool: Pool
 ) -> None:
-    told = pool(2, work.with_bad_gradients, name, value, bad_step)
+    seen = pool(2, work.with_bad_gradients, name, value, bad_step)
     for rank in range(2):
-        assert [skipped for _, _, skipped in told[rank]] == [step == bad_step for step in range(8)]
-        (before, state_before, _), (after, state_after, _) = told[rank][bad_step - 1 : bad_step + 1]
+        assert [skipped for _, _, skipped in seen[rank]] == [step == bad_step for step in range(8)]
+        (before, state_before, _), (after, state_after, _) = seen[rank][bad_step - 1 : bad_step + 1]
         assert torch.equal(before, after)
         assert all(torch.equal(a, b) for a, b in zip(state_before, state_after, strict=True))
-        assert told[rank][-1][0].isfinite().all()
-        assert all(torch.equal(told[0][step][0], told[rank][step][0]) for step in range(8))
+        assert seen[rank][-1][0].isfinite().all()
+        assert all(torch.equal(seen[0][step][0], seen[rank][step][0]) for step in range(8))
 
 
 def test_the_norm_of_gradients_in_half_precision_is_taken_in_fp32(pool: Pool) -> None:
@@ -221,20 +221,20 @@ def test_the_norm_of_gradients_in_half_precision_is_taken_in_fp32(pool: Pool) ->
 @pytest.mark.parametrize("bad_step", [None, 2, 6])
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_scaled_loss_trains_the_same(sharded: bool, bad_step: int | None, pool: Pool) -> None:
-    told = pool(2, work.scaled, sharded, bad_step)
+    seen = pool(2, work.scaled, sharded, bad_step)
     for rank in range(2):
-        assert [skipped for _, skipped, _ in told[rank]] == [step == bad_step for step in range(8)]
-        assert all(torch.equal(told[0][step][0], told[rank][step][0]) for step in range(8))
+        assert [skipped for _, skipped, _ in seen[rank]] == [step == bad_step for step in range(8)]
+        assert all(torch.equal(seen[0][step][0], seen[rank][step][0]) for step in range(8))
     if bad_step is None:  # a power of two changes no digit
         for step, weights in enumerate(pool(2, work.unscaled)[0]):
-            assert torch.equal(told[0][step][0], weights)
+            assert torch.equal(seen[0][step][0], weights)
     elif sharded:
-        assert told[0][-1][2] == told[1][-1][2] == 512.0
+        assert seen[0][-1][2] == seen[1][-1][2] == 512.0
 
 
 def test_the_warm_up_ends_once_the_second_moment_has_settled_on_all_ranks(pool: Pool) -> None:
-    told = pool(2, work.settled, 60, 10, 0, 2)
-    (ended, norms), (ended_there, norms_there) = told
+    seen = pool(2, work.settled, 60, 10, 0, 2)
+    (ended, norms), (ended_there, norms_there) = seen
     assert ended == ended_there
 
     def is_settled(step: int, of: list[float]) -> bool:
@@ -244,8 +244,8 @@ def test_the_warm_up_ends_once_the_second_moment_has_settled_on_all_ranks(pool: 
     assert ended == expected
     later, _ = pool(2, work.settled, 60, 10, 57, 2)[0]
     assert later == 57
-    assert pool(2, work.settled, 60, None, 0, 2) == told  # 1 / (1 - beta2) is 10
-    assert pool(2, work.settled, 60, 10, 0, 2, ended - 3) == told
+    assert pool(2, work.settled, 60, None, 0, 2) == seen  # 1 / (1 - beta2) is 10
+    assert pool(2, work.settled, 60, 10, 0, 2, ended - 3) == seen
     (rarely, norms), _ = pool(2, work.settled, 120, 40, 0, 0)
     first = next(step for step in range(41, 121) if norms[step - 41] >= 0.96 * norms[step - 1])
     assert first % 4

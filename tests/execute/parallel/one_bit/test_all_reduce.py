@@ -42,15 +42,15 @@ def simulated(steps: list[list[list[Tensor]]]) -> list[list[tuple[Tensor, Errors
     """For each step and vector the mean and the errors; None for a step in which one is not finite."""
     ranks = len(steps[0])
     errors = [no_errors(vector.numel(), ranks) for vector in steps[0][0]]
-    told: list[list[tuple[Tensor, Errors] | None]] = []
+    seen: list[list[tuple[Tensor, Errors] | None]] = []
     for step in steps:
         results = [averaged([of_rank[n] for of_rank in step], errors[n]) for n in range(len(errors))]
         if all(_finite(result) for result in results):
             errors = [after for _, after in results]
-            told.append([*results])
+            seen.append([*results])
         else:
-            told.append([None] * len(errors))
-    return told
+            seen.append([None] * len(errors))
+    return seen
 
 
 def _finite(result: tuple[Tensor, Errors]) -> bool:
@@ -58,15 +58,15 @@ def _finite(result: tuple[Tensor, Errors]) -> bool:
     return bool(torch.cat([mean, *errors.workers, *errors.servers]).isfinite().all())
 
 
-def check(ranks: int, steps: list[list[list[Tensor]]], told: list[Any]) -> None:
-    """What the ranks told is the simulation, bit by bit; nothing changes where it is not finite."""
+def check(ranks: int, steps: list[list[list[Tensor]]], seen: list[Any]) -> None:
+    """What the ranks seen is the simulation, bit by bit; nothing changes where it is not finite."""
     errors: list[Errors] = [no_errors(vector.numel(), ranks) for vector in steps[0][0]]
     for step, expected in enumerate(simulated(steps)):
         for number, result in enumerate(expected):
             if result is not None:
                 errors[number] = result[1]
             for rank in range(ranks):
-                vectors, workers, servers, done = told[rank][step]
+                vectors, workers, servers, done = seen[rank][step]
                 assert done is (result is not None)
                 mean = steps[step][rank][number] if result is None else result[0]
                 assert torch.equal(vectors[number].nan_to_num(7.0), mean.nan_to_num(7.0))
@@ -91,9 +91,9 @@ def test_what_is_not_finite_is_known_to_all_ranks_and_changes_nothing(
     rank = data.draw(st.integers(0, ranks - 1))
     vector = steps[1][rank][data.draw(st.integers(0, len(steps[1][rank]) - 1))]
     vector[data.draw(st.integers(0, vector.numel() - 1))] = data.draw(NOT_FINITE)
-    told = pool(ranks, work.average, steps, [None] * len(steps[0][0]))
-    assert [told[any_rank][1][3] for any_rank in range(ranks)] == [False] * ranks
-    check(ranks, steps, told)
+    seen = pool(ranks, work.average, steps, [None] * len(steps[0][0]))
+    assert [seen[any_rank][1][3] for any_rank in range(ranks)] == [False] * ranks
+    check(ranks, steps, seen)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -101,12 +101,12 @@ def test_elements_outside_the_mask_are_zero_and_count_nowhere(ranks: int, pool: 
     active = torch.arange(200) % 3 != 0
     active[:60] = False  # a whole part of 4 ranks
     steps = [[[work.gradient(1, rank, step, 200)] for rank in range(ranks)] for step in range(4)]
-    told = pool(ranks, work.average, steps, [active])
+    seen = pool(ranks, work.average, steps, [active])
     errors = no_errors(200, ranks)
     for step in range(4):
         mean, errors = averaged([of_rank[0] for of_rank in steps[step]], errors, active)
         for rank in range(ranks):
-            (vector,), (worker,), _, _ = told[rank][step]
+            (vector,), (worker,), _, _ = seen[rank][step]
             assert torch.equal(vector, mean)
             assert torch.equal(worker, errors.workers[rank])
             assert not vector[~active].any()
@@ -120,13 +120,13 @@ def test_signs_are_those_of_float64_outside_the_rounding_around_zero(ranks: int,
     by those of the scales and p + 2 more."""
     elements, count = 1003, 50
     steps = [[[work.gradient(2, rank, step, elements)] for rank in range(ranks)] for step in range(count)]
-    told = pool(ranks, work.average, steps, [None])
+    seen = pool(ranks, work.average, steps, [None])
     part = parts(elements, ranks)
     inside = 0
     for step in range(1, count):
         before = Errors(
-            [told[rank][step - 1][1][0].double() for rank in range(ranks)],
-            [told[rank][step - 1][2][0][: max(0, min(part, elements - rank * part))].double() for rank in range(ranks)],
+            [seen[rank][step - 1][1][0].double() for rank in range(ranks)],
+            [seen[rank][step - 1][2][0][: max(0, min(part, elements - rank * part))].double() for rank in range(ranks)],
         )
         values = [of_rank[0].double() for of_rank in steps[step]]
         scales = [((v + e).square().mean().sqrt()) for v, e in zip(values, before.workers, strict=True)]
@@ -135,7 +135,7 @@ def test_signs_are_those_of_float64_outside_the_rounding_around_zero(ranks: int,
         bound = (elements / 2 + ranks + 4) * EPSILON * float(sum(scales)) / ranks + EPSILON * u.abs()
         outside = u.abs() > bound
         inside += int((~outside).sum())
-        ours = told[0][step][0][0]
+        ours = seen[0][step][0][0]
         assert torch.equal(sign(ours.double())[outside], sign(u)[outside])
         mean, _ = averaged(values, before)
         size = (elements + ranks + 6) * EPSILON * mean.abs() + bound.max()
