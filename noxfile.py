@@ -153,7 +153,8 @@ def record(session: nox.Session) -> None:
 
     On 2 idle cores setups take 33 minutes, the battery 5, kernels 25, a climb 10, tables none; without names all of
     them. What a part measures replaces what was there, when its turn comes: parts may be run one by one, and one that
-    failed again. Paths in the records are relative: run it at the root of a clone.
+    failed again. The battery's launches go with those of setups: measure both. Run it at the root of a clone, for
+    records have relative paths then.
     """
     install(session, "execute", "report", "regress", "fit", "kernels", "test", "bench")
     replaced = {

@@ -70,7 +70,6 @@ class _Rank:
         self.here = here
         self.events: list[Event] = []
         self.last_progress = now
-        self.longest_step = 0.0
         self._read = 0
 
     def new_events(self, now: float) -> list[Event]:
@@ -85,9 +84,6 @@ class _Rank:
         fresh = [msgspec.json.decode(line, type=Event) for line in whole.splitlines()]
         if fresh:
             self.last_progress = now
-        for event in fresh:
-            if isinstance(event, Step):
-                self.longest_step = max(self.longest_step, event.seconds)
         self.events += fresh
         return fresh
 
@@ -113,9 +109,9 @@ class _Rank:
     def patience_seconds(self, compiled: bool) -> float:
         """How long this rank may stay silent: 10 times its longest step so far and at least 20 s; before its first
         step 120 s; with compilation 600 s more until the warm-up is over."""
-        steps = sum(isinstance(event, Step) for event in self.events)
-        usual = max(HANG_LEAST_SECONDS, HANG_FACTOR * self.longest_step) if steps else START_SECONDS
-        return usual + COMPILE_SECONDS if compiled and steps < WARM_UP_STEPS else usual
+        steps = [event.seconds for event in self.events if isinstance(event, Step)]
+        usual = max(HANG_LEAST_SECONDS, HANG_FACTOR * max(steps)) if steps else START_SECONDS
+        return usual + COMPILE_SECONDS if compiled and len(steps) < WARM_UP_STEPS else usual
 
 
 def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *, hosts: Hosts = HERE) -> LaunchOutcome:

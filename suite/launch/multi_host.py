@@ -68,14 +68,9 @@ def main() -> int:
     processes = []
     for number, name in enumerate(names):
         command = torchrun(["suite.execute", *kind, job], number=number, hosts=len(names), master=master)
-        processes.append(
-            subprocess.Popen(
-                entered(way, name, command, variables),
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                preexec_fn=die_with_parent,
-            )
-        )
+        there = entered(way, name, command, variables)
+        here = subprocess.Popen(there, env=variables, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+        processes.append(here)
     try:
         while None in [process.poll() for process in processes]:
             if failed := [process.returncode for process in processes if process.returncode]:

@@ -42,14 +42,14 @@ class Benchmark(msgspec.Struct, frozen=True):
         return self.name.partition("[")[2].rstrip("]") or self.name
 
 
-class _Commit(msgspec.Struct):
+class _Commit(msgspec.Struct, frozen=True):
     id: str = ""
     dirty: bool = False
 
 
 class _File(msgspec.Struct):
     machine_info: dict[str, object]
-    commit_info: _Commit = msgspec.field(default_factory=_Commit)
+    commit_info: _Commit = _Commit()
     datetime: str = ""
     benchmarks: list[Benchmark] = []
 

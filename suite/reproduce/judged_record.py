@@ -27,7 +27,6 @@ def judged_rows(record: Record, expected: Expected = expected_of_job) -> list[Ro
     """
     if record.end is None:
         return []
-    text = record.begin.hardware.get("cores", "")
-    cores = int(text) if text.isdigit() else 1
-    figures = expected(record.begin.job, recorded_kernels(record), cores)
+    cores = record.begin.hardware.get("cores", "")
+    figures = expected(record.begin.job, recorded_kernels(record), int(cores) if cores.isdigit() else 1)
     return judged(figures, record.end.predicted, record.end.figures)

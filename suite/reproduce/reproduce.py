@@ -181,10 +181,8 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
         verdict = overall(rows)
         if plan.learns and not loss_fell(losses):
             verdict = Verdict.FAIL
-            message = (
-                f"the loss did not fall: {losses[0]:.3f} at first, {last_loss(losses):.3f} at last, "
-                f"at least {LOSS_MUST_FALL} less expected"
-            )
+            change = f"{losses[0]:.3f} at first, {last_loss(losses):.3f} at last"
+            message = f"the loss did not fall: {change}, at least {LOSS_MUST_FALL} less expected"
     return LaunchResult(
         run=plan.name,
         status=outcome.status,

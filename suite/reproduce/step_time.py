@@ -74,10 +74,7 @@ def at_cpu_speed(
 ) -> tuple[list[Figure], list[Figure]]:
     """Predicted and measured figures of the processors' slowdown since the calibration, and of the step at that speed.
 
-    Nothing where the profile has no speed, or the step is not predicted.
-
-    Args:
-        speed: of the processors while the steps in `measured` were timed.
+    Nothing where the profile has no speed, or the step is not predicted. `speed` is of the steps in `measured`.
     """
     calibrated = profile.cpu_speed(ranks=plan.layout.ranks)
     if calibrated is None:
