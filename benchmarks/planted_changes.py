@@ -22,8 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from suite.metrics.detectable_change import least_detectable
-from suite.metrics.noise_floor import Floor, noise_floor
+from suite.metrics.noise_floor import Floor, least_detectable, noise_floor
 from suite.regression.verdicts import ChangeVerdict, Sets, judged
 
 SAMPLES = Path(__file__).parent.parent / "results" / "recorded" / "identical_launches" / "gpt2_mini.json"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from suite.calibration.calibrate import CalibrationResult
-from suite.calibration.extend import between_hosts, with_ranks
+from suite.calibration.calibrate import CalibrationResult, between_hosts, with_ranks
 from suite.job.events import Event, Status
 from suite.job.options import Documents, Texts
 from suite.ladder.request import LadderRun, wanted

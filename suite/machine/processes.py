@@ -47,26 +47,20 @@ def end_all(parent: subprocess.Popen[bytes], identity: str, pids: list[int]) -> 
     Args:
         pids: processes known by number, for systems that show no environments.
     """
+    import psutil
+
     if parent.poll() is None:
         parent.kill()
     parent.wait()
     deadline = time.monotonic() + _GONE_WITHIN_SECONDS
     while time.monotonic() < deadline:
-        left = set(marked_processes(identity)) if sys.platform == "linux" else {pid for pid in pids if _lives(pid)}
+        left = set(marked_processes(identity)) if sys.platform == "linux" else set(filter(psutil.pid_exists, pids))
         if not left:
             return
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def is_stopped(pid: int | None) -> bool:

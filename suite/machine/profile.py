@@ -15,15 +15,8 @@ from suite.machine.reference_step import TimedReferenceStep
 from suite.machine.timing_tables import Line, Subject, Table
 from suite.machine.timings import Timing
 
-# How earlier schemas differed: 1: no host calls of a step; 2: timed in warm caches; 3: not all caches overwritten,
-# medians of rounds; 4: all caches overwritten before operators, not half of them; 5: on CUDA no pageable copies, and
-# the host's time counted in an operator's; 6: CPU speed without memory; 7: calls that waited for memory of the kernel
-# counted as warm; 8: more of large caches overwritten, no operand written again, one warm-up call in later rounds, no
-# reference steps; 9: sharded units of two fp32 weights, not of a block's twelve in mixed precision
-SCHEMA = "10.1"  # 10.1 adds `partial`
-# Share of the processors that other processes use, above which the machine counts as busy. On 2 cores one other process
-# (half of them) made calls of 20 us with 2 threads take 10 ms, two slices of the scheduler (AMD EPYC, 2026-11-21)
-DISTURBED_SHARE = 0.1
+SCHEMA = "10.1"  # results/recorded/LOG.md, "Calibration": what earlier ones lacked
+DISTURBED_SHARE = 0.1  # of the processors that other processes use, above which the machine counts as busy
 UNSEEN = "unseen"  # sizes between the grid's points: they measure the error of the interpolation
 REPEATED = "repeated"  # sizes of the grid measured again at the end: they measure the noise, the least possible error
 
@@ -99,12 +92,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InputError: it was not measured, or only with fewer ranks.
         """
-        best = self._nearest(subject)
-        lines = [line for line in self.lines if line.subject == best]
-        if lines:
-            (size,) = sizes
-            return lines[0].seconds(size)
-        tables = [table for table in self.tables if table.subject == best and len(table.axes) == len(sizes)]
+        nearest = self._nearest(subject)
+        for line in self.lines:
+            if line.subject == nearest:
+                (size,) = sizes
+                return line.seconds(size)
+        tables = [table for table in self.tables if table.subject == nearest and len(table.axes) == len(sizes)]
         if not tables:
             raise InputError("the profile's table has other axes", got=f"{len(sizes)} sizes", where=str(subject))
         return min(tables, key=lambda table: table.distance(sizes)).seconds(sizes)
@@ -115,9 +108,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InputError: it was not measured as a line.
         """
-        best = self._nearest(subject)
+        nearest = self._nearest(subject)
         for line in self.lines:
-            if line.subject == best:
+            if line.subject == nearest:
                 return line
         raise InputError("the profile has a table of it, not a line", where=str(subject))
 
@@ -130,19 +123,20 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InputError: no product was measured so.
         """
+        square = Subject(operation="square_product", variant="NT", dtype=dtype, ranks=ranks)
         large = [
             line
             for line in self.lines
-            if (line.subject.operation, line.subject.dtype) == ("square_product", dtype) and line.subject.ranks >= ranks
+            if line.subject.ranks >= ranks and msgspec.structs.replace(line.subject, ranks=ranks) == square
         ]
         if large:
             line = min(large, key=lambda line: line.subject.ranks)
             return max(flop / timing.seconds for flop, timing in zip(line.sizes, line.timings, strict=True))
         rates: list[float] = []
         for variant in ("NN", "NT", "TN"):
-            best = self._nearest(Subject(operation="product", variant=variant, dtype=dtype, ranks=ranks))
+            nearest = self._nearest(Subject(operation="product", variant=variant, dtype=dtype, ranks=ranks))
             for table in self.tables:
-                if table.subject == best:
+                if table.subject == nearest:
                     points = product(*(axis.points for axis in table.axes))
                     rates += [2 * m * n * k / t.seconds for (m, n, k), t in zip(points, table.timings, strict=True)]
         return max(rates)
@@ -153,8 +147,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InputError: it was not measured.
         """
-        best = self._nearest(Subject(operation=operation, ranks=ranks))
-        (table,) = (table for table in self.tables if table.subject == best)
+        nearest = self._nearest(Subject(operation=operation, ranks=ranks))
+        (table,) = (table for table in self.tables if table.subject == nearest)
         return table.axes[0].points[-1] / table.timings[-1].seconds
 
     def cpu_speed(self, *, ranks: int) -> SpeedSample | None:
@@ -164,7 +158,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     def _nearest(self, subject: Subject) -> Subject:
         measured = [table.subject for table in self.tables] + [line.subject for line in self.lines]
-        alike = {s.ranks for s in measured if msgspec.structs.replace(s, ranks=subject.ranks) == subject}
+        alike = {each.ranks for each in measured if msgspec.structs.replace(each, ranks=subject.ranks) == subject}
         enough = [ranks for ranks in alike if ranks >= subject.ranks]
         if not enough:
             with_fewer = f", only with {', '.join(map(str, sorted(alike)))} ranks" if alike else ""
@@ -223,13 +217,11 @@ def check_holds(profile: Profile, fingerprint: Fingerprint, where: str) -> None:
     Raises:
         InputError: the first fact that differs.
     """
-    if profile.fingerprint.node != fingerprint.node:
-        raise InputError(
-            "a machine profile of another machine", got=profile.fingerprint.node, allowed=fingerprint.node, where=where
-        )
-    theirs, ours = (
-        {"device": print_.device} | print_.hardware | print_.software for print_ in (profile.fingerprint, fingerprint)
-    )
+    measured = profile.fingerprint
+    if measured.node != fingerprint.node:
+        line = "a machine profile of another machine"
+        raise InputError(line, got=measured.node, allowed=fingerprint.node, where=where)
+    theirs, ours = ({"device": each.device} | each.hardware | each.software for each in (measured, fingerprint))
     for key in sorted(theirs.keys() | ours.keys()):
         if theirs.get(key) != ours.get(key):
             raise InputError(
@@ -243,8 +235,8 @@ def check_holds(profile: Profile, fingerprint: Fingerprint, where: str) -> None:
 def disturbed(profile: Profile) -> str | None:
     """Why the times in a profile are not those of its machine alone; None where they are.
 
-    A tenth of the processors in others' hands makes all that computes on them take a ninth longer, and what waits for
-    several threads far longer. Of a GPU's work the host's processors time little.
+    Where others have a tenth of the processors, all that computes takes a ninth longer, and what waits for several
+    threads far longer. A GPU's times hardly depend on the host's processors.
     """
     others, guests = profile.conditions.others_share or 0.0, profile.conditions.steal_share or 0.0
     if profile.fingerprint.device != "cpu" or others + guests <= DISTURBED_SHARE:
@@ -285,16 +277,12 @@ def current_profile(
         except InputError as error:
             refused.append(str(error))
             continue
-        if why := disturbed(profile):
+        few = f"measured with {profile.conditions.ranks} ranks at once, {ranks} are needed"
+        why = disturbed(profile) or (few if profile.conditions.ranks < ranks else refused_for(profile))
+        if why:
             refused.append(f"{path}: {why}")
-            continue
-        if profile.conditions.ranks < ranks:
-            refused.append(f"{path}: measured with {profile.conditions.ranks} ranks at once, {ranks} are needed")
-            continue
-        if why := refused_for(profile):
-            refused.append(f"{path}: {why}")
-            continue
-        valid.append((profile.measured, profile, str(path)))
+        else:
+            valid.append((profile.measured, profile, str(path)))
     if valid:
         _, profile, where = max(valid, key=lambda entry: entry[0])
         return profile, where

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from suite.metrics.detectable_change import LEAST_EFFECT, least_detectable
-from suite.metrics.noise_floor import Floor, band, own_floor
+from suite.metrics.noise_floor import LEAST_EFFECT, Floor, band, least_detectable, own_floor
 from suite.metrics.two_sample import (
     FALSE_DISCOVERIES,
     TwoSampleDifference,

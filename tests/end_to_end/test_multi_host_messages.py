@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from suite.calibration import extend
-from suite.calibration.calibrate import CalibrationResult
-from suite.calibration.extend import between_hosts
+from suite.calibration import calibrate
+from suite.calibration.calibrate import CalibrationResult, between_hosts
 from suite.job.events import Status
 from suite.ladder import extra_profiles as timing
 from suite.ladder.request import LadderRun
@@ -89,7 +88,7 @@ def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkey
     here = msgspec.structs.replace(profile(), reference_steps=[timed])
     # the profile has too little to time the reference step by: so its operators take 2 s with messages of this machine
     monkeypatch.setattr(
-        extend, "step_correction", lambda known, timed, **_: StepCorrection(timed, 2.0 * (known is here))
+        calibrate, "step_correction", lambda known, timed, **_: StepCorrection(timed, 2.0 * (known is here))
     )
     with network_namespaces.hosts(2) as names:
         network_namespaces.limit(names, bits)

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from suite.__main__ import main
-from suite.calibration.calibrate import CalibrationResult
+from suite.calibration.calibrate import CalibrationResult, with_ranks
 from suite.calibration.density import Density
-from suite.calibration.extend import with_ranks
 from suite.commands import exit_codes
 from suite.commands import ladder as command
 from suite.job.events import Status
@@ -166,7 +165,7 @@ def test_three_ranks_at_once_are_added_and_what_they_compute_where_they_have_cor
     monkeypatch: pytest.MonkeyPatch, cores: int, had: int, computing: set[int]
 ) -> None:
     """On fewer cores they take turns: messages are added, and one rank for each core where the profile has fewer."""
-    monkeypatch.setattr("suite.calibration.extend.usable_cores", lambda: cores)
+    monkeypatch.setattr("suite.calibration.calibrate.usable_cores", lambda: cores)
     paces = dict.fromkeys(range(1, had + 1), SpeedSample(host=1e-6, product=1e-6, elementwise=1e-6, memory=1e-6))
     conditions = msgspec.structs.replace(profile().conditions, ranks=had, cpu_speed=paces)
     before = msgspec.structs.replace(profile(), conditions=conditions)

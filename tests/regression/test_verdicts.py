@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.metrics.detectable_change import least_detectable
-from suite.metrics.noise_floor import noise_floor
+from suite.metrics.noise_floor import least_detectable, noise_floor
 from suite.metrics.two_sample import rank_test_p
 from suite.regression.verdicts import ChangeVerdict, Sets, judged
 from tests.support.histories import normal_launches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from reference_runs.accelerator import Accelerator, Board, accelerator, dense_peak_flop_per_second
@@ -130,7 +130,8 @@ def _machine(
     model = machine_model().values()
     on_cuda = profile.fingerprint.device == "cuda"
     peak, (link_seconds, link_bandwidth) = measured.peak_flop_per_second, measured.link
-    bandwidth, call_seconds = _bandwidth(profile), _line(profile, "calls").seconds_per_unit
+    bandwidth = profile.memory_bytes_per_second(ranks=profile.conditions.ranks)
+    call_seconds = _line(profile, "calls").seconds_per_unit
     kernel_seconds = _line(profile, "add", "forward", measured.dtype).fixed_seconds if on_cuda else call_seconds
     return Machine(
         peak_flop_per_second=peak,
@@ -166,8 +167,9 @@ def _machine(
 def _hardware_notes(profile: Profile, measured: _Measured) -> Iterator[str]:
     """What an accelerator of this machine is."""
     ranks, dtype, peak = profile.conditions.ranks, measured.dtype, measured.peak_flop_per_second
+    measured_utc = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(profile.measured))
     yield (
-        f"machine profile of node {profile.fingerprint.node}, measured {_day(profile.measured)}: {_hardware(profile)}; "
+        f"machine profile of node {profile.fingerprint.node}, measured {measured_utc}: {_hardware(profile)}; "
         f"an accelerator is one of its {ranks} ranks while all of them work"
     )
     if dtype != "fp32" and f"{dtype}_products" in profile.conditions.facts:
@@ -183,17 +185,18 @@ def _layout_notes(
     profile: Profile, measured: _Measured, layout: Layout | None, network: float, *, asked: bool
 ) -> Iterator[str]:
     """What the run's layout needs beyond what was measured: a network that was `asked` for, or the run's."""
-    if layout is not None and layout.fused_attention:
+    if layout is None:
+        return
+    if layout.fused_attention:
         sequence = _tables(profile, "attention", "forward", measured.dtype)[0].axes[1].points[-1]
         rate = measured.attention_flop_per_second / 1e9
-        reached = f"the {rate:,.1f} Gflop/s of its largest measured sequence, {sequence:,.0f}"
-        yield f"assumed: fused attention runs at {reached}"
-    if layout is not None and layout.ranks > profile.conditions.ranks:
+        largest = f"its largest measured sequence, {sequence:,.0f}"
+        yield f"assumed: fused attention runs at the {rate:,.1f} Gflop/s of {largest}"
+    if layout.ranks > profile.conditions.ranks:
         origin = "as asked for" if asked else "as recorded for the run"
         yield f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}; a profile has no network"
         step = "as inside the node" if profile.conditions.ranks > 1 else "as fitted to other machines"
-        latency = measured.link[0]
-        yield f"assumed: a step of a collective between nodes has the latency of {latency:.2g} s, {step}"
+        yield f"assumed: a step of a collective between nodes has the latency of {measured.link[0]:.2g} s, {step}"
 
 
 def _step_notes(profile: Profile, machine: Machine, software: RecordedStack) -> Iterator[str]:
@@ -222,11 +225,11 @@ def known_accelerator(profile: Profile) -> Accelerator | None:
 def _measured_accelerator(profile: Profile, dtype: str) -> Accelerator:
     """One rank of the profile as an accelerator whose peak is what it reached."""
     ranks, where = profile.conditions.ranks, f"machine profile of node {profile.fingerprint.node}"
-    size, _, unit = profile.fingerprint.hardware.get("memory", "").partition(" ")
-    if profile.fingerprint.device == "cuda" or unit != "GiB" or not size.isdecimal():
-        got = profile.fingerprint.hardware.get("gpus" if profile.fingerprint.device == "cuda" else "memory", "nothing")
+    hardware, on_cuda = profile.fingerprint.hardware, profile.fingerprint.device == "cuda"
+    size, _, unit = hardware.get("memory", "").partition(" ")
+    if on_cuda or unit != "GiB" or not size.isdecimal():
+        got = hardware.get("gpus" if on_cuda else "memory", "nothing")
         raise InputError("the memory of an accelerator is not known", got=got, allowed="a GPU of `runs`", where=where)
-    bandwidth = _bandwidth(profile)
     return Accelerator(
         name=f"ranks of {profile.fingerprint.node}",
         title=f"One of {ranks} ranks of {_hardware(profile)}",
@@ -235,7 +238,7 @@ def _measured_accelerator(profile: Profile, dtype: str) -> Accelerator:
         peak_flop_per_second={dtype: profile.achievable_flop_per_second(dtype, ranks=ranks)},
         board=Board(
             memory_bytes=int(size) * GIB // ranks,
-            memory_bytes_per_second=bandwidth,
+            memory_bytes_per_second=profile.memory_bytes_per_second(ranks=ranks),
             link="measured",
             link_bytes_per_second_both_ways=2 * _link(profile, dtype)[1],
             accelerators_per_node=ranks,
@@ -250,10 +253,6 @@ def _hardware(profile: Profile) -> str:
     if profile.fingerprint.device == "cuda":
         return facts["gpus"]
     return f"{facts.get('cpu', 'unknown CPU')}, {facts.get('cores', 'unknown')} cores"
-
-
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def _tables(profile: Profile, operation: str, variant: str = "", dtype: str = "fp32") -> list[Table]:
@@ -273,10 +272,6 @@ def _line(profile: Profile, operation: str, variant: str = "", dtype: str = "fp3
     return profile.line(subject)
 
 
-def _bandwidth(profile: Profile) -> float:
-    return profile.memory_bytes_per_second(ranks=profile.conditions.ranks)
-
-
 def _link(profile: Profile, dtype: str) -> tuple[float, float]:
     """Latency in seconds and bytes a second of one step of a ring; of a single rank, whose node has no link: what the
     fit found for the network, and no limit."""
@@ -292,12 +287,11 @@ def _efficiencies(table: Table, peak_flop_per_second: float) -> EfficiencyTable:
     """The share of the peak that the table's products reach."""
     rows, columns, depths = (axis.points for axis in table.axes)
     timings = iter(table.timings)
-
-    def share(flop: float) -> float:
-        return flop / next(timings).seconds / peak_flop_per_second
-
-    efficiencies = tuple(tuple(tuple(share(2 * m * n * k) for k in depths) for n in columns) for m in rows)
-    return EfficiencyTable(rows, columns, depths, efficiencies)
+    shares = tuple(
+        tuple(tuple(2 * m * n * k / next(timings).seconds / peak_flop_per_second for k in depths) for n in columns)
+        for m in rows
+    )
+    return EfficiencyTable(rows, columns, depths, shares)
 
 
 def _attention_rate(profile: Profile, dtype: str) -> float:
@@ -323,38 +317,39 @@ def _line_element_seconds(profile: Profile, operation: str, dtype: str) -> float
 
 
 def _passes(
-    profile: Profile, run: ReferenceRun, layout: Layout, found: RecordedStack, dtype: str, bandwidth: float
+    profile: Profile, run: ReferenceRun, layout: Layout, software: RecordedStack, dtype: str, bandwidth: float
 ) -> dict[str, float]:
     """How many times its least bytes an operator takes at the bandwidth of the memory, at least once.
 
     Less than once is an operator in the caches: its measured sizes fit there, those of a run do not. A mean over the
     operators of a kind counts their bytes; bias and rotation count as the activation does.
     """
-    w = WEIGHT_ELEMENT_BYTES[run.recipe.precision]
+    width = WEIGHT_ELEMENT_BYTES[run.recipe.precision]
+    workload = Workload(run.architecture, run.recipe, layout)
+    moved = layer_operator_bytes(workload)
 
     def times(element_seconds: float, element_bytes: float) -> float:
         return max(1.0, element_seconds * bandwidth / element_bytes)
 
-    dropout = times(_line_element_seconds(profile, "dropout", dtype), 2 * w + MASK_BYTES)
-    activation = MEASURED_ACTIVATION[run.architecture.activation]
-    of_operator = {
-        "norm": times(_table_element_seconds(profile, "layer_norm", dtype), 2 * w),
-        "residual add": times(_line(profile, "add", "forward", dtype).seconds_per_unit, 3 * w),
+    def mean(names: Iterable[str]) -> float:
+        known = [name for name in names if name in moved]
+        total = sum(moved[name] for name in known)
+        return sum(passes[name] * moved[name] for name in known) / total if total else 1.0
+
+    dropout = times(_line_element_seconds(profile, "dropout", dtype), 2 * width + MASK_BYTES)
+    passes = {
+        "norm": times(_table_element_seconds(profile, "layer_norm", dtype), 2 * width),
+        "residual add": times(_line(profile, "add", "forward", dtype).seconds_per_unit, 3 * width),
         "dropout": dropout,
-        "softmax": times(_table_element_seconds(profile, "softmax", "fp32"), 2 * w),
+        "softmax": times(_table_element_seconds(profile, "softmax", "fp32"), 2 * width),
         "attention dropout": dropout,
     }
-    moved = layer_operator_bytes(Workload(run.architecture, run.recipe, layout))
+    activation = _line_element_seconds(profile, MEASURED_ACTIVATION[run.architecture.activation], dtype)
+    loss = times(_table_element_seconds(profile, "cross_entropy", "fp32"), width)
     return {
-        "residual_passes": _mean(of_operator, moved, RESIDUAL_OPERATORS),
-        "inner_passes": times(_line_element_seconds(profile, activation, dtype), 2 * w),
-        "score_passes": _mean(of_operator, moved, score_operator_bytes(Workload(run.architecture, run.recipe, layout))),
-        "loss_passes": times(_table_element_seconds(profile, "cross_entropy", "fp32"), w) / found.switches.loss_share,
+        "residual_passes": mean(RESIDUAL_OPERATORS),
+        "inner_passes": times(activation, 2 * width),
+        "score_passes": mean(score_operator_bytes(workload)),
+        "loss_passes": loss / software.switches.loss_share,
         "update_passes": times(_line(profile, "adam").seconds_per_unit, ADAM_BYTES),
     }
-
-
-def _mean(values: Mapping[str, float], weights: Mapping[str, int], names: Iterable[str]) -> float:
-    known = [name for name in names if name in weights]
-    total = sum(weights[name] for name in known)
-    return sum(values[name] * weights[name] for name in known) / total if total else 1.0
