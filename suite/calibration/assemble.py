@@ -109,6 +109,10 @@ def _conditions(calibration: Calibration, events: list[list[Event]], load_before
     if first.all_seconds and first.steal_seconds is not None and first.busy_seconds is not None:
         steal = first.steal_seconds / first.all_seconds
         others = max(0.0, first.busy_seconds - sum(end.cpu_seconds for end in ends)) / first.all_seconds
+    speeds: dict[int, list[SpeedSample]] = {}
+    for end in ends:
+        for ranks, sample in end.cpu_speed.items():
+            speeds.setdefault(ranks, []).append(sample)
     return Conditions(
         ranks=calibration.ranks,
         threads={planned.task.subject.ranks: planned.task.threads for planned in calibration.planned},
@@ -118,18 +122,9 @@ def _conditions(calibration: Calibration, events: list[list[Event]], load_before
         steal_share=steal,
         others_share=others,
         facts=first.environment,
-        cpu_speed=_cpu_speed(ends),
+        cpu_speed={ranks: mean for ranks, samples in sorted(speeds.items()) if (mean := cpu_speed.over_ranks(samples))},
         gpus=[{"rank": rank, **sample} for rank, end in enumerate(ends) for sample in end.gpus],
     )
-
-
-def _cpu_speed(ends: Sequence[Calibrated]) -> dict[int, SpeedSample]:
-    samples = {}
-    for ranks in sorted({ranks for end in ends for ranks in end.cpu_speed}):
-        mean = cpu_speed.over_ranks([end.cpu_speed[ranks] for end in ends if ranks in end.cpu_speed])
-        assert mean is not None
-        samples[ranks] = mean
-    return samples
 
 
 def load_average() -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from suite.calibration.density import Scope
 from suite.calibration.grids import PASSES
@@ -41,43 +41,41 @@ def lines(scope: Scope) -> list[Sizes]:
     hidden = _geometric(least, max(used.activations) + 8, density.sparse)
     parameters = max(used.parameters) + 8
     wide = _geometric(least, parameters, density.sparse)
-    timed = []
+    timed: list[Sizes] = []
+
+    def add(unit: str, operation: str, variants: Sequence[str], sizes: tuple[int, ...], **of_subject: Any) -> None:
+        for variant in variants:
+            timed.append(Sizes(Subject(operation=operation, variant=variant, **of_subject), unit, sizes))
+
     for dtype in density.dtypes:
         for operation in (*HIDDEN, *WIDE):
             if operation == "bias" and device != "cpu":
                 continue  # a GPU's kernels add it to the product
             if operation in ("to_fp32", "from_fp32") and dtype == "fp32":
                 continue
-            sizes = hidden if operation in HIDDEN else wide
-            for variant in PASSES if operation not in FORWARD_ONLY else ("forward",):
-                timed.append(Sizes(Subject(operation=operation, variant=variant, dtype=dtype), "element", sizes))
+            sizes, variants = hidden if operation in HIDDEN else wide, PASSES[: 1 if operation in FORWARD_ONLY else 2]
+            add("element", operation, variants, sizes, dtype=dtype)
     for dtype in density.compiled:
         for operation in FUSED:
-            for variant in PASSES:
-                subject = Subject(operation=operation, variant=variant, dtype=dtype, compiled=True)
-                timed.append(Sizes(subject, "element", (hidden[0], hidden[-1])))
+            add("element", operation, PASSES, (hidden[0], hidden[-1]), dtype=dtype, compiled=True)
     # the smallest counts are those between two operators of a step: two or three views, one call of a module; a block
     # reads twelve weights
-    for operation, variants, calls in (
-        ("view", PASSES, (2, 32)),
-        *([("engine", PASSES[1:], (1, 4))] if device == "cpu" else []),  # it is not subtracted from a GPU's time
-        ("module", PASSES[:1], (1, 32)),
-        ("weight_read", PASSES, (WEIGHTS_OF_BLOCK, 48)),
-        ("checkpoint", ("",), (2, 8)),
-        ("sharded_unit", ("",), (1, 4)),
-    ):
-        for variant in variants:
-            timed.append(Sizes(Subject(operation=operation, variant=variant), "call", calls))
+    add("call", "view", PASSES, (2, 32))
+    if device == "cpu":  # it is not subtracted from a GPU's time
+        add("call", "engine", PASSES[1:], (1, 4))
+    add("call", "module", PASSES[:1], (1, 32))
+    add("call", "weight_read", PASSES, (WEIGHTS_OF_BLOCK, 48))
+    add("call", "checkpoint", [""], (2, 8))
+    add("call", "sharded_unit", [""], (1, 4))
     if density.compiled:
-        for variant in PASSES:
-            timed.append(Sizes(Subject(operation="region", variant=variant, compiled=True), "call", (1, 4)))
-    timed.append(Sizes(Subject(operation="calls"), "call", (4, 64)))
-    timed.append(Sizes(Subject(operation="adam"), "element", wide))
-    timed.append(Sizes(Subject(operation="adam_tensors"), "tensor", (1, 8, 64)))
+        add("call", "region", PASSES, (1, 4), compiled=True)
+    add("call", "calls", [""], (4, 64))
+    add("element", "adam", [""], wide)
+    add("tensor", "adam_tensors", [""], (1, 8, 64))
     if device == "cuda":
-        for operation, variant in (("host_to_device", ""), ("host_to_device", "pageable"), ("device_to_host", "")):
-            sizes = _geometric(4096, 2**29, density.sparse)
-            timed.append(Sizes(Subject(operation=operation, variant=variant), "byte", sizes))
+        sizes = _geometric(4096, 2**29, density.sparse)
+        add("byte", "host_to_device", ["", "pageable"], sizes)
+        add("byte", "device_to_host", [""], sizes)
     return timed
 
 

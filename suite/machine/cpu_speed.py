@@ -33,6 +33,9 @@ class SpeedSample(msgspec.Struct, frozen=True, kw_only=True):
     memory: Positive
 
 
+_KERNELS = SpeedSample.__struct_fields__
+
+
 def middle(samples: Sequence[SpeedSample]) -> SpeedSample | None:
     """The median of each reference kernel over samples; None without samples."""
     return _each(samples, statistics.median) if samples else None
@@ -45,21 +48,11 @@ def over_ranks(of_ranks: Sequence[SpeedSample]) -> SpeedSample | None:
 
 def slowdown(now: SpeedSample, calibrated: SpeedSample) -> SpeedSample:
     """Seconds of each reference kernel now, over its seconds in the calibration: 2 is half as fast."""
-    return SpeedSample(
-        host=now.host / calibrated.host,
-        product=now.product / calibrated.product,
-        elementwise=now.elementwise / calibrated.elementwise,
-        memory=now.memory / calibrated.memory,
-    )
+    return SpeedSample(**{name: getattr(now, name) / getattr(calibrated, name) for name in _KERNELS})
 
 
 def _each(samples: Sequence[SpeedSample], mean: Callable[[list[float]], float]) -> SpeedSample:
-    return SpeedSample(
-        host=mean([sample.host for sample in samples]),
-        product=mean([sample.product for sample in samples]),
-        elementwise=mean([sample.elementwise for sample in samples]),
-        memory=mean([sample.memory for sample in samples]),
-    )
+    return SpeedSample(**{name: mean([getattr(sample, name) for sample in samples]) for name in _KERNELS})
 
 
 def kind(subject: Subject) -> OperationKind:

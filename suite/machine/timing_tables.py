@@ -138,15 +138,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 def scaled(line: Line, factor: float) -> Line:
     """The line with all seconds multiplied by `factor`."""
     timings = tuple(
-        Timing(
-            factor * timing.seconds,
-            factor * timing.median,
-            factor * timing.low,
-            factor * timing.high,
-            timing.repetitions,
-            timing.warm_up,
-        )
-        for timing in line.timings
+        Timing(factor * t.seconds, factor * t.median, factor * t.low, factor * t.high, t.repetitions, t.warm_up)
+        for t in line.timings
     )
     return msgspec.structs.replace(
         line,

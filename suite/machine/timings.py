@@ -73,32 +73,22 @@ def over_ranks(tasks: Sequence[Sequence[Sequence[Timing]]]) -> list[tuple[Timing
     Args:
         tasks: of one kind, for which one rank is consistently slower or faster than another.
     """
-    means = [
-        [statistics.fmean(timing.seconds for timing in point) for point in zip(*task, strict=True)] for task in tasks
+    points = [list(zip(*task, strict=True)) for task in tasks]  # of each task: of each point, the ranks' timings
+    means = [[statistics.fmean(timing.seconds for timing in point) for point in task] for task in points]
+    shares = [
+        [timing.seconds / mean for timing in point]
+        for task, task_means in zip(points, means, strict=True)
+        for point, mean in zip(task, task_means, strict=True)
     ]
-    shares = zip(
-        *(
-            [timing.seconds / mean for timing in point]
-            for task, task_means in zip(tasks, means, strict=True)
-            for point, mean in zip(zip(*task, strict=True), task_means, strict=True)
-        ),
-        strict=True,
-    )
-    slowest = max(map(median, shares))
-    return [
-        tuple(
-            Timing(
-                float(f"{slowest * mean:.4g}"),
-                float(f"{slowest * statistics.fmean(timing.median for timing in point):.4g}"),
-                min(timing.low for timing in point),
-                max(timing.high for timing in point),
-                point[0].repetitions,
-                point[0].warm_up,
-            )
-            for point, mean in zip(zip(*task, strict=True), task_means, strict=True)
-        )
-        for task, task_means in zip(tasks, means, strict=True)
-    ]
+    slowest = max(map(median, zip(*shares, strict=True)))
+
+    def combined(point: Sequence[Timing], mean: float) -> Timing:
+        middle = slowest * statistics.fmean(timing.median for timing in point)
+        low, high = min(timing.low for timing in point), max(timing.high for timing in point)
+        seconds, middle = float(f"{slowest * mean:.4g}"), float(f"{middle:.4g}")
+        return Timing(seconds, middle, low, high, point[0].repetitions, point[0].warm_up)
+
+    return [tuple(map(combined, task, task_means)) for task, task_means in zip(points, means, strict=True)]
 
 
 def middle_over_ranks(ranks: Sequence[Sequence[float]], *, warm_up: int) -> Timing:

@@ -7,6 +7,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 
 import msgspec
 
@@ -56,18 +57,11 @@ def summaries(launches: Sequence[Sequence[Row]]) -> list[QuantityStatistics]:
 
     Nothing of fewer than 2 launches. The replicate is the launch: steps never come here.
     """
-    values: dict[tuple[str, str | None, str | None, str | None], list[float]] = {}
-    units: dict[str, str] = {}
-    for rows in launches:
-        for row in rows:
-            if row.right is not None and row.rank is None and row.stage is None and _is_clocked(row):
-                values.setdefault((row.quantity, row.axis, row.operation, row.term), []).append(row.right)
-                units[row.quantity] = row.unit
-    return [
-        _summary(key, units[key[0]], own)
-        for key, own in values.items()
-        if len(own) >= FEWEST  # a quantity that one launch alone has
-    ]
+    values: dict[tuple[str, str | None, str | None, str | None, str], list[float]] = {}
+    for row in chain.from_iterable(launches):
+        if row.right is not None and row.rank is None and row.stage is None and _is_clocked(row):
+            values.setdefault((row.quantity, row.axis, row.operation, row.term, row.unit), []).append(row.right)
+    return [_summary(*key, of_launches) for key, of_launches in values.items() if len(of_launches) >= FEWEST]
 
 
 def _is_clocked(row: Row) -> bool:
@@ -76,8 +70,9 @@ def _is_clocked(row: Row) -> bool:
     return row.unit == "s" or row.unit.endswith("/s") or row.quantity in CLOCKED
 
 
-def _summary(key: tuple[str, str | None, str | None, str | None], unit: str, values: list[float]) -> QuantityStatistics:
-    quantity, axis, operation, term = key
+def _summary(
+    quantity: str, axis: str | None, operation: str | None, term: str | None, unit: str, values: list[float]
+) -> QuantityStatistics:
     spread = variation(values)
     interval, confidence, why_none = median_interval(values)
     test = detection_test(len(values))
