@@ -48,7 +48,6 @@ def fit_command(
     try:
         import tomli_w  # noqa: F401  # with which msgspec writes TOML
 
-        from suite.predict.machine_model import cross_validation as left
         from suite.predict.machine_model import fit
     except ImportError as error:
         raise InputError(f"the fit needs {error.name}", allowed="nox -s fit, which installs it") from error
@@ -62,7 +61,7 @@ def fit_command(
     if write:
         _store(MACHINE_MODEL, _MODEL_HEAD, _rounded(msgspec.to_builtins(model)))
     if leave_out:
-        scores = left.left_out_scores(model, rows, model.weights)
+        scores = fit.left_out_scores(model, rows, model.weights)
         print_left_out(out, scores)
         if write:
             _store(FIT_SCORES, _SCORES_HEAD, _rounded(msgspec.to_builtins(scores)))

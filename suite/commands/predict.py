@@ -23,8 +23,8 @@ from suite.machine.profile import DISTURBED_SHARE, Profile, disturbed, read, uns
 from suite.metrics.comparison import Row, compare, overall
 from suite.predict.analytic.process_groups import node_crossing_share
 from suite.predict.executed_run.counts import prediction
-from suite.predict.machine_model.from_cluster import RunMachine, run_machine
 from suite.predict.machine_model.from_profile import profiled_machine
+from suite.predict.machine_model.model import RunMachine, run_machine
 from suite.predict.recorded_run.alternatives import Choice, choices
 from suite.predict.recorded_run.figures import Prices, predicted_figures
 from suite.predict.recorded_run.prediction import RunPrediction, prediction_without_layout, run_prediction

@@ -16,7 +16,7 @@ from reference_runs.catalog import RUNS, miniatures, reference_run, run_names
 from suite.__main__ import main
 from suite.metrics.figures import Quantity
 from suite.paths import ROOT
-from suite.predict.machine_model.from_cluster import expected_error
+from suite.predict.machine_model.model import expected_error
 from suite.report.terminal.bars import bar
 from suite.report.terminal.prediction import read
 from tests.support.starts import command_seconds

@@ -10,7 +10,7 @@ import numpy
 from reference_runs.layout import Layout
 from reference_runs.run import ReferenceRun
 from suite.predict.analytic.machine import Machine
-from suite.predict.machine_model.from_cluster import run_machine
+from suite.predict.machine_model.model import run_machine
 
 AXES = ("data_parallel", "tensor_parallel", "pipeline_stages", "micro_batch", "virtual_stages")
 

@@ -26,7 +26,7 @@ from suite.predict.analytic.memory_bound_operators import (
     layer_operator_bytes,
     score_operator_bytes,
 )
-from suite.predict.machine_model.from_cluster import RunMachine, recorded_network_bytes_per_second
+from suite.predict.machine_model.model import RunMachine, recorded_network_bytes_per_second
 from suite.predict.simulation.step_correction import nearest_reference_step, step_correction
 
 # the measured operator that stands for each activation, of gated ones for their gate's; SiLU was not measured

@@ -17,7 +17,6 @@ from reference_runs.machine_model import MachineModel, machine_model
 from reference_runs.published import load_table
 from reference_runs.published_tables import shipped_tables
 from reference_runs.stack import Generation, stack
-from suite.predict.machine_model import cross_validation
 from suite.predict.machine_model import fit as fitting
 from suite.predict.machine_model.fit import Fitted, determined, errors, fit, with_values
 from suite.predict.machine_model.model import PreparedRow, prepared_row, row_step_seconds
@@ -197,9 +196,9 @@ def test_what_is_left_out_is_in_no_row_of_its_fit_and_each_row_is_left_out_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded, rows = Recorded(), some_rows()
-    monkeypatch.setattr(cross_validation, "fit", recorded)
-    monkeypatch.setattr(cross_validation, "ProcessPoolExecutor", OneProcess)
-    scores = cross_validation.left_out_scores(MODEL, rows, {})
+    monkeypatch.setattr(fitting, "fit", recorded)
+    monkeypatch.setattr(fitting, "ProcessPoolExecutor", OneProcess)
+    scores = fitting.left_out_scores(MODEL, rows, {})
     folds = [places_left_out(rows, kept) for _, kept in recorded.calls]
     tables = list(dict.fromkeys(each.row.table for each in rows))
     sizes = list(dict.fromkeys((each.row.architecture.layers, each.row.architecture.hidden) for each in rows))
@@ -218,7 +217,7 @@ def test_what_is_left_out_is_in_no_row_of_its_fit_and_each_row_is_left_out_once(
             for run in runs
         ),
     ]
-    assert folds == [*groups, *(() for _ in cross_validation.NEUTRAL)]
+    assert folds == [*groups, *(() for _ in fitting.NEUTRAL)]
     for first, last, among in (
         (0, len(tables), set(range(len(rows)))),
         (len(tables), len(tables) + len(sizes), set(range(len(rows)))),
@@ -237,16 +236,16 @@ def test_what_is_left_out_is_in_no_row_of_its_fit_and_each_row_is_left_out_once(
         assert (score.rows, score.fitted, score.table_left_out, score.size_left_out) == (len(own), mean, mean, mean)
         assert score.run_left_out == (mean if table == "real_runs" else None)
         assert score.run_left_out_max == (pytest.approx(100 * max(own)) if table == "real_runs" else None)
-    for (model, kept), term in zip(recorded.calls[len(groups) :], cross_validation.NEUTRAL, strict=True):
+    for (model, kept), term in zip(recorded.calls[len(groups) :], fitting.NEUTRAL, strict=True):
         assert kept == list(rows)
-        assert model == cross_validation.without(MODEL, term)
+        assert model == fitting.without(MODEL, term)
         by_table = scores.without_term_by_table[term]
         assert scores.without_term[term] == pytest.approx(math.fsum(by_table.values()) / len(by_table), rel=ROUNDING)
 
 
-@pytest.mark.parametrize("term", cross_validation.NEUTRAL)
+@pytest.mark.parametrize("term", fitting.NEUTRAL)
 def test_without_a_term_its_parameters_are_none_and_not_fitted(term: str) -> None:
-    less, neutral = cross_validation.without(MODEL, term), cross_validation.NEUTRAL[term]
+    less, neutral = fitting.without(MODEL, term), fitting.NEUTRAL[term]
     known = {name.partition(".")[0] for name in MODEL.parameters}
     assert set(neutral) <= known
     for name, parameter in MODEL.parameters.items():
@@ -259,9 +258,9 @@ def test_without_a_term_its_parameters_are_none_and_not_fitted(term: str) -> Non
     assert less.families == MODEL.families
 
 
-@pytest.mark.parametrize("term", cross_validation.NEUTRAL)
+@pytest.mark.parametrize("term", fitting.NEUTRAL)
 def test_a_term_that_is_none_moves_no_time_and_one_that_is_there_does(term: str) -> None:
-    less, neutral = cross_validation.without(MODEL, term), cross_validation.NEUTRAL[term]
+    less, neutral = fitting.without(MODEL, term), fitting.NEUTRAL[term]
     values = less.values()
     # a thousandth of what is next to nothing, a thousand times what is next to infinite, is still the same
     beyond = {
@@ -278,6 +277,6 @@ def test_a_term_that_is_none_moves_no_time_and_one_that_is_there_does(term: str)
 
 
 def test_every_fitted_parameter_but_the_rate_of_products_and_memories_is_a_term() -> None:
-    named = {name for neutral in cross_validation.NEUTRAL.values() for name in neutral}
+    named = {name for neutral in fitting.NEUTRAL.values() for name in neutral}
     fitted = {name.partition(".")[0] for name, parameter in MODEL.parameters.items() if parameter.fitted}
     assert fitted - named == {"matrix_efficiency", "memory_efficiency"}

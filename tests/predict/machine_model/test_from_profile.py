@@ -20,8 +20,8 @@ from suite.__main__ import main
 from suite.machine.fingerprint import Fingerprint
 from suite.machine.profile import SCHEMA, Profile, encode
 from suite.machine.timing_tables import Axis, Line, Subject, Table, fitted
-from suite.predict.machine_model.from_cluster import RunMachine
 from suite.predict.machine_model.from_profile import profiled_machine
+from suite.predict.machine_model.model import RunMachine
 from suite.predict.recorded_run.prediction import run_prediction
 from tests.support.profiles import profile as sparse_profile
 from tests.support.profiles import timing

@@ -18,7 +18,7 @@ from suite.predict.analytic.parameters import parameter_count
 from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.analytic.stage_memory import stage_memory
 from suite.predict.analytic.traffic import step_traffic
-from suite.predict.machine_model.from_cluster import run_machine
+from suite.predict.machine_model.model import run_machine
 from suite.predict.recorded_run.figures import (
     PART_OF_MODEL_FLOP,
     PART_OF_PARAMETERS,

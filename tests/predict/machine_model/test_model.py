@@ -14,7 +14,7 @@ from reference_runs.machine_model import fit_scores, machine_model
 from reference_runs.run import Precision
 from reference_runs.stack import AttentionKernel, Generation
 from suite.predict.analytic.gemm import efficiency
-from suite.predict.machine_model.from_cluster import RunMachine, run_machine
+from suite.predict.machine_model.model import RunMachine, run_machine
 
 BLOOM = reference_run("bloom-176b")
 
