@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,19 +9,16 @@ import typer
 from rich.markup import escape
 
 from suite.calibration.calibrate import CalibrationResult, calibrate, planned_calibration
-from suite.calibration.plan import REFERENCE_ROUNDS, Calibration
 from suite.commands import exit_codes
 from suite.commands.options import Device, JsonWithProgress, print_json
-from suite.job.events import Event, Phase, Status
+from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
 from suite.machine.profile import UNSEEN
 from suite.machine.timings import median
 from suite.paths import ROOT
 from suite.report.terminal.machine_profile import print_profile, step_corrections
-from suite.report.terminal.progress import progress_line
+from suite.report.terminal.progress import calibration_progress
 from suite.report.terminal.tables import console, print_refusal
-
-LINE_SECONDS = 10.0
 
 
 def calibrate_command(
@@ -47,7 +43,7 @@ def calibrate_command(
     messages = console(stderr=True)
     planned = planned_calibration(results, device=device, ranks=ranks)
     try:
-        with CalibrationProgress(planned, quiet=not messages.is_terminal) as live:
+        with calibration_progress(planned, messages) as live:
             result = calibrate(planned, live)
     except OSError as error:  # no room or no access for the profile or scratch files
         print_refusal(error)
@@ -84,32 +80,3 @@ def _print(result: CalibrationResult) -> None:
         return
     print_profile(out, result.profile)
     out.print(f"profile {escape(result.path)}", soft_wrap=True)
-
-
-class CalibrationProgress:
-    """The progress line: what is measured; a plain line every 10 s where stderr is no terminal."""
-
-    def __init__(self, planned: Calibration, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._next_line = 0.0
-        reference_steps = REFERENCE_ROUNDS * len(planned.reference_steps)
-        self._begun, self._most = 0, planned.rounds * (len(planned.planned) + reference_steps)
-        self._progress = progress_line(quiet=quiet)
-        self._task = self._progress.add_task("starting", total=self._most)
-
-    def __enter__(self) -> CalibrationProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, rank: int, event: Event) -> None:
-        if rank != 0 or not isinstance(event, Phase):
-            return
-        self._progress.update(self._task, description=event.name, advance=1)
-        self._begun += 1
-        if self._quiet and event.time >= self._next_line:
-            sys.stderr.write(f"calibrating, {self._begun} of at most {self._most}: {event.name}\n")
-            sys.stderr.flush()
-            self._next_line = event.time + LINE_SECONDS

@@ -16,13 +16,13 @@ from reference_runs.errors import InputError
 from suite.calibration.calibrate import USUAL_SECONDS, calibrate, planned_calibration
 from suite.calibration.needs import Needs, lacking, needs_of, usual_seconds
 from suite.calibration.plan import Calibration
-from suite.commands.calibrate import CalibrationProgress
 from suite.job.events import Status
 from suite.machine.cpu_contention import competitors
 from suite.machine.devices import usable_cores
 from suite.machine.fingerprint import fingerprint
 from suite.machine.profile import DISTURBED_SHARE, Profile, current_profile, disturbed, machines_directory, unsuitable
 from suite.records import store
+from suite.report.terminal.progress import calibration_progress
 from suite.report.terminal.tables import refusal
 from suite.reproduce.plan import Plan
 from suite.reproduce.step_time import check_timed, time_figures_of
@@ -101,7 +101,7 @@ def _measured(
     planned = _whole(plan, results) if needed is None else _partial(plan, results, needed)
     usual = usual_seconds(compiled=plan.compiled) if planned.partial else USUAL_SECONDS
     messages.print(f"calibrating first, about {usual:.0f} s: {escape(missing)}", soft_wrap=True)
-    with CalibrationProgress(planned, quiet=not messages.is_terminal) as live:
+    with calibration_progress(planned, messages) as live:
         result = calibrate(planned, live)
     if result.status is Status.INTERRUPTED:
         raise KeyboardInterrupt

@@ -37,21 +37,19 @@ from suite.predict.recorded_run.published import (
     published_figures,
 )
 from suite.report.terminal.prediction import (
+    SIGNS,
+    exceeds,
     print_choices,
     print_counts,
+    print_figures,
+    print_fit,
+    print_largest_memory,
+    print_largest_times,
     print_memory,
     print_predicted,
     print_published,
     print_time,
     print_traffic,
-)
-from suite.report.terminal.prediction_summary import (
-    SIGNS,
-    exceeds,
-    print_figures,
-    print_fit,
-    print_largest_memory,
-    print_largest_times,
 )
 from suite.report.terminal.tables import console, print_folded
 
@@ -147,11 +145,7 @@ def predict(  # noqa: PLR0913  # the command's options
 def _request(
     on: str | None, machine: Path | None, layout: str | None, network: float | None, prices: Prices, stack: str | None
 ) -> PredictionRequest:
-    """The options, checked.
-
-    Raises:
-        InputError: a number that no quantity has, two machines, or a machine profile that cannot be used.
-    """
+    """The options, checked: numbers that a quantity has, one machine, a profile that can be used."""
     given = {
         "--network": network,
         "--price": prices.accelerator_hour,
@@ -183,11 +177,7 @@ def _entry(name: str, predicted: Predicted, chosen: list[Choice] | None) -> dict
 
 
 def _undisturbed(path: Path) -> Profile:
-    """The profile in a file.
-
-    Raises:
-        InputError: it cannot be read, others had the processors while it was measured, or it is partial.
-    """
+    """The profile in a file, if it is whole and others left the processors alone while it was measured."""
     profile = read(path)
     if why := unsuitable(profile):
         raise InputError("a partial machine profile", got=f"one {why}", allowed="a whole one", where=str(path))
@@ -200,17 +190,10 @@ def _undisturbed(path: Path) -> Profile:
 def _predicted(name: str, request: PredictionRequest) -> Predicted:
     minis = miniatures()
     if name in minis:
-        for option, given in (
-            ("--on", request.on),
-            ("--machine", request.machine),
-            ("--layout", request.layout),
-            ("--network", request.network),
-            ("--stack", request.stack),
-        ):
-            if given is not None:
-                raise InputError(
-                    "is for recorded runs and run files", got=f"{option} with the miniature {name}", where=option
-                )
+        for option in ("on", "machine", "layout", "network", "stack"):
+            if getattr(request, option) is not None:
+                got = f"--{option} with the miniature {name}"
+                raise InputError("is for recorded runs and run files", got=got, where=f"--{option}")
         small = miniature(reference_run(minis[name]), "cpu", ranks=2)
         figures = prediction(small.workload)
         return Predicted(compare(figures, [], left_name="predicted", right_name="published", judge=False))

@@ -28,7 +28,7 @@ from suite.regression.check import CheckedRun, Comparison, LaunchFailedError, Re
 from suite.regression.kernel_benchmarks import changed_software, compared_sides, kernel_findings
 from suite.regression.verdicts import ChangeVerdict
 from suite.report.markdown.regression import junit, markdown
-from suite.report.terminal.progress import TrainingProgress
+from suite.report.terminal.progress import training_progress
 from suite.report.terminal.regression import print_check
 from suite.report.terminal.tables import console, print_folded, refusal
 from suite.reproduce.plan import Plan, Request, corpus_for, plan
@@ -189,7 +189,7 @@ def _kernels(results: Path, reference: str | None) -> Comparison:
 
 def _launched(results: Path, messages: Console) -> Callable[[CheckedRun], LaunchResult]:
     def launched(run: CheckedRun) -> LaunchResult:
-        with TrainingProgress(run.plan, quiet=not messages.is_terminal) as live:
+        with training_progress(run.plan, messages) as live:
             return reproduce(run.plan, run.corpus, results, live, profile_source=NO_PROFILE)
 
     return launched

@@ -23,9 +23,8 @@ from suite.metrics.comparison import Verdict
 from suite.metrics.launch_statistics import summaries
 from suite.paths import ROOT
 from suite.records.store import records_directory
-from suite.report.terminal.launch_statistics import print_launches
-from suite.report.terminal.progress import TrainingProgress
-from suite.report.terminal.reproduction import print_launch, print_launch_line
+from suite.report.terminal.progress import training_progress
+from suite.report.terminal.reproduction import print_launch, print_launch_line, print_launches
 from suite.report.terminal.tables import console, print_folded, print_refusal
 from suite.reproduce.plan import Plan, Request, corpus_for, plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
@@ -160,7 +159,7 @@ def _launched(
         if profile is None and may_calibrate and (launches > 1 or printing.json):  # else it is printed with the result
             print_folded(messages, source, "yellow")
         for _ in range(launches):
-            with TrainingProgress(planned, quiet=not messages.is_terminal) as progress:
+            with training_progress(planned, messages) as progress:
                 result = reproduce(planned, tokens, request.results, progress, profile=profile, profile_source=source)
             yield result
             if result.status is Status.INTERRUPTED:

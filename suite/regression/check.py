@@ -15,7 +15,7 @@ from suite.machine.fingerprint import hardware, node_identity
 from suite.metrics.two_sample import difference
 from suite.paths import ROOT
 from suite.records.index import launches as all_launches
-from suite.records.record import Record, policy
+from suite.records.record import policy
 from suite.records.store import read
 from suite.records.summary import LaunchSummary
 from suite.regression.baseline_checkout import OldCodeError, checkout, old_commit, old_launch, software_changes
@@ -79,12 +79,33 @@ class LaunchFailedError(Exception):
         self.result = result
 
 
+_Pair = tuple[list[LaunchSummary], list[LaunchSummary]]  # of old code, of new code
+
+
+class _State(msgspec.Struct):
+    """A run on its way through a check.
+
+    Args:
+        old_commit: whose code is launched in turn for the baseline; None where that is recorded.
+        again: launches of the re-run, of old and new code.
+    """
+
+    run: CheckedRun
+    before: Baseline | None
+    old_commit: str | None = None
+    after: list[LaunchSummary] = []
+    again: list[LaunchSummary] = []
+    sets: Sets | None = None
+    verdict: JudgedChange | None = None
+    floor: str = ""
+
+
 class RegressionCheck:
     """The launches of a check and what is known of them; every launch has its record below `results`.
 
     Args:
         launched: launches a plan once, by the code that runs here.
-        told: takes a line on what happens, for people.
+        say: takes a line on what happens, for people.
     """
 
     def __init__(
@@ -92,9 +113,9 @@ class RegressionCheck:
         runs: Sequence[CheckedRun],
         results: Path,
         launched: Callable[[CheckedRun], LaunchResult],
-        told: Callable[[str], None],
+        say: Callable[[str], None],
     ) -> None:
-        self._runs, self._results, self._launched, self._told = runs, results, launched, told
+        self._runs, self._results, self._launched, self._say = runs, results, launched, say
         self._trees: dict[str, Path] = {}
         self._stack = ExitStack()
 
@@ -111,79 +132,75 @@ class RegressionCheck:
         """
         with self._stack:
             known = all_launches(self._results)[0]
-            before = [baseline(reference, run.setup, known, self._results) for run in self._runs]
-            old: list[str | None] = [None] * len(self._runs)
-            if reference is not None and reference != BEST and not any(one.id == reference for one in known):
-                for place, found in enumerate(before):
-                    if found is None or len(found.launches) < launches:
-                        old[place] = reference
-            launched = [place for place in range(len(self._runs)) if accepts or before[place] or old[place]]
-            for place in sorted({*range(len(self._runs))} - {*launched}):
-                self._told(f"{self._runs[place].plan.name}: no baseline, so it is not launched: {HINT}")
-            pairs = self._in_turn(launched, old, launches)
-            after = [pairs[place][1] if place in pairs else [] for place in range(len(self._runs))]
-            for place, commit in enumerate(old):
-                if commit is not None:
-                    before[place] = Baseline(
-                        launches=tuple(pairs[place][0]), words=f"commit {commit[:12]}, launched in turn"
-                    )
-            known = all_launches(self._results)[0]
-            return self._judged(before, after, known, launches)
+            of_commit = reference not in (None, BEST) and not any(one.id == reference for one in known)
+            states = [_State(run, baseline(reference, run.setup, known, self._results)) for run in self._runs]
+            for state in states:
+                if of_commit and (state.before is None or len(state.before.launches) < launches):
+                    state.old_commit = reference
+                elif state.before is None and not accepts:
+                    self._say(f"{state.run.plan.name}: no baseline, so it is not launched: {HINT}")
+            launched = [state for state in states if accepts or state.before or state.old_commit]
+            pairs = self._in_turn([(state.run, state.old_commit) for state in launched], launches)
+            for state, (old, new) in zip(launched, pairs, strict=True):
+                state.after = new
+                if state.old_commit is not None:
+                    words = f"commit {state.old_commit[:12]}, launched in turn"
+                    state.before = Baseline(launches=tuple(old), words=words)
+            return self._judged(states, launches)
 
-    def _judged(
-        self, before: list[Baseline | None], after: list[list[LaunchSummary]], known: list[LaunchSummary], launches: int
-    ) -> list[Comparison]:
-        floors = [floor_of(run.setup, node_identity(), known) for run in self._runs]
-        sets: dict[int, Sets] = {}
-        for place, found in enumerate(before):
-            if found is not None and (own := _values(found.launches)) and (now := _values(after[place])):
-                sets[place] = Sets(before=own, after=now, floor=floors[place][0])
-        verdicts = dict(zip(sets, judged(list(sets.values())), strict=True))
-        again: dict[int, tuple[list[LaunchSummary], list[LaunchSummary]]] = {}
-        confirm: dict[int, str | None] = {}
-        for place, verdict in verdicts.items():
-            if verdict.to_confirm and (found := before[place]) is not None:
-                commit, why = old_commit(found.launches, after[place][-1], ROOT)
+    def _judged(self, states: Sequence[_State], launches: int) -> list[Comparison]:
+        known = all_launches(self._results)[0]
+        node = node_identity()
+        for state in states:
+            floor, state.floor = floor_of(state.run.setup, node, known)
+            if state.before is not None and (own := _values(state.before.launches)) and (now := _values(state.after)):
+                state.sets = Sets(before=own, after=now, floor=floor)
+        timed = [state for state in states if state.sets is not None]
+        self._confirm(timed, launches)
+        for state, verdict in zip(timed, _verdicts(timed), strict=True):
+            state.verdict = verdict
+        return [_comparison(state, known) for state in states]
+
+    def _confirm(self, timed: Sequence[_State], launches: int) -> None:
+        """Launch old and new code in turn again where nothing else is missing to call a difference a change."""
+        confirmed: list[tuple[_State, str]] = []
+        for state, verdict in zip(timed, _verdicts(timed), strict=True):
+            if verdict.to_confirm and state.before is not None and state.sets is not None:
+                commit, why = old_commit(state.before.launches, state.after[-1], ROOT)
                 if commit is None:
-                    sets[place] = msgspec.structs.replace(sets[place], no_rerun=why)
+                    state.sets = msgspec.structs.replace(state.sets, no_rerun=why)
                 else:
-                    confirm[place] = commit
-        if confirm:
-            names = ", ".join(self._runs[place].plan.name for place in confirm)
-            self._told(f"{names}: a change to confirm: old and new code in turn, {launches} launches of each")
-            try:
-                again = self._in_turn(list(confirm), [confirm.get(n) for n in range(len(self._runs))], launches)
-            except OldCodeError as error:
-                for place in confirm:
-                    sets[place] = msgspec.structs.replace(sets[place], no_rerun=str(error))
-            for place, (old, new) in again.items():
-                sets[place] = msgspec.structs.replace(sets[place], rerun=(_values(old), _values(new)))
-        verdicts = dict(zip(sets, judged(list(sets.values())), strict=True))
-        return [
-            _comparison(
-                run, before[n], after[n], sets.get(n), verdicts.get(n), again.get(n, ([], [])), floors[n][1], known
-            )
-            for n, run in enumerate(self._runs)
-        ]
+                    confirmed.append((state, commit))
+        if not confirmed:
+            return
+        names = ", ".join(state.run.plan.name for state, _ in confirmed)
+        self._say(f"{names}: a change to confirm: old and new code in turn, {launches} launches of each")
+        refused = ""
+        try:
+            pairs = self._in_turn([(state.run, commit) for state, commit in confirmed], launches)
+        except OldCodeError as error:
+            pairs, refused = [([], [])] * len(confirmed), str(error)
+        for (state, _), (old, new) in zip(confirmed, pairs, strict=True):
+            assert state.sets is not None
+            state.again = [*old, *new]
+            rerun = None if refused else (_values(old), _values(new))
+            state.sets = msgspec.structs.replace(state.sets, rerun=rerun, no_rerun=refused)
 
-    def _in_turn(
-        self, places: Sequence[int], old: Sequence[str | None], launches: int
-    ) -> dict[int, tuple[list[LaunchSummary], list[LaunchSummary]]]:
-        """By place: launches of the old code, where a commit is named, and of the new one, all runs in turn."""
-        paths: dict[int, tuple[list[str], list[str]]] = {place: ([], []) for place in places}
-        for number in range(launches):
-            for place in places:
-                run, commit = self._runs[place], old[place]
+    def _in_turn(self, runs: Sequence[tuple[CheckedRun, str | None]], launches: int) -> list[_Pair]:
+        """Of every run launches of the old code, where a commit is named, and of the new one, all runs in turn."""
+        paths: list[tuple[list[str], list[str]]] = [([], []) for _ in runs]
+        for number in range(1, launches + 1):
+            for (run, commit), (old, new) in zip(runs, paths, strict=True):
                 if commit is not None:
-                    self._told(f"{run.plan.name}: launch {number + 1} of {launches} by {commit[:12]}")
-                    paths[place][0].append(old_launch(self._tree(commit), [*run.arguments]))
-                self._told(f"{run.plan.name}: launch {number + 1} of {launches}")
+                    self._say(f"{run.plan.name}: launch {number} of {launches} by {commit[:12]}")
+                    old.append(old_launch(self._tree(commit), [*run.arguments]))
+                self._say(f"{run.plan.name}: launch {number} of {launches}")
                 result = self._launched(run)
                 if result.status is not Status.OK:
                     raise LaunchFailedError(result)
-                paths[place][1].append(result.record)
+                new.append(result.record)
         by_id = {one.id: one for one in all_launches(self._results)[0]}
-        return {place: (_by_path(by_id, a), _by_path(by_id, b)) for place, (a, b) in paths.items()}
+        return [(_by_path(by_id, old), _by_path(by_id, new)) for old, new in paths]
 
     def _tree(self, commit: str) -> Path:
         if commit not in self._trees:
@@ -199,63 +216,50 @@ def _values(launches: Sequence[LaunchSummary]) -> tuple[float, ...]:
     return tuple(value for value in map(seconds, launches) if value is not None)
 
 
-def _comparison(
-    run: CheckedRun,
-    before: Baseline | None,
-    after: list[LaunchSummary],
-    sets: Sets | None,
-    verdict: JudgedChange | None,
-    again: tuple[list[LaunchSummary], list[LaunchSummary]],
-    floor: str,
-    known: list[LaunchSummary],
-) -> Comparison:
-    name, own = run.plan.name, [] if before is None else [*before.launches]
+def _verdicts(timed: Sequence[_State]) -> list[JudgedChange]:
+    return judged([state.sets for state in timed if state.sets is not None])
+
+
+def _comparison(state: _State, known: list[LaunchSummary]) -> Comparison:
+    name, before, after = state.run.plan.name, state.before, state.after
+    own = [] if before is None else [*before.launches]
     findings: list[RegressionFinding] = []
     if before is not None:
-        if sets is not None and verdict is not None:
-            findings.append(time_finding(name, SECONDS, "s", sets.before, sets.after, verdict))
-        findings += record_findings(name, _records(own), _records(after))
+        if state.sets is not None and state.verdict is not None:
+            findings.append(time_finding(name, SECONDS, "s", state.sets.before, state.sets.after, state.verdict))
+        findings += record_findings(name, *([read(Path(one.path)) for one in side] for side in (own, after)))
     return Comparison(
         run=name,
-        setup=run.setup,
+        setup=state.run.setup,
         baseline=before.words if before else "",
         baseline_suite=", ".join(dict.fromkeys(one.suite for one in own)),
         suite=after[-1].suite if after else "",
         before=[one.id for one in own],
         after=[one.id for one in after],
-        again=[one.id for side in again for one in side],
+        again=[one.id for one in state.again],
         changed=software_changes(own, after) if own else "",
-        floor=floor,
+        floor=state.floor,
         findings=findings,
-        best=_beside_the_best(name, run.setup, own, after, [*again[0], *again[1]], known),
+        best=_against_the_best(state, own, known),
         hint=HINT,
     )
 
 
-def _records(launches: Sequence[LaunchSummary]) -> list[Record]:
-    return [read(Path(one.path)) for one in launches]
-
-
-def _beside_the_best(
-    name: str,
-    fingerprint: str,
-    before: list[LaunchSummary],
-    after: list[LaunchSummary],
-    again: list[LaunchSummary],
-    known: list[LaunchSummary],
+def _against_the_best(
+    state: _State, before: list[LaunchSummary], known: list[LaunchSummary]
 ) -> RegressionFinding | None:
-    own = {one.id for one in [*after, *again]}
-    found = [one for one in segments(one for one in known if one.id not in own) if one.setup == fingerprint]
+    own = {one.id for one in [*state.after, *state.again]}
+    found = [one for one in segments(one for one in known if one.id not in own) if one.setup == state.run.setup]
     if not found or not before:
         return None
     best = found[0].best_points
     if {point.id for point in best} == {one.id for one in before}:
         return None
-    values, now = [point.seconds for point in best], _values(after)
+    values, now = [point.seconds for point in best], _values(state.after)
     compared = difference(values, now)
     stretch = found[0].stretches[found[0].best]
     return RegressionFinding(
-        run=name,
+        run=state.run.plan.name,
         quantity=SECONDS,
         unit="s",
         before=stretch.median,

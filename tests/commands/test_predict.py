@@ -17,8 +17,8 @@ from suite.__main__ import main
 from suite.metrics.figures import Quantity
 from suite.paths import ROOT
 from suite.predict.machine_model.model import expected_error
-from suite.report.terminal.bars import bar
 from suite.report.terminal.prediction import read
+from suite.report.terminal.tables import bar
 from tests.support.starts import command_seconds
 
 PROCESS_SECONDS = 0.4

@@ -23,7 +23,6 @@ from suite.__main__ import main
 from suite.calibration import calibrate as calibration
 from suite.calibration.calibrate import USUAL_SECONDS, calibrate, planned_calibration
 from suite.calibration.plan import REFERENCE_ROUNDS
-from suite.commands.calibrate import CalibrationProgress
 from suite.execute.calibrate.reference_step import STEPS
 from suite.execute.calibrate.stopwatch import BRIEF_WARM_UP, MOST_PAGED
 from suite.job.calibration_job import TimedTask
@@ -42,6 +41,7 @@ from suite.metrics.figures import Quantity, of_job
 from suite.paths import ROOT
 from suite.predict.simulation.step_correction import step_correction
 from suite.report.terminal.machine_profile import print_profile
+from suite.report.terminal.progress import calibration_progress
 from suite.report.terminal.tables import console
 from suite.reproduce.plan import Request as RunRequest
 from suite.reproduce.plan import plan as planned_run
@@ -297,7 +297,7 @@ def test_without_a_terminal_a_calibration_says_every_ten_seconds_where_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned = planned_calibration(tmp_path, device="cpu", ranks=1, density=SPARSE)
-    with CalibrationProgress(planned, quiet=True) as live:
+    with calibration_progress(planned, console(stderr=True)) as live:
         for second, name in (
             (100.0, "product NT"),
             (109.9, "copy"),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from reference_runs.accelerator import Accelerator, accelerator, dense_peak_flop_per_second
+from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
 from reference_runs.errors import InputError
 from reference_runs.run import Precision
 from suite.job.events import Status
@@ -29,6 +29,11 @@ class UtilisationTarget(NamedTuple):
     run: str
     how: str
     least: float | None
+
+    @property
+    def words(self) -> str:
+        """`least` in percent."""
+        return "-" if self.least is None else f"{self.least:.0%}"
 
 
 class _Reached(NamedTuple):
@@ -53,24 +58,21 @@ def utilisation_table(recorded: Sequence[LaunchSummary]) -> str:
 
     Where the run's ladder was run, one more of the fastest rung there.
     """
-    rows: list[list[str]] = []
+    rows: list[list[object]] = []
     for asked in ASKED:
-        own = [*_rows(asked, recorded), *_ladder_rows(asked, recorded)]
-        rows += own or [_line(asked, "-", "0", "unmeasured", "-")]
+        own = [_row(asked, gpu, reached) for gpu, reached in _reached(asked.run, recorded)]
+        own += _ladder_rows(asked, recorded)
+        rows += own or [[asked.run, "-", 0, "unmeasured", asked.words, "-", asked.how]]
     return table(rows, TITLES, style=MARKDOWN, right=TITLES[2:5]) + "\n"
 
 
-def _line(asked: UtilisationTarget, gpu: str, launches: str, mfu: str, day: str) -> list[str]:
-    least = "-" if asked.least is None else f"{asked.least:.0%}"
-    return [asked.run, gpu, launches, mfu, least, day, asked.how]
+def _row(asked: UtilisationTarget, gpu: str, reached: Sequence[_Reached]) -> list[object]:
+    day = time.strftime("%Y-%m-%d", time.gmtime(max(one.launch.started for one in reached)))
+    mfu = f"{median(one.mfu for one in reached):.1%}"
+    return [asked.run, gpu, len(reached), mfu, asked.words, day, asked.how]
 
 
-def _rows(asked: UtilisationTarget, recorded: Iterable[LaunchSummary]) -> Iterator[list[str]]:
-    for gpu, reached in _reached(asked.run, recorded):
-        yield _measured(asked, gpu, reached)
-
-
-def _ladder_rows(asked: UtilisationTarget, recorded: Iterable[LaunchSummary]) -> Iterator[list[str]]:
+def _ladder_rows(asked: UtilisationTarget, recorded: Iterable[LaunchSummary]) -> Iterator[list[object]]:
     """By model flop a second, not by mfu: fp32's is a share of a smaller peak."""
     for gpu, reached in _reached(f"{asked.run}-ladder", recorded):
         rungs: dict[str, list[_Reached]] = {}
@@ -81,31 +83,20 @@ def _ladder_rows(asked: UtilisationTarget, recorded: Iterable[LaunchSummary]) ->
             best = max(rungs, key=lambda rung: median(one.rate for one in rungs[rung]))
             name = best.partition("/")[2]
             how = f"`ladder {asked.run} --device cuda`: its fastest rung on one GPU, `{name}`"
-            yield _measured(asked._replace(how=how), gpu, rungs[best])
-
-
-def _measured(asked: UtilisationTarget, gpu: str, reached: Sequence[_Reached]) -> list[str]:
-    day = time.strftime("%Y-%m-%d", time.gmtime(max(one.launch.started for one in reached)))
-    return _line(asked, gpu, str(len(reached)), f"{median(one.mfu for one in reached):.1%}", day)
+            yield _row(asked._replace(how=how), gpu, rungs[best])
 
 
 def _reached(run: str, recorded: Iterable[LaunchSummary]) -> list[tuple[str, list[_Reached]]]:
     """By the launches of a run on one GPU that ended well, by the GPU's model."""
     found: dict[str, list[_Reached]] = {}
     for launch in recorded:
-        if launch.run != run or launch.device != "cuda" or launch.ranks != 1 or launch.status != Status.OK:
-            continue
-        device = _known(launch.hardware["gpus"].split(", ")[0])
         rate = launch.measured.of(Quantity.MODEL_FLOP_PER_SECOND)
-        if device is None or rate is None:
+        if launch.run != run or launch.device != "cuda" or launch.ranks != 1 or launch.status != Status.OK or not rate:
+            continue
+        try:
+            device = accelerator(launch.hardware["gpus"].split(", ")[0])
+        except InputError:  # of a GPU that the catalog lacks
             continue
         peak = dense_peak_flop_per_second(device, WORK_DTYPES[Precision(launch.precision)])
         found.setdefault(device.title, []).append(_Reached(launch, rate, rate / peak))
     return sorted(found.items())
-
-
-def _known(model: str) -> Accelerator | None:
-    try:
-        return accelerator(model)
-    except InputError:
-        return None

@@ -1,63 +1,80 @@
-"""The progress line of commands that take their time."""
+"""The progress line on stderr of commands that take their time; plain lines now and then where it is no terminal."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from reference_runs.catalog import global_batch_at
+from suite.calibration.plan import REFERENCE_ROUNDS, Calibration
 from suite.job.events import Event, Phase, Step
-from suite.report.terminal.tables import console
 from suite.reproduce.plan import Plan
 
-
-def progress_line(*, quiet: bool) -> Progress:
-    """What is under way, a bar, how much of it is done, and the time it took; nothing where it is `quiet`."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-    )
-    return Progress(*columns, console=console(stderr=True), disable=quiet)
+Listener = Callable[[int, Event], None]  # of a rank and what it reports
+TRAINING_LINE_SECONDS = 5.0
+CALIBRATION_LINE_SECONDS = 10.0
 
 
-class TrainingProgress:
-    """The progress line: step, loss, tokens/s; a plain line every few seconds where stderr is no terminal."""
+def _progress(messages: Console) -> Progress:
+    """What is under way, a bar, how much of it is done, and the time it took; nothing where stderr is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    return Progress(*columns, TimeElapsedColumn(), console=messages, disable=not messages.is_terminal)
 
-    def __init__(self, planned: Plan, *, quiet: bool) -> None:
-        self._recipe = planned.recipe
-        self._sequence = planned.architecture.sequence
-        self._seen = 0
-        self._steps = planned.steps
-        self._quiet = quiet
-        self._last_line = 0.0
-        self._progress = progress_line(quiet=quiet)
-        self._task: TaskID | None = None
 
-    def __enter__(self) -> TrainingProgress:
-        self._progress.start()
-        self._task = self._progress.add_task("starting", total=self._steps)
-        return self
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
 
-    def __call__(self, rank: int, event: Event) -> None:
-        if rank != 0 or self._task is None:
-            return
-        if isinstance(event, Phase):
-            self._progress.update(self._task, description=event.name)
-        if isinstance(event, Step):
-            batch = global_batch_at(self._recipe, self._seen)
-            self._seen += batch
-            text = f"step {event.step} loss {event.loss:.3f} {batch * self._sequence / event.seconds:,.0f} tokens/s"
-            if event.skipped:
-                text += f", skipped: overflow at loss scale {event.loss_scale:,.0f}"
-            self._progress.update(self._task, description=text, completed=event.step + 1)
-            due = event.skipped or event.time - self._last_line >= 5 or event.step + 1 == self._steps
-            if self._quiet and due:
-                sys.stderr.write(f"{text}\n")
-                sys.stderr.flush()
-                self._last_line = event.time
+@contextmanager
+def training_progress(planned: Plan, messages: Console) -> Iterator[Listener]:
+    """Step, loss and tokens/s of a launch."""
+    seen, last_line = 0, 0.0
+    with _progress(messages) as progress:
+        task = progress.add_task("starting", total=planned.steps)
+
+        def heard(rank: int, event: Event) -> None:
+            nonlocal seen, last_line
+            if rank != 0:
+                return
+            if isinstance(event, Phase):
+                progress.update(task, description=event.name)
+            if isinstance(event, Step):
+                batch = global_batch_at(planned.recipe, seen)
+                seen += batch
+                rate = batch * planned.architecture.sequence / event.seconds
+                text = f"step {event.step} loss {event.loss:.3f} {rate:,.0f} tokens/s"
+                if event.skipped:
+                    text += f", skipped: overflow at loss scale {event.loss_scale:,.0f}"
+                progress.update(task, description=text, completed=event.step + 1)
+                is_last = event.step + 1 == planned.steps
+                if progress.disable and (event.skipped or is_last or event.time - last_line >= TRAINING_LINE_SECONDS):
+                    _say(text)
+                    last_line = event.time
+
+        yield heard
+
+
+@contextmanager
+def calibration_progress(planned: Calibration, messages: Console) -> Iterator[Listener]:
+    """What is measured, and how much of it there is at most."""
+    most = planned.rounds * (len(planned.planned) + REFERENCE_ROUNDS * len(planned.reference_steps))
+    begun, last_line = 0, 0.0
+    with _progress(messages) as progress:
+        task = progress.add_task("starting", total=most)
+
+        def heard(rank: int, event: Event) -> None:
+            nonlocal begun, last_line
+            if rank != 0 or not isinstance(event, Phase):
+                return
+            begun += 1
+            progress.update(task, description=event.name, advance=1)
+            if progress.disable and event.time - last_line >= CALIBRATION_LINE_SECONDS:
+                _say(f"calibrating, {begun} of at most {most}: {event.name}")
+                last_line = event.time
+
+        yield heard

@@ -11,14 +11,16 @@ from reference_runs.units import printed
 from suite.job.events import Status
 from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import Quantity, StepTerm
-from suite.report.terminal.bars import bar
+from suite.metrics.launch_statistics import QuantityStatistics
 from suite.report.terminal.tables import (
     NOT_JUDGED,
     VERDICT_COLOURS,
+    bar,
     difference,
     percent,
     print_comparison,
     print_folded,
+    print_table,
     row_name,
     verdict_word,
     whole_job,
@@ -36,6 +38,7 @@ _COUNTED: dict[str, str] = {
     Quantity.OPTIMIZER_BYTES: "state bytes",
 }
 SIGNS = "differences: predicted over measured, less 1"
+_STATISTICS = ("quantity", "launches", "median", "minimum", "maximum", "variation", "interval", "detectable")
 DISTURBING_SHARE = 0.05  # of the processors, from which on others are named
 
 
@@ -203,3 +206,38 @@ def _row(rows: Sequence[Row], quantity: Quantity, term: str | None = None) -> Ro
     return next(
         (r for r in whole_job(rows) if (r.quantity, r.term, r.rank, r.axis) == (quantity, term, None, None)), None
     )
+
+
+def print_launches(
+    out: Console, run: str, started: int, left_out: list[str], summaries: list[QuantityStatistics]
+) -> None:
+    """Print how many of the launches ended well, why the others are left out, and a row for each quantity."""
+    well = started - len(left_out)
+    what = "nothing to summarise" if well < 2 else "the others are left out" if left_out else "none is left out"
+    out.print(f"{escape(run)}: {well} of {started} launches ended well; {what}")
+    for line in left_out:
+        out.print(f"left out: {escape(line)}", soft_wrap=True)
+    if not summaries:
+        return
+    print_table(out, map(_statistics, summaries), _STATISTICS, right=_STATISTICS[1:], optional=("interval", "launches"))
+    confidence = {summary.confidence for summary in summaries if summary.confidence is not None}
+    for share in sorted(confidence):
+        print_folded(out, f"interval: of the median, between two of the launches, confidence {share:.1%}")
+    for reason in dict.fromkeys(summary.why for summary in summaries):
+        print_folded(out, f"detectable: least change of the median; {reason}")
+
+
+def _statistics(summary: QuantityStatistics) -> list[str]:
+    low, high = summary.interval or (None, None)
+    return [
+        " ".join(part for part in (summary.quantity, summary.axis, summary.operation, summary.term) if part),
+        str(summary.launches),
+        *(printed(value, summary.unit) for value in (summary.median, summary.minimum, summary.maximum)),
+        _share(summary.variation),
+        "-" if low is None else f"{printed(low, summary.unit)} to {printed(high, summary.unit)}",
+        _share(summary.least_detectable_change),
+    ]
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

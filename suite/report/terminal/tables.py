@@ -26,6 +26,8 @@ QUANTITY_NAMES = {
     Quantity.STEP_SECONDS_AT_PACE.value: "step_seconds at that CPU speed",
 }
 PIPE_WIDTH = 150  # columns where the output is no terminal and COLUMNS is not set
+BAR_CELLS = 20
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 _SHORT = 16  # characters of a reason that fit into its column
 _TERMS = frozenset(term.value for term in StepTerm)
 
@@ -159,3 +161,10 @@ def percent(difference: float, of: float) -> str:
     """A signed relative difference in percent; what rounds to nothing has no sign."""
     text = f"{difference / of:+.2%}"
     return "0.00%" if text in ("+0.00%", "-0.00%") else text
+
+
+def bar(share: float, *, cells: int = BAR_CELLS) -> str:
+    """A bar over `share` (0 to 1, longer ones are cut) of `cells` character cells, to an eighth of a cell."""
+    eighths = round(max(0.0, min(1.0, share)) * cells * 8)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (_EIGHTHS[rest] if rest else "")
