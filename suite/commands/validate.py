@@ -12,7 +12,7 @@ from reference_runs.published_tables import shipped_tables
 from suite.commands import exit_codes
 from suite.commands.options import print_json
 from suite.predict.validation.published_tables import table_score, timed_rows
-from suite.report.plots.validation import Point, draw
+from suite.report.plots.validation import draw
 from suite.report.terminal.tables import console
 from suite.report.terminal.validation import print_scores
 
@@ -46,8 +46,8 @@ def validate(
     else:
         print_scores(console(), scored, complete=every_table or bool(tables))
     if plot is not None:
-        drawn = {table.name: [Point(each.measured, each.predicted) for each in timed_rows(table)] for table in loaded}
-        if any(drawn.values()):
-            draw(plot, {name: points for name, points in drawn.items() if points})
+        drawn = {table.name: rows for table in loaded if (rows := timed_rows(table))}
+        if drawn:
+            draw(plot, drawn)
     if not any(score.used for _, score in scored):
         raise typer.Exit(exit_codes.INCONCLUSIVE)

@@ -49,6 +49,7 @@ def _losses(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
+                "cliponaxis": False,
                 "name": ", ".join([ranks, *_told_apart(about.layout, layouts), about.execution, f"seed {seed}"]),
                 "x": [step for step, _ in drawn],
                 "y": [significant(loss) for _, loss in drawn],

@@ -103,7 +103,7 @@ def _boxes(tables: Sequence[tuple[PublishedTable, list[TimedRow]]]) -> Plot:
         traces=traces,
         layout={
             "showlegend": False,
-            "xaxis": {"title": {"text": "predicted less published, %"}, "zeroline": True},
+            "xaxis": {"title": {"text": "predicted over published, less 1, in %"}, "zeroline": True},
             "yaxis": {"autorange": "reversed", "automargin": True},
         },
         columns=["table", "", "rows", "mean error", "median", "largest", "mean error of one constant MFU"],

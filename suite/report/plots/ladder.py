@@ -32,8 +32,9 @@ def write_plot(ladder: LadderResult, path: Path) -> None:
         bottom = [0.0] * len(measured)
         for term, colour in zip(TERMS, COLOURS, strict=True):
             values = [max(0.0, f.terms.get(term.value, 0.0)) / f.tokens * 1e6 for _, f in measured]
-            panel.bar(names, values, bottom=bottom, color=colour, label=term.value, width=0.7)
-            bottom = [low + value for low, value in zip(bottom, values, strict=True)]
+            if any(values):
+                panel.bar(names, values, bottom=bottom, color=colour, label=term.value, width=0.7)
+                bottom = [low + value for low, value in zip(bottom, values, strict=True)]
         prediction = [h.expected.step_seconds if h.expected else None for h, _ in measured]
         marked = [
             (n, s / f.tokens * 1e6) for n, s, (_, f) in zip(names, prediction, measured, strict=True) if s is not None

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from reference_runs.errors import InputError
+from suite.predict.validation.published_tables import TimedRow
 
 BAND = 0.1  # shaded around equality
 
 
-class Point(NamedTuple):
-    """One row: measured and predicted seconds of a step."""
-
-    measured: float
-    predicted: float
-
-
-def draw(path: Path, tables: Mapping[str, Sequence[Point]]) -> None:
+def draw(path: Path, tables: Mapping[str, Sequence[TimedRow]]) -> None:
     """Write a picture to `path` in the format that its suffix names: log-log on the left, errors by table on the right.
 
     Raises:
@@ -34,26 +28,26 @@ def draw(path: Path, tables: Mapping[str, Sequence[Point]]) -> None:
         raise InputError(f"a picture needs {error.name}", allowed="nox -s fit installs it", where="--plot") from error
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5.2), width_ratios=(1.15, 1))
     colours = pyplot.get_cmap("tab10")
-    every = [value for points in tables.values() for point in points for value in point]
+    every = [seconds for rows in tables.values() for row in rows for seconds in (row.measured, row.predicted)]
     ends = (min(every) / 1.3, max(every) * 1.3)
     left.fill_between(ends, [e * (1 - BAND) for e in ends], [e * (1 + BAND) for e in ends], color="0.9", lw=0, zorder=0)
     left.plot(ends, ends, color="0.5", lw=0.8)
-    for place, (name, points) in enumerate(tables.items()):
+    for place, (name, rows) in enumerate(tables.items()):
         colour = colours(place % 10)
-        measured, predicted = zip(*points, strict=True)
-        many = len(points) > 100
+        measured, predicted = [row.measured for row in rows], [row.predicted for row in rows]
+        many = len(rows) > 100
         left.scatter(measured, predicted, s=8 if many else 18, color=colour, alpha=0.6, lw=0, label=name)
-        errors = [100 * (point.predicted / point.measured - 1) for point in points]
+        errors = [100 * (row.predicted / row.measured - 1) for row in rows]
         spread = [place + 0.35 * ((7 * i) % 11 / 5 - 1) for i in range(len(errors))]
         right.scatter(errors, spread, s=6 if many else 14, color=colour, alpha=0.6, lw=0)
-        middle = sorted(errors)[len(errors) // 2]
+        middle = statistics.median(errors)
         right.plot([middle, middle], [place - 0.4, place + 0.4], color="black", lw=1)
     left.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     left.set(xlabel="published seconds of a step", ylabel="predicted seconds of a step")
     left.legend(fontsize=7, frameon=False, loc="upper left")
     right.axvspan(-100 * BAND, 100 * BAND, color="0.9", lw=0, zorder=0)
     right.axvline(0, color="0.5", lw=0.8)
-    right.set(xlabel="error in %, one point a row; bar: median")
+    right.set(xlabel="predicted over published, less 1, in %; a point a row; bar: median")
     right.set_yticks(range(len(tables)), list(tables), fontsize=7)
     right.invert_yaxis()
     for axes in (left, right):

@@ -233,6 +233,14 @@ def test_a_measured_step_without_prediction_is_drawn_alone() -> None:
     assert traffic("x", rows) is None
 
 
+def test_a_textbook_s_payload_does_not_hide_what_is_sent() -> None:
+    sent = row(Quantity.PAYLOAD_BYTES, axis="dp", operation="all_reduce", left=8, right=8)
+    rows = [sent, msgspec.structs.replace(sent, term="textbook ring", left=4, right=None)]
+    plot = traffic("x", rows)
+    assert plot is not None
+    assert plot.rows == [["dp", "all_reduce", "8", "8", None, None]]
+
+
 def test_memory_shows_three_predicted_peaks_and_the_measured_one_by_category(results: Path) -> None:
     one = judged(results, "bloom-mini", execution="eager")
     assert one.record is not None
