@@ -137,10 +137,8 @@ def dense_peak_flop_per_second(device: Accelerator, dtype: str) -> float:
     """
     peak = device.peak_flop_per_second.get(dtype)
     if peak is None:
-        what, allowed = (
-            f"{device.name} has no peak_flop_per_second for the dtype",
-            ", ".join(device.peak_flop_per_second),
-        )
+        what = f"{device.name} has no peak_flop_per_second for the dtype"
+        allowed = ", ".join(device.peak_flop_per_second)
         raise InputError(what, got=repr(str(dtype)), allowed=allowed, where=device.where)
     return peak
 

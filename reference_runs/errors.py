@@ -32,14 +32,9 @@ class InputError(Exception):
     ) -> None:
         self.where = where
         line = what if where is None else f"{where}: {what}"
-        parts = []
-        if got is not None:
-            parts.append(f"got {got}")
-        if meant is not None:
-            parts.append(f"did you mean {meant}?")
-        if allowed is not None:
-            parts.append(f"allowed: {allowed}")
-        super().__init__(f"{line}; {', '.join(parts)}".replace("?, ", "? ") if parts else line)
+        values = {f"got {got}": got, f"did you mean {meant}?": meant, f"allowed: {allowed}": allowed}
+        parts = ", ".join(part for part, value in values.items() if value is not None).replace("?, ", "? ")
+        super().__init__(f"{line}; {parts}" if parts else line)
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -160,20 +160,9 @@ def _command(job: AnyJob, hosts: Hosts) -> list[str]:
     path = f"{job.directory}/job.json"
     if hosts.names:
         return [sys.executable, "-m", "suite.launch.multi_host", hosts.way.value, *kind, path, *hosts.names]
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={job.ranks}",
-        "--max-restarts=0",
-        f"--monitor-interval={POLL_SECONDS}",
-        f"--log-dir={job.directory}/torchrun",
-        "-m",
-        "suite.execute",
-        *kind,
-        path,
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}"]
+    options = ["--max-restarts=0", f"--monitor-interval={POLL_SECONDS}", f"--log-dir={job.directory}/torchrun"]
+    return [*torchrun, *options, "-m", "suite.execute", *kind, path]
 
 
 def _environment(job: AnyJob, identity: str, hosts: Hosts) -> dict[str, str]:
@@ -183,18 +172,13 @@ def _environment(job: AnyJob, identity: str, hosts: Hosts) -> dict[str, str]:
     # what each rank of a hang waits in; nccl of PyTorch 2.11 records nothing unless asked to, and with an empty value
     # gloo of 2.13 never gets past its constructor
     recorder = {"TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE") or "2000"}
-    return (
-        loopback
-        | malloc.settings()
-        | os.environ
-        | recorder
-        | {
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            "OMP_NUM_THREADS": str(job.threads),
-            "PYTHONUNBUFFERED": "1",
-            LAUNCH_VARIABLE: identity,
-        }
-    )
+    needed = {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "OMP_NUM_THREADS": str(job.threads),
+        "PYTHONUNBUFFERED": "1",
+        LAUNCH_VARIABLE: identity,
+    }
+    return loopback | malloc.settings() | os.environ | recorder | needed
 
 
 def _watch(

@@ -295,7 +295,7 @@ def test_another_name_is_refused_with_the_allowed_ones(name: str) -> None:
     with pytest.raises(InputError) as refusal:
         accelerator(name)
     allowed = f"llowed: {', '.join(accelerator_names())}, or a file ending in .toml"
-    meant = "did you mean a100-sxm-80gb? a" if name == "a100-sxm-8" else "a"
+    meant = {"a100-sxm-8": "did you mean a100-sxm? a", "h101": "did you mean h100? a"}.get(name, "a")
     assert str(refusal.value) == f"unknown accelerator; got {name!r}, {meant}{allowed}"
 
 
