@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 import reference_runs.layout
-import suite.records.partial
 import suite.records.record
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
@@ -21,7 +20,6 @@ from suite.job.events import Step
 from suite.job.options import TrainingOptions
 from suite.job.training_job import Job
 from suite.metrics.figures import Figure
-from suite.records.partial import partial, shared_fields
 from suite.records.record import (
     BEGIN,
     SCHEMA,
@@ -33,6 +31,8 @@ from suite.records.record import (
     known_schema,
     own_end,
     own_names,
+    partial,
+    shared_fields,
 )
 
 Key = tuple[str, str | None, str | None, str | None]  # quantity, axis, operation, term
@@ -262,7 +262,7 @@ _BATCH = msgspec.msgpack.Decoder(_Batch)
 def _version() -> bytes:
     """Of the code that makes launches from files: whatever changes there, kept batches are not used."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for module in (suite.records.partial, suite.records.record, reference_runs.layout):
+    for module in (suite.records.record, reference_runs.layout):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     return digest.digest()

@@ -12,9 +12,8 @@ import msgspec
 from reference_runs.catalog import check_layout, miniatures, reference_run, run_names
 from reference_runs.errors import InputError, nearest
 from reference_runs.layout import Layout, layout_text, parse_layout
-from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature
+from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature, scaled_layout
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
-from reference_runs.scaled_layout import scaled_layout
 from suite.job.corpus import Corpus, tokenised_corpus
 from suite.job.events import memory_snapshot_path, trace_path
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
@@ -23,7 +22,7 @@ from suite.launch.network_namespaces import INTERFACE
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
-from suite.records.partial import shared_fields
+from suite.records.record import shared_fields
 from suite.reproduce.supported import (
     check_averaging,
     check_executable,

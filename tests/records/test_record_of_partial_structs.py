@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from suite.job.events import Finished, Phase, Step, StepKind
-from suite.records.partial import partial, shared_fields
-from suite.records.record import End, RankOutcome, rank_outcome
+from suite.records.record import End, RankOutcome, partial, rank_outcome, shared_fields
 
 
 class Whole(msgspec.Struct, kw_only=True):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from reference_runs.catalog import miniatures, reference_run
 from reference_runs.layout import layout_text
-from reference_runs.miniature import miniature
-from reference_runs.scaled_layout import prime_factors, scaled_layout
+from reference_runs.miniature import miniature, prime_factors, scaled_layout
 from suite.job.training_job import LEAST_STEPS
 from suite.predict.simulation.supported_layouts import describes_ranks
 from suite.reproduce.plan import Request, plan
