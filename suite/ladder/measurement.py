@@ -103,7 +103,7 @@ def measured(plan: Plan, results: Sequence[LaunchResult]) -> RungMeasurement:
     assert all(result.status is Status.OK for result in results)
     medians = [of_job(result.figures, Quantity.STEP_SECONDS) or 0.0 for result in results]
     step = statistics.median(medians)
-    nearest = min(range(len(medians)), key=lambda place: abs(medians[place] - step))
+    nearest = min(range(len(medians)), key=lambda index: abs(medians[index] - step))
     finished = [report for result in results for report in result.finished]
     waits = [report.synchronisations for report in results[0].finished if report.synchronisations is not None]
     return RungMeasurement(

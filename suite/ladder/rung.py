@@ -148,8 +148,8 @@ def rounding_of(precision: Precision) -> float:
 def applied(setting: RungSetting, changes: dict[str, Any]) -> RungSetting:
     """The setting with a rung's changes; a sharded step's micro-batch is at most a rank's samples."""
     changed = msgspec.structs.replace(setting, **changes)
-    own = changed.samples // changed.data_parallel
-    return msgspec.structs.replace(changed, micro_batch=min(changed.micro_batch, own))
+    samples_of_rank = changed.samples // changed.data_parallel
+    return msgspec.structs.replace(changed, micro_batch=min(changed.micro_batch, samples_of_rank))
 
 
 def setting_of(track: Track, rungs: Iterable[Rung], *, divisor: int = 1) -> RungSetting:

@@ -1,4 +1,4 @@
-"""Change points searched by a process of their own: it imports ruptures while this one reads records and draws."""
+"""Change points searched by another process: it imports ruptures while this one reads records and draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Self
 from suite.metrics.change_points import LEAST_STRETCH, change_points
 
 Histories = list[list[float]]
-Places = list[list[int]]
+Indices = list[list[int]]
 
 
 class Search:
@@ -43,24 +43,24 @@ class Search:
             self._process.join()
 
     def ask(self, histories: Histories) -> None:
-        """Hand over the values of every history; `answer` waits for what is found in them."""
+        """Hand over the values of every history; `answer` waits for their change points."""
         self._asked = histories
         if _worth_searching(histories):
             with suppress(OSError):
                 self._connection.send(histories)
 
-    def answer(self) -> Places:
+    def answer(self) -> Indices:
         """The change points of each history that was asked for."""
         if not _worth_searching(self._asked):
             return [[] for _ in self._asked]
         try:
-            found: Places = self._connection.recv()
+            indices: Indices = self._connection.recv()
         except (EOFError, OSError):
             return searched(self._asked)
-        return found
+        return indices
 
 
-def searched(histories: Sequence[Sequence[float]]) -> Places:
+def searched(histories: Sequence[Sequence[float]]) -> Indices:
     """The change points of each, found in this process."""
     return [change_points(values) for values in histories]
 

@@ -22,18 +22,18 @@ def history(key: str, segments: Sequence[Segment]) -> Plot | None:
     shapes: list[dict[str, object]] = []
     rows: list[list[Cell]] = []
     thinned = changes = 0
-    for place, segment in enumerate(drawn):
+    for index, segment in enumerate(drawn):
         older, newer = segment.points[:-NEWEST], segment.points[-NEWEST:]
         thinned += len(older)
         name = _name(segment, drawn)
         if older:
-            traces.append(_thinned(older, place, name))
-        traces.append(_newest(newer, place, name))
+            traces.append(_thinned(older, index, name))
+        traces.append(_newest(newer, index, name))
         for number, stretch in enumerate(segment.stretches):
             first, last = segment.points[stretch.first], segment.points[stretch.last]
             best = number == segment.best
             if stretch.launches > 1:
-                traces.append(_level(first, last, stretch.median, place, best))
+                traces.append(_level(first, last, stretch.median, index, best))
             change = ""
             if number:
                 before = segment.stretches[number - 1].median
@@ -93,7 +93,7 @@ def _drawn(seconds: float, digits: int = 5) -> float:
     return significant(1e3 * seconds, digits)
 
 
-def _newest(points: Sequence[HistoryPoint], place: int, name: str) -> Trace:
+def _newest(points: Sequence[HistoryPoint], index: int, name: str) -> Trace:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -102,12 +102,12 @@ def _newest(points: Sequence[HistoryPoint], place: int, name: str) -> Trace:
         "x": [_stamp(one.started) for one in points],
         "y": [_drawn(one.seconds) for one in points],
         "text": [one.suite for one in points],
-        "marker": {"color": colour(place), "symbol": symbol(place), "size": 7, "opacity": 0.75},
+        "marker": {"color": colour(index), "symbol": symbol(index), "size": 7, "opacity": 0.75},
         "hovertemplate": "%{x|%Y-%m-%d %H:%M}: %{y:.4g} ms<br>%{text}",
     }
 
 
-def _thinned(points: Sequence[HistoryPoint], place: int, name: str) -> Trace:
+def _thinned(points: Sequence[HistoryPoint], index: int, name: str) -> Trace:
     groups = list(_groups(points))
     seconds = [[one.seconds for one in group] for group in groups]
     middles = [statistics.median(times) for times in seconds]
@@ -124,11 +124,11 @@ def _thinned(points: Sequence[HistoryPoint], place: int, name: str) -> Trace:
             "symmetric": False,
             "array": [_drawn(max(times) - middle, 3) for times, middle in zip(seconds, middles, strict=True)],
             "arrayminus": [_drawn(middle - min(times), 3) for times, middle in zip(seconds, middles, strict=True)],
-            "color": colour(place),
+            "color": colour(index),
             "thickness": 1,
             "width": 0,
         },
-        "marker": {"color": colour(place), "symbol": f"{symbol(place)}-open", "size": 6},
+        "marker": {"color": colour(index), "symbol": f"{symbol(index)}-open", "size": 6},
         "hovertemplate": "%{x|%Y-%m-%d}: %{y:.4g} ms<br>%{text}",
     }
 
@@ -140,14 +140,14 @@ def _groups(points: Sequence[HistoryPoint]) -> Iterator[Sequence[HistoryPoint]]:
         yield points[number * len(points) // count : (number + 1) * len(points) // count]
 
 
-def _level(first: HistoryPoint, last: HistoryPoint, middle: float, place: int, best: bool) -> Trace:
+def _level(first: HistoryPoint, last: HistoryPoint, middle: float, index: int, best: bool) -> Trace:
     y = _drawn(middle)
     return {
         "type": "scatter",
         "mode": "lines",
         "x": [_stamp(first.started), _stamp(last.started)],
         "y": [y, y],
-        "line": {"color": colour(place), "width": 3 if best else 2, "dash": "solid" if best else "dot"},
+        "line": {"color": colour(index), "width": 3 if best else 2, "dash": "solid" if best else "dot"},
         "showlegend": False,
         "hoverinfo": "skip",
     }

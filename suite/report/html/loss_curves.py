@@ -44,7 +44,7 @@ def _losses(
         about = names[key]
         ranks = f"{about.ranks} rank{'s' if about.ranks > 1 else ''}"
         words = [ranks, about.layout, about.execution, f"seed {seed}", *([f"node {one.node}"] if several else [])]
-        name, place = ", ".join(words), len(traces)
+        name, index = ", ".join(words), len(traces)
         traces.append(
             {
                 "type": "scatter",
@@ -53,8 +53,8 @@ def _losses(
                 "name": ", ".join([ranks, *_told_apart(about.layout, layouts), about.execution, f"seed {seed}"]),
                 "x": [step for step, _ in drawn],
                 "y": [significant(loss) for _, loss in drawn],
-                "line": {"color": colour(place), "width": 1.75},
-                "marker": {"symbol": symbol(place), "size": 6, "color": colour(place)},
+                "line": {"color": colour(index), "width": 1.75},
+                "marker": {"symbol": symbol(index), "size": 6, "color": colour(index)},
                 "hovertemplate": "step %{x}: %{y:.4f}",
             }
         )

@@ -49,15 +49,15 @@ def memory(key: str, record: Record) -> Plot | None:
         return None
     groups.sort(key=lambda group: -max(group.measured.values(), default=0))
     drawn = sorted(groups[:MOST_GROUPS], key=lambda group: group.ranks)
-    places: list[tuple[str, str, Mapping[str, float]]] = []
+    stacks: list[tuple[str, str, Mapping[str, float]]] = []
     for group in drawn:
-        places += [(group.name, phase, parts) for phase, parts in group.predicted.items()]
+        stacks += [(group.name, phase, parts) for phase, parts in group.predicted.items()]
         if group.measured:
-            places.append((group.name, MEASURED, group.measured))
-    used = [name for name in _ORDER if any(parts.get(name) for _, _, parts in places)]
-    outer, inner = [one for one, _, _ in places], [two for _, two, _ in places]
+            stacks.append((group.name, MEASURED, group.measured))
+    used = [name for name in _ORDER if any(parts.get(name) for _, _, parts in stacks)]
+    outer, inner = [one for one, _, _ in stacks], [two for _, two, _ in stacks]
     traces = [
-        bars(name, _ORDER.index(name), y=[outer, inner], x=[short(parts.get(name, 0) / 1e6) for _, _, parts in places])
+        bars(name, _ORDER.index(name), y=[outer, inner], x=[short(parts.get(name, 0) / 1e6) for _, _, parts in stacks])
         | {"hovertemplate": "%{x:,.4g} MB"}
         for name in used
     ]
@@ -93,7 +93,7 @@ def memory(key: str, record: Record) -> Plot | None:
         },
         columns=["ranks", "peak", *used, "sum, bytes"],
         rows=rows,
-        height=150 + 34 * len(places),
+        height=150 + 34 * len(stacks),
     )
 
 
@@ -124,11 +124,11 @@ def _predicted(job: Job, record: Record, stage: int, replica: int) -> dict[str, 
 
 
 def _by_rank(figures: list[Figure]) -> dict[int, dict[Quantity, float]]:
-    found: dict[int, dict[Quantity, float]] = {}
+    by_rank: dict[int, dict[Quantity, float]] = {}
     for figure in figures:
         if figure.rank is not None and figure.axis is None and figure.term is None:
-            found.setdefault(figure.rank, {})[figure.quantity] = figure.value
-    return found
+            by_rank.setdefault(figure.rank, {})[figure.quantity] = figure.value
+    return by_rank
 
 
 def _measured(values: Mapping[Quantity, float]) -> dict[str, float]:

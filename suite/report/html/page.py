@@ -283,12 +283,12 @@ def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, name
 
 def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[dict[str, Any]]:
     """A row for each change point of all segments, newest first."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for one in history:
         key = _key(one.example)
         for before, after in zip(one.stretches, one.stretches[1:], strict=False):
             started = one.points[after.first].started
-            found.append(
+            rows.append(
                 {
                     "started": started,
                     "id": key.id,
@@ -304,17 +304,17 @@ def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[dict[str
                     "text": " ".join([*map(str, key), names[key.machine]]),
                 }
             )
-    return sorted(found, key=lambda one: (-one["started"], one["id"]))
+    return sorted(rows, key=lambda one: (-one["started"], one["id"]))
 
 
-def _headline(launches: Sequence[LaunchSummary], found: Sequence[Setup], machines: Sequence[tuple[str, str]]) -> str:
+def _headline(launches: Sequence[LaunchSummary], recorded: Sequence[Setup], machines: Sequence[tuple[str, str]]) -> str:
     if not launches:
         return "Nothing is recorded in this directory yet."
-    days = [utc(launches[place].started, "%Y-%m-%d") for place in (0, -1)]
+    days = [utc(launches[index].started, "%Y-%m-%d") for index in (0, -1)]
     when = " to ".join(dict.fromkeys(days))
-    runs = len({one.key.run for one in found})
+    runs = len({one.key.run for one in recorded})
     return (
-        f"{_many(len(launches), 'launch', 'launches')} of {_many(runs, 'run')} in {_many(len(found), 'setup')} on "
+        f"{_many(len(launches), 'launch', 'launches')} of {_many(runs, 'run')} in {_many(len(recorded), 'setup')} on "
         f"{_many(len(machines), 'machine')}, {when}."
     )
 

@@ -50,29 +50,29 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:,.4g}"
 
 
-def colour(place: int) -> str:
-    """The colour of series number `place`, from 0."""
-    return COLOURS[place % len(COLOURS)]
+def colour(index: int) -> str:
+    """The colour of series number `index`, from 0."""
+    return COLOURS[index % len(COLOURS)]
 
 
-def pattern(place: int) -> str:
-    """The pattern of bars of series number `place`, from 0: another one where colours begin again."""
-    return PATTERNS[(place + place // len(COLOURS)) % len(PATTERNS)]
+def pattern(index: int) -> str:
+    """The pattern of bars of series number `index`, from 0: another one where colours begin again."""
+    return PATTERNS[(index + index // len(COLOURS)) % len(PATTERNS)]
 
 
-def symbol(place: int) -> str:
-    """The marker of series number `place`, from 0."""
-    return SYMBOLS[place % len(SYMBOLS)]
+def symbol(index: int) -> str:
+    """The marker of series number `index`, from 0."""
+    return SYMBOLS[index % len(SYMBOLS)]
 
 
 def bars(
-    name: str, place: int, *, y: list[Any], x: list[float], text: list[str] | None = None, **more: Any
+    name: str, index: int, *, y: list[Any], x: list[float], text: list[str] | None = None, **more: Any
 ) -> dict[str, Any]:
     """A series of horizontal bars with a colour and a pattern of its own."""
-    fill = colour(place)
+    fill = colour(index)
     marker: dict[str, Any] = {"color": fill, "line": {"color": fill, "width": 1}}
-    if pattern(place):
-        marker["pattern"] = {"shape": pattern(place), "fillmode": "overlay", "fgcolor": "--paper", "size": 6}
+    if pattern(index):
+        marker["pattern"] = {"shape": pattern(index), "fillmode": "overlay", "fgcolor": "--paper", "size": 6}
     trace: dict[str, Any] = {"type": "bar", "orientation": "h", "name": name, "y": y, "x": x, "marker": marker}
     if text is not None:
         trace |= {"text": text, "textposition": "outside", "cliponaxis": False, "hoverinfo": "y+text+name"}

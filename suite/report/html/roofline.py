@@ -104,27 +104,27 @@ def machine_words(profile: Profile) -> str:
     return f"{hardware.get('cpu')}, {hardware.get('cores')} cores, GPUs: {hardware.get('gpus')}, {device}"
 
 
-def rooflines(found: list[Profile], measured: list[Benchmarks]) -> list[tuple[str, Plot]]:
+def rooflines(machine_profiles: list[Profile], measured: list[Benchmarks]) -> list[tuple[str, Plot]]:
     """Machine and picture, of every profile with the kernels timed on such hardware, then of kernels alone.
 
     The memory roof is the faster one of copy and triad beyond every cache, by one rank alone.
     """
     left = list(measured)
     plots = []
-    for place, profile in enumerate(found):
-        own = [one for one in left if _same(one, profile)]
-        left = [one for one in left if one not in own]
+    for index, profile in enumerate(machine_profiles):
+        same_machine = [one for one in left if _same(one, profile)]
+        left = [one for one in left if one not in same_machine]
         words = machine_words(profile)
         try:
             peaks = {dtype: profile.achievable_flop_per_second(dtype) for dtype in _dtypes(profile)}
             bandwidth = max(profile.memory_bytes_per_second(name) for name in _MEMORY if _was_timed(profile, name))
         except (InputError, ValueError):  # a profile without products or memory has no roof
             continue
-        name = f"{profile.fingerprint.node}-{profile.fingerprint.device}-{place}"
-        plots.append((words, _plot(name, words, bandwidth, peaks, list(_products(profile)), own)))
-    for place, one in enumerate(left):
+        name = f"{profile.fingerprint.node}-{profile.fingerprint.device}-{index}"
+        plots.append((words, _plot(name, words, bandwidth, peaks, list(_products(profile)), same_machine)))
+    for index, one in enumerate(left):
         words = f"{one.machine.get('cpu') or one.machine.get('gpu') or 'unknown'}, {one.machine.get('device', '')}"
-        plots.append((words, _plot(f"kernels-{place}", words, one.copy_bytes_per_second, {}, [], [one])))
+        plots.append((words, _plot(f"kernels-{index}", words, one.copy_bytes_per_second, {}, [], [one])))
     return plots
 
 
@@ -141,8 +141,8 @@ def _was_timed(profile: Profile, operation: str) -> bool:
 
 
 def _dtypes(profile: Profile) -> list[str]:
-    own = {t.subject.dtype for t in profile.tables if t.subject.operation == "product" and t.subject.ranks == 1}
-    return [dtype for dtype in ELEMENT_BYTES if dtype in own]
+    timed = {t.subject.dtype for t in profile.tables if t.subject.operation == "product" and t.subject.ranks == 1}
+    return [dtype for dtype in ELEMENT_BYTES if dtype in timed]
 
 
 def _products(profile: Profile) -> Iterator[Kernel]:
@@ -159,16 +159,16 @@ def _products(profile: Profile) -> Iterator[Kernel]:
 
 
 def _plot(
-    name: str, words: str, bandwidth: float, peaks: Mapping[str, float], products: list[Kernel], own: list[Benchmarks]
+    name: str, words: str, bandwidth: float, peaks: Mapping[str, float], products: list[Kernel], runs: list[Benchmarks]
 ) -> Plot:
-    kernels = [kernel for one in own for kernel in one.kernels]
+    kernels = [kernel for one in runs for kernel in one.kernels]
     every = [*products, *kernels]
     intensities = [one.flop / one.least_bytes for one in every]
     least, most = min(intensities) / 2, max(intensities) * 2
     traces = list(_roofs(bandwidth, peaks, least, most))
     rows: list[list[Cell]] = []
     forms = dict.fromkeys(one.form for one in every)
-    for place, form in enumerate(forms):
+    for index, form in enumerate(forms):
         points = [one for one in every if one.form == form]
         traces.append(
             {
@@ -178,7 +178,7 @@ def _plot(
                 "x": [significant(one.flop / one.least_bytes, 4) for one in points],
                 "y": [significant(one.flop / one.seconds, 4) for one in points],
                 "text": [one.name for one in points],
-                "marker": {"color": colour(place), "symbol": symbol(place), "size": 7, "opacity": 0.7},
+                "marker": {"color": colour(index), "symbol": symbol(index), "size": 7, "opacity": 0.7},
                 "hovertemplate": "%{text}<br>%{y:.3s}flop/s at %{x:.3g} flop/byte",
             }
         )
@@ -216,7 +216,7 @@ def _plot(
 def _roofs(bandwidth: float, peaks: Mapping[str, float], least: float, most: float) -> Iterator[Trace]:
     """The memory roof alone where no peak is known, else one roof a dtype."""
     dashes = ("solid", "dash", "dot", "dashdot")
-    for place, (dtype, peak) in enumerate(peaks.items() or [("memory", bandwidth * most)]):
+    for index, (dtype, peak) in enumerate(peaks.items() or [("memory", bandwidth * most)]):
         knee = min(max(peak / bandwidth, least), most)
         x = sorted({least, knee, most})
         yield {
@@ -225,6 +225,6 @@ def _roofs(bandwidth: float, peaks: Mapping[str, float], least: float, most: flo
             "name": f"roof, {dtype}",
             "x": [significant(one) for one in x],
             "y": [significant(min(bandwidth * one, peak)) for one in x],
-            "line": {"color": MUTED, "width": 1.5, "dash": dashes[place % len(dashes)]},
+            "line": {"color": MUTED, "width": 1.5, "dash": dashes[index % len(dashes)]},
             "hoverinfo": "skip",
         }

@@ -48,14 +48,14 @@ def detail(judged: JudgedSetup, segments: Sequence[Segment]) -> Detail:
     """Pictures and tables of a setup; of its last launch that ended well, where one did."""
     setup, record = judged.setup, judged.record
     key = setup.key.id
-    found: list[Plot | None] = [history(key, segments)]
+    plots: list[Plot | None] = [history(key, segments)]
     if judged.rows:
-        found = [waterfall(key, judged.rows), traffic(key, judged.rows), *found]
+        plots = [waterfall(key, judged.rows), traffic(key, judged.rows), *plots]
     if record is not None and setup.latest_ok is not None:
-        found.insert(1, memory(key, record))
+        plots.insert(1, memory(key, record))
     return Detail(
         about=_about(setup, record),
-        plots=[plot for plot in found if plot is not None],
+        plots=[plot for plot in plots if plot is not None],
         rows=[_line(row) for row in judged.rows if _is_shown(row)],
         logs=_logs(record) if setup.latest_ok is None else [],
     )

@@ -24,7 +24,7 @@ class Key(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The name of the setup's place on the page: the same for the same words."""
+        """The setup's address on the page: the same for the same words."""
         return f"s-{hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:10]}"
 
 
@@ -61,15 +61,15 @@ def execution(launch: LaunchSummary) -> str:
 
 def setups(launches: Iterable[LaunchSummary]) -> list[Setup]:
     """The setups of launches that come oldest first, in the order of run, machine, ranks and layout."""
-    found: dict[Key, list[LaunchSummary]] = {}
+    by_key: dict[Key, list[LaunchSummary]] = {}
     for one in launches:
         key = Key(one.run, one.machine, one.ranks, one.layout, execution(one))
-        found.setdefault(key, []).append(one)
-    return [Setup(key=key, launches=found[key]) for key in sorted(found)]
+        by_key.setdefault(key, []).append(one)
+    return [Setup(key=key, launches=by_key[key]) for key in sorted(by_key)]
 
 
-def newest(found: list[Setup], most: int) -> tuple[list[Setup], list[Setup]]:
+def newest(candidates: list[Setup], most: int) -> tuple[list[Setup], list[Setup]]:
     """The `most` setups that were launched last, and the others; both in the order given."""
-    ordered = sorted(found, key=lambda one: (one.latest.started, one.key), reverse=True)
+    ordered = sorted(candidates, key=lambda one: (one.latest.started, one.key), reverse=True)
     kept = {one.key for one in ordered[:most]}
-    return [one for one in found if one.key in kept], [one for one in found if one.key not in kept]
+    return [one for one in candidates if one.key in kept], [one for one in candidates if one.key not in kept]

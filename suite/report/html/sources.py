@@ -50,22 +50,22 @@ class Facts(NamedTuple):
 
 def linked(text: str) -> list[Piece]:
     """`text` in pieces: addresses, arXiv numbers, and repository@commit with a path, as links; no other scheme ever."""
-    pieces, place = [], 0
-    for found in _LINK.finditer(text):
-        pieces.append(Piece(text[place : found.start()]))
-        pieces.append(Piece(found.group(), _address(found)))
-        place = found.end()
-    pieces.append(Piece(text[place:]))
+    pieces, end = [], 0
+    for match in _LINK.finditer(text):
+        pieces.append(Piece(text[end : match.start()]))
+        pieces.append(Piece(match.group(), _address(match)))
+        end = match.end()
+    pieces.append(Piece(text[end:]))
     return [piece for piece in pieces if piece.text]
 
 
-def _address(found: re.Match[str]) -> str:
-    if found["url"]:
-        return found["url"]
-    if found["arxiv"]:
-        return f"https://arxiv.org/abs/{found['arxiv']}"
-    root = f"https://github.com/{found['repository']}"
-    return f"{root}/blob/{found['commit']}/{found['path']}" if found["path"] else f"{root}/tree/{found['commit']}"
+def _address(match: re.Match[str]) -> str:
+    if match["url"]:
+        return match["url"]
+    if match["arxiv"]:
+        return f"https://arxiv.org/abs/{match['arxiv']}"
+    root = f"https://github.com/{match['repository']}"
+    return f"{root}/blob/{match['commit']}/{match['path']}" if match["path"] else f"{root}/tree/{match['commit']}"
 
 
 def _origin(text: str, sources: Mapping[str, str]) -> list[Piece]:

@@ -29,7 +29,7 @@ def waterfall(key: str, rows: list[Row]) -> Plot | None:
     shown = [row for row in terms if row.left or row.right]
     names = [*(row.term for row in shown), WHOLE]
     traces = []
-    for place, (side, total, values) in enumerate(
+    for index, (side, total, values) in enumerate(
         (
             ("predicted", whole.left, [row.left for row in shown]),
             ("measured", whole.right, [row.right for row in shown]),
@@ -42,7 +42,7 @@ def waterfall(key: str, rows: list[Row]) -> Plot | None:
         traces.append(
             bars(
                 side,
-                place,
+                index,
                 y=names,
                 x=[short(1e3 * length) for length in [*lengths, total]],
                 base=[short(1e3 * start) for start in [*starts, 0.0]],
@@ -95,12 +95,12 @@ def traffic(key: str, rows: list[Row]) -> Plot | None:
     traces = [
         bars(
             side,
-            place,
+            index,
             y=names,
             x=[(value or 0) / 1e6 for value in values],
             text=[read(value, Quantity.PAYLOAD_BYTES) for value in values],
         )
-        for place, (side, values) in enumerate(
+        for index, (side, values) in enumerate(
             (("predicted", [row.left for row in payload]), ("measured", [row.right for row in payload]))
         )
     ]

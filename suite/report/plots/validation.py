@@ -32,16 +32,16 @@ def draw(path: Path, tables: Mapping[str, Sequence[TimedRow]]) -> None:
     ends = (min(every) / 1.3, max(every) * 1.3)
     left.fill_between(ends, [e * (1 - BAND) for e in ends], [e * (1 + BAND) for e in ends], color="0.9", lw=0, zorder=0)
     left.plot(ends, ends, color="0.5", lw=0.8)
-    for place, (name, rows) in enumerate(tables.items()):
-        colour = colours(place % 10)
+    for index, (name, rows) in enumerate(tables.items()):
+        colour = colours(index % 10)
         measured, predicted = [row.measured for row in rows], [row.predicted for row in rows]
         many = len(rows) > 100
         left.scatter(measured, predicted, s=8 if many else 18, color=colour, alpha=0.6, lw=0, label=name)
         errors = [100 * (row.predicted / row.measured - 1) for row in rows]
-        spread = [place + 0.35 * ((7 * i) % 11 / 5 - 1) for i in range(len(errors))]
+        spread = [index + 0.35 * ((7 * i) % 11 / 5 - 1) for i in range(len(errors))]
         right.scatter(errors, spread, s=6 if many else 14, color=colour, alpha=0.6, lw=0)
         middle = statistics.median(errors)
-        right.plot([middle, middle], [place - 0.4, place + 0.4], color="black", lw=1)
+        right.plot([middle, middle], [index - 0.4, index + 0.4], color="black", lw=1)
     left.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     left.set(xlabel="published seconds of a step", ylabel="predicted seconds of a step")
     left.legend(fontsize=7, frameon=False, loc="upper left")
