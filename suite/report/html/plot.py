@@ -9,7 +9,7 @@ import msgspec
 
 Trace = dict[str, Any]
 Cell = str | int | float | None
-INK, MUTED, GRID = "--ink", "--muted", "--line"
+INK, MUTED = "--ink", "--muted"
 COLOURS = tuple(f"--c{number}" for number in range(1, 9))  # custom properties of page.css: one set a colour scheme
 PATTERNS = ("", "/", "x", ".", "\\", "-", "+", "|")  # so that colour is not all that tells bars apart
 SYMBOLS = (
