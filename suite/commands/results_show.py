@@ -58,9 +58,9 @@ def _print(record: Record) -> None:
         ["node", begin.node],
         ["corpus", f"{begin.corpus.source}, sha256 {begin.corpus.sha256[:16]}"],
         ["profile", end.profile if end else ""],
-        ["file", record.path],
     ]
     print_table(out, pandas.DataFrame([row for row in rows if row[1]], columns=["fact", "value"]), right=())
+    out.print(f"record {escape(record.path)}", soft_wrap=True)
     if end is None:
         out.print("without a second half: nothing was measured")
         return

@@ -73,7 +73,7 @@ def _print_facts(title: str, facts: dict[str, Sourced], sources: dict[str, str])
         for reading in fact.readings:
             conflict = coloured("conflict", "yellow")
             rows.append(["", _number(reading.value, fact.unit), conflict, f"{reading.source} {reading.note}".strip()])
-    print_table(out, rows, ["fact", "value", "kind", "source, and why"], right=())
+    print_table(out, rows, ["fact", "value", "kind", "source"], right=())
     out.print("\n[bold]sources[/]")
     print_table(out, sources.items(), ["key", "document"])
 

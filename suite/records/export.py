@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -41,10 +40,10 @@ def written_csv(table: dict[str, list[Cell]], path: Path) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    with _for_out(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        lines.writerow(table)
-        lines.writerows(zip(*table.values(), strict=True))
+    import pandas
+
+    with _for_out(path) as temporary:  # as objects: integers of any size stay exact, and next to gaps too
+        pandas.DataFrame(table, dtype=object).to_csv(temporary, index=False, lineterminator="\r\n")
 
 
 def written_parquet(table: dict[str, list[Cell]], path: Path) -> None:

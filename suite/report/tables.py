@@ -141,6 +141,7 @@ def _filled(cell: str, width: int) -> str:
 def _blocks(cells: Cells, width: int) -> str:
     """A line a row with its first cell, and under it the others with their titles."""
     first, *titles = cells
+    titles = titles if len(titles) > 1 else [""]
     lines = [first] if first else []
     for name, *values in zip(*cells.values(), strict=True):
         named = [f"{t} {_COLOUR.sub('', value)}".strip() for t, value in zip(titles, values, strict=True) if value]
