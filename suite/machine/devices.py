@@ -1,4 +1,4 @@
-"""The devices of this machine, found without importing torch in this process."""
+"""The devices of this machine, without importing torch in this process."""
 
 from __future__ import annotations
 

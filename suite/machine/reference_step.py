@@ -25,8 +25,7 @@ PRECISION = Precision.BF16
 SAMPLES = 2  # of a micro-batch
 MICRO_BATCHES = 2  # of a rank and step
 BUCKET_BYTES = 4_000_000  # as in the miniatures
-# All sizes are multiples of 32, as in the miniatures. Compiled steps of other shapes took 1.3 to 1.5 times the sum of
-# their operators, these 1.2 times (2 cores of an AMD EPYC, Zen 5, 2026-11-24)
+# All sizes are multiples of 32, as in the miniatures: compiled steps of other shapes take longer than their operators
 ARCHITECTURE = Architecture(
     layers=3,
     hidden=288,

@@ -113,7 +113,7 @@ def fit(
             )
         return known[key]
 
-    found = least_squares(
+    optimum = least_squares(
         lambda x: residuals_and_derivatives(x)[0],
         first,
         jac=lambda x: residuals_and_derivatives(x)[1],
@@ -122,14 +122,14 @@ def fit(
         xtol=1e-5,
         ftol=1e-5,
     )
-    values = fixed | {name: float(value) for name, value in zip(names, numpy.exp(found.x), strict=True)}
-    slopes = found.jac
-    scatter = 2 * found.cost / max(len(rows) - len(names), 1)
+    values = fixed | {name: float(value) for name, value in zip(names, numpy.exp(optimum.x), strict=True)}
+    slopes = optimum.jac
+    scatter = 2 * optimum.cost / max(len(rows) - len(names), 1)
     covariance = numpy.linalg.pinv(slopes.T @ slopes) * scatter
     return Fitted(
         values,
         {name: float(math.sqrt(covariance[place, place])) for place, name in enumerate(names)},
-        float(found.cost),
+        float(optimum.cost),
     )
 
 
@@ -151,17 +151,17 @@ def determined(model: MachineModel, rows: Sequence[PreparedRow]) -> MachineModel
                 if abs(float(row_step_seconds(model, moved, each)) / before - 1) > LEAST_EFFECT
             ]
             parameters[name] = msgspec.structs.replace(parameter, rows=len(tables), tables=tuple(dict.fromkeys(tables)))
-    squares = [sum(error**2 for error in found) / len(found) for found in errors_by_table(model, rows).values()]
+    squares = [sum(error**2 for error in each) / len(each) for each in errors_by_table(model, rows).values()]
     residual = math.sqrt(sum(squares) / len(squares))
     return msgspec.structs.replace(model, parameters=parameters, residual=residual)
 
 
 def errors_by_table(model: MachineModel, rows: Sequence[PreparedRow]) -> dict[str, list[float]]:
     """By table, the relative error of each of its rows."""
-    found: dict[str, list[float]] = {}
+    by_table: dict[str, list[float]] = {}
     for each, error in zip(rows, errors(model, model.values(), rows), strict=True):
-        found.setdefault(each.row.table, []).append(error)
-    return found
+        by_table.setdefault(each.row.table, []).append(error)
+    return by_table
 
 
 def with_values(model: MachineModel, fitted: Fitted) -> MachineModel:
@@ -180,11 +180,13 @@ def left_out_scores(model: MachineModel, rows: Sequence[PreparedRow], weights: M
         names = [group(each.row) for each in rows]
         folds += [(kind, _indices(names, name)) for name in dict.fromkeys(names) if name]
     with ProcessPoolExecutor(usable_cores()) as pool:
-        found = list(pool.map(partial(_fold_errors, model, rows, weights), [left_out for _, left_out in folds]))
+        left_out_errors = list(
+            pool.map(partial(_fold_errors, model, rows, weights), [left_out for _, left_out in folds])
+        )
         ablated = list(pool.map(partial(_ablated_errors, model, rows, weights), NEUTRAL))
     whole = errors(model, model.values(), rows)
     left: dict[str, dict[int, float]] = {kind: {} for kind in _GROUPS}
-    for (kind, indices), of_fold in zip(folds, found, strict=True):
+    for (kind, indices), of_fold in zip(folds, left_out_errors, strict=True):
         left[kind] |= dict(zip(indices, of_fold, strict=True))
     names = [each.row.table for each in rows]
     by_table = {table: _indices(names, table) for table in dict.fromkeys(names)}
@@ -216,16 +218,16 @@ def _indices(names: Sequence[str], name: str) -> list[int]:
     return [index for index, each in enumerate(names) if each == name]
 
 
-def _mean_percent(found: Sequence[float] | Mapping[int, float], indices: Sequence[int]) -> float:
-    return 100 * fmean([abs(found[index]) for index in indices])
+def _mean_percent(values: Sequence[float] | Mapping[int, float], indices: Sequence[int]) -> float:
+    return 100 * fmean([abs(values[index]) for index in indices])
 
 
 def without(model: MachineModel, term: str) -> MachineModel:
     """The model whose `term` is none, and not free in a fit."""
     parameters = dict(model.parameters)
     for name, neutral in NEUTRAL[term].items():
-        for found in [each for each in parameters if each.split(".")[0] == name]:
-            parameters[found] = msgspec.structs.replace(parameters[found], value=neutral, spread=1.0)
+        for of_family in [each for each in parameters if each.split(".")[0] == name]:
+            parameters[of_family] = msgspec.structs.replace(parameters[of_family], value=neutral, spread=1.0)
     return msgspec.structs.replace(model, parameters=parameters)
 
 

@@ -64,10 +64,10 @@ def profiled_machine(
                         line f + S u: a = f / (2 (n - 1)), B = 2 (n - 1) / n / u
     The peak is that of the data sheet where the catalog knows the GPU; otherwise the highest rate of any product. The
     network between nodes is `network_bytes_per_second`, or the run's; a step of its latency takes as long as one inside
-    a node. What else no profile tells is the fitted model's share of other machines, or none; `notes` names it.
+    a node. What else no profile has is the fitted model's share of other machines, or none; `notes` names it.
 
     Raises:
-        InputError: something that the run needs was not measured, or the profile tells no memory size.
+        InputError: something that the run needs was not measured, or the profile has no memory size.
     """
     software = stack(stack_name) if stack_name else stack_of(run.software.stack if run.software else None)
     measured = _measured(profile, WORK_DTYPES[run.recipe.precision])

@@ -138,13 +138,13 @@ def run_machine(
     device = accelerator(name)
     dtype = WORK_DTYPES[precision]
     dense_peak_flop_per_second(device, dtype)  # refused before anything else is said of it
-    found = stack(stack_name) if stack_name else stack_of(software.stack if software else None)
+    recorded = stack(stack_name) if stack_name else stack_of(software.stack if software else None)
     notes: list[str] = []
     elsewhere = cluster is None or accelerator(cluster.accelerator).name != device.name
     libraries = ""
-    if elsewhere and found.switches.generation is not Generation.CURRENT and stack_name is None:
-        current = msgspec.structs.replace(found.switches, generation=Generation.CURRENT)
-        found = msgspec.structs.replace(found, switches=current)
+    if elsewhere and recorded.switches.generation is not Generation.CURRENT and stack_name is None:
+        current = msgspec.structs.replace(recorded.switches, generation=Generation.CURRENT)
+        recorded = msgspec.structs.replace(recorded, switches=current)
         libraries = ", with current libraries"
     per_node = cluster.accelerators_per_node if cluster and accelerator_name is None else None
     if per_node is None:
@@ -156,11 +156,11 @@ def run_machine(
     model = machine_model()
     family_name, measured = family_of(model, device.name)
     of_family = 0.0 if measured else model.families[family_name].uncertainty
-    uncertainty = expected_error([of_family, 0.0 if found.measured else model.unmeasured_stack])
+    uncertainty = expected_error([of_family, 0.0 if recorded.measured else model.unmeasured_stack])
     if network is None and ranks > per_node:
         missing = "cluster.network_interfaces_per_node and cluster.network_interface_bandwidth"
         words = f"{missing} are needed for the step time, but not recorded"
-        return RunMachine(device, dtype, found, None, uncertainty, words, ())
+        return RunMachine(device, dtype, recorded, None, uncertainty, words, ())
     if accelerator_name is not None and network is not None and ranks > per_node:
         origin = "as recorded for the run" if network_bytes_per_second is None else "as asked for"
         notes.append(f"{8 * network / 1e9:,.0f} Gbit/s out of each node, {origin}")
@@ -168,17 +168,17 @@ def run_machine(
         model,
         model.values(),
         device=device,
-        software=found.switches,
+        software=recorded.switches,
         precision=precision,
         network_bytes_per_second=network,
         accelerators_per_node=per_node,
     )
-    notes.append(f"software: {found.title}{libraries} (`--stack`; {found.name})")
+    notes.append(f"software: {recorded.title}{libraries} (`--stack`; {recorded.name})")
     like = device.name if measured else f"{family_name} accelerators, as none of {device.name} is published"
     notes.append(f"efficiencies fitted to published step times of {like}: expect errors of {uncertainty:.0%}")
-    if not found.measured:
-        notes.append(f"no published step times tell of {found.name}: that adds {model.unmeasured_stack:.0%}")
-    return RunMachine(device, dtype, found, machine, uncertainty, "", tuple(notes))
+    if not recorded.measured:
+        notes.append(f"no published step times tell of {recorded.name}: that adds {model.unmeasured_stack:.0%}")
+    return RunMachine(device, dtype, recorded, machine, uncertainty, "", tuple(notes))
 
 
 def expected_error(assumed: Sequence[float]) -> float:

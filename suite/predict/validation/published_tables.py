@@ -174,14 +174,14 @@ class TimedRow(NamedTuple):
 
 def timed_rows(table: PublishedTable) -> list[TimedRow]:
     """The rows whose step time was measured and is predicted."""
-    model, found = machine_model(), []
+    model = machine_model()
+    timed: list[TimedRow] = []
     for row in table.rows:
         if row.step_seconds is not None:
             with suppress(InputError):
-                found.append(
-                    TimedRow(row, row.step_seconds, row_step_seconds(model, model.values(), prepared_row(row)))
-                )
-    return found
+                predicted = row_step_seconds(model, model.values(), prepared_row(row))
+                timed.append(TimedRow(row, row.step_seconds, predicted))
+    return timed
 
 
 def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
