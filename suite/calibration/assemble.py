@@ -13,6 +13,7 @@ from suite.job.calibration_job import Calibrated, ReferenceSteps, TimedTask
 from suite.job.events import Event
 from suite.job.training_job import WARM_UP_STEPS
 from suite.machine import cpu_speed
+from suite.machine.cpu_contention import others_shares
 from suite.machine.cpu_speed import SpeedSample
 from suite.machine.fingerprint import Fingerprint
 from suite.machine.operations import COLLECTIVES
@@ -104,11 +105,7 @@ def timings_of_tasks(planned: Sequence[Planned], events: list[list[Event]]) -> l
 
 def _conditions(calibration: Calibration, events: list[list[Event]], load_before: float | None) -> Conditions:
     ends = [event for of_rank in events for event in of_rank if isinstance(event, Calibrated)]
-    first = ends[0]
-    steal = others = None
-    if first.all_seconds and first.steal_seconds is not None and first.busy_seconds is not None:
-        steal = first.steal_seconds / first.all_seconds
-        others = max(0.0, first.busy_seconds - sum(end.cpu_seconds for end in ends)) / first.all_seconds
+    others, steal = others_shares([end.shared for end in ends])
     speeds: dict[int, list[SpeedSample]] = {}
     for end in ends:
         for ranks, sample in end.cpu_speed.items():
@@ -121,7 +118,7 @@ def _conditions(calibration: Calibration, events: list[list[Event]], load_before
         load_after=load_average(),
         steal_share=steal,
         others_share=others,
-        facts=first.environment,
+        facts=ends[0].environment,
         cpu_speed={ranks: mean for ranks, samples in sorted(speeds.items()) if (mean := cpu_speed.over_ranks(samples))},
         gpus=[{"rank": rank, **sample} for rank, end in enumerate(ends) for sample in end.gpus],
     )

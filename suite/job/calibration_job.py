@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from suite.machine.cpu_contention import Shared
 from suite.machine.cpu_speed import SpeedSample
 from suite.machine.reference_step import ReferenceStep
 from suite.machine.timing_tables import Subject
@@ -78,19 +79,15 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, tag="calibrated"):
     """A rank has measured everything.
 
     Args:
-        cpu_seconds: processor time of this rank, and of all that it started, in `seconds`.
-        busy_seconds, steal_seconds, all_seconds: of all processors in that time; None where the system does not report
-            them.
+        shared: processor time in `seconds`, that of processes which the rank started included; None where the system
+            does not report it.
         environment: device, libraries, and what is known of clocks and governor, as texts.
         gpus: samples of this rank's GPU.
         cpu_speed: of this rank, by the number of ranks that measured at once; empty on a GPU.
     """
 
     seconds: float
-    cpu_seconds: float
-    busy_seconds: float | None
-    steal_seconds: float | None
-    all_seconds: float | None
+    shared: Shared | None
     environment: dict[str, str]
     gpus: list[dict[str, float | str]]
     time: float

@@ -15,16 +15,7 @@ from suite.machine.timing_tables import Axis, Subject
 from suite.machine.timings import Repetitions
 from tests.support.profiles import HERE
 
-END = Calibrated(
-    seconds=1.0,
-    cpu_seconds=1.0,
-    busy_seconds=None,
-    steal_seconds=None,
-    all_seconds=None,
-    environment={},
-    gpus=[],
-    time=0.0,
-)
+END = Calibrated(seconds=1.0, shared=None, environment={}, gpus=[], time=0.0)
 
 
 def planned(operation: str, unit: str) -> Planned:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, product
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -161,10 +162,7 @@ def calibrate(
         facts["gpu_log"] = gpu.why_none
     return Calibrated(
         seconds=time.perf_counter() - start,
-        cpu_seconds=own_seconds() - cpu_seconds_before,
-        busy_seconds=None if shared is None else shared.busy,
-        steal_seconds=None if shared is None else shared.steal,
-        all_seconds=None if shared is None else shared.whole,
+        shared=shared and msgspec.structs.replace(shared, own=own_seconds() - cpu_seconds_before),
         environment=facts
         | {"rounds": f"{done / len(job.tasks):.1f}"}
         | _budget_facts(job, hurried=hurried, first_round_seconds=first_round_seconds),
