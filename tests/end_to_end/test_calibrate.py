@@ -48,8 +48,6 @@ from suite.reproduce.plan import plan as planned_run
 from suite.reproduce.step_time import predicted_times
 from tests.support.profiles import SPARSE, profile
 
-pytestmark = pytest.mark.timing
-
 START_SECONDS = 90.0  # imports of torch on a busy machine
 END_SECONDS = 45.0
 
@@ -73,6 +71,7 @@ def measured(told: dict[str, Any]) -> Profile:
     return read(Path(told["path"]))
 
 
+@pytest.mark.timing
 def test_the_stored_profile_is_the_printed_one_and_the_current_one_here(
     told: dict[str, Any], measured: Profile
 ) -> None:
@@ -89,6 +88,7 @@ def test_the_stored_profile_is_the_printed_one_and_the_current_one_here(
     assert current_profile(told["results"], here, ranks=3)[0] is None
 
 
+@pytest.mark.timing
 def test_everything_is_measured_by_one_rank_and_by_two_at_once(measured: Profile) -> None:
     subjects = [entry.subject for entry in measured.tables] + [entry.subject for entry in measured.lines]
     alone = {msgspec.structs.replace(s, ranks=0) for s in subjects if s.ranks == 1}
@@ -100,6 +100,7 @@ def test_everything_is_measured_by_one_rank_and_by_two_at_once(measured: Profile
     assert {s.variant for s in alone if s.operation == "product"} == {"NN", "NT", "TN"}
 
 
+@pytest.mark.timing
 def test_every_timing_is_of_several_calls_and_has_their_spread(measured: Profile) -> None:
     timings = [t for table in measured.tables for t in table.timings] + [t for li in measured.lines for t in li.timings]
     assert len(timings) > 200
@@ -108,6 +109,7 @@ def test_every_timing_is_of_several_calls_and_has_their_spread(measured: Profile
     assert all(t.low <= t.median <= t.high and t.seconds <= 2 * t.median for t in alone)
 
 
+@pytest.mark.timing
 def test_an_all_reduce_takes_what_its_line_says_within_a_factor_of_its_worst_residual(measured: Profile) -> None:
     for line in measured.lines:
         if line.subject.operation != "all_reduce":
@@ -120,6 +122,7 @@ def test_an_all_reduce_takes_what_its_line_says_within_a_factor_of_its_worst_res
         assert 1e7 < line.units_per_second < 1e12
 
 
+@pytest.mark.timing
 def test_the_largest_product_takes_longer_than_the_smallest_but_less_than_in_proportion(measured: Profile) -> None:
     for table in measured.tables:
         if table.subject.operation != "product" or table.subject.ranks != 2:
@@ -132,6 +135,7 @@ def test_the_largest_product_takes_longer_than_the_smallest_but_less_than_in_pro
         assert 1e8 < flop[largest] / seconds[largest] < 1e13
 
 
+@pytest.mark.timing
 def test_a_repeated_point_stands_beside_its_table_s_own_timing_of_it(measured: Profile) -> None:
     assert {check.kind for check in measured.checks} == {UNSEEN, REPEATED}
     timed: dict[tuple[Subject, tuple[float, ...]], set[float]] = {}
@@ -145,6 +149,7 @@ def test_a_repeated_point_stands_beside_its_table_s_own_timing_of_it(measured: P
             assert (check.subject, check.sizes) not in timed
 
 
+@pytest.mark.timing
 def test_the_conditions_say_how_much_others_disturbed(measured: Profile) -> None:
     conditions = measured.conditions
     assert (conditions.ranks, conditions.gpus) == (2, [])
@@ -156,6 +161,7 @@ def test_the_conditions_say_how_much_others_disturbed(measured: Profile) -> None
     assert conditions.facts.keys() >= {"torch", "governor", "bf16_products", "rounds"}
 
 
+@pytest.mark.timing
 def test_reference_steps_are_trained_by_one_rank_and_by_two_and_predictions_take_their_factor_times_as_long(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +198,7 @@ def test_reference_steps_are_trained_by_one_rank_and_by_two_and_predictions_take
     )
 
 
+@pytest.mark.ranks
 def test_ranks_without_a_core_of_their_own_wait_while_the_others_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +218,7 @@ def test_ranks_without_a_core_of_their_own_wait_while_the_others_train(
     assert [timed.timing.repetitions for timed in found.profile.reference_steps] == [REFERENCE_ROUNDS * STEPS] * 2
 
 
+@pytest.mark.timing
 def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(
     measured: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +246,7 @@ def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(
     assert not {"hurried", "over_budget"} & measured.conditions.facts.keys()
 
 
+@pytest.mark.timing
 @pytest.mark.rare
 def test_all_that_is_usually_timed_fits_into_the_time_that_is_told(tmp_path: Path) -> None:
     start = time.monotonic()
@@ -251,6 +260,7 @@ def test_all_that_is_usually_timed_fits_into_the_time_that_is_told(tmp_path: Pat
     assert not {"hurried", "over_budget"} & profile.conditions.facts.keys()
 
 
+@pytest.mark.timing
 def test_the_tables_show_every_operation_its_spread_and_every_residual(
     measured: Profile, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -371,6 +381,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
     started.process.communicate(timeout=END_SECONDS)
 
 
+@pytest.mark.ranks
 @pytest.mark.skipif(sys.platform != "linux", reason="NOT RUN: finds ranks in /proc, which Linux has")
 def test_a_killed_rank_ends_the_calibration_with_code_4_and_leaves_no_profile(running: Running) -> None:
     os.kill(running.pids()[1], signal.SIGKILL)
@@ -380,6 +391,7 @@ def test_a_killed_rank_ends_the_calibration_with_code_4_and_leaves_no_profile(ru
     running.assert_nothing_left()
 
 
+@pytest.mark.ranks
 @pytest.mark.skipif(sys.platform != "linux", reason="NOT RUN: finds ranks in /proc, which Linux has")
 def test_an_interrupted_calibration_ends_with_code_130_and_leaves_no_profile(running: Running) -> None:
     running.pids()
@@ -390,6 +402,7 @@ def test_an_interrupted_calibration_ends_with_code_130_and_leaves_no_profile(run
     running.assert_nothing_left()
 
 
+@pytest.mark.ranks
 @pytest.mark.rare
 @pytest.mark.skipif(sys.platform != "linux", reason="NOT RUN: tells stopped processes by /proc, which Linux has")
 def test_a_stopped_rank_ends_the_calibration_as_a_hang_and_leaves_no_profile(

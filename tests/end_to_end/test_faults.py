@@ -31,6 +31,7 @@ pytestmark = [
 ]
 
 ENDLESS = 5_000
+USUAL_ENDINGS = (signal.SIGINT, signal.SIGTERM)
 EARLIER = {"20200101T000000Z__0__0.begin.json": b"earlier", "20200101T000000Z__0__0.end.json": b"its end"}
 
 
@@ -170,7 +171,10 @@ def test_a_stopped_rank_ends_the_launch_as_a_hang_and_is_named_with_the_stacks_o
     launch.assert_nothing_left()
 
 
-@pytest.mark.parametrize("kind", ENDING)
+# tests/launch/test_interruption.py has every signal end a command; a launch is ended by the terminal's and by `kill`'s
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in USUAL_ENDINGS else pytest.mark.rare) for kind in ENDING]
+)
 def test_an_interrupted_launch_was_running_ends_at_once_and_says_so(kind, launches):
     launch = launches()
     launch.rank_pids()
@@ -254,7 +258,9 @@ def test_a_disk_that_fills_up_during_the_run_still_takes_the_end(launches, disk)
     launch.assert_nothing_left()
 
 
-@pytest.mark.parametrize("moment", ["torchrun starts", "ranks start", "ranks train"])
+@pytest.mark.parametrize(
+    "moment", ["torchrun starts", pytest.param("ranks start", marks=pytest.mark.rare), "ranks train"]
+)
 def test_a_killed_launcher_leaves_no_orphan_and_a_record_that_reads_as_crashed(moment, launches):
     """The file that kept room for the end and the scratch directory stay: nobody is left to remove them."""
     launch = launches()

@@ -30,7 +30,7 @@ EXACT = {"parameters", "model_flop", "hardware_flop", "weight_bytes", "gradient_
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        ("gpt2-mini", 1),
+        pytest.param("gpt2-mini", 1, marks=pytest.mark.rare),  # as test_step_terms.py launches it, with more steps
         pytest.param("bloom-mini", 2, marks=pytest.mark.rare),  # as .ci/run reproduces it
         *(pytest.param(*case, marks=pytest.mark.rare) for case in RARE_CASES),
     ],
@@ -59,7 +59,8 @@ def test_a_miniature_equals_its_prediction_exactly(name: str, ranks: int, tmp_pa
     ("recipe", "layout"),
     [
         pytest.param({}, {"zero_stage": 0}, marks=pytest.mark.rare),
-        ({}, {"recomputation": Recomputation.NONE, "bucket_bytes": 100_000}),
+        # compiled blocks have small buckets below, and eager ranks theirs in the layouts
+        pytest.param({}, {"recomputation": Recomputation.NONE, "bucket_bytes": 100_000}, marks=pytest.mark.rare),
         pytest.param(FP32_WITHOUT_DROPOUT, {}, marks=pytest.mark.rare),
         pytest.param(
             FP32_WITHOUT_DROPOUT, {"zero_stage": 0, "recomputation": Recomputation.NONE}, marks=pytest.mark.rare

@@ -22,6 +22,7 @@ from suite.reproduce.reproduce import LaunchResult
 from tests.support.launches import FP32_WITHOUT_DROPOUT, failed_rows, launched, small_plan
 
 pytestmark = pytest.mark.timing
+EXACT = {"parameters", "model_flop", "hardware_flop", "weight_bytes", "gradient_bytes", "optimizer_bytes"}
 
 NAMES = [term.value for term in StepTerm]
 
@@ -69,6 +70,11 @@ def test_the_terms_of_a_miniature_are_all_of_its_step(name: str, ranks: int, tmp
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
+    assert (told["run"], told["status"], told["verdict"]) == (name, "ok", "pass")
+    exact = [row for row in told["figures"] if row["tolerance"] == 0]
+    assert all(row["left"] == row["right"] for row in exact)
+    traffic = {"payload_bytes", "messages"} if ranks > 1 else set()
+    assert {row["quantity"] for row in exact} == EXACT | traffic
     check(told["figures"], ranks=ranks)
     assert (terms_of(told["figures"])["exposed communication"] > 0) == (ranks > 1)
     assert terms_of(told["figures"])["bubble"] == 0
