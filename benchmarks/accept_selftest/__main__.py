@@ -77,12 +77,7 @@ def main() -> int:
             directory.mkdir()
             problems, answer = _injected(injection, InjectionDirectories(results, directory))
             caught += not problems
-            outcome = {
-                "outcome": "missed" if problems else "caught",
-                "exit_code": answer.code,
-                "seconds": round(answer.seconds, 1),
-                "why": "; ".join(problems),
-            }
+            outcome = _outcome("missed" if problems else "caught", answer, "; ".join(problems))
             _print_outcome(injection.name, outcome, as_json=arguments.json)
     reasons = "; ".join(f"{count}: {why}" for why, count in not_run.items())
     clean = f"{accepted} of {arguments.clean} clean batteries accepted, " if arguments.clean else ""
@@ -109,9 +104,12 @@ def _clean(count: int, results: Path, *, as_json: bool) -> int:
             decision, why = "no report", answer.err[-300:]
         good = answer.code == exit_codes.PASS and decision == Decision.ACCEPTED
         accepted += good
-        outcome = {"outcome": decision, "exit_code": answer.code, "seconds": round(answer.seconds, 1), "why": why}
-        _print_outcome(f"clean {number} of {count}", outcome, as_json=as_json)
+        _print_outcome(f"clean {number} of {count}", _outcome(decision, answer, why), as_json=as_json)
     return accepted
+
+
+def _outcome(outcome: str, answer: Answer, why: str) -> dict[str, Any]:
+    return {"outcome": outcome, "exit_code": answer.code, "seconds": round(answer.seconds, 1), "why": why}
 
 
 def _print_outcome(name: str, outcome: dict[str, Any], *, as_json: bool) -> None:

@@ -45,6 +45,9 @@ class Prepared(NamedTuple):
     prefix: list[str]
 
 
+Prepare = Callable[[InjectionDirectories], AbstractContextManager[Prepared]]
+
+
 class AcceptedBefore(enum.Enum):
     """Checks of a battery that must be accepted before a fault; memory is apart, because it takes a minute more."""
 
@@ -75,33 +78,31 @@ class Injection(NamedTuple):
     verdict: str
     part: str
     words: str
-    prepare: Callable[[InjectionDirectories], AbstractContextManager[Prepared]]
+    prepare: Prepare
     needs: Callable[[], str | None] = lambda: None
     past: AcceptedBefore | None = None
     stacks_of: tuple[int, ...] = ()
     passes: tuple[int, ...] = ()
 
 
-def _in_ranks(fault: str) -> Callable[[InjectionDirectories], AbstractContextManager[Prepared]]:
+def _in_ranks(fault: str) -> Prepare:
     """Ranks import ranks/sitecustomize.py at their start."""
     environment = {"SUITE_FAULT": fault, "PYTHONPATH": str(HERE / "ranks")}
     return lambda _directories: nullcontext(Prepared([], environment, []))
 
 
-def _fake_gpus(**faults: Any) -> Callable[[InjectionDirectories], AbstractContextManager[Prepared]]:
+def _fake_gpus(**faults: Any) -> Prepare:
     """Two GPUs of a stand-in for the management library; the second one has the faults."""
     scene = json.dumps({"gpus": 2, "with_ranks": True, "faults": {"1": faults}})
     environment = {"FAKE_NVML": scene, "PYTHONPATH": str(HERE / "nvml")}
     return lambda _directories: nullcontext(Prepared([], environment, []))
 
 
-def _arguments(*arguments: str) -> Callable[[InjectionDirectories], AbstractContextManager[Prepared]]:
+def _arguments(*arguments: str) -> Prepare:
     return lambda _directories: nullcontext(Prepared(list(arguments), {}, []))
 
 
-def _with_processes(
-    name: str, work: str, count: int
-) -> Callable[[InjectionDirectories], AbstractContextManager[Prepared]]:
+def _with_processes(name: str, work: str, count: int) -> Prepare:
     """Other processes with this name, while the battery runs."""
 
     @contextmanager

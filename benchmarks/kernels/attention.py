@@ -8,8 +8,9 @@ fused, PyTorch's `scaled_dot_product_attention` and FlexAttention, whose weights
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -193,21 +194,15 @@ def cases(device: torch.device) -> Iterator[Case]:
                     compilable=plain,
                     differentiated=1,
                 )
-    for variant in FUSED_MASKS:
-        for dtype, torchs in dtypes(device).items():
-            for length in ATTENTION_LENGTHS[device.type]:
-                yield _attention_case(variant, dtype, torchs, heads, length, device)
+    for variant, (dtype, torchs) in product(FUSED_MASKS, dtypes(device).items()):
+        for length in ATTENTION_LENGTHS[device.type]:
+            yield _attention_case(variant, dtype, torchs, heads, length, device)
 
 
 def _attention_case(
     variant: str, dtype: str, torchs: torch.dtype, heads: int, length: int, device: torch.device
 ) -> Case:
-    softmaxes: dict[str, Callable[..., Tensor]] = {
-        "ours": partial(_by, masked_softmax, variant),
-        "plain": partial(_by, reference, variant),
-        "eager": partial(_eager, variant),
-    }
-    whole = {name: partial(_attention, softmax) for name, softmax in softmaxes.items()}
+    plain = partial(_attention, partial(_by, reference, variant))
     return Case(
         kernel="masked_softmax",
         formula="attention",
@@ -216,10 +211,10 @@ def _attention_case(
         sizes={"heads": heads, "length": length, "head_size": HEAD_SIZE, "element_bytes": torchs.itemsize},
         over="length",
         inputs=partial(_inputs, [(1, heads, length, HEAD_SIZE)] * 3, variant, heads, length, torchs),
-        ours=whole["ours"],
-        plain=whole["plain"],
-        eager=whole["eager"],
-        compilable=whole["plain"],
+        ours=partial(_attention, partial(_by, masked_softmax, variant)),
+        plain=plain,
+        eager=partial(_attention, partial(_eager, variant)),
+        compilable=plain,
         fused={SDPA: lambda: partial(_sdpa, variant), FLEX: lambda: _flex(variant, heads, length, device)},
         forward_alone=() if device.type == "cuda" else (FLEX,),
         differentiated=3,

@@ -57,23 +57,10 @@ def _plain_adamw(w: Tensors, g: Tensors, m: Tensors, v: Tensors, copies: Tensors
 
 def _eager_adamw(w: Tensors, g: Tensors, m: Tensors, v: Tensors, copies: Tensors, factor: Tensor) -> None:
     """PyTorch's fused AdamW, which divides by its factor and overwrites the gradients, and a pass for the copies."""
-    torchs.adamw(
-        w,
-        g,
-        m,
-        v,
-        [],
-        _steps(len(w), w[0].device),
-        fused=True,
-        grad_scale=factor,
-        amsgrad=False,
-        lr=SETTINGS["learning_rate"],
-        beta1=SETTINGS["beta1"],
-        beta2=SETTINGS["beta2"],
-        eps=SETTINGS["epsilon"],
-        weight_decay=SETTINGS["weight_decay"],
-        maximize=False,
-    )
+    names = {"learning_rate": "lr", "epsilon": "eps"}
+    settings: dict[str, Any] = {names.get(name, name): value for name, value in SETTINGS.items()}
+    steps = _steps(len(w), w[0].device)
+    torchs.adamw(w, g, m, v, [], steps, fused=True, grad_scale=factor, amsgrad=False, maximize=False, **settings)
     if copies:
         torch._foreach_copy_(copies, w)
 
@@ -114,34 +101,33 @@ def _sent(elements: int, draw: Draw) -> tuple[Any, ...]:
 
 def cases(device: torch.device) -> Iterator[Case]:
     """AdamW on fp32 masters without a copy and with one in 16 bits; norms in fp32 and bf16; momentum in fp32."""
-    for dtype, element in dtypes(device, "fp32", "bf16").items():
-        for variant, elements in _buffers(device):
-            yield Case(
-                kernel="adamw",
-                variant=variant,
-                dtype=dtype,
-                sizes={"parameters": sum(elements), "copy_bytes": 0 if dtype == "fp32" else element.itemsize},
-                over="parameters",
-                inputs=partial(_adamw_inputs, elements, element),
-                ours=_our_adamw,
-                plain=_plain_adamw,
-                eager=_eager_adamw,
-                compilable=_plain_adamw,
-            )
-    for dtype, element in dtypes(device, "fp32", "bf16").items():
-        for variant, elements in _buffers(device):
-            yield Case(
-                kernel="gradient_norm",
-                variant=variant,
-                dtype=dtype,
-                sizes={"parameters": sum(elements), "gradient_bytes": element.itemsize},
-                over="parameters",
-                inputs=partial(_gradients, elements, element),
-                ours=gradient_norm.gradient_norm,
-                plain=gradient_norm.reference,
-                eager=_eager_norm,
-                compilable=gradient_norm.reference,
-            )
+    timed = [(*named, *buffer) for named in dtypes(device, "fp32", "bf16").items() for buffer in _buffers(device)]
+    for dtype, element, variant, elements in timed:
+        yield Case(
+            kernel="adamw",
+            variant=variant,
+            dtype=dtype,
+            sizes={"parameters": sum(elements), "copy_bytes": 0 if dtype == "fp32" else element.itemsize},
+            over="parameters",
+            inputs=partial(_adamw_inputs, elements, element),
+            ours=_our_adamw,
+            plain=_plain_adamw,
+            eager=_eager_adamw,
+            compilable=_plain_adamw,
+        )
+    for dtype, element, variant, elements in timed:
+        yield Case(
+            kernel="gradient_norm",
+            variant=variant,
+            dtype=dtype,
+            sizes={"parameters": sum(elements), "gradient_bytes": element.itemsize},
+            over="parameters",
+            inputs=partial(_gradients, elements, element),
+            ours=gradient_norm.gradient_norm,
+            plain=gradient_norm.reference,
+            eager=_eager_norm,
+            compilable=gradient_norm.reference,
+        )
     yield from _sign_pack_cases(device)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels.case import COMPILED, EAGER, FLEX, LIGER, OURS, PLAIN, SDPA
-from benchmarks.kernels.record import KernelTiming, rows
+from benchmarks.kernels.table import KernelTiming, rows
 
 COLOURS = {OURS: "C0", PLAIN: "C0", EAGER: "C1", COMPILED: "C2", LIGER: "C3", SDPA: "C4", FLEX: "C5"}
 MARKERS = {OURS: "o", PLAIN: "o", EAGER: "s", COMPILED: "^", LIGER: "D", SDPA: "v", FLEX: "P"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from suite.acceptance.battery_record import BatteryRecord
-from suite.acceptance.evidence import Evidence, Health, MicroMeasurements, MiniatureLaunch, PhaseTiming, ProbeResult
+from suite.acceptance.evidence import Evidence, Health, Load, PhaseTiming
 from suite.acceptance.findings import CheckFinding
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.nvml import HealthWatch, joined
@@ -161,7 +161,7 @@ def _measured(phase: BatteryPhase, budget: float) -> list[Evidence]:
     except OverBudgetError:
         outcome, message = "slow", "over budget"
     for item in evidence:
-        if isinstance(item, MicroMeasurements | MiniatureLaunch | ProbeResult) and item.status is not Status.OK:
+        if isinstance(item, Load) and item.status is not Status.OK:
             if item.status is Status.INTERRUPTED:
                 raise KeyboardInterrupt
             outcome = "hang" if item.status is Status.HANG else "failed"

@@ -237,4 +237,5 @@ class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     ranks_at_fault: list[int] = []
 
 
-Evidence = Surroundings | MicroMeasurements | MiniatureLaunch | ProbeResult | Health | PhaseTiming
+Load = MicroMeasurements | MiniatureLaunch | ProbeResult  # what keeps the node busy
+Evidence = Surroundings | Load | Health | PhaseTiming

@@ -76,14 +76,11 @@ def _verdicts(finding: CheckFinding, earlier: list[CheckFinding]) -> set[CheckVe
     passing hang guard names no phase.
     """
     ran = [other for other in earlier if other.check == finding.check and other.verdict is not CheckVerdict.NOT_RUN]
-    same = [other for other in ran if other.subject == finding.subject or _compared_alike(other, finding)]
+    name = finding.compared_as
+    same = [other for other in ran if other.subject == finding.subject or (name and other.compared_as == name)]
     if not same and (not finding.subject or finding.check == HANG_GUARD):
         same = [other for other in ran if other.subject in ("", "phases") or not finding.subject]
     return {other.verdict for other in same}
-
-
-def _compared_alike(finding: CheckFinding, other: CheckFinding) -> bool:
-    return bool(finding.compared_as) and finding.compared_as == other.compared_as
 
 
 class NodeIdentity(NamedTuple):
@@ -95,11 +92,9 @@ class NodeIdentity(NamedTuple):
     device: str
     ranks: int
 
-    def has_hardware_of(self, end: BatteryEnd) -> bool:
-        return end.hashes.get("hardware") == self.hardware
-
-    def has_software_of(self, end: BatteryEnd) -> bool:
-        return end.hashes.get("software") == self.software
+    def has(self, hashed: str, end: BatteryEnd) -> bool:
+        """Whether the battery had this "hardware" or "software"."""
+        return bool(end.hashes.get(hashed) == getattr(self, hashed))
 
     def runs_like(self, end: BatteryEnd) -> bool:
         """Whether the battery had this device, and as many ranks, which share memory and cores in the same way."""
@@ -129,7 +124,7 @@ def history(results: Path, fleet: Path | None, here: NodeIdentity) -> History:
         accepted = end.decision is Decision.ACCEPTED
         if end.node != here.node:
             continue
-        if not (here.has_hardware_of(end) and here.has_software_of(end)):
+        if not (here.has("hardware", end) and here.has("software", end)):
             left_out["other hardware or software"] += accepted
             continue
         if not here.runs_like(end):
@@ -171,7 +166,7 @@ def _fleet_history(fleet: Path | None, here: NodeIdentity) -> History:
     for end in sorted(_ended(fleet, problems), key=lambda end: end.finished):
         if end.node == here.node:
             continue
-        if not here.has_hardware_of(end):
+        if not here.has("hardware", end):
             left_out[end.node] = "with other hardware"
         elif not here.runs_like(end):
             left_out[end.node] = "with another device or other ranks"
@@ -179,7 +174,7 @@ def _fleet_history(fleet: Path | None, here: NodeIdentity) -> History:
             left_out[end.node] = "not accepted"
         else:
             newest[end.node] = newest.get(end.node, {}) | _compared(end)
-            same_software[end.node] = here.has_software_of(end)
+            same_software[end.node] = here.has("software", end)
             losses |= end.losses if same_software[end.node] else {}
     findings: dict[str, list[CheckFinding]] = {}
     for of_node in newest.values():

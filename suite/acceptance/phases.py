@@ -8,7 +8,7 @@ from suite.acceptance import battery_record, measurements, nvml
 from suite.acceptance import check_table as check
 from suite.acceptance.battery_record import NO_GPUS
 from suite.acceptance.context import BatteryPhase, RunningBattery
-from suite.acceptance.evidence import Evidence, MicroMeasurements, MiniatureLaunch, ProbeResult, Surroundings
+from suite.acceptance.evidence import Evidence, Load, Surroundings
 from suite.acceptance.presets import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
 from suite.job.events import Event, Status
 from suite.machine.cpu_contention import competitors
@@ -135,7 +135,7 @@ def probe_phase(battery: RunningBattery, parts: frozenset[int] = FROM_PROBE) -> 
     settings, effort = battery.settings, battery.settings.effort
     wanted = settings.selected & parts
     counted = settings.selected & UNDER_LOAD and settings.device == "cuda"
-    if not wanted and counted and not any(is_load(item) for item in battery.evidence()):
+    if not wanted and counted and not any(isinstance(item, Load) for item in battery.evidence()):
         wanted = frozenset({check.SOAK})  # counters are read under load: idle, a bad GPU shows none
     if not wanted:
         return None
@@ -168,8 +168,3 @@ def probe_seconds(battery: RunningBattery) -> float:
     """Predicted seconds of the probe; 0 where none runs."""
     probe = probe_phase(battery)
     return 0.0 if probe is None else probe.predicted_seconds
-
-
-def is_load(evidence: Evidence) -> bool:
-    """Whether the measurement kept the node busy."""
-    return isinstance(evidence, MicroMeasurements | MiniatureLaunch | ProbeResult)

@@ -19,9 +19,8 @@ from torch import Tensor
 from benchmarks.kernels import turns
 from benchmarks.kernels.case import Case, Draw
 from benchmarks.kernels.plot import draw
-from benchmarks.kernels.record import KernelTiming, ratio, rows
 from benchmarks.kernels.registry import cases
-from benchmarks.kernels.table import microseconds, table
+from benchmarks.kernels.table import KernelTiming, microseconds, ratio, rows, table
 from benchmarks.kernels.turns import COPY, UnequalWorkError, contenders, last_cache_bytes, measured, tensors
 from kernels.operator import INTERPRETED
 from suite.paths import ROOT

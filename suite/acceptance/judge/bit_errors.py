@@ -55,11 +55,8 @@ def _replays(verdict: CheckVerdict, part: str, evidence: str) -> CheckFinding:
 
 
 def _is_deterministic(rank: int, replays: Sequence[ReplayHashes]) -> bool:
-    hashes: dict[int, set[tuple[str, str, str]]] = {}
-    for replay in replays:
-        if replay.rank == rank:
-            hashes.setdefault(replay.step, set()).add((replay.loss, replay.gradients, replay.parameters))
-    return all(len(of_step) == 1 for of_step in hashes.values())
+    hashes = {(item.step, item.loss, item.gradients, item.parameters) for item in replays if item.rank == rank}
+    return len(hashes) == len({step for step, *_ in hashes})
 
 
 def _lost_votes(replays: Sequence[ReplayHashes], votes: Votes) -> dict[int, int]:

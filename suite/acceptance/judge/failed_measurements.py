@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from suite.acceptance.check_table import HANG_GUARD
-from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, PhaseTiming, ProbeResult
+from suite.acceptance.evidence import Load, MiniatureLaunch, PhaseTiming
 from suite.acceptance.findings import CheckFinding, CheckVerdict
 from suite.job.events import Status
 
@@ -18,7 +18,7 @@ def rank_names(ranks: Iterable[int]) -> str:
     return ", ".join(f"rank {rank}" for rank in ranks)
 
 
-def failed_measurement(check: int, failed: MicroMeasurements | MiniatureLaunch | ProbeResult) -> CheckFinding:
+def failed_measurement(check: int, failed: Load) -> CheckFinding:
     """The finding of a check whose measurement hung, crashed, ran out of memory or became NaN; its ranks at fault."""
     record = f"; record {failed.record}" if isinstance(failed, MiniatureLaunch) else ""
     return CheckFinding(

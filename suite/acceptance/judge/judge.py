@@ -11,6 +11,7 @@ from suite.acceptance import check_table as check
 from suite.acceptance.evidence import (
     Evidence,
     Health,
+    Load,
     MicroMeasurements,
     MiniatureLaunch,
     PhaseTiming,
@@ -47,11 +48,7 @@ class JudgedBattery:
         self.phases = [item for item in evidence if isinstance(item, PhaseTiming)]
         self.around = next((item for item in evidence if isinstance(item, Surroundings)), None)
         self.health = next((item for item in evidence if isinstance(item, Health)), None)
-        self.loads: list[MicroMeasurements | MiniatureLaunch | ProbeResult] = [
-            *self.micro,
-            *self.launches,
-            *self.probes,
-        ]
+        self.loads: list[Load] = [*self.micro, *self.launches, *self.probes]
         self.gpu = known_gpu(self.around.gpus) if self.around and self.around.gpus else None
         ended_well = any(load.status is Status.OK for load in self.loads)
         self.loaded_gpus = self.around.gpus_with_ranks if self.around and ended_well else []
