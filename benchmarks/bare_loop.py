@@ -135,5 +135,5 @@ class BareLoop:
 
 
 def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
-    """The gradients after a backward pass. Every parameter has one."""
+    """After a backward pass every parameter has one."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -5,9 +5,8 @@ a host, under torchrun, with exact Adam, fp16 compression, PowerSGD and 1-bit Ad
 as the machine forwards). Needs root and iproute2; elsewhere it prints NOT RUN and why, and ends with exit code 3.
 
 The prediction of a step takes the run at the fastest rate, the predicted bytes, and the bytes a second at which
-collectives of that size alone pass the limited link and the fastest one; nothing from the run that it is compared with.
-Where DistributedDataParallel sends buckets during the backward pass, bucket k is ready after its share of the backward
-pass and leaves after the one before it.
+collectives of that size alone pass the limited link and the fastest one. Where DistributedDataParallel sends buckets
+during the backward pass, bucket k is ready after its share of the pass and leaves after the one before it.
 """
 
 from __future__ import annotations
@@ -376,7 +375,7 @@ def line(run: LinkRun) -> str:
 
 
 def main() -> None:
-    """Measure, print, and write what was measured as JSON."""
+    """Measure, print, and write the results as JSON."""
     parser = argparse.ArgumentParser(prog="netlab", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rates", type=float, nargs="+", default=[100.0, 1000.0, 0.0], help="Mbit/s; 0: not limited")
@@ -413,9 +412,9 @@ def _measure_all(arguments: argparse.Namespace) -> None:
             gain = exact.step_seconds / one_bit.step_seconds
             say(f"{hosts} hosts at {slowest:,.0f} Mbit/s: 1-bit Adam steps {gain:.1f} times as often as exact Adam")
         if not arguments.no_break_even:
-            expected, found = crossing(hosts, say)
-            results[f"{hosts} hosts, break-even Mbit/s"] = [expected, found]
-            where = "not between the rates tried" if found is None else f"{found:,.0f} Mbit/s"
+            expected, measured = crossing(hosts, say)
+            results[f"{hosts} hosts, break-even Mbit/s"] = [expected, measured]
+            where = "not between the rates tried" if measured is None else f"{measured:,.0f} Mbit/s"
             say(f"{hosts} hosts: 1-bit Adam pays below {expected:,.0f} Mbit/s (predicted), {where} (measured)")
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -189,7 +189,6 @@ def _from_a_start(ours: Turn, bare: Turn, pairs: int) -> list[Pair]:
 
 
 def _rate(bare: Turn) -> float:
-    """Learning rate of its last update."""
     assert isinstance(bare.loop, BareLoop)
     return float(bare.loop.optimizer.param_groups[0]["lr"])
 

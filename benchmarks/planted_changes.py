@@ -85,7 +85,7 @@ def experiment(
     if len(medians) < calibration + 4 * launches:
         raise ValueError(f"{calibration} + 4 x {launches} launches are needed, got {len(medians)}")
     chance = random.Random(seed)
-    found: dict[int, list[tuple[float, bool, bool, ChangeVerdict]]] = {multiple: [] for multiple in MULTIPLES}
+    outcomes: dict[int, list[tuple[float, bool, bool, ChangeVerdict]]] = {multiple: [] for multiple in MULTIPLES}
     for _ in range(calibrations):
         dealt = chance.sample(list(medians), len(medians))
         floor, rest = noise_floor([dealt[:calibration]]), dealt[calibration:]
@@ -94,18 +94,18 @@ def experiment(
             raise ValueError(f"{launches} launches and a calibration by {calibration} find nothing")
         for multiple in MULTIPLES:
             for _ in range(comparisons // calibrations):
-                found[multiple].append(_compared(chance.sample(rest, 4 * launches), floor, multiple * least))
+                outcomes[multiple].append(_compared(chance.sample(rest, 4 * launches), floor, multiple * least))
     return [
         Counted(
             multiple=multiple,
-            slow_down=statistics.fmean(slow_down for slow_down, *_ in own),
-            comparisons=len(own),
-            by_test=sum(test for _, test, _, _ in own),
-            by_rule=sum(rule for _, _, rule, _ in own),
-            regressions=sum(change is ChangeVerdict.REGRESSION for *_, change in own),
-            improved=sum(change is ChangeVerdict.IMPROVED for *_, change in own),
+            slow_down=statistics.fmean(slow_down for slow_down, *_ in of_multiple),
+            comparisons=len(of_multiple),
+            by_test=sum(test for _, test, _, _ in of_multiple),
+            by_rule=sum(rule for _, _, rule, _ in of_multiple),
+            regressions=sum(change is ChangeVerdict.REGRESSION for *_, change in of_multiple),
+            improved=sum(change is ChangeVerdict.IMPROVED for *_, change in of_multiple),
         )
-        for multiple, own in found.items()
+        for multiple, of_multiple in outcomes.items()
     ]
 
 
@@ -161,11 +161,11 @@ def main(arguments: Sequence[str]) -> int:
         f"{asked.launches} launches a set, {asked.calibration} to calibrate"
     )
     print("planted     slow-down  comparisons  rank test  before re-run  regression  improved")
-    for one in counted:
-        shares = (one.by_test, one.by_rule, one.regressions, one.improved)
-        texts = [f"{share / one.comparisons:.1%}" for share in shares]
+    for count in counted:
+        shares = (count.by_test, count.by_rule, count.regressions, count.improved)
+        texts = [f"{share / count.comparisons:.1%}" for share in shares]
         print(
-            f"{one.multiple} x least  {one.slow_down:9.1%}  {one.comparisons:11}  {texts[0]:>9}  {texts[1]:>13}"
+            f"{count.multiple} x least  {count.slow_down:9.1%}  {count.comparisons:11}  {texts[0]:>9}  {texts[1]:>13}"
             f"  {texts[2]:>10}  {texts[3]:>8}"
         )
     print("as promised" if promised else "not as promised")

@@ -90,10 +90,7 @@ def main() -> int:
 
 
 def _clean(count: int, results: Path, *, as_json: bool) -> int:
-    """Run quick batteries without a fault into the same results; how many were accepted.
-
-    With the usual limit for other processes, as an operator has it.
-    """
+    """Run quick batteries without a fault into the same results, with an operator's limits; how many were accepted."""
     accepted = 0
     for number in range(1, count + 1):
         answer = _accept(["--results", str(results), "--json"], {}, [])
@@ -150,17 +147,16 @@ def _accept(arguments: list[str], environment: dict[str, str], prefix: list[str]
 
 def _injected(injection: Injection, directories: InjectionDirectories) -> tuple[list[str], Answer]:
     """Run one injection; what is not as expected, and the command's answer."""
-    own_results = directories.scratch / "own"
+    results = directories.scratch / "own" if injection.past is None else directories.results
     with injection.prepare(directories) as prepared:
         arguments = list(injection.only)
         if "--others" not in arguments:
             arguments += ["--others", "1"]  # also on a shared machine the fault must be found
         if "--results" not in prepared.arguments:
-            arguments += ["--results", str(own_results if injection.past is None else directories.results)]
+            arguments += ["--results", str(results)]
         arguments += [*prepared.arguments, "--json"]
         answer = _accept(arguments, prepared.environment, prepared.prefix)
-        problems = _problems(injection, answer)
-    return problems, answer
+        return _problems(injection, answer), answer
 
 
 def _problems(injection: Injection, answer: Answer) -> list[str]:

@@ -155,16 +155,12 @@ def _small_disk(directories: InjectionDirectories) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def _fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
-
-
 @contextmanager
 def _full_disk(directories: InjectionDirectories) -> Iterator[Prepared]:
     with _small_disk(directories) as disk:
-        _fill(disk / "filler")
+        with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
         yield Prepared(["--results", str(disk / "results")], {}, [])
 
 

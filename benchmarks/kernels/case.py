@@ -38,15 +38,12 @@ class Case:
     """One kernel at one size in one dtype.
 
     Args:
-        kernel: its name in `kernels`.
         formula: its name in `suite.predict.analytic.kernel_cost`, where it is another.
         variant: what of the kernel, where there is more than one thing to time.
-        dtype: a key of DTYPES.
         sizes: what the formula of its least bytes takes.
         over: which of the sizes the plot is over.
         inputs: draws the arguments of the functions: tensors, and lists of them.
-        ours: the public function of `kernels`.
-        plain: its reference, with the same arguments.
+        ours: the public function of `kernels`; `plain` its reference.
         eager: PyTorch's own, or `plain` where PyTorch has none.
         compilable: what torch.compile gets; `eager` by default.
         liger: Liger-Kernel's, imported when it is called; None where it has none.

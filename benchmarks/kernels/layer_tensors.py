@@ -81,8 +81,7 @@ def _adamw_inputs(elements: list[int], dtype: torch.dtype, draw: Draw) -> tuple[
 
 def _eager_norm(gradients: list[Tensor]) -> Tensor:
     """As torch.nn.utils.get_total_norm, which has no fp32 sums of 16-bit gradients."""
-    norms = torch._foreach_norm(gradients, 2, torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
     return norm
 
 

@@ -28,19 +28,19 @@ def draw(record: Mapping[str, Any], stem: Path) -> list[Path]:
     every = rows(record)
     written = []
     for kernel in dict.fromkeys(row.kernel for row in every):
-        own = [row for row in every if row.kernel == kernel]
-        variants = list(dict.fromkeys(row.variant for row in own))
-        panels = list(dict.fromkeys((row.dtype, row.which) for row in own))
+        of_kernel = [row for row in every if row.kernel == kernel]
+        variants = list(dict.fromkeys(row.variant for row in of_kernel))
+        panels = list(dict.fromkeys((row.dtype, row.which) for row in of_kernel))
         width, height = 0.6 + 3.2 * len(panels), 0.8 + 2.3 * len(variants)
         figure, grid = pyplot.subplots(
             len(variants), len(panels), figsize=(width, height), squeeze=False, sharey="row", layout="constrained"
         )
         for line, variant in enumerate(variants):
             for column, (dtype, which) in enumerate(panels):
-                shown = [r for r in own if (r.variant, r.dtype, r.which) == (variant, dtype, which)]
+                shown = [r for r in of_kernel if (r.variant, r.dtype, r.which) == (variant, dtype, which)]
                 _panel(grid[line][column], shown)
                 grid[line][column].set_title(" ".join(p for p in (variant, which, dtype) if p), fontsize=9)
-            top = 1.08 * max(row.share for row in own if row.variant == variant)
+            top = 1.08 * max(row.share for row in of_kernel if row.variant == variant)
             if top >= 1:
                 for axes in grid[line]:
                     axes.axhline(1, color="0.6", lw=0.8, ls=":")
@@ -61,13 +61,12 @@ def draw(record: Mapping[str, Any], stem: Path) -> list[Path]:
     return written
 
 
-def _panel(axes: Any, own: Sequence[KernelTiming]) -> None:
-    """Lines of all functions over the size."""
-    for form in dict.fromkeys(row.form for row in own):
-        points = sorted((row.size, row.share) for row in own if row.form == form)
+def _panel(axes: Any, timings: Sequence[KernelTiming]) -> None:
+    for form in dict.fromkeys(row.form for row in timings):
+        points = sorted((row.size, row.share) for row in timings if row.form == form)
         sizes, shares = zip(*points, strict=True)
         axes.plot(sizes, shares, color=COLOURS[form], marker=MARKERS[form], ms=4, lw=1.3, label=form)
-    ticks = sorted({row.size for row in own})
+    ticks = sorted({row.size for row in timings})
     crowded = len(ticks) > 4
     turned = {"rotation": 45, "ha": "right"} if crowded else {}
     axes.set_xscale("log", base=2)
@@ -75,5 +74,5 @@ def _panel(axes: Any, own: Sequence[KernelTiming]) -> None:
     axes.minorticks_off()
     axes.margins(x=0.12)
     axes.tick_params(axis="y", labelsize=7)
-    axes.set_xlabel(own[0].over if own else "", fontsize=8)
+    axes.set_xlabel(timings[0].over if timings else "", fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -6,6 +6,7 @@ pytest-benchmark, which stores them and compares them between commits.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -30,26 +31,23 @@ POINTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def last() -> dict[str, dict[str, CaseTimings] | Exception]:
-    """The case that was measured last, and what came of it; one alone, for the points of a case are neighbours."""
-    return {}
+@lru_cache(maxsize=1)  # of the last case alone: the points of a case are neighbours
+def _timings(name: str) -> dict[str, CaseTimings] | Exception:
+    """By pass, the timings of a case, or why it failed: an error is raised at every point, and measured once."""
+    try:
+        return measured(CASES[name], DEVICE, seconds=SECONDS)
+    except Exception as error:
+        return error
 
 
 @pytest.mark.benchmark(timer=lambda: CLOCK["now"])
 @pytest.mark.parametrize(("name", "which", "form"), POINTS)
-def test_seconds(name: str, which: str, form: str, last: dict[str, Any], benchmark: Any) -> None:
+def test_seconds(name: str, which: str, form: str, benchmark: Any) -> None:
     """Nothing but the time: an error where the function fails or computes something else."""
-    case = CASES[name]
-    if name not in last:
-        last.clear()
-        try:
-            last[name] = measured(case, DEVICE, seconds=SECONDS)
-        except Exception as error:  # once, not once a point
-            last[name] = error
-    if isinstance(last[name], Exception):
-        raise last[name]
-    measurement: CaseTimings = last[name][which]
+    case, timings = CASES[name], _timings(name)
+    if isinstance(timings, Exception):
+        raise timings
+    measurement = timings[which]
     if form in measurement.errors:
         raise measurement.errors[form]
     benchmark.group = f"{name}-{which}"

@@ -98,8 +98,8 @@ def ratio(others: Sequence[float], ours: Sequence[float]) -> Ratio:
     """
     pairs = numpy.array([others, ours])
     drawn = numpy.random.default_rng(SEED).integers(0, pairs.shape[1], (RESAMPLES, pairs.shape[1]))
-    other, own = numpy.median(pairs[:, drawn], axis=2)
-    low, high = numpy.quantile(other / own, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    other_medians, our_medians = numpy.median(pairs[:, drawn], axis=2)
+    low, high = numpy.quantile(other_medians / our_medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Ratio(median(others) / median(ours), float(low), float(high))
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from benchmarks.equal_work import UnequalWorkError
 from benchmarks.kernels.case import Case, Draw, Function
 from suite.execute.calibrate.stopwatch import MOST_WARM_UP, Stopwatch, is_warm
 from suite.execute.measure.clock import Call
+from suite.machine.cpu_caches import later_caches
 from suite.machine.timings import median
 
 COPY = "copy"
@@ -72,16 +72,16 @@ def measured(case: Case, device: torch.device, *, seconds: float) -> dict[str, C
     sets = [case.inputs(draw)]
     sets += [case.inputs(draw) for _ in range(_sets(sets[0], device) - 1)]
     functions, errors, upstream = contenders(case, sets, draw)
-    found = {}
+    timings = {}
     for which in case.passes:
         prepared = {
             name: _prepared(case, function, sets, upstream, which)
             for name, function in functions.items()
             if case.has(which, name)
         }
-        found[which] = _in_turn(prepared, device, seconds)
-        found[which].errors |= errors
-    return found
+        timings[which] = _in_turn(prepared, device, seconds)
+        timings[which].errors |= errors
+    return timings
 
 
 def contenders(case: Case, sets: list[tuple[Any, ...]], draw: Draw) -> Contenders:
@@ -89,23 +89,23 @@ def contenders(case: Case, sets: list[tuple[Any, ...]], draw: Draw) -> Contender
     for inputs in sets:
         for tensor in inputs[: case.differentiated]:
             tensor.requires_grad_()
-    found = Contenders({}, {}, [])
+    group = Contenders({}, {}, [])
     expected: list[Tensor] = []
     for name, make in case.functions(draw.device).items():
         try:
             function = make()
-            if case.differentiated and not found.upstream:
+            if case.differentiated and not group.upstream:
                 outputs = tensors(function(*_fresh(sets[0])))
-                found.upstream.extend([draw.normal(*out.shape, dtype=out.dtype) for out in outputs] for _ in sets)
+                group.upstream.extend([draw.normal(*out.shape, dtype=out.dtype) for out in outputs] for _ in sets)
             backward = case.has("backward", name)
-            results = _results(case, function, sets[0], found.upstream if backward else [])
-            if not found.functions:
+            results = _results(case, function, sets[0], group.upstream if backward else [])
+            if not group.functions:
                 expected = results
             _check_equal(name, results, expected if backward else expected[: len(results)])
-            found.functions[name] = function
-        except Exception as error:  # whatever it is: it is told, and ends in the exit code
-            found.errors[name] = error
-    return found
+            group.functions[name] = function
+        except Exception as error:  # whatever it is: it is reported, and ends in the exit code
+            group.errors[name] = error
+    return group
 
 
 def _prepared(
@@ -132,27 +132,27 @@ def _in_turn(prepared: Mapping[str, Prepared], device: torch.device, seconds: fl
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     everyone: dict[str, Prepared] = {**prepared, COPY: lambda _: lambda: target.copy_(source)}
-    found = CaseTimings(copy_bytes=2 * size)
+    timings = CaseTimings(copy_bytes=2 * size)
     overwrites = dict.fromkeys(everyone, 1)
     with _without_collection():
         for name, ready in everyone.items():
-            found.warm_up[name] = []
-            while not is_warm(found.warm_up[name]) and len(found.warm_up[name]) < MOST_WARM_UP:
-                found.warm_up[name].append(stopwatch.sample(ready(len(found.warm_up[name]))))
+            timings.warm_up[name] = []
+            while not is_warm(timings.warm_up[name]) and len(timings.warm_up[name]) < MOST_WARM_UP:
+                timings.warm_up[name].append(stopwatch.sample(ready(len(timings.warm_up[name]))))
             if device.type == "cuda":
                 host = median(stopwatch.host_sample(ready(place)) for place in range(HOST_SAMPLES))
                 overwriting = median(stopwatch.sample(stopwatch.overwrite) for _ in range(HOST_SAMPLES))
-                found.host_seconds[name] = host
+                timings.host_seconds[name] = host
                 overwrites[name] = 1 + math.ceil(HOST_AHEAD * host / overwriting)
-            found.seconds[name] = []
+            timings.seconds[name] = []
         start = time.perf_counter()
         for round_ in range(MOST_ROUNDS):
             if round_ >= LEAST_ROUNDS and time.perf_counter() - start > seconds:
                 break
             for name in list(everyone) if round_ % 2 == 0 else list(reversed(everyone)):
                 work = everyone[name](round_)
-                found.seconds[name].append(stopwatch.sample(work, overwrites=overwrites[name]))
-    return found
+                timings.seconds[name].append(stopwatch.sample(work, overwrites=overwrites[name]))
+    return timings
 
 
 @contextmanager
@@ -167,13 +167,13 @@ def _without_collection() -> Iterator[None]:
 
 def _results(case: Case, function: Function, inputs: tuple[Any, ...], upstream: list[list[Tensor]]) -> list[Tensor]:
     """What a function returns, what it makes of its inputs, and the gradients, where `upstream` has any."""
-    own = _fresh(inputs)
-    outputs = tensors(function(*own))
+    copies = _fresh(inputs)
+    outputs = tensors(function(*copies))
     if not case.differentiated:
-        return [*outputs, *tensors(own)]
+        return [*outputs, *tensors(copies)]
     if not upstream:
         return outputs
-    return [*outputs, *torch.autograd.grad(outputs, own[: case.differentiated], upstream[0])]
+    return [*outputs, *torch.autograd.grad(outputs, copies[: case.differentiated], upstream[0])]
 
 
 def _check_equal(name: str, results: list[Tensor], expected: list[Tensor]) -> None:
@@ -220,8 +220,4 @@ def last_cache_bytes(device: torch.device) -> int:
     """Bytes of the last cache before memory, 32 MiB where the system does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    try:
-        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text(encoding="ascii").strip()
-        return int(text.removesuffix("K")) * 1024
-    except (OSError, ValueError):
-        return 2**25
+    return max((cache.size for cache in later_caches()), default=2**25)

@@ -49,7 +49,11 @@ def run_battery(settings: Settings, progress: Callable[[str], None]) -> BatteryR
     """
     record, notes = _opened(settings)
     try:
-        battery = _running(settings, record, progress)
+        begin, device = record.opening, settings.device
+        here = NodeIdentity(begin.node, begin.hashes["hardware"], begin.hashes["software"], device, settings.ranks)
+        battery = RunningBattery(settings, record, history(settings.results, settings.fleet, here), progress)
+        if battery.history.fleet_summary:
+            battery.note(battery.history.fleet_summary)
         findings = _findings(battery)
         verdict = decision(findings)
         losses = {
@@ -89,16 +93,6 @@ def _opened(settings: Settings) -> tuple[BatteryRecord, list[str]]:
         earlier, refused = unfinished(settings.results, profile=settings.profile, options=options, node=node)
         notes = [*refused, "nothing to resume: a new battery" if earlier is None else f"resumed {earlier}"]
     return BatteryRecord(settings.results, profile=settings.profile, options=options, identity=earlier), notes
-
-
-def _running(settings: Settings, record: BatteryRecord, progress: Callable[[str], None]) -> RunningBattery:
-    """The battery before its first phase, with what other batteries measured."""
-    begin = record.opening
-    here = NodeIdentity(begin.node, begin.hashes["hardware"], begin.hashes["software"], settings.device, settings.ranks)
-    battery = RunningBattery(settings, record, history(settings.results, settings.fleet, here), progress)
-    if battery.history.fleet_summary:
-        battery.note(battery.history.fleet_summary)
-    return battery
 
 
 def _findings(battery: RunningBattery) -> list[CheckFinding]:

@@ -17,11 +17,7 @@ from suite.acceptance.findings import CheckFinding, Decision
 from suite.machine.fingerprint import fingerprint
 from suite.records import store
 
-# Major versions measure or predict in another way. 1: in warm caches, without the CPU speed of launches; 2: predicted
-# from calls in too warm caches; 3: from operators in too cold caches; 4: (4.1: findings have dates; 4.2: spreads of
-# launches; 4.3: options, and excess of terms); 5: CPU speed has a memory-bound kernel; 6: predicted from calls that
-# wait for no memory; 7: from operators with one operand just written, and a reference step's factor; 8: from sharded
-# units in a block's precision
+# A major version measures or predicts in another way than those before: their values are not compared
 SCHEMA = "8.0"
 NO_GPUS = "none"  # in a record's hardware
 RESERVED_BYTES = 512 * 1024  # a verdict of 8 GPUs with the stacks of a hang takes about 200 KiB

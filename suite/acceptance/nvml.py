@@ -139,12 +139,8 @@ class Gpus:
             if event is None:  # a timeout is an exception of the library: nothing is waiting
                 break
             uuid = self._call(-1, "nvmlDeviceGetUUID", event.device)
-            known = [
-                number
-                for number, handle in enumerate(self._handles)
-                if self._call(-1, "nvmlDeviceGetUUID", handle) == uuid
-            ]
-            xids.append((known[0] if known else -1, int(event.eventData)))
+            known = (n for n, handle in enumerate(self._handles) if self._call(-1, "nvmlDeviceGetUUID", handle) == uuid)
+            xids.append((next(known, -1), int(event.eventData)))
         return xids
 
     def unanswered(self, number: int) -> list[str]:
@@ -246,9 +242,9 @@ def _joined_gpu(index: int, parts: Sequence[Health]) -> GpuHealth:
 
 def _without_resets(readings: Sequence[int | None]) -> int | None:
     """The last reading of a counter without its resets: the first one plus all growth; None where an end is unknown."""
-    known = [reading for reading in readings if reading is not None]
     if readings[0] is None or readings[-1] is None:
         return readings[-1]
+    known = [reading for reading in readings if reading is not None]
     return known[0] + sum(max(0, later - earlier) for earlier, later in itertools.pairwise(known))
 
 

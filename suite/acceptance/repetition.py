@@ -189,7 +189,6 @@ def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) ->
 
 
 def _is_slow(finding: CheckFinding, phase: BatteryPhase) -> bool:
-    """Whether the finding is that the phase took too long."""
     return finding.check == HANG_GUARD and finding.subject == phase.name
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from suite.acceptance.check_table import REPLAYS, SOAK
 from suite.acceptance.evidence import ProbeResult, ReplayHashes
-from suite.acceptance.findings import CheckFinding, CheckVerdict, not_run
-from suite.acceptance.judge.failed_measurements import failed_measurement, rank_names
+from suite.acceptance.findings import CheckFinding, CheckVerdict, failed_measurement, not_run, rank_names
 from suite.job.events import Status
 
 KINDS = ("loss", "gradients", "parameters")  # in the order in which a step computes them

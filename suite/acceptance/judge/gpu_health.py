@@ -38,15 +38,11 @@ def environment_findings(
     if around is not None:
         findings.append(_devices(around))
         findings.append(_other_processes(around, during, others))
-        for subject, problems in (
-            ("fleet records", around.fleet_problems),
-            ("records of this node", around.past_problems),
-        ):
+        records = {"fleet records": around.fleet_problems, "records of this node": around.past_problems}
+        for subject, problems in records.items():
             if problems:
-                evidence = "; ".join(problems[:3])
-                findings.append(
-                    CheckFinding(check=ENVIRONMENT, subject=subject, verdict=CheckVerdict.WARN, evidence=evidence)
-                )
+                warning = CheckFinding(check=ENVIRONMENT, subject=subject, verdict=CheckVerdict.WARN)
+                findings.append(msgspec.structs.replace(warning, evidence="; ".join(problems[:3])))
     if health is None or not health.gpus:
         findings.append(not_run(ENVIRONMENT, "not read" if health is None else health.why_none, "GPUs"))
     else:

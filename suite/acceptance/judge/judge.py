@@ -18,10 +18,16 @@ from suite.acceptance.evidence import (
     ProbeResult,
     Surroundings,
 )
-from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run, rests_on_clocks
+from suite.acceptance.findings import (
+    CheckFinding,
+    CheckVerdict,
+    guard_findings,
+    joined_evidence,
+    not_run,
+    rests_on_clocks,
+)
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.data_sheet import known_gpu
-from suite.acceptance.judge.failed_measurements import guard_findings
 from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
 from suite.acceptance.judge.noninferiority import LOOKS
@@ -149,10 +155,9 @@ def battery_findings(
 ) -> list[CheckFinding]:
     """Findings of the selected checks; a selected check without any evidence did not run, and says so.
 
-    In an invalid environment every verdict that rests on clocks is invalid: failures, warnings, and also what passes,
-    because a ratio of two times may be good by chance when other processes slowed down one of them. Exact checks keep
-    their verdicts. Other processes during the exchanges of a probe make only low rates of exchanges invalid: each rate
-    is the fastest of many, which other processes can only lower.
+    In an invalid environment every verdict that rests on clocks is invalid, also what passes: a ratio of two times may
+    be good by chance when other processes slowed down one of them. Other processes during the exchanges of a probe make
+    only low rates invalid: each rate is the fastest of many, which other processes can only lower.
 
     Args:
         others: largest share of the processors that other processes may use.
@@ -167,7 +172,8 @@ def battery_findings(
     reported = [finding for finding in findings if finding.check in selected]
     reported += _invalid_environment(reported, battery, selected)
     reported += _always_reported(findings, selected)
-    reported += _without_evidence(reported, selected)
+    missing = sorted(set(selected) - {finding.check for finding in reported})
+    reported += [not_run(number, "nothing in this battery measures it") for number in missing]
     return sorted(reported, key=lambda finding: finding.check)
 
 
@@ -198,12 +204,6 @@ def _always_reported(findings: Sequence[CheckFinding], selected: Collection[int]
             seen.add(finding.evidence)
             reported.append(finding)
     return reported
-
-
-def _without_evidence(reported: Sequence[CheckFinding], selected: Collection[int]) -> list[CheckFinding]:
-    """NOT RUN for each selected check that nothing was found of."""
-    missing = sorted(set(selected) - {finding.check for finding in reported})
-    return [not_run(number, "nothing in this battery measures it") for number in missing]
 
 
 def _invalid_when_disturbed(finding: CheckFinding, probe: ProbeResult, *, limit: float) -> CheckFinding:

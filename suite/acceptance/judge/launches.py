@@ -10,9 +10,8 @@ import msgspec
 
 from suite.acceptance.check_table import ATTRIBUTION, CHECKS, EXACT_FIGURES, JITTER, LOSS_CURVE, STEP_TIME, STRAGGLER
 from suite.acceptance.evidence import MiniatureLaunch
-from suite.acceptance.findings import CheckFinding, CheckVerdict, not_run
+from suite.acceptance.findings import CheckFinding, CheckVerdict, failed_measurement, not_run
 from suite.acceptance.judge.expected_rates import limited
-from suite.acceptance.judge.failed_measurements import failed_measurement
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.step_time import cpu_speed_findings, excess, step_time_finding
 from suite.acceptance.past_batteries import History
@@ -238,10 +237,7 @@ def _difference(launch: MiniatureLaunch, expected: Sequence[float]) -> str:
 
 def _by_stack(launches: Sequence[MiniatureLaunch]) -> dict[tuple[str, str], list[MiniatureLaunch]]:
     """Launches that must have equal losses; a launch that failed belongs to the first stack of its run."""
-    stack_of: dict[str, str] = {}
-    for launch in launches:
-        if launch.stack:
-            stack_of.setdefault(launch.run, launch.stack)
+    stack_of = {launch.run: launch.stack for launch in reversed(launches) if launch.stack}
     stacks: dict[tuple[str, str], list[MiniatureLaunch]] = {}
     for launch in launches:
         stacks.setdefault((launch.run, launch.stack or stack_of.get(launch.run, "")), []).append(launch)

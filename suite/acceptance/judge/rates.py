@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from reference_runs.accelerator import Accelerator
 from suite.acceptance.check_table import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, AcceptanceCheck
 from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult
-from suite.acceptance.findings import TO_THE_BIT, CheckFinding, CheckVerdict, not_run
+from suite.acceptance.findings import TO_THE_BIT, CheckFinding, CheckVerdict, failed_measurement, not_run
 from suite.acceptance.judge import data_sheet
 from suite.acceptance.judge.expected_rates import ExpectedRate, from_peak, from_values, limited, rated
-from suite.acceptance.judge.failed_measurements import failed_measurement
 from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, measured_values
 from suite.job.events import Status
 

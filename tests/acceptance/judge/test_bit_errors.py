@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from suite.acceptance.evidence import PhaseTiming, SoakResult
-from suite.acceptance.findings import CheckVerdict
+from suite.acceptance.findings import CheckVerdict, guard_findings
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
-from suite.acceptance.judge.failed_measurements import guard_findings
 from tests.support.batteries import probing, replays
 
 
