@@ -1,4 +1,4 @@
-"""What several commands share: options, JSON lines, files that are written besides, launches that are chosen."""
+"""What several commands share: options, JSON lines, the check of files that are written last, chosen launches."""
 
 from __future__ import annotations
 

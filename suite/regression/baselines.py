@@ -54,17 +54,16 @@ def resolved(reference: str | None, launches: Sequence[LaunchSummary], results: 
     Raises:
         InputError: it is no record's id, no commit of the repository, and not "best".
     """
-    if reference is None or reference == BEST or any(one.id == _identity(reference) for one in launches):
-        return reference if reference is None else _identity(reference)
+    if reference is None:
+        return None
+    identity = Path(reference).name.removesuffix(".json").removesuffix(".begin").removesuffix(".end")
+    if reference == BEST or any(one.id == identity for one in launches):
+        return identity
     commit = full_commit(reference, repository)
     if commit is None:
         allowed = f"the id of a record below {results}, a commit of this repository, or best"
         raise InputError("unknown baseline", got=repr(reference), allowed=allowed, where="--baseline")
     return commit
-
-
-def _identity(reference: str) -> str:
-    return Path(reference).name.removesuffix(".json").removesuffix(".begin").removesuffix(".end")
 
 
 def full_commit(reference: str, repository: Path) -> str | None:

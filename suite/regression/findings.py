@@ -20,6 +20,7 @@ TOLERANCE = {
 }
 LOSSES = "losses"  # of all steps of rank 0
 
+Values = tuple[int | float | None, int | float | None]
 Key = tuple[str, str | None, str | None, int | None, int | None, str | None]
 
 
@@ -113,18 +114,14 @@ def _finding(
 ) -> RegressionFinding:
     quantity = Quantity(key[0])
     before, after = sides
-    values: tuple[int | float | None, int | float | None]
+    values: Values
     if quantity in EXACT:
         values, change, why = _exact(before, after, counts)
     elif quantity in TOLERANCE and before and after:
         values, change, why = _within(quantity, before, after, same_stack)
     else:
-        middles = [statistics.median(side) if side else None for side in sides]
-        values, change, why = (
-            (middles[0], middles[1]),
-            ChangeVerdict.SHOWN,
-            "" if before and after else "of one side alone",
-        )
+        values = (statistics.median(before) if before else None, statistics.median(after) if after else None)
+        change, why = ChangeVerdict.SHOWN, "" if before and after else "of one side alone"
     ratio = values[1] / values[0] if values[0] and values[1] is not None else None
     names = dict(zip(("quantity", "axis", "operation", "rank", "stage", "term"), key, strict=True))
     return RegressionFinding(
@@ -139,9 +136,6 @@ def _finding(
         change=change,
         why=why,
     )
-
-
-Values = tuple[int | float | None, int | float | None]
 
 
 def _exact(
@@ -180,11 +174,8 @@ def _within(
         return (left, right), ChangeVerdict.SAME, f"within {tolerance:.0%}"
     if quantity is Quantity.FIRST_LOSS:
         return (left, right), ChangeVerdict.REGRESSION, f"beyond {tolerance:.0%}; {same_stack}"
-    return (
-        (left, right),
-        ChangeVerdict.REGRESSION if right > left else ChangeVerdict.IMPROVED,
-        f"beyond {tolerance:.0%}",
-    )
+    change = ChangeVerdict.REGRESSION if right > left else ChangeVerdict.IMPROVED
+    return (left, right), change, f"beyond {tolerance:.0%}"
 
 
 def _same_stack(before: Sequence[Record], after: Sequence[Record]) -> str:

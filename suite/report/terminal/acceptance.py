@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,16 +11,7 @@ from rich.markup import escape
 from reference_runs.units import printed
 from suite.acceptance.battery import BatteryReport
 from suite.acceptance.battery_record import BatteryEnd
-from suite.acceptance.check_table import (
-    ALL_REDUCE,
-    CHECKS,
-    ENVIRONMENT,
-    MATRIX,
-    MEMORY,
-    PEER,
-    STEP_TIME,
-    AcceptanceCheck,
-)
+from suite.acceptance.check_table import ALL_REDUCE, CHECKS, ENVIRONMENT, MATRIX, MEMORY, PEER, STEP_TIME
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery, joined_evidence, worst_first
 from suite.report.junit import JunitOutcome, JunitSuite
 from suite.report.terminal.tables import coloured, print_folded, print_table
@@ -285,14 +276,15 @@ def junit(report: BatteryReport) -> str:
 
 def print_checks(out: Console) -> None:
     """What the checks are, without running any."""
-    rows = ([f"{check.number} {check.name}", *_limits(check), check.formula, check.expects] for check in CHECKS)
+    rows = []
+    for check in CHECKS:
+        limits = (
+            "any" if limit is None else f"{1 / limit - 1:+.1%}" if check.unit else f"{limit:g}"
+            for limit in (check.warn, check.fail)
+        )
+        rows.append([f"{check.number} {check.name}", *limits, check.formula, check.expects])
     print_table(out, rows, ["check", "warn", "fail", "formula", "expected"])
     print_folded(out, f"limits in percent: of differences, {SIGNS.removeprefix('differences: ')}")
-
-
-def _limits(check: AcceptanceCheck) -> Iterator[str]:
-    for limit in (check.warn, check.fail):
-        yield "any" if limit is None else f"{1 / limit - 1:+.1%}" if check.unit else f"{limit:g}"
 
 
 def rows(findings: Sequence[CheckFinding]) -> Iterable[dict[str, object]]:

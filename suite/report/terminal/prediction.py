@@ -105,11 +105,11 @@ def print_published(out: Console, rows: list[Row]) -> None:
         note = "; ".join(part for part in (row.term, row.convention, why) if part)
         marked.append((row, _noted(note, notes)))
     if marked:
-        print_beside(out, marked)
+        print_rows(out, marked)
     _print_notes(out, notes)
 
 
-def print_beside(out: Console, rows: Iterable[tuple[Row, str]]) -> None:
+def print_rows(out: Console, rows: Iterable[tuple[Row, str]]) -> None:
     """Print rows with a mark each: predicted, published and the difference."""
     cells = []
     for row, mark in rows:
@@ -321,7 +321,7 @@ def print_figures(out: Console, rows: Sequence[Row]) -> int:
     """Print one row for each of the main quantities; return how many published figures are left out."""
     whole = [row for row in rows if row.rank is None and row.stage is None and row.axis is None]
     main = [row for quantity in _MAIN if (row := _main_row(whole, quantity)) is not None]
-    print_beside(out, [(row, "") for row in main])
+    print_rows(out, [(row, "") for row in main])
     return sum(row.right is not None for row in whole) - sum(row.right is not None for row in main)
 
 

@@ -60,7 +60,7 @@ def print_launch_line(out: Console, result: LaunchResult, *, number: int, launch
         out.print(f"{head}[bold red]{result.status.value}[/]: {escape(result.message)}")
         return
     step = _row(result.rows, Quantity.STEP_SECONDS)
-    took = "" if step is None else f", step time {_beside(step)}"
+    took = "" if step is None else f", step time {_both_sides(step)}"
     out.print(f"{head}{_verdict(result)}{took}")
 
 
@@ -91,16 +91,16 @@ def _print_short(out: Console, result: LaunchResult) -> None:
     print_folded(out, _exact_line(result.rows), "")
     for row in failed[:LISTED_FAILURES]:
         within = f", tolerance {row.tolerance:.0%}" if row.tolerance else ""
-        print_folded(out, f"fail {row_name(row)}: {_beside(row)}{within}", "bold red")
+        print_folded(out, f"fail {row_name(row)}: {_both_sides(row)}{within}", "bold red")
     if len(failed) > LISTED_FAILURES:
         print_folded(out, f"fail {len(failed) - LISTED_FAILURES} more: --all", "bold red")
     if peak := _row(result.rows, Quantity.PEAK_BYTES):
-        print_folded(out, f"memory at the peak: {_beside(peak)}", "")
+        print_folded(out, f"memory at the peak: {_both_sides(peak)}", "")
     _print_time(out, result)
     if not failed:
         _print_terms(out, result.rows)
         rate = _row(result.rows, Quantity.TOKENS_PER_SECOND)
-        throughput = [f"throughput: {_beside(rate)}"] if rate else []
+        throughput = [f"throughput: {_both_sides(rate)}"] if rate else []
         for line in (*_speed_lines(result), *_others_lines(result, least_share=DISTURBING_SHARE), *throughput):
             print_folded(out, line, "")
     for line in (_loss_line(result), *_loss_scale_lines(result)):
@@ -115,7 +115,7 @@ def _exact_line(rows: Sequence[Row]) -> str:
     return f"{len(exact)} exact figures agree: {', '.join(names)}" if exact else "no exact figure agrees"
 
 
-def _beside(row: Row) -> str:
+def _both_sides(row: Row) -> str:
     """Both sides and how far they are apart; the reason where there is one side alone."""
     named = [f"{name} {_amount(row, value)}" for name, value in (("predicted", row.left), ("measured", row.right))]
     if row.left is None or row.right is None:
@@ -190,7 +190,7 @@ def _others_lines(result: LaunchResult, *, least_share: float) -> Iterator[str]:
 
 def _loss_line(result: LaunchResult) -> str:
     first = _row(result.rows, Quantity.FIRST_LOSS)
-    began = f"{result.losses[0]:.3f}" if first is None or first.left is None else _beside(first)
+    began = f"{result.losses[0]:.3f}" if first is None or first.left is None else _both_sides(first)
     return f"loss: first {began}; {last_loss(result.losses):.3f} after {len(result.losses)} steps"
 
 
