@@ -19,7 +19,7 @@ from suite.ladder.rung import MOST_DIVISOR, STEPS, Need, Rung, RungSetting, Trac
 from suite.ladder.rungs import RUNGS
 from suite.launch import network_namespaces
 from suite.metrics.figures import Quantity, of_job
-from suite.predict.executed_run.memory import memory_figures
+from suite.predict.executed_run.figures import memory_figures
 from suite.reproduce.plan import Plan
 from suite.reproduce.supported import check_executable, check_executable_layout, check_fused_attention
 

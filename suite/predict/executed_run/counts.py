@@ -25,8 +25,7 @@ from suite.predict.analytic.process_groups import sent_bytes
 from suite.predict.executed_run.textbook_gap import textbook_differences
 from suite.predict.simulation.gradient_averaging import one_bit_state_bytes
 from suite.predict.simulation.pipeline_schedule import flop_durations, idle_fraction
-from suite.predict.simulation.rank_position import RankPosition, rank_position
-from suite.predict.simulation.state import executed_state
+from suite.predict.simulation.state import RankPosition, executed_state, rank_position
 from suite.predict.simulation.supported_layouts import describes_ranks
 from suite.predict.simulation.traffic import executed_traffic
 

@@ -38,8 +38,8 @@ from suite.predict.analytic.process_groups import group_ranks
 from suite.predict.analytic.staleness import bounded_training
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
 from suite.predict.analytic.training_cost import training_years
-from suite.predict.recorded_run.faster_layouts import alternatives
 from suite.predict.recorded_run.prediction import RunPrediction
+from suite.predict.recorded_run.sweep import alternatives
 
 WARMUP_SHARE = 0.15  # of 1-bit Adam's steps, as in the recipe of Tang et al. 2021, arXiv 2102.02888, section 7
 STRAGGLER, LATE_EVERY = 2.0, 10  # a late step takes twice as long, and is one of ten

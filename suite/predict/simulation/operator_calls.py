@@ -12,9 +12,13 @@ from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, optimizer_s
 from suite.predict.simulation.autograd_tape import OperatorCalls, Tape
 from suite.predict.simulation.decoder import INT64
 from suite.predict.simulation.memory_blocks import Allocator
-from suite.predict.simulation.rank_position import RankPosition
 from suite.predict.simulation.simulated_rank import SimulatedRank
-from suite.predict.simulation.state import local_shard_elements, optimizer_groups, parameter_tensors_of_rank
+from suite.predict.simulation.state import (
+    RankPosition,
+    local_shard_elements,
+    optimizer_groups,
+    parameter_tensors_of_rank,
+)
 
 # Passes over a tensor of the optimizers that are not fused, priced as the operators that move as many bytes:
 # a scale reads one tensor and writes one, an add reads two and writes one.

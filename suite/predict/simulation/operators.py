@@ -7,10 +7,75 @@ is kept. `host_calls` has the views and nodes of each line of suite/execute/mode
 from __future__ import annotations
 
 from suite.predict.simulation.attention_operators import AttentionOperators
+from suite.predict.simulation.autograd_tape import ParameterLeaf, Value
 from suite.predict.simulation.element_wise_operators import ElementWiseOperators
+from suite.predict.simulation.host_calls import LINEAR
 from suite.predict.simulation.loss_operators import LossOperators
-from suite.predict.simulation.matrix_operators import MatrixOperators
+from suite.predict.simulation.memory_blocks import MemoryBlock
 
 
-class Operators(MatrixOperators, AttentionOperators, ElementWiseOperators, LossOperators):
-    """All operators of the decoder."""
+class Operators(AttentionOperators, ElementWiseOperators, LossOperators):
+    """All operators of the decoder; here linear layers, whole or split over the tensor-parallel ranks."""
+
+    def linear(
+        self, x: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, columns: int, rows: int
+    ) -> Value:
+        """Keeps its input. Backward: gradients of input, weight and bias; without bias the weight's comes first."""
+
+        def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
+            self._count("product", tokens, columns, rows, variant="NN")
+            self._count("product", rows, columns, tokens, variant="TN")
+            self._host_backward(LINEAR)
+            if bias:
+                self._count("column_sum", tokens, rows)
+            if bias is None:
+                of_weight = self._product(rows * columns, tokens * rows, tokens * columns)
+                return [self._product(tokens * columns, tokens * rows, rows * columns), of_weight]
+            of_input = self._product(tokens * columns, tokens * rows, rows * columns)
+            of_weight = self._product(rows * columns, tokens * rows, tokens * columns)
+            return [of_input, of_weight, self.block(rows)]
+
+        inputs = [x, self.weight(weight), *([self.weight(bias)] if bias else [])]
+        node = self.tape.record(inputs, [x.block], rule)
+        self._count("product", tokens, rows, columns, variant="NT")
+        if bias and not self._cuda:  # a GPU's kernels add it to the product as they write that
+            self._count("bias", tokens * rows)
+        self._host_forward(LINEAR)
+        return Value(self._product(tokens * rows, tokens * columns, rows * columns, *([rows] if bias else [])), node)
+
+    def for_columns(self, x: Value, *, elements: int) -> Value:
+        """The input of a matrix whose columns are split, whole on every rank."""
+        if self.ranks == 1 or not self._by_sequence:
+            return self.summed_back(x, elements=elements)
+        node = self.tape.record([x], [], lambda _, gradients: [self._scattered(elements, gradients)])
+        return Value(self._gathered(elements), node)
+
+    def summed_back(self, x: Value, *, elements: int) -> Value:
+        """What every rank has whole, and whose gradients the ranks sum."""
+        if self.ranks == 1:
+            return x
+        return Value(x.block, self.tape.record([x], [], self._passing(elements)))
+
+    def of_rows(self, x: Value, *, elements: int) -> Value:
+        """The sum over ranks of what a matrix whose rows are split gives; with sequence parallelism the rank's part."""
+        if self.ranks == 1:
+            return x
+        if not self._by_sequence:
+            return self.copied(x, elements=elements)
+        node = self.tape.record([x], [], lambda _, _gradients: [self._gathered(elements)])
+        return Value(self._scattered(elements, []), node)
+
+    def _gathered(self, elements: int) -> MemoryBlock:
+        """All ranks' parts as they come, rank by rank, and joined along the sequence."""
+        message = self.block(elements)
+        joined = self.block(elements)
+        del message
+        return joined
+
+    def _scattered(self, elements: int, given: list[MemoryBlock | None]) -> MemoryBlock:
+        """The message has the parts of the sequence one after the other, so that it is a copy."""
+        message = self.block(elements)
+        given.clear()
+        part = self.block(elements // self.ranks)
+        del message
+        return part

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.layout import Layout
+from reference_runs.placement import coordinates
 from reference_runs.run import Architecture, Precision, Workload
 from suite.job.options import TrainingOptions, Update
 from suite.predict.analytic.elementwise import ceil_division
@@ -17,6 +18,22 @@ from suite.predict.analytic.memory import (
     shard_elements,
 )
 from suite.predict.analytic.parameters import ParameterTensor, chunk_tensors, total_elements
+
+
+class RankPosition(NamedTuple):
+    """What sets a rank's sizes apart: its pipeline stage, and its index on the data-parallel axis."""
+
+    stage: int
+    replica: int
+
+
+def rank_position(layout: Layout, rank: int) -> RankPosition:
+    """The position of the first rank that executes the same as `rank`.
+
+    Data-parallel ranks are alike, except where weights are fully sharded: their shards have different sizes then.
+    """
+    index = coordinates(layout, rank)
+    return RankPosition(index["pp"], index["dp"] if layout.zero_stage >= 2 else 0)
 
 
 class ExecutedState(NamedTuple):

@@ -9,7 +9,7 @@ from suite.job.options import Averaging, KernelChoice
 from suite.job.training_job import Job
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.simulation.memory_blocks import Category, StepPhase
-from suite.predict.simulation.rank_position import RankPosition, rank_position
+from suite.predict.simulation.state import RankPosition, rank_position
 from suite.predict.simulation.step_memory import executed_peaks
 from suite.predict.simulation.supported_layouts import describes_ranks
 from suite.records.record import Record, recorded_kernels

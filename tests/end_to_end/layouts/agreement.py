@@ -15,7 +15,7 @@ from suite.machine.half_precision import kernels_for
 from suite.metrics.comparison import Verdict, compare
 from suite.metrics.figures import EXACT, Quantity
 from suite.predict.executed_run.counts import prediction
-from suite.predict.executed_run.memory import memory_figures
+from suite.predict.executed_run.figures import memory_figures
 from suite.reproduce.measured_figures import counted_figures
 from tests.end_to_end.layouts.execution import Executed
 from tests.end_to_end.layouts.table import STEPS

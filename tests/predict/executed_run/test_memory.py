@@ -11,7 +11,7 @@ from reference_runs.run import Precision, Workload
 from suite.job.options import StepOptions
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import Quantity
-from suite.predict.executed_run.memory import TOLERANCE, memory_figures, unproven_peak
+from suite.predict.executed_run.figures import MEMORY_TOLERANCE, memory_figures, unproven_peak
 from suite.predict.simulation.state import executed_state
 from suite.predict.simulation.step_memory import executed_activation_bytes, executed_peak_bytes, executed_peaks
 from tests.support.executed_runs import Run, executed_runs
@@ -143,7 +143,7 @@ def test_of_a_gpu_and_of_fully_sharded_state_the_peak_is_shown_and_not_judged() 
             if figure.quantity is Quantity.PEAK_BYTES
         ]
         assert [figure.rank for figure in peaks] == [None, *range(layout.ranks)]
-        assert {figure.tolerance for figure in peaks} == {TOLERANCE if judged else None}
+        assert {figure.tolerance for figure in peaks} == {MEMORY_TOLERANCE if judged else None}
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
