@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from suite.predict.analytic.elementwise import chosen, larger, log2, smaller
 from suite.predict.analytic.machine import Machine
 
+_RING_PASSES = ("all_gather", "reduce_scatter", "all_to_all")
+
 
 class Group(NamedTuple):
     """Ranks that communicate, and what the slowest of their links can do for one of them, one way."""
@@ -42,10 +44,7 @@ def tree_depth(ranks: int) -> int:
     number: Any = ranks
     if isinstance(number, int):
         return (number - 1).bit_length()
-    return sum(ranks > below for below in _POWERS_OF_TWO)
-
-
-_POWERS_OF_TWO = tuple(2**level for level in range(20))
+    return sum(ranks > 2**level for level in range(20))
 
 
 def all_reduce_seconds(group: Group, *, payload_bytes: float, messages: float) -> float:
@@ -93,6 +92,3 @@ def collective_seconds(operation: str, group: Group, *, payload_bytes: float, me
         seconds = send_seconds(group, payload_bytes=payload_bytes, messages=messages)
         return chosen(group.ranks > 1, seconds, 0.0)
     raise ValueError(f"no time for {operation!r}; allowed: all_reduce, {', '.join(_RING_PASSES)}, send")
-
-
-_RING_PASSES = ("all_gather", "reduce_scatter", "all_to_all")

@@ -77,12 +77,16 @@ def recomputed_flop(architecture: Architecture, *, samples: int, recomputation: 
     times the flop of the two products that selective recomputation repeats: 1.1 % of the step for 530B.
     """
     layer = layer_forward_flop(architecture, samples=samples)
-    if recomputation is Recomputation.NONE:
-        return 0 * samples
     if recomputation is Recomputation.SELECTIVE:
         return layers * (layer["attention scores"] + layer["attention context"])
-    forwards = layers if recomputation is Recomputation.FULL else recomputed_layers_from_input(layers)
-    return forwards * sum(layer.values())
+    return repeated_layers(recomputation, layers) * sum(layer.values())
+
+
+def repeated_layers(recomputation: Recomputation, layers: int) -> int:
+    """Layer-forwards that the backward pass of `layers` layers of one stage repeats, whole layers only."""
+    if recomputation is Recomputation.FULL:
+        return layers
+    return recomputed_layers_from_input(layers) if recomputation is Recomputation.FROM_INPUT else 0 * layers
 
 
 def recomputed_layers_from_input(layers: int) -> int:

@@ -92,25 +92,15 @@ def fused_attention_seconds(workload: Workload, machine: Machine) -> tuple[float
 
 def layer_time(workload: Workload, machine: Machine) -> LayerTime:
     """Seconds of one micro-batch in one layer on one rank, without communication and launches."""
-    architecture, recipe, layout = workload
-    w = WEIGHT_ELEMENT_BYTES[recipe.precision]
+    architecture, layout = workload.architecture, workload.layout
     bandwidth = machine.achievable_memory_bytes_per_second
     forward = backward = attention_forward = attention_backward = 0.0
     for part, (products, rows, columns, depth) in layer_products(architecture, layout).items():
         in_attention = part.startswith("attention")
         if in_attention and layout.fused_attention:
             continue
-        once, twice = product_seconds(
-            M=rows,
-            N=columns,
-            K=depth,
-            element_bytes=w,
-            table=machine.matrix_efficiency,
-            peak_flop_per_second=machine.peak_flop_per_second,
-            memory_bytes_per_second=bandwidth,
-            saturation=machine.matrix_saturation,
-            overlap=machine.score_product_overlap if in_attention else 1.0,
-        )
+        overlap = machine.score_product_overlap if in_attention else 1.0
+        once, twice = _product_seconds(workload, machine, M=rows, N=columns, K=depth, overlap=overlap)
         if in_attention:
             attention_forward = attention_forward + products * once
             attention_backward = attention_backward + products * twice
@@ -165,17 +155,25 @@ def head_seconds(workload: Workload, machine: Machine) -> tuple[float, float]:
 
     Times the machine's `misalignment` where V / t is no multiple of 8.
     """
-    architecture, recipe, layout = workload
+    architecture, layout = workload.architecture, workload.layout
     rows = architecture.padded_vocabulary // layout.tensor_parallel
     slowed: float = chosen(rows % ALIGNED > 0, machine.misalignment, 1.0)
-    forward, backward = product_seconds(
-        M=micro_batch_tokens(workload),
-        N=rows,
-        K=architecture.hidden,
-        element_bytes=WEIGHT_ELEMENT_BYTES[recipe.precision],
+    tokens = micro_batch_tokens(workload)
+    forward, backward = _product_seconds(workload, machine, M=tokens, N=rows, K=architecture.hidden)
+    return slowed * forward, slowed * backward
+
+
+def _product_seconds(
+    workload: Workload, machine: Machine, *, M: int, N: int, K: int, overlap: float = 1.0
+) -> tuple[float, float]:
+    return product_seconds(
+        M=M,
+        N=N,
+        K=K,
+        element_bytes=WEIGHT_ELEMENT_BYTES[workload.recipe.precision],
         table=machine.matrix_efficiency,
         peak_flop_per_second=machine.peak_flop_per_second,
         memory_bytes_per_second=machine.achievable_memory_bytes_per_second,
         saturation=machine.matrix_saturation,
+        overlap=overlap,
     )
-    return slowed * forward, slowed * backward

@@ -17,7 +17,7 @@ from reference_runs.run import Architecture, Recipe, Workload
 from reference_runs.stack import Accumulation, Stack
 from suite.predict.analytic.collective_time import Group, collective_seconds, group
 from suite.predict.analytic.elementwise import chosen, larger, smaller
-from suite.predict.analytic.flop import recomputed_layers_from_input
+from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.layer_time import LayerTime, head_seconds, layer_time
 from suite.predict.analytic.machine import Machine
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, WEIGHT_ELEMENT_BYTES, optimizer_shards
@@ -190,8 +190,13 @@ class _Computation(NamedTuple):
 
 
 class _MicroBatch(NamedTuple):
-    """Seconds of one micro-batch on a stage: of the slower of accelerator and host; what is more than computation and
-    messages; and the factor by which the host slows the accelerator."""
+    """Seconds of one micro-batch on a stage.
+
+    Args:
+        seconds: of the slower of accelerator and host.
+        launch_seconds: beyond computation and messages.
+        slowdown: of the accelerator by the host.
+    """
 
     seconds: float
     launch_seconds: float
@@ -349,11 +354,9 @@ def _repeated_layers(recomputation: Recomputation, layers: int) -> float:
 
     Selective recomputation repeats a quarter of a layer's kernels.
     """
-    if recomputation is Recomputation.NONE:
-        return 0.0 * layers
     if recomputation is Recomputation.SELECTIVE:
         return 0.25 * layers
-    return 1.0 * (layers if recomputation is Recomputation.FULL else recomputed_layers_from_input(layers))
+    return 1.0 * repeated_layers(recomputation, layers)
 
 
 def axis_groups(layout: Layout, machine: Machine) -> dict[str, Group]:
@@ -372,11 +375,9 @@ def axis_groups(layout: Layout, machine: Machine) -> dict[str, Group]:
 
 def _recomputed(recomputation: Recomputation, layer: LayerTime, layers: int) -> tuple[float, float]:
     """Seconds of matrix products and of operators that one micro-batch's backward pass through `layers` repeats."""
-    if recomputation is Recomputation.NONE:
-        return 0.0 * layers, 0.0 * layers
     if recomputation is Recomputation.SELECTIVE:
         return layers * layer.attention_seconds, layers * layer.attention_operator_seconds
-    forwards = layers if recomputation is Recomputation.FULL else recomputed_layers_from_input(layers)
+    forwards = repeated_layers(recomputation, layers)
     return forwards * layer.forward_seconds, forwards * layer.operator_seconds
 
 

@@ -6,7 +6,7 @@ from reference_runs.layout import Layout, Recomputation
 from reference_runs.run import Precision, Residual, Workload
 from suite.predict.analytic.activations import kept_units
 from suite.predict.analytic.elementwise import ceil_division
-from suite.predict.analytic.flop import recomputed_layers_from_input
+from suite.predict.analytic.flop import repeated_layers
 from suite.predict.analytic.gradient_buckets import gradient_bucket_count
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.parameters import rank_parameters, stage_layers
@@ -146,7 +146,7 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     inputs = 2
     outputs = 1 if architecture.residual is Residual.PARALLEL else inputs
     passes = several * micro_batches
-    forwards = layers + _recomputed_layers(layout.recomputation, layers)
+    forwards = layers + repeated_layers(layout.recomputation, layers)
     reduced = passes * (outputs * forwards + inputs * layers + first + last)
     losses = passes * (CROSS_ENTROPY_REDUCTIONS * last)
     loss_bytes = losses * (FP32 * layout.micro_batch * architecture.sequence // layout.context_parallel)
@@ -171,13 +171,6 @@ def tensor_parallel_traffic(workload: Workload, *, stage: int, micro_batches: in
     return traffic
 
 
-def _recomputed_layers(recomputation: Recomputation, layers: int) -> int:
-    """Layer-forwards that the backward pass of `layers` layers repeats, whole layers only."""
-    if recomputation is Recomputation.FULL:
-        return layers
-    return recomputed_layers_from_input(layers) if recomputation is Recomputation.FROM_INPUT else 0 * layers
-
-
 def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: int) -> Traffic:
     """What one rank sends round its context-parallel ring in a step (ring attention).
 
@@ -197,7 +190,7 @@ def context_parallel_traffic(workload: Workload, *, stage: int, micro_batches: i
     element = WEIGHT_ELEMENT_BYTES[recipe.precision]
     layers = stage_layers(architecture, layout, stage=stage)
     again = layers if layout.recomputation is Recomputation.SELECTIVE else 0
-    forwards = layers + _recomputed_layers(layout.recomputation, layers) + again
+    forwards = layers + repeated_layers(layout.recomputation, layers) + again
     block = 2 * layout.micro_batch * architecture.sequence * architecture.kv_heads * architecture.head_dim * element
     block = block // (layout.context_parallel * layout.tensor_parallel)
     messages = micro_batches * (layout.context_parallel - 1) * (forwards + 2 * layers)

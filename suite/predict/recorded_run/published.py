@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from reference_runs.catalog import check_layout
-from reference_runs.layout import Layout, layout_text
-from reference_runs.run import PublishedMeasurement, Recipe, ReferenceRun, Workload
+from reference_runs.layout import layout_text
+from reference_runs.run import PublishedMeasurement, ReferenceRun, Workload
 from reference_runs.sourced import Kind, Sourced
 from suite.metrics.figures import Figure, Quantity
 from suite.predict.analytic.flop import conventional_flop
@@ -70,6 +70,9 @@ def measured_elsewhere(figure: Figure, run: ReferenceRun) -> Figure:
     return msgspec.structs.replace(figure, why=f"published {where}")
 
 
+Pair = tuple[Figure, Figure]  # computed and published
+
+
 def figures_at_published_times(
     run: ReferenceRun, prediction: RunPrediction, machine: Machine | None
 ) -> tuple[list[Figure], list[Figure]]:
@@ -78,13 +81,8 @@ def figures_at_published_times(
     They hold without a model of the machine: flop of a step under the source's convention, over its own step time.
     """
     computed, published = _at_step_time(run, prediction, machine)
-    for pair in (*_at_accelerator_time(run, prediction, machine), *_at_measured_times(run)):
-        computed.append(pair[0])
-        published.append(pair[1])
-    return computed, published
-
-
-Pair = tuple[Figure, Figure]  # computed and published
+    pairs = [*_at_accelerator_time(run, prediction, machine), *_at_measured_times(run)]
+    return computed + [pair[0] for pair in pairs], published + [pair[1] for pair in pairs]
 
 
 def _at_step_time(
@@ -158,41 +156,41 @@ def measured_figures(run: ReferenceRun, machine: Machine | None) -> tuple[list[F
 
     Each is predicted under its own layout and batch; none where the layout cannot be divided so.
     """
-    computed: list[Figure] = []
-    published: list[Figure] = []
+    pairs = [] if machine is None else list(_of_measurements(run, machine))
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _of_measurements(run: ReferenceRun, machine: Machine) -> Iterator[Pair]:
     convention = run.reported.flop_convention
-    if machine is None or run.recorded_layout is None:
-        return computed, published
-    for measured in run.measured:
-        recipe, layout = _of_measurement(run.recipe, run.recorded_layout, measured)
-        if layout.ranks != measured.accelerators:
+    for measured in run.measured if run.recorded_layout is not None else ():
+        workload = _of_measurement(run.workload, measured)
+        if workload.layout.ranks != measured.accelerators:
             continue
-        check_layout(Workload(run.architecture, recipe, layout), run.where)
-        step = run_prediction(Workload(run.architecture, recipe, layout), machine).step
+        check_layout(workload, run.where)
+        step = run_prediction(workload, machine).step
         if step is None:
             continue
         term = f"predicted: {_measurement(measured)}"
         if measured.step_seconds is not None:
-            computed.append(Figure(Quantity.STEP_SECONDS, step.total_seconds, term=term, convention=MODEL))
-            published.append(Figure(Quantity.STEP_SECONDS, measured.step_seconds, term=term))
+            computed = Figure(Quantity.STEP_SECONDS, step.total_seconds, term=term, convention=MODEL)
+            yield computed, msgspec.structs.replace(computed, value=measured.step_seconds, convention=None)
         elif measured.hardware_flop_per_second is not None and convention is not None:
             flop = conventional_flop(run.architecture, samples=measured.global_batch, convention=convention)
             rate = flop_per_second(flop=flop, step_seconds=step.total_seconds, accelerators=measured.accelerators)
-            quantity, counted = Quantity.HARDWARE_FLOP_PER_SECOND, convention.value
-            computed.append(Figure(quantity, rate, term=term, convention=counted))
-            published.append(Figure(quantity, measured.hardware_flop_per_second, term=term, convention=counted))
-    return computed, published
+            computed = Figure(Quantity.HARDWARE_FLOP_PER_SECOND, rate, term=term, convention=convention.value)
+            yield computed, msgspec.structs.replace(computed, value=measured.hardware_flop_per_second)
 
 
-def _of_measurement(recipe: Recipe, layout: Layout, measured: PublishedMeasurement) -> tuple[Recipe, Layout]:
-    """The recipe and layout of a measurement: the run's, with what the measurement records of its own."""
+def _of_measurement(workload: Workload, measured: PublishedMeasurement) -> Workload:
+    """The run's workload, with what the measurement records of its own."""
+    architecture, recipe, layout = workload
     changes = {
         name: value
         for name in ("micro_batch", "tensor_parallel", "pipeline_stages", "virtual_stages")
         if (value := getattr(measured, name)) is not None
     }
     changed = msgspec.structs.replace(layout, data_parallel=measured.data_parallel, accumulation=None, **changes)
-    return msgspec.structs.replace(recipe, global_batch=measured.global_batch), changed
+    return Workload(architecture, msgspec.structs.replace(recipe, global_batch=measured.global_batch), changed)
 
 
 def _measurement(measured: PublishedMeasurement) -> str:
