@@ -197,13 +197,11 @@ def global_batch(*, accumulation: int, nodes: int, processes_per_node: int, micr
     return accumulation * nodes * processes_per_node * micro_batch
 
 
-def micro_steps(*, samples: int, micro_batch: int) -> int:
-    """Forward and backward passes of one rank over `samples`, the last one perhaps smaller: ceil(samples / b)."""
-    return ceil_division(samples, micro_batch)
+def updates(*, samples: int, micro_batch: int, accumulation: int = 1) -> int:
+    """Weight updates of one rank over `samples`, the last one perhaps of less: ceil(samples / (b a)).
 
-
-def updates(*, samples: int, micro_batch: int, accumulation: int) -> int:
-    """Weight updates of one rank over `samples`, the last one perhaps of less: ceil(samples / (b a))."""
+    Of one micro-batch each, as many as forward and backward passes.
+    """
     return ceil_division(samples, micro_batch * accumulation)
 
 

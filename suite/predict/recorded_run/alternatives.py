@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -180,7 +181,7 @@ def _batch(workload: Workload, machine: Machine) -> Iterator[Choice]:
     yield Choice(topic, "samples of an update", batch, "sample", "accumulation * replicas * micro-batch")
     samples = ceil_division(recipe.tokens, architecture.sequence)
     of_replica = ceil_division(samples, layout.data_parallel)
-    steps = limits.micro_steps(samples=of_replica, micro_batch=layout.micro_batch)
+    steps = limits.updates(samples=of_replica, micro_batch=layout.micro_batch)
     yield Choice(topic, "micro-steps of the training", steps, "1", "of one replica")
     taken = limits.updates(samples=of_replica, micro_batch=layout.micro_batch, accumulation=micro_batches)
     yield Choice(topic, "updates of the training", taken, "1", "at the full global batch")
@@ -220,7 +221,8 @@ def _pipeline(workload: Workload, machine: Machine) -> Iterator[Choice]:
     each = layer.forward_seconds + layer.backward_seconds + 3 * layer.operator_seconds
     costs = [each] * (architecture.layers - 1) + [each + head]
     stages = balanced_partition(costs, stages=layout.pipeline_stages)
-    worst = max(sum(costs[sum(stages[:place]) : sum(stages[: place + 1])]) for place in range(len(stages)))
+    layers = iter(costs)
+    worst = max(sum(itertools.islice(layers, size)) for size in stages)
     even = worst * layout.pipeline_stages / sum(costs)
     yield Choice(topic, "layers of balanced stages", _run_lengths(stages), "", f"slowest {even:.3f} of the mean")
     groups = _grouped(costs, 2 * machine.accelerators_per_node)
@@ -245,17 +247,12 @@ def _pipeline(workload: Workload, machine: Machine) -> Iterator[Choice]:
 def _grouped(costs: list[float], groups: int) -> list[list[float]]:
     """The layers' costs in at most `groups` runs of neighbours: the partitioner's time grows with their square."""
     sizes = balanced_partition(costs, stages=min(groups, len(costs)))
-    starts = [sum(sizes[:place]) for place in range(len(sizes))]
-    return [costs[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    layers = iter(costs)
+    return [list(itertools.islice(layers, size)) for size in sizes]
 
 
 def _run_lengths(sizes: tuple[int, ...]) -> str:
-    runs: list[list[int]] = []
-    for size in sizes:
-        if runs and runs[-1][1] == size:
-            runs[-1][0] += 1
-        else:
-            runs.append([1, size])
+    runs = [(len(list(run)), size) for size, run in itertools.groupby(sizes)]
     return ", ".join(f"{count} x {size}" if count > 1 else str(size) for count, size in runs)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections import Counter
 
-from reference_runs.layout import Layout
-from reference_runs.run import Architecture
+from reference_runs.run import Workload
 from suite.job.options import POWER_SGD_RANK, Averaging
 from suite.predict.analytic.memory import FP32
 from suite.predict.analytic.one_bit_compression import compressed_all_reduce_traffic, error_feedback_bytes
@@ -19,40 +18,30 @@ POWER_SGD_MESSAGES = 3  # of a bucket: what is not compressed, P, Q; empty ones 
 POWER_SGD_LEAST_RATE = 2  # below which PyTorch sends a matrix as it is
 
 
-class OneBitVectors(NamedTuple):
-    """How 1-bit Adam divides a rank's parameters: elements of each compressed vector, and of all others together."""
+def one_bit_vectors(workload: Workload, *, stage: int) -> tuple[list[int], int]:
+    """How 1-bit Adam divides a rank's parameters: elements of each compressed vector, and of all others together.
 
-    compressed: list[int]
-    exact: int
-
-
-def one_bit_vectors(architecture: Architecture, layout: Layout, *, stage: int) -> OneBitVectors:
-    """The matrices of a layer are one vector; biases, norms and the tables outside the layers are exact."""
-    vectors: dict[str, int] = {}
+    The matrices of a layer are one vector; biases, norms and the tables outside the layers are exact.
+    """
+    vectors: Counter[str] = Counter()
     exact = 0
-    for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage):
+    for tensor in parameter_tensors_of_rank(workload.architecture, workload.layout, stage=stage):
         layer = re.match(r"blocks\.\d+\.", tensor.name)
         if tensor.matrix and layer:
-            vectors[layer[0]] = vectors.get(layer[0], 0) + tensor.elements
+            vectors[layer[0]] += tensor.elements
         else:
             exact += tensor.elements
-    return OneBitVectors(list(vectors.values()), exact)
+    return list(vectors.values()), exact
 
 
-def one_bit_state_bytes(architecture: Architecture, layout: Layout, *, stage: int) -> int:
+def one_bit_state_bytes(workload: Workload, *, stage: int) -> int:
     """Bytes that 1-bit Adam keeps on a rank beyond `executed_state`: the errors."""
-    vectors = one_bit_vectors(architecture, layout, stage=stage)
-    return sum(error_feedback_bytes(elements, ranks=layout.data_parallel) for elements in vectors.compressed)
+    compressed, _ = one_bit_vectors(workload, stage=stage)
+    return sum(error_feedback_bytes(elements, ranks=workload.layout.data_parallel) for elements in compressed)
 
 
 def averaging_traffic(
-    architecture: Architecture,
-    layout: Layout,
-    *,
-    stage: int,
-    averaging: Averaging,
-    buckets: list[int],
-    element_bytes: int,
+    workload: Workload, *, stage: int, averaging: Averaging, buckets: list[int], element_bytes: int
 ) -> list[Traffic]:
     """What one rank hands to collectives over "dp" to average once, scalars left out.
 
@@ -67,11 +56,11 @@ def averaging_traffic(
     Vogels et al. 2019, arXiv 1905.13727, algorithm 1.
     """
     if averaging is Averaging.ONE_BIT:
-        vectors = one_bit_vectors(architecture, layout, stage=stage)
-        exact = Traffic("dp", "all_reduce", FP32 * vectors.exact, 1 if vectors.exact else 0)
-        return [*compressed_all_reduce_traffic(vectors.compressed, ranks=layout.data_parallel), exact]
+        compressed, others = one_bit_vectors(workload, stage=stage)
+        exact = Traffic("dp", "all_reduce", FP32 * others, 1 if others else 0)
+        return [*compressed_all_reduce_traffic(compressed, ranks=workload.layout.data_parallel), exact]
     if averaging is Averaging.POWER_SGD:
-        tensors = parameter_tensors_of_rank(architecture, layout, stage=stage)
+        tensors = parameter_tensors_of_rank(workload.architecture, workload.layout, stage=stage)
         elements = sum(_power_sgd_elements(tensor) for tensor in tensors)
         return [Traffic("dp", "all_reduce", element_bytes * elements, POWER_SGD_MESSAGES * len(buckets))]
     share = HALF / element_bytes if averaging in (Averaging.FP16, Averaging.BF16) else 1

@@ -124,7 +124,8 @@ def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions,
         _count_masters(tape, size, dtype, in_passing=in_passing)
         for operation, times in UPDATE_PASSES[training.update].items():
             tape.count(operation, size, variant="forward", times=times)
-        tape.count("call", times=calls_per_tensor(training))
+        adam_calls = 0 if training.update is Update.FUSED else ADAM_CALLS
+        tape.count("call", times=adam_calls + LOGGING_CALLS * training.synchronises)
         if training.synchronises:
             _count(tape, "vector_norm", size)
             _count(tape, "scale", size)
@@ -169,9 +170,3 @@ def _count_masters(tape: Tape, elements: int, dtype: str, *, in_passing: bool) -
         tape.count("from_fp32", elements, variant="forward", dtype=dtype)
     if in_passing:
         tape.count("to_fp32", elements, variant="forward", dtype=dtype)
-
-
-def calls_per_tensor(training: TrainingOptions) -> int:
-    """Calls of operators on each tensor in the update, where a fused one has none."""
-    adam = 0 if training.update is Update.FUSED else ADAM_CALLS
-    return adam + LOGGING_CALLS * training.synchronises

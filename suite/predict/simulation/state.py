@@ -74,23 +74,15 @@ def executed_state(workload: Workload, *, stage: int, replica: int, update: Upda
         shards = optimizer_shards(layout)
         groups = optimizer_groups(workload, stage=stage)
         parameters, padded = sum(groups), sum(shard_elements(elements, shards) for elements in groups)
-        element = int(each.gradient_copy + each.master_weights + each.moments)
+        weight = WEIGHT_ELEMENT_BYTES[recipe.precision]
+        element, gradient_bytes = int(each.gradient_copy + each.master_weights), int(each.gradients) * parameters
         if update is Update.ADAFACTOR:
-            element -= int(each.moments)
-            factors = sum(FP32 * adafactor_elements(tensor) for tensor in tensors)
-            counters = STEP_COUNTER_BYTES * len(tensors)
-            return ExecutedState(
-                parameters,
-                WEIGHT_ELEMENT_BYTES[recipe.precision] * parameters,
-                int(each.gradients) * parameters,
-                element * parameters + factors + counters,
-            )
-        return ExecutedState(
-            parameters,
-            WEIGHT_ELEMENT_BYTES[recipe.precision] * shards * padded,
-            int(each.gradients) * parameters,
-            element * padded + STEP_COUNTER_BYTES * len(groups if shards > 1 else tensors),
-        )
+            moments = sum(FP32 * adafactor_elements(tensor) for tensor in tensors)
+            optimizer_bytes = element * parameters + moments + STEP_COUNTER_BYTES * len(tensors)
+            return ExecutedState(parameters, weight * parameters, gradient_bytes, optimizer_bytes)
+        counters = STEP_COUNTER_BYTES * len(groups if shards > 1 else tensors)
+        optimizer_bytes = (element + int(each.moments)) * padded + counters
+        return ExecutedState(parameters, weight * shards * padded, gradient_bytes, optimizer_bytes)
     elements = sum(local_shard_elements(tensor, layout.data_parallel, replica=replica) for tensor in tensors)
     padded = sum(padded_shard_elements(tensor, layout.data_parallel) for tensor in tensors)
     stored = stored_element_bytes(recipe.precision)
@@ -169,15 +161,10 @@ def update_bytes(workload: Workload, training: TrainingOptions, *, stage: int) -
     if training.synchronises:
         sizes.append(FP32 * largest)
     if training.update is Update.FOREACH:
-        sizes.append(FP32 * largest_group_elements(tensors))
+        matrices = sum(tensor.elements for tensor in tensors if tensor.matrix)  # which decay, vectors do not
+        sizes.append(FP32 * max(matrices, total_elements(tensors) - matrices))
     elif training.update is Update.LOOP:
         sizes.append(2 * FP32 * largest)
     elif training.update is Update.ADAFACTOR:
         sizes.append(FP32 * largest)
     return sizes
-
-
-def largest_group_elements(tensors: list[ParameterTensor]) -> int:
-    """Elements of the matrices, which decay, or of the vectors, which do not: the more of both."""
-    matrices = sum(tensor.elements for tensor in tensors if tensor.matrix)
-    return max(matrices, total_elements(tensors) - matrices)

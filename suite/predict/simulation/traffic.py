@@ -134,9 +134,7 @@ def executed_gradient_traffic(
     gradient, weight = reduced_gradient_element_bytes(recipe.precision), WEIGHT_ELEMENT_BYTES[recipe.precision]
     if layout.zero_stage <= 1:
         buckets = _stage_buckets(architecture, layout, stage=stage, element_bytes=gradient)
-        traffic = averaging_traffic(
-            architecture, layout, stage=stage, averaging=averaging, buckets=buckets, element_bytes=gradient
-        )
+        traffic = averaging_traffic(workload, stage=stage, averaging=averaging, buckets=buckets, element_bytes=gradient)
         if layout.zero_stage == 1:
             groups = optimizer_groups(workload, stage=stage)
             gathered = sum(weight * n * shard_elements(elements, n) for elements in groups)

@@ -206,7 +206,7 @@ COMPUTATIONS: dict[str, Callable[..., Value | Computed]] = {
     ),
     "global_batch": limits.global_batch,
     "accumulation_steps_and_updates": lambda *, samples, micro_batch, accumulation: {
-        "micro-steps": limits.micro_steps(samples=samples, micro_batch=micro_batch),
+        "micro-steps": limits.updates(samples=samples, micro_batch=micro_batch),
         "updates": limits.updates(samples=samples, micro_batch=micro_batch, accumulation=accumulation),
     },
     "layout_world_sizes": lambda **sizes: {run: limits.world_size(axes) for run, axes in sizes.items()},

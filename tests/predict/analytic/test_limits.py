@@ -27,7 +27,6 @@ from suite.predict.analytic.limits import (
     least_pipeline_stages,
     least_shards,
     machine_flop_per_byte,
-    micro_steps,
     needed_link_bytes_per_second,
     needed_network_bytes_per_second,
     network_share,
@@ -227,14 +226,14 @@ def test_two_ranks_on_each_axis_are_the_least(dimensions: int, accelerators: int
 def test_batches_multiply_to_the_worked_examples() -> None:
     assert global_batch(accumulation=2, nodes=1, processes_per_node=1, micro_batch=5) == 10
     assert global_batch(accumulation=1, nodes=256, processes_per_node=8, micro_batch=8) == 16384
-    assert micro_steps(samples=1000, micro_batch=5) == 200
+    assert updates(samples=1000, micro_batch=5) == 200
     assert updates(samples=1000, micro_batch=5, accumulation=2) == 100
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 9))
 def test_micro_steps_and_updates_equal_those_of_a_loop(samples: int, micro: int, accumulation: int) -> None:
     passes = list(range(0, samples, micro))
-    assert micro_steps(samples=samples, micro_batch=micro) == len(passes)
+    assert updates(samples=samples, micro_batch=micro) == len(passes)
     taken = [passes[place : place + accumulation] for place in range(0, len(passes), accumulation)]
     assert updates(samples=samples, micro_batch=micro, accumulation=accumulation) == len(taken)
 
