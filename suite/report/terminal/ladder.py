@@ -76,7 +76,7 @@ def _print_track(out: Console, track: Track, results: Sequence[RungResult]) -> N
     titles = ["rung", "MiB allocated", "predicted", "at", "reserved", "step ms", "us/token", "Gflop/s", "waits"]
     print_table(out, took, titles, right={*titles} - {"rung", "at"})
     print_table(out, _gains(track, results), GAIN_COLUMNS, right=GAIN_COLUMNS[1:-1])
-    print_folded(out, f"gains: in {_unit(track)}, over the rung that stands last in the name", "")
+    print_folded(out, f"gains: in {_unit(track)}, over the rung that each stands on", "")
     terms = [[result.rung.name, *_terms(measured, predicted)] for result, measured, predicted in ran]
     print_table(out, terms, ["ms of a step", *_TERM_COLUMNS], right=_TERM_COLUMNS)
     for result in results:

@@ -151,7 +151,7 @@ def print_profile(out: Console, profile: Profile) -> None:
     machine = f"{hardware.get('cpu')}, {hardware.get('cores')} cores, GPUs: {hardware.get('gpus')}"
     print_folded(out, f"{machine}; measured on {profile.fingerprint.device} with up to {measured}", "")
     counts = sorted({1, conditions.ranks})  # what lies between is in the file
-    titles = [title for ranks in counts for title in (f"{ranks} at once", f"{ranks}: 20 % 80 %")]
+    titles = [title for ranks in counts for title in (f"{ranks} at once", f"{ranks}: 20-80 %")]
     print_table(out, _rates(profile, counts), ["best rate", *titles, "at"])
     titles = [title for ranks in counts for title in (f"{ranks} at once: us", f"{ranks}: each", f"{ranks}: residual")]
     print_table(out, _operators(profile, counts), ["operator", *titles])
@@ -160,7 +160,7 @@ def print_profile(out: Console, profile: Profile) -> None:
         rows = [[_name(line.subject), str(line.subject.ranks), *_cells(line)] for line in between]
         print_table(out, rows, ["collective", "ranks", "latency us", "bandwidth", "residual", "worst"])
     if profile.reference_steps:
-        titles = ["ranks", "its parts: ms", "it took: ms", "20 % 80 %", "steps", "took over parts"]
+        titles = ["ranks", "its parts: ms", "it took: ms", "20-80 %", "steps", "took over parts"]
         print_table(out, _reference_step_rows(profile), ["reference step", *titles])
     titles = ["kind", "ranks", "points", "median", "90 %", "largest", "signed"]
     print_table(out, check_rows(profile.checks), ["interpolation error", *titles])
