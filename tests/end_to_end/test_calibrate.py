@@ -240,7 +240,7 @@ def test_a_first_round_that_falls_behind_hurries_times_everything_and_says_so(
     assert warm_ups.count(BRIEF_WARM_UP) + warm_ups.count(1) > 0.9 * len(warm_ups)
     assert warm_ups.count(BRIEF_WARM_UP) > warm_ups.count(1) > 0
     print_profile(console(), hurried)
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())  # long lines fold
     assert count in text
     assert "s where 0 s were planned" in text
     assert not {"hurried", "over_budget"} & measured.conditions.facts.keys()
@@ -265,7 +265,7 @@ def test_the_tables_show_every_operation_its_spread_and_every_residual(
     measured: Profile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_profile(console(), measured)
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())  # long lines fold
     for word in (*COLLECTIVES, "product TN fp32", "triad", "softmax backward fp32", "adam_tensors", "unseen", "repeat"):
         assert word in text
     assert "other processes took" in text or sys.platform != "linux"
