@@ -18,6 +18,7 @@ from suite.records.record import Record
 from suite.records.store import read
 from suite.report.terminal.tables import console, print_comparison, print_folded, print_table, verdict_word
 from suite.reproduce.judged_record import judged_rows
+from suite.reproduce.repeat import repeating_command
 
 
 def show_command(
@@ -58,6 +59,7 @@ def _print(record: Record) -> None:
         ["node", begin.node],
         ["corpus", f"{begin.corpus.source}, sha256 {begin.corpus.sha256[:16]}"],
         ["profile", end.profile if end else ""],
+        ["launch it again", repeating_command(begin) or ""],
     ]
     print_table(out, pandas.DataFrame([row for row in rows if row[1]], columns=["fact", "value"]), right=())
     out.print(f"record {escape(record.path)}", soft_wrap=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
+STANDARD_LIBRARY = "Python standard library"  # the source of the corpus where no path is given
 DOCUMENT_BYTES = 16 * 1024
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
 
@@ -147,7 +148,7 @@ def _read(path: Path | None, vocabulary: int, name: str) -> tuple[list[str], Cor
         raise InputError(what, got=f"{text_bytes} bytes", allowed=allowed, where=_option(path))
     sha256 = digest.hexdigest()
     return texts, Corpus(
-        source="Python standard library" if path is None else str(path),
+        source=STANDARD_LIBRARY if path is None else str(path),
         sha256=sha256,
         text_bytes=text_bytes,
         files=len(texts),

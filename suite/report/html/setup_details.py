@@ -19,6 +19,7 @@ from suite.report.html.step_time import traffic, waterfall
 from suite.report.html.verdicts import JudgedSetup
 from suite.report.terminal.prediction import read
 from suite.report.terminal.tables import difference
+from suite.reproduce.repeat import repeating_command
 
 LOG_LINES = 40  # of a failed launch: the last ones
 
@@ -102,6 +103,8 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
     about += [
         ("precision and batch", f"{recipe.precision.value}, {recipe.global_batch} samples"),
         ("steps", str(begin.job.steps)),
+        ("see all of it", f"python -m suite results show {begin.id}"),
+        ("launch it again", repeating_command(begin) or "not by one command"),
         ("software", f"suite {software.get('suite', '-')}; torch {software.get('torch', '-')}"),
     ]
     if end is not None:

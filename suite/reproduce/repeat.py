@@ -1,0 +1,46 @@
+"""The command that launches a recorded job again."""
+
+from __future__ import annotations
+
+import shlex
+from functools import cache
+
+from reference_runs.catalog import miniatures, run_names
+from reference_runs.layout import layout_text
+from suite.job.corpus import STANDARD_LIBRARY
+from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice
+from suite.records.record import Begin
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset([*miniatures(), *run_names()])
+
+
+def repeating_command(begin: Begin) -> str | None:
+    """What a user types to launch the job again; None for rungs of the ladder, run files, and several hosts."""
+    job = begin.job
+    if begin.run not in _names() or job.script != DEFAULT_OPTIONS or job.interface is not None:
+        return None
+    options = {
+        "device": job.device,
+        "ranks": job.ranks,
+        "layout": layout_text(job.layout),
+        "kernels": None if job.kernels is KernelChoice.TORCH else job.kernels.value,
+        **_averaging(job.averaging),
+        "exact-steps": job.exact_steps or None,
+        "steps": job.steps,
+        "seed": job.seed,
+        "corpus": None if begin.corpus.source == STANDARD_LIBRARY else begin.corpus.source,
+    }
+    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    words.append("--compile" if job.compiled else "--no-compile")
+    if job.renewal:
+        words.append("--renew-second-moment")
+    return shlex.join(["python", "-m", "suite", "reproduce", begin.run, *words])
+
+
+def _averaging(averaging: Averaging) -> dict[str, str]:
+    if averaging is Averaging.EXACT:
+        return {}
+    return {"optimizer" if averaging is Averaging.ONE_BIT else "gradient-compression": averaging.value}

@@ -1,0 +1,100 @@
+"""The command that a record shows launches the same job again."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from reference_runs.catalog import miniatures
+from reference_runs.layout import parse_layout
+from suite.job.corpus import STANDARD_LIBRARY
+from suite.job.options import Averaging, TrainingOptions
+from suite.paths import RECORDED
+from suite.records.record import Begin
+from suite.reproduce.plan import Request, plan
+from suite.reproduce.repeat import repeating_command
+from tests.support.record_halves import stored_records
+
+
+def recorded() -> list[Begin]:
+    """One launch of every miniature, number of ranks and way of execution that is committed."""
+    launches = [record.begin for name in miniatures() for record in stored_records(RECORDED, name)[0]]
+    return [*{(one.run, one.job.ranks, one.job.compiled): one for one in launches}.values()]
+
+
+def planned_again(command: str, results: Path):
+    """The plan for the words of a command."""
+    *begin, name = (words := shlex.split(command))[:5]
+    assert begin == ["python", "-m", "suite", "reproduce"]
+    options: dict[str, object] = {}
+    rest = iter(words[5:])
+    for word in rest:
+        if word in ("--compile", "--no-compile"):
+            options["compiled"] = word == "--compile"
+        elif word == "--renew-second-moment":
+            options["renewal"] = True
+        else:
+            value = next(rest)
+            options[word[2:].replace("-", "_")] = value
+    return plan(msgspec.convert({"name": name, "results": results, **options}, Request, strict=False))
+
+
+def job_of(begin: Begin) -> tuple:
+    job = begin.job
+    return job.workload, job.compiled, job.seed, job.steps, job.kernels, job.averaging, job.exact_steps, job.renewal
+
+
+def test_every_recorded_miniature_has_the_command_that_plans_its_job(tmp_path) -> None:
+    begins = recorded()
+    assert len(begins) >= 7
+    for begin in begins:
+        command = repeating_command(begin)
+        assert command is not None
+        again = planned_again(command, tmp_path)
+        workload = (again.architecture, again.recipe, again.layout)
+        others = (again.compiled, again.seed, again.steps, again.kernels, again.averaging)
+        assert (workload, *others, again.exact_steps, again.renewal) == job_of(begin), command
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"averaging": Averaging.ONE_BIT, "exact_steps": 5, "renewal": True}, "--optimizer one-bit-adam"),
+        ({"averaging": Averaging.POWER_SGD, "exact_steps": 5}, "--gradient-compression powersgd"),
+        ({"seed": 7, "steps": 12}, "--steps 12 --seed 7"),
+    ],
+)
+def test_what_is_not_the_default_is_said(changed, words) -> None:
+    begin = recorded()[0]
+    job = msgspec.structs.replace(begin.job, **changed)
+    command = repeating_command(msgspec.structs.replace(begin, job=job))
+    assert command is not None
+    assert words in command
+    assert ("--exact-steps 5" in command) == ("exact_steps" in changed)
+    assert command.endswith("--renew-second-moment") == ("renewal" in changed)
+
+
+def test_a_corpus_is_named_and_quoted() -> None:
+    begin = recorded()[0]
+    assert begin.corpus.source == STANDARD_LIBRARY
+    corpus = msgspec.structs.replace(begin.corpus, source="/data/my texts")
+    assert "--corpus '/data/my texts'" in (repeating_command(msgspec.structs.replace(begin, corpus=corpus)) or "")
+
+
+def test_rungs_run_files_and_several_hosts_have_no_such_command() -> None:
+    begin = recorded()[0]
+    rung = msgspec.structs.replace(begin.job, script=TrainingOptions(rung="naive"))
+    hosts = msgspec.structs.replace(begin.job, interface="eth1")
+    assert repeating_command(msgspec.structs.replace(begin, job=rung)) is None
+    assert repeating_command(msgspec.structs.replace(begin, job=hosts)) is None
+    assert repeating_command(msgspec.structs.replace(begin, run="my-run")) is None
+
+
+def test_the_layout_of_the_command_is_read_as_the_same_layout() -> None:
+    begin = recorded()[0]
+    words = shlex.split(repeating_command(begin) or "")
+    layout = words[words.index("--layout") + 1]
+    assert parse_layout(layout, base=begin.job.layout) == begin.job.layout
