@@ -58,7 +58,7 @@ def test_a_python_without_the_dependencies_is_told_how_to_get_them() -> None:
 
 @pytest.mark.ranks
 def test_a_launch_whose_result_cannot_be_printed_is_one_line_and_keeps_its_record(tmp_path: object) -> None:
-    options = f"bloom-mini --device cpu --ranks 1 --steps 6 --no-calibrate --results {tmp_path}"
+    options = f"gpt2-mini --device cpu --ranks 1 --steps 6 --no-calibrate --results {tmp_path}"
     done = shell(f"$SUITE reproduce {options} > /dev/full")
     assert done.returncode == 4
     assert done.stderr.splitlines()[-1] == FULL.rstrip()

@@ -32,7 +32,7 @@ COMMANDS = [
     "formulas",
     *(["fit"] if find_spec("tomli_w") and find_spec("scipy") else []),
     "reproduce gpt2-mini --device cpu --ranks 1 --steps 6 --no-calibrate",
-    "ladder gpt2-mini --device cpu --rungs memory-baseline --no-twins --no-calibrate",
+    "ladder gpt2-mini --device cpu --rungs memory-baseline --no-leave-one-out --no-calibrate",
     "accept --only 0 --device cpu",
     *(["regress gpt2-mini --device cpu --ranks 1 --steps 6 --launches 1 --accept"] if find_spec("ruptures") else []),
     "results merge results/recorded",  # the same records in both stores are no error
