@@ -1,4 +1,4 @@
-"""One short session per job; arguments behind -- go straight to the command."""
+"""One short session per job; arguments after -- go straight to the command."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ def launch_setups(session: nox.Session, names: Sequence[str], *options: str) -> 
 
 @nox.session
 def record(session: nox.Session) -> None:
-    """Measure the project's own results anew, results/recorded: nox -s record -- setups battery kernels climb tables
+    """Measure the project's own results anew, results/recorded: nox -s record -- setups battery kernels ladder tables
 
-    On 2 idle cores setups take 33 minutes, the battery 5, kernels 25, a climb 10, tables none; without names all of
+    On 2 idle cores setups take 33 minutes, the battery 5, kernels 25, the ladder 10, tables none; without names all of
     them. What a part measures replaces what was there, when its turn comes: parts may be run one by one, and one that
     failed again. The battery's launches go with those of setups: measure both. Run it at the root of a clone, for
     records have relative paths then.
@@ -161,13 +161,13 @@ def record(session: nox.Session) -> None:
         "setups": ["records/*-mini", "machines"],
         "battery": ["acceptance"],
         "kernels": ["kernels"],
-        "climb": ["ladder", "records/gpt2-mini-ladder"],
+        "ladder": ["ladder", "records/gpt2-mini-ladder"],
         "tables": [],
     }
     commands = {
         "battery": ["suite", "accept", "--profile", "quick", "--results", RECORDED],
         "kernels": ["benchmarks.kernels", f"--benchmark-storage={RECORDED}/kernels"],
-        "climb": ["suite", "ladder", "gpt2-mini", "--results", RECORDED],
+        "ladder": ["suite", "ladder", "gpt2-mini", "--results", RECORDED],
         "tables": ["suite", "report", "--no-page", "--results", RECORDED],
     }
     if unknown := set(session.posargs) - replaced.keys():
@@ -187,7 +187,7 @@ def record(session: nox.Session) -> None:
 
 @nox.session
 def predict(session: nox.Session) -> None:
-    """Say what arithmetic says of a run, beside what was published: nox -s predict -- bloom-176b"""
+    """Say what arithmetic says of a run, next to what was published: nox -s predict -- bloom-176b"""
     install(session)
     suite(session, "predict", *session.posargs)
 
@@ -208,7 +208,7 @@ def fit(session: nox.Session) -> None:
 
 @nox.session
 def formulas(session: nox.Session) -> None:
-    """Check the arithmetic of the textbooks, its slips included: nox -s formulas"""
+    """Check the arithmetic of the textbooks, and of their mistakes: nox -s formulas"""
     install(session)
     suite(session, "formulas", *session.posargs)
 
@@ -228,7 +228,7 @@ def tests(session: nox.Session) -> None:
     # two files of launches: while the ranks of one start, wait or end, those of the other compute
     launches = "ranks and not (timing or rare)"
     session.run(*pytest, "-n", "2", *files, "--no-loadscope-reorder", "-m", launches)
-    session.run(*pytest, "-m", "timing and not rare")  # with nothing beside it
+    session.run(*pytest, "-m", "timing and not rare")  # alone
 
 
 @nox.session
@@ -305,7 +305,7 @@ def overhead(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Time kernels in turn with PyTorch's, compiled ones and Liger-Kernel's: nox -s bench -- -k layer_norm"""
+    """Time kernels alternately with PyTorch's, compiled ones and Liger-Kernel's: nox -s bench -- -k layer_norm"""
     install(session, "execute", "kernels", "test", "fit", "regress", "bench")
     python(session, "benchmarks.kernels", *session.posargs)
 

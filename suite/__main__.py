@@ -66,7 +66,7 @@ def application(arguments: list[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        help="Reproduces published LLM training runs and checks the machine it stands on.",
+        help="Predicts published LLM training runs, executes them in small, and explains the differences.",
     )
     app.callback()(_no_options)
     asked = arguments[0] if arguments else ""

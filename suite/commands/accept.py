@@ -78,7 +78,7 @@ def accept_command(  # noqa: PLR0913  # the command's options
     Examples: python -m suite accept; python -m suite accept --profile accept --fleet /shared/results --summary
 
     Exit codes: 0 accepted, 1 rejected, 2 bad usage or input, 3 not decidable or nothing ran, 4 an execution failed
-    (hang, crash, out of memory, NaN), 130 interrupted.
+    (hang, crash, out of memory, NaN), 128 + n ended by signal n.
     """
     if checks:
         print_checks(console())

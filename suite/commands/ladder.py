@@ -104,7 +104,7 @@ def ladder_command(  # noqa: PLR0913  # the command's options
     Examples: python -m suite ladder gpt2-mini; python -m suite ladder gpt2-mini --rungs workers --ablate workers
 
     Exit codes: 0 all promises kept, 1 one was not, 2 bad input, 3 nothing ran or one cannot be judged, 4 a launch
-    failed, 130 interrupted.
+    failed, 128 + n ended by signal n.
     """
     began = time.monotonic()
     if name is None:

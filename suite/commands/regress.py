@@ -50,7 +50,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
         str | None,
         typer.Option(
             "--baseline",
-            help="A record's id, a commit (launched in turn where it is not recorded, as in --baseline main), or "
+            help="A record's id, a commit (launched alternately where it is not recorded, as in --baseline main), or "
             "best, the fastest stretch of the history; default: what was accepted last.",
         ),
     ] = None,
@@ -82,7 +82,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     Examples: python -m suite regress bloom-mini --accept; python -m suite regress bloom-mini gpt2-mini --baseline main
 
     Exit codes: 0 no regression (or accepted), 1 a regression, 2 bad input, 3 no baseline, not calibrated or
-    inconclusive, 4 the execution failed, 130 interrupted.
+    inconclusive, 4 the execution failed, 128 + n ended by signal n.
     """
     messages = console(stderr=True)
     asked = _checked_names(names, launches, accepts=accepts)

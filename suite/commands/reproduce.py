@@ -105,7 +105,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
 
     Examples: python -m suite reproduce bloom-mini; python -m suite reproduce bloom-mini --ranks 4 --json
 
-    Exit codes: 0 all figures agree, 1 one does not, 2 bad input, 4 the execution failed, 130 interrupted.
+    Exit codes: 0 all figures agree, 1 one does not, 2 bad input, 4 the execution failed, 128 + n ended by signal n.
     """
     if name is None:
         runs(json=False)

@@ -98,7 +98,7 @@ def test_one_part_of_the_projects_own_results_is_measured_alone(
     (tmp_path / "constraints.txt").touch()
     for name in ("records/bloom-mini", "records/gpt2-mini-ladder", "ladder", "machines"):
         (tmp_path / "results" / "recorded" / name).mkdir(parents=True)
-    session = Session(tmp_path, "0\n", "climb")
+    session = Session(tmp_path, "0\n", "ladder")
     noxfile["record"](session)
     assert [command[2] for command in session.ran] == ["suite", "suite.records.private_paths"]
     assert sorted(path.name for path in (tmp_path / "results" / "recorded").rglob("*")) == [

@@ -12,7 +12,7 @@ from suite.acceptance.check_table import CHECKS
 from suite.acceptance.findings import CheckFinding, worst_first
 from suite.paths import stores
 from suite.report.html.plot import utc
-from suite.report.terminal.acceptance import finding_reason, number_text, summary
+from suite.report.terminal.acceptance import compared, finding_reason, number_text, summary
 
 MOST_BATTERIES = 200
 MOST_NODES = 50  # whose findings are shown
@@ -27,7 +27,7 @@ class FindingRow(NamedTuple):
     subject: str
     measured: str
     expected: str
-    ratio: str
+    difference: str
     verdict: str
     part: str
     why: str
@@ -117,7 +117,7 @@ def _row(finding: CheckFinding) -> FindingRow:
         subject=finding.subject,
         measured=number_text(finding.measured, finding.unit),
         expected=number_text(finding.expected, finding.unit),
-        ratio="" if finding.ratio is None else f"{finding.ratio:.3f}",
+        difference=compared(finding, finding.ratio),
         verdict=finding.verdict.value,
         part=finding.part,
         why=finding_reason(finding),

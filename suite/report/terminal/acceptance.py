@@ -119,7 +119,7 @@ def comparison(finding: CheckFinding) -> str:
         unit = "" if finding.unit in _PRINTED_UNITS else finding.unit
         clauses.append(f"got {number_text(finding.measured, finding.unit)} {unit}".rstrip())
     if finding.expected is not None:
-        apart = f" ({_compared(finding, finding.ratio)})" if finding.ratio is not None else ""
+        apart = f" ({compared(finding, finding.ratio)})" if finding.ratio is not None else ""
         clauses.append(f"expected {number_text(finding.expected, finding.unit)}{apart}")
     elif finding.ratio is not None:
         clauses.append(f"got {finding.ratio:.3f}")
@@ -128,7 +128,7 @@ def comparison(finding: CheckFinding) -> str:
     if limit is not None and clauses:
         falling = finding.fail is None or (finding.warn is not None and finding.fail <= finding.warn)
         below = (falling and limit < 1) != _is_compared(finding)
-        clauses.append(f"{'warns' if warns else 'fails'} {'below' if below else 'above'} {_compared(finding, limit)}")
+        clauses.append(f"{'warns' if warns else 'fails'} {'below' if below else 'above'} {compared(finding, limit)}")
     if finding.source:
         clauses = [*clauses[:-1], f"{clauses[-1]} ({finding.source})"] if clauses else [f"expected: {finding.source}"]
     return ", ".join(clauses)
@@ -139,7 +139,7 @@ def _is_compared(finding: CheckFinding) -> bool:
     return bool(finding.expected)
 
 
-def _compared(finding: CheckFinding, ratio: float | None) -> str:
+def compared(finding: CheckFinding, ratio: float | None) -> str:
     """A ratio of measured over expected as it is printed: how much more was expected; a figure of its own as it is."""
     if ratio is None:
         return ""
@@ -186,7 +186,7 @@ def print_findings(out: Console, report: BatteryReport) -> None:
         check = " ".join(part for part in (str(finding.check), CHECKS[finding.check].name, finding.subject) if part)
         values = (number_text(value, finding.unit) for value in (finding.measured, finding.expected))
         verdict = coloured(finding.verdict.value, _COLOURS[finding.verdict])
-        rows.append([check, *values, _compared(finding, finding.ratio), verdict, finding.part, f"({number})"])
+        rows.append([check, *values, compared(finding, finding.ratio), verdict, finding.part, f"({number})"])
     titles = ["check", "measured", "expected", "compared", "verdict", "part", ""]
     print_table(out, rows, titles, right=titles[1:4])
     for number, finding in enumerate(report.findings, start=1):
@@ -211,7 +211,7 @@ def finding_reason(finding: CheckFinding) -> str:
     """What a finding rests on: dates, evidence, source of the expected value, limits, least detectable slowdown."""
     limits = ""
     if finding.fail is not None and finding.warn is not None and finding.ratio is not None:
-        limits = f"warn {_compared(finding, finding.warn)}, fail {_compared(finding, finding.fail)}"
+        limits = f"warn {compared(finding, finding.warn)}, fail {compared(finding, finding.fail)}"
     least = "" if finding.least_detectable is None else f"least detectable slowdown {finding.least_detectable:.1%}"
     source = f"expected: {finding.source}" if finding.source else ""
     return joined_evidence(since(finding), finding.evidence, source, limits, least)
