@@ -37,7 +37,8 @@ def calibrate_command(
 
     Examples: python -m suite calibrate; python -m suite calibrate --ranks 4 --json
 
-    Exit codes: 0 measured and stored, 2 bad input, 4 the execution failed (nothing is stored), 128 + n ended by signal n.
+    Exit codes: 0 measured and stored, 2 bad input, 4 the execution failed (nothing is stored),
+    128 + n ended by signal n.
     """
     end_as_interrupted()
     messages = console(stderr=True)
