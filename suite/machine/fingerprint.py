@@ -118,11 +118,17 @@ def fingerprint(device: str) -> Fingerprint:
 
 
 def suite_version() -> str:
-    """Version and commit of this suite, with "modified" where the checkout differs from the commit."""
+    """Version and commit of this suite, with "modified" where files other than results differ from the commit."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     try:
-        git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=, modified", "--exclude=*"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results"):
+            commit += ", modified"
     except (OSError, subprocess.SubprocessError):
         commit = "no checkout"
     return f"{version} ({commit})"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from suite.machine.fingerprint import cpu_named, hardware
+from suite.machine.fingerprint import cpu_named, hardware, suite_version
 
 EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n"
 
@@ -28,3 +30,20 @@ def test_a_processor_has_its_generation_beside_its_name(tmp_path: Path, cpuinfo:
 
 def test_the_hardware_of_this_machine_has_it() -> None:
     assert hardware()["cpu"] == cpu_named()
+
+
+def test_a_checkout_is_modified_by_code_and_not_by_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    for name, text in (("pyproject.toml", '[project]\nversion = "1.2"\n'), ("results/recorded/TABLES.md", "a\n")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr("suite.machine.fingerprint.ROOT", tmp_path)
+    clean = suite_version()
+    assert re.fullmatch(r"1\.2 \([0-9a-f]{12}\)", clean)
+    (tmp_path / "results/recorded/TABLES.md").write_text("b\n")
+    (tmp_path / "new.txt").touch()
+    assert suite_version() == clean
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2"\n\n')
+    assert suite_version() == clean.removesuffix(")") + ", modified)"

@@ -103,8 +103,6 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
     about += [
         ("precision and batch", f"{recipe.precision.value}, {recipe.global_batch} samples"),
         ("steps", str(begin.job.steps)),
-        ("see all of it", f"python -m suite results show {begin.id}"),
-        ("launch it again", repeating_command(begin) or "not by one command"),
         ("software", f"suite {software.get('suite', '-')}; torch {software.get('torch', '-')}"),
     ]
     if end is not None:
@@ -120,6 +118,9 @@ def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
         arithmetic = next((rank.arithmetic for rank in end.ranks if rank.arithmetic), "")
         if arithmetic:
             about.append(("arithmetic", arithmetic))
+    about.append(("see all of it", f"python -m suite results show {begin.id}"))
+    if command := repeating_command(begin):
+        about.append(("launch it again", command))
     return about
 
 

@@ -377,11 +377,11 @@ def test_the_newest_battery_of_a_node_has_its_findings_worst_first(results: Path
     _, rejected, accepted, older = found.shown
     assert [row.verdict for row in rejected.rows] == ["FAIL", "PASS"]
     worst = rejected.rows[0]
-    assert (worst.name, worst.measured, worst.expected, worst.ratio) == (
+    assert (worst.name, worst.measured, worst.expected, worst.difference) == (
         "peer to peer",
         "500 Mbyte/s",
         "1 Gbyte/s",
-        "0.500",
+        "+100.0%",
     )
     assert worst.part == EVIL_MESSAGE
     assert len(accepted.rows) == 1
