@@ -21,11 +21,11 @@ from suite.paths import whole_file
 
 
 class NotFiniteError(ArithmeticError):
-    """The loss is NaN or infinite; `own` where this rank's share of it is."""
+    """The loss is NaN or infinite; `at_fault`: this rank's share of it is."""
 
-    def __init__(self, message: str, *, own: bool) -> None:
+    def __init__(self, message: str, *, at_fault: bool) -> None:
         super().__init__(message)
-        self.own = own
+        self.at_fault = at_fault
 
 
 class Reporter:
@@ -93,7 +93,7 @@ def failure(error: BaseException) -> Failed:
     text = "".join(traceback.format_exception(error))
     line = f"{type(error).__name__}: {error}".splitlines()[0][:500]
     if isinstance(error, NotFiniteError):
-        return Failed(Status.NAN, line, error.own, text, time.time())
+        return Failed(Status.NAN, line, error.at_fault, text, time.time())
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
         return Failed(Status.OUT_OF_MEMORY, line, True, text, time.time())
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out", "timed out")

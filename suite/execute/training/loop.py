@@ -68,7 +68,7 @@ def train(
         purpose = following
     clocks.finish()
     if not clocks.step_seconds:
-        raise NotFiniteError(f"so many of {job.steps} steps overflowed that none is left to time", own=False)
+        raise NotFiniteError(f"so many of {job.steps} steps overflowed that none is left to time", at_fault=False)
     terms: dict[str, float] = {}
     if profile.phase_seconds:
         report(Phase("read the profile", time.time()))

@@ -148,7 +148,7 @@ class Steps:
             try:
                 return self._update(loss)
             except (LossScaleError, FloatingPointError) as error:
-                raise NotFiniteError(f"{error} at step {self.step}", own=False) from error
+                raise NotFiniteError(f"{error} at step {self.step}", at_fault=False) from error
 
     def _update(self, loss: Tensor) -> StepOutcome:
         local_loss = loss.clone()
@@ -165,13 +165,13 @@ class Steps:
         mean, total = self._reduced(loss, squared)
         if not math.isfinite(mean):
             text = f"loss is {local_loss.item()} at step {self.step} (mean over ranks: {mean})"
-            raise NotFiniteError(text, own=not math.isfinite(local_loss.item()))
+            raise NotFiniteError(text, at_fault=not math.isfinite(local_loss.item()))
         scale = self._scale.scale if self._scale else None
         finite = math.isfinite(total)
         if self._scale is not None:
             self._scale.adapt(finite=finite)
         elif not finite:
-            raise NotFiniteError(f"the squared gradient norm is {total} at step {self.step}", own=False)
+            raise NotFiniteError(f"the squared gradient norm is {total} at step {self.step}", at_fault=False)
         self.compressed = self.job.averaging is not Averaging.ONE_BIT or self._own_gradients()
         if finite:
             factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
