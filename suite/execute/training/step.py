@@ -64,9 +64,9 @@ class Steps:
         self.micro_batches = 0
         self.phases = Phases(device)
         self._mesh = mesh
-        self._seen = 0
-        self._batch = 0
-        self._trained = 0
+        self._samples_seen = 0
+        self._global_batch = 0
+        self._samples_trained = 0
         self._stream = batches(job, replica=mesh.get_local_rank(DATA))
         self._ahead = CopiedAhead(self._stream, device, self.phases) if job.script.pinned else None
         self._scale = loss_scale(job.recipe)
@@ -80,9 +80,9 @@ class Steps:
         """
         self.phases.clear()
         samples = self.job.layout.micro_batch
-        self._batch = global_batch_at(self.job.recipe, self._seen)
+        self._global_batch = global_batch_at(self.job.recipe, self._samples_seen)
         first, self.micro_batches = self._next_samples()
-        self._seen += self._batch
+        self._samples_seen += self._global_batch
         factor = self._scale.scale if self._scale else 1.0
         for chunk in self.training.chunks:
             chunk.upstream = factor / self.micro_batches
@@ -113,8 +113,8 @@ class Steps:
     def _next_samples(self) -> tuple[int, int]:
         """This rank's first sample, and number of micro-batches, in the step after all samples seen so far."""
         samples = self.job.layout.micro_batch
-        micro_batches = global_batch_at(self.job.recipe, self._seen) // (self.job.layout.data_parallel * samples)
-        return self._seen + self._mesh.get_local_rank(DATA) * micro_batches * samples, micro_batches
+        micro_batches = global_batch_at(self.job.recipe, self._samples_seen) // (self.job.layout.data_parallel * samples)
+        return self._samples_seen + self._mesh.get_local_rank(DATA) * micro_batches * samples, micro_batches
 
     def _micro_batch(self, first: int, samples: int) -> TokenBatch:
         if self._ahead is not None:
@@ -175,8 +175,8 @@ class Steps:
         self.compressed = self.job.averaging is not Averaging.ONE_BIT or self._own_gradients()
         if finite:
             factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
-            self._trained += self._batch
-            rate = learning_rate(self.job.recipe, self._trained)
+            self._samples_trained += self._global_batch
+            rate = learning_rate(self.job.recipe, self._samples_trained)
             if isinstance(optimizer, TensorAdamW):
                 optimizer.step(rate, factor, widened)
             else:
