@@ -193,7 +193,7 @@ def contents(path: str) -> bytes:
         raise InputError(f"cannot read the record: {error.strerror}", where=path) from error
 
 
-def own_names(identity: str, run: str, path: str) -> None:
+def check_names(identity: str, run: str, path: str) -> None:
     """Refuse a first half that lies where another launch's would.
 
     Raises:
@@ -206,7 +206,7 @@ def own_names(identity: str, run: str, path: str) -> None:
         raise InputError("damaged record: its run is not the directory's name", got=repr(run), where=path)
 
 
-def own_end(begin: str, end: str, path: str) -> None:
+def check_same_launch(begin: str, end: str, path: str) -> None:
     """Refuse the second half of another launch.
 
     Raises:
@@ -216,7 +216,7 @@ def own_end(begin: str, end: str, path: str) -> None:
         raise InputError("damaged record: the end of another launch", got=repr(end), where=path)
 
 
-def known_schema(data: bytes, where: str) -> None:
+def check_schema(data: bytes, where: str) -> None:
     """Refuse a record of a major schema version that this suite does not know.
 
     Raises:
@@ -236,7 +236,7 @@ def decode(data: bytes, kind: type[Half], where: str) -> Half:
     Raises:
         InputError: not JSON, fields missing, or a major schema version that this suite does not know.
     """
-    known_schema(data, where)
+    check_schema(data, where)
     try:
         data.decode()
         try:

@@ -13,7 +13,18 @@ from typing import BinaryIO
 
 from reference_runs.errors import InputError
 from suite.machine.fingerprint import node_identity
-from suite.records.record import BEGIN, END, Begin, End, Record, contents, decode, encode, own_end, own_names
+from suite.records.record import (
+    BEGIN,
+    END,
+    Begin,
+    End,
+    Record,
+    check_names,
+    check_same_launch,
+    contents,
+    decode,
+    encode,
+)
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK)
@@ -189,12 +200,12 @@ def read(begin_path: Path) -> Record:
         InputError: a half cannot be read, is damaged, of an unknown schema, or belongs to another launch.
     """
     begin = decode(contents(str(begin_path)), Begin, str(begin_path))
-    own_names(begin.id, begin.run, str(begin_path))
+    check_names(begin.id, begin.run, str(begin_path))
     end_path = end_of(begin_path)
     if not os.path.lexists(end_path):
         return Record(path=str(begin_path), begin=begin, end=None)
     end = decode(contents(str(end_path)), End, str(end_path))
-    own_end(begin.id, end.id, str(end_path))
+    check_same_launch(begin.id, end.id, str(end_path))
     return Record(path=str(begin_path), begin=begin, end=end)
 
 

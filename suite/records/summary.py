@@ -27,10 +27,10 @@ from suite.records.record import (
     End,
     Launcher,
     RankOutcome,
+    check_names,
+    check_same_launch,
+    check_schema,
     contents,
-    known_schema,
-    own_end,
-    own_names,
     partial,
     shared_fields,
 )
@@ -162,10 +162,10 @@ def launch_summary(begin_path: str, end_path: str | None) -> LaunchSummary:
         InputError: a file cannot be read, is damaged, of an unknown schema, or belongs to another launch.
     """
     begin = _half(_BEGIN, begin_path)
-    own_names(begin.id, begin.run, begin_path)
+    check_names(begin.id, begin.run, begin_path)
     end = None if end_path is None else _half(_END, end_path)
     if end is not None:
-        own_end(begin.id, end.id, str(end_path))
+        check_same_launch(begin.id, end.id, str(end_path))
     try:
         return _summary(begin, end, begin_path)
     except (msgspec.MsgspecError, KeyError) as error:
@@ -178,10 +178,10 @@ def _half(decoder: msgspec.json.Decoder[Any], path: str) -> Any:
         half = decoder.decode(data)
         data.decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        known_schema(data, path)
+        check_schema(data, path)
         raise InputError(f"damaged record: {error}", where=path) from error
     if not half.schema.startswith(_MAJOR):
-        known_schema(data, path)
+        check_schema(data, path)
     return half
 
 

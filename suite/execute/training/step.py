@@ -113,7 +113,9 @@ class Steps:
     def _next_samples(self) -> tuple[int, int]:
         """This rank's first sample, and number of micro-batches, in the step after all samples seen so far."""
         samples = self.job.layout.micro_batch
-        micro_batches = global_batch_at(self.job.recipe, self._samples_seen) // (self.job.layout.data_parallel * samples)
+        micro_batches = global_batch_at(self.job.recipe, self._samples_seen) // (
+            self.job.layout.data_parallel * samples
+        )
         return self._samples_seen + self._mesh.get_local_rank(DATA) * micro_batches * samples, micro_batches
 
     def _micro_batch(self, first: int, samples: int) -> TokenBatch:
