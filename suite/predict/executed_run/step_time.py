@@ -10,7 +10,7 @@ from suite.job.options import StepOptions
 from suite.machine.timing_tables import MeasuredTimes
 from suite.metrics.figures import Figure, Quantity, StepTerm
 from suite.predict.analytic.flop import executed_flop, model_flop
-from suite.predict.simulation.step_time import ALONE, StepConditions, StepSeconds, step_seconds
+from suite.predict.simulation.step_time import DEFAULT_CONDITIONS, StepConditions, StepSeconds, step_seconds
 
 REASON = "from this machine's profile; one launch never judges a time"
 CORRECTED_REASON = (
@@ -21,7 +21,7 @@ MEAN_REASON = "mean over ranks; not judged"
 
 
 def time_figures(
-    measured: MeasuredTimes, workload: Workload, options: StepOptions, conditions: StepConditions = ALONE
+    measured: MeasuredTimes, workload: Workload, options: StepOptions, conditions: StepConditions = DEFAULT_CONDITIONS
 ) -> list[Figure]:
     """Step time, its terms (of the job: their mean over ranks), and rates per accelerator; none is judged.
 

@@ -53,7 +53,7 @@ class StepConditions(NamedTuple):
     correction_factor: float = 1.0
 
 
-ALONE = StepConditions()
+DEFAULT_CONDITIONS = StepConditions()
 
 
 class _Passes(NamedTuple):
@@ -70,7 +70,7 @@ class _Passes(NamedTuple):
 
 
 def step_seconds(
-    measured: MeasuredTimes, workload: Workload, options: StepOptions, conditions: StepConditions = ALONE
+    measured: MeasuredTimes, workload: Workload, options: StepOptions, conditions: StepConditions = DEFAULT_CONDITIONS
 ) -> list[StepSeconds]:
     """Seconds of a step of every pipeline stage's ranks, by term.
 
