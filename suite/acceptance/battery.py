@@ -130,7 +130,7 @@ def _measure(battery: RunningBattery) -> None:
     """Run all phases that the selected checks need."""
     settings = battery.settings
     battery.evidence_of["environment"] = battery.run(phases.environment_phase(battery))
-    if settings.selected & (phases.OF_MICRO if settings.device == "cuda" else phases.OF_MICRO - {HOST_DEVICE}):
+    if settings.selected & (phases.NEEDS_MICRO if settings.device == "cuda" else phases.NEEDS_MICRO - {HOST_DEVICE}):
         _measure_machine(battery)
     launches = phases.launch_phases(battery)
     for number, phase in enumerate(launches):

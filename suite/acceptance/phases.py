@@ -19,18 +19,18 @@ from suite.machine.devices import cuda_devices, usable_cores
 START_SECONDS = 8.0
 COUNTING_STEPS = 4.0
 STEP_SECONDS = 0.9  # of a miniature that nothing predicts
-FROM_MICRO = frozenset({check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE})
-OF_MICRO = FROM_MICRO | {check.STEP_TIME, check.ATTRIBUTION}  # predictions rest on them
-FROM_TIMES = frozenset({check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER, check.LOSS_CURVE})
+MEASURED_BY_MICRO = frozenset({check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE})
+NEEDS_MICRO = MEASURED_BY_MICRO | {check.STEP_TIME, check.ATTRIBUTION}  # predictions rest on them
+MEASURED_BY_TIMES = frozenset({check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER, check.LOSS_CURVE})
 # by purpose of a launch: its steps, and the checks that it serves
 PURPOSES = {
-    "times": (TIMED_STEPS, FROM_TIMES | {check.EXACT_FIGURES}),
+    "times": (TIMED_STEPS, MEASURED_BY_TIMES | {check.EXACT_FIGURES}),
     "jitter": (JITTER_STEPS, frozenset({check.JITTER, check.LOSS_CURVE})),
     "exact": (EXACT_STEPS, frozenset({check.EXACT_FIGURES})),
 }
 UNDER_LOAD = frozenset({check.THROTTLE, check.ERRORS})
 EXCHANGES = frozenset({check.PEER, check.ALL_REDUCE})
-FROM_PROBE = EXCHANGES | {check.REPLAYS, check.SOAK}
+MEASURED_BY_PROBE = EXCHANGES | {check.REPLAYS, check.SOAK}
 # 15 probes of one or more parts on the same machine (2026-11-24): 5.2 s before the soak, 0.1 s a replayed step, 2.5 to
 # 4 s of exchanges, of which two may go on for 2 s each
 PROBE_START_SECONDS = 5.5
@@ -81,7 +81,7 @@ def micro_phase(battery: RunningBattery) -> BatteryPhase:
     return BatteryPhase(
         name="micro-measurements",
         predicted_seconds=settings.effort.micro_seconds[settings.device],
-        serves=OF_MICRO,
+        serves=NEEDS_MICRO,
         run=run,
     )
 
@@ -90,7 +90,7 @@ def launch_phases(battery: RunningBattery) -> list[BatteryPhase]:
     """One phase for each miniature; those whose time is judged have as many launches as the first look needs."""
     settings, effort = battery.settings, battery.settings.effort
     planned = []
-    times = settings.selected & FROM_TIMES
+    times = settings.selected & MEASURED_BY_TIMES
     for name in settings.miniatures:
         timed = bool(times) and name in settings.timed
         if timed:
@@ -130,7 +130,7 @@ def launches_phase(battery: RunningBattery, name: str, purpose: str, count: int)
     return BatteryPhase(name=f"{name} {purpose}", predicted_seconds=seconds, serves=serves, run=run)
 
 
-def probe_phase(battery: RunningBattery, parts: frozenset[int] = FROM_PROBE) -> BatteryPhase | None:
+def probe_phase(battery: RunningBattery, parts: frozenset[int] = MEASURED_BY_PROBE) -> BatteryPhase | None:
     """The selected parts of the probe, or those of them that measure these checks; None without any."""
     settings, effort = battery.settings, battery.settings.effort
     wanted = settings.selected & parts
@@ -160,7 +160,9 @@ def probe_phase(battery: RunningBattery, parts: frozenset[int] = FROM_PROBE) -> 
         seconds += EXCHANGE_SECONDS + 2 * effort.exchange_seconds
     if check.SOAK in wanted:
         seconds += effort.soak_seconds
-    serves = FROM_PROBE if parts == FROM_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
+    serves = (
+        MEASURED_BY_PROBE if parts == MEASURED_BY_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
+    )
     return BatteryPhase(name="probe", predicted_seconds=seconds, serves=serves, run=run)
 
 

@@ -160,7 +160,11 @@ def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) ->
     """Phases whose re-run would confirm or take back a failure, with the time that each took at first."""
     failed = [item for item in findings if item.verdict is CheckVerdict.FAIL and item.status is Status.OK]
     slow = {item.phase: item for item in battery.evidence() if isinstance(item, PhaseTiming) and item.outcome == "slow"}
-    probe_parts = phases.FROM_PROBE if "probe" in slow else phases.FROM_PROBE & {finding.check for finding in failed}
+    probe_parts = (
+        phases.MEASURED_BY_PROBE
+        if "probe" in slow
+        else phases.MEASURED_BY_PROBE & {finding.check for finding in failed}
+    )
     probe = phases.probe_phase(battery, probe_parts) if probe_parts else None
     planned = []
     for phase in (phases.micro_phase(battery), *phases.launch_phases(battery), *(() if probe is None else (probe,))):
@@ -178,7 +182,7 @@ def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) ->
             or (isinstance(item, MicroMeasurements | MiniatureLaunch) and not item.set_aside)
         ]
         seconds = math.fsum(item.seconds for item in measured)
-        launches = len(measured) if phase.serves >= phases.FROM_TIMES else 0
+        launches = len(measured) if phase.serves >= phases.MEASURED_BY_TIMES else 0
         if phase.name == "probe":  # only its failed parts
             seconds = min(seconds, phase.predicted_seconds)
         if phase.name in slow:  # all of it, until it ends or is too slow again
@@ -194,7 +198,7 @@ def _is_slow(finding: CheckFinding, phase: BatteryPhase) -> bool:
 
 def _decides(phase: BatteryPhase, finding: CheckFinding) -> bool:
     """Whether a re-run of the phase decides the finding: micro-measurements predict step times, but measure none."""
-    confirms = phases.FROM_MICRO if phase.serves == phases.OF_MICRO else phase.serves
+    confirms = phases.MEASURED_BY_MICRO if phase.serves == phases.NEEDS_MICRO else phase.serves
     return _is_slow(finding, phase) or (finding.check in confirms and _is_about(finding, phase))
 
 
