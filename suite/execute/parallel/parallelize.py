@@ -52,7 +52,7 @@ class LocalParameter:
     Args:
         name: in the whole model.
         tensor_dim: the dim along which the tensor-parallel ranks hold its parts; None: each stores all of it.
-        own: whether this rank counts it. Of the ranks that store the same, one does.
+        counted: whether this rank counts it. Of the ranks that store the same, one does.
         partial: whether each tensor-parallel rank has a part of its gradient.
         tied: whether it is the table that first and last pipeline stage share.
     """
@@ -60,7 +60,7 @@ class LocalParameter:
     parameter: nn.Parameter
     name: str
     tensor_dim: int | None
-    own: bool
+    counted: bool
     partial: bool
     tied: bool
 
@@ -297,7 +297,7 @@ def _leaves(chunk: Decoder, split: tensor_parallel.Split, *, counts_repeated: bo
             parameter,
             plain,
             split.dims.get(plain),
-            own=not copied and (counts_repeated or plain not in split.repeated),
+            counted=not copied and (counts_repeated or plain not in split.repeated),
             partial=plain in split.partial,
             tied=copied or (tied and plain == "embedding.weight"),
         )

@@ -92,7 +92,7 @@ def _finished(
     return Finished(
         coordinates=coordinates(mesh),
         parameters=sum(leaf.local.numel() for leaf in training.leaves),
-        own_parameters=sum(leaf.local.numel() for leaf in training.leaves if leaf.own),
+        own_parameters=sum(leaf.local.numel() for leaf in training.leaves if leaf.counted),
         model_flop=model_flop(steps),
         hardware_flop=counters.flop.get_total_flops(),
         weight_bytes=storage_bytes(training.weights),

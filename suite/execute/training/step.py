@@ -160,7 +160,8 @@ class Steps:
         widened = optimizer.widened() if isinstance(optimizer, TensorAdamW) else {}
         naive = self.job.script.synchronises
         squared = (squared_norm_by_parameter if naive else squared_norm)(
-            (widened[leaf.parameter] if widened else leaf.gradient for leaf in leaves if leaf.own), device=self.device
+            (widened[leaf.parameter] if widened else leaf.gradient for leaf in leaves if leaf.counted),
+            device=self.device,
         )
         if naive:
             logged_weight_norm(leaf.parameter for leaf in leaves)
