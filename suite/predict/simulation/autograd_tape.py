@@ -242,7 +242,7 @@ class Tape:
         """Run the graph of `value` backward from its `gradient`, which is taken over.
 
         Each node gives its gradients, then what it got and what it kept are freed. Gradients of a value that is used
-        twice are added in place: to the first, or to the second where the first is lent.
+        twice are added in place: to the first, or to the second where the first is borrowed.
         Source: torch/csrc/autograd/engine.cpp, evaluate_function; input_buffer.cpp, accumulate.
         """
         pending: dict[Node, list[MemoryBlock | None]] = {}
@@ -258,7 +258,7 @@ class Tape:
                 first = pending[to][output]
                 if first is not None:
                     self.count("sum_of_gradients", block.bytes, compiled=self.compiled)
-                if first is None or first.lent:
+                if first is None or first.borrowed:
                     pending[to][output] = block
 
         self._backward = True

@@ -80,15 +80,15 @@ class MemoryBlock:
     """Memory behind a tensor and its views; counts from its construction until nothing refers to it.
 
     Attributes:
-        lent: whether who gave it goes on to use it, so that nothing is added to it in place.
+        borrowed: whether its giver still uses it, so that nothing may be added to it in place.
         category: what it is for.
     """
 
-    __slots__ = ("_allocator", "bytes", "category", "lent")
+    __slots__ = ("_allocator", "borrowed", "bytes", "category")
 
     def __init__(self, allocator: Allocator, size: int) -> None:
         self._allocator = allocator
-        self.lent = False
+        self.borrowed = False
         self.category = allocator.category
         self.bytes = -(-size // allocator.granularity) * allocator.granularity
         allocator.take(self)

@@ -103,7 +103,7 @@ def _run_pipeline(rank: SimulatedRank) -> list[MemoryBlock]:
     inputs = {(n, m): tape.block(rank.hidden_bytes) for n in numbers if n > 0 for m in range(micro_batches)}
     ends = {(n, m): tape.block(rank.hidden_bytes) for n in numbers if n < last for m in range(micro_batches)}
     for block in ends.values():
-        block.lent = True
+        block.borrowed = True
     tape.enter(StepPhase.FORWARD)
     batch = rank.batch(micro_batches)
     outputs: dict[tuple[int, int], Value] = {}
@@ -154,7 +154,7 @@ class _Arrived:
 
     def deliver(self, block: MemoryBlock) -> None:
         """Add the gradient of one reader, in place."""
-        if self.block is None or self.block.lent:
+        if self.block is None or self.block.borrowed:
             self.block = block
 
 

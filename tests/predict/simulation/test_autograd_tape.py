@@ -96,11 +96,11 @@ def test_gradients_of_a_value_that_is_read_twice_are_added_in_place() -> None:
     assert allocator.held == 20  # x and the gradient
 
 
-def test_nothing_is_added_to_a_lent_gradient() -> None:
+def test_nothing_is_added_to_a_borrowed_gradient() -> None:
     allocator = Allocator()
     tape = Tape(allocator)
-    lent = tape.block(10)
-    lent.lent = True
+    borrowed = tape.block(10)
+    borrowed.borrowed = True
     given_on: list[MemoryBlock | None] = []
 
     def rule(_kept: list[MemoryBlock], gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
@@ -110,9 +110,9 @@ def test_nothing_is_added_to_a_lent_gradient() -> None:
     x = Value(tape.block(0), tape.record([ended(tape, [])], [], rule))
     other = doubled(tape, x, 10)
     both = tape.record([x, other], [], lambda _kept, gradients: [gradients[0], gradients[0]])
-    tape.backward(Value(tape.block(0), both), lent)
+    tape.backward(Value(tape.block(0), both), borrowed)
     assert len(given_on) == 1
-    assert given_on[0] is not lent
+    assert given_on[0] is not borrowed
 
 
 def test_what_needs_no_gradient_is_not_recorded() -> None:
