@@ -72,7 +72,7 @@ class ParameterLeaf:
 
 
 class Value:
-    """A tensor or a view: its memory, and which output of what it is; no origin where it needs no gradient."""
+    """A tensor or view: its memory, and the node and output index that it comes from. No origin: no gradient needed."""
 
     __slots__ = ("block", "origin", "output")
 
@@ -83,18 +83,18 @@ class Value:
 
 
 class _StopError(Exception):
-    """All that the backward pass needs is computed again."""
+    """Everything that the backward pass needs has been recomputed."""
 
 
 class _Frame:
-    """One call of torch.utils.checkpoint: what to call again, and the blocks that its nodes keep once it was.
+    """One call of torch.utils.checkpoint: the function to run again, and the blocks that the second run keeps.
 
     Args:
         generator: the state of the random generator that it begins with.
     """
 
-    def __init__(self, again: Callable[[], object], generator: MemoryBlock) -> None:
-        self.again = again
+    def __init__(self, recompute: Callable[[], object], generator: MemoryBlock) -> None:
+        self.recompute = recompute
         self.generator = generator
         self.count = 0
         self.blocks: list[MemoryBlock | None] | None = None
@@ -156,8 +156,8 @@ class Tape:
         self._generator_bytes = generator_bytes
         self._number = 0
         self._frame: _Frame | None = None
-        self._again: list[MemoryBlock | None] | None = None
-        self._enough = 0
+        self._recomputed: list[MemoryBlock | None] | None = None
+        self._blocks_needed = 0
 
     def block(self, size: int) -> MemoryBlock:
         """A new block of `size` bytes."""
@@ -176,14 +176,14 @@ class Tape:
         times: int = 1,
         compiled: bool | None = None,
     ) -> None:
-        """Count `times` calls of an operation, where nothing else is said in the region that runs now."""
+        """Count `times` calls of an operation; `compiled`: None means as the region that runs now."""
         inside = self.compiled if compiled is None else compiled
         self.calls[self._backward, OperatorCall(operation, variant, dtype, sizes, inside)] += times
 
     @property
     def repeats(self) -> bool:
         """Whether operators run again for the backward pass."""
-        return self._again is not None
+        return self._recomputed is not None
 
     @property
     def kept_bytes(self) -> int:
@@ -199,10 +199,10 @@ class Tape:
         if all(value.origin is None for value in inputs):
             return None
         self._number += 1
-        if self._again is not None:
+        if self._recomputed is not None:
             for block in keeps:
-                self._again.append(block)
-                if len(self._again) == self._enough and self._stops_early:
+                self._recomputed.append(block)
+                if len(self._recomputed) == self._blocks_needed and self._stops_early:
                     raise _StopError
             return Node(self._number, [], _Kept(self, [], None), rule, outputs, compiled=self.compiled)
         if self._frame is None and self._counted is not None:
@@ -216,7 +216,7 @@ class Tape:
         """
         assert self._frame is None
         self.count("checkpoint", compiled=False)
-        if self._again is not None:
+        if self._recomputed is not None:
             return function(*inputs)
         detached = [Value(value.block, _DETACHED if value.origin else None) for value in inputs]
         if self._counted is not None:
@@ -229,13 +229,13 @@ class Tape:
 
     def compute_again(self, frame: _Frame) -> None:
         """Fill `frame` with the blocks that its nodes keep."""
-        self._again = frame.blocks = []
-        self._enough = frame.count
+        self._recomputed = frame.blocks = []
+        self._blocks_needed = frame.count
         category, self._allocator.category = self._allocator.category, Category.RECOMPUTED
         with suppress(_StopError):
-            frame.again()
+            frame.recompute()
         self._allocator.category = category
-        self._again = None
+        self._recomputed = None
         self.compiled = False
 
     def backward(self, value: Value, gradient: MemoryBlock) -> None:
