@@ -37,7 +37,7 @@ FUSED_ATTENTION = HostCalls(  # scaled_dot_product_attention(...).transpose(1, 2
     views=("transpose", "view"), nodes=("ScaledDotProductFlashAttentionForCpu", "Transpose", "View")
 )
 # Assumed: two views and three nodes more than PyTorch 2.13 has, so that a slice is a view of a view with a node of its
-# own. No measurement stands against it.
+# own. No measurement contradicts it.
 ROTATION = HostCalls(
     views=("unbind", "slice", "slice", "split", "assumed", "assumed"),
     nodes=("Slice", "Slice", "Split", "Neg", "Cat", "Mul", "Mul", "Add", "Cat", "assumed", "assumed", "assumed"),

@@ -66,7 +66,7 @@ class Allocator:
         self._compare()
 
     def enter(self, phase: StepPhase, category: Category) -> None:
-        """Count from now on, what is held already included, as of a phase; blocks that are made as of `category`."""
+        """Start a phase. What is held already counts in it; new blocks count as `category`."""
         self.phase, self.category = phase, category
         self._compare()
 

@@ -78,7 +78,7 @@ def executed_peaks(
 
 
 def _run(rank: SimulatedRank) -> list[MemoryBlock]:
-    """The micro-batches of a step, one after the other; nothing is left but gradients."""
+    """Run the micro-batches of a step one after the other; only gradients remain allocated."""
     (chunk,) = rank.chunks
     micro_batches = accumulation(rank.workload.recipe, rank.workload.layout)
     for number in range(micro_batches):
