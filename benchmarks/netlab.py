@@ -38,7 +38,7 @@ from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Step, StepKind, events_path
 from suite.job.options import Averaging, StepOptions
 from suite.launch import network_namespaces
-from suite.launch.multi_host import Way, entered, torchrun
+from suite.launch.multi_host import HostAccess, command_on_host, torchrun
 from suite.machine.fingerprint import hardware
 from suite.metrics.figures import Quantity
 from suite.paths import ROOT
@@ -238,7 +238,7 @@ def _start(ranks: int, module: list[str], scratch: str, number: int, name: str) 
     command = torchrun(module, number=number, hosts=ranks, master=network_namespaces.address(0))
     variables = {"GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (Path(scratch) / f"host{number}.log").open("wb") as log:
-        inside = entered(Way.NAMESPACE, name, command, variables)
+        inside = command_on_host(HostAccess.NAMESPACE, name, command, variables)
         return subprocess.Popen(inside, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True)
 
 

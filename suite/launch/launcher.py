@@ -159,7 +159,7 @@ def _command(job: AnyJob, hosts: Hosts) -> list[str]:
     kind = ["--calibrate"] if isinstance(job, CalibrationJob) else ["--probe"] if isinstance(job, ProbeJob) else []
     path = f"{job.directory}/job.json"
     if hosts.names:
-        return [sys.executable, "-m", "suite.launch.multi_host", hosts.way.value, *kind, path, *hosts.names]
+        return [sys.executable, "-m", "suite.launch.multi_host", hosts.access.value, *kind, path, *hosts.names]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}"]
     options = ["--max-restarts=0", f"--monitor-interval={POLL_SECONDS}", f"--log-dir={job.directory}/torchrun"]
     return [*torchrun, *options, "-m", "suite.execute", *kind, path]

@@ -34,7 +34,7 @@ PASSED_PREFIXES = ("GLOO_", "NCCL_", "SUITE_", malloc.PREFIX)
 OWN_INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-class Way(enum.StrEnum):
+class HostAccess(enum.StrEnum):
     """How a command gets onto a host."""
 
     NAMESPACE = "netns"
@@ -44,13 +44,13 @@ class Way(enum.StrEnum):
 class Hosts(msgspec.Struct, frozen=True):
     """Where a launch has its ranks: one on each of these hosts; all here where there are none."""
 
-    way: Way = Way.NAMESPACE
+    access: HostAccess = HostAccess.NAMESPACE
     names: tuple[str, ...] = ()
 
     @property
     def elsewhere(self) -> bool:
         """Whether the ranks' process numbers are those of other machines."""
-        return bool(self.names) and self.way is Way.SSH
+        return bool(self.names) and self.access is HostAccess.SSH
 
 
 def main() -> int:
@@ -58,19 +58,19 @@ def main() -> int:
 
     torchrun needs the static rendezvous there: the dynamic one does not know its host by a namespace's address.
     """
-    way, arguments = Way(sys.argv[1]), sys.argv[2:]
+    access, arguments = HostAccess(sys.argv[1]), sys.argv[2:]
     kind = [arguments.pop(0)] if arguments[0].startswith("--") else []
     job, names = arguments[0], arguments[1:]
     variables = dict(os.environ)
     if interface := msgspec.json.decode(Path(job).read_bytes())["interface"]:
         variables |= dict.fromkeys(OWN_INTERFACE, interface)
-    master = names[0].rpartition("@")[2] if way is Way.SSH else address(0)
+    master = names[0].rpartition("@")[2] if access is HostAccess.SSH else address(0)
     processes = []
     for number, name in enumerate(names):
         command = torchrun(["suite.execute", *kind, job], number=number, hosts=len(names), master=master)
-        there = entered(way, name, command, variables)
-        here = subprocess.Popen(there, env=variables, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
-        processes.append(here)
+        host_command = command_on_host(access, name, command, variables)
+        child = subprocess.Popen(host_command, env=variables, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+        processes.append(child)
     try:
         while None in [process.poll() for process in processes]:
             if failed := [process.returncode for process in processes if process.returncode]:
@@ -99,9 +99,9 @@ def torchrun(module: list[str], *, number: int, hosts: int, master: str) -> list
     ]
 
 
-def entered(way: Way, name: str, command: Sequence[str], variables: dict[str, str]) -> list[str]:
+def command_on_host(access: HostAccess, name: str, command: Sequence[str], variables: dict[str, str]) -> list[str]:
     """The command on that host; by ssh in this directory, with the suite's variables, ending with its terminal."""
-    if way is Way.NAMESPACE:
+    if access is HostAccess.NAMESPACE:
         return ["ip", "netns", "exec", name, *command]
     exported = [
         f"{key}={value}" for key, value in variables.items() if key in PASSED_ON or key.startswith(PASSED_PREFIXES)

@@ -16,7 +16,7 @@ from suite.job.corpus import Corpus
 from suite.job.events import Event, Finished, Status, Step
 from suite.job.training_job import Job
 from suite.launch.launcher import LaunchOutcome, launch
-from suite.launch.multi_host import Hosts, Way
+from suite.launch.multi_host import HostAccess, Hosts
 from suite.launch.network_namespaces import hosts as namespaces
 from suite.machine.cpu_contention import others_shares
 from suite.machine.cpu_speed import over_ranks
@@ -209,10 +209,10 @@ def _result(plan: Plan, job: Job, outcome: LaunchOutcome, figures: _Figures, end
 def hosts_of(plan: Plan) -> Iterator[Hosts]:
     """The plan's hosts: those that it names, or namespaces that live as long as the launch."""
     if plan.host_names:
-        yield Hosts(Way.SSH, plan.host_names)
+        yield Hosts(HostAccess.SSH, plan.host_names)
     elif plan.hosts > 1:
         with namespaces(plan.hosts) as names:
-            yield Hosts(Way.NAMESPACE, tuple(names))
+            yield Hosts(HostAccess.NAMESPACE, tuple(names))
     else:
         yield Hosts()
 

@@ -17,7 +17,7 @@ from suite.ladder.request import LadderRun
 from suite.ladder.rung import RungSetting
 from suite.ladder.rungs import RUNGS
 from suite.launch import network_namespaces
-from suite.launch.multi_host import Hosts, Way
+from suite.launch.multi_host import HostAccess, Hosts
 from suite.machine.reference_step import TimedReferenceStep, reference_step
 from suite.machine.timing_tables import Subject
 from suite.predict.simulation.step_correction import StepCorrection
@@ -39,7 +39,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[CalibrationResult]:
     """What a calibration between hosts will say; namespaces are permitted and none is made."""
     answers: list[CalibrationResult] = []
     monkeypatch.setattr("suite.launch.network_namespaces.why_not", lambda: None)
-    monkeypatch.setattr(timing, "hosts_of", lambda _plan: nullcontext(Hosts(Way.NAMESPACE, ("a", "b"))))
+    monkeypatch.setattr(timing, "hosts_of", lambda _plan: nullcontext(Hosts(HostAccess.NAMESPACE, ("a", "b"))))
     monkeypatch.setattr(timing, "between_hosts", lambda *_args, **_options: answers.pop())
     return answers
 
@@ -93,7 +93,7 @@ def test_a_slow_link_between_namespaces_is_what_its_messages_are_timed_at(monkey
     with network_namespaces.hosts(2) as names:
         network_namespaces.limit(names, bits)
         found = between_hosts(
-            here, Hosts(Way.NAMESPACE, tuple(names)), interface=network_namespaces.INTERFACE, on_event=quiet
+            here, Hosts(HostAccess.NAMESPACE, tuple(names)), interface=network_namespaces.INTERFACE, on_event=quiet
         )
     assert found.status is Status.OK, found.message
     assert found.profile is not None

@@ -17,7 +17,7 @@ from suite.job.events import Status
 from suite.ladder.plan import refusal, target_of
 from suite.ladder.rungs import RUNGS
 from suite.launch.launcher import START_SECONDS
-from suite.launch.multi_host import Way, check_reachable, entered, torchrun
+from suite.launch.multi_host import HostAccess, check_reachable, command_on_host, torchrun
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.metrics.figures import Quantity
 from suite.paths import ROOT
@@ -55,14 +55,14 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_namespace_is_entered_with_the_command_as_it_is() -> None:
     command = torchrun(["suite.execute", "job.json"], number=1, hosts=2, master="10.0.0.1")
-    assert entered(Way.NAMESPACE, "host1", command, {}) == ["ip", "netns", "exec", "host1", *command]
+    assert command_on_host(HostAccess.NAMESPACE, "host1", command, {}) == ["ip", "netns", "exec", "host1", *command]
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--nproc-per-node=1"} <= set(command)
 
 
 def test_another_host_gets_the_suites_variables_and_no_others() -> None:
     variables = {LAUNCH_VARIABLE: "x y", "OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO", "HOME": "/root", "PATH": "/bin"}
-    *way, name, line = entered(Way.SSH, "node2", ["python", "-c", "print('a b')"], variables)
-    assert (way[0], way[-1], name) == ("ssh", "-tt", "node2")
+    *access, name, line = command_on_host(HostAccess.SSH, "node2", ["python", "-c", "print('a b')"], variables)
+    assert (access[0], access[-1], name) == ("ssh", "-tt", "node2")
     words = shlex.split(line)
     assert words[:5] == ["cd", str(ROOT), "&&", "{", "env"]
     assert set(words[5:8]) == {f"{LAUNCH_VARIABLE}=x y", "OMP_NUM_THREADS=4", "NCCL_DEBUG=INFO"}
