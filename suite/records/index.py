@@ -29,11 +29,11 @@ _BLOCK = 1000  # launches that a process reads at a time
 _LEAST_SHARED = 3000  # from which starting processes (0.3 s) pays: they take 0.4 s
 _MOST_PROCESSES = 8
 
-Why = tuple[str, str]  # what is wrong, and with which file
+Problem = tuple[str, str]  # what is wrong, and with which file
 _Listed = tuple[str, tuple[int, int, int]]  # path and stamp of a half
-_BROKEN: _Listed = ("", (0, 0, 0))
+_UNREADABLE: _Listed = ("", (0, 0, 0))
 
-Found = tuple[str, str, str | None, Stamp]  # id, path of begin and of end, both files' stamps
+RecordFiles = tuple[str, str, str | None, Stamp]  # id, path of begin and of end, both files' stamps
 
 
 def launches(
@@ -82,17 +82,17 @@ def _unreadable(error: OSError, path: str) -> InputError:
 
 def _of_directory(directory: str, bad: list[InputError]) -> Iterator[LaunchSummary]:
     try:
-        found = _found(directory, bad)
+        files = _record_files(directory, bad)
     except OSError as error:
         if not isinstance(error, NotADirectoryError):  # a file next to the runs' directories is no record
             bad.append(InputError(f"cannot read the records: {error.strerror}", where=directory))
         return
-    kept = _kept(directory) if len(found) >= _LEAST_KEPT else {}
-    was_known = [kept[identity] for identity, _, _, stamp in found if identity in kept and kept[identity][1] == stamp]
+    kept = _kept(directory) if len(files) >= _LEAST_KEPT else {}
+    was_known = [kept[identity] for identity, _, _, stamp in files if identity in kept and kept[identity][1] == stamp]
     known = list(was_known)
-    if len(was_known) < len(found):
+    if len(was_known) < len(files):
         read = {launch.id for launch, _ in was_known}
-        unread = [one for one in found if one[0] not in read]
+        unread = [record for record in files if record[0] not in read]
         blocks: list[bytes] = []
         for data, errors in _read(unread):
             blocks.append(data)
@@ -121,7 +121,7 @@ def _stamp(facts: os.stat_result) -> tuple[int, int, int]:
     return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
-def _found(directory: str, bad: list[InputError]) -> list[Found]:
+def _record_files(directory: str, bad: list[InputError]) -> list[RecordFiles]:
     """Records in a directory, sorted by id; what is no record's file is passed over, as are those in the making."""
     begins: dict[str, _Listed] = {}
     ends: dict[str, _Listed] = {}
@@ -139,23 +139,23 @@ def _found(directory: str, bad: list[InputError]) -> list[Found]:
             except OSError as error:
                 if os.path.lexists(entry.path):
                     bad.append(_unreadable(error, entry.path))
-                    half[identity] = _BROKEN
+                    half[identity] = _UNREADABLE
     for identity in ends.keys() - begins.keys():
         begin = os.path.join(directory, identity + BEGIN)  # noqa: PTH118
         with contextlib.suppress(OSError):  # made while the directory was listed
             begins[identity] = begin, _stamp(os.stat(begin))  # noqa: PTH116
         pruned = os.path.join(directory, f".{identity}{PRUNED}")  # noqa: PTH118
-        if identity not in begins and ends[identity] != _BROKEN and not os.path.exists(pruned):  # noqa: PTH110
+        if identity not in begins and ends[identity] != _UNREADABLE and not os.path.exists(pruned):  # noqa: PTH110
             bad.append(InputError("damaged record: an end without its first half", where=ends[identity][0]))
-    found: list[Found] = []
+    files: list[RecordFiles] = []
     for identity, (path, stamp) in sorted(begins.items()):
         end_path, end_stamp = ends.pop(identity, (None, (-1, -1, -1)))
-        if path and end_path != "":  # a broken half is named already
-            found.append((identity, path, end_path, (*stamp, *end_stamp)))
-    return found
+        if path and end_path != "":  # an unreadable half is named already
+            files.append((identity, path, end_path, (*stamp, *end_stamp)))
+    return files
 
 
-def _read(unread: list[Found]) -> Iterator[tuple[bytes, list[Why]]]:
+def _read(unread: list[RecordFiles]) -> Iterator[tuple[bytes, list[Problem]]]:
     """The launches of files, packed, and why others are left out, by several processes where there are many."""
     blocks = [unread[start : start + _BLOCK] for start in range(0, len(unread), _BLOCK)]
     done = 0
@@ -173,9 +173,9 @@ def _read(unread: list[Found]) -> Iterator[tuple[bytes, list[Why]]]:
     yield from map(_read_block, blocks[done:])
 
 
-def _read_block(block: list[Found]) -> tuple[bytes, list[Why]]:
+def _read_block(block: list[RecordFiles]) -> tuple[bytes, list[Problem]]:
     good: list[tuple[LaunchSummary, Stamp]] = []
-    bad: list[Why] = []
+    bad: list[Problem] = []
     for _, path, end_path, stamp in block:
         try:
             good.append((launch_summary(path, end_path), stamp))

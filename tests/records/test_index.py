@@ -177,14 +177,14 @@ def test_a_launch_that_ends_while_its_directory_is_listed_has_its_status(
 ) -> None:
     first = begin(node="00000000")
     opened = store.Opened(store.records_directory(tmp_path, "small"), first)
-    listed = reading._found
+    listed = reading._record_files
 
     def end_afterwards(directory: str, bad: list) -> list:
         found = listed(directory, bad)
         opened.close(end(first.id))
         return found
 
-    monkeypatch.setattr(reading, "_found", end_afterwards)
+    monkeypatch.setattr(reading, "_record_files", end_afterwards)
     assert [launch.status for launch in launches(tmp_path)[0]] == ["ok"]
 
 
