@@ -61,13 +61,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked request: everything but the corpus. `learns`: the recipe is ours to scale, so its loss must fall.
+    """A checked request: everything but the corpus.
 
     Args:
-        changes: what the suite chose that was not asked for, in words.
-        hosts: that have a rank each, where there is more than one: network namespaces of this machine, or
-        host_names: others, entered by ssh.
-        interface: of each of those, that its messages leave by; None: the backend's choice.
+        learns: whether this is a miniature, whose recipe the suite chose; its loss must fall.
+        hosts: number of hosts with one rank each; 1: all ranks are on this machine.
+        host_names: hosts that are reached by ssh; empty: network namespaces of this machine.
+        interface: network interface of each host; None: the backend chooses.
+        changes: what the suite chose that the request did not say, in words.
     """
 
     name: str
@@ -128,7 +129,8 @@ def plan(request: Request) -> Plan:
     """The checked plan for a request.
 
     Raises:
-        InputError: unknown name, broken file, bad layout, ranks, steps, seed or device, or no place for a trace.
+        InputError: unknown name, damaged file, bad layout, ranks, steps, seed or device, or a trace that cannot be
+            written.
     """
     averaging, exact_steps = checked_averaging(request)
     _check_numbers(request, first=warm_up_steps(exact_steps))

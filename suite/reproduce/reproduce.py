@@ -114,7 +114,7 @@ def reproduce(
 ) -> LaunchResult:
     """Launch the plan once, keep its record below `results`, and compare it with the prediction.
 
-    Step time is predicted before anything is launched; only at the speed that the processors had, after it.
+    Step time is predicted before the launch; the prediction corrected for CPU speed is made after it.
 
     Args:
         profile: what this machine was measured to do; None where nothing valid is known.

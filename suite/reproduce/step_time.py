@@ -80,7 +80,7 @@ def at_cpu_speed(
     if calibrated is None:
         return [], []
     slower = slowdown(speed, calibrated)
-    factor = correction_factor(plan, profile)  # steps and parts were as slow as each other when it was measured
+    factor = correction_factor(plan, profile)  # measured while steps and parts ran at the same CPU speed
     slowed = time_figures_of(plan, AtCpuSpeed(profile, slower), factor=factor, sample_seconds=sample_seconds)
     expected, took = of_job(slowed, Quantity.STEP_SECONDS), of_job(measured, Quantity.STEP_SECONDS)
     if expected is None or took is None:
@@ -122,7 +122,7 @@ def _reference_step(plan: Plan, profile: Profile) -> TimedReferenceStep | None:
 def time_figures_of(
     plan: Plan, measured: MeasuredTimes, *, factor: float = 1.0, sample_seconds: float = 0.0
 ) -> list[Figure]:
-    """Step time of a plan on what was measured of a machine, all of it `factor` times.
+    """Step time of a plan from measured times, multiplied by `factor`.
 
     Raises:
         InputError: it lacks an operation.
@@ -151,8 +151,8 @@ class Peak(NamedTuple):
 def peaks(profile: Profile, precision: Precision, *, ranks: int, cores: int) -> list[Peak]:
     """The data sheet's dense peak where the catalog knows the GPU, and the highest rate that products reached.
 
-    The latter with as many ranks at once: see `Profile.achievable_flop_per_second`. Ranks that take turns on fewer
-    cores share theirs.
+    The latter with as many ranks at once: see `Profile.achievable_flop_per_second`. With more ranks than cores, ranks
+    share the rate.
 
     Raises:
         InputError: no product in that precision was measured.
