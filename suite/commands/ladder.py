@@ -20,7 +20,7 @@ from suite.job.corpus import Corpus, tokenised_documents
 from suite.job.events import Event
 from suite.job.options import Texts
 from suite.ladder.extra_profiles import ranks_missing, sample_seconds, with_messages, with_more_ranks
-from suite.ladder.plan import Target, fitted, target_of
+from suite.ladder.plan import Target, target_of, target_that_fits
 from suite.ladder.request import LadderRun, trace_of
 from suite.ladder.result import LadderResult, LadderVerdict, RungResult, verdict
 from suite.ladder.run import nothing_applies, run_ladder
@@ -152,7 +152,7 @@ def _fitted_with_corpus(target: Target, corpus: Path | None) -> tuple[Target, Co
             least_tokens=RungSetting().samples * target.architecture.sequence + 1,
         )
     if target.device == "cuda":
-        target = fitted(target, cuda_memory_bytes(), texts)
+        target = target_that_fits(target, cuda_memory_bytes(), texts)
     check_reachable(target.host_names, Path(tempfile.gettempdir()), Path(tokens.tokens_file), target.interface)
     return target, tokens, texts
 

@@ -10,7 +10,7 @@ from suite.job.events import Event, Status
 from suite.job.training_job import LEAST_STEPS
 from suite.ladder.judge import Interaction, cost, noise
 from suite.ladder.measurement import RungMeasurement, measured
-from suite.ladder.plan import excess
+from suite.ladder.plan import why_too_large
 from suite.ladder.request import LadderRun, ending, launched
 from suite.ladder.result import RungResult
 from suite.ladder.rung import STEPS, Rung, RungSetting, Track, setting_of
@@ -61,7 +61,7 @@ def leave_one_out_runs(
             top, here, below = last.measured, results[rung.name].measured, results[under.name].measured
             if setting == last.setting or top is None or here is None or below is None:
                 continue
-            if excess(ladder_run.plan(setting), ladder_run.target.memory_bytes):
+            if why_too_large(ladder_run.plan(setting), ladder_run.target.memory_bytes):
                 continue
             steps = LEAST_STEPS if track is Track.MEMORY else STEPS
             runs.append(LeaveOneOut(rung, setting, steps, last.rung.name, below, here, top))

@@ -74,7 +74,7 @@ def target_of(name: str, *, device: str, seed: int) -> Target:
     return Target(name=name, architecture=run.architecture, recipe=run.recipe, device=device, seed=seed)
 
 
-def fitted(target: Target, memory_bytes: int, texts: Texts) -> Target:
+def target_that_fits(target: Target, memory_bytes: int, texts: Texts) -> Target:
     """On GPUs of so much memory, with the declared samples halved until the larger baseline fits; to an eighth at most.
 
     That is the memory track's: 32 samples in one micro-batch, as in the second rung of the speed track.
@@ -82,13 +82,13 @@ def fitted(target: Target, memory_bytes: int, texts: Texts) -> Target:
     target = msgspec.structs.replace(target, memory_bytes=memory_bytes)
     while target.divisor < MOST_DIVISOR:
         setting = setting_of(Track.MEMORY, (), divisor=target.divisor)
-        if not excess(planned(target, setting, "", texts), memory_bytes):
+        if not why_too_large(planned(target, setting, "", texts), memory_bytes):
             break
         target = msgspec.structs.replace(target, divisor=2 * target.divisor)
     return target
 
 
-def excess(plan: Plan, memory_bytes: int | None) -> str:
+def why_too_large(plan: Plan, memory_bytes: int | None) -> str:
     """Why a plan does not fit, by its predicted peak, in 90 % of a device's memory; empty where it does.
 
     The peak of PyTorch's operators also for Triton's, which keep no more.

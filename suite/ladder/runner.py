@@ -11,7 +11,7 @@ import msgspec
 from suite.job.events import Event, Status
 from suite.ladder.judge import Mark, cost, gain, gain_check, loss_check, peak_check, repeats_check
 from suite.ladder.measurement import measured
-from suite.ladder.plan import excess, not_executed, refusals
+from suite.ladder.plan import not_executed, refusals, why_too_large
 from suite.ladder.request import LadderRun, ending, launched, predicted, trace_of
 from suite.ladder.result import RungResult
 from suite.ladder.rung import Rung, RungSetting, Track, rounding_of, setting_of, stands_on
@@ -48,7 +48,7 @@ class Runner:
             return False
         setting = self._launched_setting(rung)
         plan = ladder_run.plan(setting)
-        reason = not_executed(plan) or excess(plan, ladder_run.target.memory_bytes)
+        reason = not_executed(plan) or why_too_large(plan, ladder_run.target.memory_bytes)
         if reason:
             self.results[rung.name] = RungResult(rung=rung, setting=setting, not_run=reason)
             return False

@@ -19,7 +19,7 @@ from suite.job.training_job import LEAST_STEPS
 from suite.ladder import runner as runner
 from suite.ladder.judge import Gain, Interaction, Mark, gain_check, loss_check, noise, peak_check, repeats_check
 from suite.ladder.measurement import measured
-from suite.ladder.plan import Target, checkpoint_layers, excess, fitted, planned, refusal, target_of
+from suite.ladder.plan import Target, checkpoint_layers, planned, refusal, target_of, target_that_fits, why_too_large
 from suite.ladder.result import LadderResult, failures, verdict
 from suite.ladder.run import LADDER_SECONDS
 from suite.ladder.rung import (
@@ -545,7 +545,7 @@ def test_an_interrupt_while_a_gain_is_measured_again_ends_the_run(machine: Machi
 def test_on_a_gpu_samples_are_halved_until_the_predicted_peak_of_both_baselines_fits(name: str, divisor: int) -> None:
     """Of 139 GiB; with twice the samples it would not. What the tracks stand on is 4 to 1 and 1 to 4 all the same."""
     memory = 139 * GIB
-    target = fitted(target_of(name, device="cuda", seed=1), memory, TEXTS)
+    target = target_that_fits(target_of(name, device="cuda", seed=1), memory, TEXTS)
     assert target.divisor == divisor
     larger = setting_of(Track.MEMORY, [], divisor=divisor)
     assert peak_of(planned(target, larger, "", TEXTS)) <= 0.9 * memory
@@ -555,7 +555,7 @@ def test_on_a_gpu_samples_are_halved_until_the_predicted_peak_of_both_baselines_
     for rung in RUNGS:
         setting = setting_above(rung, RUNGS, divisor=divisor)
         plan = planned(target, setting, rung.name, TEXTS)
-        assert excess(plan, memory) == ""
+        assert why_too_large(plan, memory) == ""
         check_executable(plan.architecture, plan.recipe, rung.name)
         check_executable_layout(plan.workload, rung.name)
         assert plan.recipe.global_batch == setting.samples == (8 if rung.name == "speed-baseline" else 32) // divisor
@@ -570,7 +570,7 @@ def _accumulating(target: Target) -> tuple[Recipe, Layout]:
 
 
 def test_samples_are_an_eighth_at_least_and_every_rung_has_one_for_each_rank() -> None:
-    target = fitted(target_of("gpt2-1558m", device="cuda", seed=1), GIB, TEXTS)
+    target = target_that_fits(target_of("gpt2-1558m", device="cuda", seed=1), GIB, TEXTS)
     assert target.divisor == MOST_DIVISOR
     for rung in RUNGS:
         plan = planned(target, setting_above(rung, RUNGS, divisor=8), "", TEXTS)
@@ -580,7 +580,7 @@ def test_samples_are_an_eighth_at_least_and_every_rung_has_one_for_each_rank() -
 
 def test_a_processor_s_samples_are_those_declared() -> None:
     assert (CPU.divisor, CPU.memory_bytes) == (1, None)
-    assert excess(planned(CPU, BASE[Track.MEMORY], "", TEXTS), None) == ""
+    assert why_too_large(planned(CPU, BASE[Track.MEMORY], "", TEXTS), None) == ""
     assert setting_of(Track.SPEED, []) == BASE[Track.SPEED]
 
 
@@ -588,7 +588,7 @@ def test_what_does_not_fit_is_not_run_and_what_fits_above_it_is(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """gpt2-1558m has 16 P = 23 GiB of state: on 24 GiB it fits sharded, and with Adafactor's state, about 8 P."""
-    run = fitted(target_of("gpt2-1558m", device="cuda", seed=1), 24 * GIB, TEXTS)
+    run = target_that_fits(target_of("gpt2-1558m", device="cuda", seed=1), 24 * GIB, TEXTS)
     names = [rung.name for rung in of_track(Track.MEMORY) if not rung.needs]
     outcome = ladder_of(names, run=run)
     ran = [name for name, rung_result in results_of(outcome).items() if rung_result.measured is not None]
