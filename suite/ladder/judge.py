@@ -19,12 +19,13 @@ ORDER_OF_SIZE = math.sqrt(10)  # factor up to which a gain has the predicted ord
 # twice, an hour apart (2 cores of an AMD EPYC, shared; 2026-11-22)
 LAUNCH_VARIATION = 0.05
 # Assumed, for want of a GPU to measure on: kernels on a device that nobody shares, whose clock follows its temperature.
-# With more, single launches show fewer gains; with less, they judge more. Launches that are repeated tell it themselves
+# If it is too high, single launches show fewer gains; if too low, they judge too much. Repeated launches measure it
 GPU_LAUNCH_VARIATION = 0.01
 ASSUMED_LAUNCHES = 2  # degrees of freedom of that assumption: it counts as much as three launches
 UNORDERED = "training is not deterministic there"
 NONE_PREDICTED = "predicted none, measured more than noise"
-LEAST_MEMORY_GAIN = 0.01  # of the peak: predictions of single peaks are that good (see suite.predict), and no better
+# of the peak: predictions of single peaks are that good (tolerance of `peak_bytes`, docs/predictions.md), and no better
+LEAST_MEMORY_GAIN = 0.01
 
 
 class Mark(enum.StrEnum):

@@ -24,8 +24,8 @@ class LadderRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         chosen: names of the rungs that are wanted; what they are compared with is run too.
-        ablated: names of rungs whose changes are left out of what is launched, of them and of those above; what is
-            predicted of an ablated rung, and of it alone, has its changes.
+        ablated: names of rungs whose changes are left out of all launches, their own and those of rungs above. Only the
+            prediction of an ablated rung keeps its changes.
         leave_one_out: whether the top of each track is launched without each of its rungs; not where one is ablated.
         between_hosts: the profile with messages as they are between hosts; None: not measured.
         between_hosts_source: what it is, or why there is none.

@@ -74,7 +74,7 @@ class RungSetting(ScriptOptions, frozen=True, kw_only=True):
 
 
 def reordered_bound(*, addends: int, steps: int) -> float:
-    """By what part of itself a loss may differ where sums of fp32 are added in another order, in the last of `steps`.
+    """Largest relative difference of a loss at step `steps` when fp32 sums are added in another order.
 
     (S + 1) sqrt(n) u, with n addends, S steps and u = 2^-24, fp32's unit roundoff:
         sqrt(n) u   a sum of n addends: roundings are as good as independent, so that they add up as a random walk. That
@@ -119,7 +119,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
         predicts: the formula, or where the prediction comes from.
         seconds_unknown: why no time is predicted of a setting that has these changes; empty where it is.
         needs: without which it does not apply.
-        side: a rung that nothing stands on: the next one's rung below is this one's.
+        side: whether no rung builds on it; the next rung builds on the one below it.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rounding_of(precision: Precision) -> float:
-    """By what part of itself a loss may differ where sums come in any order: fp32's, or one rounding to 16 bits."""
+    """Largest relative difference of a loss when sums come in any order: fp32's, or one rounding to 16 bits."""
     return {Precision.FP32: REORDERED, Precision.FP16: FP16_ROUNDING}.get(precision, ROUNDING)
 
 

@@ -17,7 +17,7 @@ from suite.ladder.result import RungResult
 from suite.ladder.rung import Rung, RungSetting, Track, rounding_of, setting_of, stands_on
 from suite.reproduce.reproduce import LaunchResult
 
-# After which no gain that failed is begun to be measured again: nine launches took 122 s on 2 cores
+# No failed gain is measured again after this time: nine launches took 122 s on 2 cores
 CONFIRMING_SECONDS = 180.0
 
 
@@ -65,9 +65,9 @@ class Runner:
     def confirm(self, on_rung: Callable[[RungResult], None], *, until: float) -> bool:
         """Measure each time gain that failed again, in turn with the rung below; whether that was interrupted.
 
-        Between two launches a shared machine may become slower or faster. So both rungs are launched in turn, below,
-        here, here, below, and all launches together count. A gain that fails by the launches of another one's turn is
-        measured again too; that of an ablated rung is not. `on_rung` sees every rung that changes.
+        A shared machine may become slower between two launches, so both rungs are launched alternately: below, here,
+        here, below. All launches count. A gain that fails only after these launches is measured again too; that of an
+        ablated rung is not. `on_rung` sees every rung that changes.
 
         Args:
             until: when it has to end, on the clock of `time.monotonic`: what would take longer, by the seconds that the
