@@ -59,8 +59,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """What the recordings of all ranks say together.
 
     Args:
-        missing: ranks that did not come to a collective in which others wait; of those, where some wait in nothing
-            themselves, these alone: the others are held up by them.
+        missing: ranks that did not reach a collective in which others wait. If some of them wait in another collective
+            themselves, only the rest: those hold all others up.
         lines: for people.
         why: where the missing ones are missing; empty where nobody is.
     """
@@ -132,7 +132,7 @@ def _state(recording: Recording, now: int) -> str:
     if under_way:
         first = under_way[0]
         seconds = max(0.0, (now - first.time_created_ns) / 1e9)
-        more = f", and {len(under_way) - 1} more behind it" if len(under_way) > 1 else ""
+        more = f", and {len(under_way) - 1} more after it" if len(under_way) > 1 else ""
         return f"for {seconds:.1f} s in number {first.number} of {first.group}: {first.says}{more}"
     if recording.entries:
         newest = recording.entries[-1]

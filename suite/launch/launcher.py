@@ -117,7 +117,7 @@ class _Rank:
 def launch(job: AnyJob, identity: str, on_event: Callable[[int, Event], None], *, hosts: Hosts = HERE) -> LaunchOutcome:
     """Run `job`, which lies in its directory as job.json, under torchrun and wait for its end.
 
-    With `hosts`, a rank runs on each of them. What one is asked in a hang, others are not: their stacks are missing.
+    With `hosts`, one rank runs on each. Ranks on other machines cannot be asked for their stacks in a hang.
     `on_event` sees every rank's events as they come. A rank that stays silent beyond its patience ends the launch as a
     hang: stacks are dumped, everything is killed. Ctrl-C (KeyboardInterrupt) ends it as interrupted. No process of the
     launch outlives this call; if this process is killed, the kernel kills torchrun and its ranks.

@@ -84,7 +84,7 @@ def test_the_oldest_of_several_under_way_is_named_and_many_tensors_are_counted()
     (line, *_) = diagnosed({0: Recording([many, waits(4)])}, ranks=1, now_ns=NOW).lines
     assert line == (
         "rank 0: for 2.5 s in number 3 of mesh_tp: all_reduce Float/BFloat16 [1] [1] [1] and 2 more, "
-        "and 1 more behind it"
+        "and 1 more after it"
     )
 
 
