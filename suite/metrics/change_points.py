@@ -14,7 +14,7 @@ _SEED = 1
 
 
 def change_points(values: Sequence[float]) -> list[int]:
-    """Places where a history's level changes: each is the first launch of a new level; stretches have 5 or more.
+    """Indices where a history's level changes: each is the first launch of a new level; stretches have 5 or more.
 
     The ranks of the values are split where that lowers the sum of squares about the stretches' means by more than the
     penalty a split: ranks, because launches have long tails, and one that lies far out is no new level. What was split
@@ -27,7 +27,7 @@ def change_points(values: Sequence[float]) -> list[int]:
     edges = [0, *_splits(values), len(values)]
     if len(edges) == 2:
         return []
-    inner = [first + place for first, end in pairwise(edges) for place in change_points(values[first:end])]
+    inner = [first + index for first, end in pairwise(edges) for index in change_points(values[first:end])]
     return sorted([*edges[1:-1], *inner])
 
 
@@ -41,7 +41,7 @@ def _splits(values: Sequence[float]) -> list[int]:
     ranks = stats.rankdata(values)
     scaled = ((ranks - ranks.mean()) / ranks.std()).reshape(-1, 1)
     search = ruptures.KernelCPD(kernel="linear", min_size=LEAST_STRETCH).fit(numpy.ascontiguousarray(scaled))
-    return [int(place) for place in search.predict(pen=penalty(len(values)))[:-1]]
+    return [int(index) for index in search.predict(pen=penalty(len(values)))[:-1]]
 
 
 @cache
@@ -60,11 +60,11 @@ def penalty(launches: int) -> float:
     chance = numpy.random.default_rng(_SEED)
     ranks = numpy.arange(1, launches + 1) - (launches + 1) / 2
     ranks /= ranks.std()
-    places = numpy.arange(LEAST_STRETCH, launches - LEAST_STRETCH + 1)
-    weights = 1 / places + 1 / (launches - places)
+    indices = numpy.arange(LEAST_STRETCH, launches - LEAST_STRETCH + 1)
+    weights = 1 / indices + 1 / (launches - indices)
     rows = numpy.tile(ranks, (_AT_ONCE, 1))
     gains = []
     for _ in range(PERMUTATIONS // _AT_ONCE):
-        sums = numpy.cumsum(chance.permuted(rows, axis=1), axis=1)[:, places - 1]
+        sums = numpy.cumsum(chance.permuted(rows, axis=1), axis=1)[:, indices - 1]
         gains.append((sums * sums * weights).max(axis=1))
     return float(numpy.quantile(numpy.concatenate(gains), 1 - FALSE_CHANGES))

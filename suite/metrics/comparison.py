@@ -46,11 +46,11 @@ def compare(left: list[Figure], right: list[Figure], *, left_name: str, right_na
     others = {figure.key: figure for figure in right}
     rows = [_row(figure, others.pop(figure.key, None), left_name, right_name, judge) for figure in left]
     rows += [_row(None, figure, left_name, right_name, judge) for figure in others.values()]
-    order = {quantity: place for place, quantity in enumerate(Quantity)}
-    return sorted(rows, key=lambda row: (order[Quantity(row.quantity)], row.rank is not None, _place_of_term(row)))
+    order = {quantity: index for index, quantity in enumerate(Quantity)}
+    return sorted(rows, key=lambda row: (order[Quantity(row.quantity)], row.rank is not None, _index_of_term(row)))
 
 
-def _place_of_term(row: Row) -> int:
+def _index_of_term(row: Row) -> int:
     """0 for all rows but those of a step's terms, which are numbered from 1."""
     terms = [term.value for term in StepTerm]
     return 1 + terms.index(row.term) if row.quantity == Quantity.STEP_SECONDS and row.term in terms else 0

@@ -73,7 +73,7 @@ def standard_error(floor: Floor, launches: int) -> float:
     from scipy.special import betainc
 
     count, shape = len(floor.deviations), (launches + 1) / 2
-    edges = [float(betainc(shape, shape, place / count)) for place in range(count + 1)]
+    edges = [float(betainc(shape, shape, index / count)) for index in range(count + 1)]
     weights = [above - below for below, above in pairwise(edges)]
     mean = math.fsum(w * x for w, x in zip(weights, floor.deviations, strict=True))
     return math.sqrt(math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, floor.deviations, strict=True)))

@@ -27,7 +27,7 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """Launches between two change points: places `first` to `last`, both inside, of the segment's points."""
+    """Launches between two change points: indices `first` to `last`, both inside, of the segment's points."""
 
     first: int
     last: int
@@ -46,7 +46,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         setup: its fingerprint; `example` a launch that tells what it is of.
         stretches: in order, without gaps; each boundary is a change point.
-        best: place of the stretch with the lowest median among those of 5 launches or more; of all where none has 5.
+        best: index of the stretch with the lowest median among those of 5 launches or more; of all where none has 5.
         searched: of the newest points; older ones belong to the first stretch, unsearched.
     """
 
@@ -59,7 +59,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def change_points(self) -> list[int]:
-        """Places of the launches with which a stretch begins, but for the first."""
+        """Indices of the launches with which a stretch begins, but for the first."""
         return [stretch.first for stretch in self.stretches[1:]]
 
     @property
@@ -107,7 +107,7 @@ def _segment(setup: str, launches: list[LaunchSummary], found: list[int]) -> Seg
         for one in launches
     )
     skipped = max(0, len(points) - MOST_SEARCHED)
-    edges = [0, *(skipped + place for place in found), len(points)]
+    edges = [0, *(skipped + index for index in found), len(points)]
     stretches = tuple(
         Stretch(
             first=first,
@@ -117,8 +117,8 @@ def _segment(setup: str, launches: list[LaunchSummary], found: list[int]) -> Seg
         )
         for first, end in pairwise(edges)
     )
-    long = [place for place, one in enumerate(stretches) if one.launches >= LEAST_STRETCH] or range(len(stretches))
-    best = min(long, key=lambda place: stretches[place].median)
+    long = [index for index, one in enumerate(stretches) if one.launches >= LEAST_STRETCH] or range(len(stretches))
+    best = min(long, key=lambda index: stretches[index].median)
     return Segment(
         setup=setup, example=launches[-1], points=points, stretches=stretches, best=best, searched=len(points) - skipped
     )

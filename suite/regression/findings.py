@@ -95,7 +95,7 @@ def record_findings(run: str, before: Sequence[Record], after: Sequence[Record])
         sides = left.get(key, []), right.get(key, [])
         counts = len(before), len(after)
         found.append(_finding(run, key, sides, counts, same_stack=_same_stack(before, after)))
-    order = {quantity.value: place for place, quantity in enumerate(Quantity)}
+    order = {quantity.value: index for index, quantity in enumerate(Quantity)}
     found.sort(key=lambda one: (order[one.quantity], one.rank is not None))
     return [*found, _losses(run, before, after)]
 

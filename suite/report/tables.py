@@ -44,7 +44,7 @@ def table(
     titles = [str(name) for name in (rows.columns if headers is None else headers)]  # type: ignore[union-attr]
     lines = rows.itertuples(index=False, name=None) if hasattr(rows, "itertuples") else rows
     columns = list(zip(*([_text(cell, style) for cell in line] for line in lines), strict=True))
-    cells: Cells = {title: [*columns[place]] if columns else [] for place, title in enumerate(titles)}
+    cells: Cells = {title: [*columns[index]] if columns else [] for index, title in enumerate(titles)}
     stand_right = {t for t in titles if (_is_numeric(cells[t]) if right is None else t in right)}
     if width is None or _total(_widths(cells)) <= width:
         return _tabulated(cells, stand_right, style)

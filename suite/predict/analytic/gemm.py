@@ -139,7 +139,7 @@ def efficiency(table: EfficiencyTable | IntensityTable, *, M: int, N: int, K: in
     if isinstance(table, IntensityTable):
         intensity = arithmetic_intensity(M=M, N=N, K=K, element_bytes=element_bytes)
         first, weights = _weights(table.intensities, intensity)
-        return sum(weight * table.efficiencies[first + place] for place, weight in enumerate(weights))
+        return sum(weight * table.efficiencies[first + index] for index, weight in enumerate(weights))
     if not _of_shapes(table):
         return table.efficiencies[0][0][0]
     row, row_weights = _weights(table.rows, M)
@@ -162,10 +162,10 @@ def _weights(points: tuple[float, ...], value: float) -> tuple[int, list[float]]
     if isinstance(value, (int, float)):
         first = min(max(bisect_right(points, value) - 1, 0), max(len(points) - 2, 0))
         points = points[first : first + 2]
-    place = log2(value)
+    log_value = log2(value)
     passed: list[float] = [1.0]
     for lower, upper in pairwise(points):
-        share = (place - math.log2(lower)) / (math.log2(upper) - math.log2(lower))
+        share = (log_value - math.log2(lower)) / (math.log2(upper) - math.log2(lower))
         passed.append(smaller(1.0, larger(0.0, share)))
     passed.append(0.0)
     return first, [before - after for before, after in pairwise(passed)]

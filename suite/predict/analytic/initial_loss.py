@@ -92,15 +92,15 @@ def _sampled_positions(sequence: int) -> list[tuple[float, float]]:
     integral from half a position below to half above, taken over n^(1/4) at 5 Gauss-Legendre nodes.
     """
     whole = min(sequence, max(1, WHOLE_POSITIONS // sequence))
-    places = [(float(n), 1 / sequence) for n in range(1, whole + 1)]
+    counts = [(float(n), 1 / sequence) for n in range(1, whole + 1)]
     if whole < sequence:
         low, high = (whole + 0.5) ** 0.25, (sequence + 0.5) ** 0.25
         middle, half_width = (low + high) / 2, (high - low) / 2
         for node, weight in UNIFORM:
             root = middle + half_width * node
             cube = root * root * root
-            places.append((root * cube, weight * 8 * half_width * cube / sequence))
-    return places
+            counts.append((root * cube, weight * 8 * half_width * cube / sequence))
+    return counts
 
 
 def _concentrations(

@@ -179,11 +179,11 @@ def balanced_partition(costs: Sequence[float], *, stages: int) -> tuple[int, ...
         return counts
 
     sums = sorted({before[end] - before[first] for end in range(1, layers + 1) for first in range(end)})
-    place = bisect_left(sums, True, key=lambda bound: sum(taken(bound)) == layers)
-    return tuple(taken(sums[place]))
+    index = bisect_left(sums, True, key=lambda bound: sum(taken(bound)) == layers)
+    return tuple(taken(sums[index]))
 
 
 def _refuse_negative_or_infinite(name: str, values: Sequence[float]) -> None:
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if not 0 <= value < math.inf:
-            raise ValueError(f"{name}[{place}] must be finite and at least 0, got {value}")
+            raise ValueError(f"{name}[{index}] must be finite and at least 0, got {value}")

@@ -97,7 +97,7 @@ def fit(
         key = x.tobytes()
         if key not in known:
             points = numpy.exp(x + shifts)
-            values: dict[str, Any] = {name: points[:, place] for place, name in enumerate(names)}
+            values: dict[str, Any] = {name: points[:, index] for index, name in enumerate(names)}
             values |= {name: numpy.full(len(points), value) for name, value in fixed.items()}
             seconds = numpy.array(
                 [numpy.broadcast_to(row_step_seconds(model, values, each), len(points)) for each in rows]
@@ -128,7 +128,7 @@ def fit(
     covariance = numpy.linalg.pinv(slopes.T @ slopes) * scatter
     return Fitted(
         values,
-        {name: float(math.sqrt(covariance[place, place])) for place, name in enumerate(names)},
+        {name: float(math.sqrt(covariance[index, index])) for index, name in enumerate(names)},
         float(optimum.cost),
     )
 

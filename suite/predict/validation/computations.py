@@ -50,7 +50,7 @@ def _in_flight(*, pipeline_stages: int, micro_batches: int) -> list[float]:
 
 
 def _by_stage(values: Iterable[float]) -> Computed:
-    return {f"stage {place}": value for place, value in enumerate(values, start=1)}
+    return {f"stage {number}": value for number, value in enumerate(values, start=1)}
 
 
 def _overflow(*, memory_bytes: float, pipeline_stages: int, micro_batches: int, **stage_bytes: float) -> Computed:
@@ -58,7 +58,9 @@ def _overflow(*, memory_bytes: float, pipeline_stages: int, micro_batches: int, 
         limits.even_stage_bytes(micro_batches_in_flight=kept, **stage_bytes)
         for kept in _in_flight(pipeline_stages=pipeline_stages, micro_batches=micro_batches)
     ]
-    full = [str(place) for place, size in enumerate(stages, start=1) if not limits.fitting(size, {"GPU": memory_bytes})]
+    full = [
+        str(number) for number, size in enumerate(stages, start=1) if not limits.fitting(size, {"GPU": memory_bytes})
+    ]
     return {**_by_stage(stages), "stages that overflow": ", ".join(full)}
 
 
