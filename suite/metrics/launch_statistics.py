@@ -113,8 +113,8 @@ def moderated_deviation(values: Sequence[float], *, prior_variance: float, degre
     seen = max(0, len(values) - 1)
     if seen + degrees < 1:
         raise ValueError("expected two values, or a prior variance")
-    own = statistics.variance([math.log(value) for value in values]) if seen else 0.0
-    return math.sqrt((degrees * prior_variance + seen * own) / (degrees + seen))
+    sample_variance = statistics.variance([math.log(value) for value in values]) if seen else 0.0
+    return math.sqrt((degrees * prior_variance + seen * sample_variance) / (degrees + seen))
 
 
 def median_interval(values: Sequence[float]) -> tuple[tuple[float, float] | None, float | None, str]:

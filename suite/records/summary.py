@@ -303,12 +303,12 @@ def unpacked(data: bytes, directory: str) -> Iterator[tuple[LaunchSummary, Stamp
     indices = [{key: index for index, key in enumerate(keys)} for keys in batch.keys]
     shared_facts = [dict(zip(_SHARED, _shared(facts), strict=True)) for facts in batch.shared]
     for entry in batch.entries:
-        own = dict(zip(_OWN, _own(entry.own), strict=True))
+        launch_facts = dict(zip(_OWN, _own(entry.own), strict=True))
         launch = LaunchSummary(
-            path=f"{directory}/{own['id']}{BEGIN}",
+            path=f"{directory}/{launch_facts['id']}{BEGIN}",
             predicted=Values(indices[entry.predicted], entry.predicted_numbers),
             measured=Values(indices[entry.measured], entry.measured_numbers),
-            **own,
+            **launch_facts,
             **shared_facts[entry.shared],
         )
         yield launch, entry.stamp
