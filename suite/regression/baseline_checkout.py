@@ -26,11 +26,11 @@ def old_commit(before: Sequence[LaunchSummary], now: LaunchSummary, repository: 
     A re-run of the new code alone proves nothing: whatever slowed the machine down since the baseline is in it too.
     So there has to be one commit, all of it, in this repository, and the same software below it.
     """
-    commits = {commit_of(one) for one in before}
+    commits = {commit_of(launch) for launch in before}
     if len(commits) > 1:
         return None, "the baseline is of several commits: no re-run in turn"
     (commit,) = commits
-    if not commit or any(is_modified(one) for one in before):
+    if not commit or any(is_modified(launch) for launch in before):
         return None, "the baseline's code is of no commit alone: no re-run in turn"
     if differing := software_changes(before, [now]):
         return None, f"the baseline ran other software ({differing}): no re-run in turn"
@@ -40,7 +40,7 @@ def old_commit(before: Sequence[LaunchSummary], now: LaunchSummary, repository: 
 
 def software_changes(before: Sequence[LaunchSummary], now: Sequence[LaunchSummary]) -> str:
     """What differs in software but this suite's own version, as "torch 2.12.0 -> 2.13.0, ..."."""
-    sides = [[{k: v for k, v in one.software.items() if k != "suite"} for one in side] for side in (before, now)]
+    sides = [[{k: v for k, v in launch.software.items() if k != "suite"} for launch in side] for side in (before, now)]
     names = sorted({name for side in sides for facts in side for name in facts})
     out = []
     for name in names:

@@ -23,7 +23,7 @@ SCHEMA = "1.0"
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """One move of a baseline: from when on which launches count, and what they replaced."""
+    """One acceptance: which launches became the baseline, when, and which they replaced."""
 
     schema: str
     accepted: float
@@ -44,8 +44,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def median(self) -> float | None:
         """Seconds of their median step."""
-        own = [value for value in map(seconds, self.launches) if value is not None]
-        return statistics.median(own) if own else None
+        times = [value for value in map(seconds, self.launches) if value is not None]
+        return statistics.median(times) if times else None
 
 
 def resolved(reference: str | None, launches: Sequence[LaunchSummary], results: Path, repository: Path) -> str | None:
@@ -57,7 +57,7 @@ def resolved(reference: str | None, launches: Sequence[LaunchSummary], results: 
     if reference is None:
         return None
     identity = Path(reference).name.removesuffix(".json").removesuffix(".begin").removesuffix(".end")
-    if reference == BEST or any(one.id == identity for one in launches):
+    if reference == BEST or any(launch.id == identity for launch in launches):
         return identity
     commit = full_commit(reference, repository)
     if commit is None:
@@ -82,40 +82,46 @@ def baseline(reference: str | None, setup: str, launches: Sequence[LaunchSummary
     A record stands for all launches identical with it, a commit for those of its unmodified checkout; None is what was
     accepted last.
     """
-    own = [one for one in launches if setup_of(one) == setup and one.status == OK]
+    of_setup = [launch for launch in launches if setup_of(launch) == setup and launch.status == OK]
     if reference is None:
-        moves = [move for move in accepted(results)[0] if move.setup == setup]
-        kept = [one for one in own if moves and one.id in moves[-1].launches]
-        words = f"accepted {time.strftime('%Y-%m-%d', time.gmtime(moves[-1].accepted))}" if moves else ""
+        acceptances = [acceptance for acceptance in accepted(results)[0] if acceptance.setup == setup]
+        kept = [launch for launch in of_setup if acceptances and launch.id in acceptances[-1].launches]
+        words = f"accepted {time.strftime('%Y-%m-%d', time.gmtime(acceptances[-1].accepted))}" if acceptances else ""
     elif reference == BEST:
-        found = segments(own)
-        best = {point.id for point in found[0].best_points} if found else set()
-        kept, words = [one for one in own if one.id in best], "best stretch of the history"
-    elif any(one.id == reference for one in launches):
-        groups = [group for group in identical_groups(own) if any(one.id == reference for one in group)]
-        kept = groups[0] if groups else [one for one in own if one.id == reference]
+        histories = segments(of_setup)
+        best = {point.id for point in histories[0].best_points} if histories else set()
+        kept, words = [launch for launch in of_setup if launch.id in best], "best stretch of the history"
+    elif any(launch.id == reference for launch in launches):
+        groups = [group for group in identical_groups(of_setup) if any(launch.id == reference for launch in group)]
+        kept = groups[0] if groups else [launch for launch in of_setup if launch.id == reference]
         words = f"record {reference}"
     else:
-        kept = [one for one in own if (c := commit_of(one)) and reference.startswith(c) and not is_modified(one)]
+        kept = [
+            launch
+            for launch in of_setup
+            if (commit := commit_of(launch)) and reference.startswith(commit) and not is_modified(launch)
+        ]
         words = f"commit {reference[:12]}"
     return Baseline(launches=tuple(kept), words=words) if kept else None
 
 
 def accepted(results: Path) -> tuple[list[Accepted], list[InputError]]:
-    """All moves below the results directory, oldest first, and why others are left out."""
+    """All acceptances below the results directory, oldest first, and why others are left out."""
     good: list[Accepted] = []
     bad: list[InputError] = []
     for path in sorted(path for store in stores(results) for path in (store / "baselines").glob("*/*.json")):
         try:
-            move = msgspec.json.decode(path.read_bytes(), type=Accepted)
+            acceptance = msgspec.json.decode(path.read_bytes(), type=Accepted)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             bad.append(InputError(f"damaged baseline: {error}", where=str(path)))
             continue
-        if move.schema.partition(".")[0] != SCHEMA.partition(".")[0]:
-            bad.append(InputError("unknown schema version", got=repr(move.schema), allowed="1.x", where=str(path)))
+        if acceptance.schema.partition(".")[0] != SCHEMA.partition(".")[0]:
+            bad.append(
+                InputError("unknown schema version", got=repr(acceptance.schema), allowed="1.x", where=str(path))
+            )
             continue
-        good.append(move)
-    return sorted(good, key=lambda move: move.accepted), bad
+        good.append(acceptance)
+    return sorted(good, key=lambda acceptance: acceptance.accepted), bad
 
 
 def accept(results: Path, setup: str, now: Sequence[LaunchSummary], before: Baseline | None) -> Path:
@@ -127,17 +133,17 @@ def accept(results: Path, setup: str, now: Sequence[LaunchSummary], before: Base
     """
     directory = writable(results / "baselines" / now[0].run, results)
     moment = time.time()
-    move = Accepted(
+    acceptance = Accepted(
         schema=SCHEMA,
         accepted=moment,
         run=now[0].run,
         setup=setup,
-        launches=[one.id for one in now],
+        launches=[launch.id for launch in now],
         suite=now[0].suite,
         median_seconds=Baseline(launches=tuple(now), words="").median,
-        replaced=[one.id for one in before.launches] if before else [],
+        replaced=[launch.id for launch in before.launches] if before else [],
     )
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(moment))
     path = directory / f"{stamp}__{setup}__{secrets.token_hex(4)}.json"
-    write_new(path, msgspec.json.format(msgspec.json.encode(move), indent=1) + b"\n")
+    write_new(path, msgspec.json.format(msgspec.json.encode(acceptance), indent=1) + b"\n")
     return path

@@ -44,7 +44,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """All launches of one setup (run, hardware, policy, steps, seed) that ended well, oldest first.
 
     Args:
-        setup: its fingerprint; `example` a launch that tells what it is of.
+        setup: its fingerprint; `example`: one of its launches, for its names.
         stretches: in order, without gaps; each boundary is a change point.
         best: index of the stretch with the lowest median among those of 5 launches or more; of all where none has 5.
         searched: of the newest points; older ones belong to the first stretch, unsearched.
@@ -71,14 +71,14 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 def segments(launches: Iterable[LaunchSummary]) -> list[Segment]:
     """Of every setup, in the order of their first launch."""
-    found = by_setup(launches)
-    return segments_of(found, [change_points(values) for values in searched_times(found)])
+    histories = by_setup(launches)
+    return segments_of(histories, [change_points(values) for values in searched_times(histories)])
 
 
 def by_setup(launches: Iterable[LaunchSummary]) -> dict[str, list[LaunchSummary]]:
     """Launches that ended well by the fingerprint of their setup, oldest first; setups by their first launch."""
     setups: dict[str, list[LaunchSummary]] = {}
-    for launch in sorted(launches, key=lambda one: (one.started, one.id)):
+    for launch in sorted(launches, key=lambda launch: (launch.started, launch.id)):
         if seconds(launch) is not None:
             setups.setdefault(setup_of(launch), []).append(launch)
     return setups
@@ -86,28 +86,30 @@ def by_setup(launches: Iterable[LaunchSummary]) -> dict[str, list[LaunchSummary]
 
 def searched_times(setups: Mapping[str, Sequence[LaunchSummary]]) -> list[list[float]]:
     """Seconds of a step of each setup's launches, of those alone in which change points are searched."""
-    return [[seconds(one) or 0.0 for one in own[-MOST_SEARCHED:]] for own in setups.values()]
+    return [[seconds(launch) or 0.0 for launch in launches[-MOST_SEARCHED:]] for launches in setups.values()]
 
 
 def segments_of(setups: Mapping[str, list[LaunchSummary]], changes: Iterable[list[int]]) -> list[Segment]:
     """Of launches by setup, and the change points in the `searched_times` of each."""
-    return [_segment(setup, own, found) for (setup, own), found in zip(setups.items(), changes, strict=True)]
+    return [
+        _segment(setup, launches, indices) for (setup, launches), indices in zip(setups.items(), changes, strict=True)
+    ]
 
 
-def _segment(setup: str, launches: list[LaunchSummary], found: list[int]) -> Segment:
+def _segment(setup: str, launches: list[LaunchSummary], changes: list[int]) -> Segment:
     points = tuple(
         HistoryPoint(
-            id=one.id,
-            started=one.started,
-            node=one.node,
-            seconds=seconds(one) or 0.0,
-            suite=one.suite,
-            software=one.hashes.get("software", ""),
+            id=launch.id,
+            started=launch.started,
+            node=launch.node,
+            seconds=seconds(launch) or 0.0,
+            suite=launch.suite,
+            software=launch.hashes.get("software", ""),
         )
-        for one in launches
+        for launch in launches
     )
     skipped = max(0, len(points) - MOST_SEARCHED)
-    edges = [0, *(skipped + index for index in found), len(points)]
+    edges = [0, *(skipped + index for index in changes), len(points)]
     stretches = tuple(
         Stretch(
             first=first,
@@ -117,7 +119,8 @@ def _segment(setup: str, launches: list[LaunchSummary], found: list[int]) -> Seg
         )
         for first, end in pairwise(edges)
     )
-    long = [index for index, one in enumerate(stretches) if one.launches >= LEAST_STRETCH] or range(len(stretches))
+    long = [index for index, stretch in enumerate(stretches) if stretch.launches >= LEAST_STRETCH]
+    long = long or [*range(len(stretches))]
     best = min(long, key=lambda index: stretches[index].median)
     return Segment(
         setup=setup, example=launches[-1], points=points, stretches=stretches, best=best, searched=len(points) - skipped

@@ -132,7 +132,7 @@ class RegressionCheck:
         """
         with self._stack:
             known = all_launches(self._results)[0]
-            of_commit = reference not in (None, BEST) and not any(one.id == reference for one in known)
+            of_commit = reference not in (None, BEST) and not any(launch.id == reference for launch in known)
             states = [_State(run, baseline(reference, run.setup, known, self._results)) for run in self._runs]
             for state in states:
                 if of_commit and (state.before is None or len(state.before.launches) < launches):
@@ -153,8 +153,12 @@ class RegressionCheck:
         node = node_identity()
         for state in states:
             floor, state.floor = floor_of(state.run.setup, node, known)
-            if state.before is not None and (own := _values(state.before.launches)) and (now := _values(state.after)):
-                state.sets = Sets(before=own, after=now, floor=floor)
+            if (
+                state.before is not None
+                and (earlier := _values(state.before.launches))
+                and (now := _values(state.after))
+            ):
+                state.sets = Sets(before=earlier, after=now, floor=floor)
         timed = [state for state in states if state.sets is not None]
         self._confirm(timed, launches)
         for state, verdict in zip(timed, _verdicts(timed), strict=True):
@@ -199,7 +203,7 @@ class RegressionCheck:
                 if result.status is not Status.OK:
                     raise LaunchFailedError(result)
                 new.append(result.record)
-        by_id = {one.id: one for one in all_launches(self._results)[0]}
+        by_id = {launch.id: launch for launch in all_launches(self._results)[0]}
         return [(_by_path(by_id, old), _by_path(by_id, new)) for old, new in paths]
 
     def _tree(self, commit: str) -> Path:
@@ -222,25 +226,26 @@ def _verdicts(timed: Sequence[_State]) -> list[JudgedChange]:
 
 def _comparison(state: _State, known: list[LaunchSummary]) -> Comparison:
     name, before, after = state.run.plan.name, state.before, state.after
-    own = [] if before is None else [*before.launches]
+    before_launches = [] if before is None else [*before.launches]
     findings: list[RegressionFinding] = []
     if before is not None:
         if state.sets is not None and state.verdict is not None:
             findings.append(time_finding(name, SECONDS, "s", state.sets.before, state.sets.after, state.verdict))
-        findings += record_findings(name, *([read(Path(one.path)) for one in side] for side in (own, after)))
+        sides = ([read(Path(launch.path)) for launch in side] for side in (before_launches, after))
+        findings += record_findings(name, *sides)
     return Comparison(
         run=name,
         setup=state.run.setup,
         baseline=before.words if before else "",
-        baseline_suite=", ".join(dict.fromkeys(one.suite for one in own)),
+        baseline_suite=", ".join(dict.fromkeys(launch.suite for launch in before_launches)),
         suite=after[-1].suite if after else "",
-        before=[one.id for one in own],
-        after=[one.id for one in after],
-        again=[one.id for one in state.again],
-        changed=software_changes(own, after) if own else "",
+        before=[launch.id for launch in before_launches],
+        after=[launch.id for launch in after],
+        again=[launch.id for launch in state.again],
+        changed=software_changes(before_launches, after) if before_launches else "",
         floor=state.floor,
         findings=findings,
-        best=_against_the_best(state, own, known),
+        best=_against_the_best(state, before_launches, known),
         hint=HINT,
     )
 
@@ -248,16 +253,17 @@ def _comparison(state: _State, known: list[LaunchSummary]) -> Comparison:
 def _against_the_best(
     state: _State, before: list[LaunchSummary], known: list[LaunchSummary]
 ) -> RegressionFinding | None:
-    own = {one.id for one in [*state.after, *state.again]}
-    found = [one for one in segments(one for one in known if one.id not in own) if one.setup == state.run.setup]
-    if not found or not before:
+    new_ids = {launch.id for launch in [*state.after, *state.again]}
+    segments_before = segments(launch for launch in known if launch.id not in new_ids)
+    histories = [segment for segment in segments_before if segment.setup == state.run.setup]
+    if not histories or not before:
         return None
-    best = found[0].best_points
-    if {point.id for point in best} == {one.id for one in before}:
+    best = histories[0].best_points
+    if {point.id for point in best} == {launch.id for launch in before}:
         return None
     values, now = [point.seconds for point in best], _values(state.after)
     compared = difference(values, now)
-    stretch = found[0].stretches[found[0].best]
+    stretch = histories[0].stretches[histories[0].best]
     return RegressionFinding(
         run=state.run.plan.name,
         quantity=SECONDS,

@@ -75,8 +75,9 @@ def identical_groups(launches: Iterable[LaunchSummary]) -> list[list[LaunchSumma
 def floor_of(setup: str, node: str, launches: Sequence[LaunchSummary]) -> tuple[Floor | None, str]:
     """The noise floor of a setup's step seconds on this node, or on others of the same hardware; and whose it is."""
     groups = [group for group in identical_groups(launches) if setup_of(group[0]) == setup]
-    for where, own in (("this machine", True), ("other machines of the same hardware", False)):
-        values = [[seconds(one) or 0.0 for one in group] for group in groups if (group[0].node == node) == own]
+    for where, on_this_node in (("this machine", True), ("other machines of the same hardware", False)):
+        of_nodes = [group for group in groups if (group[0].node == node) == on_this_node]
+        values = [[seconds(launch) or 0.0 for launch in group] for group in of_nodes]
         floor = noise_floor(values)
         if floor is not None:
             return floor, f"{len(floor.deviations)} identical launches on {where}"

@@ -88,16 +88,16 @@ def record_findings(run: str, before: Sequence[Record], after: Sequence[Record])
     and belong to no family, as they would count the same seconds twice.
     """
     left, right = _values(before), _values(after)
-    found = []
+    findings = []
     for key in dict.fromkeys([*left, *right]):
         if key == (Quantity.STEP_SECONDS, None, None, None, None, None):
             continue
         sides = left.get(key, []), right.get(key, [])
         counts = len(before), len(after)
-        found.append(_finding(run, key, sides, counts, same_stack=_same_stack(before, after)))
+        findings.append(_finding(run, key, sides, counts, same_stack=_same_stack(before, after)))
     order = {quantity.value: index for index, quantity in enumerate(Quantity)}
-    found.sort(key=lambda one: (order[one.quantity], one.rank is not None))
-    return [*found, _losses(run, before, after)]
+    findings.sort(key=lambda finding: (order[finding.quantity], finding.rank is not None))
+    return [*findings, _losses(run, before, after)]
 
 
 def _values(records: Sequence[Record]) -> dict[Key, list[int | float]]:

@@ -1,4 +1,4 @@
-"""Verdicts on times of now against those of a baseline: what must come together before a change is one."""
+"""Verdicts on step times compared with a baseline: the conditions under which a difference counts as a change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class JudgedChange(msgspec.Struct, frozen=True, kw_only=True):
         band: relative; None where not even the launches themselves have a spread.
         least_detectable: relative slow-down that the whole rule finds in 9 of 10 comparisons; None: none at all.
         rerun: the re-run's own difference.
-        to_confirm: nothing but the re-run is missing.
+        to_confirm: whether only the re-run is missing.
     """
 
     difference: TwoSampleDifference
@@ -81,8 +81,10 @@ def judged(family: Sequence[Sets]) -> list[JudgedChange]:
         ValueError: an empty set, or a value not above 0.
     """
     differences = [difference(sets.before, sets.after) for sets in family]
-    adjusted_p = adjusted([one.p for one in differences])
-    return [_judged(sets, one, q, len(family)) for sets, one, q in zip(family, differences, adjusted_p, strict=True)]
+    adjusted_p = adjusted([item.p for item in differences])
+    return [
+        _judged(sets, first, q, len(family)) for sets, first, q in zip(family, differences, adjusted_p, strict=True)
+    ]
 
 
 def _judged(sets: Sets, first: TwoSampleDifference, q: float, family: int) -> JudgedChange:
@@ -157,16 +159,16 @@ def _confirmed(first: TwoSampleDifference, rerun: TwoSampleDifference, width: fl
     return ChangeVerdict.INCONCLUSIVE, f"the re-run does not settle it: {rerun.ratio - 1:+.1%}", False
 
 
-def _large(one: TwoSampleDifference) -> bool:
-    return max(one.ratio, 1 / one.ratio) >= 1 + LEAST_EFFECT
+def _large(compared: TwoSampleDifference) -> bool:
+    return max(compared.ratio, 1 / compared.ratio) >= 1 + LEAST_EFFECT
 
 
-def _beyond(one: TwoSampleDifference, width: float) -> bool:
-    if one.interval is None:
+def _beyond(compared: TwoSampleDifference, width: float) -> bool:
+    if compared.interval is None:
         return False
-    low, high = one.interval
+    low, high = compared.interval
     return low > 1 + width or 1 / high > 1 + width
 
 
-def _within(one: TwoSampleDifference, width: float) -> bool:
-    return one.interval is not None and max(one.interval[1], 1 / one.interval[0]) <= 1 + width
+def _within(compared: TwoSampleDifference, width: float) -> bool:
+    return compared.interval is not None and max(compared.interval[1], 1 / compared.interval[0]) <= 1 + width
