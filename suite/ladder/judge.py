@@ -85,12 +85,12 @@ def noise(track: Track, measurements: Sequence[RungMeasurement], *, gpu: bool) -
     measurement.
     """
     if track is Track.MEMORY:
-        return LEAST_MEMORY_GAIN * max(one.peak_bytes for one in measurements)
+        return LEAST_MEMORY_GAIN * max(measurement.peak_bytes for measurement in measurements)
     assumed = GPU_LAUNCH_VARIATION if gpu else LAUNCH_VARIATION
     parts: list[float] = []
-    for one in measurements:
-        between = launch_variation(one.launch_seconds, assumed=assumed) * one.token_seconds
-        parts += [one.spread_seconds / one.tokens, between / math.sqrt(one.launches)]
+    for measurement in measurements:
+        between = launch_variation(measurement.launch_seconds, assumed=assumed) * measurement.token_seconds
+        parts += [measurement.spread_seconds / measurement.tokens, between / math.sqrt(measurement.launches)]
     return math.hypot(*parts)
 
 

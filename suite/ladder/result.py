@@ -106,8 +106,10 @@ def verdict(ladder: LadderResult) -> LadderVerdict:
 
 def failures(ladder: LadderResult) -> list[str]:
     """Every promise that was not kept, as RUNG: PROMISE: WORDS; and every launch that did not end well."""
-    lines = [f"{one.rung.name}: {one.failed}" for one in ladder.rungs if one.failed]
+    lines = [f"{result.rung.name}: {result.failed}" for result in ladder.rungs if result.failed]
     lines += [f"{label}: {words}" for label, words in ladder.leave_one_out_failed.items()]
-    for one in ladder.rungs:
-        lines += [f"{one.rung.name}: {check.name}: {check.says}" for check in one.checks if check.mark is Mark.FAIL]
+    for result in ladder.rungs:
+        lines += [
+            f"{result.rung.name}: {check.name}: {check.says}" for check in result.checks if check.mark is Mark.FAIL
+        ]
     return lines

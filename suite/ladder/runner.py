@@ -74,7 +74,9 @@ class Runner:
                 rungs' launches took, is not begun, and its check says so; of single launches it is inconclusive.
         """
         start, seen, late = time.monotonic(), set[str](), []
-        while failed := [name for name, one in self.results.items() if _gain_failed(one) and name not in seen]:
+        while failed := [
+            name for name, rung_result in self.results.items() if _gain_failed(rung_result) and name not in seen
+        ]:
             here = self.results[failed[0]]
             seen.add(failed[0])
             below = self.results[here.below]

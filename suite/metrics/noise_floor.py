@@ -39,18 +39,18 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def variation(self) -> float:
         """Standard deviation of a launch, relative."""
-        return math.sqrt(statistics.fmean(one * one for one in self.deviations))
+        return math.sqrt(statistics.fmean(deviation * deviation for deviation in self.deviations))
 
 
 def noise_floor(groups: Iterable[Sequence[float]]) -> Floor | None:
     """Of all groups with 10 or more identical launches together; None where there is no such group."""
-    deviations = [one for group in groups if len(group) >= IDENTICAL_LAUNCHES for one in _deviations(group)]
+    deviations = [deviation for group in groups if len(group) >= IDENTICAL_LAUNCHES for deviation in _deviations(group)]
     return Floor(deviations=tuple(sorted(deviations)), calibrated=True) if deviations else None
 
 
 def own_floor(before: Sequence[float], after: Sequence[float]) -> Floor | None:
     """What the compared sets themselves tell, where no floor is known: it judges nothing. None of single launches."""
-    deviations = [one for values in (before, after) if len(values) > 1 for one in _deviations(values)]
+    deviations = [deviation for values in (before, after) if len(values) > 1 for deviation in _deviations(values)]
     return Floor(deviations=tuple(sorted(deviations)), calibrated=False) if deviations else None
 
 

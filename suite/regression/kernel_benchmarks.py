@@ -34,7 +34,8 @@ def compared_sides(runs: Sequence[KernelRun], reference: str | None) -> tuple[li
                 ", ".join(dict.fromkeys(f"{run.number} ({run.commit[:12]})" for run in others)) or "none is stored"
             )
             raise InputError("unknown baseline", got=repr(reference), allowed=allowed, where="--baseline")
-        others = [run for run in others if _code(run) in {_code(one) for one in named}]
+        named_codes = {_code(run) for run in named}
+        others = [run for run in others if _code(run) in named_codes]
     elif others:
         others = [run for run in others if _code(run) == _code(others[-1])]
     return others, now
@@ -74,7 +75,7 @@ def kernel_findings(
 def _in_turn(before: Sequence[KernelRun], after: Sequence[KernelRun]) -> bool:
     """Whether they were stored alternately, at least two of each."""
     sides = [side for _, side in sorted([*((run.time, 0) for run in before), *((run.time, 1) for run in after)])]
-    return len(sides) >= 4 and all(one != other for one, other in pairwise(sides))
+    return len(sides) >= 4 and all(side != following for side, following in pairwise(sides))
 
 
 def _groups(name: str, runs: Sequence[KernelRun], like: KernelRun) -> list[list[float]]:
