@@ -125,8 +125,10 @@ def _compared(drawn: list[float], floor: Floor, slow_down: float) -> tuple[float
 def as_promised(counted: Sequence[Counted]) -> bool:
     """Identical code: no more false regressions than 1 in 100; at 1 time the least detectable change 9 of 10 found."""
     return all(
-        one.regressions <= FALSE * one.comparisons if one.multiple == 0 else one.regressions >= POWER * one.comparisons
-        for one in counted
+        count.regressions <= FALSE * count.comparisons
+        if count.multiple == 0
+        else count.regressions >= POWER * count.comparisons
+        for count in counted
     )
 
 

@@ -184,16 +184,16 @@ def _check_equal(name: str, results: list[Tensor], expected: list[Tensor]) -> No
     """
     if len(results) != len(expected):
         raise UnequalWorkError(f"{name}: {len(results)} results, {len(expected)} of the first function")
-    for place, (one, other) in enumerate(zip(results, expected, strict=True)):
-        if one.shape != other.shape:
-            raise UnequalWorkError(f"{name}: result {place} has shape {tuple(one.shape)}, not {tuple(other.shape)}")
-        if one.is_floating_point():
-            wide, exact = one.detach().float(), other.detach().float()
-            apart = float((wide - exact).norm() / exact.norm().clamp(min=1e-30)) if one.numel() else 0.0
+    for number, (result, other) in enumerate(zip(results, expected, strict=True)):
+        if result.shape != other.shape:
+            raise UnequalWorkError(f"{name}: result {number} has shape {tuple(result.shape)}, not {tuple(other.shape)}")
+        if result.is_floating_point():
+            wide, exact = result.detach().float(), other.detach().float()
+            apart = float((wide - exact).norm() / exact.norm().clamp(min=1e-30)) if result.numel() else 0.0
         else:
-            apart = float((one != other).float().mean()) if one.numel() else 0.0
+            apart = float((result != other).float().mean()) if result.numel() else 0.0
         if not apart <= SAME:
-            raise UnequalWorkError(f"{name}: result {place} is {apart:.2g} off that of the first function")
+            raise UnequalWorkError(f"{name}: result {number} is {apart:.2g} off that of the first function")
 
 
 def tensors(value: Any) -> list[Tensor]:
