@@ -67,8 +67,12 @@ def _entry(result: CalibrationResult) -> dict[str, object]:
         "path": result.path,
         "interpolation_error": median(errors) if errors else None,
         "trial_steps": [
-            {"ranks": one.timed.step.layout.ranks, "compiled": one.timed.step.compiled, "factor": one.factor}
-            for one in (step_corrections(profile) if profile else [])
+            {
+                "ranks": correction.timed.step.layout.ranks,
+                "compiled": correction.timed.step.compiled,
+                "factor": correction.factor,
+            }
+            for correction in (step_corrections(profile) if profile else [])
         ],
         "profile": profile,
     }

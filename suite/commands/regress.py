@@ -107,7 +107,7 @@ def regress_command(  # noqa: PLR0913  # long: the command's options
     )
     outcome = _outcome(check, reference, launches, accepts=accepts)
     if accepts and outcome.compared:
-        moved = [_accept(results, one) for one in outcome.compared]
+        moved = [_accept(results, comparison) for comparison in outcome.compared]
         outcome = outcome._replace(moved=moved, code=exit_codes.PASS)
     raise typer.Exit(_reported(outcome, json, junit_file, markdown_file))
 
@@ -196,24 +196,28 @@ def _launched(results: Path, messages: Console) -> Callable[[CheckedRun], Launch
 
 
 def _exit_code(compared: Sequence[Comparison]) -> int:
-    changes = {finding.change for one in compared for finding in one.findings}
+    changes = {finding.change for comparison in compared for finding in comparison.findings}
     if ChangeVerdict.REGRESSION in changes:
         return exit_codes.FAIL
     undecided = {ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED} & changes
-    return exit_codes.INCONCLUSIVE if undecided or any(not one.baseline for one in compared) else exit_codes.PASS
+    return (
+        exit_codes.INCONCLUSIVE
+        if undecided or any(not comparison.baseline for comparison in compared)
+        else exit_codes.PASS
+    )
 
 
 def _accept(results: Path, comparison: Comparison) -> str:
     """Move the baseline; what moved, in words."""
     known, _ = all_launches(results, run=comparison.run)
-    now = [one for one in known if one.id in comparison.after]
+    now = [launch for launch in known if launch.id in comparison.after]
     before = baseline(None, comparison.setup, known, results)
     accept(results, comparison.setup, now, before)
     median = Baseline(launches=tuple(now), words="").median
     new = f"{len(now)} launches of {comparison.suite}, {_seconds(median)}"
     if before is None:
         return f"{comparison.run}: first baseline: {new}"
-    suites = ", ".join(dict.fromkeys(one.suite for one in before.launches))
+    suites = ", ".join(dict.fromkeys(launch.suite for launch in before.launches))
     return f"{comparison.run}: baseline moved from {len(before.launches)} launches of {suites}, " + (
         f"{_seconds(before.median)}, to {new}"
     )

@@ -15,8 +15,8 @@ MOST_SEGMENTS = 8  # drawn: those with the newest launches
 
 def history(key: str, segments: Sequence[Segment]) -> Plot | None:
     """None where fewer than two launches ended well."""
-    drawn = sorted(segments, key=lambda one: (one.points[-1].started, one.setup))[-MOST_SEGMENTS:]
-    if sum(len(one.points) for one in drawn) < 2:
+    drawn = sorted(segments, key=lambda segment: (segment.points[-1].started, segment.setup))[-MOST_SEGMENTS:]
+    if sum(len(segment.points) for segment in drawn) < 2:
         return None
     traces: list[Trace] = []
     shapes: list[dict[str, object]] = []
@@ -52,7 +52,7 @@ def history(key: str, segments: Sequence[Segment]) -> Plot | None:
                     ", ".join(stretch.suites[-2:]),
                 ]
             )
-    counted = sum(len(one.points) for one in segments)
+    counted = sum(len(segment.points) for segment in segments)
     says = f"Step times of {counted} launches over time in {len(segments)} segments, with {changes} change points."
     if len(drawn) < len(segments):
         says += f" The {len(segments) - len(drawn)} segments that ended first are left out."
@@ -76,12 +76,12 @@ def history(key: str, segments: Sequence[Segment]) -> Plot | None:
 
 def _name(segment: Segment, among: Sequence[Segment]) -> str:
     """What tells the segment from the others: its seed and steps, and the beginning of its fingerprint."""
-    one = segment.example
+    example = segment.example
     words = []
     if len({other.example.seed for other in among}) > 1:
-        words.append(f"seed {one.seed}")
+        words.append(f"seed {example.seed}")
     if len({other.example.steps for other in among}) > 1:
-        words.append(f"{one.steps} steps")
+        words.append(f"{example.steps} steps")
     return ", ".join([*words, segment.setup[:6]])
 
 
@@ -99,9 +99,9 @@ def _newest(points: Sequence[HistoryPoint], index: int, name: str) -> Trace:
         "mode": "markers",
         "name": name,
         "legendgroup": name,
-        "x": [_stamp(one.started) for one in points],
-        "y": [_drawn(one.seconds) for one in points],
-        "text": [one.suite for one in points],
+        "x": [_stamp(point.started) for point in points],
+        "y": [_drawn(point.seconds) for point in points],
+        "text": [point.suite for point in points],
         "marker": {"color": colour(index), "symbol": symbol(index), "size": 7, "opacity": 0.75},
         "hovertemplate": "%{x|%Y-%m-%d %H:%M}: %{y:.4g} ms<br>%{text}",
     }
@@ -109,7 +109,7 @@ def _newest(points: Sequence[HistoryPoint], index: int, name: str) -> Trace:
 
 def _thinned(points: Sequence[HistoryPoint], index: int, name: str) -> Trace:
     groups = list(_groups(points))
-    seconds = [[one.seconds for one in group] for group in groups]
+    seconds = [[point.seconds for point in group] for group in groups]
     middles = [statistics.median(times) for times in seconds]
     return {
         "type": "scatter",

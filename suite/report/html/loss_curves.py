@@ -18,9 +18,9 @@ def losses(run: str, setups: list[Setup]) -> list[Plot]:
     """The curves of one run, a picture for each global batch: curves of different batches differ anyway."""
     newest: dict[int, dict[tuple[str, int], LaunchSummary]] = {}
     for setup in setups:
-        for one in setup.launches:
-            if one.first_loss is not None:
-                newest.setdefault(one.global_batch, {})[setup.key.id, one.seed] = one
+        for launch in setup.launches:
+            if launch.first_loss is not None:
+                newest.setdefault(launch.global_batch, {})[setup.key.id, launch.seed] = launch
     plots = (_losses(run, setups, batch, newest[batch], alone=len(newest) == 1) for batch in sorted(newest))
     return [plot for plot in plots if plot is not None]
 
@@ -35,15 +35,15 @@ def _losses(
     ordered = sorted(newest.items(), key=lambda each: (each[1].started, each[1].id), reverse=True)
     traces: list[Trace] = []
     rows: list[list[Cell]] = []
-    for (key, seed), one in ordered:
-        points = loss_curve(end_of(Path(one.path))) if len(traces) < MOST_CURVES else []
+    for (key, seed), launch in ordered:
+        points = loss_curve(end_of(Path(launch.path))) if len(traces) < MOST_CURVES else []
         if len(points) < 2:
             continue
         every = -(-len(points) // MOST_STEPS)
         drawn = points[:-1:every] + points[-1:]
         about = names[key]
         ranks = f"{about.ranks} rank{'s' if about.ranks > 1 else ''}"
-        words = [ranks, about.layout, about.execution, f"seed {seed}", *([f"node {one.node}"] if several else [])]
+        words = [ranks, about.layout, about.execution, f"seed {seed}", *([f"node {launch.node}"] if several else [])]
         name, index = ", ".join(words), len(traces)
         traces.append(
             {
@@ -58,7 +58,7 @@ def _losses(
                 "hovertemplate": "step %{x}: %{y:.4f}",
             }
         )
-        rows.append([name, str(len(points)), f"{points[0][1]:.4f}", f"{points[-1][1]:.4f}", one.status, one.id])
+        rows.append([name, str(len(points)), f"{points[0][1]:.4f}", f"{points[-1][1]:.4f}", launch.status, launch.id])
     if not traces:
         return None
     return Plot(
@@ -79,5 +79,5 @@ def _losses(
 
 def _told_apart(layout: str, layouts: set[str]) -> list[str]:
     """The words of a layout that not all of them have."""
-    common = set.intersection(*(set(one.split(",")) for one in layouts))
+    common = set.intersection(*(set(layout.split(",")) for layout in layouts))
     return [word for word in layout.split(",") if word not in common]

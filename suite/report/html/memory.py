@@ -55,7 +55,7 @@ def memory(key: str, record: Record) -> Plot | None:
         if group.measured:
             stacks.append((group.name, MEASURED, group.measured))
     used = [name for name in _ORDER if any(parts.get(name) for _, _, parts in stacks)]
-    outer, inner = [one for one, _, _ in stacks], [two for _, two, _ in stacks]
+    outer, inner = [name for name, _, _ in stacks], [part for _, part, _ in stacks]
     traces = [
         bars(name, _ORDER.index(name), y=[outer, inner], x=[short(parts.get(name, 0) / 1e6) for _, _, parts in stacks])
         | {"hovertemplate": "%{x:,.4g} MB"}
@@ -78,7 +78,7 @@ def memory(key: str, record: Record) -> Plot | None:
     if fullest.measured:
         says.append(f"Measured are at most {sum(fullest.measured.values()) / 1e6:,.4g} MB on {fullest.name}.")
     if fullest.predicted:
-        peak, parts = max(fullest.predicted.items(), key=lambda one: sum(one[1].values()))
+        peak, parts = max(fullest.predicted.items(), key=lambda item: sum(item[1].values()))
         says.append(f"Predicted {sum(parts.values()) / 1e6:,.4g} MB, in the {peak} part of the step.")
     return Plot(
         id=f"memory-{key}",

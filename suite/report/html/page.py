@@ -229,13 +229,13 @@ def _key(launch: LaunchSummary) -> Key:
 def machine_names(launches: Iterable[LaunchSummary]) -> dict[str, str]:
     """Short name of each machine, by its words in the records; the words themselves where two would be alike."""
     short: dict[str, str] = {}
-    for one in launches:
-        if one.machine not in short:
-            hardware = one.hardware
+    for launch in launches:
+        if launch.machine not in short:
+            hardware = launch.hardware
             host = f"{hardware.get('cpu', 'unknown')}, {hardware.get('cores', '?')} cores"
             gpus = Counter(hardware.get("gpus", "none").split(", "))
             devices = ", ".join(f"{count} {name}" for name, count in sorted(gpus.items()))
-            short[one.machine] = host if one.device == "cpu" else f"{devices} ({host})"
+            short[launch.machine] = host if launch.device == "cpu" else f"{devices} ({host})"
     alike = Counter(short.values())
     return {words: name if alike[name] == 1 else words for words, name in short.items()}
 
@@ -254,7 +254,7 @@ def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, name
     predicted = shown.predicted.of(Quantity.STEP_SECONDS) if shown else None
     measured = shown.measured.of(Quantity.STEP_SECONDS) if shown else None
     error = predicted / measured - 1 if predicted and measured else None
-    failed = sum(one.status != "ok" for one in setup.launches)
+    failed = sum(launch.status != "ok" for launch in setup.launches)
     count = len(setup.launches)
     why = judged.why if judged else ""
     return SetupRow(
@@ -284,10 +284,10 @@ def _summary(setup: Setup, judged: JudgedSetup | None, full: Detail | None, name
 def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[dict[str, Any]]:
     """A row for each change point of all segments, newest first."""
     rows: list[dict[str, Any]] = []
-    for one in history:
-        key = _key(one.example)
-        for before, after in zip(one.stretches, one.stretches[1:], strict=False):
-            started = one.points[after.first].started
+    for segment in history:
+        key = _key(segment.example)
+        for before, after in zip(segment.stretches, segment.stretches[1:], strict=False):
+            started = segment.points[after.first].started
             rows.append(
                 {
                     "started": started,
@@ -300,11 +300,11 @@ def _changes(history: Sequence[Segment], names: dict[str, str]) -> list[dict[str
                     "after": _milliseconds(after.median),
                     "change": f"{after.median / before.median - 1:+.1%}",
                     "launches": f"{before.launches:,} and {after.launches:,}",
-                    "suite": one.points[after.first].suite,
+                    "suite": segment.points[after.first].suite,
                     "text": " ".join([*map(str, key), names[key.machine]]),
                 }
             )
-    return sorted(rows, key=lambda one: (-one["started"], one["id"]))
+    return sorted(rows, key=lambda row: (-row["started"], row["id"]))
 
 
 def _headline(launches: Sequence[LaunchSummary], recorded: Sequence[Setup], machines: Sequence[tuple[str, str]]) -> str:
@@ -312,15 +312,15 @@ def _headline(launches: Sequence[LaunchSummary], recorded: Sequence[Setup], mach
         return "Nothing is recorded in this directory yet."
     days = [utc(launches[index].started, "%Y-%m-%d") for index in (0, -1)]
     when = " to ".join(dict.fromkeys(days))
-    runs = len({one.key.run for one in recorded})
+    runs = len({setup.key.run for setup in recorded})
     return (
         f"{_many(len(launches), 'launch', 'launches')} of {_many(runs, 'run')} in {_many(len(recorded), 'setup')} on "
         f"{_many(len(machines), 'machine')}, {when}."
     )
 
 
-def _many(count: int, one: str, more: str = "") -> str:
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
+def _many(count: int, singular: str, more: str = "") -> str:
+    return f"{count:,} {singular if count == 1 else more or singular + 's'}"
 
 
 def _notices(left_out: Sequence[str], unlisted: int) -> list[str]:
@@ -341,8 +341,8 @@ def _without_details(count: int) -> str:
 
 
 def _history_note(history: Sequence[Segment], changes: int) -> str:
-    searched = sum(one.searched for one in history)
-    points = sum(len(one.points) for one in history)
+    searched = sum(segment.searched for segment in history)
+    points = sum(len(segment.points) for segment in history)
     note = f"{_many(changes, 'change point')} among {points:,} launches in {_many(len(history), 'segment')}"
     if searched < points:
         note += f"; {points - searched:,} older launches were not searched"
@@ -354,4 +354,4 @@ def _history_note(history: Sequence[Segment], changes: int) -> str:
 def _facts() -> list[tuple[str, Facts]]:
     """Facts, and the run by which the filters know them: a miniature's name where there is one."""
     names = {run: mini for mini, run in miniatures().items()}
-    return [(names.get(one.name, one.name), one) for one in recorded_facts()]
+    return [(names.get(facts.name, facts.name), facts) for facts in recorded_facts()]

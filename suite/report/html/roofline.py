@@ -59,9 +59,9 @@ def benchmarks(results: Path) -> tuple[list[Benchmarks], list[InputError]]:
     return good, bad
 
 
-def _kernel(one: Benchmark) -> Kernel | None:
+def _kernel(benchmark: Benchmark) -> Kernel | None:
     """None where its arithmetic is not known."""
-    about = one.extra_info
+    about = benchmark.extra_info
     name, variant = about.kernel, about.variant
     if variant.startswith("attention"):
         name = "attention"
@@ -71,11 +71,11 @@ def _kernel(one: Benchmark) -> Kernel | None:
         flop = getattr(kernel_flop(name, variant, **about.sizes), about.direction)
     except (ValueError, KeyError, AttributeError):
         return None
-    if flop is None or about.least_bytes <= 0 or one.stats.median <= 0:
+    if flop is None or about.least_bytes <= 0 or benchmark.stats.median <= 0:
         return None
     sizes = " x ".join(str(value) for key, value in about.sizes.items() if not key.endswith("bytes"))
     words = " ".join(filter(None, (about.kernel, about.variant, about.direction, about.dtype, sizes)))
-    return Kernel(words, about.form, about.dtype, flop, about.least_bytes, one.stats.median)
+    return Kernel(words, about.form, about.dtype, flop, about.least_bytes, benchmark.stats.median)
 
 
 def profiles(results: Path) -> tuple[list[Profile], list[InputError]]:
@@ -84,16 +84,16 @@ def profiles(results: Path) -> tuple[list[Profile], list[InputError]]:
     bad: list[InputError] = []
     for path in sorted(path for store in stores(results) for path in machines_directory(store).glob("*.json")):
         try:
-            one = read(path)
+            profile = read(path)
         except InputError as error:
             bad.append(error)
             continue
-        if one.partial:  # without copies and triads there is no roof
+        if profile.partial:  # without copies and triads there is no roof
             continue
-        key = one.fingerprint.node, one.fingerprint.device
-        if key not in good or good[key].measured < one.measured:
-            good[key] = one
-    newest = sorted(good.values(), key=lambda one: (-one.measured, one.fingerprint.node))
+        key = profile.fingerprint.node, profile.fingerprint.device
+        if key not in good or good[key].measured < profile.measured:
+            good[key] = profile
+    newest = sorted(good.values(), key=lambda profile: (-profile.measured, profile.fingerprint.node))
     return newest[:MOST_MACHINES], bad
 
 
@@ -112,8 +112,8 @@ def rooflines(machine_profiles: list[Profile], measured: list[Benchmarks]) -> li
     left = list(measured)
     plots = []
     for index, profile in enumerate(machine_profiles):
-        same_machine = [one for one in left if _same(one, profile)]
-        left = [one for one in left if one not in same_machine]
+        same_machine = [benchmarks for benchmarks in left if _same(benchmarks, profile)]
+        left = [benchmarks for benchmarks in left if benchmarks not in same_machine]
         words = machine_words(profile)
         try:
             peaks = {dtype: profile.achievable_flop_per_second(dtype) for dtype in _dtypes(profile)}
@@ -122,18 +122,20 @@ def rooflines(machine_profiles: list[Profile], measured: list[Benchmarks]) -> li
             continue
         name = f"{profile.fingerprint.node}-{profile.fingerprint.device}-{index}"
         plots.append((words, _plot(name, words, bandwidth, peaks, list(_products(profile)), same_machine)))
-    for index, one in enumerate(left):
-        words = f"{one.machine.get('cpu') or one.machine.get('gpu') or 'unknown'}, {one.machine.get('device', '')}"
-        plots.append((words, _plot(f"kernels-{index}", words, one.copy_bytes_per_second, {}, [], [one])))
+    for index, benchmarks in enumerate(left):
+        machine = benchmarks.machine
+        words = f"{machine.get('cpu') or machine.get('gpu') or 'unknown'}, {machine.get('device', '')}"
+        plots.append((words, _plot(f"kernels-{index}", words, benchmarks.copy_bytes_per_second, {}, [], [benchmarks])))
     return plots
 
 
-def _same(one: Benchmarks, profile: Profile) -> bool:
+def _same(benchmarks: Benchmarks, profile: Profile) -> bool:
     hardware = profile.fingerprint.hardware
-    same = one.machine.get("device") == profile.fingerprint.device
+    machine = benchmarks.machine
+    same = machine.get("device") == profile.fingerprint.device
     if profile.fingerprint.device == "cuda":
-        return same and one.machine.get("gpu", "?") in hardware.get("gpus", "")
-    return same and one.machine.get("cpu") == hardware.get("cpu") and one.machine.get("cores") == hardware.get("cores")
+        return same and machine.get("gpu", "?") in hardware.get("gpus", "")
+    return same and machine.get("cpu") == hardware.get("cpu") and machine.get("cores") == hardware.get("cores")
 
 
 def _was_timed(profile: Profile, operation: str) -> bool:
@@ -161,40 +163,40 @@ def _products(profile: Profile) -> Iterator[Kernel]:
 def _plot(
     name: str, words: str, bandwidth: float, peaks: Mapping[str, float], products: list[Kernel], runs: list[Benchmarks]
 ) -> Plot:
-    kernels = [kernel for one in runs for kernel in one.kernels]
+    kernels = [kernel for run in runs for kernel in run.kernels]
     every = [*products, *kernels]
-    intensities = [one.flop / one.least_bytes for one in every]
+    intensities = [kernel.flop / kernel.least_bytes for kernel in every]
     least, most = min(intensities) / 2, max(intensities) * 2
     traces = list(_roofs(bandwidth, peaks, least, most))
     rows: list[list[Cell]] = []
-    forms = dict.fromkeys(one.form for one in every)
+    forms = dict.fromkeys(kernel.form for kernel in every)
     for index, form in enumerate(forms):
-        points = [one for one in every if one.form == form]
+        points = [kernel for kernel in every if kernel.form == form]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": form if form.startswith("products") else f"kernels, {form}",
-                "x": [significant(one.flop / one.least_bytes, 4) for one in points],
-                "y": [significant(one.flop / one.seconds, 4) for one in points],
-                "text": [one.name for one in points],
+                "x": [significant(kernel.flop / kernel.least_bytes, 4) for kernel in points],
+                "y": [significant(kernel.flop / kernel.seconds, 4) for kernel in points],
+                "text": [kernel.name for kernel in points],
                 "marker": {"color": colour(index), "symbol": symbol(index), "size": 7, "opacity": 0.7},
                 "hovertemplate": "%{text}<br>%{y:.3s}flop/s at %{x:.3g} flop/byte",
             }
         )
-        for one in points:
-            roof = min(bandwidth * one.flop / one.least_bytes, peaks.get(one.dtype, float("inf")))
+        for kernel in points:
+            roof = min(bandwidth * kernel.flop / kernel.least_bytes, peaks.get(kernel.dtype, float("inf")))
             rows.append(
                 [
                     form,
-                    one.name,
-                    f"{one.flop / one.least_bytes:,.3g}",
-                    f"{one.flop / one.seconds / 1e9:,.4g}",
-                    f"{one.least_bytes / one.seconds / 1e9:,.4g}",
-                    f"{one.flop / one.seconds / roof:.0%}",
+                    kernel.name,
+                    f"{kernel.flop / kernel.least_bytes:,.3g}",
+                    f"{kernel.flop / kernel.seconds / 1e9:,.4g}",
+                    f"{kernel.least_bytes / kernel.seconds / 1e9:,.4g}",
+                    f"{kernel.flop / kernel.seconds / roof:.0%}",
                 ]
             )
-    best = max((one.flop / one.seconds for one in every), default=0.0)
+    best = max((kernel.flop / kernel.seconds for kernel in every), default=0.0)
     highest = ", ".join(f"{dtype} {peak / 1e9:,.4g} Gflop/s" for dtype, peak in peaks.items())
     return Plot(
         id=f"roofline-{name}",
@@ -223,8 +225,8 @@ def _roofs(bandwidth: float, peaks: Mapping[str, float], least: float, most: flo
             "type": "scatter",
             "mode": "lines",
             "name": f"roof, {dtype}",
-            "x": [significant(one) for one in x],
-            "y": [significant(min(bandwidth * one, peak)) for one in x],
+            "x": [significant(intensity) for intensity in x],
+            "y": [significant(min(bandwidth * intensity, peak)) for intensity in x],
             "line": {"color": MUTED, "width": 1.5, "dash": dashes[index % len(dashes)]},
             "hoverinfo": "skip",
         }

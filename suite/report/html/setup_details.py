@@ -88,13 +88,13 @@ def _number(value: int | float | None, row: Row) -> str:
 
 def _about(setup: Setup, record: Record | None) -> list[tuple[str, str]]:
     last = setup.latest
-    ended = Counter(one.status for one in setup.launches)
+    ended = Counter(launch.status for launch in setup.launches)
     about = [
         ("machine", setup.key.machine),
         ("launches", ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items()))),
         ("last launch", f"{utc(last.started)} UTC, {last.id}"),
-        ("nodes", _counted(one.node for one in setup.launches)),
-        ("seeds", _counted(str(one.seed) for one in setup.launches)),
+        ("nodes", _counted(launch.node for launch in setup.launches)),
+        ("seeds", _counted(str(launch.seed) for launch in setup.launches)),
     ]
     if record is None:
         return about

@@ -42,7 +42,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def latest_ok(self) -> LaunchSummary | None:
         """The last one that ended well."""
-        return next((one for one in reversed(self.launches) if one.status == Status.OK), None)
+        return next((launch for launch in reversed(self.launches) if launch.status == Status.OK), None)
 
 
 def execution(launch: LaunchSummary) -> str:
@@ -62,14 +62,15 @@ def execution(launch: LaunchSummary) -> str:
 def setups(launches: Iterable[LaunchSummary]) -> list[Setup]:
     """The setups of launches that come oldest first, in the order of run, machine, ranks and layout."""
     by_key: dict[Key, list[LaunchSummary]] = {}
-    for one in launches:
-        key = Key(one.run, one.machine, one.ranks, one.layout, execution(one))
-        by_key.setdefault(key, []).append(one)
+    for launch in launches:
+        key = Key(launch.run, launch.machine, launch.ranks, launch.layout, execution(launch))
+        by_key.setdefault(key, []).append(launch)
     return [Setup(key=key, launches=by_key[key]) for key in sorted(by_key)]
 
 
 def newest(candidates: list[Setup], most: int) -> tuple[list[Setup], list[Setup]]:
     """The `most` setups that were launched last, and the others; both in the order given."""
-    ordered = sorted(candidates, key=lambda one: (one.latest.started, one.key), reverse=True)
-    kept = {one.key for one in ordered[:most]}
-    return [one for one in candidates if one.key in kept], [one for one in candidates if one.key not in kept]
+    ordered = sorted(candidates, key=lambda setup: (setup.latest.started, setup.key), reverse=True)
+    kept = {setup.key for setup in ordered[:most]}
+    others = [setup for setup in candidates if setup.key not in kept]
+    return [setup for setup in candidates if setup.key in kept], others

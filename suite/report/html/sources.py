@@ -88,8 +88,11 @@ def _facts(name: str, title: str, facts: Mapping[str, Sourced], sources: Mapping
     for key, fact in facts.items():
         notes = [fact.note, f"why: {fact.why}" if fact.why else "", f"effect: {fact.effect}" if fact.effect else ""]
         others = [
-            (_value(one.value, fact.unit), [*_origin(one.source, sources), Piece(f" {one.note}" if one.note else "")])
-            for one in fact.readings
+            (
+                _value(reading.value, fact.unit),
+                [*_origin(reading.source, sources), Piece(f" {reading.note}" if reading.note else "")],
+            )
+            for reading in fact.readings
         ]
         shown.append(
             Fact(
@@ -109,5 +112,5 @@ def recorded_facts() -> list[Facts]:
     """Of every run of the catalog, then of every accelerator but the CPU of whatever machine reads the catalog."""
     runs = [reference_run(name) for name in run_names()]
     devices = [accelerator(name) for name in accelerator_names() if name != THIS_CPU]
-    of_runs = [_facts(one.name, one.title, one.facts, one.sources) for one in runs]
-    return of_runs + [_facts(one.name, one.title, one.facts, one.sources) for one in devices]
+    of_runs = [_facts(run.name, run.title, run.facts, run.sources) for run in runs]
+    return of_runs + [_facts(device.name, device.title, device.facts, device.sources) for device in devices]

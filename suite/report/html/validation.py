@@ -116,8 +116,8 @@ def _errors(rows: Sequence[TimedRow]) -> list[float]:
     return list(relative_errors([row.predicted for row in rows], [row.measured for row in rows]))
 
 
-def _name(one: TimedRow) -> str:
-    row = one.row
+def _name(timed: TimedRow) -> str:
+    row = timed.row
     return f"{row.model} on {row.layout.ranks} {row.accelerator}, line {row.line}"
 
 

@@ -9,7 +9,7 @@ from suite.regression.findings import RegressionFinding
 from suite.regression.verdicts import ChangeVerdict
 from suite.report.junit import JunitOutcome, JunitSuite
 from suite.report.tables import MARKDOWN, table
-from suite.report.terminal.regression import TITLES, cells, headline, notes, place, shown, verdict_line
+from suite.report.terminal.regression import TITLES, cells, headline, notes, shown, subject, verdict_line
 
 _UNDECIDED = (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED)
 
@@ -32,7 +32,7 @@ def junit(comparisons: Sequence[Comparison], failed: str = "") -> str:
 
 
 def _judged(suite: JunitSuite, finding: RegressionFinding) -> None:
-    name = " ".join(part for part in (finding.quantity, place(finding)) if part)
+    name = " ".join(part for part in (finding.quantity, subject(finding)) if part)
     seconds = finding.after if finding.unit == "s" else None
     texts = cells(finding)
     message = f"{texts['baseline']} -> {texts['now']}, ratio {texts['ratio']}: {finding.why}"
@@ -53,9 +53,9 @@ def markdown(comparisons: Sequence[Comparison], failed: str = "") -> str:
         lines += [f"**A launch did not end well**: {_cell(failed)}", ""]
     for comparison in comparisons:
         lines += [f"### {_cell(headline(comparison))}", "", _cell(verdict_line(comparison)), ""]
-        rows = [one for one in shown(comparison.findings) if one.change is not ChangeVerdict.SHOWN]
-        first = [one for one in rows if one.change is not ChangeVerdict.SAME]
-        rest = [one for one in rows if one.change is ChangeVerdict.SAME]
+        rows = [finding for finding in shown(comparison.findings) if finding.change is not ChangeVerdict.SHOWN]
+        first = [finding for finding in rows if finding.change is not ChangeVerdict.SAME]
+        rest = [finding for finding in rows if finding.change is ChangeVerdict.SAME]
         if first:
             lines += [*_table(first), ""]
         if rest:

@@ -35,9 +35,9 @@ def step_times(recorded: Iterable[LaunchSummary]) -> pandas.DataFrame:
     """
     import pandas
 
-    chosen = [one for one in recorded if one.status == Status.OK and "script" not in one.policy]
-    chosen = [one for one in chosen if one.predicted.numbers]
-    rows = pandas.DataFrame({name: [getattr(one, name) for one in chosen] for name in FACTS})
+    chosen = [launch for launch in recorded if launch.status == Status.OK and "script" not in launch.policy]
+    chosen = [launch for launch in chosen if launch.predicted.numbers]
+    rows = pandas.DataFrame({name: [getattr(launch, name) for launch in chosen] for name in FACTS})
     rows["others_share"] = rows.others_share.astype(float)
     rows["started_utc"] = pandas.to_datetime(rows.pop("started"), unit="s", utc=True)
     rows["processor"] = [launch.hardware.get("cpu_flags", "") for launch in chosen]

@@ -67,8 +67,8 @@ def utilisation_table(recorded: Sequence[LaunchSummary]) -> str:
 
 
 def _row(asked: UtilisationTarget, gpu: str, reached: Sequence[_Reached]) -> list[object]:
-    day = time.strftime("%Y-%m-%d", time.gmtime(max(one.launch.started for one in reached)))
-    mfu = f"{median(one.mfu for one in reached):.1%}"
+    day = time.strftime("%Y-%m-%d", time.gmtime(max(item.launch.started for item in reached)))
+    mfu = f"{median(item.mfu for item in reached):.1%}"
     return [asked.run, gpu, len(reached), mfu, asked.words, day, asked.how]
 
 
@@ -76,11 +76,11 @@ def _ladder_rows(asked: UtilisationTarget, recorded: Iterable[LaunchSummary]) ->
     """By model flop a second, not by mfu: fp32's is a share of a smaller peak."""
     for gpu, reached in _reached(f"{asked.run}-ladder", recorded):
         rungs: dict[str, list[_Reached]] = {}
-        for one in reached:
-            if one.launch.rung in RUNG_LABELS:
-                rungs.setdefault(one.launch.rung, []).append(one)
+        for item in reached:
+            if item.launch.rung in RUNG_LABELS:
+                rungs.setdefault(item.launch.rung, []).append(item)
         if rungs:
-            best = max(rungs, key=lambda rung: median(one.rate for one in rungs[rung]))
+            best = max(rungs, key=lambda rung: median(item.rate for item in rungs[rung]))
             name = best.partition("/")[2]
             how = f"`ladder {asked.run} --device cuda`: its fastest rung on one GPU, `{name}`"
             yield _row(asked._replace(how=how), gpu, rungs[best])

@@ -133,10 +133,10 @@ def _terms(measured: RungMeasurement, predicted: RungPrediction) -> Iterator[str
 
 def _interactions(ladder: LadderResult) -> Iterator[list[str]]:
     tracks = {rung.name: rung.track for rung in RUNGS}
-    for one in ladder.interactions:
-        scale = _scale(tracks[one.rung])
-        values = (f"{value * scale:+,.1f}" for value in (one.in_track, one.at_top, one.noise))
-        yield [one.rung, tracks[one.rung].value, *values, one.says]
+    for interaction in ladder.interactions:
+        scale = _scale(tracks[interaction.rung])
+        values = (f"{value * scale:+,.1f}" for value in (interaction.in_track, interaction.at_top, interaction.noise))
+        yield [interaction.rung, tracks[interaction.rung].value, *values, interaction.says]
 
 
 def print_rungs(out: Console) -> None:
@@ -155,8 +155,8 @@ def as_json(ladder: LadderResult) -> dict[str, Any]:
     for entry, result in zip(built["heights"], ladder.rungs, strict=True):
         if result.measured is not None:
             entry["measured"]["token_seconds"] = result.measured.token_seconds
-    for entry, one in zip(built["interactions"], ladder.interactions, strict=True):
-        entry |= {"adds_up": one.adds_up, "says": one.says}
+    for entry, interaction in zip(built["interactions"], ladder.interactions, strict=True):
+        entry |= {"adds_up": interaction.adds_up, "says": interaction.says}
     return built | {"failures": failures(ladder), "verdict": verdict(ladder)}
 
 

@@ -28,7 +28,11 @@ UNCHANGED = (ChangeVerdict.SAME, ChangeVerdict.SHOWN)
 
 def shown(findings: Iterable[RegressionFinding]) -> list[RegressionFinding]:
     """Those of the whole job, and of single ranks and stages what changed."""
-    return [one for one in findings if (one.rank is None and one.stage is None) or one.change not in UNCHANGED]
+    return [
+        finding
+        for finding in findings
+        if (finding.rank is None and finding.stage is None) or finding.change not in UNCHANGED
+    ]
 
 
 def cells(finding: RegressionFinding) -> dict[str, str]:
@@ -36,7 +40,7 @@ def cells(finding: RegressionFinding) -> dict[str, str]:
     interval = finding.interval
     return {
         "quantity": finding.quantity,
-        "of": place(finding),
+        "of": subject(finding),
         "baseline": printed(finding.before, finding.unit),
         "now": printed(finding.after, finding.unit),
         "ratio": "-" if finding.ratio is None else f"{finding.ratio:.4f}",
@@ -48,7 +52,7 @@ def cells(finding: RegressionFinding) -> dict[str, str]:
     }
 
 
-def place(finding: RegressionFinding) -> str:
+def subject(finding: RegressionFinding) -> str:
     """Axis, collective, term, rank and stage in words; empty for the whole job."""
     rank = "" if finding.rank is None else f"rank {finding.rank}"
     return " ".join(part for part in (finding.axis, finding.operation, finding.term, rank) if part)
@@ -84,16 +88,16 @@ def notes(comparison: Comparison) -> list[str]:
             f"against {best.why}: {printed(best.before, best.unit)} s, {best.before_launches} launches; "
             f"ratio {best.ratio:.4f}{inside}"
         )
-    times = [one for one in comparison.findings if one.family is not None]
-    for one in times:
-        least = one.least_detectable
+    times = [finding for finding in comparison.findings if finding.family is not None]
+    for finding in times:
+        least = finding.least_detectable
         words = "no change at all" if least is None else f"{least:.1%}"
-        unsure = "; a guess from these launches themselves" if one.change is ChangeVerdict.UNCALIBRATED else ""
+        unsure = "; a guess from these launches themselves" if finding.change is ChangeVerdict.UNCALIBRATED else ""
         lines.append(
-            f"detectable: the least slow-down that {one.before_launches} and {one.after_launches} launches in a family "
-            f"of {one.family} find in 9 of 10 checks, re-run included: {words}{unsure}"
+            f"detectable: the least slow-down that {finding.before_launches} and {finding.after_launches} launches in "
+            f"a family of {finding.family} find in 9 of 10 checks, re-run included: {words}{unsure}"
         )
-        if one.change is ChangeVerdict.UNCALIBRATED:
+        if finding.change is ChangeVerdict.UNCALIBRATED:
             lines.append("10 launches of one commit, on this machine, with the same options, calibrate it")
     return lines
 
@@ -103,16 +107,20 @@ def verdict_line(comparison: Comparison) -> str:
     if not comparison.baseline:
         return headline(comparison)
     findings = comparison.findings
-    bad = [one for one in findings if one.change is ChangeVerdict.REGRESSION]
-    open_ = [one for one in findings if one.change in (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED)]
-    named = [f"{' '.join(filter(None, (one.quantity, place(one))))} ({one.why})" for one in bad or open_]
+    bad = [finding for finding in findings if finding.change is ChangeVerdict.REGRESSION]
+    open_ = [
+        finding for finding in findings if finding.change in (ChangeVerdict.INCONCLUSIVE, ChangeVerdict.UNCALIBRATED)
+    ]
+    named = [
+        f"{' '.join(filter(None, (finding.quantity, subject(finding))))} ({finding.why})" for finding in bad or open_
+    ]
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     word = "regression" if bad else "not decided" if open_ else "no regression"
     return f"{comparison.run}: {word}{': ' if named else ''}{', '.join(named[:_NAMED])}{more}{_detectable(findings)}"
 
 
 def _detectable(findings: Iterable[RegressionFinding]) -> str:
-    least = [one.least_detectable for one in findings if one.family is not None]
+    least = [finding.least_detectable for finding in findings if finding.family is not None]
     if not least:
         return ""
     known = [share for share in least if share is not None]
