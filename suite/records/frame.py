@@ -118,8 +118,8 @@ def _whole_figures(summaries: Sequence[LaunchSummary], quantities: Collection[st
     for number, launch in enumerate(summaries):
         end = read(Path(launch.path)).end
         sides = [
-            {(f.quantity.value, f.axis, f.operation, f.term, f.rank): f.value for f in found}
-            for found in ((end.predicted, end.figures) if end else ())
+            {(f.quantity.value, f.axis, f.operation, f.term, f.rank): f.value for f in figures}
+            for figures in ((end.predicted, end.figures) if end else ())
         ]
         for key in dict.fromkeys(key for side in reversed(sides) for key in side):
             if quantities is not None and key[0] not in quantities:
@@ -134,8 +134,8 @@ def kernel_runs(source: str | Path) -> pandas.DataFrame:
     """A row a stored run and case of the kernel benchmarks; `seconds` is the median of a case's rounds."""
     import pandas
 
-    found = [stored_kernel_runs(store / "kernels") for store in stores(Path(source))]
-    runs, left_out = [run for good, _ in found for run in good], [error for _, bad in found for error in bad]
+    stored = [stored_kernel_runs(store / "kernels") for store in stores(Path(source))]
+    runs, left_out = [run for good, _ in stored for run in good], [error for _, bad in stored for error in bad]
     pairs = [(run, benchmark) for run in runs for benchmark in run.benchmarks]
     columns: dict[str, Any] = {"number": [run.number for run, _ in pairs]}
     columns["time_utc"] = pandas.to_datetime([run.time for run, _ in pairs], utc=True, format="ISO8601")
@@ -156,19 +156,19 @@ def batteries(source: str | Path) -> pandas.DataFrame:
     """A row an acceptance battery; `decision` is empty where it did not end."""
     import pandas
 
-    found, left_out = _batteries(Path(source))
+    stored, left_out = _batteries(Path(source))
     columns: dict[str, Any] = {
-        name: [getattr(battery, name) for battery in found] for name in ("id", "node", "profile", "schema")
+        name: [getattr(battery, name) for battery in stored] for name in ("id", "node", "profile", "schema")
     }
-    columns["started_utc"] = _moments([battery.started for battery in found])
+    columns["started_utc"] = _moments([battery.started for battery in stored])
     for name in ("seconds", "decision"):
-        columns[name] = [getattr(battery, name) for battery in found]
+        columns[name] = [getattr(battery, name) for battery in stored]
     for name in ("device", "ranks"):
-        columns[name] = [battery.options.get(name) for battery in found]
+        columns[name] = [battery.options.get(name) for battery in stored]
     for name in ("cpu", "cores", "gpus"):
-        columns[name] = [battery.hardware.get(name) for battery in found]
-    columns["suite"] = [battery.software.get("suite") for battery in found]
-    verdicts = [None if b.findings is None else [finding.verdict for finding in b.findings] for b in found]
+        columns[name] = [battery.hardware.get(name) for battery in stored]
+    columns["suite"] = [battery.software.get("suite") for battery in stored]
+    verdicts = [None if b.findings is None else [finding.verdict for finding in b.findings] for b in stored]
     columns["findings"] = [None if each is None else len(each) for each in verdicts]
     for verdict in ("FAIL", "WARN"):
         columns[verdict.lower()] = [None if each is None else each.count(verdict) for each in verdicts]
@@ -179,8 +179,8 @@ def battery_findings(source: str | Path) -> pandas.DataFrame:
     """A row a finding of every battery that ended: `measured` and `expected` in `unit`, and `ratio`, of the two."""
     import pandas
 
-    found, left_out = _batteries(Path(source))
-    pairs = [(battery, finding) for battery in found for finding in battery.findings or ()]
+    stored, left_out = _batteries(Path(source))
+    pairs = [(battery, finding) for battery in stored for finding in battery.findings or ()]
     columns: dict[str, Any] = {"battery": [battery.id for battery, _ in pairs], "node": [b.node for b, _ in pairs]}
     for name in _Finding.__struct_fields__:
         columns[name] = [getattr(finding, name) for _, finding in pairs]
@@ -243,7 +243,7 @@ def fleet(source: str | Path) -> pandas.DataFrame:
     import pandas
 
     summaries, bad_launches = indexed_launches(Path(source))
-    found = batteries(source)
+    battery_table = batteries(source)
     machines = pandas.DataFrame(
         {
             "node": [launch.node for launch in summaries],
@@ -255,14 +255,14 @@ def fleet(source: str | Path) -> pandas.DataFrame:
     by_launches = machines.groupby("node").agg(
         launches=("ok", "size"), ok_launches=("ok", "sum"), last_launch_utc=("started_utc", "max")
     )
-    newest = found.drop_duplicates("node", keep="last").set_index("node")
+    newest = battery_table.drop_duplicates("node", keep="last").set_index("node")
     by_batteries = newest[["decision", "profile", "started_utc"]].rename(columns={"started_utc": "last_battery_utc"})
-    by_batteries.insert(0, "batteries", found.groupby("node").size())
-    hardware = pandas.concat([machines[[*_HARDWARE]], found[[*_HARDWARE]]]).drop_duplicates("node", keep="last")
+    by_batteries.insert(0, "batteries", battery_table.groupby("node").size())
+    hardware = pandas.concat([machines[[*_HARDWARE]], battery_table[[*_HARDWARE]]]).drop_duplicates("node", keep="last")
     whole = hardware.set_index("node").join(by_launches).join(by_batteries)
     counts = ["launches", "ok_launches", "batteries"]
     whole[counts] = whole[counts].fillna(0).astype(int)
-    return _with_reasons(whole.sort_index().reset_index(), [*bad_launches, *found.attrs["left_out"]])
+    return _with_reasons(whole.sort_index().reset_index(), [*bad_launches, *battery_table.attrs["left_out"]])
 
 
 _HARDWARE = ("node", "cpu", "cores", "gpus")
