@@ -23,14 +23,14 @@ def baseline_ids(results: Path) -> set[str]:
     Raises:
         InputError: one of them cannot be read.
     """
-    found: set[str] = set()
+    identities: set[str] = set()
     for path in sorted((results / BASELINES).rglob("*")):
         try:
             if path.is_file():
-                found |= {identity.decode() for identity in _ID.findall(path.read_bytes())}
+                identities |= {identity.decode() for identity in _ID.findall(path.read_bytes())}
         except OSError as error:
             raise InputError(f"cannot read the baseline: {error.strerror}", where=str(path)) from error
-    return found
+    return identities
 
 
 def removable(launches: Sequence[LaunchSummary], wanted: Selection, baselines: set[str]) -> list[LaunchSummary]:
@@ -47,8 +47,8 @@ def removable(launches: Sequence[LaunchSummary], wanted: Selection, baselines: s
 
 def removable_damaged(errors: Sequence[InputError], baselines: set[str]) -> list[Path]:
     """The first halves, whether or not there, of the records that errors name; no baselines."""
-    found = [Path(error.where) for error in errors if error.where and error.where.endswith((BEGIN, END))]
-    begins = dict.fromkeys(path.with_name(_identity(path) + BEGIN) for path in found)
+    halves = [Path(error.where) for error in errors if error.where and error.where.endswith((BEGIN, END))]
+    begins = dict.fromkeys(path.with_name(_identity(path) + BEGIN) for path in halves)
     return [path for path in begins if _identity(path) not in baselines]
 
 

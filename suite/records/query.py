@@ -91,17 +91,17 @@ def record_path(results: Path, text: str) -> Path:
         return path.with_name(path.name.removesuffix(BEGIN).removesuffix(END) + BEGIN)
     if text == LATEST:
         text = max((identity for _, identity in _ids(results)), default="")  # ids begin with the time
-    found = sorted(
+    paths = sorted(
         path for path, identity in _ids(results) if identity.startswith(text) or identity.endswith(f"__{text}")
     )
-    if text and len(found) == 1:
-        return Path(found[0])
-    if not text or not found:
+    if text and len(paths) == 1:
+        return Path(paths[0])
+    if not text or not paths:
         allowed = "latest, a record's path, its id, the beginning of its id or its last 8 digits: see `results list`"
         meant = nearest(text, [LATEST])
         raise InputError(f"no such record in {results}", got=repr(text), meant=meant, allowed=allowed)
-    names = [os.path.basename(path).removesuffix(BEGIN) for path in found[:_NAMED]]  # noqa: PTH119
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    names = [os.path.basename(path).removesuffix(BEGIN) for path in paths[:_NAMED]]  # noqa: PTH119
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     raise InputError("several records", got=repr(text), allowed=", ".join(names) + more)
 
 
