@@ -47,13 +47,13 @@ def main() -> None:
 
 def _seconds(call: Callable[[], object]) -> float:
     """Median of calls that all ranks begin together, the first left out."""
-    found = []
+    times = []
     for _ in range(REPEATS + 1):
         dist.barrier()
         start = time.perf_counter()
         call()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[1:])
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
 
 
 if __name__ == "__main__":

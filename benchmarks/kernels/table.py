@@ -126,12 +126,12 @@ def _preface(record: Mapping[str, Any], every: Sequence[KernelTiming], ours: str
     copied = "none"
     if copies:
         copied = f"{min(copies) / 1e9:.4g} to {max(copies) / 1e9:.4g} GB/s, median {median(copies) / 1e9:.4g}"
-    told = [f"{name} {machine[name]}" for name in ("gpu", "cpu", "torch", "triton", "threads") if name in machine]
+    facts = [f"{name} {machine[name]}" for name in ("gpu", "cpu", "torch", "triton", "threads") if name in machine]
     what = "the kernel" if ours == OURS else "the plain reference, as no kernel runs on a CPU"
     return [
         f"# Kernels, {record['datetime'][:10]}",
         "",
-        f"Commit {str(commit.get('id'))[:12]}{changed}. {', '.join(told)}.",
+        f"Commit {str(commit.get('id'))[:12]}{changed}. {', '.join(facts)}.",
         "",
         f"`{ours}` is {what}: the median of its rounds. Of copy: least bytes over this time, over the bandwidth of",
         f"a copy in the same turns ({copied}). The last columns: median time of the others over that of `{ours}`,",
@@ -145,28 +145,28 @@ def _sharing(record: Mapping[str, Any]) -> list[str]:
     shared = record.get("processor_seconds")
     if not shared or not shared["whole"]:
         return []
-    own, busy, steal = (shared[name] / shared["whole"] for name in ("own", "busy", "steal"))
+    this_process, busy, steal = (shared[name] / shared["whole"] for name in ("own", "busy", "steal"))
     return [
         "",
-        f"Of the processors' time this process had {own:.0%}, all processes with its compilers {busy:.0%}, "
+        f"Of the processors' time this process had {this_process:.0%}, all processes with its compilers {busy:.0%}, "
         f"other virtual machines {steal:.0%}.",
     ]
 
 
 def _cells(same: Sequence[KernelTiming], others: Sequence[str], on_gpu: bool) -> list[str]:
     first = same[0]
-    own = next((row for row in same if row.ours), None)
+    ours = next((row for row in same if row.ours), None)
     sizes = " ".join(f"{name}={size}" for name, size in first.sizes.items() if not name.endswith("_bytes"))
     cells = [" ".join(part for part in (first.kernel, first.variant) if part), first.which, first.dtype, sizes]
-    if own is None:
+    if ours is None:
         cells += ["-"] * (4 if on_gpu else 3)
     else:
-        host = [microseconds(own.host_seconds)] if on_gpu else []
-        cells += [microseconds(own.seconds), f"{own.share:.1%}", *host, str(own.rounds)]
+        host = [microseconds(ours.host_seconds)] if on_gpu else []
+        cells += [microseconds(ours.seconds), f"{ours.share:.1%}", *host, str(ours.rounds)]
     ratios = {row.form: row.ratio for row in same}
     for form in others:
-        found = ratios.get(form)
-        cells.append("-" if found is None else f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}]")
+        ratio = ratios.get(form)
+        cells.append("-" if ratio is None else f"{ratio.ratio:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
     return cells
 
 
