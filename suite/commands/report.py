@@ -67,19 +67,19 @@ def report_command(
     messages = console(stderr=True)
     lacking = missing() if page else ""
     with Search() if page and not lacking else nullcontext() as search:  # starts while records are read
-        found, bad = launches(results)
+        known, bad = launches(results)
         name_left_out(bad)
-        directory, rows = out or results, step_times(found)
+        directory, rows = out or results, step_times(known)
         facts = accuracy(rows)
         if facts:
-            text = f"{HEAD}\n{step_tables(rows)}\n{GPUS}\n{utilisation_table(found)}"
+            text = f"{HEAD}\n{step_tables(rows)}\n{GPUS}\n{utilisation_table(known)}"
             written(directory, FILE, text)
         else:
             messages.print(f"no launch with a predicted step time in {escape(str(results))}", soft_wrap=True)
         of_page = None
-        if found and search is not None:
-            of_page = written(directory, PAGE, page_of(results, found, bad, search))
-        elif found and lacking:
+        if known and search is not None:
+            of_page = written(directory, PAGE, page_of(results, known, bad, search))
+        elif known and lacking:
             messages.print(f"{PAGE} is left out: {lacking} is not installed ({INSTALL})", soft_wrap=True)
     if json:
         tables = str(directory / FILE) if facts else None
@@ -90,7 +90,7 @@ def report_command(
             console().print(escape(f"wrote {directory / FILE}: {facts['setups']} setups"), soft_wrap=True)
         if of_page is not None:
             size = of_page.stat().st_size / 1e6
-            console().print(escape(f"wrote {of_page}: {len(found):,} launches, {size:.1f} MB"), soft_wrap=True)
+            console().print(escape(f"wrote {of_page}: {len(known):,} launches, {size:.1f} MB"), soft_wrap=True)
     if bad:
         raise typer.Exit(exit_codes.BAD_INPUT)
     if not facts:

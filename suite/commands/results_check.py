@@ -21,9 +21,9 @@ def check_command(run: Run = None, results: Results = RESULTS, json: Json = Fals
 
     Exit codes: 0 all are whole, 2 bad input or a damaged record, 3 there is none.
     """
-    found, bad = launches(results, run=run)
+    known, bad = launches(results, run=run)
     whole = 0
-    for launch in found:
+    for launch in known:
         try:
             read(Path(launch.path))
             whole += 1
@@ -35,4 +35,4 @@ def check_command(run: Run = None, results: Results = RESULTS, json: Json = Fals
     else:
         name_left_out(bad)
         sys.stdout.write(f"{whole} records are whole, {len(bad)} damaged\n")
-    raise typer.Exit(exit_code(any_record=bool(found), damaged=bool(bad)))
+    raise typer.Exit(exit_code(any_record=bool(known), damaged=bool(bad)))

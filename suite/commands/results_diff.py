@@ -45,16 +45,22 @@ def diff_command(
     for name in quantity or ():
         if name not in tuple(Quantity):
             raise InputError("unknown quantity", got=repr(name), allowed=", ".join(Quantity), where="--quantity")
-    found = difference(read(record_path(results, left)), read(record_path(results, right)))
-    rows = [row for row in found.figures if not quantity or row.quantity in quantity]
+    compared = difference(read(record_path(results, left)), read(record_path(results, right)))
+    rows = [row for row in compared.figures if not quantity or row.quantity in quantity]
     failed = any(row.verdict is Verdict.FAIL for row in rows)
     if json:
-        entry = {"left": found.left, "right": found.right, "facts": found.facts, "figures": rows, "agree": not failed}
+        entry = {
+            "left": compared.left,
+            "right": compared.right,
+            "facts": compared.facts,
+            "figures": rows,
+            "agree": not failed,
+        }
         print_json(entry)
     else:
         out = console()
-        out.print(f"left {found.left}, right {found.right}")
-        _print_facts(out, found.facts)
+        out.print(f"left {compared.left}, right {compared.right}")
+        _print_facts(out, compared.facts)
         shown = [row for row in rows if everything or row.difference != 0]
         shown = [_of_rank(row) if ranks else row for row in shown]
         if shown:

@@ -40,8 +40,8 @@ def export_command(
         raise InputError("unknown format", got=repr(format_), allowed=", ".join(FORMATS), where="--format")
     start = None if since is None else moment(since, where="--since")
     wanted = Selection(run=run, machine=machine, statuses=statuses(status or ()), since=start)
-    found, bad = launches(results, run=run)
-    chosen = [launch for launch in found if wanted.takes(launch)]
+    known, bad = launches(results, run=run)
+    chosen = [launch for launch in known if wanted.takes(launch)]
     name_left_out(bad)
     if chosen:
         table = columns(chosen)
@@ -52,5 +52,5 @@ def export_command(
         else:
             sys.stdout.write(f"wrote {out}: {len(chosen)} launches, {len(table)} columns\n")
     else:
-        sys.stderr.write(f"none of {len(found)} launches in {results} is meant: nothing is written\n")
+        sys.stderr.write(f"none of {len(known)} launches in {results} is meant: nothing is written\n")
     raise typer.Exit(exit_code(any_record=bool(chosen), damaged=bool(bad)))

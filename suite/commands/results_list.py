@@ -40,16 +40,16 @@ def list_command(
         raise InputError("limit", got=limit, allowed="1 or more", where="--limit")
     start = None if since is None else moment(since, where="--since")
     wanted = Selection(run=run, machine=machine, statuses=statuses(status or ()), since=start)
-    found, bad = launches(results, run=run)
+    known, bad = launches(results, run=run)
     name_left_out(bad)
-    chosen = [launch for launch in found if wanted.takes(launch)][-(limit or 0) :]
+    chosen = [launch for launch in known if wanted.takes(launch)][-(limit or 0) :]
     if json:
         for launch in chosen:
             print_json(_entry(launch))
     elif chosen:
         sys.stdout.write(_table(chosen) + "\n")
     else:
-        sys.stderr.write(f"none of {len(found)} launches in {results} is meant\n")
+        sys.stderr.write(f"none of {len(known)} launches in {results} is meant\n")
     raise typer.Exit(exit_code(any_record=bool(chosen), damaged=bool(bad)))
 
 

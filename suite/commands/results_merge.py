@@ -31,21 +31,21 @@ def merge_command(
     """
     messages = console(stderr=True)
     try:
-        found = merged(directory, results)
+        outcome = merged(directory, results)
     except OSError as error:
         print_refusal(error)
         raise typer.Exit(exit_codes.EXECUTION_FAILED) from error
-    name_left_out(found.damaged)
-    for conflict in found.conflicts:
+    name_left_out(outcome.damaged)
+    for conflict in outcome.conflicts:
         messages.print(f"conflict: {escape(conflict)}", soft_wrap=True)
     if json:
-        print_json(found)
+        print_json(outcome)
     else:
-        counts = f"{found.added} added, {found.ended} got their end, {found.same} were here"
-        sys.stdout.write(f"{counts}, {len(found.conflicts)} conflicts, {len(found.damaged)} damaged\n")
-    if found.damaged:
+        counts = f"{outcome.added} added, {outcome.ended} got their end, {outcome.same} were here"
+        sys.stdout.write(f"{counts}, {len(outcome.conflicts)} conflicts, {len(outcome.damaged)} damaged\n")
+    if outcome.damaged:
         raise typer.Exit(exit_codes.BAD_INPUT)
-    if found.conflicts:
+    if outcome.conflicts:
         raise typer.Exit(exit_codes.FAIL)
-    if not found.added + found.ended + found.same:
+    if not outcome.added + outcome.ended + outcome.same:
         raise typer.Exit(exit_codes.INCONCLUSIVE)

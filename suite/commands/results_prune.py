@@ -48,12 +48,12 @@ def prune_command(
         raise InputError("what is damaged has no age, status or machine", allowed="--damaged, with --run or alone")
     before = None if older_than is None else time.time() - 86400 * older_than
     wanted = Selection(run=run, machine=machine, statuses=statuses(status or ()), before=before)
-    found, bad = launches(results, run=run, recorded=False)
+    known, bad = launches(results, run=run, recorded=False)
     kept = baseline_ids(results)
     if damaged:
         paths = removable_damaged(bad, kept)
     else:
-        paths = [Path(launch.path) for launch in removable(found, wanted, kept)]
+        paths = [Path(launch.path) for launch in removable(known, wanted, kept)]
     failed: list[InputError] = []
     for path in paths:
         halves = [str(half) for half in (path, end_of(path)) if os.path.lexists(half)]

@@ -101,11 +101,11 @@ def step_tables(rows: pandas.DataFrame) -> str:
     medians = median_launches(rows)
     names = medians[["machine", "processor"]].drop_duplicates()
     for machine, processor in names.itertuples(index=False):
-        own, shown = (f[(f.machine == machine) & (f.processor == processor)] for f in (rows, medians))
+        all_rows, shown = (f[(f.machine == machine) & (f.processor == processor)] for f in (rows, medians))
         heading = f"{machine} (processor flags {processor})" if (names.machine == machine).sum() > 1 else machine
-        days = dict.fromkeys(f"{when:%Y-%m-%d}" for when in (own.started_utc.min(), own.started_utc.max()))
+        days = dict.fromkeys(f"{when:%Y-%m-%d}" for when in (all_rows.started_utc.min(), all_rows.started_utc.max()))
         parts += [f"### {heading}", "", f"Measured {' to '.join(days)}.", ""]
-        parts += [table(_cells(shown), style=MARKDOWN), "", *_summary(own, shown), ""]
+        parts += [table(_cells(shown), style=MARKDOWN), "", *_summary(all_rows, shown), ""]
     return "\n".join(parts)
 
 

@@ -60,9 +60,9 @@ def utilisation_table(recorded: Sequence[LaunchSummary]) -> str:
     """
     rows: list[list[object]] = []
     for asked in ASKED:
-        own = [_row(asked, gpu, reached) for gpu, reached in _reached(asked.run, recorded)]
-        own += _ladder_rows(asked, recorded)
-        rows += own or [[asked.run, "-", 0, "unmeasured", asked.words, "-", asked.how]]
+        asked_rows = [_row(asked, gpu, reached) for gpu, reached in _reached(asked.run, recorded)]
+        asked_rows += _ladder_rows(asked, recorded)
+        rows += asked_rows or [[asked.run, "-", 0, "unmeasured", asked.words, "-", asked.how]]
     return table(rows, TITLES, style=MARKDOWN, right=TITLES[2:5]) + "\n"
 
 
@@ -88,7 +88,7 @@ def _ladder_rows(asked: UtilisationTarget, recorded: Iterable[LaunchSummary]) ->
 
 def _reached(run: str, recorded: Iterable[LaunchSummary]) -> list[tuple[str, list[_Reached]]]:
     """By the launches of a run on one GPU that ended well, by the GPU's model."""
-    found: dict[str, list[_Reached]] = {}
+    by_model: dict[str, list[_Reached]] = {}
     for launch in recorded:
         rate = launch.measured.of(Quantity.MODEL_FLOP_PER_SECOND)
         if launch.run != run or launch.device != "cuda" or launch.ranks != 1 or launch.status != Status.OK or not rate:
@@ -98,5 +98,5 @@ def _reached(run: str, recorded: Iterable[LaunchSummary]) -> list[tuple[str, lis
         except InputError:  # of a GPU that the catalog lacks
             continue
         peak = dense_peak_flop_per_second(device, WORK_DTYPES[Precision(launch.precision)])
-        found.setdefault(device.title, []).append(_Reached(launch, rate, rate / peak))
-    return sorted(found.items())
+        by_model.setdefault(device.title, []).append(_Reached(launch, rate, rate / peak))
+    return sorted(by_model.items())

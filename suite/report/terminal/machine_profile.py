@@ -60,18 +60,20 @@ def _spread(timing: Timing) -> str:
 
 def _by_ranks(subjects: Iterable[Subject]) -> dict[Subject, set[int]]:
     """Subjects without their ranks, in order -> the numbers of ranks that were measured at once."""
-    found: dict[Subject, set[int]] = {}
+    ranks_of: dict[Subject, set[int]] = {}
     for subject in subjects:
-        found.setdefault(msgspec.structs.replace(subject, ranks=0), set()).add(subject.ranks)
-    return found
+        ranks_of.setdefault(msgspec.structs.replace(subject, ranks=0), set()).add(subject.ranks)
+    return ranks_of
 
 
 def _rates(profile: Profile, counts: list[int]) -> Iterator[list[str]]:
     for subject in _by_ranks(table.subject for table in profile.tables):
         row, sizes = [_name(subject)], ""
         for ranks in counts:
-            own = msgspec.structs.replace(subject, ranks=ranks)
-            best = max((best_rate(t) for t in profile.tables if t.subject == own), key=lambda rate: rate.per_second)
+            of_ranks = msgspec.structs.replace(subject, ranks=ranks)
+            best = max(
+                (best_rate(t) for t in profile.tables if t.subject == of_ranks), key=lambda rate: rate.per_second
+            )
             row += [f"{printed(best.per_second, best.unit)}{best.unit}", _spread(best.timing)]
             sizes = " x ".join(f"{size:,.0f}" for size in best.sizes)
         yield [*row, sizes]
@@ -130,16 +132,16 @@ def step_corrections(profile: Profile) -> list[StepCorrection]:
 
 
 def _reference_step_rows(profile: Profile) -> Iterator[list[str]]:
-    for found in step_corrections(profile):
-        own, timing = found.timed.step, found.timed.timing
+    for correction in step_corrections(profile):
+        step, timing = correction.timed.step, correction.timed.timing
         yield [
-            "compiled" if own.compiled else "eager",
-            str(own.layout.ranks),
-            f"{1000 * found.parts_seconds:.4g}",
+            "compiled" if step.compiled else "eager",
+            str(step.layout.ranks),
+            f"{1000 * correction.parts_seconds:.4g}",
             f"{1000 * timing.seconds:.4g}",
             _spread(timing),
             str(timing.repetitions),
-            f"{found.factor:.2f}",
+            f"{correction.factor:.2f}",
         ]
 
 
