@@ -1,4 +1,4 @@
-"""All evidence of a battery becomes findings: one rule after the other, then what an invalid environment takes back."""
+"""Turns all evidence of a battery into findings, rule by rule; an invalid environment then invalidates timed checks."""
 
 from __future__ import annotations
 

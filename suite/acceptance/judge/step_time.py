@@ -30,7 +30,7 @@ PART_OF_TERM = {
     StepTerm.UNEXPLAINED: "in no term",
 }
 PRODUCT, ELEMENTWISE, MEMORY_BOUND = cpu_speed.PRODUCT, cpu_speed.ELEMENTWISE, cpu_speed.MEMORY
-# By the reference kernels that slowed down most, alike; products and memory together name no part
+# by the set of reference kernels that slowed down about equally, and most; products and memory together name no part
 PART_OF_SLOW_KERNELS = {
     frozenset({PRODUCT}): "matrix rate",
     frozenset({ELEMENTWISE}): "caches",
