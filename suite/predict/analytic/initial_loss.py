@@ -193,7 +193,7 @@ def first_loss(architecture: Architecture, recipe: Recipe) -> float:
                        over heads of the sum of its squared weights, see `_concentrations`
         feed-forward   s_out^2 f E[act^2] for f inputs of variance u; a gated one's times u
 
-    A top-query layer stands behind the last norm, so its B counts in full: the logits' variance is s^2 h (1 + B), for T
+    A top-query layer follows the last norm, so its B counts in full: the logits' variance is s^2 h (1 + B), for T
     itself s^2 h (1 - r^2 / 2 + B). Its queries come from a table of deviation s, so its scores have s^2 times the
     variance of those of other layers.
 
