@@ -84,17 +84,17 @@ def _processor_seconds() -> Shared | None:
 
 
 def processor_facts() -> dict[str, str]:
-    """Governor and clock of the first processor, as texts; "not told" where the system does not report them."""
+    """Governor and clock of the first processor, as texts; "not reported" where the system does not report them."""
     clock = re.search(r"^cpu MHz\s*:(.*)", _text("/proc/cpuinfo"), re.MULTILINE)
     governor = _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    return {"governor": governor.strip(), "processor_mhz": clock[1].strip() if clock else "not told"}
+    return {"governor": governor.strip(), "processor_mhz": clock[1].strip() if clock else "not reported"}
 
 
 def _text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return "not told"
+        return "not reported"
 
 
 class GpuLog:

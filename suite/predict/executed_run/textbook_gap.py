@@ -67,7 +67,7 @@ def _reasons(workload: Workload, axis: str, operation: str) -> Iterator[str]:
         yield "the top-query layer's queries are an input too"
     if layout.sequence_parallel and operation == "all_reduce":
         if architecture.biases:
-            yield "gradients of biases behind a sum are whole"
+            yield "gradients of biases after a sum are whole"
         if layout.zero_stage >= 2:
             yield "each rank reduces its shard of the gradients"
         return
