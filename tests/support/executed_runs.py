@@ -173,7 +173,7 @@ def rank_parameters(run: Run, place: Place) -> list[Parameter]:
 
 
 def stops_early(run: Run) -> bool:
-    """Whether nothing behind a layer's last product is needed: no dropout mask, no norm's input."""
+    """Whether nothing after a layer's last product is needed: no dropout mask, no norm's input."""
     return run.recipe.hidden_dropout == 0 and run.architecture.norm is not Norm.DEEP_NORM
 
 

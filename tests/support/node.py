@@ -95,10 +95,10 @@ class Node:
 @pytest.fixture
 def node(monkeypatch):
     """A node whose clock is that of the battery."""
-    own = Node()
+    simulated = Node()
     monkeypatch.setattr(planned_phases, "competitors", lambda: ([], 0.0))
     for name in ("miniature_launch", "micro_measurements", "probe_result"):
-        monkeypatch.setattr(measurements, name, getattr(own, name))
+        monkeypatch.setattr(measurements, name, getattr(simulated, name))
     for module in (battery, context):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: own.now))
-    return own
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: simulated.now))
+    return simulated

@@ -1,7 +1,7 @@
 """Writers of records that are killed at random: python -m tests.support.record_writers RESULTS LOGS N EACH SEED.
 
-Every record is the launch of LOGS/begin.json under a new id. What a writer was told is stored, it says in
-its log: "opened ID" when the first half is, "stored ID DIGEST" when both are.
+Every record is the launch of LOGS/begin.json under a new id. A writer reports what is stored
+in its log: "opened ID" when the first half is, "stored ID DIGEST" when both are.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LEAST_KILLS = 2  # for each writer, before it may have done enough
 
 def write(results: Path, log: int, begin: Begin, seed: int) -> None:
     chance = random.Random(seed)
-    own = Launcher(os.getpid(), _started_ticks(os.getpid()), _boot())
+    launcher = Launcher(os.getpid(), _started_ticks(os.getpid()), _boot())
     directory = store.records_directory(results, begin.run)
     while True:
-        first = msgspec.structs.replace(begin, id=store.new_identity(), launcher=own, started=time.time())
+        first = msgspec.structs.replace(begin, id=store.new_identity(), launcher=launcher, started=time.time())
         opened = store.Opened(directory, first)
         os.write(log, f"opened {first.id}\n".encode())
         text = chance.randbytes(chance.randrange(100_000)).hex()

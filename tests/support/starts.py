@@ -24,8 +24,8 @@ def command_seconds(*arguments: str, turns: int = TURNS) -> float:
     """Processor seconds of `python -m suite ARGUMENTS`, the median of runs, where the yardstick takes as stated.
 
     On a quiet machine they are the wall time, as such a command waits for nothing. Virtual processors have slow phases
-    of seconds: each run is divided by one of the yardstick beside it. Bytecode is kept, as usual, whatever this process
-    does: compiling all that it imports would nearly double a command's time.
+    of seconds: each run is divided by one of the yardstick next to it. Bytecode is kept, as usual, whatever this
+    process does: compiling all that it imports would nearly double a command's time.
     """
     ratios = []
     for _ in range(turns):
