@@ -75,7 +75,7 @@ def history(key: str, segments: Sequence[Segment]) -> Plot | None:
 
 
 def _name(segment: Segment, among: Sequence[Segment]) -> str:
-    """What tells the segment from the others: its seed and steps, and the beginning of its fingerprint."""
+    """What distinguishes the segment: its seed and steps, and the beginning of its fingerprint."""
     example = segment.example
     words = []
     if len({other.example.seed for other in among}) > 1:

@@ -50,7 +50,7 @@ def _losses(
                 "type": "scatter",
                 "mode": "lines+markers",
                 "cliponaxis": False,
-                "name": ", ".join([ranks, *_told_apart(about.layout, layouts), about.execution, f"seed {seed}"]),
+                "name": ", ".join([ranks, *_distinctive_words(about.layout, layouts), about.execution, f"seed {seed}"]),
                 "x": [step for step, _ in drawn],
                 "y": [significant(loss) for _, loss in drawn],
                 "line": {"color": colour(index), "width": 1.75},
@@ -77,7 +77,7 @@ def _losses(
     )
 
 
-def _told_apart(layout: str, layouts: set[str]) -> list[str]:
+def _distinctive_words(layout: str, layouts: set[str]) -> list[str]:
     """The words of a layout that not all of them have."""
     common = set.intersection(*(set(layout.split(",")) for layout in layouts))
     return [word for word in layout.split(",") if word not in common]

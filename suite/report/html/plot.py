@@ -1,4 +1,4 @@
-"""One picture as plotly.js takes it, with its words and the table of numbers behind it."""
+"""One picture as plotly.js takes it, with its words and the table of its numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Trace = dict[str, Any]
 Cell = str | int | float | None
 INK, MUTED = "--ink", "--muted"
 COLOURS = tuple(f"--c{number}" for number in range(1, 9))  # custom properties of page.css: one set a colour scheme
-PATTERNS = ("", "/", "x", ".", "\\", "-", "+", "|")  # so that colour is not all that tells bars apart
+PATTERNS = ("", "/", "x", ".", "\\", "-", "+", "|")  # so that bars differ not only in colour
 SYMBOLS = (
     *("circle", "square", "diamond", "triangle-up", "cross", "x"),
     *("triangle-down", "pentagon", "star", "hexagon", "bowtie", "hourglass"),
@@ -27,7 +27,7 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
         says: one sentence that stands for the picture where it is not seen.
         traces, layout: as plotly.js takes them. A colour is the name of a custom property of page.css.
         height: in pixels of CSS.
-        columns, rows: the numbers behind it.
+        columns, rows: its numbers.
     """
 
     id: str

@@ -50,7 +50,7 @@ class JudgedSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mark(verdict: str) -> str:
-    """A sign that tells the verdict without its colour."""
+    """A sign that shows the verdict without its colour."""
     return MARKS.get(verdict, "!" if verdict in BAD else "○")
 
 
