@@ -164,9 +164,9 @@ def share_classes(model: nn.Module) -> None:
     """
     for module in model.modules():
         if parametrize.is_parametrized(module):
-            own = type(module)
+            shared = type(module)
             names = tuple(sorted(module.parametrizations))  # type: ignore[arg-type]  # a ModuleDict
-            module.__class__ = _SHARED.setdefault((own.__bases__[0], names), own)
+            module.__class__ = _SHARED.setdefault((shared.__bases__[0], names), shared)
 
 
 def sharded_policy(precision: Precision) -> MixedPrecisionPolicy:

@@ -91,7 +91,7 @@ def host_shares(spans: Iterable[Span], in_flight: Iterable[Interval]) -> dict[Pa
         else                                                                 overhead
     An operator that computes and calls others, as addmm does for its bias, computes in its own time. The time of one
     that calls another of its own name is overhead. Python between two operators counts as communication while a message
-    is in flight: it cannot be told from a wait.
+    is in flight: it looks like a wait.
 
     Args:
         spans: of one thread, nested, in any order.

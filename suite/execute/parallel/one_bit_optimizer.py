@@ -25,7 +25,7 @@ class OneBitMasters:
     """
 
     leaves: list[nn.Parameter]
-    own: MasterWeights
+    masters: MasterWeights
     adam: OneBitAdam
 
     @property
@@ -41,14 +41,14 @@ class OneBitMasters:
         """
         gradients = [leaf.grad for leaf in self.leaves if leaf.grad is not None]
         assert len(gradients) == len(self.leaves)
-        self.own.update(learning_rate, gradients, gradient_factor)
+        self.masters.update(learning_rate, gradients, gradient_factor)
         if self.adam.skipped:
             raise FloatingPointError("a momentum's squares are beyond fp32 on some rank")
 
     @property
     def state_tensors(self) -> list[Tensor]:
         """What is kept from step to step on this rank: the state of `MasterWeights`, and the errors."""
-        return [*self.own.state_tensors, *self.adam.error_tensors]
+        return [*self.masters.state_tensors, *self.adam.error_tensors]
 
 
 def one_bit_masters(
@@ -71,7 +71,7 @@ def one_bit_masters(
         modules: every DistributedDataParallel of them averages gradients during the warm-up alone.
         renewal: of the second moment, at every doubling of the exact steps.
     """
-    own = [(group.weight_decay, stored_weights(group)) for group in groups]
+    local_groups = [(group.weight_decay, stored_weights(group)) for group in groups]
     leaves = [leaf for group in groups for leaf in group.leaves]
     named = iter([names[id(leaf)] for leaf in leaves])
 
@@ -97,7 +97,7 @@ def one_bit_masters(
             fused=True,
         )
 
-    masters = master_weights(own, recipe, make=one_bit_adam)
+    masters = master_weights(local_groups, recipe, make=one_bit_adam)
     assert isinstance(masters.optimizer, OneBitAdam)
     for module in modules:
         if isinstance(module, DistributedDataParallel):

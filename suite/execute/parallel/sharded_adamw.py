@@ -21,13 +21,13 @@ class ShardedAdamW:
     """ZeRO-1: Adam over one flat fp32 shard of each weight group.
 
     Args:
-        own: the masters of this rank's shard of each group; in fp32 they are slices of the weights themselves.
+        masters: of this rank's shard of each group; in fp32 they are slices of the weights themselves.
         shard: index of this rank's shard.
         process_group: of the ranks that hold the others; None where one shard is everything.
     """
 
     groups: list[WeightGroup]
-    own: MasterWeights
+    masters: MasterWeights
     shard: int
     process_group: dist.ProcessGroup | None
 
@@ -37,28 +37,29 @@ class ShardedAdamW:
         It holds a flat fp32 copy of the shard's gradient: 4 bytes a parameter of the shard, which `gradient_bytes` does
         not count.
         """
-        self.own.update(learning_rate, self._gradient_shards(), gradient_factor)
+        self.masters.update(learning_rate, self._gradient_shards(), gradient_factor)
         if self.process_group is not None:
-            for group, weight in zip(self.groups, self.own.weights, strict=True):
+            for group, weight in zip(self.groups, self.masters.weights, strict=True):
                 all_gather(group.flat, weight, group=self.process_group)
 
     def _gradient_shards(self) -> list[Tensor]:
-        shards = self.own.gradient_copies or [torch.empty_like(w, dtype=torch.float32) for w in self.own.weights]
+        shards = self.masters.gradient_copies
+        shards = shards or [torch.empty_like(w, dtype=torch.float32) for w in self.masters.weights]
         for group, shard in zip(self.groups, shards, strict=True):
             write_flat_gradient(group, start=self.shard * shard.numel(), shard=shard)
         return shards
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        return self.own.state_tensors
+        return self.masters.state_tensors
 
 
 def sharded_adamw(
     groups: list[WeightGroup], recipe: Recipe, *, shards: int, shard: int, process_group: dist.ProcessGroup | None
 ) -> ShardedAdamW:
     """The optimizer of one rank: shard `shard` of `shards`; `process_group` joins the ranks that hold the others."""
-    own = [(group.weight_decay, [group.flat.chunk(shards)[shard]]) for group in groups]
-    return ShardedAdamW(groups, master_weights(own, recipe), shard, process_group if shards > 1 else None)
+    local_groups = [(group.weight_decay, [group.flat.chunk(shards)[shard]]) for group in groups]
+    return ShardedAdamW(groups, master_weights(local_groups, recipe), shard, process_group if shards > 1 else None)
 
 
 def write_flat_gradient(group: WeightGroup, *, start: int, shard: Tensor) -> None:
@@ -78,19 +79,19 @@ class TensorAdamW:
 
     Args:
         parameters: that have the gradients: sharded over ranks (DTensor) or whole.
-        own: the masters of what this rank stores of them, which in fp32 is its own master.
+        masters: of what this rank stores of them, which in fp32 is its own master.
     """
 
     parameters: list[nn.Parameter]
-    own: MasterWeights
+    masters: MasterWeights
 
     def widened(self) -> dict[nn.Parameter, Tensor]:
         """The gradient of each parameter in fp32, a plain tensor, for `step` (see `MasterWeights.widened`)."""
         gradients = [
             torch.zeros_like(weight) if parameter.grad is None else local(parameter.grad)
-            for parameter, weight in zip(self.parameters, self.own.weights, strict=True)
+            for parameter, weight in zip(self.parameters, self.masters.weights, strict=True)
         ]
-        return dict(zip(self.parameters, self.own.widened(gradients), strict=True))
+        return dict(zip(self.parameters, self.masters.widened(gradients), strict=True))
 
     def step(
         self,
@@ -103,23 +104,26 @@ class TensorAdamW:
         Args:
             widened: the gradients in fp32, where they were needed before.
         """
-        self.own.update(learning_rate, list((widened or self.widened()).values()), gradient_factor)
+        self.masters.update(learning_rate, list((widened or self.widened()).values()), gradient_factor)
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        return self.own.state_tensors
+        return self.masters.state_tensors
 
 
 def fully_sharded_adamw(
     groups: list[tuple[float, list[nn.Parameter]]], recipe: Recipe, update: Update = Update.FUSED
 ) -> TensorAdamW:
     """The optimizer of one rank for `groups`: weight decay, and the parameters that have it."""
-    own = [(weight_decay, [local(parameter.detach()) for parameter in members]) for weight_decay, members in groups]
+    local_groups = [
+        (weight_decay, [local(parameter.detach()) for parameter in members]) for weight_decay, members in groups
+    ]
     parameters = [parameter for _, members in groups for parameter in members]
-    return TensorAdamW(parameters, master_weights(own, recipe, update=update))
+    return TensorAdamW(parameters, master_weights(local_groups, recipe, update=update))
 
 
 def whole_adamw(groups: list[WeightGroup], recipe: Recipe, update: Update = Update.FUSED) -> TensorAdamW:
     """The optimizer of a rank that updates all of its weights: ZeRO-0, or a single data-parallel rank."""
-    own = [(group.weight_decay, stored_weights(group)) for group in groups]
-    return TensorAdamW([leaf for group in groups for leaf in group.leaves], master_weights(own, recipe, update=update))
+    local_groups = [(group.weight_decay, stored_weights(group)) for group in groups]
+    leaves = [leaf for group in groups for leaf in group.leaves]
+    return TensorAdamW(leaves, master_weights(local_groups, recipe, update=update))

@@ -215,11 +215,11 @@ class Steps:
             dist.all_reduce(both, group=self._mesh.get_group(PIPELINE))
         if layout.data_parallel > 1:
             # up to ZeRO-1 all data-parallel ranks hold the same gradient; with 1-bit Adam each holds its own
-            own = self._own_gradients()
-            differing = both if layout.fully_sharded or own else both[:1]
+            differ = self._own_gradients()
+            differing = both if layout.fully_sharded or differ else both[:1]
             dist.all_reduce(differing, group=self._mesh.get_group(DATA))
             both[0] /= layout.data_parallel
-            if own:
+            if differ:
                 both[1] /= layout.data_parallel
         mean, total = both.tolist()
         return mean, total

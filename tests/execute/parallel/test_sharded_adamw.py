@@ -177,7 +177,7 @@ def test_shards_together_update_as_one_does(precision: Precision) -> None:
         for optimizer in (one, *several):
             optimizer.step(1e-2, 2.0**-10)
     for index, group in enumerate(whole):
-        together = torch.cat([optimizer.own.weights[index] for optimizer in several])
+        together = torch.cat([optimizer.masters.weights[index] for optimizer in several])
         # other tails, as above: 3 steps of 16 roundings in fp32 can move a value to the next one of its dtype, in bf16
         # by 2^-7, in fp16 by 2^-10 of itself; in each step where no master carries on what was rounded away
         moved = {torch.float32: 3 * 16 * 2**-24, torch.bfloat16: 2**-7, torch.float16: 2**-10}[group.flat.dtype]
@@ -206,13 +206,13 @@ def test_the_gradient_copy_persists_and_holds_the_unscaled_gradient(kind: str) -
     recipe = _recipe(precision=Precision.FP16_GRADIENT_COPY)
     groups = store_weights([_model()], recipe, shards=1, device=CPU)
     optimizer = OPTIMIZER_KINDS[kind](groups, recipe)
-    pointers = [copy.data_ptr() for copy in optimizer.own.gradient_copies]
+    pointers = [copy.data_ptr() for copy in optimizer.masters.gradient_copies]
     for step in range(2):
         _set_gradients(groups, step)
         optimizer.step(1e-3, 1 / 3)
-        copied = torch.cat([copy.flatten() for copy in optimizer.own.gradient_copies])
+        copied = torch.cat([copy.flatten() for copy in optimizer.masters.gradient_copies])
         assert torch.equal(copied, torch.cat([_flat(group) for group in groups]) * (1 / 3))
-    assert [copy.data_ptr() for copy in optimizer.own.gradient_copies] == pointers
+    assert [copy.data_ptr() for copy in optimizer.masters.gradient_copies] == pointers
 
 
 @PRECISIONS
@@ -231,7 +231,7 @@ def test_state_bytes_are_the_predicted_ones(precision: Precision, shards: int) -
     optimizer.step(1e-3)
     state = executed_state(Workload(plan.architecture, plan.recipe, layout), stage=0, replica=shards - 1)
     assert storage_bytes(optimizer.state_tensors) == state.optimizer_bytes
-    assert all(master.grad is None for master in optimizer.own.masters)
+    assert all(master.grad is None for master in optimizer.masters.masters)
 
 
 @PRECISIONS

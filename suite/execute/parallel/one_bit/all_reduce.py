@@ -120,10 +120,10 @@ def _served(incoming: Tensor, feedback: Sequence[ErrorFeedback], parts: Sequence
     for number, each in enumerate(feedback):
         elements = each.worker.numel()
         first = min(rank * parts[number], elements)
-        own = min(parts[number], elements - first)
-        mean = _mean(signs[number], scales[:, number], own)
-        active = None if each.active is None else each.active[first : first + own]
-        served.append(_compressed(mean, each.server[:own], active))
+        served_elements = min(parts[number], elements - first)
+        mean = _mean(signs[number], scales[:, number], served_elements)
+        active = None if each.active is None else each.active[first : first + served_elements]
+        served.append(_compressed(mean, each.server[:served_elements], active))
     return served
 
 
