@@ -13,14 +13,14 @@ from suite.ladder.judge import launch_variation, noise
 from suite.ladder.measurement import RungMeasurement
 from suite.ladder.rung import Track
 from suite.report.terminal.ladder import print_ladder
-from tests.support.ladder_machine import Machine, found, ladder_of, results_of
+from tests.support.ladder_machine import Machine, ladder_of, results_of, rung_measurement
 
 STEADY = (1.0, 1.001, 0.999, 1.0, 1.002, 0.998, 1.0, 1.001, 0.999)
 LOOSE = (1.0, 1.3, 0.8, 1.1, 1.4, 0.9, 1.2, 0.7, 1.0)
 
 
 def launches(*seconds: float) -> RungMeasurement:
-    one = found(1.0, spread=0.0)
+    one = rung_measurement(1.0, spread=0.0)
     return msgspec.structs.replace(one, launches=len(seconds), launch_seconds=list(seconds))
 
 

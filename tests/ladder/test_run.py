@@ -57,11 +57,11 @@ from tests.support.ladder_machine import (
     TEXTS,
     Machine,
     exact_of,
-    found,
     ladder_of,
     of_track,
     peak_of,
     results_of,
+    rung_measurement,
     said,
 )
 
@@ -212,13 +212,15 @@ def test_on_a_gpu_a_gain_is_judged_to_15_percent() -> None:
 
 
 def test_a_peak_is_judged_to_5_percent() -> None:
-    marks = [peak_check(said(peak=peak), found(peak=1000)).mark for peak in (949, 951, 1049, 1051)]
+    marks = [peak_check(said(peak=peak), rung_measurement(peak=1000)).mark for peak in (949, 951, 1049, 1051)]
     assert marks == [Mark.FAIL, Mark.PASS, Mark.PASS, Mark.FAIL]
 
 
 def test_losses_that_promise_equality_may_not_differ_in_a_bit() -> None:
     equal, within, changed = NAMES["recompute-full"], NAMES["accumulate"], NAMES["batch"]
-    below, near, far = (found(losses=[2.0, last]) for last in (1.0, 1.0 + within.bound / 2, 1.0 + 2 * within.bound))
+    below, near, far = (
+        rung_measurement(losses=[2.0, last]) for last in (1.0, 1.0 + within.bound / 2, 1.0 + 2 * within.bound)
+    )
     assert loss_check(equal, below, below).mark is Mark.PASS
     assert loss_check(equal, near, below).mark is Mark.FAIL
     assert loss_check(within, near, below).mark is Mark.PASS
@@ -229,7 +231,7 @@ def test_losses_that_promise_equality_may_not_differ_in_a_bit() -> None:
 def test_on_a_gpu_losses_may_differ_by_what_sums_in_any_order_do() -> None:
     """Training is not deterministic there: a rung that changes nothing has other bits, and so have its launches."""
     fp32, bf16 = rounding_of(Precision.FP32), rounding_of(Precision.BF16)
-    below, near, far = (found(losses=[2.0, last]) for last in (1.0, 1.0 + fp32 / 2, 1.0 + 2 * fp32))
+    below, near, far = (rung_measurement(losses=[2.0, last]) for last in (1.0, 1.0 + fp32 / 2, 1.0 + 2 * fp32))
     equal = NAMES["recompute-full"]
     assert [loss_check(equal, one, below, rounding=fp32).mark for one in (below, near, far)] == [
         Mark.PASS,

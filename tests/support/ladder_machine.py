@@ -28,7 +28,7 @@ NAMES = {rung.name: rung for rung in RUNGS}
 CPU = target_of("gpt2-mini", device="cpu", seed=1)
 
 
-def found(
+def rung_measurement(
     seconds: float = 1.0, *, peak: int = 1000, spread: float = 0.01, losses: list[float] | None = None
 ) -> RungMeasurement:
     return RungMeasurement(
