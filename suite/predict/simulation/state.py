@@ -161,8 +161,7 @@ def update_bytes(workload: Workload, training: TrainingOptions, *, stage: int) -
     if training.synchronises:
         sizes.append(FP32 * largest)
     if training.update is Update.FOREACH:
-        matrices = sum(tensor.elements for tensor in tensors if tensor.matrix)  # which decay, vectors do not
-        sizes.append(FP32 * max(matrices, total_elements(tensors) - matrices))
+        sizes.append(FP32 * max(optimizer_groups(workload, stage=stage)))
     elif training.update is Update.LOOP:
         sizes.append(2 * FP32 * largest)
     elif training.update is Update.ADAFACTOR:

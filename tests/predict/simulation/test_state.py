@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from reference_runs.catalog import reference_run
 from reference_runs.layout import Layout, StageAssignment
 from reference_runs.run import Precision, Workload
+from suite.job.options import DEFAULT_OPTIONS, Update
 from suite.predict.analytic.memory import STEP_COUNTER_BYTES
 from suite.predict.analytic.parameters import ParameterTensor, parameter_count
 from suite.predict.analytic.stage_memory import stage_memory
@@ -20,6 +21,7 @@ from suite.predict.simulation.state import (
     local_shard_elements,
     padded_shard_elements,
     sharded_units,
+    update_bytes,
 )
 from tests.support.executed_runs import MANY, Place, Run, executed_runs, places, rank_parameters
 from tests.support.strategies import BLOOM
@@ -110,6 +112,17 @@ def test_stages_together_store_the_model_and_a_copy_of_a_tied_table(run: Run) ->
     table = run.architecture.padded_vocabulary * run.architecture.hidden
     copied = layout.pipeline_stages > 1 and run.architecture.tied_embeddings
     assert whole - parameter_count(run.architecture) == (table if copied else 0)
+
+
+@given(executed_runs())
+def test_a_foreach_update_holds_the_square_roots_of_the_largest_group_of_weight_decay(run: Run) -> None:
+    training = msgspec.structs.replace(DEFAULT_OPTIONS, update=Update.FOREACH)
+    for stage in range(run.layout.pipeline_stages):
+        groups: dict[bool, int] = {}
+        for tensor in rank_parameters(run, Place(0, 0, stage)):
+            decays = len(tensor.shape) > 1 or run.recipe.decay_of_vectors
+            groups[decays] = groups.get(decays, 0) + math.prod(tensor.shape)
+        assert update_bytes(Workload(*run), training, stage=stage) == [4 * max(groups.values())]
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 12))
