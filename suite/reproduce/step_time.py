@@ -96,7 +96,7 @@ def at_cpu_speed(
 
 
 def correction_factor(plan: Plan, profile: Profile) -> float:
-    """MeasuredTimes over modelled seconds of the nearest reference training step; 1 where none was timed.
+    """Measured over modelled seconds of the nearest reference training step; 1 where none was timed.
 
     Raises:
         InputError: the profile lacks an operation.
