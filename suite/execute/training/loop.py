@@ -48,7 +48,7 @@ def train(
     steps = Steps(job, training, mesh, device)
     plan = StepPlan(steps=job.steps, warm_up_steps=job.warm_up_steps)
     counters, clocks, profile = StepCounters(steps, mesh, peak), StepClocks(steps), StepProfile(steps)
-    purpose = plan.purpose(0, averages_as_asked=steps.compressed)
+    purpose = plan.purpose(0, averages_as_asked=steps.averages_as_asked)
     for step in range(job.steps):
         clocks.before(purpose)
         profile.before(purpose)
@@ -59,7 +59,7 @@ def train(
             outcome = steps.update(loss)
         seconds = clock.now(device) - start
         plan.done(purpose, skipped=outcome.skipped)
-        following = plan.purpose(step + 1, averages_as_asked=steps.compressed)
+        following = plan.purpose(step + 1, averages_as_asked=steps.averages_as_asked)
         clocks.after(purpose, seconds, skipped=outcome.skipped)
         profile.after(purpose)
         counters.after(purpose, following, skipped=outcome.skipped)

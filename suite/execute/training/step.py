@@ -52,8 +52,8 @@ class Steps:
         step: number of the next step.
         micro_batches: of this rank in the last step.
         phases: the clock of the step's phases.
-        compressed: whether the last step averaged gradients as the job says. 1-bit Adam averages exactly during its
-            warm-up, which skipped steps prolong.
+        averages_as_asked: whether the last step averaged gradients as the job says. 1-bit Adam averages exactly during
+            its warm-up; skipped steps prolong it.
     """
 
     def __init__(self, job: Job, training: Training, mesh: DeviceMesh, device: torch.device) -> None:
@@ -70,7 +70,7 @@ class Steps:
         self._stream = batches(job, replica=mesh.get_local_rank(DATA))
         self._ahead = CopiedAhead(self._stream, device, self.phases) if job.script.pinned else None
         self._scale = loss_scale(job.recipe)
-        self.compressed = job.averaging is not Averaging.ONE_BIT
+        self.averages_as_asked = job.averaging is not Averaging.ONE_BIT
 
     def forward_and_backward(self) -> Tensor:
         """Accumulate the gradient of this rank's micro-batches; return the mean of their losses, detached.
@@ -175,7 +175,7 @@ class Steps:
             self._scale.adapt(finite=finite)
         elif not finite:
             raise NotFiniteError(f"the squared gradient norm is {total} at step {self.step}", at_fault=False)
-        self.compressed = self.job.averaging is not Averaging.ONE_BIT or self._own_gradients()
+        self.averages_as_asked = self.job.averaging is not Averaging.ONE_BIT or self._own_gradients()
         if finite:
             factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
             self._samples_trained += self._global_batch
