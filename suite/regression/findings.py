@@ -88,16 +88,17 @@ def record_findings(run: str, before: Sequence[Record], after: Sequence[Record])
     and belong to no family, as they would count the same seconds twice.
     """
     left, right = _values(before), _values(after)
+    why_not = _why_losses_may_differ(before, after)
+    counts = len(before), len(after)
     findings = []
     for key in dict.fromkeys([*left, *right]):
         if key == (Quantity.STEP_SECONDS, None, None, None, None, None):
             continue
         sides = left.get(key, []), right.get(key, [])
-        counts = len(before), len(after)
-        findings.append(_finding(run, key, sides, counts, same_stack=_same_stack(before, after)))
+        findings.append(_finding(run, key, sides, counts, why_not=why_not))
     order = {quantity.value: index for index, quantity in enumerate(Quantity)}
     findings.sort(key=lambda finding: (order[finding.quantity], finding.rank is not None))
-    return [*findings, _losses(run, before, after)]
+    return [*findings, _losses(run, before, after, why_not)]
 
 
 def _values(records: Sequence[Record]) -> dict[Key, list[int | float]]:
@@ -110,7 +111,7 @@ def _values(records: Sequence[Record]) -> dict[Key, list[int | float]]:
 
 
 def _finding(
-    run: str, key: Key, sides: tuple[list[int | float], list[int | float]], counts: tuple[int, int], *, same_stack: str
+    run: str, key: Key, sides: tuple[list[int | float], list[int | float]], counts: tuple[int, int], *, why_not: str
 ) -> RegressionFinding:
     quantity = Quantity(key[0])
     before, after = sides
@@ -118,7 +119,7 @@ def _finding(
     if quantity in EXACT:
         values, change, why = _exact(before, after, counts)
     elif quantity in TOLERANCE and before and after:
-        values, change, why = _within(quantity, before, after, same_stack)
+        values, change, why = _within(quantity, before, after, why_not)
     else:
         values = (statistics.median(before) if before else None, statistics.median(after) if after else None)
         change, why = ChangeVerdict.SHOWN, "" if before and after else "of one side alone"
@@ -156,10 +157,10 @@ def _exact(
 
 
 def _within(
-    quantity: Quantity, before: list[int | float], after: list[int | float], same_stack: str
+    quantity: Quantity, before: list[int | float], after: list[int | float], why_not: str
 ) -> tuple[Values, ChangeVerdict, str]:
     """The largest of each side within the tolerance; the first loss of one stack by ==, on any side of its worst."""
-    if quantity is Quantity.FIRST_LOSS and not same_stack:
+    if quantity is Quantity.FIRST_LOSS and not why_not:
         other = next((value for value in after if value != before[0]), after[0])
         if len({*before}) > 1:
             return (before[0], other), ChangeVerdict.INCONCLUSIVE, "the baseline's launches disagree"
@@ -173,12 +174,12 @@ def _within(
     if abs(right - left) <= tolerance * abs(left):
         return (left, right), ChangeVerdict.SAME, f"within {tolerance:.0%}"
     if quantity is Quantity.FIRST_LOSS:
-        return (left, right), ChangeVerdict.REGRESSION, f"beyond {tolerance:.0%}; {same_stack}"
+        return (left, right), ChangeVerdict.REGRESSION, f"beyond {tolerance:.0%}; {why_not}"
     change = ChangeVerdict.REGRESSION if right > left else ChangeVerdict.IMPROVED
     return (left, right), change, f"beyond {tolerance:.0%}"
 
 
-def _same_stack(before: Sequence[Record], after: Sequence[Record]) -> str:
+def _why_losses_may_differ(before: Sequence[Record], after: Sequence[Record]) -> str:
     """Why losses need not be bit-equal; empty where they must be: all but this suite's own code is the same."""
     stacks = {
         (record.begin.corpus.sha256, tuple(sorted((k, v) for k, v in record.begin.software.items() if k != "suite")))
@@ -193,10 +194,9 @@ def _same_stack(before: Sequence[Record], after: Sequence[Record]) -> str:
     return ""
 
 
-def _losses(run: str, before: Sequence[Record], after: Sequence[Record]) -> RegressionFinding:
+def _losses(run: str, before: Sequence[Record], after: Sequence[Record], why_not: str) -> RegressionFinding:
     """The losses of all steps, which are bit-equal with one stack and seed."""
     left, right = ([_curve(record) for record in side] for side in (before, after))
-    why_not = _same_stack(before, after)
     differing = [
         next((step for step, (x, y) in enumerate(zip(left[0], curve, strict=False)) if x != y), None)
         for curve in [*left, *right]
