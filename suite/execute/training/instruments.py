@@ -25,7 +25,7 @@ from suite.execute.measure.system_load import SharedProcessors
 from suite.execute.measure.timeline import term_seconds
 from suite.execute.parallel.mesh import axis_of_group, slowest
 from suite.execute.training.step import Steps
-from suite.execute.training.step_plan import Purpose
+from suite.execute.training.step_plan import StepPurpose
 from suite.job.events import StepKind
 
 
@@ -45,28 +45,28 @@ class StepCounters:
         self._leaves = steps.training.leaves
 
     @contextmanager
-    def around(self, purpose: Purpose) -> Iterator[None]:
+    def around(self, purpose: StepPurpose) -> Iterator[None]:
         """The step runs within this."""
         with ExitStack() as stack:
             if purpose.eager:
                 stack.enter_context(eagerly())
-            if purpose is Purpose.COLLECTIVES:
+            if purpose is StepPurpose.COLLECTIVES:
                 stack.enter_context(self.collectives)
                 stack.enter_context(self.synchronisations)
-            elif purpose is Purpose.PEAK:
+            elif purpose is StepPurpose.PEAK:
                 stack.enter_context(self.peak.window())
-            elif purpose is Purpose.FLOP:
+            elif purpose is StepPurpose.FLOP:
                 stack.enter_context(self.flop)
             yield
 
-    def before_update(self, purpose: Purpose) -> None:
+    def before_update(self, purpose: StepPurpose) -> None:
         if purpose.kind is StepKind.COUNTED:
             self.gradient_bytes = storage_bytes(leaf.gradient for leaf in self._leaves)
 
-    def after(self, purpose: Purpose, following: Purpose, *, skipped: bool) -> None:
-        if purpose is Purpose.PEAK and not skipped:
+    def after(self, purpose: StepPurpose, following: StepPurpose, *, skipped: bool) -> None:
+        if purpose is StepPurpose.PEAK and not skipped:
             self.peak.finish()
-        if purpose is Purpose.WARM_UP and following is not Purpose.WARM_UP:
+        if purpose is StepPurpose.WARM_UP and following is not StepPurpose.WARM_UP:
             self.peak.settle()
 
 
@@ -91,22 +91,22 @@ class StepClocks:
         self._sent: int | None = None
         self._finished = False
 
-    def before(self, purpose: Purpose) -> None:
-        if purpose is Purpose.TIMED and not self.step_seconds:
+    def before(self, purpose: StepPurpose) -> None:
+        if purpose is StepPurpose.TIMED and not self.step_seconds:
             self.resident_bytes = resident_bytes()  # speed samples have tensors of their own
             self.processors.start()
             self.speed.take_samples(SAMPLES_AROUND)
-        if purpose is Purpose.PROFILED:
+        if purpose is StepPurpose.PROFILED:
             self.finish()
 
-    def after(self, purpose: Purpose, seconds: float, *, skipped: bool) -> None:
+    def after(self, purpose: StepPurpose, seconds: float, *, skipped: bool) -> None:
         self._fastest = min(self._fastest, seconds)
-        if purpose is Purpose.FLOP and not skipped:
+        if purpose is StepPurpose.FLOP and not skipped:
             everyone = dist.group.WORLD
             if self.speed.takes_samples and everyone is not None:
                 self.speed.expect(*slowest(everyone, self._fastest))
             self._sent_before = clock.interface_sent_bytes(self._interface)
-        if purpose is Purpose.TIMED:
+        if purpose is StepPurpose.TIMED:
             self.step_seconds.append(seconds)
             self.phase_seconds.append(self._phases.seconds())
             self.processors.update()
@@ -138,13 +138,13 @@ class StepProfile:
         self._phases = steps.phases
         self.profiler = ProfiledSteps(steps.device, steps.job.trace, dist.get_rank())
 
-    def before(self, purpose: Purpose) -> None:
-        if purpose is Purpose.PROFILED and not self._phases.in_profile:
+    def before(self, purpose: StepPurpose) -> None:
+        if purpose is StepPurpose.PROFILED and not self._phases.in_profile:
             self.profiler.start()
             self._phases.in_profile = True
 
-    def after(self, purpose: Purpose) -> None:
-        if purpose is Purpose.PROFILED:
+    def after(self, purpose: StepPurpose) -> None:
+        if purpose is StepPurpose.PROFILED:
             self.phase_seconds.append(self._phases.seconds())
 
     def term_seconds(self, clocks: StepClocks) -> dict[str, float]:

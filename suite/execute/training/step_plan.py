@@ -8,7 +8,7 @@ from suite.job.events import StepKind
 from suite.job.training_job import COUNTED_STEPS, PROFILED_STEPS
 
 
-class Purpose(enum.Enum):
+class StepPurpose(enum.Enum):
     """What one step is for, and as which kind it is reported."""
 
     FIRST = "DistributedDataParallel arranges its buckets", StepKind.WARM_UP
@@ -31,7 +31,7 @@ class Purpose(enum.Enum):
         in the first backward pass; those of a compiled block become ready all at once, in an arbitrary order. The
         others do because a counter sees operators, not compiled regions.
         """
-        return self in (Purpose.FIRST, Purpose.PEAK, Purpose.FLOP)
+        return self in (StepPurpose.FIRST, StepPurpose.PEAK, StepPurpose.FLOP)
 
 
 class StepPlan:
@@ -43,25 +43,25 @@ class StepPlan:
     def __init__(self, *, steps: int, warm_up_steps: int) -> None:
         self._steps = steps
         self._warm_up_steps = warm_up_steps
-        self._to_count = [Purpose.COLLECTIVES, Purpose.PEAK, Purpose.FLOP]
+        self._to_count = [StepPurpose.COLLECTIVES, StepPurpose.PEAK, StepPurpose.FLOP]
         self._timed = 0
 
-    def purpose(self, step: int, *, averages_as_asked: bool) -> Purpose:
+    def purpose(self, step: int, *, averages_as_asked: bool) -> StepPurpose:
         """What `step` is for; `averages_as_asked`: whether gradients are averaged as the job says, not yet exactly."""
         if step == 0:
-            return Purpose.FIRST
+            return StepPurpose.FIRST
         if step < self._warm_up_steps or not averages_as_asked:
-            return Purpose.WARM_UP
+            return StepPurpose.WARM_UP
         if self._to_count:
             return self._to_count[0]
         # a step must be timed before the profiled ones
         profiles = self._steps >= self._warm_up_steps + COUNTED_STEPS + 1 + PROFILED_STEPS
         if self._timed and profiles and step >= self._steps - PROFILED_STEPS:
-            return Purpose.PROFILED
-        return Purpose.TIMED
+            return StepPurpose.PROFILED
+        return StepPurpose.TIMED
 
-    def done(self, purpose: Purpose, *, skipped: bool) -> None:
+    def done(self, purpose: StepPurpose, *, skipped: bool) -> None:
         """A step ended. If it was skipped, the next step counts instead."""
-        self._timed += purpose is Purpose.TIMED
+        self._timed += purpose is StepPurpose.TIMED
         if purpose in self._to_count and not skipped:
             self._to_count.remove(purpose)

@@ -6,16 +6,16 @@ from collections.abc import Collection
 
 import pytest
 
-from suite.execute.training.step_plan import Purpose, StepPlan
+from suite.execute.training.step_plan import StepPlan, StepPurpose
 from suite.job.events import StepKind
 from suite.job.training_job import LEAST_PROFILED, LEAST_STEPS
 
-COUNTS = [Purpose.COLLECTIVES, Purpose.PEAK, Purpose.FLOP]
+COUNTS = [StepPurpose.COLLECTIVES, StepPurpose.PEAK, StepPurpose.FLOP]
 
 
 def purposes(
     steps: int, *, warm_up: int = 2, skipped: Collection[int] = (), exact: Collection[int] = ()
-) -> list[Purpose]:
+) -> list[StepPurpose]:
     """Of all steps, where those numbered in `skipped` overflow, and those in `exact` average exactly."""
     plan = StepPlan(steps=steps, warm_up_steps=warm_up)
     planned = []
@@ -26,31 +26,33 @@ def purposes(
 
 
 def test_a_run_warms_up_counts_three_times_is_timed_and_profiles_its_last_two_steps() -> None:
-    warm_up, profiled = [Purpose.FIRST, Purpose.WARM_UP], [Purpose.PROFILED] * 2
-    assert purposes(10) == [*warm_up, *COUNTS, *[Purpose.TIMED] * 3, *profiled]
-    assert purposes(11, warm_up=4)[4:] == [*COUNTS, *[Purpose.TIMED] * 2, *profiled]
+    warm_up, profiled = [StepPurpose.FIRST, StepPurpose.WARM_UP], [StepPurpose.PROFILED] * 2
+    assert purposes(10) == [*warm_up, *COUNTS, *[StepPurpose.TIMED] * 3, *profiled]
+    assert purposes(11, warm_up=4)[4:] == [*COUNTS, *[StepPurpose.TIMED] * 2, *profiled]
 
 
 def test_only_a_run_that_times_a_step_before_them_has_profiled_steps() -> None:
-    assert purposes(LEAST_PROFILED)[-3:] == [Purpose.TIMED, Purpose.PROFILED, Purpose.PROFILED]
-    assert purposes(LEAST_PROFILED - 1)[-2:] == [Purpose.TIMED] * 2
-    assert purposes(LEAST_STEPS)[-1] is Purpose.TIMED
+    assert purposes(LEAST_PROFILED)[-3:] == [StepPurpose.TIMED, StepPurpose.PROFILED, StepPurpose.PROFILED]
+    assert purposes(LEAST_PROFILED - 1)[-2:] == [StepPurpose.TIMED] * 2
+    assert purposes(LEAST_STEPS)[-1] is StepPurpose.TIMED
 
 
 def test_a_step_that_an_overflow_skips_counts_nothing() -> None:
     planned = purposes(10, skipped={3, 4})
-    assert planned[2:8] == [Purpose.COLLECTIVES, *[Purpose.PEAK] * 3, Purpose.FLOP, Purpose.TIMED]
-    assert purposes(8, skipped=range(2, 8))[2:] == [Purpose.COLLECTIVES] * 6
+    assert planned[2:8] == [StepPurpose.COLLECTIVES, *[StepPurpose.PEAK] * 3, StepPurpose.FLOP, StepPurpose.TIMED]
+    assert purposes(8, skipped=range(2, 8))[2:] == [StepPurpose.COLLECTIVES] * 6
     late = purposes(10, skipped=range(2, 6))  # profiled steps wait for a timed one
-    assert late[-2:] == [Purpose.FLOP, Purpose.TIMED]
+    assert late[-2:] == [StepPurpose.FLOP, StepPurpose.TIMED]
 
 
 def test_steps_that_average_exactly_in_a_run_that_mostly_does_not_warm_up() -> None:
     planned = purposes(12, exact={2, 6})
-    assert planned[2:8] == [Purpose.WARM_UP, *COUNTS, Purpose.WARM_UP, Purpose.TIMED]
+    assert planned[2:8] == [StepPurpose.WARM_UP, *COUNTS, StepPurpose.WARM_UP, StepPurpose.TIMED]
 
 
-@pytest.mark.parametrize(("purpose", "kind"), [(Purpose.FIRST, StepKind.WARM_UP), (Purpose.FLOP, StepKind.COUNTED)])
-def test_every_purpose_is_reported_as_a_kind(purpose: Purpose, kind: StepKind) -> None:
+@pytest.mark.parametrize(
+    ("purpose", "kind"), [(StepPurpose.FIRST, StepKind.WARM_UP), (StepPurpose.FLOP, StepKind.COUNTED)]
+)
+def test_every_purpose_is_reported_as_a_kind(purpose: StepPurpose, kind: StepKind) -> None:
     assert purpose.kind is kind
-    assert {one.kind for one in Purpose} == set(StepKind)
+    assert {one.kind for one in StepPurpose} == set(StepKind)
