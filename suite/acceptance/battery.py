@@ -13,8 +13,8 @@ from reference_runs.errors import InputError
 from suite.acceptance import battery_record, phases, repetition
 from suite.acceptance.battery_record import BatteryRecord, unfinished
 from suite.acceptance.check_table import ENVIRONMENT, HOST_DEVICE, STEP_TIME
-from suite.acceptance.context import BatteryPhase, RunningBattery, Settings
-from suite.acceptance.evidence import Evidence, Health, MicroMeasurements, MiniatureLaunch, PhaseTiming
+from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery, Settings
+from suite.acceptance.evidence import Evidence, Health, LaunchPurpose, MicroMeasurements, MiniatureLaunch, PhaseTiming
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, decision
 from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
 from suite.acceptance.nvml import HealthWatch
@@ -141,13 +141,13 @@ def _measure(battery: RunningBattery) -> None:
         battery.evidence_of[probe.name] = battery.run(probe)
 
 
-def _launch(battery: RunningBattery, phase: BatteryPhase, later: Sequence[BatteryPhase]) -> None:
+def _launch(battery: RunningBattery, phase: LaunchesPhase, later: Sequence[BatteryPhase]) -> None:
     """Make the launches of a phase, and repeat those that other processes disturbed, if time is left."""
     evidence = battery.evidence_of[phase.name] = battery.run(phase)
     repeat = repetition.disturbed(battery, phase, evidence, later)
     if repeat:
-        name, _, purpose = phase.name.partition(" ")
-        repeated = battery.run(phases.launches_phase(battery, name, purpose, len(repeat)), repetition.REPEATED)
+        fewer = phases.launches_phase(battery, phase.miniature, phase.purpose, len(repeat))
+        repeated = battery.run(fewer, repetition.REPEATED)
         battery.evidence_of[phase.name] = repetition.with_repeats(evidence, repeat, repeated)
 
 
@@ -201,14 +201,14 @@ def _further_looks(battery: RunningBattery) -> None:
             launches = [
                 item
                 for item in battery.evidence()
-                if isinstance(item, MiniatureLaunch) and (item.run, item.purpose) == (name, "times")
+                if isinstance(item, MiniatureLaunch) and (item.run, item.purpose) == (name, LaunchPurpose.TIMES)
                 if not item.set_aside
             ]
             ratios = step_ratios(launches)
             if len(ratios) < len(launches) or len(ratios) < looks[0]:
                 break
             missing = step_launches_missing(ratios, step_references(launches, battery.history), looks)
-            phase = phases.launches_phase(battery, name, "times", missing)
+            phase = phases.launches_phase(battery, name, LaunchPurpose.TIMES, missing)
             as_before = missing * math.fsum(launch.seconds for launch in launches) / len(launches)
             seconds = max(phase.predicted_seconds, as_before) + _reserved_seconds(battery, launches)
             if not missing or seconds > battery.seconds_left:
@@ -223,7 +223,7 @@ def _reserved_seconds(battery: RunningBattery, launches: Sequence[MiniatureLaunc
     """Seconds that must be left after a further look at these launches: for the probe, and for the shortest re-runs."""
     so_far = battery.findings(Health(gpus=[], why_none="still being read"))
     reruns = [rerun for _, rerun in repetition.planned_reruns(battery, so_far) if rerun.needed]
-    name = f"{launches[0].run} times"
+    name = f"{launches[0].run} {LaunchPurpose.TIMES}"
     if all(rerun.name != name for rerun in reruns):
         seconds = math.fsum(launch.seconds for launch in launches)
         reruns.append(repetition.Rerun(name=name, seconds=seconds, launches=len(launches), needed=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from suite.acceptance.battery_record import BatteryRecord
-from suite.acceptance.evidence import Evidence, Health, Load, PhaseTiming
+from suite.acceptance.evidence import Evidence, Health, LaunchPurpose, Load, PhaseTiming
 from suite.acceptance.findings import CheckFinding
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.nvml import HealthWatch, joined
@@ -60,6 +60,13 @@ class BatteryPhase(msgspec.Struct, frozen=True, kw_only=True):
     predicted_seconds: float
     serves: frozenset[int]
     run: Callable[[Callable[[int, Event], None]], Iterable[Evidence]]
+
+
+class LaunchesPhase(BatteryPhase, frozen=True, kw_only=True):
+    """Launches of one miniature."""
+
+    miniature: str
+    purpose: LaunchPurpose
 
 
 class OverBudgetError(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from suite.job.events import Status
@@ -66,11 +68,18 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
     stacks: str = ""
 
 
+class LaunchPurpose(enum.StrEnum):
+    """What a miniature is launched for: its step time, the spread of its steps, or its exact figures alone."""
+
+    TIMES = "times"
+    JITTER = "jitter"
+    EXACT = "exact"
+
+
 class MiniatureLaunch(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
     """One launch of a miniature; figures only where it ended well.
 
     Args:
-        purpose: exact, times or jitter.
         exact: number of exact figures that are equal; `unequal` describes those that differ.
         step_seconds: median of the timed steps; `predicted_seconds` None without a prediction.
         cpu_slowdown: predicted seconds of the step at the CPU speed between its timed steps, over those at the speed of
@@ -86,7 +95,7 @@ class MiniatureLaunch(msgspec.Struct, frozen=True, kw_only=True, tag="launched")
     """
 
     run: str
-    purpose: str
+    purpose: LaunchPurpose
     status: Status
     message: str
     ranks_at_fault: list[int]

@@ -19,6 +19,7 @@ from reference_runs.placement import coordinates
 from suite.acceptance.battery_record import digest
 from suite.acceptance.evidence import (
     Exchange,
+    LaunchPurpose,
     MicroMeasurements,
     MiniatureLaunch,
     ProbeResult,
@@ -173,7 +174,7 @@ def _peak(profile: Profile, ranks: int) -> tuple[float | None, str]:
 
 def miniature_launch(
     name: str,
-    purpose: str,
+    purpose: LaunchPurpose,
     *,
     device: str,
     ranks: int,

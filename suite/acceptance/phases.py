@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from suite.acceptance import battery_record, measurements, nvml
 from suite.acceptance import check_table as check
 from suite.acceptance.battery_record import NO_GPUS
-from suite.acceptance.context import BatteryPhase, RunningBattery
-from suite.acceptance.evidence import Evidence, Load, Surroundings
+from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery
+from suite.acceptance.evidence import Evidence, LaunchPurpose, Load, Surroundings
 from suite.acceptance.presets import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
 from suite.job.events import Event, Status
 from suite.machine.cpu_contention import competitors
@@ -24,9 +24,9 @@ NEEDS_MICRO = MEASURED_BY_MICRO | {check.STEP_TIME, check.ATTRIBUTION}  # predic
 MEASURED_BY_TIMES = frozenset({check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER, check.LOSS_CURVE})
 # by purpose of a launch: its steps, and the checks that it serves
 PURPOSES = {
-    "times": (TIMED_STEPS, MEASURED_BY_TIMES | {check.EXACT_FIGURES}),
-    "jitter": (JITTER_STEPS, frozenset({check.JITTER, check.LOSS_CURVE})),
-    "exact": (EXACT_STEPS, frozenset({check.EXACT_FIGURES})),
+    LaunchPurpose.TIMES: (TIMED_STEPS, MEASURED_BY_TIMES | {check.EXACT_FIGURES}),
+    LaunchPurpose.JITTER: (JITTER_STEPS, frozenset({check.JITTER, check.LOSS_CURVE})),
+    LaunchPurpose.EXACT: (EXACT_STEPS, frozenset({check.EXACT_FIGURES})),
 }
 UNDER_LOAD = frozenset({check.THROTTLE, check.ERRORS})
 EXCHANGES = frozenset({check.PEER, check.ALL_REDUCE})
@@ -86,7 +86,7 @@ def micro_phase(battery: RunningBattery) -> BatteryPhase:
     )
 
 
-def launch_phases(battery: RunningBattery) -> list[BatteryPhase]:
+def launch_phases(battery: RunningBattery) -> list[LaunchesPhase]:
     """One phase for each miniature; those whose time is judged have as many launches as the first look needs."""
     settings, effort = battery.settings, battery.settings.effort
     planned = []
@@ -94,15 +94,15 @@ def launch_phases(battery: RunningBattery) -> list[BatteryPhase]:
     for name in settings.miniatures:
         timed = bool(times) and name in settings.timed
         if timed:
-            planned.append(launches_phase(battery, name, "times", effort.looks[0]))
+            planned.append(launches_phase(battery, name, LaunchPurpose.TIMES, effort.looks[0]))
         elif check.EXACT_FIGURES in settings.selected:
-            planned.append(launches_phase(battery, name, "exact", 1))
+            planned.append(launches_phase(battery, name, LaunchPurpose.EXACT, 1))
     if effort.jitter is not None and check.JITTER in settings.selected:
-        planned.append(launches_phase(battery, effort.jitter, "jitter", 1))
+        planned.append(launches_phase(battery, effort.jitter, LaunchPurpose.JITTER, 1))
     return planned
 
 
-def launches_phase(battery: RunningBattery, name: str, purpose: str, count: int) -> BatteryPhase:
+def launches_phase(battery: RunningBattery, name: str, purpose: LaunchPurpose, count: int) -> LaunchesPhase:
     """`count` launches of a miniature."""
     settings = battery.settings
     steps, serves = PURPOSES[purpose]
@@ -127,7 +127,9 @@ def launches_phase(battery: RunningBattery, name: str, purpose: str, count: int)
         name, settings.device, settings.ranks, settings.results, battery.profile
     )
     seconds = count * (START_SECONDS + (steps + COUNTING_STEPS) * (predicted or STEP_SECONDS))
-    return BatteryPhase(name=f"{name} {purpose}", predicted_seconds=seconds, serves=serves, run=run)
+    return LaunchesPhase(
+        name=f"{name} {purpose}", predicted_seconds=seconds, serves=serves, run=run, miniature=name, purpose=purpose
+    )
 
 
 def probe_phase(battery: RunningBattery, parts: frozenset[int] = MEASURED_BY_PROBE) -> BatteryPhase | None:

@@ -12,10 +12,11 @@ import msgspec
 
 from suite.acceptance import phases
 from suite.acceptance.check_table import HANG_GUARD
-from suite.acceptance.context import BatteryPhase, RunningBattery
+from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery
 from suite.acceptance.evidence import (
     Evidence,
     Health,
+    LaunchPurpose,
     MicroMeasurements,
     MiniatureLaunch,
     PhaseTiming,
@@ -25,7 +26,6 @@ from suite.acceptance.evidence import (
 from suite.acceptance.findings import CheckFinding, CheckVerdict, confirmed, rests_on_clocks
 from suite.acceptance.judge.gpu_health import environment_findings, share_of_others
 from suite.acceptance.judge.noninferiority import FEWEST
-from suite.acceptance.presets import MINIATURES
 from suite.job.events import Status
 
 REPEATED = "repeated"  # the attempt
@@ -49,7 +49,11 @@ def disturbed(
     environment = environment_findings(around, None, [], others=limit, loaded=())
     if any(finding.verdict is CheckVerdict.INVALID for finding in environment) or not ended_well(evidence):
         return []
-    timed = [item for item in evidence if isinstance(item, Timed) and getattr(item, "purpose", "") != "exact"]
+    timed = [
+        item
+        for item in evidence
+        if isinstance(item, Timed) and getattr(item, "purpose", None) is not LaunchPurpose.EXACT
+    ]
     repeat = [item for item in timed if share_of_others(item) > limit]
     if battery.record.kept(f"{phase.name} {REPEATED}") is None:
         if any(battery.record.kept(other.name) is not None for other in later):
@@ -150,8 +154,8 @@ def run_again(battery: RunningBattery, first: list[CheckFinding]) -> dict[str, l
         launches = launches_that_fit(rerun, chosen[number + 1 :], battery.seconds_left)
         if launches is None:  # earlier re-runs took longer than at first
             continue
-        if launches:
-            phase = phases.launches_phase(battery, rerun.name.partition(" ")[0], "times", launches)
+        if launches and isinstance(phase, LaunchesPhase):
+            phase = phases.launches_phase(battery, phase.miniature, phase.purpose, launches)
         again[rerun.name] = battery.run(phase, "again")
     return again
 
@@ -204,8 +208,7 @@ def _decides(phase: BatteryPhase, finding: CheckFinding) -> bool:
 
 def _is_about(finding: CheckFinding, phase: BatteryPhase) -> bool:
     """Whether the phase measures what the finding is about: a launch measures only its miniature."""
-    run = phase.name.partition(" ")[0]
-    return run not in MINIATURES or finding.subject.partition(",")[0] == run
+    return not isinstance(phase, LaunchesPhase) or finding.subject.partition(",")[0] == phase.miniature
 
 
 def confirmed_findings(battery: RunningBattery, health: Health, again: dict[str, list[Evidence]]) -> list[CheckFinding]:
@@ -222,7 +225,9 @@ def confirmed_findings(battery: RunningBattery, health: Health, again: dict[str,
     evidence = [item for of_phase in (before | again).values() for item in of_phase]
     looks: dict[str, tuple[int, ...]] = {}
     for of_phase in again.values():
-        launches = [item for item in of_phase if isinstance(item, MiniatureLaunch) and item.purpose == "times"]
+        launches = [
+            item for item in of_phase if isinstance(item, MiniatureLaunch) and item.purpose is LaunchPurpose.TIMES
+        ]
         if FEWEST <= len(launches) < battery.settings.effort.looks[0]:
             looks[launches[0].run] = (len(launches),)
     phases_again = [phase for phase, rerun in planned_reruns(battery, first) if rerun.name in again]

@@ -14,6 +14,7 @@ from suite.acceptance.evidence import (
     GpuSample,
     GpuState,
     Health,
+    LaunchPurpose,
     MiniatureLaunch,
     ProbeResult,
     SoakResult,
@@ -89,7 +90,7 @@ def test_bit_errors_of_a_soak_that_is_not_selected_reject_the_node():
 
 
 def test_one_load_that_ended_well_suffices_and_the_other_is_said_once():
-    usual = {"run": "gpt2-mini", "purpose": "times", "message": "m", "ranks_at_fault": [], "seconds": 1.0}
+    usual = {"run": "gpt2-mini", "purpose": LaunchPurpose.TIMES, "message": "m", "ranks_at_fault": [], "seconds": 1.0}
     launches = [
         MiniatureLaunch(**usual, record=status.value, status=status, exact=40) for status in (Status.OK, Status.CRASHED)
     ]

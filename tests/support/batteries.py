@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, ProbeResult, ReplayHashes, Surroundings
+from suite.acceptance.evidence import (
+    LaunchPurpose,
+    MicroMeasurements,
+    MiniatureLaunch,
+    ProbeResult,
+    ReplayHashes,
+    Surroundings,
+)
 from suite.acceptance.findings import CheckFinding, CheckVerdict
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
@@ -40,7 +47,7 @@ def launched(**changes):
     """A launch that took as long as predicted."""
     usual = {
         "run": "bloom-mini",
-        "purpose": "times",
+        "purpose": LaunchPurpose.TIMES,
         "status": Status.OK,
         "message": "",
         "ranks_at_fault": [],

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from suite.acceptance.check_table import ENVIRONMENT, ERRORS, THROTTLE
-from suite.acceptance.evidence import GpuHealth, Health, MicroMeasurements, MiniatureLaunch, Surroundings
+from suite.acceptance.evidence import GpuHealth, Health, LaunchPurpose, MicroMeasurements, MiniatureLaunch, Surroundings
 from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run
 
 CONSECUTIVE = 3  # samples with a reason, from which it is throttling
@@ -79,7 +79,7 @@ def _other_processes(
 
     Launches for exact figures alone do not count: none of their clocks is judged.
     """
-    timed = [item for item in during if isinstance(item, MicroMeasurements) or item.purpose != "exact"]
+    timed = [item for item in during if isinstance(item, MicroMeasurements) or item.purpose is not LaunchPurpose.EXACT]
     judged = [item for item in timed if not item.set_aside]
     repeated = [share_of_others(item) for item in timed if item.set_aside]
     guests = "other guests of the host"

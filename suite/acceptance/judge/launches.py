@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from suite.acceptance.check_table import ATTRIBUTION, CHECKS, EXACT_FIGURES, JITTER, LOSS_CURVE, STEP_TIME, STRAGGLER
-from suite.acceptance.evidence import MiniatureLaunch
+from suite.acceptance.evidence import LaunchPurpose, MiniatureLaunch
 from suite.acceptance.findings import CheckFinding, CheckVerdict, failed_measurement, not_run
 from suite.acceptance.judge.expected_rates import limited
 from suite.acceptance.judge.noninferiority import LOOKS
@@ -69,7 +69,7 @@ def time_findings(
         rates: findings of checks 1 and 3 of the same battery, which separate late products from late memory.
     """
     findings = []
-    for run, of_run in _by_run([launch for launch in launches if launch.purpose == "times"]).items():
+    for run, of_run in _by_run([launch for launch in launches if launch.purpose is LaunchPurpose.TIMES]).items():
         ended_well = [launch for launch in of_run if launch.status is Status.OK]
         if not ended_well:
             findings += [failed_measurement(number, of_run[0]) for number in (STEP_TIME, ATTRIBUTION, STRAGGLER)]
@@ -146,7 +146,7 @@ def _stragglers(run: str, launches: Sequence[MiniatureLaunch]) -> CheckFinding:
 
 def jitter_findings(launches: Sequence[MiniatureLaunch]) -> list[CheckFinding]:
     """Check 10 of every launch with enough steps."""
-    long = [launch for launch in launches if launch.purpose == "jitter"]
+    long = [launch for launch in launches if launch.purpose is LaunchPurpose.JITTER]
     if not long:
         most = max((len(launch.timed) for launch in launches), default=0)
         why = f"{most} timed steps in one launch, {JITTER_STEPS} needed: this profile has no such launch"

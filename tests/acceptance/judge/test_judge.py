@@ -10,7 +10,7 @@ from reference_runs.layout import Layout
 from reference_runs.miniature import miniature
 from suite.acceptance import check_table
 from suite.acceptance.check_table import CHECKS, MATRIX
-from suite.acceptance.evidence import Exchange
+from suite.acceptance.evidence import Exchange, LaunchPurpose
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, confirmed, decision
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.judge import RULES, JudgedBattery, battery_findings
@@ -242,7 +242,7 @@ def test_launches_tell_the_pipeline_stages_their_ranks():
 
 def test_jitter_needs_200_steps_and_sees_both_spread_and_tail():
     def jitter(timed):
-        return jitter_findings([launched(purpose="jitter", timed=timed)])[0].verdict
+        return jitter_findings([launched(purpose=LaunchPurpose.JITTER, timed=timed)])[0].verdict
 
     assert jitter([1.0] * 199) is CheckVerdict.NOT_RUN
     assert jitter([1.0] * 200) is CheckVerdict.PASS
@@ -351,7 +351,7 @@ def test_other_processes_during_a_launch_count_as_much_as_before():
 
 
 def test_other_processes_during_exact_figures_alone_invalidate_nothing():
-    exact = launched(purpose="exact", others_share=0.5, steal_share=0.5)
+    exact = launched(purpose=LaunchPurpose.EXACT, others_share=0.5, steal_share=0.5)
     found = battery_findings([surroundings(), launched(others_share=0.01), exact], NOTHING, others=0.05)
     (others,) = [f for f in found if f.subject == "other processes"]
     assert (others.verdict, others.measured) == (CheckVerdict.PASS, 0.01)
