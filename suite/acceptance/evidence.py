@@ -246,5 +246,11 @@ class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
     ranks_at_fault: list[int] = []
 
 
-Load = MicroMeasurements | MiniatureLaunch | ProbeResult  # what keeps the node busy
+Timed = MicroMeasurements | MiniatureLaunch
+Load = Timed | ProbeResult  # what keeps the node busy
 Evidence = Surroundings | Load | Health | PhaseTiming
+
+
+def made_for_times(measurement: Timed) -> bool:
+    """Whether clocks of the measurement are judged: not those of a launch for exact figures alone."""
+    return isinstance(measurement, MicroMeasurements) or measurement.purpose is not LaunchPurpose.EXACT

@@ -17,11 +17,12 @@ from suite.acceptance.evidence import (
     Evidence,
     Health,
     LaunchPurpose,
-    MicroMeasurements,
     MiniatureLaunch,
     PhaseTiming,
     ProbeResult,
     Surroundings,
+    Timed,
+    made_for_times,
 )
 from suite.acceptance.findings import CheckFinding, CheckVerdict, confirmed, rests_on_clocks
 from suite.acceptance.judge.gpu_health import environment_findings, share_of_others
@@ -29,7 +30,6 @@ from suite.acceptance.judge.noninferiority import FEWEST
 from suite.job.events import Status
 
 REPEATED = "repeated"  # the attempt
-Timed = MicroMeasurements | MiniatureLaunch
 
 
 def disturbed(
@@ -49,11 +49,7 @@ def disturbed(
     environment = environment_findings(around, None, [], others=limit, loaded=())
     if any(finding.verdict is CheckVerdict.INVALID for finding in environment) or not ended_well(evidence):
         return []
-    timed = [
-        item
-        for item in evidence
-        if isinstance(item, Timed) and getattr(item, "purpose", None) is not LaunchPurpose.EXACT
-    ]
+    timed = [item for item in evidence if isinstance(item, Timed) and made_for_times(item)]
     repeat = [item for item in timed if share_of_others(item) > limit]
     if battery.record.kept(f"{phase.name} {REPEATED}") is None:
         if any(battery.record.kept(other.name) is not None for other in later):
@@ -182,8 +178,7 @@ def planned_reruns(battery: RunningBattery, findings: Sequence[CheckFinding]) ->
         measured = [
             item
             for item in battery.evidence_of[phase.name]
-            if isinstance(item, ProbeResult)
-            or (isinstance(item, MicroMeasurements | MiniatureLaunch) and not item.set_aside)
+            if isinstance(item, ProbeResult) or (isinstance(item, Timed) and not item.set_aside)
         ]
         seconds = math.fsum(item.seconds for item in measured)
         launches = len(measured) if phase.serves >= phases.MEASURED_BY_TIMES else 0

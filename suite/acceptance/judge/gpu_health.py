@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from suite.acceptance.check_table import ENVIRONMENT, ERRORS, THROTTLE
-from suite.acceptance.evidence import GpuHealth, Health, LaunchPurpose, MicroMeasurements, MiniatureLaunch, Surroundings
+from suite.acceptance.evidence import GpuHealth, Health, Load, MicroMeasurements, Surroundings, Timed, made_for_times
 from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run
 
 CONSECUTIVE = 3  # samples with a reason, from which it is throttling
@@ -24,7 +24,7 @@ XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
 def environment_findings(
     around: Surroundings | None,
     health: Health | None,
-    during: Sequence[MicroMeasurements | MiniatureLaunch],
+    during: Sequence[Timed],
     *,
     others: float,
     loaded: Collection[int],
@@ -72,14 +72,12 @@ def _devices(around: Surroundings) -> CheckFinding:
     )
 
 
-def _other_processes(
-    around: Surroundings, during: Sequence[MicroMeasurements | MiniatureLaunch], limit: float
-) -> CheckFinding:
+def _other_processes(around: Surroundings, during: Sequence[Timed], limit: float) -> CheckFinding:
     """What other processes used of the processors, before and during measurements, and the host's other guests.
 
     Launches for exact figures alone do not count: none of their clocks is judged.
     """
-    timed = [item for item in during if isinstance(item, MicroMeasurements) or item.purpose is not LaunchPurpose.EXACT]
+    timed = [item for item in during if made_for_times(item)]
     judged = [item for item in timed if not item.set_aside]
     repeated = [share_of_others(item) for item in timed if item.set_aside]
     guests = "other guests of the host"
@@ -111,12 +109,12 @@ def _other_processes(
     )
 
 
-def share_of_others(measurement: MicroMeasurements | MiniatureLaunch) -> float:
+def share_of_others(measurement: Load) -> float:
     """Of the processors, what other processes or other guests of the host used meanwhile, the larger of the two."""
     return max(measurement.others_share or 0.0, measurement.steal_share or 0.0)
 
 
-def _when(measurement: MicroMeasurements | MiniatureLaunch) -> str:
+def _when(measurement: Timed) -> str:
     return "in the micro-measurements" if isinstance(measurement, MicroMeasurements) else f"in {measurement.run}"
 
 

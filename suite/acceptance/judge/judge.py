@@ -28,7 +28,7 @@ from suite.acceptance.findings import (
 )
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
 from suite.acceptance.judge.data_sheet import known_gpu
-from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings
+from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings, share_of_others
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
@@ -208,7 +208,7 @@ def _always_reported(findings: Sequence[CheckFinding], selected: Collection[int]
 
 def _invalid_when_disturbed(finding: CheckFinding, probe: ProbeResult, *, limit: float) -> CheckFinding:
     """A rate of exchanges that is too low is invalid where other processes used more than `limit` of the processors."""
-    share = max(probe.others_share or 0.0, probe.steal_share or 0.0)
+    share = share_of_others(probe)
     too_low = finding.verdict in (CheckVerdict.WARN, CheckVerdict.FAIL) and finding.status is Status.OK
     if share <= limit or not too_low or not rests_on_clocks(finding):
         return finding
