@@ -123,6 +123,15 @@ def accelerator(name: str) -> Accelerator:
     raise InputError("unknown accelerator", got=repr(name), meant=nearest(wanted, [*names, *aliases]), allowed=allowed)
 
 
+def known_gpu(models: str) -> Accelerator | None:
+    """The GPU of these comma-separated models as the catalog has it; None where they differ, or it has none."""
+    names = set(models.split(", "))
+    try:
+        return accelerator(names.pop()) if len(names) == 1 else None
+    except InputError:
+        return None
+
+
 def _folded(name: str) -> str:
     return name.casefold().replace("_", "-")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from reference_runs.accelerator import Accelerator, accelerator
-from reference_runs.errors import InputError
+from reference_runs.accelerator import Accelerator
 from reference_runs.sourced import Kind
 from suite.acceptance.check_table import ALL_REDUCE, CHECKS, MATRIX
 from suite.acceptance.judge.expected_rates import ExpectedRate
@@ -22,15 +21,6 @@ RATES: dict[str, tuple[str, float | None, float | None]] = {
     "pair": ("board.link_bytes_per_second_both_ways", 0.78, None),
     "all-reduce": ("sustained.ring_bytes_per_second", CHECKS[ALL_REDUCE].warn, None),
 }
-
-
-def known_gpu(models: str) -> Accelerator | None:
-    """The GPU of these comma-separated models as the catalog has it; None where they differ, or it has none."""
-    names = set(models.split(", "))
-    try:
-        return accelerator(names.pop()) if len(names) == 1 else None
-    except InputError:
-        return None
 
 
 def expected(gpu: Accelerator | None, name: str, gpus: int | None = None) -> list[ExpectedRate]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from reference_runs.accelerator import known_gpu
 from suite.acceptance import check_table as check
 from suite.acceptance.evidence import (
     Evidence,
@@ -27,7 +28,6 @@ from suite.acceptance.findings import (
     rests_on_clocks,
 )
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
-from suite.acceptance.judge.data_sheet import known_gpu
 from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings, share_of_others
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
 from suite.acceptance.judge.noninferiority import LOOKS

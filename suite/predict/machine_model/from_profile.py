@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from reference_runs.accelerator import Accelerator, Board, accelerator, dense_peak_flop_per_second
+from reference_runs.accelerator import Accelerator, Board, dense_peak_flop_per_second, known_gpu
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.machine_model import machine_model
@@ -213,13 +213,7 @@ def _step_notes(profile: Profile, machine: Machine, software: RecordedStack) -> 
 
 def known_accelerator(profile: Profile) -> Accelerator | None:
     """The GPU of the profile's node as the catalog has it; None for a CPU and for what the catalog does not know."""
-    if profile.fingerprint.device != "cuda":
-        return None
-    models = set(profile.fingerprint.hardware["gpus"].split(", "))
-    try:
-        return accelerator(models.pop()) if len(models) == 1 else None
-    except InputError:
-        return None
+    return known_gpu(profile.fingerprint.hardware["gpus"]) if profile.fingerprint.device == "cuda" else None
 
 
 def _measured_accelerator(profile: Profile, dtype: str) -> Accelerator:

@@ -7,12 +7,12 @@ import json
 import msgspec
 import pytest
 
+from reference_runs.accelerator import known_gpu
 from suite.__main__ import main
 from suite.acceptance import measurements
 from suite.acceptance import phases as planned_phases
 from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult, Surroundings
 from suite.acceptance.findings import CheckVerdict
-from suite.acceptance.judge.data_sheet import known_gpu
 from suite.acceptance.judge.judge import battery_findings
 from suite.acceptance.judge.rates import exchange_findings, micro_findings
 from suite.acceptance.past_batteries import History
