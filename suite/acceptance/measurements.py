@@ -42,6 +42,7 @@ from suite.metrics.comparison import Row, Verdict
 from suite.metrics.figures import EXACT, Quantity, StepTerm, of_job
 from suite.predict.machine_model.from_profile import known_accelerator
 from suite.records import store
+from suite.records.record import shared_fields
 from suite.reproduce.plan import Request, corpus_for, plan
 from suite.reproduce.reproduce import reproduce
 from suite.reproduce.step_time import predicted_times
@@ -53,9 +54,9 @@ COMPUTE = (StepTerm.FORWARD, StepTerm.BACKWARD, StepTerm.OPTIMIZER)
 OnEvent = Callable[[int, Event], None]
 
 
-def shared_fields(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
+def copied_fields(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
     """The fields of `source` that a `kind` has under the same name."""
-    return {name: getattr(source, name) for name in kind.__struct_fields__ if name in source.__struct_fields__}
+    return {name: getattr(source, name) for name in shared_fields(kind, type(source))}
 
 
 def micro_measurements(
@@ -191,7 +192,7 @@ def miniature_launch(
     record = store.read(Path(result.record))
     end, begin = record.end, record.begin
     launch = MiniatureLaunch(
-        **shared_fields(result, MiniatureLaunch),
+        **copied_fields(result, MiniatureLaunch),
         purpose=purpose,
         ranks_at_fault=end.ranks_at_fault if end else [],
         seconds=time.monotonic() - start,
@@ -285,7 +286,7 @@ def probe_result(
         (Path(scratch) / "job.json").write_bytes(msgspec.json.encode(job))
         outcome = launch(job, store.new_identity(), on_event)
     probe = ProbeResult(
-        **shared_fields(outcome, ProbeResult),
+        **copied_fields(outcome, ProbeResult),
         seconds=time.monotonic() - start,
         stacks=outcome.log_tail,
         soak_seconds=job.soak_seconds,
@@ -299,17 +300,17 @@ def probe_result(
         others_share=others_share,
         steal_share=steal_share,
         replays=[
-            ReplayHashes(rank=rank, **shared_fields(event, ReplayHashes))
+            ReplayHashes(rank=rank, **copied_fields(event, ReplayHashes))
             for rank, event in reports
             if isinstance(event, Replayed)
         ],
         exchanges=[
-            Exchange(rank=rank, bytes_per_second=event.bytes / event.seconds, **shared_fields(event, Exchange))
+            Exchange(rank=rank, bytes_per_second=event.bytes / event.seconds, **copied_fields(event, Exchange))
             for rank, event in reports
             if isinstance(event, Exchanged)
         ],
         soaks=[
-            SoakResult(rank=rank, **shared_fields(event, SoakResult))
+            SoakResult(rank=rank, **copied_fields(event, SoakResult))
             for rank, event in reports
             if isinstance(event, Soaked)
         ],
