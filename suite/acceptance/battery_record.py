@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from reference_runs.errors import InputError
 from suite.acceptance.evidence import Evidence
 from suite.acceptance.findings import CheckFinding, Decision
-from suite.machine.fingerprint import fingerprint
+from suite.machine.fingerprint import digest, fingerprint
 from suite.records import store
 
 # A major version measures or predicts in another way than those before: their values are not compared
@@ -199,11 +198,6 @@ def opening(identity: str, profile: str, options: dict[str, str], started: float
         software=here.software,
         hashes={"hardware": digest(here.hardware), "software": digest(here.software)},
     )
-
-
-def digest(facts: Any) -> str:
-    """16 hex digits of the facts."""
-    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
 
 
 def gpus_before(results: Path, node: str) -> str:

@@ -16,7 +16,6 @@ from reference_runs.errors import InputError
 from reference_runs.layout import Layout
 from reference_runs.miniature import miniature
 from reference_runs.placement import coordinates
-from suite.acceptance.battery_record import digest
 from suite.acceptance.evidence import (
     Exchange,
     LaunchPurpose,
@@ -35,6 +34,7 @@ from suite.job.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
 from suite.launch.launcher import launch
 from suite.machine.cpu_contention import others_shares
 from suite.machine.devices import usable_cores
+from suite.machine.fingerprint import digest
 from suite.machine.profile import Profile
 from suite.machine.timing_tables import Subject
 from suite.machine.timings import median

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
-import msgspec
-
+from suite.machine.fingerprint import digest
 from suite.metrics.noise_floor import Floor, noise_floor
 from suite.records.summary import LaunchSummary
 
@@ -35,8 +33,7 @@ Facts = tuple[tuple[str, str], ...]
 
 @cache
 def _setup(run: str, hardware: Facts, policy: Facts, steps: int, seed: int) -> str:
-    facts = [run, comparable_hardware(dict(hardware)), dict(policy), steps, seed]
-    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
+    return digest([run, comparable_hardware(dict(hardware)), dict(policy), steps, seed])
 
 
 def comparable_hardware(hardware: Mapping[str, str]) -> dict[str, str]:
