@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -81,6 +81,7 @@ class StepTerm(enum.StrEnum):
 
 ACTIVATIONS = "kept for the backward pass of one micro-batch"
 ALLOCATED = "largest sum of allocated blocks in one step, executed eagerly"
+LAST_LOSSES = 3  # steps whose mean is the last loss
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -113,6 +114,12 @@ class Figure(msgspec.Struct, frozen=True):
 def of_job(figures: Iterable[Figure], quantity: Quantity) -> int | float | None:
     """The value of a quantity for the whole job, no rank's and no term's; None where it is not there."""
     return next((f.value for f in figures if f.quantity is quantity and f.rank is None and f.term is None), None)
+
+
+def last_loss(losses: Sequence[float]) -> float:
+    """Mean loss of the last 3 steps."""
+    last = losses[-LAST_LOSSES:]
+    return sum(last) / len(last)
 
 
 def with_maximum_over_ranks(per_rank: list[Figure]) -> list[Figure]:

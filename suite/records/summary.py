@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 import reference_runs.layout
+import suite.metrics.figures
 import suite.records.record
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
@@ -19,7 +20,7 @@ from reference_runs.run import Recipe
 from suite.job.events import Step
 from suite.job.options import TrainingOptions
 from suite.job.training_job import Job
-from suite.metrics.figures import Figure
+from suite.metrics.figures import Figure, last_loss
 from suite.records.record import (
     BEGIN,
     SCHEMA,
@@ -36,7 +37,6 @@ from suite.records.record import (
 )
 
 Key = tuple[str, str | None, str | None, str | None]  # quantity, axis, operation, term
-LAST_LOSSES = 3  # steps whose mean is the last loss
 
 
 class Values(msgspec.Struct, frozen=True, gc=False):
@@ -194,7 +194,6 @@ def _summary(begin: Any, end: Any | None, path: str) -> LaunchSummary:
     hardware = copied["hardware"]
     layout, ranks = _layout(bytes(job.layout))
     losses = [step.loss for step in _RANK.decode(end.ranks[0]).steps] if end and end.ranks else []
-    last = losses[-LAST_LOSSES:]
     return LaunchSummary(
         path=path,
         status=end.status.value if end else "",
@@ -207,7 +206,7 @@ def _summary(begin: Any, end: Any | None, path: str) -> LaunchSummary:
         predicted=_values(end.predicted) if end else _NOTHING,
         measured=_values(end.figures) if end else _NOTHING,
         first_loss=losses[0] if losses else None,
-        last_loss=sum(last) / len(last) if last else None,
+        last_loss=last_loss(losses) if losses else None,
         rung=job.script.rung,
         **copied,
     )
@@ -262,7 +261,7 @@ _BATCH = msgspec.msgpack.Decoder(_Batch)
 def _version() -> bytes:
     """Of the code that makes launches from files: whatever changes there, kept batches are not used."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for module in (suite.records.record, reference_runs.layout):
+    for module in (suite.records.record, suite.metrics.figures, reference_runs.layout):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     return digest.digest()

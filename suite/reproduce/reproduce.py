@@ -24,7 +24,7 @@ from suite.machine.devices import usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.machine.profile import Profile
 from suite.metrics.comparison import Row, Verdict, overall
-from suite.metrics.figures import Figure
+from suite.metrics.figures import Figure, last_loss
 from suite.predict.executed_run.figures import countable, expected_figures, judged
 from suite.records import store
 from suite.records.record import SCHEMA, End, begin_record, rank_outcome
@@ -223,11 +223,6 @@ def loss_fell(losses: list[float]) -> bool:
     Runs of fewer than 20 steps are not judged.
     """
     return len(losses) < LOSS_MUST_FALL_STEPS or last_loss(losses) <= losses[0] - LOSS_MUST_FALL
-
-
-def last_loss(losses: list[float]) -> float:
-    """Mean loss of the last 3 steps."""
-    return sum(losses[-3:]) / len(losses[-3:])
 
 
 def _end(

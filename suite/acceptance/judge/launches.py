@@ -16,8 +16,8 @@ from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.step_time import cpu_speed_findings, excess, step_time_finding
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
-from suite.metrics.figures import StepTerm
-from suite.reproduce.reproduce import LOSS_MUST_FALL, last_loss, loss_fell
+from suite.metrics.figures import StepTerm, last_loss
+from suite.reproduce.reproduce import LOSS_MUST_FALL, loss_fell
 
 JITTER_STEPS = 200
 TAIL = 0.99

@@ -10,7 +10,7 @@ from rich.markup import escape
 from reference_runs.units import printed
 from suite.job.events import Status
 from suite.metrics.comparison import Row, Verdict
-from suite.metrics.figures import Quantity, StepTerm
+from suite.metrics.figures import Quantity, StepTerm, last_loss
 from suite.metrics.launch_statistics import QuantityStatistics
 from suite.report.terminal.tables import (
     NOT_JUDGED,
@@ -25,7 +25,7 @@ from suite.report.terminal.tables import (
     verdict_word,
     whole_job,
 )
-from suite.reproduce.reproduce import LaunchResult, last_loss
+from suite.reproduce.reproduce import LaunchResult
 
 LARGEST_TERMS = 3
 LISTED_FAILURES = 3
