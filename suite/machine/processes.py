@@ -1,4 +1,4 @@
-"""Processes of a launch: they are tied to their parent, marked, found by their mark, and ended."""
+"""Processes of a launch: they are tied to their parent, marked, found by their mark or start, and ended."""
 
 from __future__ import annotations
 
@@ -31,6 +31,22 @@ def environment_of(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def started_ticks(pid: int) -> int:
+    """When process `pid` started, in clock ticks since boot; -1 where it is gone or unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def boot_identity() -> str:
+    """The kernel's random identity of this boot; "unknown" where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"
 
 
 def marked_processes(identity: str) -> Iterator[int]:

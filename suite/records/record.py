@@ -7,7 +7,6 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +20,7 @@ from suite.job.options import DEFAULT_OPTIONS
 from suite.job.training_job import Job
 from suite.machine.fingerprint import digest, hardware, node_identity, software
 from suite.machine.half_precision import Kernels
+from suite.machine.processes import boot_identity, started_ticks
 from suite.metrics.figures import Figure
 
 THROUGH_FP32 = "products through fp32"  # in what a rank says of its arithmetic
@@ -285,26 +285,11 @@ def policy(job: Job) -> dict[str, str]:
     }
 
 
-def _started_ticks(pid: int) -> int:
-    """When process `pid` started, in clock ticks since boot; -1 where it is gone or unknown."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return -1
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return "unknown"
-
-
 def status_without_end(node: str, launcher: Launcher) -> str:
     """Of a launch without an end half: "running" or "crashed" on this machine, "unknown" on another."""
     if node != node_identity():
         return "unknown"
-    alive = launcher.boot == _boot() and _started_ticks(launcher.pid) == launcher.started_ticks != -1
+    alive = launcher.boot == boot_identity() and started_ticks(launcher.pid) == launcher.started_ticks != -1
     return "running" if alive else Status.CRASHED.value
 
 
@@ -317,7 +302,7 @@ def begin_record(job: Job, corpus: Corpus, identity: str) -> Begin:
         run=job.name,
         started=time.time(),
         node=node_identity(),
-        launcher=Launcher(os.getpid(), _started_ticks(os.getpid()), _boot()),
+        launcher=Launcher(os.getpid(), started_ticks(os.getpid()), boot_identity()),
         hashes={name: digest(facts) for name, facts in fingerprints.items()},
         job=job,
         corpus=corpus,

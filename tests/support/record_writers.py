@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 
 from suite.job.events import Status
+from suite.machine.processes import boot_identity, started_ticks
 from suite.records import store
-from suite.records.record import SCHEMA, Begin, End, Launcher, _boot, _started_ticks
+from suite.records.record import SCHEMA, Begin, End, Launcher
 
 KILLS = 0.2  # a turn of the loop, of 10 ms and what the system adds
 LEAST_KILLS = 2  # for each writer, before it may have done enough
@@ -26,7 +27,7 @@ LEAST_KILLS = 2  # for each writer, before it may have done enough
 
 def write(results: Path, log: int, begin: Begin, seed: int) -> None:
     chance = random.Random(seed)
-    launcher = Launcher(os.getpid(), _started_ticks(os.getpid()), _boot())
+    launcher = Launcher(os.getpid(), started_ticks(os.getpid()), boot_identity())
     directory = store.records_directory(results, begin.run)
     while True:
         first = msgspec.structs.replace(begin, id=store.new_identity(), launcher=launcher, started=time.time())
