@@ -218,7 +218,7 @@ class Tape:
         self.count("checkpoint", compiled=False)
         if self._recomputed is not None:
             return function(*inputs)
-        detached = [Value(value.block, _DETACHED if value.origin else None) for value in inputs]
+        detached = [Value(value.block, NO_GRADIENT if value.origin else None) for value in inputs]
         if self._counted is not None:
             self._counted += [value.block for value in inputs]
         self._frame = _Frame(lambda: function(*detached), self.block(self._generator_bytes))
@@ -285,4 +285,4 @@ class Tape:
         self._backward = False
 
 
-_DETACHED = ParameterLeaf(lambda _: None)
+NO_GRADIENT = ParameterLeaf(lambda _: None)

@@ -6,11 +6,11 @@ from reference_runs.layout import Layout
 from reference_runs.run import Recipe
 from suite.machine.half_precision import WORK_DTYPES, Kernels
 from suite.predict.analytic.elementwise import ceil_division
-from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
+from suite.predict.analytic.memory import WEIGHT_ELEMENT_BYTES
 from suite.predict.analytic.traffic import reduced_gradient_element_bytes
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
 from suite.predict.simulation.memory_blocks import Category, MemoryBlock
-from suite.predict.simulation.state import stored_element_bytes
+from suite.predict.simulation.state import stored_element_bytes, timed_dtype
 
 
 class Unit:
@@ -153,13 +153,10 @@ class FullySharding:
             unit.gathered.clear()
         self._reduce_message = None
         elements = sum(unit.shards)
-        reduced_dtype = "fp32" if self._reduced == FP32 else "fp16"
         self._tape.count("sharded_unit")
-        self._tape.count("scale", self._ranks * elements, variant="forward", dtype=reduced_dtype, times=2)
+        self._tape.count("scale", self._ranks * elements, variant="forward", dtype=timed_dtype(self._reduced), times=2)
         if unit.reduced is not None:
-            self._tape.count(
-                "accumulate", elements, variant="forward", dtype="fp32" if self._stored == FP32 else "fp16"
-            )
+            self._tape.count("accumulate", elements, variant="forward", dtype=timed_dtype(self._stored))
         message = self._tape.block(self._reduced * self._ranks * elements)
         message.move(Category.BUFFERS)
         unit.gradients.clear()

@@ -8,7 +8,8 @@ from reference_runs.catalog import accumulation
 from reference_runs.run import Objective, Precision, Workload
 from suite.job.options import DEFAULT_OPTIONS, StepOptions, TrainingOptions, Update
 from suite.machine.half_precision import WORK_DTYPES
-from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, optimizer_shards, shard_elements
+from suite.predict.analytic.memory import optimizer_shards, shard_elements
+from suite.predict.analytic.traffic import reduced_gradient_element_bytes
 from suite.predict.simulation.autograd_tape import OperatorCalls, Tape
 from suite.predict.simulation.decoder import INT64
 from suite.predict.simulation.memory_blocks import Allocator
@@ -18,6 +19,7 @@ from suite.predict.simulation.state import (
     local_shard_elements,
     optimizer_groups,
     parameter_tensors_of_rank,
+    timed_dtype,
 )
 
 # Passes over a tensor of the optimizers that are not fused, priced as the operators that move as many bytes:
@@ -108,7 +110,7 @@ def update_calls(
 
 def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions, position: RankPosition) -> None:
     architecture, recipe, layout = workload
-    reduced, dtype = _reduced_dtype(recipe.precision), WORK_DTYPES[recipe.precision]
+    reduced, dtype = timed_dtype(reduced_gradient_element_bytes(recipe.precision)), WORK_DTYPES[recipe.precision]
     in_passing = recipe.precision is Precision.FP16_NO_MASTER
     if layout.fully_sharded and not in_passing:
         dtype = reduced = "fp32"
@@ -138,7 +140,7 @@ def _update_by_tensor(tape: Tape, workload: Workload, training: TrainingOptions,
 
 def _update_in_flat_shards(tape: Tape, workload: Workload, *, stage: int) -> None:
     architecture, recipe, layout = workload
-    reduced, shards = _reduced_dtype(recipe.precision), optimizer_shards(layout)
+    reduced, shards = timed_dtype(reduced_gradient_element_bytes(recipe.precision)), optimizer_shards(layout)
     in_passing = recipe.precision is Precision.FP16_NO_MASTER
     for tensor in parameter_tensors_of_rank(architecture, layout, stage=stage):
         _count(tape, "vector_norm", tensor.elements, reduced)
@@ -149,11 +151,6 @@ def _update_in_flat_shards(tape: Tape, workload: Workload, *, stage: int) -> Non
         _count(tape, "zeros", elements)
         _count_masters(tape, elements, WORK_DTYPES[recipe.precision], in_passing=in_passing)
         _count(tape, "adam", elements)
-
-
-def _reduced_dtype(precision: Precision) -> str:
-    """Of the gradients as the update reads them, in a calibration's words."""
-    return "fp32" if BYTES_PER_PARAMETER[precision].gradients == FP32 else "fp16"
 
 
 def _count(tape: Tape, operation: str, elements: int, dtype: str = "fp32") -> None:

@@ -6,13 +6,12 @@ from reference_runs.placement import chunk_layers
 from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.predict.analytic.memory import BYTES_PER_PARAMETER, FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.simulation.autograd_tape import ParameterLeaf, Tape, Value
+from suite.predict.simulation.autograd_tape import NO_GRADIENT, ParameterLeaf, Tape, Value
 from suite.predict.simulation.decoder import BatchBlocks, Chunk, batch
 from suite.predict.simulation.decoder_parameters import chunk_parameters
 from suite.predict.simulation.fsdp import FullySharding, Unit
 from suite.predict.simulation.memory_blocks import Category, MemoryBlock, StepPhase
-
-_NO_GRADIENT = ParameterLeaf(lambda _: None)
+from suite.predict.simulation.state import timed_dtype
 
 
 class Gradients:
@@ -72,7 +71,7 @@ class Gradients:
         return ParameterLeaf(deliver)
 
     def _count(self, operation: str, elements: int) -> None:
-        dtype = "fp32" if self._element == FP32 else "fp16"
+        dtype = timed_dtype(self._element)
         self._tape.count(operation, elements, variant="forward", dtype=dtype, compiled=False)
 
 
@@ -117,7 +116,7 @@ class SimulatedRank:
 
     def received(self) -> Value:
         """Hidden states that another chunk sent."""
-        return Value(self.tape.block(self.hidden_bytes), _NO_GRADIENT)
+        return Value(self.tape.block(self.hidden_bytes), NO_GRADIENT)
 
     def forward(self, chunk: Chunk) -> Value:
         """One micro-batch through one chunk; a chunk after another is given hidden states."""

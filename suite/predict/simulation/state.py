@@ -119,6 +119,11 @@ def stored_element_bytes(precision: Precision) -> int:
     return 2 if precision is Precision.FP16_NO_MASTER else FP32
 
 
+def timed_dtype(element_bytes: int) -> str:
+    """The dtype under which a calibration times operators on gradients and masters of so many bytes an element."""
+    return "fp32" if element_bytes == FP32 else "fp16"
+
+
 def padded_shard_elements(tensor: ParameterTensor, ranks: int) -> int:
     """Elements of every rank's shard of a tensor that is split by rows over `ranks`, padding included."""
     return ceil_division(tensor.rows, ranks) * (tensor.elements // tensor.rows)
