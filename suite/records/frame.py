@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.job.events import Status
 from suite.metrics.figures import Quantity
 from suite.paths import stores
 from suite.records.index import launches as indexed_launches
@@ -248,7 +249,7 @@ def fleet(source: str | Path) -> pandas.DataFrame:
         {
             "node": [launch.node for launch in summaries],
             **{name: [launch.hardware.get(name) for launch in summaries] for name in ("cpu", "cores", "gpus")},
-            "ok": [launch.status == "ok" for launch in summaries],
+            "ok": [launch.status == Status.OK.value for launch in summaries],
             "started_utc": _moments([launch.started for launch in summaries]),
         }
     )

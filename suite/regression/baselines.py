@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.job.events import Status
 from suite.paths import stores
 from suite.records.store import writable, write_new
 from suite.records.summary import LaunchSummary
 from suite.regression.change_points import segments
-from suite.regression.comparability import OK, commit_of, identical_groups, is_modified, seconds, setup_of
+from suite.regression.comparability import commit_of, identical_groups, is_modified, seconds, setup_of
 
 BEST = "best"
 SCHEMA = "1.0"
@@ -82,7 +83,7 @@ def baseline(reference: str | None, setup: str, launches: Sequence[LaunchSummary
     A record stands for all launches identical with it, a commit for those of its unmodified checkout; None is what was
     accepted last.
     """
-    of_setup = [launch for launch in launches if setup_of(launch) == setup and launch.status == OK]
+    of_setup = [launch for launch in launches if setup_of(launch) == setup and launch.status == Status.OK.value]
     if reference is None:
         acceptances = [acceptance for acceptance in accepted(results)[0] if acceptance.setup == setup]
         kept = [launch for launch in of_setup if acceptances and launch.id in acceptances[-1].launches]

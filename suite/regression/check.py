@@ -12,6 +12,7 @@ import msgspec
 from suite.job.corpus import Corpus
 from suite.job.events import Status
 from suite.machine.fingerprint import hardware, node_identity
+from suite.metrics.figures import Quantity
 from suite.metrics.two_sample import difference
 from suite.paths import ROOT
 from suite.records.index import launches as all_launches
@@ -21,7 +22,7 @@ from suite.records.summary import LaunchSummary
 from suite.regression.baseline_checkout import OldCodeError, checkout, old_commit, old_launch, software_changes
 from suite.regression.baselines import BEST, Baseline, baseline
 from suite.regression.change_points import segments
-from suite.regression.comparability import SECONDS, floor_of, seconds, setup
+from suite.regression.comparability import floor_of, seconds, setup
 from suite.regression.findings import RegressionFinding, record_findings, time_finding
 from suite.regression.verdicts import ChangeVerdict, JudgedChange, Sets, judged
 from suite.reproduce.plan import Plan, job_for
@@ -230,7 +231,9 @@ def _comparison(state: _State, known: list[LaunchSummary]) -> Comparison:
     findings: list[RegressionFinding] = []
     if before is not None:
         if state.sets is not None and state.verdict is not None:
-            findings.append(time_finding(name, SECONDS, "s", state.sets.before, state.sets.after, state.verdict))
+            findings.append(
+                time_finding(name, Quantity.STEP_SECONDS.value, "s", state.sets.before, state.sets.after, state.verdict)
+            )
         sides = ([read(Path(launch.path)) for launch in side] for side in (before_launches, after))
         findings += record_findings(name, *sides)
     return Comparison(
@@ -266,7 +269,7 @@ def _against_the_best(
     stretch = histories[0].stretches[histories[0].best]
     return RegressionFinding(
         run=state.run.plan.name,
-        quantity=SECONDS,
+        quantity=Quantity.STEP_SECONDS.value,
         unit="s",
         before=stretch.median,
         after=statistics.median(now),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
+from suite.job.events import Status
 from suite.machine.fingerprint import digest
+from suite.metrics.figures import Quantity
 from suite.metrics.noise_floor import Floor, noise_floor
 from suite.records.summary import LaunchSummary
 
-SECONDS = "step_seconds"
-OK = "ok"
 MODIFIED = "modified"  # of a checkout that differs from its commit: see `suite.machine.fingerprint.suite_version`
 
 
@@ -45,7 +45,7 @@ def comparable_hardware(hardware: Mapping[str, str]) -> dict[str, str]:
 
 def seconds(launch: LaunchSummary) -> float | None:
     """Of its median step; None where the launch did not end well or its clock stood still."""
-    value = launch.measured.of(SECONDS) if launch.status == OK else None
+    value = launch.measured.of(Quantity.STEP_SECONDS.value) if launch.status == Status.OK.value else None
     return value if value else None
 
 
