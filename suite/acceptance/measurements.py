@@ -242,8 +242,8 @@ def _times(rows: Sequence[Row], ranks: int) -> dict[str, Any]:
     terms = [row for row in steps if row.rank is None and row.term]
     whole = next((row for row in steps if row.rank is None and row.term is None), None)
     predicted = None if whole is None else whole.left
-    at_cpu_speed = next((row.left for row in rows if row.quantity == Quantity.STEP_SECONDS_AT_PACE), None)
-    kernels = [row for row in rows if row.quantity == Quantity.PACE]
+    at_cpu_speed = next((row.left for row in rows if row.quantity == Quantity.STEP_SECONDS_AT_CPU_SPEED), None)
+    kernels = [row for row in rows if row.quantity == Quantity.CPU_SLOWDOWN]
     compute = [0.0] * ranks
     for row in steps:
         if row.rank is not None and row.term in COMPUTE:

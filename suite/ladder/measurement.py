@@ -145,7 +145,7 @@ def _cpu_slowdown(results: Sequence[LaunchResult]) -> float | None:
     slowdowns: list[float] = []
     for result in results:
         rows = {row.quantity: row.left for row in result.rows if row.rank is None and row.term is None}
-        usual, at_speed = rows.get(Quantity.STEP_SECONDS), rows.get(Quantity.STEP_SECONDS_AT_PACE)
+        usual, at_speed = rows.get(Quantity.STEP_SECONDS), rows.get(Quantity.STEP_SECONDS_AT_CPU_SPEED)
         if usual and at_speed:
             slowdowns.append(at_speed / usual)
     return statistics.median(slowdowns) if slowdowns else None

@@ -65,7 +65,7 @@ def summaries(launches: Sequence[Sequence[Row]]) -> list[QuantityStatistics]:
 
 
 def _is_clocked(row: Row) -> bool:
-    if row.quantity == Quantity.STEP_SECONDS_AT_PACE:
+    if row.quantity == Quantity.STEP_SECONDS_AT_CPU_SPEED:
         return False  # what it measures is the step's seconds again
     return row.unit == "s" or row.unit.endswith("/s") or row.quantity in CLOCKED
 

@@ -87,11 +87,11 @@ def at_cpu_speed(
         return [], []
     kinds = msgspec.structs.asdict(slower)
     return [
-        *(Figure(quantity=Quantity.PACE, term=kind, value=1.0, why=CPU_SPEED_REASON) for kind in kinds),
-        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=expected, why=AT_CPU_SPEED_REASON),
+        *(Figure(quantity=Quantity.CPU_SLOWDOWN, term=kind, value=1.0, why=CPU_SPEED_REASON) for kind in kinds),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_CPU_SPEED, value=expected, why=AT_CPU_SPEED_REASON),
     ], [
-        *(Figure(quantity=Quantity.PACE, term=kind, value=value) for kind, value in kinds.items()),
-        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=took),
+        *(Figure(quantity=Quantity.CPU_SLOWDOWN, term=kind, value=value) for kind, value in kinds.items()),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_CPU_SPEED, value=took),
     ]
 
 

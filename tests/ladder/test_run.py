@@ -250,7 +250,7 @@ def test_a_rung_s_cpu_slowdown_is_the_median_over_its_launches_and_changes_no_no
     def launch(at_pace: float | None) -> LaunchResult:
         figures = [Figure(quantity=Quantity.STEP_SECONDS, value=2.0)]
         if at_pace is not None:
-            figures.append(Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=at_pace))
+            figures.append(Figure(quantity=Quantity.STEP_SECONDS_AT_CPU_SPEED, value=at_pace))
         rows = compare(figures, figures, left_name="predicted", right_name="measured", judge=True)
         return msgspec.structs.replace(machine.reproduce(plan), rows=rows)
 

@@ -43,9 +43,11 @@ def step_times(recorded: Iterable[LaunchSummary]) -> pandas.DataFrame:
     rows["processor"] = [launch.hardware.get("cpu_flags", "") for launch in chosen]
     for name in VERSIONS:
         rows[name] = [launch.hashes[name.removesuffix("_hash")] for launch in chosen]
-    figures = frame.figures(chosen, quantities=[Quantity.STEP_SECONDS, Quantity.STEP_SECONDS_AT_PACE])
+    figures = frame.figures(chosen, quantities=[Quantity.STEP_SECONDS, Quantity.STEP_SECONDS_AT_CPU_SPEED])
     rows = rows.join(_differences(figures), on="id", how="inner")
-    at_speed = figures[(figures.quantity == Quantity.STEP_SECONDS_AT_PACE) & figures.term.isna()].set_index("launch")
+    at_speed = figures[(figures.quantity == Quantity.STEP_SECONDS_AT_CPU_SPEED) & figures.term.isna()].set_index(
+        "launch"
+    )
     rows["slowdown"] = rows.id.map(at_speed.predicted.to_dict()).astype(float) / rows.predicted_seconds
     rows["error_at_speed"] = rows.slowdown * (1 + rows.error) - 1
     rows = rows.sort_values("started_utc", kind="stable")

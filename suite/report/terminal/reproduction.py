@@ -174,8 +174,8 @@ def _print_terms(out: Console, rows: Sequence[Row]) -> None:
 
 def _speed_lines(result: LaunchResult) -> Iterator[str]:
     """How much slower the processors were than in the calibration, and the error once that is corrected for."""
-    slower = [row.right for row in result.rows if row.quantity == Quantity.PACE and row.right is not None]
-    step = _row(result.rows, Quantity.STEP_SECONDS_AT_PACE)
+    slower = [row.right for row in result.rows if row.quantity == Quantity.CPU_SLOWDOWN and row.right is not None]
+    step = _row(result.rows, Quantity.STEP_SECONDS_AT_CPU_SPEED)
     if slower and step is not None and step.left is not None and step.right:
         between = " to ".join(dict.fromkeys(f"{value:.2f}" for value in (min(slower), max(slower))))
         yield f"CPU slowdown {between}: predicted at that speed {_amount(step, step.left)} ({difference(step)})"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 VERDICT_COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SHOWN: "dim"}
 NOT_JUDGED = "not judged"
 QUANTITY_NAMES = {
-    Quantity.PACE.value: "CPU slowdown",
-    Quantity.STEP_SECONDS_AT_PACE.value: "step_seconds at that CPU speed",
+    Quantity.CPU_SLOWDOWN.value: "CPU slowdown",
+    Quantity.STEP_SECONDS_AT_CPU_SPEED.value: "step_seconds at that CPU speed",
 }
 PIPE_WIDTH = 150  # columns where the output is no terminal and COLUMNS is not set
 BAR_CELLS = 20

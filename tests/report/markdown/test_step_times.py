@@ -116,7 +116,7 @@ def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_byt
 
 
 def test_the_error_at_the_cpu_speed_of_a_launch_stands_beside_its_own(tmp_path: Path) -> None:
-    at_pace = Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=1.2)
+    at_pace = Figure(quantity=Quantity.STEP_SECONDS_AT_CPU_SPEED, value=1.2)
     record(tmp_path, measured=scaled(2.0), started=1000.0, predicted=[*figures(PREDICTED), at_pace])
     record(tmp_path, measured=scaled(1.0), started=1000.0, job={"compiled": True})
     rows = step_times(launches(tmp_path)[0])

@@ -37,8 +37,8 @@ def result(**changes: Any) -> LaunchResult:
         Figure(quantity=Quantity.FIRST_LOSS, value=9.0, tolerance=0.02, why="one batch of text"),
         Figure(quantity=Quantity.STEP_SECONDS, value=0.44, why="from this machine's profile"),
         Figure(quantity=Quantity.TOKENS_PER_SECOND, value=1000.0),
-        Figure(quantity=Quantity.PACE, term="host", value=1.0),
-        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=0.42),
+        Figure(quantity=Quantity.CPU_SLOWDOWN, term="host", value=1.0),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_CPU_SPEED, value=0.42),
     ]
     right = [
         *counted,
@@ -46,8 +46,8 @@ def result(**changes: Any) -> LaunchResult:
         Figure(quantity=Quantity.FIRST_LOSS, value=9.0),
         Figure(quantity=Quantity.STEP_SECONDS, value=0.4),
         Figure(quantity=Quantity.TOKENS_PER_SECOND, value=1100.0),
-        Figure(quantity=Quantity.PACE, term="host", value=1.05),
-        Figure(quantity=Quantity.STEP_SECONDS_AT_PACE, value=0.4),
+        Figure(quantity=Quantity.CPU_SLOWDOWN, term="host", value=1.05),
+        Figure(quantity=Quantity.STEP_SECONDS_AT_CPU_SPEED, value=0.4),
     ]
     for term, (predicted, measured) in (MILLISECONDS | SMALL_TERMS).items():
         left.append(Figure(quantity=Quantity.STEP_SECONDS, term=term.value, value=predicted / 1e3))
@@ -95,7 +95,7 @@ def of_two_ranks() -> LaunchResult:
     """With figures of each rank, all slowdowns, and numbers and a path as long as those of a real launch."""
     left = [Figure(quantity=quantity, value=13_004_439_552, rank=rank) for quantity in COUNTED for rank in (None, 0, 1)]
     speeds = {"host": 1.013, "product": 0.927, "elementwise": 1.032, "memory": 1.048}
-    slower = [Figure(quantity=Quantity.PACE, term=kind, value=value) for kind, value in speeds.items()]
+    slower = [Figure(quantity=Quantity.CPU_SLOWDOWN, term=kind, value=value) for kind, value in speeds.items()]
     normal = [msgspec.structs.replace(figure, value=1.0) for figure in slower]
     rows = compare([*left, *normal], [*left, *slower], left_name="predicted", right_name="measured", judge=True)
     record = (
