@@ -20,7 +20,7 @@ FORWARD_ONLY = ("add", "accumulate", "permuted", "bias", "zeros", "vector_norm")
 FUSED = ("chain", "dropout")  # timed compiled
 
 
-class Sizes(NamedTuple):
+class LineSizes(NamedTuple):
     """Sizes on one line."""
 
     subject: Subject
@@ -34,18 +34,18 @@ def _geometric(first: int, last: int, ratio: float) -> tuple[int, ...]:
     return tuple(round(first * (last / first) ** (index / intervals)) for index in range(intervals + 1))
 
 
-def lines(scope: Scope) -> list[Sizes]:
+def lines(scope: Scope) -> list[LineSizes]:
     """Everything except messages: element-wise operators, host calls, updates and copies to a GPU."""
     used, density, device = scope.shapes, scope.density, scope.device
     least = min(used.activations) // 4
     hidden = _geometric(least, max(used.activations) + 8, density.sparse)
     parameters = max(used.parameters) + 8
     wide = _geometric(least, parameters, density.sparse)
-    timed: list[Sizes] = []
+    timed: list[LineSizes] = []
 
     def add(unit: str, operation: str, variants: Sequence[str], sizes: tuple[int, ...], **of_subject: Any) -> None:
         for variant in variants:
-            timed.append(Sizes(Subject(operation=operation, variant=variant, **of_subject), unit, sizes))
+            timed.append(LineSizes(Subject(operation=operation, variant=variant, **of_subject), unit, sizes))
 
     for dtype in density.dtypes:
         for operation in (*HIDDEN, *WIDE):
@@ -79,7 +79,7 @@ def lines(scope: Scope) -> list[Sizes]:
     return timed
 
 
-def collectives(scope: Scope, counts: Sequence[int]) -> list[Sizes]:
+def collectives(scope: Scope, counts: Sequence[int]) -> list[LineSizes]:
     """Messages in groups of each of `counts` ranks."""
     sizes = _geometric(256, 4 * max(scope.shapes.parameters), scope.density.sparse)
     planned = []
@@ -89,5 +89,5 @@ def collectives(scope: Scope, counts: Sequence[int]) -> list[Sizes]:
                 continue  # a message between two ranks, whatever the group
             adds = operation in ("all_reduce", "reduce_scatter")  # the others take the same time in every dtype
             for dtype in scope.density.dtypes if adds else ("fp32",):
-                planned.append(Sizes(Subject(operation=operation, dtype=dtype, ranks=count), "byte", sizes))
+                planned.append(LineSizes(Subject(operation=operation, dtype=dtype, ranks=count), "byte", sizes))
     return planned

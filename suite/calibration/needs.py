@@ -34,7 +34,7 @@ from suite.predict.simulation.step_time import step_seconds
 BUDGET_SECONDS = 12.0  # of the usual seconds; starting, fitting and storing take the rest
 REFERENCE_SECONDS = 5.0  # of the budget, for reference steps
 
-Sizes = tuple[float, ...]
+PointSizes = tuple[float, ...]
 
 
 def usual_seconds(*, compiled: bool) -> float:
@@ -53,7 +53,7 @@ class Needs(NamedTuple):
 
     device: str
     ranks: int
-    sizes: Mapping[Subject, frozenset[Sizes]]
+    sizes: Mapping[Subject, frozenset[PointSizes]]
     lines: frozenset[Subject]
     reference_steps: tuple[ReferenceStep, ...]
 
@@ -62,7 +62,7 @@ class _Recorder:
     """A profile in which everything takes one second, and which records what a prediction reads."""
 
     def __init__(self) -> None:
-        self.sizes: dict[Subject, set[Sizes]] = {}
+        self.sizes: dict[Subject, set[PointSizes]] = {}
         self.lines: set[Subject] = set()
 
     def seconds(self, subject: Subject, *sizes: float) -> float:
@@ -175,7 +175,7 @@ def _missing_tables(needs: Needs, profile: Profile | None, scope: Scope) -> list
     return [*planned_tables(scope, bracketing, needs.ranks), *planned_checks(scope, bracketing, needs.ranks)]
 
 
-def _clipped(sizes: Sizes, candidates: Iterable[Grid]) -> tuple[int, ...]:
+def _clipped(sizes: PointSizes, candidates: Iterable[Grid]) -> tuple[int, ...]:
     """Sizes limited to the whole calibration's nearest grid, because a prediction extrapolates beyond it anyway."""
     tables = [Table(subject=grid.subject, axes=grid.axes, timings=()) for grid in candidates]
     axes = min(tables, key=lambda table: table.distance(sizes)).axes

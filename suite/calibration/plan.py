@@ -10,7 +10,7 @@ import msgspec
 
 from suite.calibration.density import Scope
 from suite.calibration.grids import MOVES, Grid, checks, grids
-from suite.calibration.lines import Sizes, collectives, lines
+from suite.calibration.lines import LineSizes, collectives, lines
 from suite.job.calibration_job import Task
 from suite.machine.profile import Profile
 from suite.machine.reference_step import PRECISION, ReferenceStep, reference_step
@@ -120,7 +120,7 @@ def messages(scope: Scope) -> list[Planned]:
     return [_planned_line(scope, line, line.subject.ranks, share=scope.ranks) for line in collectives(scope, groups)]
 
 
-def _planned_line(scope: Scope, line: Sizes, ranks: int, *, share: int) -> Planned:
+def _planned_line(scope: Scope, line: LineSizes, ranks: int, *, share: int) -> Planned:
     seconds = HOST_SECONDS if line.unit == "call" else scope.density.point_seconds
     sizes = tuple((size,) for size in line.sizes)
     return Planned(LINE, _task(scope, line.subject, sizes, ranks, seconds, share=share), unit=line.unit)

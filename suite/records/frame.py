@@ -24,7 +24,7 @@ from suite.records.index import launches as indexed_launches
 from suite.records.kernel_runs import kernel_runs as stored_kernel_runs
 from suite.records.record import BEGIN
 from suite.records.store import end_of, read
-from suite.records.summary import Key, LaunchSummary, Values
+from suite.records.summary import FigureKey, LaunchSummary, Values
 
 if TYPE_CHECKING:
     import pandas
@@ -302,7 +302,7 @@ def _values(sides: Sequence[Values], quantity: Quantity) -> Any:
     return numpy.array([*numbers], dtype=float)
 
 
-def _matrix(sides: Sequence[Values], keys: Sequence[Key]) -> Any:
+def _matrix(sides: Sequence[Values], keys: Sequence[FigureKey]) -> Any:
     """A row a launch and a column a key; all `sides` share their keys."""
     import numpy
 

@@ -36,7 +36,7 @@ from suite.records.record import (
     shared_fields,
 )
 
-Key = tuple[str, str | None, str | None, str | None]  # quantity, axis, operation, term
+FigureKey = tuple[str, str | None, str | None, str | None]  # quantity, axis, operation, term
 
 
 class Values(msgspec.Struct, frozen=True, gc=False):
@@ -46,7 +46,7 @@ class Values(msgspec.Struct, frozen=True, gc=False):
         indices: key -> index in `numbers`; launches with the same figures share it.
     """
 
-    indices: dict[Key, int]
+    indices: dict[FigureKey, int]
     numbers: tuple[int | float, ...]
 
     def of(
@@ -56,7 +56,7 @@ class Values(msgspec.Struct, frozen=True, gc=False):
         index = self.indices.get((quantity, axis, operation, term))
         return None if index is None else self.numbers[index]
 
-    def items(self) -> Iterator[tuple[Key, int | float]]:
+    def items(self) -> Iterator[tuple[FigureKey, int | float]]:
         """Keys and values, in the record's order."""
         return zip(self.indices, self.numbers, strict=True)
 
@@ -145,7 +145,7 @@ def _layout(data: bytes) -> tuple[str, int]:
 
 
 @cache
-def _indices(keys: tuple[Key, ...]) -> dict[Key, int]:
+def _indices(keys: tuple[FigureKey, ...]) -> dict[FigureKey, int]:
     return {key: index for index, key in enumerate(keys)}
 
 
@@ -250,7 +250,7 @@ class _PackedSummary(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
     shared: list[_Shared]  # type: ignore[valid-type]  # made by `partial`
-    keys: list[list[Key]]
+    keys: list[list[FigureKey]]
     entries: list[_PackedSummary]
 
 
@@ -272,7 +272,7 @@ def packed(launches: Sequence[tuple[LaunchSummary, Stamp]]) -> bytes:
     numbers: dict[tuple[object, ...], int] = {}
     number_of_keys: dict[int, int] = {}
     shared_facts: list[Any] = []
-    keys: list[list[Key]] = []
+    keys: list[list[FigureKey]] = []
     entries = []
 
     def keys_number(values: Values) -> int:

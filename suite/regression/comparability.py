@@ -28,11 +28,11 @@ def setup(run: str, hardware: Mapping[str, str], policy: Mapping[str, str], step
     return _setup(run, tuple(hardware.items()), tuple(policy.items()), steps, seed)
 
 
-Facts = tuple[tuple[str, str], ...]
+FactItems = tuple[tuple[str, str], ...]
 
 
 @cache
-def _setup(run: str, hardware: Facts, policy: Facts, steps: int, seed: int) -> str:
+def _setup(run: str, hardware: FactItems, policy: FactItems, steps: int, seed: int) -> str:
     return digest([run, comparable_hardware(dict(hardware)), dict(policy), steps, seed])
 
 

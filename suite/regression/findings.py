@@ -20,8 +20,8 @@ TOLERANCE = {
 }
 LOSSES = "losses"  # of all steps of rank 0
 
-Values = tuple[int | float | None, int | float | None]
-Key = tuple[str, str | None, str | None, int | None, int | None, str | None]
+BeforeAfter = tuple[int | float | None, int | float | None]
+RankFigureKey = tuple[str, str | None, str | None, int | None, int | None, str | None]
 
 
 class RegressionFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,8 +101,8 @@ def record_findings(run: str, before: Sequence[Record], after: Sequence[Record])
     return [*findings, _losses(run, before, after, why_not)]
 
 
-def _values(records: Sequence[Record]) -> dict[Key, list[int | float]]:
-    values: dict[Key, list[int | float]] = {}
+def _values(records: Sequence[Record]) -> dict[RankFigureKey, list[int | float]]:
+    values: dict[RankFigureKey, list[int | float]] = {}
     for record in records:
         figures: list[Figure] = record.end.figures if record.end else []
         for figure in figures:
@@ -111,11 +111,16 @@ def _values(records: Sequence[Record]) -> dict[Key, list[int | float]]:
 
 
 def _finding(
-    run: str, key: Key, sides: tuple[list[int | float], list[int | float]], counts: tuple[int, int], *, why_not: str
+    run: str,
+    key: RankFigureKey,
+    sides: tuple[list[int | float], list[int | float]],
+    counts: tuple[int, int],
+    *,
+    why_not: str,
 ) -> RegressionFinding:
     quantity = Quantity(key[0])
     before, after = sides
-    values: Values
+    values: BeforeAfter
     if quantity in EXACT:
         values, change, why = _exact(before, after, counts)
     elif quantity in TOLERANCE and before and after:
@@ -141,7 +146,7 @@ def _finding(
 
 def _exact(
     before: list[int | float], after: list[int | float], counts: tuple[int, int]
-) -> tuple[Values, ChangeVerdict, str]:
+) -> tuple[BeforeAfter, ChangeVerdict, str]:
     """By one launch, in either direction: what counts less may have been left out, until somebody accepts it."""
     if not before or not after:
         values = before[0] if before else None, after[0] if after else None
@@ -158,7 +163,7 @@ def _exact(
 
 def _within(
     quantity: Quantity, before: list[int | float], after: list[int | float], why_not: str
-) -> tuple[Values, ChangeVerdict, str]:
+) -> tuple[BeforeAfter, ChangeVerdict, str]:
     """The largest of each side within the tolerance; the first loss of one stack by ==, on any side of its worst."""
     if quantity is Quantity.FIRST_LOSS and not why_not:
         other = next((value for value in after if value != before[0]), after[0])

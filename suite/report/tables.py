@@ -18,7 +18,7 @@ _GAP = 2
 _INDENT = " " * 4
 _MOST_TABULATED = 5000  # rows
 
-Cells = dict[str, list[str]]  # by the column's title
+TableCells = dict[str, list[str]]  # by the column's title
 
 
 def table(
@@ -44,7 +44,7 @@ def table(
     titles = [str(name) for name in (rows.columns if headers is None else headers)]  # type: ignore[union-attr]
     lines = rows.itertuples(index=False, name=None) if hasattr(rows, "itertuples") else rows
     columns = list(zip(*([_text(cell, style) for cell in line] for line in lines), strict=True))
-    cells: Cells = {title: [*columns[index]] if columns else [] for index, title in enumerate(titles)}
+    cells: TableCells = {title: [*columns[index]] if columns else [] for index, title in enumerate(titles)}
     stand_right = {t for t in titles if (_is_numeric(cells[t]) if right is None else t in right)}
     if width is None or _total(_widths(cells)) <= width:
         return _tabulated(cells, stand_right, style)
@@ -59,7 +59,7 @@ def table(
     return "\n".join([text, textwrap.fill(note, width)]) if dropped else text
 
 
-def _tabulated(cells: Cells, right: Collection[str], style: str) -> str:
+def _tabulated(cells: TableCells, right: Collection[str], style: str) -> str:
     if style == PLAIN and len(next(iter(cells.values()), ())) > _MOST_TABULATED:
         return _padded(cells, right)
     import tabulate
@@ -77,7 +77,7 @@ def _tabulated(cells: Cells, right: Collection[str], style: str) -> str:
     return "\n".join(line.rstrip() for line in lines.splitlines())
 
 
-def _padded(cells: Cells, right: Collection[str]) -> str:
+def _padded(cells: TableCells, right: Collection[str]) -> str:
     """The same lines as tabulate's, for many rows: it takes 7 us a cell, 7 s for 100,000 launches."""
     widths = _widths(cells)
     form = (" " * _GAP).join(f"{{:{'>' if title in right else '<'}{widths[title]}}}" for title in cells)
@@ -106,7 +106,7 @@ def _length(cell: str) -> int:
     return len(_COLOUR.sub("", cell))
 
 
-def _widths(cells: Cells) -> dict[str, int]:
+def _widths(cells: TableCells) -> dict[str, int]:
     return {title: max([len(title), *map(_length, column)]) for title, column in cells.items()}
 
 
@@ -114,7 +114,7 @@ def _total(widths: dict[str, int]) -> int:
     return sum(widths.values()) + _GAP * (len(widths) - 1)
 
 
-def _folded(cells: Cells, right: Collection[str], width: int) -> Cells | None:
+def _folded(cells: TableCells, right: Collection[str], width: int) -> TableCells | None:
     """The cells with line breaks between words, so that the table fits; None where it cannot."""
     widths = _widths(cells)
     least = {}
@@ -138,7 +138,7 @@ def _filled(cell: str, width: int) -> str:
     return textwrap.fill(cell, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _blocks(cells: Cells, width: int) -> str:
+def _blocks(cells: TableCells, width: int) -> str:
     """A line a row with its first cell, and under it the others with their titles."""
     first, *titles = cells
     titles = titles if len(titles) > 1 else [""]

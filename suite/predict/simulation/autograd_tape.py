@@ -30,7 +30,7 @@ class OperatorCall(NamedTuple):
 OperatorCalls = Counter[tuple[bool, OperatorCall]]
 
 
-Rule = Callable[[list[MemoryBlock], list[MemoryBlock | None]], list[MemoryBlock | None]]
+BackwardRule = Callable[[list[MemoryBlock], list[MemoryBlock | None]], list[MemoryBlock | None]]
 
 
 class Node:
@@ -48,7 +48,7 @@ class Node:
     __slots__ = ("compiled", "inputs", "kept", "number", "outputs", "rule")
 
     def __init__(
-        self, number: int, inputs: list[Value], kept: _Kept, rule: Rule, outputs: int, *, compiled: bool
+        self, number: int, inputs: list[Value], kept: _Kept, rule: BackwardRule, outputs: int, *, compiled: bool
     ) -> None:
         self.number = number
         self.compiled = compiled
@@ -191,7 +191,9 @@ class Tape:
         assert self._counted is not None
         return sum({id(block): block.bytes for block in self._counted}.values())
 
-    def record(self, inputs: list[Value], keeps: list[MemoryBlock], rule: Rule, *, outputs: int = 1) -> Node | None:
+    def record(
+        self, inputs: list[Value], keeps: list[MemoryBlock], rule: BackwardRule, *, outputs: int = 1
+    ) -> Node | None:
         """The node of an operator that keeps `keeps`; None where no input needs a gradient.
 
         To be called before the operator's output exists: recomputation ends with the last block that is kept.

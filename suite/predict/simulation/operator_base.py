@@ -6,7 +6,7 @@ from reference_runs.run import Workload
 from suite.job.options import StepOptions
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
-from suite.predict.simulation.autograd_tape import ParameterLeaf, Rule, Tape, Value
+from suite.predict.simulation.autograd_tape import BackwardRule, ParameterLeaf, Tape, Value
 from suite.predict.simulation.host_calls import ELEMENT_WISE, HostCalls
 from suite.predict.simulation.memory_blocks import MemoryBlock
 
@@ -78,7 +78,7 @@ class OperatorBase:
         self._count("permuted", elements)
         return Value(self.block(elements), x.origin, x.output)
 
-    def _passing(self, elements: int) -> Rule:
+    def _passing(self, elements: int) -> BackwardRule:
         """The backward pass of a part of an activation, whose calls are counted as a whole."""
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
@@ -86,7 +86,7 @@ class OperatorBase:
 
         return rule
 
-    def _like(self, elements: int, operation: str) -> Rule:
+    def _like(self, elements: int, operation: str) -> BackwardRule:
         """The backward pass of an element-wise operator."""
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:

@@ -18,7 +18,7 @@ from suite.report.html.plot import Cell, Plot, Trace, bars, significant
 
 MIB = 2.0**20
 DIRECTORY = "ladder"
-Key = tuple[str, str, str, str]
+LadderKey = tuple[str, str, str, str]
 PEAK_LINE: Trace = {
     "type": "scatter",
     "mode": "lines+markers",
@@ -41,7 +41,7 @@ def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
 
     The newest result of all rungs counts; where there is none, the newest.
     """
-    newest: dict[Key, LadderResult] = {}
+    newest: dict[LadderKey, LadderResult] = {}
     bad: list[InputError] = []
     for path in sorted((results / DIRECTORY).glob("*.json")):
         try:
@@ -56,7 +56,7 @@ def ladders(results: Path) -> tuple[list[Plot], list[InputError]]:
     return plots, bad
 
 
-def _key(ladder: LadderResult) -> Key:
+def _key(ladder: LadderResult) -> LadderKey:
     """Run, device, node and hardware; of several software versions the newest counts."""
     measurement = ladder.fingerprint
     if measurement is None:

@@ -24,7 +24,7 @@ from suite.report.html.loss_curves import losses
 from suite.report.html.plot import Plot, milliseconds, utc
 from suite.report.html.roofline import benchmarks, profiles, rooflines
 from suite.report.html.setup_details import Detail, detail
-from suite.report.html.setups import Key, Setup, execution, newest, setups
+from suite.report.html.setups import Setup, SetupKey, execution, newest, setups
 from suite.report.html.sources import Facts, recorded_facts
 from suite.report.html.validation import validation
 from suite.report.html.verdicts import JudgedSetup, judged_setup, mark, remembered, tone
@@ -151,7 +151,7 @@ def page(
 def _details(
     newest_setups: Sequence[Setup], judged: Sequence[JudgedSetup], history: Sequence[Segment], names: dict[str, str]
 ) -> list[SetupRow]:
-    segments: dict[Key, list[Segment]] = {}
+    segments: dict[SetupKey, list[Segment]] = {}
     for segment in history:
         segments.setdefault(_key(segment.example), []).append(segment)
     return [
@@ -222,8 +222,8 @@ def in_script(plots: list[Plot]) -> str:
     return text
 
 
-def _key(launch: LaunchSummary) -> Key:
-    return Key(launch.run, launch.machine, launch.ranks, launch.layout, execution(launch))
+def _key(launch: LaunchSummary) -> SetupKey:
+    return SetupKey(launch.run, launch.machine, launch.ranks, launch.layout, execution(launch))
 
 
 def machine_names(launches: Iterable[LaunchSummary]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from suite.job.options import Averaging, KernelChoice, TrainingOptions
 from suite.records.index import LaunchSummary
 
 
-class Key(NamedTuple):
+class SetupKey(NamedTuple):
     """What the launches of one setup share, in words."""
 
     run: str
@@ -31,7 +31,7 @@ class Key(NamedTuple):
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """The launches of one setup, oldest first."""
 
-    key: Key
+    key: SetupKey
     launches: list[LaunchSummary]
 
     @property
@@ -61,9 +61,9 @@ def execution(launch: LaunchSummary) -> str:
 
 def setups(launches: Iterable[LaunchSummary]) -> list[Setup]:
     """The setups of launches that come oldest first, in the order of run, machine, ranks and layout."""
-    by_key: dict[Key, list[LaunchSummary]] = {}
+    by_key: dict[SetupKey, list[LaunchSummary]] = {}
     for launch in launches:
-        key = Key(launch.run, launch.machine, launch.ranks, launch.layout, execution(launch))
+        key = SetupKey(launch.run, launch.machine, launch.ranks, launch.layout, execution(launch))
         by_key.setdefault(key, []).append(launch)
     return [Setup(key=key, launches=by_key[key]) for key in sorted(by_key)]
 
