@@ -22,6 +22,7 @@ MOST_ARROWS = 120
 MOST_LINES_OF_MODULE = 400
 MEDIAN_LINES_OF_MODULE = 150
 MOST_LINES_OF_FUNCTION = 60  # without its docstring: that of a formula has every term, with its source
+ALIASED = ("tuple", "dict", "Callable")
 REASON = "# long:"  # on the line of a longer function's `def`, with the reason behind it
 
 
@@ -93,14 +94,25 @@ def long_functions(found: list[Module]) -> Iterator[str]:
                     yield f"{module.name}.{node.name}: {length} lines, allowed: {MOST_LINES_OF_FUNCTION}"
 
 
-def repeated_classes(found: list[Module]) -> Iterator[str]:
-    """Names that several classes have, with an underscore or without."""
+def type_names(tree: ast.Module) -> Iterator[str]:
+    """Names of a module's classes, and of its aliases of a tuple, dict or callable type."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
+            generic = node.value.value
+            if isinstance(generic, ast.Name) and generic.id in ALIASED:
+                yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def repeated_types(found: list[Module]) -> Iterator[str]:
+    """Names that several classes or type aliases have, with an underscore or without."""
     places: dict[str, list[str]] = defaultdict(list)
     for module in found:
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.ClassDef):
-                places[node.name.lstrip("_")].append(module.name)
-    yield from (f"class {name} stands in {', '.join(where)}" for name, where in places.items() if len(where) > 1)
+        for name in type_names(module.tree):
+            places[name.lstrip("_")].append(module.name)
+    yield from (f"type {name} stands in {', '.join(where)}" for name, where in places.items() if len(where) > 1)
 
 
 def broken(found: list[Module]) -> list[str]:
@@ -123,7 +135,7 @@ def broken(found: list[Module]) -> list[str]:
     for name, length in lines.items():
         if length > MOST_LINES_OF_MODULE:
             result.append(f"{name}: {length} lines, allowed: {MOST_LINES_OF_MODULE}")
-    return [*result, *long_functions(found), *repeated_classes(found)]
+    return [*result, *long_functions(found), *repeated_types(found)]
 
 
 def main() -> int:

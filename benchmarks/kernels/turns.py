@@ -29,7 +29,7 @@ HOST_SAMPLES = 5
 HOST_AHEAD = 2  # the device is kept busy for so many times what the host needs to hand a call over
 SAME = 0.02  # a wrong formula is farther off; how exact a right one is, the tests of the kernels say
 
-Prepared = Callable[[int], Call]  # makes the call of a round ready
+PrepareCall = Callable[[int], Call]  # makes the call of a round ready
 
 
 @dataclass
@@ -110,7 +110,7 @@ def contenders(case: Case, sets: list[tuple[Any, ...]], draw: Draw) -> Contender
 
 def _prepared(
     case: Case, function: Function, sets: list[tuple[Any, ...]], upstream: list[list[Tensor]], which: str
-) -> Prepared:
+) -> PrepareCall:
     """What makes the call of a round ready: on the next set of inputs, for a backward pass after a forward pass."""
 
     def ready(round_: int) -> Call:
@@ -125,13 +125,13 @@ def _prepared(
     return ready
 
 
-def _in_turn(prepared: Mapping[str, Prepared], device: torch.device, seconds: float) -> CaseTimings:
+def _in_turn(prepared: Mapping[str, PrepareCall], device: torch.device, seconds: float) -> CaseTimings:
     """Samples of all functions and of the copy: there and back again, so that each follows each."""
     stopwatch = Stopwatch(device)
     size = COPY_BYTES[device.type]
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    everyone: dict[str, Prepared] = {**prepared, COPY: lambda _: lambda: target.copy_(source)}
+    everyone: dict[str, PrepareCall] = {**prepared, COPY: lambda _: lambda: target.copy_(source)}
     timings = CaseTimings(copy_bytes=2 * size)
     overwrites = dict.fromkeys(everyone, 1)
     with _without_collection():

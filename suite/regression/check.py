@@ -80,7 +80,7 @@ class LaunchFailedError(Exception):
         self.result = result
 
 
-_Pair = tuple[list[LaunchSummary], list[LaunchSummary]]  # of old code, of new code
+_OldNew = tuple[list[LaunchSummary], list[LaunchSummary]]  # of old code, of new code
 
 
 class _State(msgspec.Struct):
@@ -191,7 +191,7 @@ class RegressionCheck:
             rerun = None if refused else (_values(old), _values(new))
             state.sets = msgspec.structs.replace(state.sets, rerun=rerun, no_rerun=refused)
 
-    def _in_turn(self, runs: Sequence[tuple[CheckedRun, str | None]], launches: int) -> list[_Pair]:
+    def _in_turn(self, runs: Sequence[tuple[CheckedRun, str | None]], launches: int) -> list[_OldNew]:
         """Of every run launches of the old code, where a commit is named, and of the new one, all runs in turn."""
         paths: list[tuple[list[str], list[str]]] = [([], []) for _ in runs]
         for number in range(1, launches + 1):

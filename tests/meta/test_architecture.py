@@ -99,7 +99,19 @@ def test_a_class_name_that_stands_twice_is_named_with_its_modules_also_with_an_u
     limits: ModuleType, tmp_path: Path
 ) -> None:
     texts = {"a": "class Both: pass\nclass _Private: pass\n", "b": "class _Both: pass\nclass _Own: pass\n"}
-    assert problems(limits, tmp_path, **texts) == ["class Both stands in suite.a.module, suite.b.module"]
+    assert problems(limits, tmp_path, **texts) == ["type Both stands in suite.a.module, suite.b.module"]
+
+
+def test_a_type_alias_counts_like_a_class_and_other_names_do_not(limits: ModuleType, tmp_path: Path) -> None:
+    texts = {
+        "a": "class Key: pass\nMap = dict[str, int]\nRun = Callable[[], None]\nOther = Annotated[int, 1]\n",
+        "b": "_Key = tuple[str, int]\nMap = dict[str, str]\nRun = Callable[[int], None]\n",
+        "c": "Other = Annotated[str, 1]\ndef local():\n    Map = dict[str, int]\n",
+    }
+    names = ("Key", "Map", "Run")
+    assert problems(limits, tmp_path, **texts) == [
+        f"type {name} stands in suite.a.module, suite.b.module" for name in names
+    ]
 
 
 def test_a_longer_module_is_named_and_the_median_has_a_limit_of_its_own(limits: ModuleType, tmp_path: Path) -> None:

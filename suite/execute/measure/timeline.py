@@ -14,7 +14,7 @@ from typing import NamedTuple
 from suite.execute.measure.phases import RANGE, Part
 from suite.metrics.figures import StepTerm
 
-Interval = tuple[int, int]
+StartEnd = tuple[int, int]
 
 # operators that make a view or take memory, and compute nothing
 # fmt: off
@@ -80,7 +80,7 @@ class Shares:
         return self.compute + self.communication + self.copy + self.overhead
 
 
-def host_shares(spans: Iterable[Span], in_flight: Iterable[Interval]) -> dict[Part, Shares]:
+def host_shares(spans: Iterable[Span], in_flight: Iterable[StartEnd]) -> dict[Part, Shares]:
     """What the thread that runs the step did in each phase, nested phases (of a pipeline) apart from the outer one.
 
     At every moment the innermost span decides:
@@ -162,7 +162,7 @@ def _redispatched(ordered: Sequence[Span]) -> set[int]:
     return parents
 
 
-def device_shares(phases: Iterable[tuple[Part, Interval]], spans: Iterable[DeviceSpan]) -> dict[Part, Shares]:
+def device_shares(phases: Iterable[tuple[Part, StartEnd]], spans: Iterable[DeviceSpan]) -> dict[Part, Shares]:
     """What a device did for each phase: compute, communication and copies that no compute hides. No overhead.
 
     A kernel belongs to the innermost phase in which the host launched it. NCCL's kernels are communication, copies
@@ -172,7 +172,7 @@ def device_shares(phases: Iterable[tuple[Part, Interval]], spans: Iterable[Devic
         phases: when the host was in each.
     """
     ranges = sorted(phases, key=lambda phase: (phase[1][0], -phase[1][1]))
-    kinds: dict[Part, tuple[list[Interval], list[Interval], list[Interval]]] = {part: ([], [], []) for part in Part}
+    kinds: dict[Part, tuple[list[StartEnd], list[StartEnd], list[StartEnd]]] = {part: ([], [], []) for part in Part}
     within: list[tuple[int, Part]] = []  # ends and names of the open phases, the innermost last
     begun = 0
     for span in sorted(spans, key=lambda span: span.launched):
@@ -198,9 +198,9 @@ def device_shares(phases: Iterable[tuple[Part, Interval]], spans: Iterable[Devic
     return shares
 
 
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
+def _union(intervals: Iterable[StartEnd]) -> list[StartEnd]:
     """The same moments as disjoint intervals in order."""
-    joined: list[Interval] = []
+    joined: list[StartEnd] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
@@ -209,7 +209,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
     return joined
 
 
-def _covered(intervals: Sequence[Interval], starts: Sequence[int], start: int, end: int) -> int:
+def _covered(intervals: Sequence[StartEnd], starts: Sequence[int], start: int, end: int) -> int:
     """How much of [start, end) disjoint intervals in order cover; `starts` are theirs."""
     covered = 0
     for index in range(max(0, bisect_right(starts, start) - 1), len(intervals)):
@@ -219,7 +219,7 @@ def _covered(intervals: Sequence[Interval], starts: Sequence[int], start: int, e
     return covered
 
 
-def _uncovered(intervals: Iterable[Interval], others: Sequence[Interval]) -> int:
+def _uncovered(intervals: Iterable[StartEnd], others: Sequence[StartEnd]) -> int:
     """How much of disjoint intervals no other ones cover, which are disjoint and in order."""
     starts = [start for start, _ in others]
     return sum(end - start - _covered(others, starts, start, end) for start, end in intervals)

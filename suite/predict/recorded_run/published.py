@@ -70,7 +70,7 @@ def measured_elsewhere(figure: Figure, run: ReferenceRun) -> Figure:
     return msgspec.structs.replace(figure, why=f"published {where}")
 
 
-Pair = tuple[Figure, Figure]  # computed and published
+ComputedPublished = tuple[Figure, Figure]  # computed and published
 
 
 def figures_at_published_times(
@@ -116,7 +116,9 @@ def _at_step_time(
     return computed, published
 
 
-def _at_accelerator_time(run: ReferenceRun, prediction: RunPrediction, machine: Machine | None) -> Iterator[Pair]:
+def _at_accelerator_time(
+    run: ReferenceRun, prediction: RunPrediction, machine: Machine | None
+) -> Iterator[ComputedPublished]:
     """MFU of a whole training that takes the published accelerator-hours, where no step time is published."""
     reported, convention = run.reported, run.reported.flop_convention
     if convention is None or machine is None or reported.step_seconds is not None:
@@ -135,7 +137,7 @@ def _at_accelerator_time(run: ReferenceRun, prediction: RunPrediction, machine: 
     yield computed, msgspec.structs.replace(computed, value=reported.mfu)
 
 
-def _at_measured_times(run: ReferenceRun) -> Iterator[Pair]:
+def _at_measured_times(run: ReferenceRun) -> Iterator[ComputedPublished]:
     """Flop rates of the recorded measurements that have both a step time and a rate."""
     convention = run.reported.flop_convention
     for measured in run.measured:
@@ -160,7 +162,7 @@ def measured_figures(run: ReferenceRun, machine: Machine | None) -> tuple[list[F
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
-def _of_measurements(run: ReferenceRun, machine: Machine) -> Iterator[Pair]:
+def _of_measurements(run: ReferenceRun, machine: Machine) -> Iterator[ComputedPublished]:
     convention = run.reported.flop_convention
     for measured in run.measured if run.recorded_layout is not None else ():
         workload = _of_measurement(run.workload, measured)
