@@ -13,8 +13,9 @@ from suite.commands.options import Json, Machine, Results, Run, Since, Statuses,
 from suite.metrics.figures import Quantity
 from suite.paths import RESULTS
 from suite.records import frame
-from suite.records.index import LaunchSummary, launches
+from suite.records.index import launches
 from suite.records.query import Selection, moment, statuses
+from suite.records.summary import LaunchSummary
 from suite.report.tables import table
 
 _DIGITS = 8  # of an id, its last

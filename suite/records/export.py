@@ -9,7 +9,7 @@ from pathlib import Path
 
 from reference_runs.errors import InputError
 from suite.paths import whole_file
-from suite.records.index import LaunchSummary
+from suite.records.summary import LaunchSummary
 
 Cell = str | int | float | bool | None
 _FACTS = (

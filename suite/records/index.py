@@ -18,9 +18,7 @@ from reference_runs.errors import InputError
 from suite.machine.devices import usable_cores
 from suite.paths import stores, whole_file
 from suite.records.record import BEGIN, END, PRUNED, status_without_end
-from suite.records.summary import Key, LaunchSummary, Stamp, Values, launch_summary, packed, unpacked
-
-__all__ = ["Key", "LaunchSummary", "Values", "launches"]
+from suite.records.summary import LaunchSummary, Stamp, launch_summary, packed, unpacked
 
 CACHE = ".launches"  # next to the records: what was read of them, rebuilt where it does not fit them
 _LEAST_KEPT = 256  # unread launches from which it is worth writing: they take 30 ms

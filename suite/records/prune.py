@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reference_runs.errors import InputError
-from suite.records.index import LaunchSummary
 from suite.records.query import Selection
 from suite.records.record import BEGIN, END, PRUNED
 from suite.records.store import end_of
+from suite.records.summary import LaunchSummary
 
 BASELINES = "baselines"  # below the results directory: a record that any file in it names stays
 _ID = re.compile(rb"\d{8}T\d{6}Z__[0-9a-z]+__[0-9a-f]{8}")

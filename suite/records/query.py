@@ -15,8 +15,8 @@ import msgspec
 from reference_runs.errors import InputError, nearest
 from suite.job.events import Status
 from suite.paths import stores
-from suite.records.index import LaunchSummary
 from suite.records.record import BEGIN, END
+from suite.records.summary import LaunchSummary
 
 STATUSES = (*Status, "running", "unknown")
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}

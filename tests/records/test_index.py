@@ -18,7 +18,8 @@ from suite.metrics.figures import Quantity, StepTerm
 from suite.paths import ROOT
 from suite.records import index as reading
 from suite.records import store
-from suite.records.index import CACHE, LaunchSummary, launches
+from suite.records.index import CACHE, launches
+from suite.records.summary import LaunchSummary
 from tests.support.record_halves import begin, end
 from tests.support.synthetic_records import write_records
 from tests.support.timed_records import MEASURED, PREDICTED, record, scaled

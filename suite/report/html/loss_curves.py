@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from suite.records.index import LaunchSummary
 from suite.records.store import end_of
-from suite.records.summary import loss_curve
+from suite.records.summary import LaunchSummary, loss_curve
 from suite.report.html.plot import Cell, Plot, Trace, colour, significant, symbol
 from suite.report.html.setups import Setup
 

@@ -15,7 +15,7 @@ import msgspec
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
 from suite.metrics.figures import Quantity
-from suite.records.index import LaunchSummary
+from suite.records.summary import LaunchSummary
 from suite.regression.change_points import Segment, by_setup, searched_times, segments_of
 from suite.report.html.acceptance import batteries
 from suite.report.html.change_point_worker import Search

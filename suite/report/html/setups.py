@@ -10,7 +10,7 @@ import msgspec
 
 from suite.job.events import Status
 from suite.job.options import Averaging, KernelChoice, TrainingOptions
-from suite.records.index import LaunchSummary
+from suite.records.summary import LaunchSummary
 
 
 class SetupKey(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from suite.job.events import Status
 from suite.metrics.figures import Quantity, StepTerm
 from suite.records import frame
-from suite.records.index import LaunchSummary
+from suite.records.summary import LaunchSummary
 from suite.report.tables import MARKDOWN, table
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from suite.ladder.rungs import RUNGS
 from suite.machine.half_precision import WORK_DTYPES
 from suite.machine.timings import median
 from suite.metrics.figures import Quantity
-from suite.records.index import LaunchSummary
+from suite.records.summary import LaunchSummary
 from suite.report.tables import MARKDOWN, table
 
 

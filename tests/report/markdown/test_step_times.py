@@ -14,8 +14,8 @@ from suite.job.events import Status
 from suite.job.options import TrainingOptions
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity, StepTerm
-from suite.records.index import LaunchSummary, Values, launches
-from suite.records.summary import packed, unpacked
+from suite.records.index import launches
+from suite.records.summary import LaunchSummary, Values, packed, unpacked
 from suite.report.markdown.step_times import median_launches, step_tables, step_times
 from suite.report.markdown.utilisation import ASKED, utilisation_table
 from suite.reproduce.plan import Request, plan
