@@ -117,7 +117,7 @@ class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     kernels: Kernels = Kernels()
     compiled: bool = False
-    training: TrainingOptions = DEFAULT_OPTIONS
+    training_options: TrainingOptions = DEFAULT_OPTIONS
     averaging: Averaging = Averaging.EXACT
 
 

@@ -36,7 +36,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         averaging: over the data-parallel ranks.
         exact_steps: first steps that are averaged exactly, whatever `averaging` is.
         renewal: whether exact steps renew 1-bit Adam's second moment, each time the steps after the first ones doubled.
-        script: the training options of a rung of the ladder.
+        training_options: of a rung of the ladder. Stored as "script".
     """
 
     name: str
@@ -58,7 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     averaging: Averaging = Averaging.EXACT
     exact_steps: int = 0
     renewal: bool = False
-    script: TrainingOptions = DEFAULT_OPTIONS
+    training_options: TrainingOptions = msgspec.field(default=DEFAULT_OPTIONS, name="script")
 
     @property
     def workload(self) -> Workload:
@@ -72,7 +72,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def step_options(self, kernels: Kernels) -> StepOptions:
         """How its steps are executed with the kernels of a machine."""
-        return StepOptions(kernels=kernels, compiled=self.compiled, training=self.script, averaging=self.averaging)
+        return StepOptions(
+            kernels=kernels, compiled=self.compiled, training_options=self.training_options, averaging=self.averaging
+        )
 
     @property
     def warm_up_steps(self) -> int:

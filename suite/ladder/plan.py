@@ -214,7 +214,7 @@ def planned(
         steps=steps,
         seed=target.seed,
         kernels=KernelChoice.TRITON if setting.triton else KernelChoice.TORCH,
-        script=setting.training_options(label, texts),
+        training_options=setting.training_options(label, texts),
         hosts=setting.hosts,
         host_names=target.host_names if setting.hosts > 1 else (),
         interface=target.interface if setting.hosts > 1 else None,

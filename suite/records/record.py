@@ -264,7 +264,7 @@ def _without_unknown(record: Any) -> Any:
 def policy(job: Job) -> dict[str, str]:
     """What decides results besides hardware and software: precision, layout, compilation, determinism, batch."""
     recipe = job.recipe
-    script = msgspec.structs.replace(job.script, texts=None)  # the corpus has the hash of its texts
+    script = msgspec.structs.replace(job.training_options, texts=None)  # the corpus has the hash of its texts
     return {
         "device": job.device,
         "precision": recipe.precision.value,
@@ -280,7 +280,7 @@ def policy(job: Job) -> dict[str, str]:
         "micro_batch": str(job.layout.micro_batch),
         "architecture": digest(job.architecture),
         "recipe": digest(recipe),
-        **({} if job.script == DEFAULT_OPTIONS else {"script": msgspec.json.encode(script).decode()}),
+        **({} if job.training_options == DEFAULT_OPTIONS else {"script": msgspec.json.encode(script).decode()}),
         **({} if job.interface is None else {"interface": job.interface}),
     }
 

@@ -117,7 +117,7 @@ _OF_JOB = shared_fields(LaunchSummary, Job, "layout")
 _OF_END = shared_fields(LaunchSummary, End, "id", "status", "ranks", "predicted")
 
 _recipe = partial(Recipe, "global_batch", precision=str)
-_job = partial(Job, *_OF_JOB, recipe=_recipe, layout=msgspec.Raw, script=partial(TrainingOptions, "rung"))
+_job = partial(Job, *_OF_JOB, recipe=_recipe, layout=msgspec.Raw, training_options=partial(TrainingOptions, "rung"))
 _raw: dict[str, Any] = dict.fromkeys(_FACTS, msgspec.Raw)
 _figures = [partial(Figure, "value", "axis", "operation", "rank", "stage", "term", quantity=str)]
 _ranks = [msgspec.Raw]
@@ -207,7 +207,7 @@ def _summary(begin: Any, end: Any | None, path: str) -> LaunchSummary:
         measured=_values(end.figures) if end else _NOTHING,
         first_loss=losses[0] if losses else None,
         last_loss=last_loss(losses) if losses else None,
-        rung=job.script.rung,
+        rung=job.training_options.rung,
         **copied,
     )
 

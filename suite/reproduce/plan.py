@@ -85,7 +85,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     averaging: Averaging = Averaging.EXACT
     exact_steps: int = 0
     renewal: bool = False
-    script: TrainingOptions = DEFAULT_OPTIONS
+    training_options: TrainingOptions = DEFAULT_OPTIONS
     hosts: int = 1
     host_names: tuple[str, ...] = ()
     interface: str | None = None
@@ -100,7 +100,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def step_options(self) -> StepOptions:
         """How its steps are executed on this machine."""
         kernels = kernels_for(self.recipe.precision, self.device)
-        return StepOptions(kernels=kernels, compiled=self.compiled, training=self.script, averaging=self.averaging)
+        return StepOptions(
+            kernels=kernels, compiled=self.compiled, training_options=self.training_options, averaging=self.averaging
+        )
 
     @property
     def joined_by(self) -> str | None:

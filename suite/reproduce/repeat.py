@@ -20,7 +20,7 @@ def _names() -> frozenset[str]:
 def repeating_command(begin: Begin) -> str | None:
     """What a user types to launch the job again; None for rungs of the ladder, run files, and several hosts."""
     job = begin.job
-    if begin.run not in _names() or job.script != DEFAULT_OPTIONS or job.interface is not None:
+    if begin.run not in _names() or job.training_options != DEFAULT_OPTIONS or job.interface is not None:
         return None
     options = {
         "device": job.device,

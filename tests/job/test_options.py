@@ -171,7 +171,7 @@ def test_a_launch_of_a_script_has_the_bytes_that_are_predicted_of_it(script: Tra
     """State to the byte, activations and peak to 2 %; and its record says what the script was."""
     layout = {"zero_stage": 0, "recomputation": Recomputation.NONE}
     plan = small_plan(ranks=1, recipe=FP32_WITHOUT_DROPOUT, layout=layout)
-    result = launched(msgspec.structs.replace(plan, script=script), tmp_path)
+    result = launched(msgspec.structs.replace(plan, training_options=script), tmp_path)
     assert failed_rows(result) == set()
     (peak,) = [row for row in result.rows if row.quantity == Quantity.PEAK_BYTES and row.rank is None]
     assert peak.verdict is Verdict.PASS

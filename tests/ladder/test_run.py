@@ -134,7 +134,7 @@ def test_the_square_root_of_layers_lowers_the_peak_at_the_loss_and_not_that_of_t
         assert best_checkpoint_layers(plan.workload, stage=0, micro_batches=1) == 1
         for layers, peak in peaks.items():
             layout = msgspec.structs.replace(plan.layout, checkpoint_layers=layers)
-            options = StepOptions(kernels=Kernels(cuda=device == "cuda"), training=plan.script)
+            options = StepOptions(kernels=Kernels(cuda=device == "cuda"), training_options=plan.training_options)
             found = executed_peak_bytes(plan.workload._replace(layout=layout), options, stage=0, replica=0)
             assert found / 2**20 == pytest.approx(peak, abs=0.05)
 

@@ -86,7 +86,7 @@ def test_a_corpus_is_named_and_quoted() -> None:
 
 def test_rungs_run_files_and_several_hosts_have_no_such_command() -> None:
     begin = recorded()[0]
-    rung = msgspec.structs.replace(begin.job, script=TrainingOptions(rung="naive"))
+    rung = msgspec.structs.replace(begin.job, training_options=TrainingOptions(rung="naive"))
     hosts = msgspec.structs.replace(begin.job, interface="eth1")
     assert repeating_command(msgspec.structs.replace(begin, job=rung)) is None
     assert repeating_command(msgspec.structs.replace(begin, job=hosts)) is None

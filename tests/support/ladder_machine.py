@@ -91,21 +91,21 @@ class Machine:
         self.longer: dict[str, float] = {}
 
     def seconds(self, plan: Plan) -> float:
-        script, tokens = plan.script, plan.recipe.global_batch
+        script, tokens = plan.training_options, plan.recipe.global_batch
         made = 0.02 * tokens * script.tokenises / (2 if script.workers else 1)
         trained = 0.1 + 0.01 * tokens * (0.5 if plan.compiled else 1.0)
         return made + trained + (0.3 if script.synchronises else 0.0)
 
     def reproduce(self, plan: Plan, *_: object, **__: object) -> LaunchResult:
-        self.launched.append(plan.script.rung)
-        self.now += self.launch_seconds + self.longer.get(plan.script.rung, 0.0)
-        crashes = plan.script.rung in self.wrong or len(self.launched) == self.crashes_at
+        self.launched.append(plan.training_options.rung)
+        self.now += self.launch_seconds + self.longer.get(plan.training_options.rung, 0.0)
+        crashes = plan.training_options.rung in self.wrong or len(self.launched) == self.crashes_at
         status = Status.CRASHED if crashes else Status.OK
-        now = plan.script.rung == self.interrupts or len(self.launched) == self.interrupts_at
+        now = plan.training_options.rung == self.interrupts or len(self.launched) == self.interrupts_at
         status = Status.INTERRUPTED if now else status
-        phases = self.phases.get(plan.script.rung)
+        phases = self.phases.get(plan.training_options.rung)
         seconds = self.seconds(plan) * (phases.pop(0) if phases else 1.0)
-        first = 3.0 + (len(self.launched) / 100 if plan.script.rung in self.drifting else 0.0)
+        first = 3.0 + (len(self.launched) / 100 if plan.training_options.rung in self.drifting else 0.0)
         steps = [
             Step(number, StepKind.TIMED, first - number / 10, seconds * (1 + number * self.spread), 0.0)
             for number in range(6)
@@ -134,7 +134,7 @@ class Machine:
             arithmetic="",
             finished=[
                 msgspec.structs.replace(report, peak_bytes=round(share * report.peak_bytes))
-                for share in self.rank_peaks.get(plan.script.rung, [1.0])
+                for share in self.rank_peaks.get(plan.training_options.rung, [1.0])
             ],
             steps=steps,
             figures=figures,

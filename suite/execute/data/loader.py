@@ -75,7 +75,7 @@ Batches = TokenStream | PrefetchedBatches
 def batches(job: Job, *, replica: int) -> Batches:
     """The micro-batches of a job at coordinate `replica` of the data-parallel axis."""
     stream = token_stream(job)
-    script, layout = job.script, job.layout
+    script, layout = job.training_options, job.layout
     if not script.workers and not script.pinned:
         return stream
     share = job.recipe.global_batch // layout.data_parallel

@@ -121,9 +121,9 @@ def token_stream(job: Job) -> TokenStream:
     infills = job.recipe.objective is Objective.BLANK_INFILLING
     blanks = BlankInfilling(job.architecture, job.recipe, seed=job.seed) if infills else None
     documents = None
-    if job.script.tokenises:
-        assert job.script.texts is not None
-        documents = TokenisedDocuments(job.script.texts)
+    if job.training_options.tokenises:
+        assert job.training_options.texts is not None
+        documents = TokenisedDocuments(job.training_options.texts)
     return TokenStream(
         job.tokens_file,
         tokens=job.tokens,

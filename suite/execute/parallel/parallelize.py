@@ -150,7 +150,7 @@ def _split_chunks(job: Job, mesh: DeviceMesh) -> tuple[list[Decoder], list[tenso
         chunk = Decoder(
             job.architecture,
             job.recipe,
-            operations(job.architecture, job.kernels, job.script),
+            operations(job.architecture, job.kernels, job.training_options),
             fused_attention=layout.fused_attention,
             layers=layers[number],
             first=number == 0,
@@ -223,7 +223,9 @@ def _optimizer(
         parameters = [leaf.parameter for leaf in leaves]
         decaying = [p for p in parameters if p.dim() > 1 or recipe.decay_of_vectors]
         others = [p for p in parameters if p.dim() == 1 and not recipe.decay_of_vectors]
-        return fully_sharded_adamw([(recipe.weight_decay, decaying), (0.0, others)], recipe, job.script.update)
+        return fully_sharded_adamw(
+            [(recipe.weight_decay, decaying), (0.0, others)], recipe, job.training_options.update
+        )
     if job.averaging is Averaging.ONE_BIT and layout.data_parallel > 1:
         names = {id(leaf.parameter): leaf.name for leaf in leaves}
         return one_bit_masters(
@@ -233,7 +235,7 @@ def _optimizer(
     if _shards(layout) > 1:
         shard = mesh.get_local_rank(DATA)
         return sharded_adamw(groups, recipe, shards=_shards(layout), shard=shard, process_group=data)
-    return whole_adamw(groups, recipe, job.script.update)
+    return whole_adamw(groups, recipe, job.training_options.update)
 
 
 def _compress_gradients(modules: list[nn.Module], job: Job, group: dist.ProcessGroup) -> None:

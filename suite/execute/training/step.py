@@ -68,7 +68,7 @@ class Steps:
         self._global_batch = 0
         self._samples_trained = 0
         self._stream = batches(job, replica=mesh.get_local_rank(DATA))
-        self._ahead = CopiedAhead(self._stream, device, self.phases) if job.script.pinned else None
+        self._ahead = CopiedAhead(self._stream, device, self.phases) if job.training_options.pinned else None
         self._scale = loss_scale(job.recipe)
         self.averages_as_asked = job.averaging is not Averaging.ONE_BIT
 
@@ -106,7 +106,7 @@ class Steps:
             elif self._ahead is not None and self.step < self.job.steps - 1:
                 self._ahead.begin(self._next_samples()[0], samples)
             losses.append(loss.detach())
-            if self.job.script.synchronises:
+            if self.job.training_options.synchronises:
                 losses[-1].item()
         return torch.stack(losses).sum()
 
@@ -158,7 +158,7 @@ class Steps:
         self._complete_gradients(leaves)
         optimizer = self.training.optimizer
         widened = optimizer.widened() if isinstance(optimizer, TensorAdamW) else {}
-        naive = self.job.script.synchronises
+        naive = self.job.training_options.synchronises
         squared = (squared_norm_by_parameter if naive else squared_norm)(
             (widened[leaf.parameter] if widened else leaf.gradient for leaf in leaves if leaf.counted),
             device=self.device,
@@ -185,7 +185,7 @@ class Steps:
             else:
                 optimizer.step(rate, factor)
         for leaf in leaves:
-            if self.job.script.keeps_gradients:
+            if self.job.training_options.keeps_gradients:
                 leaf.gradient.zero_()
             else:
                 leaf.parameter.grad = None
@@ -230,7 +230,7 @@ class Steps:
         return isinstance(optimizer, OneBitMasters) and optimizer.gradients_differ
 
     def _offloaded(self) -> AbstractContextManager[object]:
-        offloads = self.job.script.offloads_activations
+        offloads = self.job.training_options.offloads_activations
         return torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else nullcontext()
 
     def _synchronised(self, *, last: bool) -> AbstractContextManager[object]:

@@ -31,7 +31,7 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
     options = job.step_options(kernels)
     alone = job.device == "cuda" or job.layout.ranks <= cores
     predicted = countable(job.averaging, prediction(job.workload, options, own_processors=alone))
-    if job.script.update is Update.ADAFACTOR:
+    if job.training_options.update is Update.ADAFACTOR:
         predicted = [_of_adafactor(job, figure) for figure in predicted]
     if job.kernels is KernelChoice.TORCH:  # what Triton's keep and need is not described
         memory = memory_figures(job.workload, options)
@@ -51,7 +51,7 @@ def _of_adafactor(job: Job, figure: Figure) -> Figure:
         flop = 2 * sum(tensor.elements for tensor in tensors if tensor.matrix)
         return msgspec.structs.replace(figure, value=figure.value + flop)
     if figure.quantity is Quantity.OPTIMIZER_BYTES:
-        state = executed_state(job.workload, stage=0, replica=0, update=job.script.update)
+        state = executed_state(job.workload, stage=0, replica=0, update=job.training_options.update)
         return msgspec.structs.replace(figure, value=state.optimizer_bytes)
     return figure
 
@@ -92,7 +92,7 @@ def memory_figures(workload: Workload, options: StepOptions) -> list[Figure]:
             tolerance=None if kernels.cuda else MEMORY_TOLERANCE,
             why=UNPROVEN.format("a GPU") if kernels.cuda else ACTIVATION_REASON,
         )
-        if options.training.offloads_activations:
+        if options.training_options.offloads_activations:
             return [activations]
         peak = Figure(
             Quantity.PEAK_BYTES,

@@ -63,7 +63,7 @@ class Chunk:
     ) -> None:
         self.tape = tape
         self.architecture, self.recipe, self.layout = workload
-        self.training, self.compiled = options.training, options.compiled
+        self.training_options, self.compiled = options.training_options, options.compiled
         self.parameters = parameters
         self.sharding = sharding
         self.sizes = chunk_sizes(workload)
@@ -94,7 +94,7 @@ class Chunk:
             return x
         normed = x if self.parameters.query_position is not None else self._norm(x, self.parameters.final_norm)
         del x
-        if self.training.loss_chunks > 1:
+        if self.training_options.loss_chunks > 1:
             copied = self.tape.block(INT64 * self.sizes.tokens if self.sizes.samples > 1 else 0)
             loss = self.operators.chunked_loss(
                 normed,
@@ -103,7 +103,7 @@ class Chunk:
                 tokens=self.sizes.tokens,
                 columns=self.sizes.hidden,
                 rows=self.sizes.rows,
-                chunks=self.training.loss_chunks,
+                chunks=self.training_options.loss_chunks,
             )
             return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
         logits = self._by_columns(normed, Affine(self.parameters.head, None), rows=self.sizes.rows)

@@ -32,8 +32,8 @@ class OperatorBase:
         self.ranks = layout.tensor_parallel
         self._by_sequence = layout.sequence_parallel
         self._reads = reads
-        self._in_place = options.training.in_place
-        self._one_operator = options.training.cpp_operator
+        self._in_place = options.training_options.in_place
+        self._one_operator = options.training_options.cpp_operator
         self._cuda = options.kernels.cuda
         self._widens = self.half and options.kernels.products_through_fp32
         self._nothing = tape.block(0)

@@ -29,7 +29,7 @@ class Gradients:
         self._tape = tape
         self._element = int(BYTES_PER_PARAMETER[precision].gradients)
         self._widens = self._element > WEIGHT_ELEMENT_BYTES[precision]
-        self._keeps = options.training.keeps_gradients
+        self._keeps = options.training_options.keeps_gradients
         self._accumulated: dict[int, MemoryBlock] = {}
         self._leaves = 0
         self.in_buckets = layout.data_parallel > 1 and not layout.fully_sharded

@@ -62,7 +62,7 @@ def executed_peaks(
     tape = Tape(allocator, generator_bytes=0 if cuda else GENERATOR_BYTES)
     tape.enter(StepPhase.FORWARD)
     rank = SimulatedRank(tape, workload, _eager(options), stage=stage)
-    state = executed_state(workload, stage=stage, replica=replica, update=options.training.update)
+    state = executed_state(workload, stage=stage, replica=replica, update=options.training_options.update)
     stored: list[MemoryBlock] = []
     for category, size in (
         (Category.WEIGHTS, state.weight_bytes),
@@ -137,7 +137,7 @@ def _update(tape: Tape, workload: Workload, options: StepOptions, *, stage: int)
     tape.enter(StepPhase.UPDATE, Category.UPDATE)
     in_passing = [tape.block(size) for size in _passing_bytes(workload, stage=stage)]
     in_passing.clear()
-    for size in update_bytes(workload, options.training, stage=stage):
+    for size in update_bytes(workload, options.training_options, stage=stage):
         tape.block(size)
     if layout.zero_stage == 1 and layout.data_parallel > 1 and not options.kernels.cuda:
         tape.enter(StepPhase.UPDATE, Category.BUFFERS)

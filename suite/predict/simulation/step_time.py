@@ -92,7 +92,7 @@ def step_seconds(
         InputError: the profile lacks one of the operations.
     """
     cost = CostModel(measured, workload, cuda=options.kernels.cuda)
-    micro_batches, training = accumulation(workload.recipe, workload.layout), options.training
+    micro_batches, training = accumulation(workload.recipe, workload.layout), options.training_options
     loading = micro_batches * cost.overhead(loading_calls(workload))
     copy = 0.0
     if options.kernels.cuda and not training.pinned:
@@ -159,7 +159,7 @@ def _with_loading(
     stages: list[StepSeconds], workload: Workload, options: StepOptions, conditions: StepConditions
 ) -> list[StepSeconds]:
     """The stages of a script that tokenises, or that has workers make its batches."""
-    layout, training, cores = workload.layout, options.training, conditions.cores
+    layout, training, cores = workload.layout, options.training_options, conditions.cores
     samples = accumulation(workload.recipe, layout) * layout.micro_batch
     tokenising = samples * conditions.sample_seconds * training.tokenises
     return [

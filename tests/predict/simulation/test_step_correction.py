@@ -90,7 +90,7 @@ def test_what_tokenising_was_measured_to_take_has_no_factor() -> None:
         (stage,) = step_seconds(
             MACHINE,
             mini.workload,
-            StepOptions(training=training),
+            StepOptions(training_options=training),
             StepConditions(sample_seconds=sample_seconds, correction_factor=factor),
         )
         return stage.data_loading

@@ -189,7 +189,7 @@ def test_products_alone_take_as_long_as_their_flop(name: str) -> None:
 
 def on_cuda(machine: Machine, name: str, training: TrainingOptions = DEFAULT_OPTIONS) -> StepSeconds:
     run = mini(name)
-    options = StepOptions(kernels=Kernels(cuda=True), training=training)
+    options = StepOptions(kernels=Kernels(cuda=True), training_options=training)
     (stage,) = step_seconds(machine, Workload(*run), options)
     return stage
 

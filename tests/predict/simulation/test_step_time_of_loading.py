@@ -104,7 +104,7 @@ def test_seconds_to_tokenise_a_sample_are_those_of_every_sample_of_the_step() ->
         (found,) = step_seconds(
             machine,
             Workload(*(plan.architecture, plan.recipe, plan.layout)),
-            StepOptions(training=plan.script),
+            StepOptions(training_options=plan.training_options),
             StepConditions(sample_seconds=sample_seconds, cores=2),
         )
         return found.data_loading, found.step
@@ -130,7 +130,7 @@ def test_pageable_batches_are_copied_as_calibrated_and_pinned_ones_while_the_dev
         setting = msgspec.structs.replace(BASE[Track.SPEED], pinned=pinned, tokenises=False, micro_batch=4)
         plan = planned(target_of("gpt2-mini", device="cpu", seed=1), setting, "", TEXTS)
         given = plan.architecture, plan.recipe, plan.layout
-        options = StepOptions(kernels=Kernels(cuda=True), training=plan.script)
+        options = StepOptions(kernels=Kernels(cuda=True), training_options=plan.training_options)
         (found,) = step_seconds(Copies(), Workload(*given), options)
         tokens = accumulation(plan.recipe, plan.layout) * 4 * plan.architecture.sequence
         assert found.copy == (0 if pinned else 2 * 8 * tokens)  # int64 tokens and targets

@@ -195,7 +195,7 @@ def test_a_gpu_s_utilisation_has_the_fastest_rung_of_a_ladder_by_its_name(tmp_pa
 
 
 def test_a_record_s_rung_is_read_and_kept_with_the_rest(tmp_path: Path) -> None:
-    record(tmp_path, measured=MEASURED, started=1000.0, job={"script": TrainingOptions(rung="speed/compile")})
+    record(tmp_path, measured=MEASURED, started=1000.0, job={"training_options": TrainingOptions(rung="speed/compile")})
     (launch,) = launches(tmp_path)[0]
     assert launch.rung == "speed/compile"
     (again,) = unpacked(packed([(launch, (1, 1, 1, 1, 1, 1))]), str(Path(launch.path).parent))
