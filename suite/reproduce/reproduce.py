@@ -164,7 +164,7 @@ def _figures(plan: Plan, job: Job, outcome: LaunchOutcome, predicted: _Predictio
         speed = over_ranks([report.cpu_speed for report in outcome.finished if report.cpu_speed is not None])
         if speed is not None:
             slower = at_cpu_speed(plan, profile, speed, measured, sample_seconds=predicted.sample_seconds)
-            times, measured = times + slower[0], measured + slower[1]
+            times, measured = times + slower.predicted, measured + slower.measured
     return _Figures(measured, times, None if profile is None else step_uncertainty(plan, profile))
 
 

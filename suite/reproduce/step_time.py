@@ -69,30 +69,40 @@ def _cores(plan: Plan) -> int:
     return usable_cores() * max(1, len(plan.host_names))
 
 
+class CpuSpeedFigures(NamedTuple):
+    """Figures of the processors' slowdown since the calibration, and of the step at that speed."""
+
+    predicted: list[Figure]
+    measured: list[Figure]
+
+
 def at_cpu_speed(
     plan: Plan, profile: Profile, speed: SpeedSample, measured: list[Figure], *, sample_seconds: float = 0.0
-) -> tuple[list[Figure], list[Figure]]:
-    """Predicted and measured figures of the processors' slowdown since the calibration, and of the step at that speed.
+) -> CpuSpeedFigures:
+    """Slowdown and step time at the CPU speed of `measured`.
 
     Nothing where the profile has no speed, or the step is not predicted. `speed` is of the steps in `measured`.
     """
     calibrated = profile.cpu_speed(ranks=plan.layout.ranks)
     if calibrated is None:
-        return [], []
+        return CpuSpeedFigures([], [])
     slower = slowdown(speed, calibrated)
     factor = correction_factor(plan, profile)  # measured while steps and parts ran at the same CPU speed
     slowed = time_figures_of(plan, AtCpuSpeed(profile, slower), factor=factor, sample_seconds=sample_seconds)
     expected, took = of_job(slowed, Quantity.STEP_SECONDS), of_job(measured, Quantity.STEP_SECONDS)
     if expected is None or took is None:
-        return [], []
+        return CpuSpeedFigures([], [])
     kinds = msgspec.structs.asdict(slower)
-    return [
-        *(Figure(quantity=Quantity.CPU_SLOWDOWN, term=kind, value=1.0, why=CPU_SPEED_REASON) for kind in kinds),
-        Figure(quantity=Quantity.STEP_SECONDS_AT_CPU_SPEED, value=expected, why=AT_CPU_SPEED_REASON),
-    ], [
-        *(Figure(quantity=Quantity.CPU_SLOWDOWN, term=kind, value=value) for kind, value in kinds.items()),
-        Figure(quantity=Quantity.STEP_SECONDS_AT_CPU_SPEED, value=took),
-    ]
+    return CpuSpeedFigures(
+        predicted=[
+            *(Figure(quantity=Quantity.CPU_SLOWDOWN, term=kind, value=1.0, why=CPU_SPEED_REASON) for kind in kinds),
+            Figure(quantity=Quantity.STEP_SECONDS_AT_CPU_SPEED, value=expected, why=AT_CPU_SPEED_REASON),
+        ],
+        measured=[
+            *(Figure(quantity=Quantity.CPU_SLOWDOWN, term=kind, value=value) for kind, value in kinds.items()),
+            Figure(quantity=Quantity.STEP_SECONDS_AT_CPU_SPEED, value=took),
+        ],
+    )
 
 
 def correction_factor(plan: Plan, profile: Profile) -> float:

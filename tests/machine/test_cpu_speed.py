@@ -167,7 +167,7 @@ def test_a_launch_at_half_the_calibrated_speed_is_predicted_twice_as_long() -> N
     slow = SpeedSample(host=2e-6, product=2e-4, elementwise=2e-5, memory=2e-4)
     took = [Figure(quantity=Quantity.STEP_SECONDS, value=0.5)]
     expected, measured = step_time.at_cpu_speed(plan, cast("Profile", known), slow, took)
-    usual = step_time.at_cpu_speed(plan, cast("Profile", known), EVEN, took)[0]
+    usual = step_time.at_cpu_speed(plan, cast("Profile", known), EVEN, took).predicted
     assert [(figure.term, figure.value) for figure in measured] == [
         ("host", pytest.approx(2.0)),
         ("product", pytest.approx(2.0)),
@@ -179,7 +179,7 @@ def test_a_launch_at_half_the_calibrated_speed_is_predicted_twice_as_long() -> N
     assert expected[-1].value == pytest.approx(2 * usual[-1].value)
     without_steps = msgspec.structs.replace(known, reference_steps=())
     factor = step_time.correction_factor(plan, cast("Profile", known))
-    parts = step_time.at_cpu_speed(plan, cast("Profile", without_steps), EVEN, took)[0]
+    parts = step_time.at_cpu_speed(plan, cast("Profile", without_steps), EVEN, took).predicted
     assert factor > 1
     assert usual[-1].value == pytest.approx(factor * parts[-1].value)
     unknown = msgspec.structs.replace(known, calibrated=None)
