@@ -46,7 +46,7 @@ def test_writers_that_are_killed_at_random_lose_and_tear_nothing_that_was_report
     status = {launch.id: launch.status for launch in found}
     assert not damaged
     assert not bad
-    assert tables > 3
+    assert tables  # read while they wrote
     assert len(reported) >= writers * each
     assert {status.get(identity) for identity in reported} == {"ok"}
     assert opened <= status.keys()
