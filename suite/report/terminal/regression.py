@@ -141,9 +141,10 @@ def print_check(out: Console, comparisons: Sequence[Comparison]) -> None:
             print_folded(out, headline(comparison), "")
             findings = shown(comparison.findings)
             frame = pandas.DataFrame(map(cells, findings), columns=TITLES)
+            frame["quantity"] = (frame["quantity"] + " " + frame.pop("of")).str.strip()
             styles = [_COLOURS.get(finding.change, "none") for finding in findings]
             frame["verdict"] = list(map(coloured, frame["verdict"], styles))
-            print_table(out, frame, right={*TITLES} - {*_TEXTS}, optional=("band", "interval", "detectable"))
+            print_table(out, frame, right={*TITLES} - {*_TEXTS}, optional=("detectable", "band", "interval"))
         for line in notes(comparison):
             print_folded(out, line)
     if any(comparison.findings for comparison in comparisons):
