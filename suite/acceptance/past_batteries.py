@@ -18,7 +18,13 @@ from suite.paths import stores
 
 NODE_PAST = "accepted batteries of this node"
 OTHER_NODES = "other nodes of the fleet"
+_ONE = {NODE_PAST: "1 accepted battery of this node", OTHER_NODES: "1 other node of the fleet"}
 _BAD = (CheckVerdict.FAIL, CheckVerdict.HANG, CheckVerdict.WARN)
+
+
+def counted(count: int, of: str) -> str:
+    """How many accepted batteries of this node, or other nodes of the fleet."""
+    return _ONE.get(of, f"1 {of}") if count == 1 else f"{count} {of}"
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,9 +141,7 @@ def history(results: Path, fleet: Path | None, here: NodeIdentity) -> History:
             losses |= end.losses
             for key, finding in _compared(end).items():
                 past.setdefault(key, []).append(finding)
-    problems += [
-        f"{count} accepted batteries of this node had {why}: not its past" for why, count in left_out.items() if count
-    ]
+    problems += [f"{counted(count, NODE_PAST)} had {why}: not its past" for why, count in left_out.items() if count]
     known = _fleet_history(fleet, here)
     return msgspec.structs.replace(
         known,

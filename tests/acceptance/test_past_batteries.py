@@ -80,7 +80,7 @@ def test_a_battery_of_other_ranks_or_of_another_device_is_not_compared(tmp_path,
     known = of_here(tmp_path, tmp_path)
     assert values(known) == ([3.0], [])
     assert known.dated(bad()).good_until.battery == "3"
-    assert known.past_problems == ["1 accepted batteries of this node had another device or other ranks: not its past"]
+    assert known.past_problems == ["1 accepted battery of this node had another device or other ranks: not its past"]
     assert (
         known.fleet_summary
         == "fleet: 0 other nodes with the same hardware count; left out: 1 with another device or other ranks"

@@ -219,7 +219,7 @@ def test_values_of_accepted_batteries_are_the_past_of_the_next_one(tmp_path, cap
         seen += [(f["verdict"], f["source"]) for f in report["findings"] if f["subject"] == "link 0-1"]
     assert codes == [0, 0, 0, exit_codes.FAIL]
     assert seen[0] == ("NOT RUN", "")
-    assert seen[1] == ("PASS", "median of 1 accepted batteries of this node, spread unknown")
+    assert seen[1] == ("PASS", "median of 1 accepted battery of this node, spread unknown")
     assert seen[3] == ("FAIL", "median of 3 accepted batteries of this node, spread 1.0%")
     code, report = accept(capsys, *arguments, "--ranks", "1")
     (link,) = [f for f in report["findings"] if f["subject"] == "link 0-1"]

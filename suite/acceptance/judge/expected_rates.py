@@ -11,6 +11,7 @@ import msgspec
 from suite.acceptance.check_table import AcceptanceCheck
 from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence
 from suite.acceptance.judge.noninferiority import FALSE_REJECTION
+from suite.acceptance.past_batteries import counted
 from suite.metrics.launch_statistics import t_quantile
 
 SPREAD_FROM = 3  # values, from which a standard deviation is meaningful
@@ -57,7 +58,7 @@ def from_values(check: AcceptanceCheck, values: Sequence[float], whose: str) -> 
     median = statistics.median(values)
     if not median:
         return None
-    source = f"median of {len(values)} {whose}"
+    source = f"median of {counted(len(values), whose)}"
     sign = check.bad_side
     widest = UNKNOWN_MODEL if sign < 0 else 1 / UNKNOWN_MODEL
     if len(values) < SPREAD_FROM:

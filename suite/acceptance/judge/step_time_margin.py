@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from suite.acceptance.judge.expected_rates import DEVIATIONS
+from suite.acceptance.past_batteries import counted
 from suite.metrics.launch_statistics import moderated_deviation
 
 MARGIN = 0.05  # beyond what accepted batteries measured; an operator's choice: what slowness matters
@@ -79,7 +80,7 @@ def reference(
     if not ratios:
         return WITHOUT_HISTORY
     bias = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-    count = f"{len(ratios)} {whose}"
+    count = counted(len(ratios), whose)
     spread = spread_of_batteries(ratios, spreads)
     if spread is None:
         margin, why = WIDEST, "their spread is unknown"

@@ -54,7 +54,7 @@ def test_without_a_battery_the_prediction_and_its_own_error_are_what_it_is_held_
 def test_steady_launches_hold_a_node_to_5_percent_from_its_first_battery_on():
     held_to = reference([0.9], [0.01], "accepted batteries of this node")
     assert (held_to.bias, held_to.margin) == (pytest.approx(0.9), MARGIN)
-    assert held_to.source == "prediction x 0.900 of 1 accepted batteries of this node; margin 5%: they spread by 1.0%"
+    assert held_to.source == "prediction x 0.900 of 1 accepted battery of this node; margin 5%: they spread by 1.0%"
 
 
 def test_what_nothing_tells_the_spread_of_has_the_room_of_a_node_without_a_past():
