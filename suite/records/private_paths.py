@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from suite.paths import ROOT, cache_directory
+from suite.paths import ROOT, cache_directory, whole_file
 
 
 def private_directories() -> dict[Path, str]:
@@ -34,7 +34,8 @@ def remove_private_paths(results: Path) -> list[Path]:
     for path in sorted(results.rglob("*.json")):
         text = path.read_text(encoding="utf-8")
         if (public := without_private_paths(text, directories)) != text:
-            path.write_text(public, encoding="utf-8")
+            with whole_file(path) as temporary:
+                temporary.write_text(public, encoding="utf-8")
             changed.append(path)
     return changed
 
