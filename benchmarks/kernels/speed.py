@@ -36,7 +36,7 @@ def _timings(name: str) -> dict[str, CaseTimings] | Exception:
     """By pass, the timings of a case, or why it failed: an error is raised at every point, and measured once."""
     try:
         return measured(CASES[name], DEVICE, seconds=SECONDS)
-    except Exception as error:
+    except Exception as error:  # whatever it is, every point of the case raises it
         return error
 
 

@@ -110,7 +110,7 @@ def _without_end(launch: LaunchSummary) -> LaunchSummary:
     assert launch.launcher is not None
     status = status_without_end(launch.node, launch.launcher)
     end = launch.path.removesuffix(BEGIN) + END
-    if status != "running" and os.path.exists(end):  # noqa: PTH110
+    if status != "running" and os.path.exists(end):
         return launch_summary(launch.path, end)
     return msgspec.structs.replace(launch, status=status)
 
@@ -139,11 +139,11 @@ def _record_files(directory: str, bad: list[InputError]) -> list[RecordFiles]:
                     bad.append(_unreadable(error, entry.path))
                     half[identity] = _UNREADABLE
     for identity in ends.keys() - begins.keys():
-        begin = os.path.join(directory, identity + BEGIN)  # noqa: PTH118
+        begin = os.path.join(directory, identity + BEGIN)
         with contextlib.suppress(OSError):  # made while the directory was listed
-            begins[identity] = begin, _stamp(os.stat(begin))  # noqa: PTH116
-        pruned = os.path.join(directory, f".{identity}{PRUNED}")  # noqa: PTH118
-        if identity not in begins and ends[identity] != _UNREADABLE and not os.path.exists(pruned):  # noqa: PTH110
+            begins[identity] = begin, _stamp(os.stat(begin))
+        pruned = os.path.join(directory, f".{identity}{PRUNED}")
+        if identity not in begins and ends[identity] != _UNREADABLE and not os.path.exists(pruned):
             bad.append(InputError("damaged record: an end without its first half", where=ends[identity][0]))
     files: list[RecordFiles] = []
     for identity, (path, stamp) in sorted(begins.items()):

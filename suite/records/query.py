@@ -100,7 +100,7 @@ def record_path(results: Path, text: str) -> Path:
         allowed = "latest, a record's path, its id, the beginning of its id or its last 8 digits: see `results list`"
         meant = nearest(text, [LATEST])
         raise InputError(f"no such record in {results}", got=repr(text), meant=meant, allowed=allowed)
-    names = [os.path.basename(path).removesuffix(BEGIN) for path in paths[:_NAMED]]  # noqa: PTH119
+    names = [os.path.basename(path).removesuffix(BEGIN) for path in paths[:_NAMED]]
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     raise InputError("several records", got=repr(text), allowed=", ".join(names) + more)
 

@@ -202,7 +202,7 @@ def check_names(identity: str, run: str, path: str) -> None:
     directory, name = os.path.split(path)  # a Path for each of 100,000 costs a second
     if identity + BEGIN != name:
         raise InputError("damaged record: its id is not the file's name", got=repr(identity), where=path)
-    if run != os.path.basename(directory or os.getcwd()):  # noqa: PTH109, PTH119
+    if run != os.path.basename(directory or os.getcwd()):
         raise InputError("damaged record: its run is not the directory's name", got=repr(run), where=path)
 
 

@@ -41,7 +41,7 @@ def table(
         style: PLAIN for terminals, MARKDOWN for files.
         right: columns that stand right; by default those of numbers alone, with a unit or without.
     """
-    titles = [str(name) for name in (rows.columns if headers is None else headers)]  # type: ignore[union-attr]
+    titles = [str(name) for name in (rows.columns if headers is None else headers)]  # type: ignore[union-attr]  # only frames come without
     lines = rows.itertuples(index=False, name=None) if hasattr(rows, "itertuples") else rows
     columns = list(zip(*([_text(cell, style) for cell in line] for line in lines), strict=True))
     cells: TableCells = {title: [*columns[index]] if columns else [] for index, title in enumerate(titles)}

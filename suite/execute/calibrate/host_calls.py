@@ -139,7 +139,7 @@ class _WeightsAlone(nn.Module):
         self.weights = nn.ParameterList(torch.ones(TINY, device=device) for _ in range(WEIGHTS_OF_BLOCK))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = _WithWeights.apply(x, *self.weights)  # type: ignore[no-untyped-call]
+        out: Tensor = _WithWeights.apply(x, *self.weights)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return out
 
 

@@ -152,7 +152,7 @@ class SynchronisationCounter(ObservingMode):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        Tensor.tolist = self._tolist  # type: ignore[method-assign]
+        Tensor.tolist = self._tolist  # type: ignore[method-assign]  # as it was
         self._hook.remove()
 
     def __torch_dispatch__(

@@ -153,7 +153,7 @@ def _answer(question: Callable[[], Any]) -> Any:
     def ask() -> None:
         try:
             future.set_result(question())
-        except Exception as error:
+        except Exception as error:  # whatever it is, the caller gets it
             future.set_exception(error)
 
     threading.Thread(target=ask, daemon=True).start()
