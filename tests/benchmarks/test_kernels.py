@@ -1,4 +1,4 @@
-"""The benchmark of kernels: cases join their least bytes, turns are fair, failures are told, and tables add up."""
+"""The benchmark of kernels: cases join their least bytes, turns are fair, failures are reported, and tables add up."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_on_a_cpu_the_reference_stands_for_the_kernel_and_is_not_timed_twice() -
 def test_turns_go_there_and_back_on_rotating_inputs(differentiated: int, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[str, int]] = []
 
-    def told(name: str) -> Callable[[Tensor], Tensor]:
+    def reported(name: str) -> Callable[[Tensor], Tensor]:
         def function(x: Tensor) -> Tensor:
             called.append((name, x.data_ptr()))
             return 2 * x
@@ -116,7 +116,9 @@ def test_turns_go_there_and_back_on_rotating_inputs(differentiated: int, monkeyp
         return function
 
     monkeypatch.setattr(turns, "last_cache_bytes", lambda _: 3 * 4 * 8 * 4 // 2)  # three sets
-    timed = case(ours=told("plain"), eager=told("eager"), compilable=told("compiled"), differentiated=differentiated)
+    timed = case(
+        ours=reported("plain"), eager=reported("eager"), compilable=reported("compiled"), differentiated=differentiated
+    )
     found = measured(timed, CPU, seconds=0)
     count = turns.LEAST_ROUNDS
     for measurement in found.values():

@@ -32,17 +32,17 @@ def at(rate: float) -> Link:
 
 
 def test_messages_leave_one_after_the_other_once_their_part_of_the_backward_pass_is_done() -> None:
-    told = {"forward": 1.0, "backward": 4.0, "rest": 0.5, "total_bytes": 8.0, "overlapped": [2.0, 6.0]}
+    reported = {"forward": 1.0, "backward": 4.0, "rest": 0.5, "total_bytes": 8.0, "overlapped": [2.0, 6.0]}
     # ready after 1 and 4 s: at 1 byte a second the first leaves from 1 to 3 s, the second from 4 to 10 s
-    assert predicted_seconds(**told, link=at(1.0)) == 1 + 10 + 0.5
+    assert predicted_seconds(**reported, link=at(1.0)) == 1 + 10 + 0.5
     # at 4 bytes a second the second ends 1.5 s behind the backward pass
-    assert predicted_seconds(**told, link=at(4.0)) == 1 + 5.5 + 0.5
-    assert predicted_seconds(**told, link=at(1e9)) == pytest.approx(1 + 4 + 0.5)
+    assert predicted_seconds(**reported, link=at(4.0)) == 1 + 5.5 + 0.5
+    assert predicted_seconds(**reported, link=at(1e9)) == pytest.approx(1 + 4 + 0.5)
     # the second waits for the first where that takes longer than the arithmetic
-    assert predicted_seconds(**told | {"backward": 0.0}, link=at(1.0)) == 1 + 8 + 0.5
+    assert predicted_seconds(**reported | {"backward": 0.0}, link=at(1.0)) == 1 + 8 + 0.5
     # what overlaps nothing comes on top, at its own rate
     link = Link(all_reduce=1.0, exchange=2.0)
-    assert predicted_seconds(**told | {"overlapped": []}, link=link) == 1 + 4 + 0.5 + 4
+    assert predicted_seconds(**reported | {"overlapped": []}, link=link) == 1 + 4 + 0.5 + 4
 
 
 def test_the_miniature_has_its_parameters_in_layers_and_one_compressed_bucket_fewer_than_none() -> None:

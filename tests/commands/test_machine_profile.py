@@ -113,8 +113,8 @@ def test_an_unknown_machine_is_calibrated_once_before_all_launches(suite: Suite)
     assert (planned.device, planned.ranks, planned.results, planned.partial) == ("cpu", 2, suite.results, True)
     assert err == [f"calibrating first, about 25 s: no valid machine profile in {machines}: calibrate makes one"]
     assert suite.reproduced == [(profile(fingerprint=HERE), str(machines / "made_up.json"))] * 3
-    told = [json.loads(line) for line in out.splitlines()[:3]]
-    assert [launch["profile"] for launch in told] == [str(machines / "made_up.json")] * 3
+    reported = [json.loads(line) for line in out.splitlines()[:3]]
+    assert [launch["profile"] for launch in reported] == [str(machines / "made_up.json")] * 3
 
 
 @pytest.mark.parametrize("option", [[], ["--no-calibrate"]])
@@ -382,9 +382,9 @@ def test_a_run_on_an_unknown_machine_measures_it_and_a_second_one_does_not(
     assert main(run) == 0
     second = capsys.readouterr()
     assert "calibrating first" not in second.err
-    told = json.loads(second.out)
-    assert told["profile"] == path
-    times = [row for row in told["figures"] if row["quantity"] == "step_seconds" and row["term"] is None]
+    reported = json.loads(second.out)
+    assert reported["profile"] == path
+    times = [row for row in reported["figures"] if row["quantity"] == "step_seconds" and row["term"] is None]
     assert [row["left"] is not None and row["left"] > 0 for row in times] == [True]
 
 

@@ -44,9 +44,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_one_object_a_line_in_the_stable_form(capsys: pytest.CaptureFixture[str]) -> None:
-    told = objects(capsys, *run_names())
-    assert [entry["run"] for entry in told] == run_names()
-    for entry in told:
+    answer = objects(capsys, *run_names())
+    assert [entry["run"] for entry in answer] == run_names()
+    for entry in answer:
         timed = any(row["quantity"] == "step_seconds" and row["left"] is not None for row in entry["figures"])
         keys = {"run", "status", "verdict", "record", "figures"}
         assert set(entry) == (keys | {"step_seconds_uncertainty"} if timed else keys)

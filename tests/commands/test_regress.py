@@ -139,7 +139,7 @@ def machine(tmp_path, monkeypatch):
     return here
 
 
-def told(capsys, machine, *arguments):
+def reported(capsys, machine, *arguments):
     """Exit code, and the findings by quantity and term."""
     capsys.readouterr()
     code = machine.regress(*arguments, "--json")
@@ -163,7 +163,7 @@ def test_the_verdict_and_what_it_would_find_come_first(machine, capsys):
 
 
 def test_the_same_code_is_noise_and_passes(machine, capsys):
-    code, found = told(capsys, machine)
+    code, found = reported(capsys, machine)
     assert code == 0
     assert found[STEP]["change"] == "noise"
     assert {one["change"] for one in found.values()} == {"noise", "same", "shown"}
@@ -172,26 +172,26 @@ def test_the_same_code_is_noise_and_passes(machine, capsys):
 
 @pytest.mark.parametrize("multiple", [1, 2, 4])
 def test_a_slowdown_by_multiples_of_what_is_printed_as_detectable_is_found(multiple, machine, capsys):
-    _, found = told(capsys, machine)
+    _, found = reported(capsys, machine)
     least = found[STEP]["least_detectable"]
     assert 0.02 < least < 0.06
     machine.slower[NEW] = 1 + multiple * least
     machine.order.clear()
-    code, found = told(capsys, machine)
+    code, found = reported(capsys, machine)
     assert (code, found[STEP]["change"]) == (1, "regression")
     assert machine.order == 7 * [NEW] + 7 * [OLD, NEW]
 
 
 def test_a_speed_up_is_an_improvement_and_passes(machine, capsys):
     machine.slower[NEW] = 0.8
-    code, found = told(capsys, machine)
+    code, found = reported(capsys, machine)
     assert (code, found[STEP]["change"]) == (0, "improved")
 
 
 def test_a_machine_that_became_slower_is_no_regression(machine, capsys):
     """All launches since the baseline take 1.3 times as long, of old code and new: the re-run in turn tells."""
     machine.drift = 1.3
-    code, found = told(capsys, machine)
+    code, found = reported(capsys, machine)
     assert (code, found[STEP]["change"]) == (0, "noise")
     assert found[STEP]["why"].startswith("not confirmed in turn")
     assert found[STEP]["ratio"] > 1.25
@@ -200,7 +200,7 @@ def test_a_machine_that_became_slower_is_no_regression(machine, capsys):
 def test_without_the_old_code_a_slowdown_stays_inconclusive(machine, capsys, monkeypatch):
     monkeypatch.setattr("suite.regression.baseline_checkout.full_commit", lambda *_: None)
     machine.slower[NEW] = 1.3
-    code, found = told(capsys, machine)
+    code, found = reported(capsys, machine)
     assert (code, found[STEP]["change"]) == (3, "inconclusive")
     assert found[STEP]["why"] == f"commit {OLD} is not in this repository: no re-run in turn"
 
@@ -211,7 +211,7 @@ def test_old_code_that_does_not_run_leaves_a_slowdown_inconclusive(machine, caps
 
     monkeypatch.setattr("suite.regression.check.old_launch", broken)
     machine.slower[NEW] = 1.3
-    code, found = told(capsys, machine)
+    code, found = reported(capsys, machine)
     assert (code, found[STEP]["why"]) == (3, "the old code does not run (exit code 1): ImportError")
 
 
@@ -238,7 +238,7 @@ def test_another_torch_is_named_and_its_slowdown_inconclusive(machine, capsys):
 )
 def test_one_launch_decides_what_is_exact_and_memory(quantity, value, why, machine, capsys):
     machine.counts = {quantity: value}
-    code, found = told(capsys, machine, "--launches", "1")
+    code, found = reported(capsys, machine, "--launches", "1")
     one = found[quantity, None]
     assert (code, one["change"], one["why"]) == (1, "regression", why)
     assert [key for key, other in found.items() if other["change"] == "regression"] == [(quantity, None)]
@@ -246,14 +246,14 @@ def test_one_launch_decides_what_is_exact_and_memory(quantity, value, why, machi
 
 def test_one_launch_judges_no_time(machine, capsys):
     machine.slower[NEW] = 2.0
-    code, found = told(capsys, machine, "--launches", "1")
+    code, found = reported(capsys, machine, "--launches", "1")
     assert (code, found[STEP]["change"]) == (3, "inconclusive")
 
 
 @pytest.mark.parametrize(("value", "change"), [(102_000, "same"), (98_000, "same"), (97_999, "improved")])
 def test_memory_within_2_percent_is_the_same_and_less_an_improvement(value, change, machine, capsys):
     machine.counts = {"peak_bytes": value}
-    code, found = told(capsys, machine)
+    code, found = reported(capsys, machine)
     assert (code, found["peak_bytes", None]["change"]) == (0, change)
 
 
@@ -265,25 +265,25 @@ def test_one_odd_launch_of_seven_is_enough_for_an_exact_figure(machine, capsys):
         return chosen(plan, commit)
 
     machine.launch = odd
-    code, found = told(capsys, machine)
+    code, found = reported(capsys, machine)
     assert (code, found["messages", None]["change"]) == (1, "regression")
 
 
 def test_a_loss_that_leaves_the_curve_names_its_step(machine, capsys):
     machine.losses = [9.5, 9.0, 8.500001]
-    code, found = told(capsys, machine)
+    code, found = reported(capsys, machine)
     assert (code, found["losses", None]["why"]) == (1, "one stack and seed, but not bit-equal from step 2 on")
 
 
 def test_with_another_torch_losses_may_differ_in_their_tolerance(machine, capsys):
     machine.torch, machine.losses, machine.counts = "2.14.0", [9.51, 9.0, 8.5], {"first_loss": 9.51}
-    code, found = told(capsys, machine)
+    code, found = reported(capsys, machine)
     assert (code, found["first_loss", None]["change"], found["losses", None]["change"]) == (0, "same", "shown")
 
 
 def test_terms_and_rates_are_shown_and_in_no_family(machine, capsys):
     machine.slower[NEW] = 1.3
-    _, found = told(capsys, machine)
+    _, found = reported(capsys, machine)
     for key in (("step_seconds", "backward"), ("tokens_per_second", None)):
         assert (found[key]["change"], found[key]["family"]) == ("shown", None)
     assert found["step_seconds", "backward"]["ratio"] > 1.25
@@ -343,17 +343,17 @@ def test_a_damaged_baseline_is_named_and_the_earlier_one_counts(machine, capsys)
 def test_a_record_stands_for_its_identical_launches(machine, capsys):
     record = sorted((machine.results / "records" / "gpt2-mini").glob("*.begin.json"))[3]
     for reference in (record.name.removesuffix(".begin.json"), str(record)):
-        _, found = told(capsys, machine, "--baseline", reference)
+        _, found = reported(capsys, machine, "--baseline", reference)
         assert found[STEP]["before_launches"] == 17
 
 
 def test_a_commit_that_is_recorded_is_not_launched_again(machine, capsys):
-    _, found = told(capsys, machine, "--baseline", OLD)
+    _, found = reported(capsys, machine, "--baseline", OLD)
     assert (found[STEP]["before_launches"], machine.order) == (17, 7 * [NEW])
 
 
 def test_a_commit_that_is_not_recorded_is_launched_in_turn(machine, capsys):
-    code, found = told(capsys, machine, "--baseline", "main", "--steps", "20", "--launches", "10")
+    code, found = reported(capsys, machine, "--baseline", "main", "--steps", "20", "--launches", "10")
     assert machine.order == 10 * [OLD, NEW]
     assert (code, found[STEP]["change"], found[STEP]["before_launches"]) == (0, "noise", 10)
 
@@ -366,7 +366,7 @@ def test_the_best_stretch_shows_what_crept_in(machine, capsys):
     machine.regress()
     out = capsys.readouterr().out
     assert f"against the best stretch of the history, 0.1.0 ({OLD})" in out
-    code, found = told(capsys, machine, "--baseline", "best")
+    code, found = reported(capsys, machine, "--baseline", "best")
     assert (code, found[STEP]["change"]) == (1, "regression")
 
 

@@ -108,11 +108,11 @@ def test_diff_fails_on_one_message_more_of_one_rank_and_names_the_fact_that_chan
     software = begin().software | {"torch": "9.9"}
     left, right = two_records(tmp_path, same, other, software=software)
     code, out, _ = run(capsys, "diff", left, right, "--json", "--results", tmp_path)
-    told = json.loads(out)
-    assert (code, told["agree"]) == (1, False)
-    assert [fact["name"] for fact in told["facts"]] == ["software.torch"]
-    assert told["facts"][0]["right"] == "9.9"
-    assert [(row["rank"], row["difference"]) for row in told["figures"]] == [(None, 0), (0, 1)]
+    reported = json.loads(out)
+    assert (code, reported["agree"]) == (1, False)
+    assert [fact["name"] for fact in reported["facts"]] == ["software.torch"]
+    assert reported["facts"][0]["right"] == "9.9"
+    assert [(row["rank"], row["difference"]) for row in reported["figures"]] == [(None, 0), (0, 1)]
     assert run(capsys, "diff", left, left, "--results", tmp_path)[0] == 0
     code, out, _ = run(capsys, "diff", left, right, "--results", tmp_path)
     assert (code, "rank 0" in out, "software.torch" in out) == (1, True, True)
@@ -175,8 +175,8 @@ def test_merging_brings_the_end_of_a_launch_that_was_merged_while_it_ran(
     here = Path(shutil.copytree(results, tmp_path / "here"))
     next((here / "records" / "small").glob("*.end.json")).unlink()
     code, out, _ = run(capsys, "merge", results, "--results", here, "--json")
-    told = json.loads(out)
-    assert (code, told["added"], told["ended"], told["same"]) == (0, 0, 1, 2)
+    reported = json.loads(out)
+    assert (code, reported["added"], reported["ended"], reported["same"]) == (0, 0, 1, 2)
     assert everything(here) == everything(results)
 
 
@@ -258,9 +258,9 @@ def test_every_command_takes_results_and_json_and_shows_an_example(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["results", name, "--help"]) == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for words in ("--results", "--json", f"Example: python -m suite results {name}", "Exit codes:"):
-        assert words in " ".join(told.split())
+        assert words in " ".join(reported.split())
 
 
 def test_latest_is_the_launch_that_started_last(results: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ END_SECONDS = 45.0
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `calibrate --json` printed, and where it put its profile."""
     results = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch:
@@ -67,25 +67,25 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def measured(told: dict[str, Any]) -> Profile:
-    return read(Path(told["path"]))
+def measured(reported: dict[str, Any]) -> Profile:
+    return read(Path(reported["path"]))
 
 
 @pytest.mark.timing
 def test_the_stored_profile_is_the_printed_one_and_the_current_one_here(
-    told: dict[str, Any], measured: Profile
+    reported: dict[str, Any], measured: Profile
 ) -> None:
-    assert told["status"] == "ok"
-    assert msgspec.convert(told["profile"], Profile, str_keys=True) == measured
-    assert [path.name for path in (told["results"] / "machines").iterdir()] == [Path(told["path"]).name]
+    assert reported["status"] == "ok"
+    assert msgspec.convert(reported["profile"], Profile, str_keys=True) == measured
+    assert [path.name for path in (reported["results"] / "machines").iterdir()] == [Path(reported["path"]).name]
     here = fingerprint("cpu")
-    assert Path(told["path"]).name == f"{here.node}__{here.hash}.json"
+    assert Path(reported["path"]).name == f"{here.node}__{here.hash}.json"
     if why := disturbed(measured):  # by what else this machine does: then it says so, and is not used
-        assert current_profile(told["results"], here, ranks=2)[0] is None
-        assert why in current_profile(told["results"], here, ranks=2)[1]
+        assert current_profile(reported["results"], here, ranks=2)[0] is None
+        assert why in current_profile(reported["results"], here, ranks=2)[1]
     else:
-        assert current_profile(told["results"], here, ranks=2) == (measured, told["path"])
-    assert current_profile(told["results"], here, ranks=3)[0] is None
+        assert current_profile(reported["results"], here, ranks=2) == (measured, reported["path"])
+    assert current_profile(reported["results"], here, ranks=3)[0] is None
 
 
 @pytest.mark.timing

@@ -20,9 +20,9 @@ def test_a_ladder_of_two_rungs_keeps_its_promises_and_leaves_records_an_object_a
     pytest.importorskip("matplotlib")
     line = ["ladder", "gpt2-mini", "--rungs", "in-place", "--no-calibrate", "--device", "cpu", "--json"]
     code = main([*line, "--results", str(tmp_path)])
-    told = json.loads(capsys.readouterr().out)
-    assert (code, told["verdict"], told["failures"]) == (exit_codes.PASS, "pass", [])
-    base, here = told["heights"]
+    reported = json.loads(capsys.readouterr().out)
+    assert (code, reported["verdict"], reported["failures"]) == (exit_codes.PASS, "pass", [])
+    base, here = reported["heights"]
     assert [result["rung"]["name"] for result in (base, here)] == ["memory-baseline", "in-place"]
     assert here["below"] == "memory-baseline"
     assert {check["name"]: check["mark"] for check in here["checks"]} == {
@@ -39,7 +39,7 @@ def test_a_ladder_of_two_rungs_keeps_its_promises_and_leaves_records_an_object_a
     records = sorted((tmp_path / "records" / "gpt2-mini-ladder").glob("*.begin.json"))
     rungs = [json.loads(path.read_text(encoding="utf-8"))["job"]["script"]["rung"] for path in records]
     assert sorted(rungs) == ["memory/in-place", "memory/memory-baseline"]
-    assert Path(told["plot"]).read_bytes().startswith(b"\x89PNG")
+    assert Path(reported["plot"]).read_bytes().startswith(b"\x89PNG")
     (stored,) = (tmp_path / "ladder").glob("*.json")
     assert json.loads(stored.read_text(encoding="utf-8"))["heights"] == [
         result | {"measured": {k: v for k, v in result["measured"].items() if k != "token_seconds"}}

@@ -41,14 +41,14 @@ def test_a_miniature_equals_its_prediction_exactly(name: str, ranks: int, tmp_pa
         [*command, "--results", str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["run"], told["status"], told["verdict"]) == (name, "ok", "pass")
-    exact = [row for row in told["figures"] if row["tolerance"] == 0]
+    reported = json.loads(done.stdout)
+    assert (reported["run"], reported["status"], reported["verdict"]) == (name, "ok", "pass")
+    exact = [row for row in reported["figures"] if row["tolerance"] == 0]
     assert all(row["left"] == row["right"] and row["difference"] == 0 for row in exact)
     traffic = {"payload_bytes", "messages"} if ranks > 1 else set()
     assert {row["quantity"] for row in exact} == EXACT | traffic
     assert {row["rank"] for row in exact if row["quantity"] == "weight_bytes"} == {None, *range(ranks)}
-    record = Path(told["record"])
+    record = Path(reported["record"])
     end = json.loads(record.with_name(record.name.replace("begin", "end")).read_text())
     assert [len(rank["steps"]) for rank in end["ranks"]] == [LEAST_STEPS] * ranks
     kinds = ["warm-up", "warm-up", "counted", "counted", "counted", "timed"]

@@ -50,10 +50,10 @@ def figures(result: LaunchResult) -> list[dict[str, Any]]:
 def check(rows: list[dict[str, Any]], *, ranks: int) -> None:
     """The job's terms add up to its step, none is negative, and they stand below it in their order."""
     (step,) = [row for row in rows if row["quantity"] == "step_seconds" and row["term"] is None]
-    told = terms_of(rows)
-    assert list(told) == NAMES
+    reported = terms_of(rows)
+    assert list(reported) == NAMES
     # a sum of 9 doubles, each rounded to 1.1e-16 of the whole
-    assert sum(told.values()) == pytest.approx(step["right"], rel=9 * 1.2e-16, abs=0)
+    assert sum(reported.values()) == pytest.approx(step["right"], rel=9 * 1.2e-16, abs=0)
     for rank in [None, *range(ranks)]:
         own = terms_of(rows, rank)
         assert min(seconds for term, seconds in own.items() if term != "unexplained") >= 0
@@ -69,16 +69,16 @@ def test_the_terms_of_a_miniature_are_all_of_its_step(name: str, ranks: int, tmp
         [*command, "--results", str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["run"], told["status"], told["verdict"]) == (name, "ok", "pass")
-    exact = [row for row in told["figures"] if row["tolerance"] == 0]
+    reported = json.loads(done.stdout)
+    assert (reported["run"], reported["status"], reported["verdict"]) == (name, "ok", "pass")
+    exact = [row for row in reported["figures"] if row["tolerance"] == 0]
     assert all(row["left"] == row["right"] for row in exact)
     traffic = {"payload_bytes", "messages"} if ranks > 1 else set()
     assert {row["quantity"] for row in exact} == EXACT | traffic
-    check(told["figures"], ranks=ranks)
-    assert (terms_of(told["figures"])["exposed communication"] > 0) == (ranks > 1)
-    assert terms_of(told["figures"])["bubble"] == 0
-    end = json.loads(Path(told["record"].replace("begin", "end")).read_text())
+    check(reported["figures"], ranks=ranks)
+    assert (terms_of(reported["figures"])["exposed communication"] > 0) == (ranks > 1)
+    assert terms_of(reported["figures"])["bubble"] == 0
+    end = json.loads(Path(reported["record"].replace("begin", "end")).read_text())
     kinds = [step["kind"] for step in end["ranks"][0]["steps"]]
     assert kinds == ["warm-up"] * 2 + ["counted"] * 3 + ["timed"] + ["profiled"] * 2
 

@@ -47,12 +47,12 @@ def test_the_same_text_gives_the_same_tokens(text_file: Path, tmp_path: Path, mo
 
 
 def test_tokens_are_below_the_vocabulary_and_compress_the_text(text_file: Path) -> None:
-    told = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
-    tokens = _tokens(told.tokens_file)
-    assert told.tokens == len(tokens)
+    reported = tokenised_corpus(text_file, vocabulary=400, least_tokens=100)
+    tokens = _tokens(reported.tokens_file)
+    assert reported.tokens == len(tokens)
     assert min(tokens) >= 0
     assert max(tokens) < 400
-    assert len(tokens) < told.text_bytes / 2
+    assert len(tokens) < reported.text_bytes / 2
     assert len(set(tokens)) > 100
 
 
@@ -81,9 +81,9 @@ def test_documents_end_with_the_end_of_text_token(tmp_path: Path) -> None:
     directory.mkdir()
     for name in ("b.txt", "a.txt"):
         (directory / name).write_text(TEXT, encoding="utf-8")
-    told = tokenised_corpus(directory, vocabulary=400, least_tokens=100)
-    tokens = _tokens(told.tokens_file)
-    assert told.files == 2
+    reported = tokenised_corpus(directory, vocabulary=400, least_tokens=100)
+    tokens = _tokens(reported.tokens_file)
+    assert reported.files == 2
     half = len(tokens) // 2
     assert tokens[:half] == tokens[half:]
     assert tokens[-1] == tokens[half - 1]

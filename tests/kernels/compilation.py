@@ -33,8 +33,8 @@ def stack_bytes(cubin):
         file.write(cubin)
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\\d+)", told)[1])
+        reported = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\\d+)", reported)[1])
 
 def compile_only(self, *arguments, **named):
     compiled = run(self, *arguments, **named | {"warmup": True})

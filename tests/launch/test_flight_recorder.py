@@ -24,9 +24,9 @@ def waits(number: int, **fields: Any) -> Entry:
 
 def test_the_rank_that_did_not_come_is_named_with_the_collective_in_which_the_others_wait() -> None:
     recordings = {0: Recording([entry(1), waits(2)]), 1: Recording([entry(1)]), 2: Recording([entry(1), waits(2)])}
-    told = diagnosed(recordings, ranks=4, now_ns=NOW)
-    assert told.missing == [1]
-    assert told.lines == [
+    reported = diagnosed(recordings, ranks=4, now_ns=NOW)
+    assert reported.missing == [1]
+    assert reported.lines == [
         "rank 0: for 2.5 s in number 2 of mesh_tp: all_reduce Float [7, 3]",
         "rank 1: in no collective; the last was number 1 of mesh_tp: all_reduce Float [7, 3]",
         "rank 2: for 2.5 s in number 2 of mesh_tp: all_reduce Float [7, 3]",
@@ -43,10 +43,10 @@ def test_a_rank_of_another_group_is_not_missing() -> None:
 def test_of_several_groups_the_rank_that_waits_in_nothing_is_missing_and_its_absence_is_the_reason() -> None:
     behind, held_up = entry(1), entry(4, group="mesh_dp")
     recordings = {0: Recording([held_up, waits(2)]), 1: Recording([behind]), 2: Recording([waits(5, group="mesh_dp")])}
-    told = diagnosed(recordings, ranks=3, now_ns=NOW)
-    assert told.missing == [1]
-    assert told.why == "mesh_tp: rank 1 did not come to number 2 (all_reduce Float [7, 3]), in which rank 0 waits"
-    assert [line for line in told.lines if line.startswith("mesh_dp: rank 0 did not come to number 5")]
+    reported = diagnosed(recordings, ranks=3, now_ns=NOW)
+    assert reported.missing == [1]
+    assert reported.why == "mesh_tp: rank 1 did not come to number 2 (all_reduce Float [7, 3]), in which rank 0 waits"
+    assert [line for line in reported.lines if line.startswith("mesh_dp: rank 0 did not come to number 5")]
 
 
 def test_where_all_that_are_missing_wait_elsewhere_all_are_named() -> None:
@@ -54,26 +54,26 @@ def test_where_all_that_are_missing_wait_elsewhere_all_are_named() -> None:
         0: Recording([entry(1, group="mesh_dp"), waits(2)]),
         1: Recording([entry(1), waits(2, group="mesh_dp")]),
     }
-    told = diagnosed(recordings, ranks=2, now_ns=NOW)
-    assert told.missing == [0, 1]
-    assert told.why.count("did not come") == 2
+    reported = diagnosed(recordings, ranks=2, now_ns=NOW)
+    assert reported.missing == [0, 1]
+    assert reported.why.count("did not come") == 2
 
 
 def test_ranks_that_wait_in_different_operations_have_parted() -> None:
     recordings = {0: Recording([waits(5)]), 1: Recording([waits(5, operation="gloo:all_gather")])}
-    told = diagnosed(recordings, ranks=2, now_ns=NOW)
-    assert told.missing == []
+    reported = diagnosed(recordings, ranks=2, now_ns=NOW)
+    assert reported.missing == []
     assert (
-        told.lines[-1]
+        reported.lines[-1]
         == "mesh_tp: number 5 is not the same operation on all ranks: rank 0: all_reduce; rank 1: all_gather"
     )
 
 
 def test_messages_between_two_ranks_are_told_and_not_compared() -> None:
     sends = waits(0, operation="nccl:send 0->1", is_p2p=True, p2p_seq_id=4)
-    told = diagnosed({0: Recording([sends]), 1: Recording([])}, ranks=2, now_ns=NOW)
-    assert told.missing == []
-    assert told.lines == [
+    reported = diagnosed({0: Recording([sends]), 1: Recording([])}, ranks=2, now_ns=NOW)
+    assert reported.missing == []
+    assert reported.lines == [
         "rank 0: for 2.5 s in number 4 of mesh_tp: send 0->1 Float [7, 3]",
         "rank 1: in no collective, and none before",
     ]
@@ -105,7 +105,7 @@ def test_exactly_the_ranks_behind_the_furthest_one_that_waits_are_missing(done: 
         rank: Recording([waits(n) if n == furthest and min(done) < furthest else entry(n) for n in range(1, count + 1)])
         for rank, count in enumerate(done)
     }
-    told = diagnosed(recordings, ranks=len(done), now_ns=NOW)
+    reported = diagnosed(recordings, ranks=len(done), now_ns=NOW)
     # a rank without any entry of the group is not known to belong to it
-    assert told.missing == [rank for rank, count in enumerate(done) if 0 < count < furthest]
+    assert reported.missing == [rank for rank, count in enumerate(done) if 0 < count < furthest]
     assert msgspec.json.decode(msgspec.json.encode(recordings[0]), type=Recording) == recordings[0]

@@ -72,7 +72,7 @@ def test_a_command_that_a_signal_ends_has_its_exit_code_also_where_the_terminal_
 @pytest.mark.usefixtures("_handlers")
 def test_an_interrupt_that_python_loses_is_found_by_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda told: lost.append(told.exc_type.__name__))
+    monkeypatch.setattr(sys, "unraisablehook", lambda reported: lost.append(reported.exc_type.__name__))
     end_as_interrupted()
     check_interrupted()
 

@@ -32,8 +32,10 @@ PAGES = BYTES // os.sysconf("SC_PAGE_SIZE")
 
 def faults(environment):
     script = AGAIN_AND_AGAIN.replace("BYTES", str(BYTES))
-    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    return [int(word) for word in told.stdout.split()]
+    reported = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    return [int(word) for word in reported.stdout.split()]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")

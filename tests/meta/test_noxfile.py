@@ -15,7 +15,7 @@ from suite.paths import ROOT
 
 
 class Session:
-    """Notes what it is told to run, and answers with a number of GPUs."""
+    """Notes what it is asked to run, and answers with a number of GPUs."""
 
     def __init__(self, place: Path, answer: str, *posargs: str) -> None:
         self.posargs, self.env, self.ran = list(posargs), dict[str, str](), list[tuple[str, ...]]()

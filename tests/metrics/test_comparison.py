@@ -81,8 +81,8 @@ def test_what_a_textbook_says_besides_is_shown_with_its_reason_and_not_judged() 
     textbook = msgspec.structs.replace(predicted, value=-4, term="textbook minus executed", why="no padding")
     other = msgspec.structs.replace(predicted, value=-4, term="something else")
     rows = _rows([predicted, textbook, other], [predicted])
-    told = [(row.verdict, row.left, row.right, row.why) for row in rows]
-    assert told == [
+    reported = [(row.verdict, row.left, row.right, row.why) for row in rows]
+    assert reported == [
         (Verdict.PASS, 100, 100, "exact"),
         (Verdict.SHOWN, -4, None, "no padding"),
         (Verdict.FAIL, -4, None, "not measured"),

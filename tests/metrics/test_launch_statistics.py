@@ -101,12 +101,14 @@ def test_more_launches_show_smaller_changes_and_twice_the_spread_doubles_them() 
     assert least_detectable_change(6, 0.02) == pytest.approx(2 * least_detectable_change(6, 0.01))
 
 
-@pytest.mark.parametrize(("n", "told"), [(5, "3.5%"), (7, "2.6%"), (10, "2.0%"), (4, "3.8%"), (3, "5.5%"), (2, "15%")])
-def test_the_page_tells_what_so_many_launches_detect_at_a_variation_of_one_percent(n: int, told: str) -> None:
+@pytest.mark.parametrize(
+    ("n", "detected"), [(5, "3.5%"), (7, "2.6%"), (10, "2.0%"), (4, "3.8%"), (3, "5.5%"), (2, "15%")]
+)
+def test_the_page_tells_what_so_many_launches_detect_at_a_variation_of_one_percent(n: int, detected: str) -> None:
     digits = 0 if n == 2 else 1
-    assert f"{least_detectable_change(n, 0.01):.{digits}%}" == told
+    assert f"{least_detectable_change(n, 0.01):.{digits}%}" == detected
     page = (ROOT / "docs" / "regressions.md").read_text(encoding="utf-8")
-    assert told.replace("%", " %") in page.partition("## Several launches of one run")[2].partition("\n## ")[0]
+    assert detected.replace("%", " %") in page.partition("## Several launches of one run")[2].partition("\n## ")[0]
 
 
 def test_a_thousand_launches_take_no_longer_than_a_few() -> None:

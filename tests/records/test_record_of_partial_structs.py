@@ -44,12 +44,12 @@ def test_what_a_rank_counted_reaches_its_outcome_by_name() -> None:
     assert {"environment", "arithmetic", "resident_bytes", "reserved_bytes", "synchronisations"} == {*names}
     counts = {field.name: 0 for field in msgspec.structs.fields(Finished) if field.required}
     lists = {name: [] for name in ("collectives", "worked_seconds", "pipeline_seconds")}
-    told = {"environment": {"torch": "2"}, "arithmetic": "fp32", "resident_bytes": 7, "synchronisations": 2}
-    finished = Finished(**(counts | lists | {"coordinates": {}} | told))  # type: ignore[arg-type]
+    reported = {"environment": {"torch": "2"}, "arithmetic": "fp32", "resident_bytes": 7, "synchronisations": 2}
+    finished = Finished(**(counts | lists | {"coordinates": {}} | reported))  # type: ignore[arg-type]
     step = Step(4, StepKind.TIMED, 1.0, 0.5, 9.0)
     outcome = rank_outcome(1, [Phase("warm-up", 1.0), step, finished])
     assert (outcome.rank, outcome.steps, outcome.last, outcome.failure) == (1, [step], "finished", "")
-    assert {name: getattr(outcome, name) for name in told} == told
+    assert {name: getattr(outcome, name) for name in reported} == reported
 
 
 def test_a_rank_that_did_not_finish_leaves_its_last_words() -> None:

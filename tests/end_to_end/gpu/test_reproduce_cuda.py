@@ -34,8 +34,8 @@ def test_a_miniature_on_cuda_equals_its_prediction_exactly(name: str, options: s
         [*command, "--results", str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    exact = [row for row in told["figures"] if row["tolerance"] == 0]
+    reported = json.loads(done.stdout)
+    exact = [row for row in reported["figures"] if row["tolerance"] == 0]
     assert {row["quantity"] for row in exact} >= {"parameters", "model_flop", "hardware_flop", "optimizer_bytes"}
     assert all(row["left"] == row["right"] for row in exact)
     (parameters,) = [row["right"] for row in exact if row["quantity"] == "parameters"]

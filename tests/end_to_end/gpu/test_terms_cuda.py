@@ -35,14 +35,14 @@ def test_terms_on_cuda_are_all_of_a_step_and_the_trace_has_its_kernels(compiled:
     assert done.returncode == 0, done.stderr
     rows = [row for row in json.loads(done.stdout)["figures"] if row["quantity"] == "step_seconds"]
     (step,) = [row["right"] for row in rows if row["term"] is None]
-    told = {row["term"]: row["right"] for row in rows if row["term"] is not None and row["rank"] is None}
-    assert list(told) == [term.value for term in StepTerm]
-    assert sum(told.values()) == pytest.approx(step, rel=9 * 1.2e-16, abs=0)  # a sum of 9 doubles
-    assert min(seconds for term, seconds in told.items() if term != "unexplained") >= 0
-    assert told["backward"] > told["forward"] > 0
-    assert told["optimizer"] > 0
-    assert (told["exposed communication"], told["bubble"]) == (0, 0)  # one rank sends nothing
-    assert abs(told["unexplained"]) < 0.1 * step  # phases lie side by side in the stream
+    reported = {row["term"]: row["right"] for row in rows if row["term"] is not None and row["rank"] is None}
+    assert list(reported) == [term.value for term in StepTerm]
+    assert sum(reported.values()) == pytest.approx(step, rel=9 * 1.2e-16, abs=0)  # a sum of 9 doubles
+    assert min(seconds for term, seconds in reported.items() if term != "unexplained") >= 0
+    assert reported["backward"] > reported["forward"] > 0
+    assert reported["optimizer"] > 0
+    assert (reported["exposed communication"], reported["bubble"]) == (0, 0)  # one rank sends nothing
+    assert abs(reported["unexplained"]) < 0.1 * step  # phases lie side by side in the stream
     events = json.loads(trace.read_text())["traceEvents"]
     assert any(event.get("cat") == "kernel" for event in events)
     snapshot = pickle.loads(Path(f"{trace}.memory.pickle").read_bytes())

@@ -68,11 +68,11 @@ class Executions:
         directory, number, job = self._places[case]
         finished, steps, gradients = [], [], []
         for rank in range(job.layout.ranks):
-            told = torch.load(directory / f"{number}.rank{rank}.pt", weights_only=True)
-            events = msgspec.json.decode(told["events"], type=list[Event])
+            answer = torch.load(directory / f"{number}.rank{rank}.pt", weights_only=True)
+            events = msgspec.json.decode(answer["events"], type=list[Event])
             finished += [event for event in events if isinstance(event, Finished)]
             steps.append([event for event in events if isinstance(event, Step)])
-            gradients.append(told["gradients"])
+            gradients.append(answer["gradients"])
         return Executed(job, finished, steps, gradients)
 
     def _launch(self, cases: list[Case]) -> None:

@@ -67,7 +67,7 @@ def test_what_differs_by_more_than_its_bound_is_told(case: Case, executed: Execu
     name, rank = "blocks.1.attention_norm.weight", 1
     gradient, dim = right.gradients[rank][name]
     step = right.steps[rank][3]
-    told = {}
+    reported = {}
     for share in (0.9, 1.1):
         steps = [list(own) for own in right.steps]
         steps[rank][3] = msgspec.structs.replace(step, loss=single.steps[0][3].loss * (1 + share * loss_bound(right)))
@@ -77,11 +77,11 @@ def test_what_differs_by_more_than_its_bound_is_told(case: Case, executed: Execu
         assert first.gradient_norm is not None
         norm = single.steps[0][0].gradient_norm * (1 + share * gradient_bound(right))
         steps[rank][0] = msgspec.structs.replace(first, gradient_norm=norm)
-        told[share] = disagreements(right._replace(steps=steps, gradients=gradients), single)
+        reported[share] = disagreements(right._replace(steps=steps, gradients=gradients), single)
     assert gradient.shape == (64,)
     copies = f"gradient of {name} on rank 1"  # bit by bit
-    assert [line.split(":")[0] for line in told[0.9]] == [copies]
-    assert [line.split(":")[0] for line in told[1.1]] == [
+    assert [line.split(":")[0] for line in reported[0.9]] == [copies]
+    assert [line.split(":")[0] for line in reported[1.1]] == [
         copies,
         "loss of step 3 on rank 1",
         "gradient norm of rank 1",

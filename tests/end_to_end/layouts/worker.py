@@ -66,8 +66,8 @@ def executed(job: Job, mesh: DeviceMesh) -> dict[str, Any]:
     noted = Noted(training.optimizer, training.leaves)
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     noting = dataclasses.replace(training, optimizer=noted)  # type: ignore[arg-type]  # it has what train() uses
-    told = train(job, noting, mesh, CPU, peak=peak, arithmetic=arithmetic, report=events.append)
-    events.append(told)
+    reported = train(job, noting, mesh, CPU, peak=peak, arithmetic=arithmetic, report=events.append)
+    events.append(reported)
     if training.embedding_group is not None:
         dist.destroy_process_group(training.embedding_group)
     return {"events": msgspec.json.encode(events), "gradients": noted.gradients}

@@ -41,8 +41,8 @@ STEPS = 80
 @pytest.mark.parametrize("kind", ["nccl", "compressed"])
 @pytest.mark.parametrize(("ranks", "elements"), [(2, 16), (2, 1008), (4, 32), (4, 4096)])
 def test_the_compressed_all_reduce_is_theirs_bit_by_bit(ranks: int, elements: int, kind: str, pool: Pool) -> None:
-    for rank, told in enumerate(pool(ranks, work.averaged, kind, elements, 60)):
-        for step, (ours, theirs) in enumerate(told):
+    for rank, reported in enumerate(pool(ranks, work.averaged, kind, elements, 60)):
+        for step, (ours, theirs) in enumerate(reported):
             for name, a, b in zip(("result", "worker error", "server error"), ours, theirs, strict=True):
                 assert torch.equal(a, b), f"{name} of rank {rank} in step {step}: off by {(a - b).abs().max()}"
 
@@ -52,10 +52,10 @@ def test_on_three_ranks_the_mean_differs_by_its_roundings(pool: Pool) -> None:
     error: u is off by at most 7 roundings of the mean scale and 2 of u. So signs may differ where |u| is below that,
     and the two scales s' by as much and the N / 3 + 4 roundings of two norms of N / 3 elements."""
     elements, count = 72 * 14, 60
-    told = pool(3, work.of_three, elements, count)
+    reported = pool(3, work.of_three, elements, count)
     part, flipped = elements // 3, 0
     for step in range(count):
-        values, workers, servers, _, _, same = zip(*(of_rank[step] for of_rank in told), strict=True)
+        values, workers, servers, _, _, same = zip(*(of_rank[step] for of_rank in reported), strict=True)
         assert all(same)  # c, its scale and the worker error have no mean in them
         c = [value.double() + error.double() for value, error in zip(values, workers, strict=True)]
         scales = [each.square().mean().sqrt() for each in c]
@@ -63,7 +63,7 @@ def test_on_three_ranks_the_mean_differs_by_its_roundings(pool: Pool) -> None:
         u = u + torch.cat(servers).double()
         # a scale itself is off by N / 2 + 2 roundings, in float64's u alone
         bound = (7 + elements / 2 + 2) * EPSILON * float(sum(scales)) / 3 + 2 * EPSILON * u.abs()
-        ours, theirs = told[0][step][3].double(), told[0][step][4].double()
+        ours, theirs = reported[0][step][3].double(), reported[0][step][4].double()
         differ = sign(ours) != sign(theirs)
         flipped += int(differ.sum())
         assert bool((u.abs()[differ] <= bound[differ]).all())
@@ -78,8 +78,8 @@ def test_training_is_theirs_where_both_do_the_same(ranks: int, kind: str, pool: 
     """v is the same bits, and m and both errors after the warm-up. Before, m is off by momentum_bound a step, of which
     beta1 stays. The update x of a weight takes at most 16 roundings in both together, the weight itself 5, decay and
     the last sum included; what was off in a weight stays."""
-    told = pool(ranks, work.trained, kind, SETTINGS, WARM_UP, STEPS)
-    for rank, (steps, off) in enumerate(told):
+    reported = pool(ranks, work.trained, kind, SETTINGS, WARM_UP, STEPS)
+    for rank, (steps, off) in enumerate(reported):
         assert 0 < off <= 1
         for number, size in enumerate(work.SIZES):
             m_off = w_off = torch.zeros(math.prod(size), dtype=torch.float64)
@@ -108,8 +108,8 @@ def test_training_is_theirs_where_both_do_the_same(ranks: int, kind: str, pool: 
 
 
 def test_all_ranks_hold_the_same_momentum_as_theirs_do(pool: Pool) -> None:
-    told = pool(2, work.trained, "nccl", SETTINGS, 3, 8)
-    for (ours, theirs), (ours_there, theirs_there) in zip(told[0][0][3:], told[1][0][3:], strict=True):
+    reported = pool(2, work.trained, "nccl", SETTINGS, 3, 8)
+    for (ours, theirs), (ours_there, theirs_there) in zip(reported[0][0][3:], reported[1][0][3:], strict=True):
         for number in range(len(work.SIZES)):
             assert torch.equal(ours[number][1], ours_there[number][1])
             assert torch.equal(theirs[number][1], theirs_there[number][1])
@@ -126,26 +126,26 @@ def test_their_first_step_changes_nothing_but_the_count(pool: Pool) -> None:
 
 
 def test_their_bias_correction_changes_nothing(pool: Pool) -> None:
-    with_it, without = (pool(2, work.with_bias_correction, told)[0] for told in (True, False))
+    with_it, without = (pool(2, work.with_bias_correction, reported)[0] for reported in (True, False))
     assert all(torch.equal(a, b) for a, b in zip(with_it, without, strict=True))
 
 
 def test_their_errors_are_dropped_and_their_ranks_part_after_loading(pool: Pool) -> None:
-    told = pool(2, work.from_checkpoint)
-    for errors, kept, after, averages in told:
+    reported = pool(2, work.from_checkpoint)
+    for errors, kept, after, averages in reported:
         assert all(error.any() for of_parameter in errors for error in of_parameter)
         assert [len(of_parameter) for of_parameter in errors] == [2, 2]
         assert kept == [[], []]
         assert averages is False
         assert torch.equal(after[0], after[1])  # a gradient is lost
-    (_, _, ours, _), (_, _, there, _) = told
+    (_, _, ours, _), (_, _, there, _) = reported
     assert [torch.equal(a, b) for a, b in zip(ours, there, strict=True)] == [True, True, False, False]
 
 
 def test_their_scale_counts_padding(pool: Pool) -> None:
     elements, padded = 1000, 1024
-    told = pool(4, work.averaged, "nccl", elements, 2)[0]
-    (_, ours, _), (_, theirs, _) = told[1]
+    reported = pool(4, work.averaged, "nccl", elements, 2)[0]
+    (_, ours, _), (_, theirs, _) = reported[1]
     values = work.vector(0, 1, elements)
 
     def scale(error: Tensor) -> Tensor:

@@ -34,13 +34,15 @@ def averaged(group: dist.ProcessGroup, kind: str, elements: int, steps: int) -> 
     ours = ErrorFeedback.zeros(elements, group=group, device=torch.device("cpu"))
     worker, server = torch.zeros(part * ranks), torch.zeros(part)
     backend = deepspeed_on_cpu.backend(kind, group)
-    told = []
+    reported = []
     for step in range(steps):
         own = vector(rank, step, elements)
         assert compressed_all_reduce([own], [ours], group=group)
         theirs = backend.compressed_allreduce(vector(rank, step, elements), worker, server, 0)
-        told.append(((own, ours.worker.clone(), ours.server.clone()), (theirs.clone(), worker.clone(), server.clone())))
-    return told
+        reported.append(
+            ((own, ours.worker.clone(), ours.server.clone()), (theirs.clone(), worker.clone(), server.clone()))
+        )
+    return reported
 
 
 def of_three(group: dist.ProcessGroup, elements: int, steps: int) -> Any:
@@ -49,15 +51,15 @@ def of_three(group: dist.ProcessGroup, elements: int, steps: int) -> Any:
     ours = ErrorFeedback.zeros(elements, group=group, device=torch.device("cpu"))
     backend = deepspeed_on_cpu.backend("nccl", group)
     assert part_elements(elements, ranks) * ranks == elements
-    told = []
+    reported = []
     for step in range(steps):
         own = vector(rank, step + 1, elements)
         worker, server = ours.worker.clone(), ours.server.clone()
         before = (own.clone(), worker.clone(), server.clone())
         theirs = backend.compressed_allreduce(own.clone(), worker, server, 0)
         assert compressed_all_reduce([own], [ours], group=group)
-        told.append((*before, own, theirs.clone(), torch.equal(worker, ours.worker)))
-    return told
+        reported.append((*before, own, theirs.clone(), torch.equal(worker, ours.worker)))
+    return reported
 
 
 class InTheirOrder(OneBitAdam):
@@ -125,7 +127,7 @@ def trained(group: dist.ProcessGroup, kind: str, settings: dict[str, Any], warm_
     theirs = deepspeed_on_cpu.optimizer(other, engine, freeze_step=warm_up + 1, comm_backend_name=kind, **settings)
     given(group, other, 0, averaged=True)
     theirs.step()
-    told = []
+    reported = []
     for step in range(1, steps + 1):
         assert ours.compresses is not engine.enable_backward_allreduce  # both switch after the same step
         for parameters in (mine, other):
@@ -133,11 +135,11 @@ def trained(group: dist.ProcessGroup, kind: str, settings: dict[str, Any], warm_
         theirs.param_groups[0].update(same_rule(settings, step, warm_up))
         ours.step()
         theirs.step()
-        told.append(([_kept(ours, n, mine[n]) for n in range(len(SIZES))], [_theirs(theirs, p) for p in other]))
+        reported.append(([_kept(ours, n, mine[n]) for n in range(len(SIZES))], [_theirs(theirs, p) for p in other]))
         if step == warm_up:
             for a, b in zip(mine, other, strict=True):
                 ours.state[a]["exp_avg"].copy_(theirs.state[b]["exp_avg"])
-    return told, ours.off
+    return reported, ours.off
 
 
 def _kept(optimizer: OneBitAdam, number: int, parameter: nn.Parameter) -> list[Tensor]:
@@ -166,11 +168,11 @@ def first_step(group: dist.ProcessGroup) -> Any:
     return before, [(_theirs(theirs, parameter), theirs.state[parameter]["step"]) for parameter in parameters]
 
 
-def with_bias_correction(group: dist.ProcessGroup, told: bool) -> Any:
+def with_bias_correction(group: dist.ProcessGroup, reported: bool) -> Any:
     """DeepSpeed's weights after 5 steps."""
     parameters = weights()
     engine = deepspeed_on_cpu.engine(group)
-    theirs = deepspeed_on_cpu.optimizer(parameters, engine, freeze_step=3, bias_correction=told)
+    theirs = deepspeed_on_cpu.optimizer(parameters, engine, freeze_step=3, bias_correction=reported)
     for step in range(5):
         given(group, parameters, step, averaged=True)
         theirs.step()
@@ -221,7 +223,7 @@ def messages(group: dist.ProcessGroup) -> Any:
 
     The second one: in the first, ours looks once whether something has averaged the gradients.
     """
-    told = []
+    reported = []
     for make in ("ours", "theirs"):
         parameters = weights()
         optimizer: Any
@@ -235,5 +237,5 @@ def messages(group: dist.ProcessGroup) -> Any:
             counter = CollectiveCounter({group.group_name: "dp"})
             with counter:
                 optimizer.step()
-        told.append(sorted((each.operation, each.messages) for each in counter.collectives()))
-    return told
+        reported.append(sorted((each.operation, each.messages) for each in counter.collectives()))
+    return reported

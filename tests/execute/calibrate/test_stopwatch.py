@@ -350,7 +350,7 @@ def test_tensors_of_two_indices_do_not_overlap() -> None:
     assert second.data_ptr() - first.data_ptr() == 4 * 32
 
 
-TICK = 2 / os.sysconf("SC_CLK_TCK")  # user and system time, each told in whole ones of these
+TICK = 2 / os.sysconf("SC_CLK_TCK")  # user and system time are whole numbers of these
 BUSY = "import time; end = time.process_time() + 0.4\nwhile time.process_time() < end: pass\n"
 
 

@@ -22,12 +22,12 @@ class _Event:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What torch is told: names of ranges that begin, and None where one ends."""
-    told: list[Any] = []
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", told.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: told.append(None))
+    """What torch is reported: names of ranges that begin, and None where one ends."""
+    reported: list[Any] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", reported.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: reported.append(None))
     monkeypatch.setattr(torch.cuda, "Event", _Event)
-    return told
+    return reported
 
 
 def test_on_cuda_each_phase_of_every_step_is_an_nvtx_range_of_its_name(calls: list[Any]) -> None:

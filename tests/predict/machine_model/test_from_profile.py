@@ -216,12 +216,12 @@ def test_every_run_with_a_layout_has_a_time_and_no_known_error(
 def test_whose_profile_it_is_and_what_is_assumed_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = stored(tmp_path, measured())
     assert main(["predict", "bloom-176b", "--machine", path, "--all"]) == 1
-    told = " ".join(capsys.readouterr().out.split())
-    assert "bloom-176b on 384 ranks of 0123abcd" in told
-    assert "machine profile of node 0123abcd, measured 1970-01-01 00:16 UTC: A, 2 cores" in told
-    assert "the error to expect is unknown: no published table holds for this machine" in told
-    assert "400 Gbit/s out of each node, as recorded for the run; a profile has no network" in told
-    assert "does not fit" in told
+    reported = " ".join(capsys.readouterr().out.split())
+    assert "bloom-176b on 384 ranks of 0123abcd" in reported
+    assert "machine profile of node 0123abcd, measured 1970-01-01 00:16 UTC: A, 2 cores" in reported
+    assert "the error to expect is unknown: no published table holds for this machine" in reported
+    assert "400 Gbit/s out of each node, as recorded for the run; a profile has no network" in reported
+    assert "does not fit" in reported
     assert main(["predict", "gpt2-124m", "--machine", path, "--all"]) == 1
     assert "are needed for the step time, but neither recorded nor in a machine profile" in " ".join(
         capsys.readouterr().out.split()
@@ -279,8 +279,8 @@ def test_one_rank_has_no_link_and_says_so_instead_of_what_a_link_limits(
             {(row["topic"], row["name"]): row["value"] for row in entry["choices"]} for entry in (one, two)
         )
         assert not any(value in (0, None) for value in values.values())
-        told = {key for key, value in values.items() if isinstance(value, str) and "no link" in value}
-        assert told == {
+        reported = {key for key, value in values.items() if isinstance(value, str) and "no link" in value}
+        assert reported == {
             ("tensor parallelism", "largest useful size"),
             ("communication", "a rank's gradients over its link, one way"),
         }

@@ -462,8 +462,8 @@ def test_report_writes_the_page_and_names_what_it_leaves_out(
 ) -> None:
     record(tmp_path, job_of("small"), 1)
     assert main(["report", "--results", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["page"] == str(tmp_path / "index.html")
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["page"] == str(tmp_path / "index.html")
     written = (tmp_path / "index.html").read_bytes()
     assert main(["report", "--results", str(tmp_path), "--no-page", "--out", str(tmp_path / "b"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["page"] is None
@@ -483,10 +483,10 @@ def test_without_the_page_s_packages_the_tables_are_written_and_one_line_says_wh
     record(tmp_path, job_of("small"), 1)
     monkeypatch.setattr(page, "NEEDED", ("jinja2", "no_such_package"))
     assert main(["report", "--results", str(tmp_path)]) == 0
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert (tmp_path / "TABLES.md").exists()
     assert not (tmp_path / "index.html").exists()
-    assert told.err == f"index.html is left out: no_such_package is not installed ({page.INSTALL})\n"
+    assert reported.err == f"index.html is left out: no_such_package is not installed ({page.INSTALL})\n"
 
 
 def test_launches_that_nobody_predicted_have_a_page_and_no_table(tmp_path: Path) -> None:

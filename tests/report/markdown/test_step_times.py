@@ -29,24 +29,24 @@ def split(predicted: dict[StepTerm, float], measured: dict[StepTerm, float]) -> 
 
 
 def test_the_largest_residual_is_the_term_furthest_from_its_prediction() -> None:
-    told = split(PREDICTED, MEASURED)
-    assert told is not None
-    assert (told.term, told.residual) == (StepTerm.BACKWARD, pytest.approx(-0.1))
-    assert told.error == pytest.approx(0.0)
-    assert told.unexplained_share == pytest.approx(0.05 / 0.8)
+    reported = split(PREDICTED, MEASURED)
+    assert reported is not None
+    assert (reported.term, reported.residual) == (StepTerm.BACKWARD, pytest.approx(-0.1))
+    assert reported.error == pytest.approx(0.0)
+    assert reported.unexplained_share == pytest.approx(0.05 / 0.8)
 
 
 def test_what_is_unexplained_is_no_residual_of_a_term_and_has_no_sign() -> None:
-    told = split(PREDICTED, {**PREDICTED, StepTerm.UNEXPLAINED: -0.4})
-    assert told is not None
-    assert told.residual == 0
-    assert told.unexplained_share == pytest.approx(1.0)
+    reported = split(PREDICTED, {**PREDICTED, StepTerm.UNEXPLAINED: -0.4})
+    assert reported is not None
+    assert reported.residual == 0
+    assert reported.unexplained_share == pytest.approx(1.0)
 
 
 def test_a_term_that_took_nothing_has_a_residual_too() -> None:
-    told = split({**PREDICTED, StepTerm.BUBBLE: 0.3}, {**MEASURED, StepTerm.BUBBLE: 0.0})
-    assert told is not None
-    assert (told.term, told.residual) == (StepTerm.BUBBLE, pytest.approx(-0.3))
+    reported = split({**PREDICTED, StepTerm.BUBBLE: 0.3}, {**MEASURED, StepTerm.BUBBLE: 0.0})
+    assert reported is not None
+    assert (reported.term, reported.residual) == (StepTerm.BUBBLE, pytest.approx(-0.3))
 
 
 def test_a_step_that_is_not_predicted_or_not_split_has_no_residuals() -> None:
@@ -101,10 +101,10 @@ def test_the_report_names_machine_date_errors_and_worst_term_and_repeats_its_byt
 ) -> None:
     record(tmp_path, measured=scaled(3.0), started=86400.0 * 366)
     assert main(["report", "--results", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    reported = json.loads(capsys.readouterr().out)
     text = (tmp_path / "TABLES.md").read_text(encoding="utf-8")
-    assert told["setups"] == 1
-    assert told["largest_error"] == told["median_error"] == pytest.approx(2 / 3)
+    assert reported["setups"] == 1
+    assert reported["largest_error"] == reported["median_error"] == pytest.approx(2 / 3)
     assert "Measured 1971-01-02." in text
     asked = "15% in the median (missed), 30% at most (missed by 1), 10% unexplained at most (met)."
     assert f"Asked: {asked}" in text

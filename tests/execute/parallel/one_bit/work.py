@@ -27,12 +27,14 @@ def average(group: dist.ProcessGroup, steps: list[list[list[Tensor]]], active: l
     feedback = [ErrorFeedback.zeros(value.numel(), group=group, device=value.device) for value in steps[0][rank]]
     for each, mask in zip(feedback, active, strict=True):
         each.active = mask
-    told = []
+    reported = []
     for step in steps:
         vectors = [value.clone() for value in step[rank]]
         done = compressed_all_reduce(vectors, feedback, group=group)
-        told.append((vectors, [each.worker.clone() for each in feedback], [e.server.clone() for e in feedback], done))
-    return told
+        reported.append(
+            (vectors, [each.worker.clone() for each in feedback], [e.server.clone() for e in feedback], done)
+        )
+    return reported
 
 
 def average_wrongly(group: dist.ProcessGroup, vectors: list[Tensor], errors: list[tuple[Tensor, Tensor]]) -> None:
@@ -210,7 +212,7 @@ def with_bad_gradients(group: dist.ProcessGroup, name: str, value: float, bad_st
     """After each of 8 steps weights, state and `skipped`; one element of rank 1's gradient of `name` is `value`."""
     rank = dist.get_rank(group)
     model, optimizer = _made(group)
-    told = []
+    reported = []
     for step in range(8):
         optimizer.zero_grad()
         model(tokens(rank, step)).backward()
@@ -221,8 +223,8 @@ def with_bad_gradients(group: dist.ProcessGroup, name: str, value: float, bad_st
         optimizer.step()
         state = [t.clone() for s in optimizer.state.values() for t in s.values()]
         state += [t.clone() for each in optimizer._feedback for t in (each.worker, each.server)]
-        told.append((_weights(model), state, optimizer.skipped))
-    return told
+        reported.append((_weights(model), state, optimizer.skipped))
+    return reported
 
 
 def scaled(group: dist.ProcessGroup, sharded: bool, bad_step: int) -> Any:
@@ -234,7 +236,7 @@ def scaled(group: dist.ProcessGroup, sharded: bool, bad_step: int) -> Any:
         scaler = ShardedGradScaler("cpu", init_scale=1024.0, process_group=group)
     else:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    told = []
+    reported = []
     for step in range(8):
         optimizer.zero_grad()
         loss = model(tokens(rank, step))
@@ -243,8 +245,8 @@ def scaled(group: dist.ProcessGroup, sharded: bool, bad_step: int) -> Any:
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-        told.append((_weights(model), optimizer.skipped, scaler.get_scale()))
-    return told
+        reported.append((_weights(model), optimizer.skipped, scaler.get_scale()))
+    return reported
 
 
 def unscaled(group: dist.ProcessGroup) -> Any:
@@ -287,14 +289,14 @@ def late(group: dist.ProcessGroup, first: int, warm_up: int, steps: int) -> Any:
     weights = [nn.Parameter(torch.full((4, 4), 2.0)) for _ in range(4)]
     ours = OneBitAdam(weights[:3], lr=0.1, weight_decay=0.1, warmup_steps=warm_up, process_group=group)
     exact = torch.optim.AdamW(weights[3:], lr=0.1, weight_decay=0.1)
-    told = []
+    reported = []
     for step in range(steps):
         weights[0].grad = torch.ones(4, 4)
         weights[1].grad = weights[3].grad = torch.ones(4, 4) if step >= first else None
         ours.step()
         exact.step()
-        told.append((weights[1].detach().clone(), weights[3].detach().clone()))
-    return told, weights[2].detach()
+        reported.append((weights[1].detach().clone(), weights[3].detach().clone()))
+    return reported, weights[2].detach()
 
 
 def frozen(group: dist.ProcessGroup, thaw: bool) -> Any:
@@ -326,12 +328,12 @@ def in_half(group: dist.ProcessGroup) -> Any:
     """Whether each of 4 steps was left out with fp16 gradients of norm 75000, which no fp16 holds."""
     weight = nn.Parameter(torch.ones(300, 300, dtype=torch.float16))
     optimizer = OneBitAdam([weight], warmup_steps=2, process_group=group)
-    told = []
+    reported = []
     for _ in range(4):
         weight.grad = torch.full_like(weight, 250.0)
         optimizer.step()
-        told.append(optimizer.skipped)
-    return told
+        reported.append(optimizer.skipped)
+    return reported
 
 
 def in_groups(group: dist.ProcessGroup, steps: int) -> Any:
@@ -366,12 +368,12 @@ def with_coupled_decay(group: dist.ProcessGroup, settings: dict[str, Any], steps
     """Weights after each step with gradients of 1; all elements are the same, and so what one bit says is exact."""
     weight = nn.Parameter(torch.full((2, 4), 2.0))
     optimizer = OneBitAdam([weight], decoupled_weight_decay=False, process_group=group, **settings)
-    told = []
+    reported = []
     for _ in range(steps):
         weight.grad = torch.ones_like(weight)
         optimizer.step()
-        told.append(weight.detach().clone())
-    return told
+        reported.append(weight.detach().clone())
+    return reported
 
 
 def with_closure(group: dist.ProcessGroup) -> Any:
