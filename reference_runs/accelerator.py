@@ -33,12 +33,19 @@ class Sustained(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What known-good devices keep up, below what their data sheets promise.
 
     Args:
-        product_flop_per_second: of 16-bit products with random factors, all accelerators of the node at once.
-        ring_bytes_per_second: bus bandwidth of an all-reduce by a ring of all accelerators of a node, 1 GiB or more.
+        burst_flop_per_second: of 16-bit products with random factors, all accelerators of the node at once, in bursts
+            of milliseconds.
+        product_flop_per_second: of the same products one after another, from 10 s on: at the power limit.
+        ring_bytes_per_second: bus bandwidth of an all-reduce by a ring, of 1 GiB or more.
+        nvls_bytes_per_second: likewise where the switch sums.
+        all_reduce_accelerators: with as many of one node; required with these two.
     """
 
+    burst_flop_per_second: FlopPerSecond | None = None
     product_flop_per_second: FlopPerSecond | None = None
     ring_bytes_per_second: BytesPerSecond | None = None
+    nvls_bytes_per_second: BytesPerSecond | None = None
+    all_reduce_accelerators: Count | None = None
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

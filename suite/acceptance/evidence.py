@@ -46,6 +46,7 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
         host_device: byte/s by direction; empty without a GPU.
         peak: dense peak of one rank's processor or GPU, flop/s, and `peak_source`; None: not known.
         profile: file of the machine profile; `points` of its tables of 16-bit products on all ranks at once.
+        wrong_products: verified products that were not as they must be, in words.
         set_aside: not judged: other processes disturbed them, and they were repeated.
         stacks: Python stacks and log of a calibration that did not end well.
     """
@@ -61,6 +62,7 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
     peak_source: str = ""
     profile: str = ""
     points: int = 0
+    wrong_products: list[str] = []
     others_share: float | None = None
     steal_share: float | None = None
     set_aside: bool = False
@@ -135,7 +137,13 @@ class ReplayHashes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank received from a peer, or (peer None) in all-reduces of all ranks; `bytes` of one message."""
+    """What one rank received from a peer, or (peer None) in collectives of all ranks.
+
+    Args:
+        bytes: of one message; of an all-to-all, what the rank sends to all others together.
+        operation: "all-to-all"; empty for a message, and for an all-reduce.
+        algorithm: of an all-reduce, "ring" or "nvls" (sums in the switch); empty where the library chose.
+    """
 
     rank: int
     peer: int | None
@@ -143,16 +151,25 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int
     first: str
     bytes: int = 0
+    operation: str = ""
+    algorithm: str = ""
 
 
 class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank verified."""
+    """What one rank verified.
+
+    Args:
+        product_flop_per_second: of its products, one after another for `product_seconds`; None where they were not
+            timed.
+    """
 
     rank: int
     bytes: int
     passes: int
     wrong: int
     first: str
+    product_flop_per_second: float | None = None
+    product_seconds: float = 0.0
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):

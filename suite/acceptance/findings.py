@@ -14,6 +14,7 @@ from suite.job.events import Status
 
 _RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
 TO_THE_BIT = "to the bit"  # how the subjects end whose contents are compared, in checks that clocks feed too
+SUSTAINED = "sustained products"  # how the subjects begin whose clocks are judged, in the check of the soak's contents
 
 
 class CheckVerdict(enum.StrEnum):
@@ -140,10 +141,15 @@ def decision(findings: Sequence[CheckFinding]) -> Decision:
 def rests_on_clocks(finding: CheckFinding) -> bool:
     """Whether the finding rests on clocks, which other processes can disturb.
 
-    Contents of messages are exact. Of the hang guard, only that a phase is slow rests on clocks.
+    Contents of messages are exact. Of the hang guard, only that a phase is slow rests on clocks, and of the soak, how
+    fast its products were.
     """
     slow = finding.check == HANG_GUARD and finding.verdict is CheckVerdict.FAIL
-    return slow or (finding.check in NOISY and not finding.subject.endswith(TO_THE_BIT))
+    return (
+        slow
+        or finding.subject.startswith(SUSTAINED)
+        or (finding.check in NOISY and not finding.subject.endswith(TO_THE_BIT))
+    )
 
 
 def confirmed(first: Sequence[CheckFinding], again: Sequence[CheckFinding]) -> list[CheckFinding]:

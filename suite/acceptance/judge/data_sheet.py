@@ -1,4 +1,4 @@
-"""Rates that a known GPU should reach: shares of its data sheet, and what good GPUs sustain; each with its source."""
+"""Rates that a known GPU should reach, and none can: by its data sheet, and by what good GPUs keep up; with sources."""
 
 from __future__ import annotations
 
@@ -6,37 +6,88 @@ from operator import attrgetter
 
 from reference_runs.accelerator import Accelerator
 from reference_runs.sourced import Kind
-from suite.acceptance.check_table import ALL_REDUCE, CHECKS, MATRIX
-from suite.acceptance.judge.expected_rates import ExpectedRate
+from suite.acceptance.check_table import ALL_REDUCE, CHECKS, MATRIX, SUSTAINED_PRODUCTS
+from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit
 
 # By name of a rate, its published fact, and the shares of it below which a check warns and fails: a judgement of what
 # good nodes reach, not yet compared with a GPU node of ours. A node's own past is held to the narrower thresholds of
-# the check itself. Links only warn: GPUs that all copy at once may share one uplink to the host, and no measurement of
-# messages is known. What good GPUs sustain in large products and in a ring's all-reduce is assumed: it only warns.
+# the check itself. Copies reach 0.895 on an H100 (3.0 of 3.35 TB/s) and an H200 (4.3 of 4.8). Links to the host and of
+# pairs only warn: GPUs that all copy at once may share one uplink. What good GPUs keep up is assumed: a node warns
+# soon, and fails only far below.
 RATES: dict[str, tuple[str, float | None, float | None]] = {
-    "product": ("sustained.product_flop_per_second", CHECKS[MATRIX].warn, None),
-    "copy": ("board.memory_bytes_per_second", 0.74, 0.70),
+    "product": ("sustained.burst_flop_per_second", CHECKS[MATRIX].warn, None),
+    "sustained product": ("sustained.product_flop_per_second", SUSTAINED_PRODUCTS.warn, SUSTAINED_PRODUCTS.fail),
+    "copy": ("board.memory_bytes_per_second", 0.85, 0.80),
     "triad": ("board.memory_bytes_per_second", 0.85, 0.80),
     "host link": ("board.host_bytes_per_second_both_ways", 0.80, None),
     "pair": ("board.link_bytes_per_second_both_ways", 0.78, None),
-    "all-reduce": ("sustained.ring_bytes_per_second", CHECKS[ALL_REDUCE].warn, None),
+    "all-to-all": ("board.link_bytes_per_second_both_ways", 0.70, None),
+    "ring": ("sustained.ring_bytes_per_second", CHECKS[ALL_REDUCE].warn, 0.70),
+    "nvls": ("sustained.nvls_bytes_per_second", CHECKS[ALL_REDUCE].warn, 0.70),
 }
+# By name of a rate, the published fact that none exceeds. Clocks and rounding may add this much to it
+LIMITS = {
+    "copy": "board.memory_bytes_per_second",
+    "triad": "board.memory_bytes_per_second",
+    "host link": "board.host_bytes_per_second_both_ways",
+    "pair": "board.link_bytes_per_second_both_ways",
+    "all-to-all": "board.link_bytes_per_second_both_ways",
+    "ring": "board.link_bytes_per_second_both_ways",
+    "nvls": "board.link_bytes_per_second_both_ways",
+}
+PRODUCTS = ("product", "sustained product")
+MOST = 1.02
+_WHOLE_NODE = ("pair", "all-to-all")  # with as many GPUs as the link's switch usually joins
+_ALL_REDUCE = ("ring", "nvls")  # with as many GPUs as it is known for
 
 
-def expected(gpu: Accelerator | None, name: str, gpus: int | None = None) -> list[ExpectedRate]:
+def expected(gpu: Accelerator | None, name: str, gpus: int = 0) -> list[ExpectedRate]:
     """The rate of this name in `RATES`, in one direction; empty where it is not known.
 
     Args:
-        gpus: in the node, for rates of links: known for as many as the link's switch usually joins.
+        gpus: in the node, for rates of links.
     """
-    if gpu is None or gpus not in (None, gpu.board.accelerators_per_node):
+    if gpu is None:
         return []
+    joined = dict.fromkeys(_WHOLE_NODE, gpu.board.accelerators_per_node)
+    joined |= dict.fromkeys(_ALL_REDUCE, gpu.sustained.all_reduce_accelerators or 0)
     label, warn, fail = RATES[name]
-    share = gpu.board.pair_share if name == "pair" else 1.0
-    rate = attrgetter(label.removesuffix("_both_ways"))(gpu)
-    if rate is None or share is None or warn is None:
+    share = gpu.board.pair_share if name in _WHOLE_NODE else 1.0
+    rate = _rate(gpu, label)
+    if rate is None or share is None or warn is None or gpus != joined.get(name, gpus):
         return []
     return [ExpectedRate(value=share * rate, source=_source(gpu, label), warn=warn, fail=fail)]
+
+
+def upper_limit(gpu: Accelerator | None, name: str, gpus: int = 0) -> UpperLimit | None:
+    """What a rate of this name in `RATES`, measured well, cannot exceed; None where it is not known.
+
+    A switch that sums ("nvls") sends one copy out and one back over each link, in which time a ring's bus bandwidth
+    counts 2 (n - 1) / n of the message. Where the library chose the algorithm, this is the limit too.
+
+    Args:
+        gpus: n, for an all-reduce.
+    """
+    if gpu is None:
+        return None
+    if name in PRODUCTS:
+        peaks = gpu.peak_flop_per_second
+        dtype = "bf16" if "bf16" in peaks else "fp16"
+        if dtype not in peaks:
+            return None
+        return UpperLimit(MOST * peaks[dtype], f"{MOST:g} of the {_source(gpu, f'peak_flop_per_second.{dtype}')}")
+    rate = _rate(gpu, LIMITS[name])
+    if rate is None:
+        return None
+    factor = 2 * (gpus - 1) / gpus if name == "nvls" and gpus else 1.0
+    times = "" if factor == 1 else f" x 2 ({gpus} - 1) / {gpus}"
+    return UpperLimit(MOST * factor * rate, f"{MOST:g}{times} of the {_source(gpu, LIMITS[name])}")
+
+
+def _rate(gpu: Accelerator, label: str) -> float | None:
+    """The published value, of one direction where it is of both."""
+    rate: float | None = attrgetter(label.removesuffix("_both_ways"))(gpu)
+    return rate
 
 
 def _source(gpu: Accelerator, label: str) -> str:
@@ -46,4 +97,6 @@ def _source(gpu: Accelerator, label: str) -> str:
     value = f"{fact.value:g} {fact.unit}{both}"
     if fact.kind is Kind.ASSUMED:
         return f"{gpu.title}: assumed {value}: {fact.why}"
+    if label.startswith("sustained."):
+        return f"measured by others on {gpu.title}: {value}, {fact.source}"
     return f"data sheet of {gpu.title}: {value}, {fact.source}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,6 +20,7 @@ DEVIATIONS = 3.0  # standard deviations, where many values give them: Shewhart, 
 MODIFIED_Z_FROM = 10  # nodes
 MODIFIED_Z_LIMIT = 3.5  # Iglewicz and Hoaglin, How to detect and handle outliers, 1993
 MODIFIED_Z_FACTOR = 0.6745  # the 0.75 quantile of the normal distribution: MAD to standard deviation
+IMPOSSIBLE = "measurement: faster than such a device can be"
 UNKNOWN_MODEL = 0.70  # of a dense peak, or of values too few for a spread: no good node is below
 
 
@@ -33,6 +35,13 @@ class ExpectedRate(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     warn: float
     fail: float | None
+
+
+class UpperLimit(NamedTuple):
+    """A rate that no such device exceeds, and where it comes from: beyond it the measurement is wrong."""
+
+    value: float
+    source: str
 
 
 def from_peak(peak: float, what: str) -> ExpectedRate:
@@ -105,15 +114,30 @@ def rated(
     fleet: Sequence[float] = (),
     evidence: str = "",
     compared_as: str = "",
+    most: UpperLimit | None = None,
 ) -> CheckFinding:
     """The verdict on a rate against every expected value; the worst of them is reported.
 
     Without any expected value the check did not run. An outlier among ten or more other nodes is at least a warning.
+    More than `most` is invalid, whatever is expected.
 
     Args:
         compared_as: see `CheckFinding`; the subject unless it is given.
     """
     compared_as = compared_as or subject
+    if most is not None and not value <= most.value:  # also where it is not a number
+        return CheckFinding(
+            check=check.number,
+            subject=subject,
+            verdict=CheckVerdict.INVALID,
+            measured=value,
+            expected=most.value,
+            unit=check.unit,
+            ratio=value / most.value,
+            source=most.source,
+            part=IMPOSSIBLE,
+            evidence=joined_evidence(evidence, "the work was not done, or the clock is wrong: nothing is known of it"),
+        )
     if not expected:
         return CheckFinding(
             check=check.number,

@@ -28,10 +28,11 @@ from suite.acceptance.findings import (
     rests_on_clocks,
 )
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
+from suite.acceptance.judge.expected_rates import IMPOSSIBLE
 from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings, share_of_others
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
 from suite.acceptance.judge.noninferiority import LOOKS
-from suite.acceptance.judge.rates import exchange_findings, micro_findings
+from suite.acceptance.judge.rates import exchange_findings, micro_findings, sustained_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 
@@ -119,11 +120,25 @@ def _exchanges(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckF
 
 
 def _step_times(battery: JudgedBattery, earlier: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """Forward and backward passes are products and memory: checks 1 and 3 help to say which of them is slow."""
+    """Forward and backward passes are products and memory: checks 1 and 3 help to say which of them is slow.
+
+    Rates that cannot be make what is predicted from them invalid.
+    """
     rates = [finding for finding in earlier if finding.check in (check.MATRIX, check.MEMORY)]
-    return time_findings(
+    findings = time_findings(
         battery.timed_launches, battery.history, looks=battery.looks, looks_of=battery.looks_of, rates=rates
     )
+    if all(finding.part != IMPOSSIBLE for finding in rates):
+        return findings
+    why = "from micro-measurements that cannot be"
+    return [_invalid(finding, why) if finding.check == check.STEP_TIME else finding for finding in findings]
+
+
+def _soaks(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:
+    findings = []
+    for probe in battery.probes_with("soaks"):
+        findings += [soak_finding(probe), *sustained_findings(probe, battery.history, battery.gpu)]
+    return findings
 
 
 RULES = (
@@ -131,7 +146,7 @@ RULES = (
     Rule((check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE), _rates),
     Rule((check.PEER, check.ALL_REDUCE), _exchanges),
     Rule((check.REPLAYS,), lambda battery, _: [replay_finding(probe) for probe in battery.probes_with("replays")]),
-    Rule((check.SOAK,), lambda battery, _: [soak_finding(probe) for probe in battery.probes_with("soaks")]),
+    Rule((check.SOAK,), _soaks),
     Rule((check.EXACT_FIGURES,), lambda battery, _: exact_findings(battery.launches)),
     Rule((check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER), _step_times),
     Rule((check.JITTER,), lambda battery, _: jitter_findings(battery.timed_launches) if battery.launches else []),
@@ -199,7 +214,8 @@ def _always_reported(findings: Sequence[CheckFinding], selected: Collection[int]
         if finding.check in selected or finding.check == check.HANG_GUARD:  # what was measured reports a hang too
             continue
         if finding.status is Status.OK:
-            reported += [finding] if finding.check == check.SOAK and finding.verdict is CheckVerdict.FAIL else []
+            wrong = finding.check == check.SOAK and finding.verdict is CheckVerdict.FAIL
+            reported += [finding] if wrong and not rests_on_clocks(finding) else []
         elif finding.evidence not in seen:
             seen.add(finding.evidence)
             reported.append(finding)
@@ -215,12 +231,12 @@ def _invalid_when_disturbed(finding: CheckFinding, probe: ProbeResult, *, limit:
     return _with_verdict_invalid(finding, f"while other processes used {share:.0%} of the processors")
 
 
-def _invalid(finding: CheckFinding) -> CheckFinding:
-    """A finding of clocks in an invalid environment; a measurement that failed stays failed."""
+def _invalid(finding: CheckFinding, why: str = "in an invalid environment") -> CheckFinding:
+    """A finding of clocks that says nothing, and why; a measurement that failed stays failed."""
     measured = (CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.FAIL, CheckVerdict.INCONCLUSIVE)
     if not rests_on_clocks(finding) or finding.verdict not in measured or finding.status is not Status.OK:
         return finding
-    return _with_verdict_invalid(finding, "in an invalid environment")
+    return _with_verdict_invalid(finding, why)
 
 
 def _with_verdict_invalid(finding: CheckFinding, why: str) -> CheckFinding:

@@ -1,20 +1,46 @@
-"""Checks 1 to 6: rates of ranks, memory and links against the rates expected of them."""
+"""Checks 1 to 6, and the soak's products: rates of ranks, memory and links against the rates expected of them."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
+import msgspec
+
 from reference_runs.accelerator import Accelerator
-from suite.acceptance.check_table import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, AcceptanceCheck
+from suite.acceptance.check_table import (
+    ALL_REDUCE,
+    CHECKS,
+    HOST_DEVICE,
+    MATRIX,
+    MEMORY,
+    PEER,
+    SOAK,
+    SPREAD,
+    SUSTAINED_PRODUCTS,
+    AcceptanceCheck,
+)
 from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult
-from suite.acceptance.findings import TO_THE_BIT, CheckFinding, CheckVerdict, failed_measurement, not_run
+from suite.acceptance.findings import (
+    SUSTAINED,
+    TO_THE_BIT,
+    CheckFinding,
+    CheckVerdict,
+    failed_measurement,
+    joined_evidence,
+    not_run,
+)
 from suite.acceptance.judge import data_sheet
-from suite.acceptance.judge.expected_rates import ExpectedRate, from_peak, from_values, limited, rated
+from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit, from_peak, from_values, limited, rated
 from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, measured_values
 from suite.job.events import Status
 
 PAIRS_FOR_A_MEDIAN = 3
+SUSTAINED_SECONDS = 10.0  # of products, from which a GPU is at its power limit
+# GPUs of one model at their power limit differ by some percent: a judgement, to be set anew from known-good nodes
+SUSTAINED_SPREAD = msgspec.structs.replace(SUSTAINED_PRODUCTS, warn=0.90, fail=0.80, unit="")
+ALL_TO_ALL = "all-to-all"
+BY_SWITCH = "nvls"
 
 
 def micro_findings(micro: MicroMeasurements, history: History, gpu: Accelerator | None = None) -> list[CheckFinding]:
@@ -25,34 +51,62 @@ def micro_findings(micro: MicroMeasurements, history: History, gpu: Accelerator 
     """
     if micro.status is not Status.OK:
         return [failed_measurement(number, micro) for number in (MATRIX, SPREAD, MEMORY)]
-    findings = [_slowest_rank(micro, history, gpu), _spread(micro.matrix)]
+    findings = [_slowest_rank(micro, history, gpu), *_wrong_products(micro), _spread(micro.matrix)]
     for operation, rates in (("copy", micro.copy), ("triad", micro.triad)):
-        slowest = rates.index(min(rates))
-        part = f"memory bandwidth (rank {slowest} slowest)"
+        most = data_sheet.upper_limit(gpu, operation)
+        rank = _judged_rank(rates, most)
+        part = f"memory bandwidth (rank {rank} slowest)"
         expected = data_sheet.expected(gpu, operation)
-        findings.append(rate_finding(CHECKS[MEMORY], operation, rates[slowest], history, part, expected))
+        findings.append(rate_finding(CHECKS[MEMORY], operation, rates[rank], history, part, expected, most=most))
     if not micro.host_device:
         findings.append(not_run(HOST_DEVICE, "no GPU"))
     for direction, rate in micro.host_device.items():
         part, expected = f"host link, {direction}", data_sheet.expected(gpu, "host link")
-        findings.append(rate_finding(CHECKS[HOST_DEVICE], direction, rate, history, part, expected))
+        most = data_sheet.upper_limit(gpu, "host link")
+        findings.append(rate_finding(CHECKS[HOST_DEVICE], direction, rate, history, part, expected, most=most))
     return findings
 
 
+def _judged_rank(rates: Sequence[float], most: UpperLimit | None) -> int:
+    """The rank with the highest rate, if that is more than can be; otherwise the slowest."""
+    highest = max(rates)
+    return rates.index(highest if most is not None and highest > most.value else min(rates))
+
+
 def _slowest_rank(micro: MicroMeasurements, history: History, gpu: Accelerator | None) -> CheckFinding:
-    slowest = micro.matrix.index(min(micro.matrix))
+    most = data_sheet.upper_limit(gpu, "product")
+    rank = _judged_rank(micro.matrix, most)
     expected = data_sheet.expected(gpu, "product")
     if micro.peak is not None:
         expected.append(from_peak(micro.peak, micro.peak_source))
     return rate_finding(
         CHECKS[MATRIX],
         "slowest rank",
-        micro.matrix[slowest],
+        micro.matrix[rank],
         history,
-        f"matrix rate of rank {slowest}",
+        f"matrix rate of rank {rank}",
         expected,
         compared_as=f"slowest rank, {micro.points} shapes timed",
+        most=most,
     )
+
+
+def _wrong_products(micro: MicroMeasurements) -> list[CheckFinding]:
+    """One finding where a verified product was wrong."""
+    if not micro.wrong_products:
+        return []
+    return [
+        CheckFinding(
+            check=MATRIX,
+            subject=f"products {TO_THE_BIT}",
+            verdict=CheckVerdict.FAIL,
+            measured=float(len(micro.wrong_products)),
+            expected=0.0,
+            source="known products",
+            part="arithmetic or memory",
+            evidence="; ".join(micro.wrong_products[:4]),
+        )
+    ]
 
 
 def _spread(rates: Sequence[float]) -> CheckFinding:
@@ -82,28 +136,115 @@ def exchange_findings(
     if not probe.exchanges:
         return [not_run(number, "one rank has nobody to exchange with") for number in (PEER, ALL_REDUCE)]
     messages = [exchange for exchange in probe.exchanges if exchange.peer is not None]
-    sums = [exchange for exchange in probe.exchanges if exchange.peer is None]
-    size = f"messages of {probe.exchanges[0].bytes} byte"
-    findings = []
+    of_all = [exchange for exchange in probe.exchanges if exchange.peer is None]
+    sums = [exchange for exchange in of_all if exchange.operation != ALL_TO_ALL]
+    at_once = [exchange for exchange in of_all if exchange.operation == ALL_TO_ALL]
+    return [
+        *_pairs(messages, history, gpu, gpus),
+        *_all_to_all(at_once, history, gpu, gpus),
+        *_all_reduces(sums, history, gpu),
+        _contents(PEER, "messages", [*messages, *at_once]),
+        _contents(ALL_REDUCE, "sums", sums),
+    ]
+
+
+def _size(exchanges: Sequence[Exchange]) -> str:
+    return f"messages of {exchanges[0].bytes} byte"
+
+
+def _pairs(messages: Sequence[Exchange], history: History, gpu: Accelerator | None, gpus: int) -> list[CheckFinding]:
+    """Check 5 of every pair of ranks."""
     pairs = {(message.rank, message.peer): message.bytes_per_second for message in messages}
     rates = {(rank, peer): rate for (rank, peer), rate in pairs.items() if peer is not None and rank < peer}
     of_pairs = data_sheet.expected(gpu, "pair", gpus)
     if len(rates) >= PAIRS_FOR_A_MEDIAN:
         median = statistics.median(rates.values())
         of_pairs.insert(0, ExpectedRate(value=median, source=f"median of {len(rates)} pairs", warn=0.97, fail=0.93))
+    findings = []
     for (rank, peer), rate in rates.items():
         link = f"link {rank}-{peer}"
-        compared_as = f"{link}, {size}"
-        findings.append(rate_finding(CHECKS[PEER], link, rate, history, link, of_pairs, compared_as=compared_as))
-    if sums:
-        ranks = len(sums)
-        rate = min(exchange.bytes_per_second for exchange in sums) * 2 * (ranks - 1) / ranks
-        name = f"busbw of {ranks} ranks"
-        part = "link 0-1" if ranks == 2 else f"links between {ranks} ranks"
-        expected = data_sheet.expected(gpu, "all-reduce", ranks)
-        compared_as = f"{name}, {size}"
-        findings.append(rate_finding(CHECKS[ALL_REDUCE], name, rate, history, part, expected, compared_as=compared_as))
-    return [*findings, _contents(PEER, "messages", messages), _contents(ALL_REDUCE, "sums", sums)]
+        findings.append(
+            rate_finding(
+                CHECKS[PEER],
+                link,
+                rate,
+                history,
+                link,
+                of_pairs,
+                compared_as=f"{link}, {_size(messages)}",
+                most=data_sheet.upper_limit(gpu, "pair"),
+            )
+        )
+    return findings
+
+
+def _all_to_all(
+    exchanges: Sequence[Exchange], history: History, gpu: Accelerator | None, gpus: int
+) -> list[CheckFinding]:
+    """Check 5 while every rank sends to every other one: the slowest rank."""
+    if not exchanges:
+        return []
+    most = data_sheet.upper_limit(gpu, "all-to-all")
+    rates = [exchange.bytes_per_second for exchange in exchanges]
+    slowest = exchanges[_judged_rank(rates, most)]
+    subject = f"all-to-all of {len(exchanges)} ranks"
+    return [
+        rate_finding(
+            CHECKS[PEER],
+            subject,
+            slowest.bytes_per_second,
+            history,
+            f"links of rank {slowest.rank}",
+            data_sheet.expected(gpu, "all-to-all", gpus),
+            ", ".join(f"rank {exchange.rank} {exchange.bytes_per_second / 1e9:.4g} GB/s" for exchange in exchanges),
+            compared_as=f"{subject}, {_size(exchanges)}",
+            most=most,
+        )
+    ]
+
+
+def _all_reduces(sums: Sequence[Exchange], history: History, gpu: Accelerator | None) -> list[CheckFinding]:
+    """Check 6, one finding for each algorithm; sums in the switch that did not run, where good nodes have them, warn.
+
+    Where the library chose the algorithm, the floor is a ring's.
+    """
+    findings = []
+    algorithms = sorted({exchange.algorithm for exchange in sums})
+    for algorithm in algorithms:
+        of_algorithm = [exchange for exchange in sums if exchange.algorithm == algorithm]
+        ranks = len(of_algorithm)
+        factor = 2 * (ranks - 1) / ranks
+        most = data_sheet.upper_limit(gpu, algorithm or BY_SWITCH, ranks)
+        rates = [exchange.bytes_per_second * factor for exchange in of_algorithm]
+        name = f"busbw of {ranks} ranks" + (f", {algorithm}" if algorithm else "")
+        findings.append(
+            rate_finding(
+                CHECKS[ALL_REDUCE],
+                name,
+                rates[_judged_rank(rates, most)],
+                history,
+                "link 0-1" if ranks == 2 else f"links between {ranks} ranks",
+                data_sheet.expected(gpu, algorithm or "ring", ranks),
+                compared_as=f"{name}, {_size(of_algorithm)}",
+                most=most,
+            )
+        )
+    ranks = len({exchange.rank for exchange in sums})
+    if any(algorithms) and BY_SWITCH not in algorithms:
+        findings += [
+            CheckFinding(
+                check=ALL_REDUCE,
+                subject=f"busbw of {ranks} ranks, {BY_SWITCH}",
+                verdict=CheckVerdict.WARN,
+                expected=rate.value,
+                unit=CHECKS[ALL_REDUCE].unit,
+                source=rate.source,
+                part="sums in the switch (NVLS)",
+                evidence="the library refused this algorithm: fabric manager, multicast or driver",
+            )
+            for rate in data_sheet.expected(gpu, BY_SWITCH, ranks)
+        ]
+    return findings
 
 
 def _contents(number: int, kind: str, exchanges: Sequence[Exchange]) -> CheckFinding:
@@ -132,13 +273,58 @@ def rate_finding(
     known: Sequence[ExpectedRate],
     evidence: str = "",
     compared_as: str = "",
+    most: UpperLimit | None = None,
 ) -> CheckFinding:
     """The verdict on a rate against `known` rates, this node's past, and other nodes of the fleet.
 
     Args:
         compared_as: name of what other batteries measured in the same way, where the subject alone does not say it.
+        most: that such a device can reach.
     """
     past, fleet = (measured_values(findings) for findings in history.of(check.number, compared_as or subject))
     measured = (from_values(check, past, NODE_PAST), from_values(check, fleet, OTHER_NODES))
     expected = [*known, *(rate for rate in measured if rate)]
-    return rated(check, subject, value, expected, part=part, fleet=fleet, evidence=evidence, compared_as=compared_as)
+    return rated(
+        check, subject, value, expected, part=part, fleet=fleet, evidence=evidence, compared_as=compared_as, most=most
+    )
+
+
+def sustained_findings(probe: ProbeResult, history: History, gpu: Accelerator | None = None) -> list[CheckFinding]:
+    """The second half of check 15: the soak's verified products, and how much the ranks differ in them.
+
+    A burst of milliseconds ends before a GPU is at its power limit. So products of 10 s and more are judged apart from
+    check 1. Fewer seconds are not judged.
+    """
+    timed = [soak for soak in probe.soaks if soak.product_flop_per_second is not None]
+    if probe.status is not Status.OK or not timed:
+        return []
+    seconds = min(soak.product_seconds for soak in timed)
+    if seconds < SUSTAINED_SECONDS:
+        return [not_run(SOAK, f"products ran for {seconds:.1f} s, {SUSTAINED_SECONDS:.0f} s needed", SUSTAINED)]
+    rates = [soak.product_flop_per_second or 0.0 for soak in timed]
+    most = data_sheet.upper_limit(gpu, "sustained product")
+    slowest = timed[_judged_rank(rates, most)]
+    part = f"matrix rate of rank {slowest.rank} under sustained load"
+    evidence = joined_evidence(
+        f"{seconds:.0f} s of verified products",
+        "Tflop/s: "
+        + ", ".join(f"rank {soak.rank} {rate / 1e12:,.4g}" for soak, rate in zip(timed, rates, strict=True)),
+    )
+    findings = [
+        rate_finding(
+            SUSTAINED_PRODUCTS,
+            SUSTAINED,
+            slowest.product_flop_per_second or 0.0,
+            history,
+            part,
+            data_sheet.expected(gpu, "sustained product"),
+            evidence,
+            most=most,
+        )
+    ]
+    if len(timed) > 1:
+        spread = min(rates) / statistics.median(rates)
+        slow = f"matrix rate of rank {timed[rates.index(min(rates))].rank} under sustained load"
+        subject = f"{SUSTAINED}, slowest rank / median rank"
+        findings.append(limited(SUSTAINED_SPREAD, subject, spread, part=slow, source="median of the ranks"))
+    return findings

@@ -11,10 +11,18 @@ from reference_runs.accelerator import known_gpu
 from suite.__main__ import main
 from suite.acceptance import measurements
 from suite.acceptance import phases as planned_phases
-from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult, Surroundings
-from suite.acceptance.findings import CheckVerdict
+from suite.acceptance.evidence import (
+    Exchange,
+    LaunchPurpose,
+    MicroMeasurements,
+    MiniatureLaunch,
+    ProbeResult,
+    SoakResult,
+    Surroundings,
+)
+from suite.acceptance.findings import CheckVerdict, rests_on_clocks
 from suite.acceptance.judge.judge import battery_findings
-from suite.acceptance.judge.rates import exchange_findings, micro_findings
+from suite.acceptance.judge.rates import exchange_findings, micro_findings, sustained_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 
@@ -26,7 +34,7 @@ GOOD = MicroMeasurements(
     message="",
     seconds=1.0,
     matrix=[780e12] * 8,
-    copy=[4.0e12] * 8,
+    copy=[4.3e12] * 8,
     triad=[4.3e12] * 8,
     host_device={"host to device": 55e9, "device to host": 54e9},
     peak=989.5e12,
@@ -34,13 +42,23 @@ GOOD = MicroMeasurements(
 )
 
 
-def probing(pair=380e9, sums=480e9, ranks=8):
-    """All-reduces of `sums` byte/s of bus bandwidth."""
+def probing(pair=380e9, sums=480e9, ranks=8, by=None, all_to_all=None, sustained=None, seconds=60.0):
+    """All-reduces of `sums` byte/s of bus bandwidth, or `by` algorithm; all-to-alls and sustained products by rank."""
     links = [(rank, peer) for rank in range(ranks) for peer in range(ranks) if rank != peer]
     exchanges = [Exchange(rank=r, peer=p, bytes_per_second=pair, wrong=0, first="") for r, p in links]
-    own = sums / (2 * (ranks - 1) / ranks)
-    exchanges += [Exchange(rank=r, peer=None, bytes_per_second=own, wrong=0, first="") for r in range(ranks)]
-    return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, exchanges=exchanges)
+    alike = {"peer": None, "wrong": 0, "first": ""}
+    for algorithm, busbw in (by or {"": sums}).items():
+        own = busbw / (2 * (ranks - 1) / ranks)
+        exchanges += [Exchange(rank=r, bytes_per_second=own, algorithm=algorithm, **alike) for r in range(ranks)]
+    exchanges += [
+        Exchange(rank=r, bytes_per_second=rate, operation="all-to-all", **alike)
+        for r, rate in enumerate(all_to_all or [])
+    ]
+    soaks = [
+        SoakResult(rank=r, bytes=8, passes=2, wrong=0, first="", product_flop_per_second=rate, product_seconds=seconds)
+        for r, rate in enumerate(sustained or [])
+    ]
+    return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, exchanges=exchanges, soaks=soaks)
 
 
 def of_micro(micro, gpu=H200):
@@ -58,8 +76,8 @@ def test_a_good_h200_passes_every_rate_of_its_first_battery():
     [
         ({"matrix": [780e12] * 7 + [742e12]}, (1, "slowest rank"), 770e12, CheckVerdict.WARN),
         ({"matrix": [780e12] * 7 + [715e12]}, (1, "slowest rank"), 770e12, CheckVerdict.WARN),  # 0.72 of the dense peak
-        ({"copy": [4.0e12] * 7 + [3.5e12]}, (3, "copy"), 4.8e12, CheckVerdict.WARN),
-        ({"copy": [4.0e12] * 7 + [3.3e12]}, (3, "copy"), 4.8e12, CheckVerdict.FAIL),
+        ({"copy": [4.3e12] * 7 + [4.0e12]}, (3, "copy"), 4.8e12, CheckVerdict.WARN),
+        ({"copy": [4.3e12] * 7 + [3.8e12]}, (3, "copy"), 4.8e12, CheckVerdict.FAIL),
         ({"triad": [4.0e12] * 8}, (3, "triad"), 4.8e12, CheckVerdict.WARN),
         ({"triad": [3.8e12] * 8}, (3, "triad"), 4.8e12, CheckVerdict.FAIL),
         ({"host_device": {"host to device": 50e9}}, (4, "host to device"), 64e9, CheckVerdict.WARN),
@@ -95,6 +113,14 @@ def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
         ({"pair": 330e9}, 8, (5, "link 0-1"), CheckVerdict.WARN),
         ({"sums": 350e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.WARN),
         ({"sums": 330e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.WARN),
+        ({"sums": 180e9}, 8, (6, "busbw of 8 ranks"), CheckVerdict.FAIL),  # one link at half rate holds up a ring
+        ({"by": {"ring": 365e9, "nvls": 473e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.PASS),
+        ({"by": {"ring": 365e9, "nvls": 400e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.WARN),
+        ({"by": {"ring": 365e9, "nvls": 400e9}}, 8, (6, "busbw of 8 ranks, ring"), CheckVerdict.PASS),
+        ({"by": {"ring": 365e9, "nvls": 240e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.FAIL),
+        ({"by": {"ring": 365e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.WARN),  # it was tried, and refused
+        ({"all_to_all": [340e9] * 8}, 8, (5, "all-to-all of 8 ranks"), CheckVerdict.PASS),
+        ({"all_to_all": [340e9] * 7 + [200e9]}, 8, (5, "all-to-all of 8 ranks"), CheckVerdict.WARN),
         ({"pair": 160e9, "ranks": 4}, 4, (5, "link 0-1"), CheckVerdict.PASS),  # a board of 4 has no switch: a third
         ({"sums": 330e9, "ranks": 4}, 4, (6, "busbw of 4 ranks"), CheckVerdict.NOT_RUN),
         ({"pair": 160e9, "ranks": 2}, 2, (5, "link 0-1"), CheckVerdict.NOT_RUN),
@@ -103,6 +129,124 @@ def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
 def test_links_are_held_to_the_data_sheet_of_a_whole_node(changes, gpus, key, verdict):
     found = {(f.check, f.subject): f for f in exchange_findings(probing(**changes), NOTHING, H200, gpus)}
     assert found[key].verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "most"),
+    [
+        ({"matrix": [780e12] * 7 + [49e15]}, (1, "slowest rank"), 989.5e12),
+        ({"copy": [750e12] * 8}, (3, "copy"), 4.8e12),
+        ({"triad": [4.3e12] * 7 + [5e12]}, (3, "triad"), 4.8e12),
+        ({"host_device": {"host to device": 66e9}}, (4, "host to device"), 64e9),
+    ],
+)
+def test_a_rate_above_the_data_sheet_is_invalid_and_says_so(changes, key, most):
+    finding = of_micro(msgspec.structs.replace(GOOD, **changes))[key]
+    assert finding.verdict is CheckVerdict.INVALID
+    assert finding.expected == pytest.approx(1.02 * most)
+    assert finding.part == "measurement: faster than such a device can be"
+    assert finding.source.startswith("1.02 of the data sheet of NVIDIA H200")
+    assert "the work was not done, or the clock is wrong" in finding.evidence
+
+
+def test_a_rate_of_the_whole_data_sheet_is_no_more_than_can_be():
+    whole = msgspec.structs.replace(
+        GOOD, matrix=[989.5e12] * 8, copy=[4.8e12] * 8, host_device={"host to device": 64e9}
+    )
+    assert {f.verdict for f in micro_findings(whole, NOTHING, H200)} == {CheckVerdict.PASS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "limit"),
+    [
+        ({"pair": 470e9}, (5, "link 0-1"), 450e9),
+        ({"all_to_all": [340e9] * 7 + [470e9]}, (5, "all-to-all of 8 ranks"), 450e9),
+        ({"by": {"ring": 473e9, "nvls": 473e9}}, (6, "busbw of 8 ranks, ring"), 450e9),
+        ({"by": {"ring": 365e9, "nvls": 810e9}}, (6, "busbw of 8 ranks, nvls"), 1.75 * 450e9),
+        ({"sums": 810e9}, (6, "busbw of 8 ranks"), 1.75 * 450e9),
+    ],
+)
+def test_messages_faster_than_their_links_are_invalid(changes, key, limit):
+    found = {(f.check, f.subject): f for f in exchange_findings(probing(**changes), NOTHING, H200, 8)}
+    assert found[key].verdict is CheckVerdict.INVALID
+    assert found[key].expected == pytest.approx(1.02 * limit)
+
+
+def test_what_is_predicted_from_impossible_rates_is_no_verdict_either():
+    """A step that is late beside 49 Pflop/s says nothing of the node."""
+    around = Surroundings(
+        device="cuda", ranks=8, devices=8, devices_expected=None, others_share=0.0, competitors=[], gpus="NVIDIA H200"
+    )
+    late = [
+        MiniatureLaunch(
+            run="m",
+            purpose=LaunchPurpose.TIMES,
+            status=Status.OK,
+            message="",
+            ranks_at_fault=[],
+            record="",
+            seconds=1.0,
+            step_seconds=1.0,
+            predicted_seconds=0.1,
+            others_share=0.0,
+        )
+    ] * 5
+    verdicts = {}
+    for rate in (780e12, 49e15):
+        micro = msgspec.structs.replace(GOOD, matrix=[rate] * 8)
+        found = battery_findings([around, micro, *late], NOTHING, others=0.05, selected={8})
+        verdicts[rate] = {f.verdict for f in found if f.check == 8}
+    assert verdicts == {780e12: {CheckVerdict.FAIL}, 49e15: {CheckVerdict.INVALID}}
+
+
+@pytest.mark.parametrize(
+    ("rates", "seconds", "verdict", "spread"),
+    [
+        ([700e12] * 8, 60.0, CheckVerdict.PASS, CheckVerdict.PASS),
+        ([650e12] * 8, 60.0, CheckVerdict.PASS, CheckVerdict.PASS),
+        ([700e12] * 7 + [620e12], 60.0, CheckVerdict.WARN, CheckVerdict.WARN),
+        ([700e12] * 7 + [350e12], 60.0, CheckVerdict.FAIL, CheckVerdict.FAIL),  # one is throttled
+        ([350e12] * 8, 60.0, CheckVerdict.FAIL, CheckVerdict.PASS),  # all are
+        ([700e12] * 7 + [1100e12], 60.0, CheckVerdict.INVALID, CheckVerdict.PASS),
+        ([350e12] * 8, 4.0, CheckVerdict.NOT_RUN, None),
+    ],
+)
+def test_products_of_ten_seconds_are_judged_apart_from_bursts(rates, seconds, verdict, spread):
+    found = sustained_findings(probing(sustained=rates, seconds=seconds), NOTHING, H200)
+    assert [f.verdict for f in found] == [verdict, spread][: 1 if spread is None else 2]
+    assert {f.check for f in found} == {15}
+    if verdict is CheckVerdict.FAIL:
+        assert found[0].part == f"matrix rate of rank {rates.index(350e12)} under sustained load"
+        assert all(rests_on_clocks(f) for f in found)  # a re-run of the soak confirms it
+
+
+def test_a_soak_that_did_not_time_its_products_says_nothing_of_them():
+    assert sustained_findings(probing(), NOTHING, H200) == []
+    soak = SoakResult(rank=0, bytes=8, passes=2, wrong=0, first="")
+    untimed = msgspec.structs.replace(probing(), soaks=[soak])
+    assert sustained_findings(untimed, NOTHING, H200) == []
+
+
+def test_a_wrong_product_of_the_micro_measurements_fails_to_the_bit():
+    assert (1, "products to the bit") not in of_micro(GOOD)
+    finding = of_micro(msgspec.structs.replace(GOOD, wrong_products=["rank 3: element 5 is 1, not 2"]))[
+        1, "products to the bit"
+    ]
+    assert (finding.verdict, rests_on_clocks(finding)) == (CheckVerdict.FAIL, False)
+    assert "rank 3: element 5" in finding.evidence
+
+
+def test_each_model_has_its_own_floors_of_an_all_reduce():
+    floors = {}
+    for model, ranks in (("NVIDIA H100 80GB HBM3", 8), ("NVIDIA A100-SXM4-80GB", 8), ("NVIDIA GB200", 4)):
+        probe = probing(by={"ring": 1e9, "nvls": 1e9}, ranks=ranks)
+        found = exchange_findings(probe, NOTHING, known_gpu(model), ranks)
+        floors[model] = [f.expected for f in found if f.check == 6 and f.expected]
+    assert floors == {
+        "NVIDIA H100 80GB HBM3": [435.97e9, 365e9],
+        "NVIDIA A100-SXM4-80GB": [230e9],
+        "NVIDIA GB200": [690e9, 675e9],
+    }
 
 
 def test_an_unknown_model_keeps_70_percent_of_its_peak_and_nothing_else():
@@ -119,7 +263,7 @@ def test_an_unknown_model_keeps_70_percent_of_its_peak_and_nothing_else():
 
 
 def test_the_battery_says_which_gpus_the_node_has_and_a_cpu_has_none(tmp_path, capsys, monkeypatch):
-    slow = msgspec.structs.replace(GOOD, copy=[3.3e12] * 8)
+    slow = msgspec.structs.replace(GOOD, copy=[3.8e12] * 8)
     around = Surroundings(
         device="cuda", ranks=8, devices=8, devices_expected=None, others_share=0.0, competitors=[], gpus="NVIDIA H200"
     )
