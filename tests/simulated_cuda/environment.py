@@ -1,0 +1,46 @@
+"""The environment in which a process sees simulated devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NVML = ROOT / "benchmarks" / "accept_selftest" / "faults" / "nvml"  # stands in for nvidia-ml-py
+PLUGIN = Path(__file__).resolve().parent / "plugin"  # PyTorch finds it on its path
+LIBRARIES = Path(sys.prefix, "simulated_cuda")  # of this virtual environment: the symbols follow its PyTorch
+
+
+def simulated_environment(
+    devices: int = 1,
+    *,
+    model: str = "H100",
+    nvml_faults: Mapping[str, object] | None = None,
+    base: Mapping[str, str] | None = None,
+    **settings: object,
+) -> dict[str, str]:
+    """Variables of a process that sees `devices` simulated GPUs.
+
+    Args:
+        model: a part of the name of a model in src/device.c.
+        nvml_faults: what the management library reports of devices, by number, as its stand-in takes them.
+        base: the variables to start from; this process's by default.
+        settings: further SIMULATED_CUDA_* variables, in small letters: memory, mig, times, faults,
+            log, moved, state, values (see README.md).
+    """
+    environment = dict(os.environ if base is None else base)
+    for name in [name for name in environment if name.startswith("SIMULATED_CUDA_")]:
+        del environment[name]
+    environment |= {
+        "LD_LIBRARY_PATH": str(LIBRARIES),
+        "TRITON_LIBCUDA_PATH": str(LIBRARIES),
+        "SIMULATED_CUDA_DEVICES": str(devices),
+        "SIMULATED_CUDA_MODEL": model,
+        "FAKE_NVML": json.dumps({"gpus": devices, "faults": dict(nvml_faults or {})}),
+        "PYTHONPATH": os.pathsep.join([str(PLUGIN), str(NVML), *([p] if (p := environment.get("PYTHONPATH")) else [])]),
+    }
+    environment |= {f"SIMULATED_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
+    return environment

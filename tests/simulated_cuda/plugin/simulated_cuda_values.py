@@ -1,0 +1,98 @@
+"""Operators of small tensors on simulated devices, computed by PyTorch's own CPU kernels in the same memory.
+
+PyTorch calls `compute_on_host` when it is imported (entry point torch.backends). Where SIMULATED_CUDA_VALUES is a
+number of bytes, each operator with a CUDA kernel gets one in Python: if its tensors are no larger, it runs on the host;
+if one is, the kernel runs that computes nothing. Temporary memory of the CUDA kernels is not allocated then, and the host
+waits before each operator: memory, order and host times are those of a GPU only without this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import warnings
+from typing import Any
+
+# Operators that compute nothing: they allocate, look at memory in another way, or move it through the runtime.
+LEFT = re.compile(
+    r"aten::(empty|as_strided|view|_reshape_alias|unfold$|set_|resize|record_stream|is_set_to|is_pinned|_pin_memory"
+    r"|_local_scalar_dense|_copy_from|lift|detach|alias|_has_same_storage|cudnn|_cudnn|miopen|_scaled_dot_product"
+    r"|_fused_sdp|_flash|_efficient|_fill_mem_eff|_sparse|_validate|_coalesced|_indices|_values|_nested)"
+)
+
+
+def compute_on_host() -> None:
+    """Register the operators, where it is asked for."""
+    limit = int(os.environ.get("SIMULATED_CUDA_VALUES", "0"))
+    if not limit:
+        return
+    import torch
+
+    library = torch.library.Library("aten", "IMPL")
+    warnings.filterwarnings("ignore", "Warning only once for all operators")  # that kernels are overridden
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
+        if not name.startswith("aten::") or LEFT.match(name):
+            continue
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if operator is not None:
+            kernel = torch.library.get_kernel(name, "CUDA")
+            library.impl(
+                name.removeprefix("aten::"),
+                _on_host(operator, kernel, limit),
+                "CUDA",
+                with_keyset=True,
+                allow_override=True,
+            )
+    compute_on_host.library = library  # type: ignore[attr-defined] # it is undone when the library is collected
+
+
+def _on_host(operator: Any, kernel: Any, limit: int) -> Any:
+    import torch
+    from torch.utils._pytree import tree_flatten, tree_map
+
+    def call(keyset: Any, *arguments: Any, **options: Any) -> Any:
+        given = [leaf for leaf in tree_flatten((arguments, options))[0] if isinstance(leaf, torch.Tensor)]
+        on_device = [tensor for tensor in given if tensor.is_cuda]
+        mixed = any(tensor.device.type == "cpu" and tensor.ndim for tensor in given)  # a copy to or from the host
+        if mixed or any(tensor.numel() * tensor.element_size() > limit for tensor in given) or not on_device:
+            return kernel.call_boxed(keyset, *arguments, **options)
+        stream = torch.cuda.current_stream(on_device[0].device)
+        if not stream.query():
+            stream.synchronize()
+        originals = {}
+
+        def to_host(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                originals.setdefault(leaf.data_ptr(), leaf)
+                return host_view(leaf)
+            if isinstance(leaf, torch.device) and leaf.type == "cuda":
+                return torch.device("cpu")
+            return None if isinstance(leaf, torch.Generator) else leaf
+
+        def to_device(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            original = originals.get(leaf.data_ptr()) if leaf.numel() else None
+            if original is not None and original.shape == leaf.shape and original.dtype == leaf.dtype:
+                return original
+            result = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=on_device[0].device)
+            host_view(result).copy_(leaf)
+            return result
+
+        computed = operator(*tree_map(to_host, arguments), **tree_map(to_host, options))
+        return tree_map(to_device, computed)
+
+    return call
+
+
+def host_view(tensor: Any) -> Any:
+    """The memory of a tensor on a simulated device, as a tensor of the host."""
+    import torch
+
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if not tensor.numel():
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    memory = (ctypes.c_char * (extent * tensor.element_size())).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
