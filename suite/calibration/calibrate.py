@@ -20,6 +20,7 @@ from suite.job.events import Event, Status
 from suite.launch.launcher import HERE, LaunchOutcome, launch
 from suite.launch.multi_host import Hosts
 from suite.machine import cpu_caches
+from suite.machine.compilers import compilation_missing
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.fingerprint import fingerprint
 from suite.machine.half_precision import kernels_for
@@ -63,7 +64,7 @@ def planned_calibration(
     if ranks < 1 or (device == "cuda" and ranks > default_ranks):
         allowed = f"1 to {default_ranks}" if device == "cuda" else "1 or more"
         raise InputError("ranks", got=ranks, allowed=allowed, where="--ranks")
-    scope = Scope(device, ranks, usable_cores(), _with_caches(density or DENSITIES[device], device))
+    scope = Scope(device, ranks, usable_cores(), _on_this_machine(density or DENSITIES[device], device))
     return Calibration(
         device=device,
         ranks=ranks,
@@ -74,9 +75,13 @@ def planned_calibration(
     )
 
 
-def _with_caches(density: Density, device: str) -> Density:
-    """The density with the sizes of this machine's caches, which decide the sizes of copies on a CPU."""
-    return density._replace(caches=cpu_caches.all_bytes() if device == "cpu" else 0)
+def _on_this_machine(density: Density, device: str) -> Density:
+    """The density with the sizes of this machine's caches, which decide the sizes of copies on a CPU.
+
+    Nothing compiled is timed where a compiler is missing.
+    """
+    compiled = () if density.compiled and compilation_missing(device) else density.compiled
+    return density._replace(caches=cpu_caches.all_bytes() if device == "cpu" else 0, compiled=compiled)
 
 
 def calibrate(calibration: Calibration, on_event: Callable[[int, Event], None]) -> CalibrationResult:
@@ -196,7 +201,7 @@ def with_ranks(
         density: None: the device's; on a CPU the quick one.
     """
     device, cores = profile.fingerprint.device, usable_cores()
-    density = _with_caches(density or (QUICK_DENSITY if device == "cpu" else DENSITIES[device]), device)
+    density = _on_this_machine(density or (QUICK_DENSITY if device == "cpu" else DENSITIES[device]), device)
     scope = Scope(device, ranks, cores, density)
     timed_before = device == "cpu" and ranks > cores and profile.conditions.ranks >= cores
     steps: list[ReferenceStep] = []

@@ -55,6 +55,7 @@ def _print(record: Record) -> None:
     rows = [
         ["layout", f"{layout_text(job.layout)}; {job.layout.ranks} ranks on {job.device}"],
         ["execution", f"{'compiled' if job.compiled else 'eager'}, {job.steps} steps, seed {job.seed}"],
+        ["changed", "; ".join(job.changes)],
         *([name, ", ".join(f"{k} {v}" for k, v in getattr(begin, name).items())] for name in ("hardware", "software")),
         ["node", begin.node],
         ["corpus", f"{begin.corpus.source}, sha256 {begin.corpus.sha256[:16]}"],

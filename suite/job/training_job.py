@@ -37,6 +37,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         exact_steps: first steps that are averaged exactly, whatever `averaging` is.
         renewal: whether exact steps renew 1-bit Adam's second moment, each time the steps after the first ones doubled.
         training_options: of a rung of the ladder. Stored as "script".
+        changes: what the suite chose that the request did not say, in words.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     exact_steps: int = 0
     renewal: bool = False
     training_options: TrainingOptions = msgspec.field(default=DEFAULT_OPTIONS, name="script")
+    changes: tuple[str, ...] = ()
 
     @property
     def workload(self) -> Workload:

@@ -18,6 +18,7 @@ from suite.job.options import KernelChoice, Texts
 from suite.ladder.rung import MOST_DIVISOR, STEPS, Need, Rung, RungSetting, Track, setting_above, setting_of
 from suite.ladder.rungs import RUNGS
 from suite.launch import network_namespaces
+from suite.machine.compilers import compilation_missing
 from suite.metrics.figures import Quantity, of_job
 from suite.predict.executed_run.figures import memory_figures
 from suite.reproduce.plan import Plan
@@ -140,6 +141,8 @@ def refusal(rung: Rung, target: Target) -> str:
     for need in rung.needs:
         if not _met(need, target):
             return need.value
+    if {"compiled", "triton"} & rung.changes.keys() and (missing := compilation_missing(target.device)):
+        return missing
     ranks: int = rung.changes.get("data_parallel", 1)
     if target.gpus is not None and ranks > target.gpus and not (target.host_names and "hosts" in rung.changes):
         return f"{ranks} GPUs needed, {target.gpus} here"

@@ -19,10 +19,12 @@ from suite.job.events import memory_snapshot_path, trace_path
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
 from suite.job.training_job import COUNTED_STEPS, LEAST_PROFILED, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
+from suite.machine.compilers import compilation_missing
 from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
+from suite.reproduce.device_use import checked_compilation
 from suite.reproduce.supported import (
     check_averaging,
     check_executable,
@@ -144,22 +146,23 @@ def plan(request: Request) -> Plan:
     workload = Workload(architecture, recipe, layout)
     _check_executable(request, subject, workload, device)
     check_averaging(averaging, recipe, layout, device)
+    compiled, eager = checked_compilation(request.compiled, device)
     return Plan(
         name=subject.name,
         architecture=architecture,
         recipe=recipe,
         layout=layout,
         device=device,
-        compiled=device == "cuda" if request.compiled is None else request.compiled,
+        compiled=compiled,
         steps=request.steps,
         seed=request.seed,
         learns=subject.is_miniature,
         trace=request.trace and checked_trace(request.trace, ranks=layout.ranks, device=device, steps=request.steps),
-        kernels=checked_kernels(request.kernels),
+        kernels=checked_kernels(request.kernels, device),
         averaging=averaging,
         exact_steps=exact_steps,
         renewal=checked_renewal(request, averaging, exact_steps),
-        changes=_changes(request, subject, workload),
+        changes=(*_changes(request, subject, workload), *eager),
     )
 
 
@@ -290,16 +293,18 @@ def checked_renewal(request: Request, averaging: Averaging, exact_steps: int) ->
     return True
 
 
-def checked_kernels(kernels: str) -> KernelChoice:
+def checked_kernels(kernels: str, device: str) -> KernelChoice:
     """The kernels that were asked for.
 
     Raises:
-        InputError: an unknown word, or Triton where it is not installed.
+        InputError: an unknown word, or Triton where it is not installed or, on a GPU, cannot compile.
     """
     if kernels not in list(KernelChoice):
         raise InputError("unknown kernels", got=repr(kernels), allowed=", ".join(KernelChoice), where="--kernels")
     if kernels == KernelChoice.TRITON and importlib.util.find_spec("triton") is None:
         raise InputError("kernels without Triton", got="it is not installed", allowed="torch", where="--kernels")
+    if kernels == KernelChoice.TRITON and device == "cuda" and (missing := compilation_missing(device)):
+        raise InputError("Triton cannot compile here", got=missing, allowed="torch", where="--kernels")
     return KernelChoice(kernels)
 
 

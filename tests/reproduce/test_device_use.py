@@ -1,0 +1,56 @@
+"""Before a launch it is said whether it compiles here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reference_runs.errors import InputError
+from suite.__main__ import main
+from suite.job.corpus import Corpus
+from suite.reproduce import device_use
+from suite.reproduce.plan import Plan, Request, job_for, plan
+
+MISSING = "no C compiler (gcc or clang on the PATH, or CC)"
+CORPUS = Corpus(source="", sha256="", text_bytes=0, files=0, tokens_file="", tokens=0, vocabulary=0)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.reproduce.plan.resolved_device", lambda _: ("cuda", 1))
+    monkeypatch.setattr(device_use, "compilation_missing", lambda _: "")
+
+
+def planned(**options: object) -> Plan:
+    return plan(Request(name="gpt2-mini", results=Path(), **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_blocks_are_compiled_by_default_on_a_gpu() -> None:
+    assert planned().compiled
+    assert planned().changes == ()
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_without_a_compiler_the_default_is_eager_and_the_job_keeps_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_use, "compilation_missing", lambda _: MISSING)
+    made = planned()
+    assert not made.compiled
+    assert made.changes == (f"eager, not compiled: {MISSING}",)
+    assert job_for(made, CORPUS, "").changes == made.changes
+
+
+def test_asked_for_without_a_compiler_it_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device_use, "compilation_missing", lambda _: MISSING)
+    assert main(["reproduce", "gpt2-mini", "--device", "cpu", "--compile"]) == 2
+    assert capsys.readouterr().err == f"error: --compile: cannot compile here; got {MISSING}, allowed: --no-compile\n"
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_triton_kernels_on_a_gpu_need_the_compiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.reproduce.plan.compilation_missing", lambda _: MISSING)
+    with pytest.raises(InputError, match="Triton cannot compile here"):
+        planned(kernels="triton")
