@@ -231,7 +231,9 @@ _WITHOUT_SCORES = dict.fromkeys(
 class LocalFlopCounter(FlopCounterMode):
     """PyTorch's flop counter, silent, of this rank's products: 2 M N K each. Element-wise operators do not count.
 
-    Of fused attention the full square counts, though a kernel skips what the mask hides.
+    Of fused attention the full square counts, though a kernel skips what the mask hides. Modules are not told apart:
+    PyTorch's module tracker hangs a hook on inputs and outputs of every module, and its hooks keep all that checkpoints
+    recompute until the counter ends (22 GiB a micro-batch of bloom-mini's GPU size).
 
     Args:
         recomputes: whether the scores count that a fused backward pass computes again.
@@ -242,10 +244,14 @@ class LocalFlopCounter(FlopCounterMode):
 
     def __enter__(self) -> LocalFlopCounter:
         self.flop_counts.clear()
-        self.mod_tracker.__enter__()
         self.mode = _LocalFlopMode(self)
         self.mode.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self.mode is not None
+        self.mode.__exit__(*error)
+        self.mode = None
 
 
 def eagerly() -> AbstractContextManager[None]:

@@ -9,11 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from suite.execute.data.token_stream import TokenStream
-from suite.execute.measure.counters import CollectiveCounter, KeptForBackward, SynchronisationCounter, storage_bytes
+from suite.execute.measure.counters import (
+    CollectiveCounter,
+    KeptForBackward,
+    LocalFlopCounter,
+    SynchronisationCounter,
+    storage_bytes,
+)
 from suite.execute.measure.phases import Part, Phases
 
 
@@ -39,6 +46,36 @@ def test_recomputation_keeps_the_input_alone() -> None:
     with kept.hooks():
         checkpoint(layers, checkpoint(layers, x, use_reentrant=False), use_reentrant=False)
     assert kept.bytes() == 2 * 4 * 7 * 3
+
+
+class _Recomputed(nn.Module):
+    """Two linear layers that remember what lies between them without keeping it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.between: list[StorageWeakRef] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        self.between.append(StorageWeakRef(hidden.untyped_storage()))  # the second layer keeps it for its backward pass
+        out: Tensor = self.second(hidden)
+        return out
+
+
+def test_under_the_flop_counter_what_a_checkpoint_recomputes_is_freed() -> None:
+    layers = [_Recomputed() for _ in range(3)]
+    x = torch.ones(4, 8, requires_grad=True)
+    counter = LocalFlopCounter()
+    with counter:
+        out = x
+        for layer in layers:
+            out = checkpoint(layer, out, use_reentrant=False)
+        out.sum().backward()
+        assert [len(layer.between) for layer in layers] == [2, 2, 2]
+        assert [layer.between[-1].expired() for layer in layers] == [True, True, True]
+    # products of each: two forward, the first one again, and the gradients of two inputs and two weights
+    assert counter.get_total_flops() == 3 * 7 * 2 * 4 * 8 * 8
 
 
 @pytest.mark.filterwarnings("ignore")
