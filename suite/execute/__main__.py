@@ -1,7 +1,6 @@
 """One rank of a launch, started by torchrun: python -m suite.execute JOB.json.
 
---calibrate JOB.json measures the machine instead, --probe JOB.json looks for wrong bits. --devices prints the number of
-CUDA devices, --device-memory the bytes of the smallest.
+--calibrate JOB.json measures the machine instead, --probe JOB.json looks for wrong bits.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from suite.execute.calibrate.reference_step import ReferenceTraining
 from suite.execute.calibrate.run import calibrate
 from suite.execute.measure.peak_memory import AllocatedPeak
+from suite.execute.measure.system_load import bind_near_gpu
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
 from suite.execute.precision import prepare_arithmetic
@@ -43,13 +43,6 @@ gc.enable()
 
 def main() -> None:
     """Run the job file named on the command line as the rank that torchrun's environment says."""
-    if sys.argv[1:] == ["--devices"]:
-        print(torch.cuda.device_count())
-        return
-    if sys.argv[1:] == ["--device-memory"]:
-        devices = range(torch.cuda.device_count())
-        print(min(torch.cuda.get_device_properties(number).total_memory for number in devices))
-        return
     kinds: dict[str, type[Job | CalibrationJob | ProbeJob]] = {"--calibrate": CalibrationJob, "--probe": ProbeJob}
     job = msgspec.json.decode(Path(sys.argv[-1]).read_bytes(), type=kinds.get(sys.argv[1], Job))
     rank = int(os.environ["RANK"])
@@ -81,6 +74,7 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
     if job.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+        bind_near_gpu(device)  # before threads start and memory is pinned
     torch.use_deterministic_algorithms(job.device == "cpu")
     # Otherwise deterministic algorithms fill every new tensor: 4,850 calls in a step of bloom-mini. Nothing here reads
     # what it has not written: losses are the same with the fills (tests/end_to_end/test_fills.py).

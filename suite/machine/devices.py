@@ -2,26 +2,89 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
-from pathlib import Path
+from functools import cache
+
+import msgspec
 
 from reference_runs.errors import InputError
 from suite.paths import ROOT
 
 CHOICES = ("auto", "cpu", "cuda")
+DRIVER = "libcuda.so.1"  # also in containers, which may show neither /dev/nvidiactl nor /proc/driver/nvidia
+ANSWER_SECONDS = 180.0  # a lost GPU can block the driver for ever
 
 
-def cuda_devices() -> int:
-    """CUDA devices that torch can use; 0 at once where no NVIDIA driver is present.
+class CudaDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One device that torch can use.
+
+    Args:
+        uuid: as torch prints it, without "GPU-" or "MIG-".
+        pci: its address on the PCI bus, "0000:1b:00.0".
+        memory_bytes: all of it.
+    """
+
+    name: str
+    uuid: str
+    pci: str
+    memory_bytes: int
+
+
+def cuda_device_list() -> tuple[CudaDevice, ...]:
+    """CUDA devices that torch can use, in its order, which is that of local ranks; empty without an NVIDIA driver.
+
+    Torch is asked once a process, in a process of its own: alone it knows what CUDA_VISIBLE_DEVICES means to it, by
+    number, by UUID or of parts of a GPU (MIG). That takes seconds.
 
     Raises:
         InputError: there is a driver, but torch cannot be asked.
     """
-    if not (Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()):
-        return 0
-    return _answer_of_torch("--devices")
+    return _visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+@cache
+def _visible_devices(_cuda_visible_devices: str | None) -> tuple[CudaDevice, ...]:
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return ()
+    return _answer_of_torch()
+
+
+def _answer_of_torch() -> tuple[CudaDevice, ...]:
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-m", "suite.execute.devices"],
+            cwd=ROOT,
+            capture_output=True,
+            check=False,
+            timeout=ANSWER_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _unusable(f"no answer in {ANSWER_SECONDS:.0f} s") from error
+    if answer.returncode != 0:
+        raise _unusable((answer.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1])
+    return msgspec.json.decode(answer.stdout, type=tuple[CudaDevice, ...])
+
+
+def _unusable(why: str) -> InputError:
+    return InputError(
+        f"an NVIDIA driver is installed, but torch cannot use its devices: {why}",
+        allowed="--device cpu",
+        where="--device",
+    )
+
+
+def cuda_devices() -> int:
+    """Number of CUDA devices that torch can use.
+
+    Raises:
+        InputError: there is a driver, but torch cannot be asked.
+    """
+    return len(cuda_device_list())
 
 
 def cuda_memory_bytes() -> int:
@@ -30,21 +93,7 @@ def cuda_memory_bytes() -> int:
     Raises:
         InputError: torch cannot be asked.
     """
-    return _answer_of_torch("--device-memory")
-
-
-def _answer_of_torch(question: str) -> int:
-    answer = subprocess.run(
-        [sys.executable, "-m", "suite.execute", question], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if answer.returncode != 0:
-        lines = answer.stderr.strip().splitlines() or ["no output"]
-        raise InputError(
-            f"an NVIDIA driver is installed, but torch cannot use its devices: {lines[-1]}",
-            allowed="--device cpu",
-            where="--device",
-        )
-    return int(answer.stdout)
+    return min(device.memory_bytes for device in cuda_device_list())
 
 
 def usable_threads() -> frozenset[int]:

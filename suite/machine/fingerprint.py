@@ -7,6 +7,7 @@ import platform
 import socket
 import subprocess
 import tomllib
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from reference_runs.errors import InputError
 from suite.machine import malloc
-from suite.machine.devices import usable_cores
+from suite.machine.devices import cuda_device_list, usable_cores
 from suite.paths import ROOT
 
 
@@ -79,14 +81,23 @@ def hardware() -> dict[str, str]:
     """Processor, cores that this process may use, and memory, as texts."""
     import psutil
 
-    gpus = Path("/proc/driver/nvidia/gpus").glob("*/information")
     return {
         "cpu": cpu_named(),
         "cpu_flags": digest(kernel_fact("/proc/cpuinfo", "flags")),
         "cores": str(usable_cores()),
         "memory": f"{psutil.virtual_memory().total // 1024} kB",
-        "gpus": ", ".join(sorted(kernel_fact(str(path), "Model") for path in gpus)) or "none",
+        "gpus": ", ".join(sorted(gpu_models())) or "none",
     }
+
+
+def gpu_models(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """The model of every GPU of the driver's; in a container that does not show them, of those that torch can use."""
+    shown = [kernel_fact(str(path), "Model") for path in root.glob("*/information")]
+    if shown:
+        return shown
+    with suppress(InputError):  # it is raised where devices are needed
+        return [device.name for device in cuda_device_list()]
+    return []
 
 
 def software() -> dict[str, str]:

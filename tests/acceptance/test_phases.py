@@ -13,6 +13,7 @@ from suite.acceptance.evidence import Health
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import EFFORTS
 from suite.acceptance.repetition import Rerun, affordable, launches_that_fit
+from suite.machine import devices
 from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS
 
 
@@ -154,3 +155,24 @@ def test_launches_leave_later_re_runs_their_shortest_time(left, launches):
     later = [due("b", 150.0, launches=5), due("c", 20.0)]  # 90 and 20 s
     assert launches_that_fit(due("a", 200.0, launches=5), later, left) == launches
     assert launches_that_fit(due("a", 20.0), later, 20.0) == 0
+
+
+def test_a_battery_asks_torch_for_its_devices_once(tmp_path, capsys, node, monkeypatch):
+    """It plans three times as many launches as it makes, and each plan wants to know: seconds of a start of torch."""
+    asked = []
+
+    def answer():
+        asked.append("torch")
+        return (
+            devices.CudaDevice(name="NVIDIA H100 80GB HBM3", uuid="u", pci="0000:1b:00.0", memory_bytes=85 * 10**9),
+        )
+
+    monkeypatch.setattr(devices, "ctypes", SimpleNamespace(CDLL=lambda _name: None))
+    monkeypatch.setattr(devices, "_answer_of_torch", answer)
+    devices._visible_devices.cache_clear()
+    try:
+        accept(capsys, tmp_path, "--device", "cuda", "--profile", "quick")
+    finally:
+        devices._visible_devices.cache_clear()
+    assert len(node.asked) > 7
+    assert asked == ["torch"]

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.machine.fingerprint import cpu_named, hardware, suite_version
+from suite.machine import fingerprint
+from suite.machine.devices import CudaDevice
+from suite.machine.fingerprint import cpu_named, gpu_models, hardware, suite_version
 
 EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n"
 
@@ -47,3 +49,15 @@ def test_a_checkout_is_modified_by_code_and_not_by_results(tmp_path: Path, monke
     assert suite_version() == clean
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2"\n\n')
     assert suite_version() == clean.removesuffix(")") + ", modified)"
+
+
+def test_gpus_are_the_drivers_or_in_a_container_without_its_files_torchs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = CudaDevice(name="NVIDIA H100 80GB HBM3", uuid="u", pci="0000:1b:00.0", memory_bytes=1)
+    monkeypatch.setattr(fingerprint, "cuda_device_list", lambda: (one, one))
+    assert gpu_models(tmp_path) == ["NVIDIA H100 80GB HBM3"] * 2
+    for number, model in enumerate(("NVIDIA H200", "NVIDIA A100")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "information").write_text(f"Model: \t\t {model}\nIRQ: 1\n", encoding="utf-8")
+    assert sorted(gpu_models(tmp_path)) == ["NVIDIA A100", "NVIDIA H200"]

@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from suite.execute.devices import pci_address
 from suite.machine.cpu_contention import Shared
+from suite.machine.numa import bind_near
 
 CALL_SECONDS = 2.0  # limit of a call to the GPU's driver: a lost GPU can block one for ever
 _BUSY = ("user", "nice", "system", "irq", "softirq")
@@ -37,8 +40,15 @@ def environment(device: torch.device) -> dict[str, str]:
             "gpu_memory_bytes": str(properties.total_memory),
             "cuda": str(torch.version.cuda),
             "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
+            "numa_node": bind_near_gpu(device),
         }
     return facts
+
+
+@cache
+def bind_near_gpu(device: torch.device) -> str:
+    """Bind this process to the processors next to its GPU, once; their NUMA node, or "not bound: WHY"."""
+    return bind_near(pci_address(torch.cuda.get_device_properties(device)), threads=torch.get_num_threads())
 
 
 def own_seconds() -> float:

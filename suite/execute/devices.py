@@ -1,0 +1,53 @@
+"""Prints the CUDA devices that torch can use, as JSON: python -m suite.execute.devices."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import msgspec
+
+from suite.machine.devices import DRIVER, CudaDevice
+
+
+def driver_devices() -> int:
+    """How many devices the driver reports to this process, as CUDA_VISIBLE_DEVICES says; 0 without a driver or device.
+
+    It takes a few milliseconds where there is none, and seconds less than torch.
+    """
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def torch_devices() -> list[CudaDevice]:
+    """The devices in torch's order, which is that of local ranks."""
+    import torch  # takes seconds, and is not needed where the driver has no device
+
+    devices = []
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        devices.append(
+            CudaDevice(
+                name=properties.name,
+                uuid=str(properties.uuid),
+                pci=pci_address(properties),
+                memory_bytes=properties.total_memory,
+            )
+        )
+    return devices
+
+
+def pci_address(properties: object) -> str:
+    """Address on the PCI bus as the kernel writes it: "0000:1b:00.0", of torch's properties of a device."""
+    domain, bus, device = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(torch_devices() if driver_devices() else []))
