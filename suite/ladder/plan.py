@@ -16,7 +16,7 @@ from reference_runs.miniature import miniature
 from reference_runs.run import Architecture, Precision, Recipe
 from suite.job.options import KernelChoice, Texts
 from suite.ladder.rung import MOST_DIVISOR, STEPS, Need, Rung, RungSetting, Track, setting_above, setting_of
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rungs import rungs_on
 from suite.launch import network_namespaces
 from suite.machine.compilers import compilation_missing
 from suite.metrics.figures import Quantity, of_job
@@ -114,7 +114,7 @@ def refusals(target: Target) -> dict[str, str]:
     """
     refused: dict[str, str] = {}
     applicable: list[Rung] = []
-    for rung in RUNGS:
+    for rung in rungs_on(target.device):
         setting = setting_above(rung, applicable, divisor=target.divisor)
         reason = refusal(rung, target) or not_executed(planned(target, setting, "", None))
         if reason:

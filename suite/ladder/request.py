@@ -13,7 +13,7 @@ from suite.job.options import Texts
 from suite.ladder.measurement import RungPrediction, expected
 from suite.ladder.plan import Target, planned, refusals
 from suite.ladder.rung import STEPS, Rung, RungSetting, stands_on
-from suite.ladder.rungs import RUNGS, seconds_unknown
+from suite.ladder.rungs import rungs_on, seconds_unknown
 from suite.machine.profile import Profile
 from suite.reproduce.plan import Plan
 from suite.reproduce.reproduce import LaunchResult, reproduce
@@ -69,13 +69,14 @@ class LadderRun(msgspec.Struct, frozen=True, kw_only=True):
 def wanted(ladder_run: LadderRun) -> tuple[list[Rung], list[Rung]]:
     """The rungs to launch: those that are chosen, and the one that each is compared with; and all that apply here."""
     refused = refusals(ladder_run.target)
-    applicable = [rung for rung in RUNGS if rung.name not in refused]
+    rungs = rungs_on(ladder_run.target.device)
+    applicable = [rung for rung in rungs if rung.name not in refused]
     names = set(ladder_run.chosen)
     for rung in applicable:
         if rung.name in ladder_run.chosen:
             below = stands_on(rung, applicable)
             names |= {other.name for other in (*below[-1:], *below[:1])}  # the first is the baseline, for the total
-    return [rung for rung in RUNGS if rung.name in names], applicable
+    return [rung for rung in rungs if rung.name in names], applicable
 
 
 def launched(

@@ -120,6 +120,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
         seconds_unknown: why no time is predicted of a setting that has these changes; empty where it is.
         needs: without which it does not apply.
         side: whether no rung builds on it; the next rung builds on the one below it.
+        main_on: the device on which it is no side rung; empty: none.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     seconds_unknown: str = ""
     needs: tuple[Need, ...] = ()
     side: bool = False
+    main_on: str = ""
 
     @property
     def is_base(self) -> bool:

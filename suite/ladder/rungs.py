@@ -31,6 +31,11 @@ def _rungs() -> Iterator[Rung]:
 RUNGS = tuple(_rungs())
 
 
+def rungs_on(device: str) -> list[Rung]:
+    """All rungs; what is a side rung elsewhere may be none on `device`."""
+    return [msgspec.structs.replace(rung, side=rung.side and rung.main_on != device) for rung in RUNGS]
+
+
 def seconds_unknown(setting: RungSetting) -> str:
     """Why the time of a setting is not predicted: the reason of a rung whose changes are all in it; empty where it is.
 

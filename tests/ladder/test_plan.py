@@ -42,11 +42,11 @@ def test_a_rung_whose_setting_is_not_executed_is_not_run_with_the_reason_and_not
     """As `fsdp-offload` on one GPU would be, if it did not shard."""
     unsharded = msgspec.structs.replace(NAMES["in-place"], changes={"offloads_state": True})
     rungs = tuple(unsharded if rung.name == "in-place" else rung for rung in RUNGS)
-    monkeypatch.setattr(planning, "RUNGS", rungs)
+    monkeypatch.setattr(planning, "rungs_on", lambda _device: rungs)
     reason = refusals(CPU)["in-place"]
     assert "this version does not execute that layout" in reason
     assert "offload state with zero0" in reason
-    monkeypatch.setattr("suite.ladder.request.RUNGS", rungs)
+    monkeypatch.setattr("suite.ladder.request.rungs_on", lambda _device: rungs)
     for module in ("request", "runner"):
         monkeypatch.setattr(f"suite.ladder.{module}.refusals", refusals)
     outcome = ladder_of(["in-place", "accumulate"])

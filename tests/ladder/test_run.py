@@ -35,7 +35,7 @@ from suite.ladder.rung import (
     setting_of,
     stands_on,
 )
-from suite.ladder.rungs import RUNGS
+from suite.ladder.rungs import RUNGS, rungs_on
 from suite.machine.half_precision import Kernels
 from suite.metrics.comparison import compare
 from suite.metrics.figures import Figure, Quantity
@@ -89,6 +89,12 @@ def test_a_rung_stands_on_the_applicable_main_rungs_below_it() -> None:
     assert stands_on(NAMES["memory-baseline"], applicable) == []
     for side in ("cpp-operator", "fused-attention"):
         assert [rung.name for rung in stands_on(NAMES[side], RUNGS)][-1] == "no-sync"
+
+
+def test_on_a_gpu_rungs_stand_on_fused_attention_and_on_a_processor_they_do_not() -> None:
+    below = {device: stands_on(NAMES["compile"], rungs_on(device))[-1].name for device in ("cpu", "cuda")}
+    assert below == {"cpu": "no-sync", "cuda": "fused-attention"}
+    assert rungs_on("cpu") == list(RUNGS)
 
 
 def test_a_rung_of_fused_attention_changes_the_layout_alone() -> None:
