@@ -16,6 +16,7 @@ from reference_runs.layout import Recomputation
 from suite.execute.data.loader import PrefetchedBatches
 from suite.execute.data.token_stream import TokenisedDocuments, TokenStream
 from suite.execute.measure.counters import SynchronisationCounter
+from suite.execute.model import loss as loss_module
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.loss import NOT_LEARNED, ChunkedCrossEntropy, CrossEntropy
 from suite.execute.model.torch_operations import TorchOperations
@@ -87,6 +88,40 @@ def test_a_loss_in_chunks_has_the_same_value_and_gradients(chunks: int) -> None:
     for mine, reference in zip(ours, exact, strict=True):
         # fp32 sums of 40 products and 31 exponentials, each rounded to 2^-24
         assert (mine.double() - reference).abs().max() <= 100 * 2.0**-24 * reference.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # the compiler's own imports
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_loss_in_chunks_is_the_eager_one_s(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing falls back to the eager form but where counters ask for it.
+
+    Both round the same products, 700 exponentials are added in another order, and in bf16 a gradient of a logit that
+    lies at the border between two numbers becomes the other one: 2^-8 of it.
+    """
+    called = []
+    fused = loss_module._part_compiled
+    monkeypatch.setattr(loss_module, "_part_compiled", lambda *args: called.append(1) or fused(*args))
+    generator = torch.Generator().manual_seed(1)
+    head = nn.Linear(24, 700, bias=False, dtype=dtype)
+    x = torch.randn(2, 30, 24, generator=generator).to(dtype)
+    targets = torch.randint(700, (2, 30), generator=generator)
+    targets[0, 3:9] = NOT_LEARNED
+    compiled, eager = ChunkedCrossEntropy(3), ChunkedCrossEntropy(3)
+    compiled.compile_parts()
+
+    def results(loss: nn.Module) -> list[Tensor]:
+        leaf = x.clone().requires_grad_()
+        value = loss(head, leaf, targets, 1.0)
+        return [value.detach(), *torch.autograd.grad(value, [leaf, head.weight])]
+
+    reference = results(eager)
+    with torch.compiler.set_stance("force_eager"):
+        assert all(torch.equal(*pair) for pair in zip(results(compiled), reference, strict=True))
+    assert not called
+    tolerance = 100 * 2.0**-24 if dtype is torch.float32 else 2.0**-8
+    for mine, theirs in zip(results(compiled), reference, strict=True):
+        assert (mine.double() - theirs.double()).abs().max() <= tolerance * theirs.double().abs().max()
+    assert called
 
 
 def _loss_and_gradients(

@@ -14,7 +14,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    _FlopCounterMode,
+    mm_flop,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 from suite.execute.measure.phases import Part, Phases
 from suite.job.events import CountedCollective
@@ -211,9 +217,15 @@ def _attention_gradient_flop(_gradient_BHTK: Any, q_BHTK: Any, k_BHSK: Any, v_BH
     return 2 * int(sdpa_flop_count(q_BHTK, k_BHSK, v_BHSK))
 
 
+def _product_flop(_added_MN: Any, a_MK: Any, b_KN: Any, *_: Any, **_out: Any) -> int:
+    """Of a product that is added to a matrix. PyTorch's own takes a result's dtype for its shape (torch 2.13)."""
+    return int(mm_flop(a_MK, b_KN))
+
+
 _aten = torch.ops.aten
-# PyTorch's table has all of CUDA's and none of the CPU's
-_ON_CPU = {
+# PyTorch's table has all attention of CUDA and none of the CPU
+_OWN = {
+    _aten.addmm: _product_flop,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flop,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flop,
 }
@@ -240,7 +252,7 @@ class LocalFlopCounter(FlopCounterMode):
     """
 
     def __init__(self, *, recomputes: bool = True) -> None:
-        super().__init__(display=False, custom_mapping=_ON_CPU if recomputes else _ON_CPU | _WITHOUT_SCORES)
+        super().__init__(display=False, custom_mapping=_OWN if recomputes else _OWN | _WITHOUT_SCORES)
 
     def __enter__(self) -> LocalFlopCounter:
         self.flop_counts.clear()

@@ -19,6 +19,7 @@ from reference_runs.layout import Layout, Offload
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Precision
 from suite.execute.model.decoder import Decoder, initialise
+from suite.execute.model.loss import ChunkedCrossEntropy
 from suite.execute.model.torch_operations import Operations, TorchOperations
 from suite.execute.parallel import tensor_parallel
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, embedding_group
@@ -267,7 +268,10 @@ def operations(
 
 
 def compile_blocks(chunks: Iterable[Decoder], dtype: torch.dtype, device: torch.device) -> None:
-    """Compile each block of `chunks`, in place. From then on recompiling too often is an error."""
+    """Compile each block of `chunks`, and on CUDA a loss in parts, in place.
+
+    From then on recompiling too often is an error.
+    """
     # DistributedDataParallel's graph splitting is for a model compiled whole; blocks are compiled one by one
     torch._dynamo.config.optimize_ddp = False
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # rather than go on eagerly
@@ -277,6 +281,8 @@ def compile_blocks(chunks: Iterable[Decoder], dtype: torch.dtype, device: torch.
     for chunk in chunks:
         for block in chunk.blocks.values():
             block.compile()
+        if device.type == "cuda" and isinstance(chunk.loss, ChunkedCrossEntropy):
+            chunk.loss.compile_parts()
 
 
 def _data_parallel(chunk: Decoder, layout: Layout, group: dist.ProcessGroup, device: torch.device) -> nn.Module:

@@ -57,8 +57,10 @@ class LossOperators(OperatorBase):
             e N D + e V D    gradients of the hidden states and of the weight, from the first chunk on
             4 C V            fp32 logits, which become their gradient where they lie
             e C V, e V D     in 16 bit too: logits and their gradient, and a chunk's share of the weight's
+        In 16 bit on CUDA the weight's gradient is 4 V D until the last chunk, without shares of chunks, then e V D.
         """
         tape, most = self.tape, -(-tokens // chunks)
+        adds_in_fp32 = self.half and self._cuda
 
         def rule(kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             self._count("scale", tokens * columns)
@@ -66,7 +68,8 @@ class LossOperators(OperatorBase):
             self._host_backward(CHUNKED_LOSS)
             return list(kept)
 
-        of_x, of_weight = self.block(tokens * columns), self.block(rows * columns)
+        of_x = self.block(tokens * columns)
+        of_weight = tape.block(FP32 * rows * columns) if adds_in_fp32 else self.block(rows * columns)
         total = tape.block(2 * FP32)
         self._count("zeros", rows * columns, dtype="fp32")
         for first in range(0, tokens, most):
@@ -84,14 +87,16 @@ class LossOperators(OperatorBase):
             logits = tape.block(FP32 * size * rows)
             del half
             gradient = self.block(size * rows) if self.half else logits
+            del logits
             if self.half:
                 self._product(size * columns, size * rows, rows * columns)
-                del logits
+            if self.half and not adds_in_fp32:
                 self._product(rows * columns, size * rows, size * columns)
-            else:
-                del logits
             del gradient
         assert targets
+        if adds_in_fp32:
+            self._count("from_fp32", rows * columns)
+            of_weight = self.block(rows * columns)
         loss = tape.block(FP32)
         del total
         return Value(loss, tape.record([x, self.weight(weight)], [of_x, of_weight], rule))

@@ -158,3 +158,12 @@ def test_on_a_gpu_numbers_of_the_host_do_not_wait_and_what_is_copied_there_does(
                 with pytest.raises(DataDependentOutputException):
                     tensor.sum().item()
                 assert waits.count == count
+
+
+def test_a_product_that_is_added_in_another_dtype_counts_as_one() -> None:
+    sums = torch.empty(7, 3, device="meta")
+    a, b = (torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in ((7, 5), (5, 3)))
+    with (counter := LocalFlopCounter()):
+        torch.addmm(sums, a, b, out_dtype=torch.float32, out=sums)
+        torch.addmm(torch.ones(3), torch.ones(7, 5), torch.ones(5, 3))
+    assert counter.get_total_flops() == 2 * (2 * 7 * 5 * 3)
