@@ -51,3 +51,8 @@ def gradient_factor(recipe: Recipe, norm: float, *, loss_scale: float = 1.0) -> 
     Source: torch.nn.utils.clip_grad_norm_, its 1e-6 included, on the gradient divided by s.
     """
     return min(1.0, recipe.gradient_clip / (norm / loss_scale + 1e-6)) / loss_scale
+
+
+def gradient_factor_on_device(recipe: Recipe, squared: Tensor) -> Tensor:
+    """`gradient_factor` of an unscaled loss as a number on the device of `squared`, N^2: the host waits for nothing."""
+    return (recipe.gradient_clip / (squared.sqrt() + 1e-6)).clamp(max=1.0)

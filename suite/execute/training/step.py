@@ -15,10 +15,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from reference_runs.catalog import global_batch_at
+from reference_runs.layout import Offload
 from suite.execute.data.loader import CopiedAhead, batches
 from suite.execute.data.token_stream import TokenBatch
 from suite.execute.measure.phases import Part, Phases
-from suite.execute.optim.learning_rate import gradient_factor, learning_rate, squared_norm
+from suite.execute.optim.learning_rate import gradient_factor, gradient_factor_on_device, learning_rate, squared_norm
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters
@@ -71,6 +72,7 @@ class Steps:
         self._ahead = CopiedAhead(self._stream, device, self.phases) if job.training_options.pinned else None
         self._scale = loss_scale(job.recipe)
         self.averages_as_asked = job.averaging is not Averaging.ONE_BIT
+        self._updates_before_reading = updates_before_reading(job, device, scaled=self._scale is not None)
 
     def forward_and_backward(self) -> Tensor:
         """Accumulate the gradient of this rank's micro-batches; return the mean of their losses, detached.
@@ -165,7 +167,10 @@ class Steps:
         )
         if naive:
             logged_weight_norm(leaf.parameter for leaf in leaves)
-        mean, total = self._reduced(loss, squared)
+        both = self._reduced(loss, squared)
+        if self._updates_before_reading:
+            self._optimizer_step(gradient_factor_on_device(self.job.recipe, both[1]), widened)
+        mean, total = both.tolist()
         if not math.isfinite(mean):
             text = f"loss is {local_loss.item()} at step {self.step} (mean over ranks: {mean})"
             raise NotFiniteError(text, at_fault=not math.isfinite(local_loss.item()))
@@ -176,14 +181,9 @@ class Steps:
         elif not finite:
             raise NotFiniteError(f"the squared gradient norm is {total} at step {self.step}", at_fault=False)
         self.averages_as_asked = self.job.averaging is not Averaging.ONE_BIT or self._own_gradients()
-        if finite:
+        if finite and not self._updates_before_reading:
             factor = gradient_factor(self.job.recipe, math.sqrt(total), loss_scale=scale or 1.0)
-            self._samples_trained += self._global_batch
-            rate = learning_rate(self.job.recipe, self._samples_trained)
-            if isinstance(optimizer, TensorAdamW):
-                optimizer.step(rate, factor, widened)
-            else:
-                optimizer.step(rate, factor)
+            self._optimizer_step(factor, widened)
         for leaf in leaves:
             if self.job.training_options.keeps_gradients:
                 leaf.gradient.zero_()
@@ -191,6 +191,15 @@ class Steps:
                 leaf.parameter.grad = None
         self.step += 1
         return StepOutcome(mean, math.sqrt(total) / (scale or 1.0), scale, not finite)
+
+    def _optimizer_step(self, factor: float | Tensor, widened: dict[nn.Parameter, Tensor]) -> None:
+        self._samples_trained += self._global_batch
+        rate = learning_rate(self.job.recipe, self._samples_trained)
+        optimizer = self.training.optimizer
+        if isinstance(optimizer, TensorAdamW):
+            optimizer.step(rate, factor, widened)
+        else:
+            optimizer.step(rate, factor)
 
     def _complete_gradients(self, leaves: list[LocalParameter]) -> None:
         """Sum what the data-parallel reduction does not: parts on tensor-parallel ranks, and tied tables."""
@@ -205,7 +214,7 @@ class Steps:
                 if leaf.tied:
                     dist.all_reduce(leaf.gradient, group=self.training.embedding_group)
 
-    def _reduced(self, loss: Tensor, squared: Tensor) -> tuple[float, float]:
+    def _reduced(self, loss: Tensor, squared: Tensor) -> Tensor:
         """Mean loss and squared gradient norm over all ranks, by a message for each axis whose ranks differ in them."""
         layout = self.job.layout
         if layout.tensor_parallel > 1:
@@ -221,8 +230,7 @@ class Steps:
             both[0] /= layout.data_parallel
             if differ:
                 both[1] /= layout.data_parallel
-        mean, total = both.tolist()
-        return mean, total
+        return both
 
     def _own_gradients(self) -> bool:
         """Whether each data-parallel rank keeps its own gradient: the norm is then the root mean square of theirs."""
@@ -241,6 +249,16 @@ class Steps:
         if isinstance(module, DistributedDataParallel) and not last:
             return module.no_sync()
         return nullcontext()
+
+
+def updates_before_reading(job: Job, device: torch.device, *, scaled: bool) -> bool:
+    """Whether the update begins before the host has read loss and gradient norm, which it then does once, at the end.
+
+    Not on a CPU, where the host computes; not with a loss scale, whose overflow skips the update; not where the state,
+    and so the update, is on the host; and not with 1-bit Adam. A gradient that is not finite ends the run all the same.
+    """
+    on_device = device.type == "cuda" and job.layout.offload is Offload.NONE
+    return on_device and not scaled and job.averaging is not Averaging.ONE_BIT
 
 
 def squared_norm_by_parameter(gradients: Iterable[Tensor], *, device: torch.device) -> Tensor:

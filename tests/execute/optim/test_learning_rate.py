@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reference_runs.run import LearningRateDecay, Recipe
-from suite.execute.optim.learning_rate import gradient_factor, learning_rate, squared_norm
+from suite.execute.optim.learning_rate import gradient_factor, gradient_factor_on_device, learning_rate, squared_norm
 from tests.support.launches import small_plan
 
 RECIPE = msgspec.structs.replace(
@@ -85,3 +85,16 @@ def test_the_norm_of_fp16_gradients_is_finite_exactly_where_they_are() -> None:
     for bad in (math.inf, math.nan):
         assert not squared_norm([largest, largest.clone().fill_(bad)], device=torch.device("cpu")).isfinite()
     assert squared_norm([], device=torch.device("cpu")).item() == 0
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-9, 0.3, 1.0, 1.0000001, 7.5, 1e12])
+def test_the_factor_on_the_device_is_the_host_s_to_a_few_roundings(norm: float) -> None:
+    """The square, its root, a sum and a quotient, each rounded to 2^-24 in fp32."""
+    factor = gradient_factor_on_device(_recipe(gradient_clip=1.0), torch.tensor(norm, dtype=torch.float32) ** 2)
+    assert factor.dim() == 0
+    assert factor.item() == pytest.approx(gradient_factor(_recipe(gradient_clip=1.0), norm), rel=4 * 2.0**-24)
+
+
+def test_a_norm_that_is_not_finite_clips_by_nothing_that_is_hidden() -> None:
+    factor = gradient_factor_on_device(_recipe(gradient_clip=1.0), torch.tensor(math.nan))
+    assert math.isnan(factor.item())

@@ -1,0 +1,84 @@
+"""When the host reads the numbers of a step: before its update, or once, after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.turns import SuiteLoop
+from reference_runs.layout import Offload
+from reference_runs.run import Precision
+from suite.execute.rank import NotFiniteError
+from suite.execute.training import step as step_module
+from suite.execute.training.step import updates_before_reading
+from suite.job.options import Averaging
+from suite.job.training_job import Job
+from suite.reproduce.plan import corpus_for, job_for
+from tests.support.launches import TEXT, small_plan
+
+CPU = torch.device("cpu")
+STEPS = 4
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    numbers = torch.get_rng_state()
+    yield
+    torch.set_rng_state(numbers)
+    dist.destroy_process_group()
+
+
+def job(scratch: Path, *, clip: float = 1.0) -> Job:
+    plan = small_plan(ranks=1, recipe={"precision": Precision.FP32, "gradient_clip": clip})
+    return job_for(plan, corpus_for(plan, TEXT), str(scratch))
+
+
+def losses(asked: Job) -> list[float]:
+    torch.manual_seed(1)  # of dropout
+    loop = SuiteLoop(asked, CPU)
+    return [loop.step()[0] for _ in range(STEPS)]
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("clip", [1e3, 1e-3])  # nothing is clipped; everything is
+def test_an_update_before_the_host_reads_is_the_same_update(
+    clip: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = job(tmp_path, clip=clip)
+    before = losses(asked)
+    monkeypatch.setattr(step_module, "updates_before_reading", lambda *_args, **_kwargs: True)
+    after = losses(asked)
+    assert before[0] == after[0]
+    assert before[0] != before[-1]
+    # the factor differs by four roundings of 2^-24, and Adam carries each step's on
+    assert after == pytest.approx(before, rel=4 * STEPS * 2.0**-24)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_gradient_that_is_not_finite_ends_the_run_after_the_update_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_module, "updates_before_reading", lambda *_args, **_kwargs: True)
+    loop = SuiteLoop(job(tmp_path), CPU)
+    loop.step()
+    monkeypatch.setattr(step_module, "squared_norm", lambda *_args, **_kwargs: torch.tensor(math.inf))
+    with pytest.raises(NotFiniteError, match="squared gradient norm is inf at step 1"):
+        loop.step()
+
+
+def test_no_update_is_before_reading_on_a_processor_or_where_it_may_be_skipped(tmp_path: Path) -> None:
+    asked, gpu = job(tmp_path), torch.device("cuda", 0)
+    offloaded = msgspec.structs.replace(asked.layout, offload=Offload.STATE)
+    one_bit = msgspec.structs.replace(asked, averaging=Averaging.ONE_BIT)
+    assert updates_before_reading(asked, gpu, scaled=False)
+    assert not updates_before_reading(asked, CPU, scaled=False)
+    assert not updates_before_reading(asked, gpu, scaled=True)
+    assert not updates_before_reading(msgspec.structs.replace(asked, layout=offloaded), gpu, scaled=False)
+    assert not updates_before_reading(one_bit, gpu, scaled=False)
