@@ -24,6 +24,7 @@ from suite.machine.devices import resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
+from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation
 from suite.reproduce.supported import (
     check_averaging,
@@ -147,6 +148,7 @@ def plan(request: Request) -> Plan:
     _check_executable(request, subject, workload, device)
     check_averaging(averaging, recipe, layout, device)
     compiled, eager = checked_compilation(request.compiled, device)
+    kernels = checked_kernels(request.kernels, device)
     return Plan(
         name=subject.name,
         architecture=architecture,
@@ -158,10 +160,11 @@ def plan(request: Request) -> Plan:
         seed=request.seed,
         learns=subject.is_miniature,
         trace=request.trace and checked_trace(request.trace, ranks=layout.ranks, device=device, steps=request.steps),
-        kernels=checked_kernels(request.kernels, device),
+        kernels=kernels,
         averaging=averaging,
         exact_steps=exact_steps,
         renewal=checked_renewal(request, averaging, exact_steps),
+        training_options=device_options(workload, device, compiled=compiled, kernels=kernels),
         changes=(*_changes(request, subject, workload), *eager),
     )
 

@@ -8,7 +8,7 @@ from functools import cache
 from reference_runs.catalog import miniatures, run_names
 from reference_runs.layout import layout_text
 from suite.job.corpus import STANDARD_LIBRARY
-from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice
+from suite.job.options import Averaging, KernelChoice
 from suite.records.record import Begin
 
 
@@ -20,7 +20,7 @@ def _names() -> frozenset[str]:
 def repeating_command(begin: Begin) -> str | None:
     """What a user types to launch the job again; None for rungs of the ladder, run files, and several hosts."""
     job = begin.job
-    if begin.run not in _names() or job.training_options != DEFAULT_OPTIONS or job.interface is not None:
+    if begin.run not in _names() or job.training_options.rung or job.interface is not None:
         return None
     options = {
         "device": job.device,
