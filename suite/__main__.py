@@ -12,17 +12,19 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
+from suite.machine.packages import described, lacking, of_every_command
+
 BAD_INPUT = 2  # as `suite.commands.exit_codes`, which may not be importable yet
 
 
 def _missing(error: ModuleNotFoundError) -> int:
     """Say which package this Python lacks, and how to get it; anything of our own is a mistake of ours."""
     package = (error.name or "").partition(".")[0]
-    if package in ("suite", "reference_runs", "kernels", ""):
+    if package in ("suite", "reference_runs", "kernels", "") or not lacking([package]):
         raise error
+    wanted = [package, *(other for other in of_every_command() if other != package)]
     sys.stderr.write(
-        f"error: {sys.executable} lacks the package {package}; `.venv/bin/nox -s reproduce` installs all that commands "
-        "need, and `.nox/reproduce/bin/python -m suite` runs them (README.md)\n"
+        f"error: {sys.executable} lacks {described(lacking(wanted))}; or `.venv/bin/nox -s reproduce` (README.md)\n"
     )
     return BAD_INPUT
 
@@ -33,8 +35,8 @@ try:
     from reference_runs.errors import InputError, nearest
     from suite.commands import exit_codes
     from suite.launch.interruption import end_as_interrupted, interrupted_by
-except ModuleNotFoundError as lacking:
-    sys.exit(_missing(lacking))
+except ModuleNotFoundError as not_found:
+    sys.exit(_missing(not_found))
 
 # Command -> its module and function. Only the module of the command that is asked for is imported.
 COMMANDS = {

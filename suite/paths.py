@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +27,13 @@ def cache_directory() -> Path:
     Raises:
         InputError: it cannot be created.
     """
-    from platformdirs import user_cache_path
-
     asked = os.environ.get("XDG_CACHE_HOME")
-    root = Path(asked) / CACHE if asked else user_cache_path(CACHE, appauthor=False)
+    if asked or sys.platform == "linux":  # without a package that images for GPUs lack
+        root = Path(asked or Path.home() / ".cache") / CACHE
+    else:
+        from platformdirs import user_cache_path
+
+        root = user_cache_path(CACHE, appauthor=False)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:

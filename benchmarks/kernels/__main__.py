@@ -19,6 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from suite.machine.packages import described, lacking
+
+if missing := lacking(("pytest", "pytest_benchmark", "triton")):
+    sys.stderr.write(f"error: {sys.executable} lacks {described(missing)}; or nox -s bench\n")
+    sys.exit(2)
+
 import pytest
 import triton
 
@@ -106,8 +112,11 @@ def main(arguments: Sequence[str]) -> int:
         path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
         text = table(record)
         path.with_suffix(".md").write_text(text, encoding="utf-8")
-        pictures = draw(record, path.with_suffix(""))
-        print(f"\n{text}\n{path.with_suffix('.md')}", *pictures, sep="\n")
+        print(f"\n{text}\n{path.with_suffix('.md')}")
+        if missing := lacking(["matplotlib"]):
+            print(f"no pictures for want of {described(missing)}")
+        else:
+            print(*draw(record, path.with_suffix("")), sep="\n")
     print(f"{time.perf_counter() - start:.0f} s")
     return code
 

@@ -29,6 +29,7 @@ from suite.ladder.rungs import RUNGS
 from suite.launch.interruption import end_as_interrupted
 from suite.launch.multi_host import check_reachable
 from suite.machine.devices import cuda_memory_bytes, resolved_device
+from suite.machine.packages import described, lacking
 from suite.paths import ROOT
 from suite.records.store import new_identity, records_directory, writable, write_new
 from suite.report.html.ladder import DIRECTORY
@@ -268,14 +269,12 @@ def _reported(ladder: LadderResult, plot: str, *, json: bool) -> int:
 
 def _stored(ladder: LadderResult, results: Path) -> str:
     """Store the result, for the page, and its picture; the picture's path, or why there is none."""
-    from importlib.util import find_spec
-
     if not any(rung.measured for rung in ladder.rungs):
         return "none: nothing ran"
     path = writable(results / DIRECTORY, results) / f"{ladder.run}__{new_identity()}.json"
     write_new(path, msgspec.json.encode(ladder))
-    if find_spec(PLOT_NEEDS) is None:
-        return f"none: {PLOT_NEEDS} is not installed; nox -s ladder brings it"
+    if missing := lacking([PLOT_NEEDS]):
+        return f"none for want of {described(missing)}; or nox -s ladder"
     from suite.report.plots.ladder import write_plot
 
     picture = path.with_suffix(".png")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -18,6 +18,7 @@ from suite.commands import exit_codes
 from suite.commands.options import Compiled, Device, check_writable, name_left_out, print_json
 from suite.job.events import Status
 from suite.launch.interruption import end_as_interrupted
+from suite.machine.packages import described, lacking
 from suite.paths import ROOT, stores
 from suite.records.index import launches as all_launches
 from suite.records.kernel_runs import kernel_runs
@@ -131,10 +132,8 @@ def _checked_names(names: list[str] | None, launches: int, *, accepts: bool) -> 
         raise InputError("a run twice", got=" ".join(names), where="NAME")
     if KERNELS in names and (len(names) > 1 or accepts):
         raise InputError("kernels are compared alone, and need no --accept", got=" ".join(names), where="NAME")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        allowed = "the dependency group regress: nox -s regress"
-        raise InputError("packages that are not installed", got=", ".join(missing), allowed=allowed)
+    if missing := lacking(NEEDED):
+        raise InputError(f"{sys.executable} lacks {described(missing)}; or nox -s regress")
     return names
 
 

@@ -15,7 +15,7 @@ from suite.commands.options import Results, name_left_out, print_json
 from suite.paths import RESULTS, whole_file
 from suite.records.index import launches
 from suite.report.html.change_point_worker import Search
-from suite.report.html.page import INSTALL, missing
+from suite.report.html.page import missing
 from suite.report.html.page import page as page_of
 from suite.report.markdown.step_times import accuracy, step_tables, step_times
 from suite.report.markdown.utilisation import utilisation_table
@@ -80,7 +80,7 @@ def report_command(
         if known and search is not None:
             of_page = written(directory, PAGE, page_of(results, known, bad, search))
         elif known and lacking:
-            messages.print(f"{PAGE} is left out: {lacking} is not installed ({INSTALL})", soft_wrap=True)
+            messages.print(f"{PAGE} is left out for want of {lacking}; or nox -s report", soft_wrap=True)
     if json:
         tables = str(directory / FILE) if facts else None
         report = {"file": tables, "page": str(of_page) if of_page else None, **facts}

@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +13,7 @@ import msgspec
 
 from reference_runs.catalog import miniatures
 from reference_runs.errors import InputError
+from suite.machine.packages import described, lacking
 from suite.metrics.figures import Quantity
 from suite.records.summary import LaunchSummary
 from suite.regression.change_points import Segment, by_setup, searched_times, segments_of
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import jinja2
 
 NEEDED = ("plotly", "jinja2", "ruptures", "scipy")  # beyond the packages of every command
-INSTALL = "pip install plotly jinja2 ruptures scipy, or nox -s report, brings it"
 TITLE = "Reference runs"
 MOST_DETAILS = 150  # setups that are judged and shown in full: those that were launched last
 MOST_ROWS = 2000  # setups that have a row
@@ -83,8 +82,9 @@ class SetupRow(NamedTuple):
 
 
 def missing() -> str:
-    """The first package that the page needs and that is not installed; empty where all are."""
-    return next((name for name in NEEDED if find_spec(name) is None), "")
+    """The packages that the page needs and that are not installed, and how to get them; empty where all are."""
+    packages = lacking(NEEDED)
+    return described(packages) if packages else ""
 
 
 def page(
