@@ -159,8 +159,9 @@ class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank verified.
 
     Args:
-        product_flop_per_second: of its products, one after another for `product_seconds`; None where they were not
-            timed.
+        products: large ones, one after another for `product_seconds`; 0 where only memory was verified.
+        product_flop_per_second: of the median second of their later half; None where they were not timed.
+        burst_flop_per_second: of the fastest few of them.
     """
 
     rank: int
@@ -170,6 +171,8 @@ class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
     first: str
     product_flop_per_second: float | None = None
     product_seconds: float = 0.0
+    products: int = 0
+    burst_flop_per_second: float | None = None
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):

@@ -335,7 +335,9 @@ def _probe_job(
         exchanges=effort.exchanges if exchanges else 0,
         exchange_seconds=effort.exchange_seconds,
         exchange_bytes=effort.exchange_bytes[device],
-        soak_seconds=effort.soak_seconds if soak else 0.0,
+        soak_seconds=effort.soak_seconds[device] if soak else 0.0,
         soak_bytes=effort.soak_bytes if device == "cpu" and effort.soak_bytes else 0,
+        product_seconds=effort.product_seconds[device] if soak else 0.0,
+        product_size=effort.product_size,
         collective_timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS,
     )

@@ -159,13 +159,18 @@ def probe_phase(battery: RunningBattery, parts: frozenset[int] = MEASURED_BY_PRO
     if check.REPLAYS in wanted:
         seconds += effort.replays * effort.replay_steps * REPLAYED_STEP_SECONDS
     if wanted & EXCHANGES:
-        seconds += EXCHANGE_SECONDS + 2 * effort.exchange_seconds
+        seconds += EXCHANGE_SECONDS + _exchange_parts(settings.device, settings.ranks) * effort.exchange_seconds
     if check.SOAK in wanted:
-        seconds += effort.soak_seconds
+        seconds += effort.soak_seconds[settings.device] + effort.product_seconds[settings.device]
     serves = (
         MEASURED_BY_PROBE if parts == MEASURED_BY_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
     )
     return BatteryPhase(name="probe", predicted_seconds=seconds, serves=serves, run=run)
+
+
+def _exchange_parts(device: str, ranks: int) -> int:
+    """Pairs, an all-reduce, and an all-to-all of more than two ranks; on GPUs all-reduces by ring and switch too."""
+    return 2 + (ranks > 2) + 2 * (device == "cuda")
 
 
 def probe_seconds(battery: RunningBattery) -> float:

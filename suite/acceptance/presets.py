@@ -25,7 +25,10 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
         limit_seconds: after which no optional work starts: no further look, no re-run.
         timed: miniatures whose step time is judged, after as many launches as `looks` says.
         jitter: the miniature with 200 timed steps; None: none.
-        exchanges: of each pair of ranks, and of all ranks, at least; both go on for `exchange_seconds`.
+        exchanges: of each pair of ranks, and of all ranks by each collective and algorithm, at least; all pairs
+            together, and each of the others, go on for `exchange_seconds`.
+        soak_seconds: by device, of verified memory; before that `product_seconds` of verified bf16 products of
+            matrices [product_size, product_size]: a GPU's power limit shows from 10 s on.
         soak_bytes: of a rank on a CPU at most; None: 90 % of what is free when the soak begins, divided over the ranks.
     """
 
@@ -40,8 +43,10 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     exchanges: int
     exchange_seconds: float
     exchange_bytes: dict[str, int]
-    soak_seconds: float
+    soak_seconds: dict[str, float]
     soak_bytes: int | None
+    product_seconds: dict[str, float]
+    product_size: int
 
 
 # bloom-mini executes neither fp16 nor compiled operators on a CPU. On a GPU every profile measures all that `calibrate`
@@ -58,8 +63,10 @@ _ACCEPT = Effort(
     exchanges=10,
     exchange_seconds=4.0,
     exchange_bytes={"cpu": 64 * MIB, "cuda": 1024 * MIB},
-    soak_seconds=180.0,
+    soak_seconds={"cpu": 180.0, "cuda": 60.0},
     soak_bytes=None,
+    product_seconds={"cpu": 0.0, "cuda": 120.0},
+    product_size=8192,
 )
 EFFORTS = {
     "quick": msgspec.structs.replace(
@@ -74,8 +81,9 @@ EFFORTS = {
         exchanges=5,
         exchange_seconds=2.0,
         exchange_bytes={"cpu": 16 * MIB, "cuda": 1024 * MIB},
-        soak_seconds=4.0,
+        soak_seconds={"cpu": 4.0, "cuda": 4.0},
         soak_bytes=256 * MIB,
+        product_seconds={"cpu": 0.0, "cuda": 60.0},
     ),
     "accept": _ACCEPT,
     "soak": msgspec.structs.replace(
@@ -86,7 +94,8 @@ EFFORTS = {
         replays=30,
         exchanges=50,
         exchange_seconds=20.0,
-        soak_seconds=6600.0,
+        soak_seconds={"cpu": 6600.0, "cuda": 3300.0},
+        product_seconds={"cpu": 0.0, "cuda": 3300.0},
     ),
 }
 

@@ -21,6 +21,8 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
             this long because processors change their speed several times a second.
         soak_seconds: how long every rank verifies products and copies of `soak_bytes`. 0 bytes: of the memory that is
             free when the soak begins, 95 % on "cuda", otherwise 90 % divided over the ranks.
+        product_seconds: before that, how long every rank verifies bf16 products of matrices [product_size,
+            product_size], one after another.
         collective_timeout_seconds: of the process group; a fallback for the launcher's hang guard.
     """
 
@@ -39,6 +41,8 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
     exchange_bytes: int
     soak_seconds: float
     soak_bytes: int
+    product_seconds: float
+    product_size: int
     collective_timeout_seconds: float
 
 
@@ -57,9 +61,12 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged"):
     """Received messages of known contents.
 
     Args:
-        peer: the rank at the other end; None for an all-reduce of all ranks.
-        seconds: of the fastest message one way (half a round trip), or of the fastest all-reduce.
+        peer: the rank at the other end; None for a collective of all ranks.
+        bytes: of one message; of an all-to-all, what the rank sends to all others together.
+        seconds: of the fastest message one way (half a round trip), or of the fastest collective.
         wrong: elements that differ from what was sent, or from the sum; `first` describes the first one.
+        operation: "all-to-all"; empty for a message, and for an all-reduce.
+        algorithm: of an all-reduce, "ring" or "nvls" (sums in the switch); empty where the library chose.
     """
 
     peer: int | None
@@ -68,16 +75,27 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged"):
     wrong: int
     first: str
     time: float
+    operation: str = ""
+    algorithm: str = ""
 
 
 class Soaked(msgspec.Struct, frozen=True, kw_only=True, tag="soaked"):
-    """Verified memory and products of one rank."""
+    """Verified memory and products of one rank.
+
+    Args:
+        products: large ones, in `product_seconds`; `product_flop_per_second` of the median second of their later half,
+            `burst_flop_per_second` of the fastest few.
+    """
 
     bytes: int
     passes: int
     wrong: int
     first: str
     time: float
+    products: int = 0
+    product_seconds: float = 0.0
+    product_flop_per_second: float | None = None
+    burst_flop_per_second: float | None = None
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probed"):

@@ -77,6 +77,8 @@ def probe_job(directory: Path, **changes: Any) -> ProbeJob:
         "exchange_bytes": 0,
         "soak_seconds": 0.0,
         "soak_bytes": 1 << 16,
+        "product_seconds": 0.0,
+        "product_size": 0,
         "collective_timeout_seconds": 10.0,
     }
     return ProbeJob(**(usual | changes))

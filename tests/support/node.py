@@ -76,7 +76,7 @@ class Node:
     def probe_result(self, _device, _ranks, effort, *, replays, exchanges, soak, **_options):
         self.asked.append("probe")
         self.probe_parts.append((replays, exchanges, soak))
-        seconds = 10.0 + (33.0 if replays else 0.0) + (effort.soak_seconds if soak else 0.0)
+        seconds = 10.0 + (33.0 if replays else 0.0) + (effort.soak_seconds["cpu"] if soak else 0.0)
         self.now += seconds
         hashes = [
             ReplayHashes(rank=0, replay=n, step=0, loss="a", gradients="b", parameters=str(n) if self.wrong else "c")

@@ -7,6 +7,10 @@ import pytest
 import torch
 
 from suite.execute.probe import run
+from suite.execute.probe.products import Products
+from suite.job.events import Status
+from suite.job.probe_job import Exchanged, Soaked
+from suite.launch.launcher import launch
 from tests.support.launches import probe_job
 
 CPU = torch.device("cpu")
@@ -71,9 +75,41 @@ def test_processors_are_watched_during_the_exchanges_alone(job, monkeypatch, exc
     monkeypatch.setattr(run, "SharedProcessors", Watched)
     for name, answer in (("new_group", None), ("barrier", None), ("get_world_size", 2), ("get_rank", 0)):
         monkeypatch.setattr(run.dist, name, lambda *_words, answer=answer, **_named: answer)
-    for part in ("run_replay", "exchanged", "reduced", "soaked"):
+    for part in ("run_replay", "exchange_all", "multiplied", "soaked"):
         monkeypatch.setattr(run, part, lambda *_words, part=part, **_named: seen.append(part))
-    parts = msgspec.structs.replace(job, ranks=2, replays=1, exchanges=exchanges, soak_seconds=1.0)
+    parts = msgspec.structs.replace(job, ranks=2, replays=1, exchanges=exchanges, soak_seconds=1.0, product_seconds=1.0)
     ended = run.probe(parts, CPU, lambda _event: None)
-    timed = ["start", "exchanged", "reduced", "update"] if exchanges else []
-    assert (seen, ended.shared) == (["run_replay", *timed, "soaked"], "shared" if exchanges else None)
+    timed = ["start", "exchange_all", "update"] if exchanges else []
+    assert (seen, ended.shared) == (["run_replay", *timed, "multiplied", "soaked"], "shared" if exchanges else None)
+
+
+def test_wrong_products_are_wrong_elements_of_the_soak():
+    soak = Soaked(bytes=8, passes=2, wrong=1, first="memory from element 0", time=0.0)
+    assert run.with_products(soak, None) == soak
+    good = Products(800, 12.0, 8e14, 7e14, 0, "")
+    done = run.with_products(soak, good)
+    assert (done.wrong, done.first) == (1, "memory from element 0")
+    assert (done.products, done.product_seconds) == (800, 12.0)
+    assert (done.product_flop_per_second, done.burst_flop_per_second) == (7e14, 8e14)
+    bad = run.with_products(soak, good._replace(wrong=5, first="product 3 on cuda:2"))
+    assert (bad.wrong, bad.first) == (6, "product 3 on cuda:2")
+
+
+@pytest.mark.ranks
+def test_three_ranks_exchange_by_pairs_at_once_and_in_sums_and_verify_products(tmp_path):
+    parts = {"exchanges": 2, "exchange_bytes": 12_288, "soak_seconds": 0.2, "product_seconds": 0.2, "product_size": 64}
+    job = probe_job(tmp_path, ranks=3, **parts)
+    (tmp_path / "job.json").write_bytes(msgspec.json.encode(job))
+    done = launch(job, "exchanges", lambda _rank, _event: None)
+    assert done.status is Status.OK, done.log_tail
+    for rank, events in enumerate(done.events):
+        found = [event for event in events if isinstance(event, Exchanged)]
+        others = [other for other in range(3) if other != rank]
+        assert [(event.peer, event.operation, event.bytes) for event in found] == [
+            *((other, "", 12_288) for other in others),
+            (None, "all-to-all", 8_192),
+            (None, "", 12_288),
+        ]
+        (soak,) = [event for event in events if isinstance(event, Soaked)]
+        assert sum(event.wrong for event in found) + soak.wrong == 0
+        assert soak.products > 0
