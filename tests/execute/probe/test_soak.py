@@ -88,6 +88,12 @@ def test_differences_count_wrong_elements_and_describe_the_first():
     assert soak.differences(wrong, right) == (2, "element 2 is nan, not 0.0")
 
 
+def test_a_device_that_contradicts_itself_has_no_right_element(monkeypatch):
+    """One that computes nothing says neither that tensors are equal nor where they differ."""
+    monkeypatch.setattr(torch, "equal", lambda _actual, _expected: False)
+    assert soak.differences(torch.ones(3), torch.ones(3))[0] == 3
+
+
 @pytest.mark.parametrize("bit", [0, 30, 31])
 def test_a_soak_sees_one_wrong_bit_of_memory(job, monkeypatch, bit):
     copy, made = torch.Tensor.copy_, itertools.count()
