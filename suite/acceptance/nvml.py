@@ -8,12 +8,14 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from suite.acceptance.evidence import GpuHealth, GpuSample, GpuState, Health
+from suite.machine.bounded_calls import BlockedError, BoundedCalls
 
 CALL_SECONDS = 2.0  # timeout of a call: a lost GPU can block it for ever
 SAMPLE_SECONDS = 0.5  # two samples a second, because reasons last at least one
@@ -41,7 +43,8 @@ class Gpus:
         self.why_none = ""
         self._handles: list[Any] = []
         self._unanswered: dict[int, set[str]] = {}
-        self._timed_out: dict[tuple[int, str], threading.Thread] = {}
+        self._calls = BoundedCalls(CALL_SECONDS)
+        self._blocked: dict[tuple[int, str], Future[Any]] = {}
         try:
             self._library: Any = importlib.import_module("pynvml")
         except ImportError:
@@ -148,7 +151,7 @@ class Gpus:
         names = set(self._unanswered.get(number, set()))
         if self._events is None:
             names.add("nvmlEventSetCreate")
-        if (-1, "nvmlEventSetWait_v2") in self._timed_out:  # otherwise there is no event
+        if (-1, "nvmlEventSetWait_v2") in self._blocked:  # otherwise there is no event
             names.add("nvmlEventSetWait_v2")
         return sorted(names)
 
@@ -158,27 +161,19 @@ class Gpus:
     def _call(self, number: int, name: str, *arguments: Any) -> Any:
         """The answer, or None after an error or the timeout.
 
-        A call that blocks leaves its thread; the same call is not made again while that thread waits.
+        A call that blocks is not made again while it does.
         """
-        answers: list[Any] = []
-        blocked = self._timed_out.get((number, name))
-        if blocked is not None and blocked.is_alive():
+        blocked = self._blocked.get((number, name))
+        if blocked is not None and not blocked.done():
             return None
-
-        def ask() -> None:
-            try:
-                answers.append((getattr(self._library, name)(*arguments),))
-            except Exception:  # NVMLError is defined at run time; any error is no answer
-                answers.append(())
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(CALL_SECONDS)
-        if not answers:
-            self._timed_out[number, name] = thread
-        if not any(answers):
-            self._unanswered.setdefault(number, set()).add(name)
-        return answers[0][0] if any(answers) else None
+        try:
+            return self._calls.answer(lambda: getattr(self._library, name)(*arguments))
+        except BlockedError as error:
+            self._blocked[number, name] = error.call
+        except Exception:  # NVMLError is defined at run time; any error is no answer
+            pass
+        self._unanswered.setdefault(number, set()).add(name)
+        return None
 
 
 def _text(answer: Any, unknown: str = "not reported") -> str:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 NVML_CLOCK_SM = 1
+NVML_CLOCK_MEM = 2
 NVML_TEMPERATURE_GPU = 0
 NVML_VOLATILE_ECC = 0
 NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
@@ -78,6 +79,10 @@ def nvmlDeviceGetCount() -> int:
 
 def nvmlDeviceGetHandleByIndex(index: int) -> int:
     return index
+
+
+def nvmlDeviceGetHandleByUUID(uuid: str) -> int:
+    return int(uuid.removeprefix("GPU-"))
 
 
 def nvmlDeviceGetName(handle: int) -> str:

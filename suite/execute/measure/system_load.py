@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,10 +15,12 @@ import psutil
 import torch
 
 from suite.execute.devices import pci_address
+from suite.machine.bounded_calls import BoundedCalls
 from suite.machine.cpu_contention import Shared
 from suite.machine.numa import bind_near
 
-CALL_SECONDS = 2.0  # limit of a call to the GPU's driver: a lost GPU can block one for ever
+CALL_SECONDS = 2.0  # limit of a call to the GPU's driver
+GPU_SAMPLE_SECONDS = 0.5  # between samples of a GPU: the driver renews its values no more often
 _BUSY = ("user", "nice", "system", "irq", "softirq")
 _FIELDS = (*_BUSY, "idle", "iowait", "steal")
 
@@ -108,9 +108,8 @@ def _text(path: str) -> str:
 
 
 class GpuLog:
-    """Samples of one GPU through nvidia-ml-py.
-
-    Not tested here: no GPU was at hand.
+    """Samples of one GPU through nvidia-ml-py, at most two a second: a calibration has 994 tasks on 8 GPUs, and asks
+    before each.
 
     Attributes:
         why_none: why there are no samples; empty where there are.
@@ -120,13 +119,14 @@ class GpuLog:
         self.samples: list[dict[str, float | str]] = []
         self.why_none = ""
         self._handle: Any = None
+        self._calls, self._next = BoundedCalls(CALL_SECONDS), 0.0
         if device.type != "cuda":
             self.why_none = "no GPU"
             return
         try:
             import pynvml
 
-            _answer(pynvml.nvmlInit)
+            self._calls.answer(pynvml.nvmlInit)
         except ImportError:
             self.why_none = "nvidia-ml-py is not installed"
         except Exception:  # NVMLError is made at run time
@@ -135,12 +135,14 @@ class GpuLog:
             self._library, self._start = pynvml, time.monotonic()
             uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
             with suppress(Exception):
-                self._handle = _answer(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+                self._handle = self._calls.answer(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
 
     def sample(self) -> None:
-        """Add one sample, without the values that the driver does not report in time."""
-        if self._handle is None:
+        """Add one sample, if one is due, without the values that the driver does not report in time."""
+        now = time.monotonic()
+        if self._handle is None or now < self._next:
             return
+        self._next = now + GPU_SAMPLE_SECONDS
         library, handle = self._library, self._handle
         asked: dict[str, Callable[[], float | str]] = {
             "sm_mhz": lambda: float(library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
@@ -149,22 +151,8 @@ class GpuLog:
             "celsius": lambda: float(library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)),
             "throttle_reasons": lambda: hex(library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
         }
-        answers: dict[str, float | str] = {"seconds": time.monotonic() - self._start}
+        answers: dict[str, float | str] = {"seconds": now - self._start}
         for name, question in asked.items():
             with suppress(Exception):
-                answers[name] = _answer(question)
+                answers[name] = self._calls.answer(question)
         self.samples.append(answers)
-
-
-def _answer(question: Callable[[], Any]) -> Any:
-    """What `question` returns or raises, or TimeoutError after `CALL_SECONDS`; its thread may never end."""
-    future: Future[Any] = Future()
-
-    def ask() -> None:
-        try:
-            future.set_result(question())
-        except Exception as error:  # whatever it is, the caller gets it
-            future.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    return future.result(CALL_SECONDS)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import json
 import re
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -15,7 +12,6 @@ import msgspec
 import pynvml
 import pytest
 
-from benchmarks.accept_selftest import faults
 from suite.acceptance import nvml
 from suite.acceptance.context import BatteryPhase, RunningBattery
 from suite.acceptance.evidence import Health, Surroundings
@@ -23,18 +19,7 @@ from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings, longest_run
 from suite.acceptance.nvml import REASONS, Gpus, HealthWatch, joined
 from suite.acceptance.past_batteries import History
-
-FAKE = faults.HERE / "nvml" / "pynvml.py"
-
-
-def fake_library(monkeypatch, **second):
-    """The stand-in as the module pynvml, with faults of its second GPU."""
-    monkeypatch.setenv("FAKE_NVML", json.dumps({"gpus": 2, "faults": {"1": second}}))
-    spec = importlib.util.spec_from_file_location("pynvml", FAKE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    return module
+from tests.support.nvml import fake_library
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from suite.execute.calibrate.stopwatch import (
     is_warm,
 )
 from suite.execute.measure.clock import Call
-from suite.execute.measure.system_load import GpuLog, SharedProcessors, _answer, own_seconds, processor_facts
+from suite.execute.measure.system_load import SharedProcessors, own_seconds, processor_facts
 from suite.job.calibration_job import Task
 from suite.machine import cpu_caches
 from suite.machine.timing_tables import Subject
@@ -382,19 +382,3 @@ def test_processor_time_passes_and_no_more_of_it_is_busy_than_there_is() -> None
     assert 0.1 < seen.busy <= seen.whole + 0.1
     assert 0 < seen.own <= 0.3
     assert processor_facts().keys() == {"governor", "processor_mhz"}
-
-
-def test_without_a_gpu_or_its_library_the_log_is_empty_and_says_why() -> None:
-    log = GpuLog(CPU)
-    log.sample()
-    assert (log.samples, log.why_none) == ([], "no GPU")
-
-
-def test_a_call_to_the_driver_that_hangs_or_fails_raises_in_time() -> None:
-    start = time.monotonic()
-    with pytest.raises(TimeoutError):
-        _answer(lambda: time.sleep(30))
-    assert time.monotonic() - start < 5
-    with pytest.raises(ZeroDivisionError):
-        _answer(lambda: 1 / 0)
-    assert _answer(lambda: 7) == 7
