@@ -16,8 +16,8 @@ from suite.acceptance.check_table import ENVIRONMENT, HOST_DEVICE, STEP_TIME
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery, Settings
 from suite.acceptance.evidence import Evidence, Health, LaunchPurpose, MicroMeasurements, MiniatureLaunch, PhaseTiming
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, decision
+from suite.acceptance.gpu_watch import HealthWatch
 from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
-from suite.acceptance.nvml import HealthWatch
 from suite.acceptance.past_batteries import NodeIdentity, history
 from suite.job.events import Status
 from suite.machine.fingerprint import fingerprint

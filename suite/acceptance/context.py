@@ -11,8 +11,8 @@ import msgspec
 from suite.acceptance.battery_record import BatteryRecord
 from suite.acceptance.evidence import Evidence, Health, LaunchPurpose, Load, PhaseTiming
 from suite.acceptance.findings import CheckFinding
+from suite.acceptance.gpu_watch import HealthWatch, joined
 from suite.acceptance.judge.judge import battery_findings
-from suite.acceptance.nvml import HealthWatch, joined
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import Effort
 from suite.job.events import Event, Status

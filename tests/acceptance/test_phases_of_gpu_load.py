@@ -21,9 +21,9 @@ from suite.acceptance.evidence import (
     Surroundings,
 )
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, decision
+from suite.acceptance.gpu_watch import joined
 from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.acceptance.judge.judge import battery_findings
-from suite.acceptance.nvml import joined
 from suite.acceptance.past_batteries import History
 from suite.acceptance.phases import probe_phase
 from suite.acceptance.presets import EFFORTS

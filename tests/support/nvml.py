@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from benchmarks.accept_selftest import faults
+from suite.acceptance import gpu_watch
+from suite.acceptance.evidence import Health
 
 FAKE = faults.HERE / "nvml" / "pynvml.py"
 
@@ -25,3 +28,14 @@ def fake_library(monkeypatch: pytest.MonkeyPatch, **second: Any) -> ModuleType:
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "pynvml", module)
     return module
+
+
+def health_of(monkeypatch: pytest.MonkeyPatch, **second: Any) -> Health:
+    """What a watch reads of them in four samples."""
+    fake_library(monkeypatch, **second)
+    monkeypatch.setattr(gpu_watch, "SAMPLE_SECONDS", 0.01)
+    watch = gpu_watch.HealthWatch()
+    deadline = time.monotonic() + 10
+    while min(len(own) for own in watch._samples) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return watch.finished()

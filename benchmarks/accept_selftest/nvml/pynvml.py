@@ -3,7 +3,7 @@
 FAKE_NVML holds the object: {"gpus": 2, "with_ranks": true, "faults": {"1": {"throttle": 64, "uncorrected": 3, ...}}}.
 With ranks, the battery takes its ranks to run on these GPUs, wherever they do. Counters move with the number of
 readings, as under load. Units are the library's: MHz, milliwatts, degrees Celsius.
-tests/acceptance/judge/test_gpu_health.py holds every function's signature and every constant to the real library's.
+tests/acceptance/test_nvml.py holds every function's signature and every constant to the real library's.
 """
 
 # ruff: noqa: ARG001, D103, N802, N816  # the library's names and signatures

@@ -1,61 +1,22 @@
-"""GPUs are read through the library's real interface, and a GPU that does not answer holds nothing up."""
+"""What is unusual of a GPU is found on that GPU alone, and what no rank loaded passes nothing."""
 
 from __future__ import annotations
 
-import inspect
 import re
-import threading
-import time
-from types import SimpleNamespace
 
-import msgspec
-import pynvml
 import pytest
 
-from suite.acceptance import nvml
-from suite.acceptance.context import BatteryPhase, RunningBattery
-from suite.acceptance.evidence import Health, Surroundings
+from suite.acceptance.evidence import Surroundings
 from suite.acceptance.findings import CheckVerdict
+from suite.acceptance.gpu_watch import HealthWatch
 from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings, longest_run
-from suite.acceptance.nvml import REASONS, Gpus, HealthWatch, joined
-from suite.acceptance.past_batteries import History
-from tests.support.nvml import fake_library
+from tests.support.nvml import fake_library, health_of
 
 
 @pytest.fixture
 def health(monkeypatch):
-    """A function: what a watch reads in four samples."""
-
-    def read(**second):
-        fake_library(monkeypatch, **second)
-        monkeypatch.setattr(nvml, "SAMPLE_SECONDS", 0.01)
-        watch = HealthWatch()
-        deadline = time.monotonic() + 10
-        while min(len(own) for own in watch._samples) < 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return watch.finished()
-
-    return read
-
-
-def test_the_stand_in_has_the_signatures_and_constants_of_the_real_library(monkeypatch):
-    fake = fake_library(monkeypatch)
-    names = [name for name in dir(fake) if name.startswith(("nvml", "NVML_"))]
-    assert len(names) > 25
-    for name in names:
-        ours, theirs = getattr(fake, name), getattr(pynvml, name)
-        if callable(ours):
-            assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
-        else:
-            assert ours == theirs, name
-
-
-def test_every_name_that_is_asked_for_exists_in_the_real_library():
-    source = inspect.getsource(nvml)
-    names = set(re.findall(r"\b(?:nvml[A-Z]\w+|NVML_\w+)\b", source))
-    assert names > set(REASONS)
-    assert len(names) > 25
-    assert [name for name in sorted(names) if not hasattr(pynvml, name)] == []
+    """A function: what a watch reads of two GPUs, of which the second has faults."""
+    return lambda **second: health_of(monkeypatch, **second)
 
 
 def test_healthy_gpus_pass(health):
@@ -112,40 +73,6 @@ def test_the_link_of_an_idle_gpu_is_not_judged(health):
     assert finding.verdict is CheckVerdict.PASS
 
 
-def test_a_lost_gpu_is_given_up_and_is_not_run_in_place_of_passed(monkeypatch):
-    monkeypatch.setattr(nvml, "CALL_SECONDS", 0.05)
-    fake_library(monkeypatch, lost=True)
-    gpus = Gpus()
-    start = time.monotonic()
-    sample = gpus.sample(1, start)
-    assert time.monotonic() - start < 5
-    assert sample.reasons is None
-    assert gpus.unanswered(1) == ["nvmlDeviceGetCurrentClocksThrottleReasons"]
-    assert sample.mhz is not None
-
-
-def test_a_call_that_was_given_up_is_not_made_again_while_it_blocks(monkeypatch):
-    monkeypatch.setattr(nvml, "CALL_SECONDS", 0.05)
-    fake = fake_library(monkeypatch)
-    free, asked = threading.Event(), []
-
-    def blocked(handle):
-        asked.append(handle)
-        free.wait(10)
-        return 0
-
-    monkeypatch.setattr(fake, "nvmlDeviceGetCurrentClocksThrottleReasons", blocked)
-    gpus = Gpus()
-    before = threading.active_count()
-    assert [gpus.sample(1, 0.0).reasons for _ in range(5)] == [None] * 5
-    assert (asked, threading.active_count()) == ([1], before + 1)
-    free.set()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert gpus.sample(1, 0.0).reasons == []  # it answers again
-
-
 @pytest.mark.parametrize(
     ("fault", "verdict", "words"),
     [
@@ -180,68 +107,6 @@ def test_a_gpu_without_ranks_passes_nothing_and_still_fails(health):
     assert bad[12].verdict is CheckVerdict.FAIL
     (around,) = environment_findings(None, health(pcie_generation=1), [], others=0.05, loaded=(0,))
     assert around.verdict is CheckVerdict.PASS  # its link may sleep
-
-
-@pytest.mark.parametrize(
-    ("device", "visible", "numbers"),
-    [
-        ("cpu", None, []),
-        ("cuda", None, [0, 1]),
-        ("cuda", "4,2, 7", [4, 2]),
-        ("cuda", "GPU-2b,GPU-1a", [2, 0]),
-        ("cuda", "2,GPU-1b", [2, 1]),
-        ("cuda", "GPU-1,GPU-2", []),  # two begin so
-        ("cuda", "GPU-3,GPU-2", []),
-        ("cuda", "MIG-GPU-2b/1/0,1", []),
-    ],
-)
-def test_ranks_run_on_the_gpus_that_are_visible(device, visible, numbers, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    uuids = ["GPU-1a5c", "GPU-1b00", "GPU-2b77"]
-    assert nvml.gpus_with_ranks(device, 2, uuids) == numbers
-
-
-def test_the_watch_tells_the_uuids_in_the_librarys_order(monkeypatch):
-    fake_library(monkeypatch)
-    watch = HealthWatch()
-    assert watch.gpus.uuids() == ["GPU-0", "GPU-1"]
-    watch.finished()
-
-
-def test_parts_of_a_watch_together_are_the_whole(monkeypatch):
-    fake_library(monkeypatch, uncorrected=3, xids=[79])
-    monkeypatch.setattr(nvml, "SAMPLE_SECONDS", 0.01)
-    watch = HealthWatch()
-    parts = []
-    for _ in range(3):
-        deadline = time.monotonic() + 10
-        count = len(watch._samples[1])
-        while len(watch._samples[1]) < count + 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        parts.append(watch.since_last())
-    whole = joined(parts).gpus[1]
-    now = watch.finished().gpus[1]
-    assert whole.before == now.before
-    assert [part.gpus[1].after.uncorrected for part in parts] == [3, 3, 3]
-    assert [part.gpus[1].before.uncorrected for part in parts] == [0, 3, 3]
-    assert whole.samples == now.samples[: len(whole.samples)]
-    assert len(whole.samples) >= 6
-    assert whole.xids == [79]
-
-
-def test_a_resumed_battery_compares_its_counters_with_those_before_the_interruption(health, tmp_path):
-    then, now = health(), health()
-    then = Health(gpus=[msgspec.structs.replace(gpu, xids=[79]) for gpu in then.gpus])
-    lower = msgspec.structs.replace(then.gpus[1].before, uncorrected=-2)
-    then.gpus[1] = msgspec.structs.replace(then.gpus[1], before=lower)
-    opened = SimpleNamespace(kept=lambda _name: [then])
-    battery = RunningBattery(None, opened, History(), lambda _line: None)
-    assert battery.run(BatteryPhase(name="p", predicted_seconds=1.0, serves=frozenset(), run=lambda _event: [])) == []
-    found = [finding for finding in gpu_findings(battery.health(now), loaded=(0, 1)) if finding.check == 13]
-    assert "2 uncorrectable ECC errors under load; XID 79" in found[1].evidence
-    assert found[0].evidence == "XID 79"
 
 
 def test_without_a_driver_health_is_not_run_and_says_why(monkeypatch):

@@ -1,0 +1,121 @@
+"""The node's GPUs over a battery: before, twice a second under load, and after."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from suite.acceptance.evidence import GpuHealth, GpuSample, GpuState, Health
+from suite.acceptance.nvml import CALL_SECONDS, Gpus
+
+SAMPLE_SECONDS = 0.5  # two samples a second, because reasons last at least one
+# fields of a state: counters that only grow, and flags of rows that wait to be remapped
+COUNTERS = ("corrected", "uncorrected", "remapped_corrected", "remapped_uncorrected")
+REMAPPING = ("remap_pending", "remap_failed")
+
+
+def joined(parts: Sequence[Health]) -> Health:
+    """Readings of several parts of a battery as one: the first state before, the last one after.
+
+    A reloaded driver counts errors from 0 again, so that the growth of counters is added up. A row that waited to be
+    remapped, or failed to be, remains reported, and so do processes at the start of each part.
+    """
+    read = [part for part in parts if part.gpus]
+    return Health(gpus=[_joined_gpu(gpu.index, read) for gpu in read[-1].gpus]) if read else parts[-1]
+
+
+def _joined_gpu(index: int, parts: Sequence[Health]) -> GpuHealth:
+    readings = [gpu for part in parts for gpu in part.gpus if gpu.index == index]
+    states = [state for gpu in readings for state in (gpu.before, gpu.after)]
+    # within one watch, each part begins with the reading that ended the part before it
+    starts = [states[0], *(later.before for gpu, later in itertools.pairwise(readings) if later.before != gpu.after)]
+    processes = sorted({pid for state in starts for pid in state.processes})
+    after = msgspec.structs.replace(
+        readings[-1].after,
+        **{name: _without_resets([getattr(state, name) for state in states]) for name in COUNTERS},
+        **{name: True for name in REMAPPING if any(getattr(gpu.after, name) for gpu in readings)},
+    )
+    return msgspec.structs.replace(
+        readings[-1],
+        before=msgspec.structs.replace(states[0], processes=processes),
+        after=after,
+        samples=[sample for gpu in readings for sample in gpu.samples],
+        xids=[xid for gpu in readings for xid in gpu.xids],
+        unanswered=sorted({name for gpu in readings for name in gpu.unanswered}),
+    )
+
+
+def _without_resets(readings: Sequence[int | None]) -> int | None:
+    """The last reading of a counter without its resets: the first one plus all growth; None where an end is unknown."""
+    if readings[0] is None or readings[-1] is None:
+        return readings[-1]
+    known = [reading for reading in readings if reading is not None]
+    return known[0] + sum(max(0, later - earlier) for earlier, later in itertools.pairwise(known))
+
+
+class HealthWatch:
+    """Reads all GPUs at its start, in a thread of its own under load, and at its end."""
+
+    def __init__(self) -> None:
+        self.gpus = Gpus()
+        self._start = time.monotonic()
+        self._before = [self.gpus.state(number) for number in range(self.gpus.count)]
+        self._samples: list[list[GpuSample]] = [[] for _ in self._before]
+        self._xids: list[tuple[int, int]] = []
+        self._last_part = self._before, [0] * len(self._before), 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        if self._before:
+            self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            for number, samples in enumerate(self._samples):
+                samples.append(self.gpus.sample(number, self._start))
+            self._xids += self.gpus.xids()
+
+    def finished(self) -> Health:
+        """All readings; the watch ends."""
+        self._over.set()
+        if self._before:
+            self._thread.join(CALL_SECONDS * 10)
+            self._xids += self.gpus.xids()
+        return self.so_far()
+
+    def so_far(self) -> Health:
+        """All readings until now, with another state of every GPU; the watch goes on."""
+        return self._read(self._before, self._samples, self._xids)
+
+    def since_last(self) -> Health:
+        """Readings since the last call, or since the start; the watch goes on."""
+        before, first_samples, first_xid = self._last_part
+        samples = [of_gpu[first:] for of_gpu, first in zip(self._samples, first_samples, strict=True)]
+        xids = self._xids[first_xid:]
+        health = self._read(before, samples, xids)
+        after_samples = [first + len(new) for first, new in zip(first_samples, samples, strict=True)]
+        self._last_part = [gpu.after for gpu in health.gpus], after_samples, first_xid + len(xids)
+        return health
+
+    def _read(self, before: list[GpuState], samples: list[list[GpuSample]], xids: list[tuple[int, int]]) -> Health:
+        """Every GPU now, with these states before, samples and XIDs."""
+        if not self._before:
+            return Health(gpus=[], why_none=self.gpus.why_none)
+        gpus = [
+            GpuHealth(
+                index=number,
+                model=model,
+                driver=driver,
+                firmware=firmware,
+                before=before[number],
+                after=self.gpus.state(number),
+                samples=list(samples[number]),
+                xids=[xid for gpu, xid in xids if gpu in (number, -1)],
+                unanswered=self.gpus.unanswered(number),
+            )
+            for number, (model, driver, firmware) in enumerate(self.gpus.names())
+        ]
+        return Health(gpus=gpus)

@@ -1,0 +1,90 @@
+"""GPUs are read through the library's real interface, and a GPU that does not answer holds nothing up."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+import time
+
+import pynvml
+import pytest
+
+from suite.acceptance import nvml
+from suite.acceptance.nvml import REASONS, Gpus
+from tests.support.nvml import fake_library
+
+
+def test_the_stand_in_has_the_signatures_and_constants_of_the_real_library(monkeypatch):
+    fake = fake_library(monkeypatch)
+    names = [name for name in dir(fake) if name.startswith(("nvml", "NVML_"))]
+    assert len(names) > 25
+    for name in names:
+        ours, theirs = getattr(fake, name), getattr(pynvml, name)
+        if callable(ours):
+            assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
+        else:
+            assert ours == theirs, name
+
+
+def test_every_name_that_is_asked_for_exists_in_the_real_library():
+    source = inspect.getsource(nvml)
+    names = set(re.findall(r"\b(?:nvml[A-Z]\w+|NVML_\w+)\b", source))
+    assert names > set(REASONS)
+    assert len(names) > 25
+    assert [name for name in sorted(names) if not hasattr(pynvml, name)] == []
+
+
+def test_a_lost_gpu_is_given_up_and_is_not_run_in_place_of_passed(monkeypatch):
+    monkeypatch.setattr(nvml, "CALL_SECONDS", 0.05)
+    fake_library(monkeypatch, lost=True)
+    gpus = Gpus()
+    start = time.monotonic()
+    sample = gpus.sample(1, start)
+    assert time.monotonic() - start < 5
+    assert sample.reasons is None
+    assert gpus.unanswered(1) == ["nvmlDeviceGetCurrentClocksThrottleReasons"]
+    assert sample.mhz is not None
+
+
+def test_a_call_that_was_given_up_is_not_made_again_while_it_blocks(monkeypatch):
+    monkeypatch.setattr(nvml, "CALL_SECONDS", 0.05)
+    fake = fake_library(monkeypatch)
+    free, asked = threading.Event(), []
+
+    def blocked(handle):
+        asked.append(handle)
+        free.wait(10)
+        return 0
+
+    monkeypatch.setattr(fake, "nvmlDeviceGetCurrentClocksThrottleReasons", blocked)
+    gpus = Gpus()
+    before = threading.active_count()
+    assert [gpus.sample(1, 0.0).reasons for _ in range(5)] == [None] * 5
+    assert (asked, threading.active_count()) == ([1], before + 1)
+    free.set()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gpus.sample(1, 0.0).reasons == []  # it answers again
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "numbers"),
+    [
+        ("cpu", None, []),
+        ("cuda", None, [0, 1]),
+        ("cuda", "4,2, 7", [4, 2]),
+        ("cuda", "GPU-2b,GPU-1a", [2, 0]),
+        ("cuda", "2,GPU-1b", [2, 1]),
+        ("cuda", "GPU-1,GPU-2", []),  # two begin so
+        ("cuda", "GPU-3,GPU-2", []),
+        ("cuda", "MIG-GPU-2b/1/0,1", []),
+    ],
+)
+def test_ranks_run_on_the_gpus_that_are_visible(device, visible, numbers, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    uuids = ["GPU-1a5c", "GPU-1b00", "GPU-2b77"]
+    assert nvml.gpus_with_ranks(device, 2, uuids) == numbers
