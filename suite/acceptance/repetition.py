@@ -25,7 +25,7 @@ from suite.acceptance.evidence import (
     made_for_times,
 )
 from suite.acceptance.findings import CheckFinding, CheckVerdict, confirmed, rests_on_clocks
-from suite.acceptance.judge.gpu_health import environment_findings, share_of_others
+from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.noninferiority import FEWEST
 from suite.job.events import Status
 

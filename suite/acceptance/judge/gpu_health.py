@@ -1,4 +1,4 @@
-"""Checks 0, 12 and 13: the node's surroundings, and what its GPUs' counters say."""
+"""Checks 12 and 13: what the GPUs' clocks and counters say."""
 
 from __future__ import annotations
 
@@ -7,148 +7,17 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from suite.acceptance.check_table import ENVIRONMENT, ERRORS, THROTTLE
-from suite.acceptance.evidence import GpuHealth, Health, Load, MicroMeasurements, Surroundings, Timed, made_for_times
+from suite.acceptance.check_table import ERRORS, THROTTLE
+from suite.acceptance.evidence import GpuHealth, Health
 from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run
 
 CONSECUTIVE = 3  # samples with a reason, from which it is throttling
-MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes
 BAD_REASONS = ("hardware slowdown", "hardware thermal slowdown", "software thermal slowdown", "power brake")
 # without an answer to one of these, XIDs are not known
 EVENT_CALLS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"})
 # XIDs that a user's program can cause (NVIDIA, XID Errors: 13 graphics engine exception, 31 MMU fault, 43 reset
 # channel, 45 preemptive removal, 68 video processor exception); all others are of the board, the link or the driver
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
-
-
-def environment_findings(
-    around: Surroundings | None,
-    health: Health | None,
-    during: Sequence[Timed],
-    *,
-    others: float,
-    loaded: Collection[int],
-) -> list[CheckFinding]:
-    """Check 0: devices, other processes, records that were left out, and GPUs; each may make the battery invalid.
-
-    Args:
-        loaded: numbers of the GPUs on which a load ended well.
-    """
-    findings = []
-    if around is not None:
-        findings.append(_devices(around))
-        findings.append(_other_processes(around, during, others))
-        records = {"fleet records": around.fleet_problems, "records of this node": around.past_problems}
-        for subject, problems in records.items():
-            if problems:
-                warning = CheckFinding(check=ENVIRONMENT, subject=subject, verdict=CheckVerdict.WARN)
-                findings.append(msgspec.structs.replace(warning, evidence="; ".join(problems[:3])))
-    if health is None or not health.gpus:
-        findings.append(not_run(ENVIRONMENT, "not read" if health is None else health.why_none, "GPUs"))
-    else:
-        findings.append(_gpus(health.gpus, loaded=loaded))
-    return findings
-
-
-def _devices(around: Surroundings) -> CheckFinding:
-    kind = "GPUs" if around.device == "cuda" else "cores"
-    expected = around.devices_expected
-    wrong = expected is not None and around.devices != expected
-    if around.gpus_before:
-        before = "an earlier battery of this node"
-        part = f"GPUs: none in place of {around.gpus_before}"
-        evidence = f"{before} had GPUs, and now no driver reports one; --device cpu judges the rest of the node"
-        invalid = CheckFinding(check=ENVIRONMENT, subject="devices", verdict=CheckVerdict.INVALID, measured=0.0)
-        return msgspec.structs.replace(invalid, source=before, part=part, evidence=evidence)
-    return CheckFinding(
-        check=ENVIRONMENT,
-        subject="devices",
-        verdict=CheckVerdict.INVALID if wrong else CheckVerdict.PASS,
-        measured=float(around.devices),
-        expected=None if expected is None else float(expected),
-        source="" if expected is None else "--devices",
-        part=f"{kind}: {around.devices} in place of {expected}" if wrong else "",
-        evidence=f"{around.devices} {kind}, {around.ranks} ranks",
-    )
-
-
-def _other_processes(around: Surroundings, during: Sequence[Timed], limit: float) -> CheckFinding:
-    """What other processes used of the processors, before and during measurements, and the host's other guests.
-
-    Launches for exact figures alone do not count: none of their clocks is judged.
-    """
-    timed = [item for item in during if made_for_times(item)]
-    judged = [item for item in timed if not item.set_aside]
-    repeated = [share_of_others(item) for item in timed if item.set_aside]
-    guests = "other guests of the host"
-    shares = [("before", around.others_share, "processes")]
-    shares += [(_when(item), item.others_share, "processes") for item in judged]
-    shares += [(f"{_when(item)}, other guests", item.steal_share, guests) for item in judged]
-    known = [(share, when, who) for when, share, who in shares if share is not None]
-    if not known:
-        why = "the system does not report who uses its processors"
-        return not_run(ENVIRONMENT, why, "other processes")
-    share, when, who = max(known, key=lambda item: item[0])
-    names = [f"{process.name} (pid {process.pid}) {process.cores:.0%} of a core" for process in around.competitors]
-    busiest = ", ".join(names[:MOST_IN_PART]) or "ended since, or not visible"
-    evidence = "; ".join([f"at most {share:.0%} of the processors, {when}", *names[:MOST_NAMED]])
-    if repeated:
-        evidence += f"; {len(repeated)} measurements at up to {max(repeated):.0%} were not judged, but repeated"
-    bad = share > limit
-    part = who if who == guests else f"other processes: {busiest}"
-    return CheckFinding(
-        check=ENVIRONMENT,
-        subject="other processes",
-        verdict=CheckVerdict.INVALID if bad else CheckVerdict.PASS,
-        measured=share,
-        expected=0.0,
-        fail=limit,
-        source="--others",
-        part=part if bad else "",
-        evidence=evidence,
-    )
-
-
-def share_of_others(measurement: Load) -> float:
-    """Of the processors, what other processes or other guests of the host used meanwhile, the larger of the two."""
-    return max(measurement.others_share or 0.0, measurement.steal_share or 0.0)
-
-
-def _when(measurement: Timed) -> str:
-    return "in the micro-measurements" if isinstance(measurement, MicroMeasurements) else f"in {measurement.run}"
-
-
-def _gpus(gpus: Sequence[GpuHealth], *, loaded: Collection[int]) -> CheckFinding:
-    """The state of the GPUs; the PCIe link only under load, because an idle link saves power at a lower generation."""
-    wrong = []
-    for what in ("model", "driver", "firmware"):
-        values = {getattr(gpu, what) for gpu in gpus}
-        if len(values) > 1:
-            wrong.append(("GPUs", f"{what} differs: {', '.join(sorted(values))}"))
-    for gpu in gpus:
-        name, state = f"GPU {gpu.index}", gpu.before
-        if state.ecc is False:
-            wrong.append((name, "ECC off"))
-        if state.mig:
-            wrong.append((name, "MIG on"))
-        if state.processes:
-            wrong.append((name, f"other processes: {state.processes}"))
-        if state.watts_limit and state.watts_default and state.watts_limit < state.watts_default:
-            wrong.append((name, f"power limit {state.watts_limit:.0f} W, default {state.watts_default:.0f} W"))
-        under_load = gpu.samples if gpu.index in loaded else []
-        generations = [sample.pcie_generation for sample in under_load if sample.pcie_generation]
-        widths = [sample.pcie_width for sample in under_load if sample.pcie_width]
-        if generations and state.pcie_most_generation and max(generations) < state.pcie_most_generation:
-            wrong.append((name, f"PCIe generation {max(generations)} of {state.pcie_most_generation} under load"))
-        if widths and state.pcie_most_width and max(widths) < state.pcie_most_width:
-            wrong.append((name, f"PCIe width x{max(widths)} of x{state.pcie_most_width} under load"))
-    return CheckFinding(
-        check=ENVIRONMENT,
-        subject="GPUs",
-        verdict=CheckVerdict.INVALID if wrong else CheckVerdict.PASS,
-        part=", ".join(sorted({name for name, _ in wrong})),
-        evidence="; ".join(f"{name}: {what}" for name, what in wrong) or f"{len(gpus)} alike, nothing unusual",
-    )
 
 
 def gpu_findings(

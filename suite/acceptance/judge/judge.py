@@ -28,8 +28,9 @@ from suite.acceptance.findings import (
     rests_on_clocks,
 )
 from suite.acceptance.judge.bit_errors import replay_finding, soak_finding
+from suite.acceptance.judge.environment import environment_findings, share_of_others
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
-from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings, share_of_others
+from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.rates import exchange_findings, micro_findings, sustained_findings

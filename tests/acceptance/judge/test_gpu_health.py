@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from suite.acceptance.evidence import Surroundings
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.gpu_watch import HealthWatch
-from suite.acceptance.judge.gpu_health import environment_findings, gpu_findings, longest_run
+from suite.acceptance.judge.environment import environment_findings
+from suite.acceptance.judge.gpu_health import gpu_findings, longest_run
 from tests.support.nvml import fake_library, health_of
 
 
@@ -47,30 +47,6 @@ def test_a_fault_of_one_gpu_is_found_on_that_gpu_alone(fault, check, verdict, wo
     ]
     assert re.search(words, found[1].evidence)
     assert ("GPU 1" in found[1].part) == (verdict is not CheckVerdict.PASS)
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ({"ecc_on": 0}, "GPU 1: ECC off"),
-        ({"mig": 1}, "GPU 1: MIG on"),
-        ({"watts": 400}, "power limit 400 W, default 700 W"),
-        ({"processes": [4711]}, "4711"),
-        ({"model": "NVIDIA A100"}, "model differs"),
-        ({"firmware": "1.0"}, "firmware differs"),
-        ({"pcie_generation": 3}, "PCIe generation 3 of 5"),
-        ({"pcie_width": 8}, "PCIe width x8 of x16"),
-    ],
-)
-def test_an_unusual_gpu_makes_the_environment_invalid(fault, words, health):
-    (finding,) = environment_findings(None, health(**fault), [], others=0.05, loaded=(0, 1))
-    assert finding.verdict is CheckVerdict.INVALID
-    assert words in finding.evidence
-
-
-def test_the_link_of_an_idle_gpu_is_not_judged(health):
-    (finding,) = environment_findings(None, health(pcie_generation=1), [], others=0.05, loaded=())
-    assert finding.verdict is CheckVerdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -123,14 +99,3 @@ def test_without_a_driver_health_is_not_run_and_says_why(monkeypatch):
 
 def test_two_consecutive_samples_are_no_throttling():
     assert longest_run([True, True, False, True]) == 2
-
-
-def test_other_processes_beyond_the_limit_make_the_environment_invalid():
-    def around(share):
-        return Surroundings(device="cpu", ranks=2, devices=2, devices_expected=None, others_share=share, competitors=[])
-
-    verdicts = []
-    for share in (0.04, 0.06):
-        findings = environment_findings(around(share), None, [], others=0.05, loaded=())
-        verdicts += [finding.verdict for finding in findings if finding.subject == "other processes"]
-    assert verdicts == [CheckVerdict.PASS, CheckVerdict.INVALID]
