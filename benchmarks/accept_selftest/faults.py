@@ -27,6 +27,7 @@ ABSURD_BYTES_PER_SECOND = 1.0
 LINK_BITS_PER_SECOND = 100e6  # a thousandth of what a loopback carries
 BUSY = "import ctypes\nctypes.CDLL(None).prctl(15, b'{name}')\n{work}"
 LOOP = "while True: pass"
+EARLIER_XID = "NVRM: Xid (PCI:0000:19:00): {}, pid=1"  # of the second GPU of the stand-in
 COPY = "a = bytearray(2**28)\nb = memoryview(bytearray(2**28))\nwhile True: a[:] = b"
 
 
@@ -91,9 +92,9 @@ def _in_ranks(fault: str) -> Prepare:
     return lambda _directories: nullcontext(Prepared([], environment, []))
 
 
-def _fake_gpus(**faults: Any) -> Prepare:
-    """Two GPUs of a stand-in for the management library; the second one has the faults."""
-    scene = json.dumps({"gpus": 2, "with_ranks": True, "faults": {"1": faults}})
+def _fake_gpus(*kernel_log: str, **faults: Any) -> Prepare:
+    """Two GPUs of a stand-in for the management library, and the kernel's log; the second one has the faults."""
+    scene = json.dumps({"gpus": 2, "with_ranks": True, "kernel_log": kernel_log, "faults": {"1": faults}})
     environment = {"FAKE_NVML": scene, "PYTHONPATH": str(HERE / "nvml")}
     return lambda _directories: nullcontext(Prepared([], environment, []))
 
@@ -296,6 +297,17 @@ INJECTIONS = (
     Injection("ecc-corrected", _GPUS, 0, 13, "WARN", "GPU 1", "corrected", _fake_gpus(corrected=17657)),
     Injection("row-remap-pending", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "waits", _fake_gpus(remap_pending=1)),
     Injection("xid-79", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "XID 79", _fake_gpus(xids=[79])),
+    Injection("ecc-before", _GPUS, 0, 13, "WARN", "GPU 1", "since the driver", _fake_gpus(uncorrected_before=2)),
+    Injection("no-spare-rows", _GPUS, 0, 13, "WARN", "GPU 1", "no spare row left", _fake_gpus(no_spare_rows=1)),
+    Injection("row-remap-failed", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "replace", _fake_gpus(remap_failed=1)),
+    Injection("static-memory", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "replace", _fake_gpus(sram_threshold=1)),
+    Injection("earlier-xid", _GPUS, 0, 13, "WARN", "GPU 1", "GPU 1: XID 79", _fake_gpus(EARLIER_XID.format(79))),
+    Injection("earlier-xid-64", _GPUS, _FAIL, 13, "FAIL", "GPU 1", "replace", _fake_gpus(EARLIER_XID.format(64))),
+    Injection("nvlink-down", _GPUS, _FAIL, 13, "FAIL", "NVLink of GPU 1", "17 links", _fake_gpus(links_down=[3])),
+    Injection("nvlink-replays", _GPUS, 0, 13, "WARN", "NVLink of GPU 1", "replays under load", _fake_gpus(replays=7)),
+    Injection("fabric-degraded", _GPUS, _FAIL, 13, "FAIL", "NVLink of GPU 1", "bandwidth", _fake_gpus(fabric_health=1)),
+    Injection("fabric-not-ready", ["--only", "0"], _OPEN, 0, "INVALID", "GPU 1", "manager", _fake_gpus(fabric=2)),
+    Injection("mixed-firmware", ["--only", "0"], 0, 0, "WARN", "firmware", "1.0 on GPU 1", _fake_gpus(firmware="1.0")),
     Injection(
         "pcie-downgrade", _GPUS, _OPEN, 0, "INVALID", "GPU 1", "generation 1 of 5", _fake_gpus(pcie_generation=1)
     ),

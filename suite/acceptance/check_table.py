@@ -126,9 +126,9 @@ _TEXTS: dict[int, tuple[str, str, str]] = {
         "none",
     ),
     ERRORS: (
-        "ECC, remapped rows, XID",
-        "counters after - before, read under load too",
-        "no difference, nothing pending",
+        "ECC, remapped rows, XID, NVLink",
+        "counters after - before, read under load too; errors before the battery; active links; state of the fabric",
+        "no difference, nothing pending; as many links as other GPUs have",
     ),
     REPLAYS: (
         "bitwise replays",

@@ -197,7 +197,17 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, tag="probing"):
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of a GPU; None where the driver did not answer in time."""
+    """One reading of a GPU; None or empty where the driver did not answer in time, or the GPU has no such thing.
+
+    Args:
+        corrected, uncorrected: ECC errors since the driver was loaded; `lifetime_uncorrected` since the GPU was made.
+        sram_threshold_exceeded: whether so many errors of its static memory occurred that it should be replaced.
+        spare_rows: banks of memory by how many spare rows they have left: "max", "high", "partial", "low", "none".
+        nvlinks: of each NVLink, whether it is active.
+        nvlink_errors: by kind, over all links, since the driver was loaded.
+        fabric: how far the GPU is registered with the switches' manager.
+        fabric_problems: what that manager reports of it.
+    """
 
     ecc: bool | None = None
     mig: bool | None = None
@@ -214,6 +224,13 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     processes: list[int] = []
+    lifetime_uncorrected: int | None = None
+    sram_threshold_exceeded: bool | None = None
+    spare_rows: dict[str, int] = {}
+    nvlinks: list[bool] = []
+    nvlink_errors: dict[str, int] = {}
+    fabric: str = ""
+    fabric_problems: list[str] = []
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,7 +246,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU before, during and after the load."""
+    """One GPU before, during and after the load; `pci` its address, as in "0000:0a:00"."""
 
     index: int
     model: str
@@ -240,13 +257,25 @@ class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[GpuSample]
     xids: list[int]
     unanswered: list[str] = []
+    uuid: str = ""
+    pci: str = ""
+
+
+class EarlierXid(msgspec.Struct, frozen=True, kw_only=True):
+    """An XID since the machine started; `gpu` its number, -1 where no GPU of today has the address."""
+
+    gpu: int
+    pci: str
+    xid: int
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True, tag="health"):
-    """All GPUs, or why none was read."""
+    """All GPUs, or why none was read; XIDs before the battery, or why they are not known."""
 
     gpus: list[GpuHealth]
     why_none: str = ""
+    earlier_xids: list[EarlierXid] = []
+    why_no_xids: str = "not read"
 
 
 class PhaseTiming(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):

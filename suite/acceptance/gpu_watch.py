@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import msgspec
 
 from suite.acceptance.evidence import GpuHealth, GpuSample, GpuState, Health
+from suite.acceptance.kernel_log import earlier_xids
 from suite.acceptance.nvml import CALL_SECONDS, Gpus
 
 SAMPLE_SECONDS = 0.5  # two samples a second, because reasons last at least one
 # fields of a state: counters that only grow, and flags of rows that wait to be remapped
-COUNTERS = ("corrected", "uncorrected", "remapped_corrected", "remapped_uncorrected")
+COUNTERS = ("corrected", "uncorrected", "remapped_corrected", "remapped_uncorrected", "lifetime_uncorrected")
 REMAPPING = ("remap_pending", "remap_failed")
 
 
@@ -25,7 +26,13 @@ def joined(parts: Sequence[Health]) -> Health:
     remapped, or failed to be, remains reported, and so do processes at the start of each part.
     """
     read = [part for part in parts if part.gpus]
-    return Health(gpus=[_joined_gpu(gpu.index, read) for gpu in read[-1].gpus]) if read else parts[-1]
+    if not read:
+        return parts[-1]
+    return msgspec.structs.replace(
+        read[-1],
+        gpus=[_joined_gpu(gpu.index, read) for gpu in read[-1].gpus],
+        earlier_xids=list(dict.fromkeys(xid for part in read for xid in part.earlier_xids)),
+    )
 
 
 def _joined_gpu(index: int, parts: Sequence[Health]) -> GpuHealth:
@@ -37,6 +44,11 @@ def _joined_gpu(index: int, parts: Sequence[Health]) -> GpuHealth:
     after = msgspec.structs.replace(
         readings[-1].after,
         **{name: _without_resets([getattr(state, name) for state in states]) for name in COUNTERS},
+        nvlink_errors={
+            kind: count
+            for kind in readings[-1].after.nvlink_errors
+            if (count := _without_resets([state.nvlink_errors.get(kind) for state in states])) is not None
+        },
         **{name: True for name in REMAPPING if any(getattr(gpu.after, name) for gpu in readings)},
     )
     return msgspec.structs.replace(
@@ -63,6 +75,8 @@ class HealthWatch:
     def __init__(self) -> None:
         self.gpus = Gpus()
         self._start = time.monotonic()
+        self._addresses, self._uuids = self.gpus.addresses(), self.gpus.uuids()
+        self._earlier_xids, self._why_no_xids = earlier_xids(self._addresses) if self.gpus.count else ([], "no GPU")
         self._before = [self.gpus.state(number) for number in range(self.gpus.count)]
         self._samples: list[list[GpuSample]] = [[] for _ in self._before]
         self._xids: list[tuple[int, int]] = []
@@ -115,7 +129,9 @@ class HealthWatch:
                 samples=list(samples[number]),
                 xids=[xid for gpu, xid in xids if gpu in (number, -1)],
                 unanswered=self.gpus.unanswered(number),
+                uuid=self._uuids[number],
+                pci=self._addresses[number],
             )
             for number, (model, driver, firmware) in enumerate(self.gpus.names())
         ]
-        return Health(gpus=gpus)
+        return Health(gpus=gpus, earlier_xids=self._earlier_xids, why_no_xids=self._why_no_xids)

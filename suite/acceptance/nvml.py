@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import time
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from suite.acceptance.evidence import GpuSample, GpuState
+from suite.acceptance.kernel_log import pci_address
 from suite.machine.bounded_calls import BlockedError, BoundedCalls
 
 CALL_SECONDS = 2.0  # timeout of a call: a lost GPU can block it for ever
@@ -22,6 +24,30 @@ REASONS = {
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
     "nvmlClocksThrottleReasonSwPowerCap": "software power cap",
 }
+
+# counters over all links: of NVLink 4 and older, and of NVLink 5
+NVLINK_ERRORS = {
+    "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": "CRC errors of flits",
+    "NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": "CRC errors of data",
+    "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": "replays",
+    "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": "recoveries",
+    "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS": "recoveries",
+    "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS": "failed recoveries",
+    "NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS": "effective errors",
+}
+FABRIC_STATES = {
+    "NVML_GPU_FABRIC_STATE_NOT_STARTED": "not started",
+    "NVML_GPU_FABRIC_STATE_IN_PROGRESS": "in progress",
+    "NVML_GPU_FABRIC_STATE_COMPLETED": "completed",
+}
+# where the fabric's health has two bits for each problem, 1 where there is one
+FABRIC_PROBLEMS = {
+    "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW": "degraded bandwidth",
+    "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY": "unhealthy route",
+    "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY": "route recovery",
+    "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY": "access timeout recovery",
+}
+SPARE_ROWS = ("max", "high", "partial", "low", "none")
 
 
 class Gpus:
@@ -78,6 +104,11 @@ class Gpus:
         """UUID of every GPU; empty without an answer."""
         return [_text(self._answer(number, "nvmlDeviceGetUUID"), unknown="") for number in range(self.count)]
 
+    def addresses(self) -> list[str]:
+        """PCI address of every GPU; empty without an answer."""
+        found = [self._answer(number, "nvmlDeviceGetPciInfo") for number in range(self.count)]
+        return ["" if pci is None else pci_address(pci.domain, pci.bus, pci.device) for pci in found]
+
     def state(self, number: int) -> GpuState:
         """One reading of everything that changes rarely."""
         ask = partial(self._answer, number)
@@ -86,6 +117,9 @@ class Gpus:
         limit, default = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
         volatile = self._constant("NVML_VOLATILE_ECC")
         running = ask("nvmlDeviceGetComputeRunningProcesses") or []
+        sram = self._filled(number, "nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
+        spare = self._answer(number, "nvmlDeviceGetRowRemapperHistogram", optional=True)
+        fabric, fabric_problems = self._fabric(number)
         return GpuState(
             ecc=None if ecc is None else bool(ecc[0]),
             mig=None if mig is None else bool(mig[0]),
@@ -104,7 +138,58 @@ class Gpus:
             remap_pending=None if rows is None else bool(rows[2]),
             remap_failed=None if rows is None else bool(rows[3]),
             processes=[int(process.pid) for process in running],
+            lifetime_uncorrected=ask(
+                "nvmlDeviceGetTotalEccErrors",
+                self._constant("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
+                self._constant("NVML_AGGREGATE_ECC"),
+                optional=True,
+            ),
+            sram_threshold_exceeded=None if sram is None else bool(sram.bThresholdExceeded),
+            spare_rows={} if spare is None else {left: int(getattr(spare, left)) for left in SPARE_ROWS},
+            nvlinks=self._nvlinks(number),
+            nvlink_errors=self._nvlink_errors(number),
+            fabric=fabric,
+            fabric_problems=fabric_problems,
         )
+
+    def _nvlinks(self, number: int) -> list[bool]:
+        """Whether each link is active, up to the first that the GPU does not have."""
+        active: list[bool] = []
+        for link in range(self._constant("NVML_NVLINK_MAX_LINKS")):
+            answer = self._answer(number, "nvmlDeviceGetNvLinkState", link, optional=True)
+            if answer is None:
+                break
+            active.append(bool(answer))
+        return active
+
+    def _nvlink_errors(self, number: int) -> dict[str, int]:
+        """Counters of all links together that this GPU has, by our words."""
+        fields = {self._constant(name): words for name, words in NVLINK_ERRORS.items() if hasattr(self._library, name)}
+        values = self._answer(number, "nvmlDeviceGetFieldValues", list(fields), optional=True) or []
+        known = [value for value in values if value.nvmlReturn == self._constant("NVML_SUCCESS")]
+        return {fields[value.fieldId]: int(value.value.ullVal) for value in known}
+
+    def _fabric(self, number: int) -> tuple[str, list[str]]:
+        """State of the switches' manager, empty where the GPU needs none, and what it reports of this GPU."""
+        info = self._filled(number, "nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t")
+        if info is None:
+            return "", []
+        states = {self._constant(name): words for name, words in FABRIC_STATES.items()}
+        state = states.get(info.state, "")
+        if state and info.status != self._constant("NVML_SUCCESS"):
+            state += f" with error {info.status}"
+        known = {name: words for name, words in FABRIC_PROBLEMS.items() if hasattr(self._library, name)}
+        problems = [words for name, words in known.items() if info.healthMask >> self._constant(name) & 0b11 == 1]
+        return state, problems
+
+    def _filled(self, number: int, name: str, structure: str) -> Any:
+        """The structure that a call fills; None where this library or GPU has none."""
+        make = getattr(self._library, structure, None)
+        if make is None:
+            return None
+        filled = make()
+        answer = self._answer(number, name, ctypes.byref(filled), optional=True)
+        return None if answer is None else filled
 
     def sample(self, number: int, start: float) -> GpuSample:
         """One reading of what changes under load."""
@@ -122,9 +207,9 @@ class Gpus:
             pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         )
 
-    def _answer(self, number: int, name: str, *arguments: Any) -> Any:
+    def _answer(self, number: int, name: str, *arguments: Any, optional: bool = False) -> Any:
         """The answer of a call about one GPU; None after an error or the timeout."""
-        return self._call(number, name, self._handles[number], *arguments)
+        return self._call(number, name, self._handles[number], *arguments, optional=optional)
 
     def xids(self) -> list[tuple[int, int]]:
         """GPU and number of every XID since the last call."""
@@ -150,10 +235,13 @@ class Gpus:
     def _constant(self, name: str) -> int:
         return int(getattr(self._library, name))
 
-    def _call(self, number: int, name: str, *arguments: Any) -> Any:
+    def _call(self, number: int, name: str, *arguments: Any, optional: bool = False) -> Any:
         """The answer, or None after an error or the timeout.
 
         A call that blocks is not made again while it does.
+
+        Args:
+            optional: an error is no gap: not every GPU and driver has it.
         """
         blocked = self._blocked.get((number, name))
         if blocked is not None and not blocked.done():
@@ -163,7 +251,8 @@ class Gpus:
         except BlockedError as error:
             self._blocked[number, name] = error.call
         except Exception:  # NVMLError is defined at run time; any error is no answer
-            pass
+            if optional:
+                return None
         self._unanswered.setdefault(number, set()).add(name)
         return None
 

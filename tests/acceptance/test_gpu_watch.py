@@ -9,7 +9,7 @@ import msgspec
 
 from suite.acceptance import gpu_watch
 from suite.acceptance.context import BatteryPhase, RunningBattery
-from suite.acceptance.evidence import Health
+from suite.acceptance.evidence import EarlierXid, Health
 from suite.acceptance.gpu_watch import HealthWatch, joined
 from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.acceptance.past_batteries import History
@@ -21,6 +21,18 @@ def test_the_watch_tells_the_uuids_in_the_librarys_order(monkeypatch):
     watch = HealthWatch()
     assert watch.gpus.uuids() == ["GPU-0", "GPU-1"]
     watch.finished()
+
+
+def test_an_interruption_forgets_no_xid_and_no_error_of_a_link(monkeypatch):
+    then, now = health_of(monkeypatch), health_of(monkeypatch, replays=5)
+    before_reboot = EarlierXid(gpu=1, pci="0000:19:00", xid=79)
+    then = msgspec.structs.replace(then, earlier_xids=[before_reboot], why_no_xids="")
+    now = msgspec.structs.replace(now, earlier_xids=[], why_no_xids="")
+    whole = joined([then, now])
+    assert whole.earlier_xids == [before_reboot]
+    assert whole.gpus[1].before.nvlink_errors == {"replays": 0, "failed recoveries": 0}
+    assert whole.gpus[1].after.nvlink_errors == {"replays": 5, "failed recoveries": 0}
+    assert (whole.gpus[1].pci, whole.gpus[1].uuid) == ("0000:19:00", "GPU-1")
 
 
 def test_parts_of_a_watch_together_are_the_whole(monkeypatch):
@@ -52,6 +64,10 @@ def test_a_resumed_battery_compares_its_counters_with_those_before_the_interrupt
     opened = SimpleNamespace(kept=lambda _name: [then])
     battery = RunningBattery(None, opened, History(), lambda _line: None)
     assert battery.run(BatteryPhase(name="p", predicted_seconds=1.0, serves=frozenset(), run=lambda _event: [])) == []
-    found = [finding for finding in gpu_findings(battery.health(now), loaded=(0, 1)) if finding.check == 13]
+    found = [
+        finding
+        for finding in gpu_findings(battery.health(now), loaded=(0, 1))
+        if finding.check == 13 and finding.subject in ("GPU 0", "GPU 1")
+    ]
     assert "2 uncorrectable ECC errors under load; XID 79" in found[1].evidence
     assert found[0].evidence == "XID 79"

@@ -10,6 +10,7 @@ tests/acceptance/test_nvml.py holds every function's signature and every constan
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import time
@@ -19,7 +20,9 @@ from typing import Any
 NVML_CLOCK_SM = 1
 NVML_CLOCK_MEM = 2
 NVML_TEMPERATURE_GPU = 0
+NVML_SUCCESS = 0
 NVML_VOLATILE_ECC = 0
+NVML_AGGREGATE_ECC = 1
 NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 NVML_ERROR_TIMEOUT = 10
@@ -30,6 +33,45 @@ nvmlClocksThrottleReasonHwSlowdown = 0x0000000000000008
 nvmlClocksThrottleReasonSwThermalSlowdown = 0x0000000000000020
 nvmlClocksThrottleReasonHwThermalSlowdown = 0x0000000000000040
 nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x0000000000000080
+NVML_NVLINK_MAX_LINKS = 36
+NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = 38
+NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL = 45
+NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL = 52
+NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL = 59
+NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS = 214
+NVML_GPU_FABRIC_STATE_NOT_SUPPORTED = 0
+NVML_GPU_FABRIC_STATE_NOT_STARTED = 1
+NVML_GPU_FABRIC_STATE_IN_PROGRESS = 2
+NVML_GPU_FABRIC_STATE_COMPLETED = 3
+NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW = 0
+NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY = 2
+NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY = 4
+LINKS = 18  # of an H100
+
+
+class c_nvmlGpuFabricInfoV_t(ctypes.Structure):  # noqa: N801
+    """As the library has it."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("clusterUuid", ctypes.c_uint8 * 16),
+        ("status", ctypes.c_uint),
+        ("cliqueId", ctypes.c_uint32),
+        ("state", ctypes.c_uint),
+        ("healthMask", ctypes.c_uint32),
+    )
+
+
+class c_nvmlEccSramErrorStatus_v1_t(ctypes.Structure):  # noqa: N801
+    """As the library has it."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_ulonglong) for name in ("aggregateUncParity", "aggregateUncSecDed", "aggregateCor")),
+        *((name, ctypes.c_ulonglong) for name in ("volatileUncParity", "volatileUncSecDed", "volatileCor")),
+        *((f"aggregateUncBucket{name}", ctypes.c_ulonglong) for name in ("L2", "Sm", "Pcie", "Mcu", "Other")),
+        ("bThresholdExceeded", ctypes.c_uint),
+    )
 
 
 class NVMLError(Exception):
@@ -56,6 +98,11 @@ if _SCENE.get("with_ranks"):
         return list(range(_SCENE["gpus"]))
 
     nvml.gpus_with_ranks = _all
+
+if "kernel_log" in _SCENE:
+    from suite.acceptance import kernel_log
+
+    kernel_log.log_lines = lambda: (_SCENE["kernel_log"], "")
 
 
 def _fault(handle: int, name: str, usual: Any) -> Any:
@@ -136,13 +183,66 @@ def nvmlDeviceGetMigMode(device: int) -> list[int]:
 
 
 def nvmlDeviceGetTotalEccErrors(handle: int, errorType: int, counterType: int) -> int:
+    if counterType == NVML_AGGREGATE_ECC:
+        return int(_fault(handle, "lifetime", 0))
+    if errorType == NVML_MEMORY_ERROR_TYPE_UNCORRECTED and _fault(handle, "uncorrected_before", 0):
+        return int(_fault(handle, "uncorrected_before", 0))
     return _grown(handle, "uncorrected" if errorType == NVML_MEMORY_ERROR_TYPE_UNCORRECTED else "corrected")
 
 
 def nvmlDeviceGetRemappedRows(device: int) -> tuple[int, int, int, int]:
     if _fault(device, "no_rows", False):
         raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
-    return 0, _grown(device, "remapped"), int(_fault(device, "remap_pending", 0)), 0
+    remapped = _grown(device, "remapped") + int(_fault(device, "remapped_before", 0))
+    return 0, remapped, int(_fault(device, "remap_pending", 0)), int(_fault(device, "remap_failed", 0))
+
+
+def nvmlDeviceGetRowRemapperHistogram(device: int) -> SimpleNamespace:
+    """Banks by spare rows that are left, of 640."""
+    if _fault(device, "no_rows", False):
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+    used = {"none": int(_fault(device, "no_spare_rows", 0)), "low": int(_fault(device, "few_spare_rows", 0))}
+    return SimpleNamespace(max=640 - sum(used.values()), high=0, partial=0, **used)
+
+
+def nvmlDeviceGetSramEccErrorStatus(device: int, status: Any) -> int:
+    status._obj.bThresholdExceeded = int(_fault(device, "sram_threshold", 0))
+    return NVML_SUCCESS
+
+
+def nvmlDeviceGetPciInfo(handle: int) -> SimpleNamespace:
+    return SimpleNamespace(domain=0, bus=0x18 + handle, device=0)
+
+
+def nvmlDeviceGetNvLinkState(device: int, link: int) -> int:
+    if link >= LINKS or _fault(device, "no_nvlink", False):
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+    went_down = link == 3 and _grown(device, "link_goes_down")
+    return int(link not in _fault(device, "links_down", ()) and not went_down)
+
+
+def nvmlDeviceGetFieldValues(handle: int, fieldIds: list[int]) -> list[SimpleNamespace]:
+    """Only replays and failed recoveries are counted here; this library has not the others."""
+    counters = {
+        NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: lambda: _grown(handle, "replays"),
+        NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: lambda: int(_fault(handle, "failed_recoveries", 0)),
+    }
+    return [
+        SimpleNamespace(
+            fieldId=field,
+            nvmlReturn=NVML_SUCCESS if field in counters else NVML_ERROR_NOT_SUPPORTED,
+            value=SimpleNamespace(ullVal=counters[field]() if field in counters else 0),
+        )
+        for field in fieldIds
+    ]
+
+
+def nvmlDeviceGetGpuFabricInfoV(device: int, gpuFabricInfo: Any) -> int:
+    info = gpuFabricInfo._obj
+    info.state = int(_fault(device, "fabric", NVML_GPU_FABRIC_STATE_COMPLETED))
+    info.status = int(_fault(device, "fabric_error", NVML_SUCCESS))
+    info.healthMask = int(_fault(device, "fabric_health", 0))
+    return NVML_SUCCESS
 
 
 def nvmlDeviceGetCurrPcieLinkGeneration(handle: int) -> int:

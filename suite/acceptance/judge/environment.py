@@ -8,7 +8,7 @@ import msgspec
 
 from suite.acceptance.check_table import ENVIRONMENT
 from suite.acceptance.evidence import GpuHealth, Health, Load, MicroMeasurements, Surroundings, Timed, made_for_times
-from suite.acceptance.findings import CheckFinding, CheckVerdict, not_run
+from suite.acceptance.findings import CheckFinding, CheckVerdict, joined_evidence, not_run
 
 MOST_IN_PART, MOST_NAMED = 3, 12  # competing processes
 
@@ -111,33 +111,58 @@ def _when(measurement: Timed) -> str:
 
 
 def _gpus(gpus: Sequence[GpuHealth], *, loaded: Collection[int]) -> CheckFinding:
-    """The state of the GPUs; the PCIe link only under load, because an idle link saves power at a lower generation."""
+    """The state of the GPUs; the PCIe link only under load, because an idle link saves power at a lower generation.
+
+    Firmware that differs only warns: after an exchange it often does.
+    """
     wrong = []
-    for what in ("model", "driver", "firmware"):
+    for what in ("model", "driver"):
         values = {getattr(gpu, what) for gpu in gpus}
         if len(values) > 1:
             wrong.append(("GPUs", f"{what} differs: {', '.join(sorted(values))}"))
     for gpu in gpus:
-        name, state = f"GPU {gpu.index}", gpu.before
-        if state.ecc is False:
-            wrong.append((name, "ECC off"))
-        if state.mig:
-            wrong.append((name, "MIG on"))
-        if state.processes:
-            wrong.append((name, f"other processes: {state.processes}"))
-        if state.watts_limit and state.watts_default and state.watts_limit < state.watts_default:
-            wrong.append((name, f"power limit {state.watts_limit:.0f} W, default {state.watts_default:.0f} W"))
-        under_load = gpu.samples if gpu.index in loaded else []
-        generations = [sample.pcie_generation for sample in under_load if sample.pcie_generation]
-        widths = [sample.pcie_width for sample in under_load if sample.pcie_width]
-        if generations and state.pcie_most_generation and max(generations) < state.pcie_most_generation:
-            wrong.append((name, f"PCIe generation {max(generations)} of {state.pcie_most_generation} under load"))
-        if widths and state.pcie_most_width and max(widths) < state.pcie_most_width:
-            wrong.append((name, f"PCIe width x{max(widths)} of x{state.pcie_most_width} under load"))
+        wrong += [(f"GPU {gpu.index}", what) for what in _wrong_settings(gpu, loaded=gpu.index in loaded)]
+    unequal = _firmware(gpus)
+    verdict = CheckVerdict.WARN if unequal else CheckVerdict.PASS
+    parts = sorted({name for name, _ in wrong}) or (["firmware of the GPUs"] if unequal else [])
     return CheckFinding(
         check=ENVIRONMENT,
         subject="GPUs",
-        verdict=CheckVerdict.INVALID if wrong else CheckVerdict.PASS,
-        part=", ".join(sorted({name for name, _ in wrong})),
-        evidence="; ".join(f"{name}: {what}" for name, what in wrong) or f"{len(gpus)} alike, nothing unusual",
+        verdict=CheckVerdict.INVALID if wrong else verdict,
+        part=", ".join(parts),
+        evidence=joined_evidence(*(f"{name}: {what}" for name, what in wrong), unequal)
+        or f"{len(gpus)} alike, nothing unusual",
     )
+
+
+def _wrong_settings(gpu: GpuHealth, *, loaded: bool) -> list[str]:
+    """What is not as it must be for any measurement."""
+    wrong, state = [], gpu.before
+    if state.ecc is False:
+        wrong.append("ECC off")
+    if state.mig:
+        wrong.append("MIG on")
+    if state.processes:
+        wrong.append(f"other processes: {state.processes}")
+    if state.watts_limit and state.watts_default and state.watts_limit < state.watts_default:
+        wrong.append(f"power limit {state.watts_limit:.0f} W, default {state.watts_default:.0f} W")
+    if state.fabric not in ("", "completed"):
+        wrong.append(f"not registered with the NVLink switches: {state.fabric} (is the fabric manager running?)")
+    under_load = gpu.samples if loaded else []
+    generations = [sample.pcie_generation for sample in under_load if sample.pcie_generation]
+    widths = [sample.pcie_width for sample in under_load if sample.pcie_width]
+    if generations and state.pcie_most_generation and max(generations) < state.pcie_most_generation:
+        wrong.append(f"PCIe generation {max(generations)} of {state.pcie_most_generation} under load")
+    if widths and state.pcie_most_width and max(widths) < state.pcie_most_width:
+        wrong.append(f"PCIe width x{max(widths)} of x{state.pcie_most_width} under load")
+    return wrong
+
+
+def _firmware(gpus: Sequence[GpuHealth]) -> str:
+    """Which GPUs have which firmware, where it differs; empty where it does not."""
+    versions: dict[str, list[str]] = {}
+    for gpu in gpus:
+        versions.setdefault(gpu.firmware, []).append(str(gpu.index))
+    if len(versions) < 2:
+        return ""
+    return "firmware differs: " + ", ".join(f"{version} on GPU {' '.join(of)}" for version, of in versions.items())

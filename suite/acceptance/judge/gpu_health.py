@@ -18,6 +18,8 @@ EVENT_CALLS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvml
 # XIDs that a user's program can cause (NVIDIA, XID Errors: 13 graphics engine exception, 31 MMU fault, 43 reset
 # channel, 45 preemptive removal, 68 video processor exception); all others are of the board, the link or the driver
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
+XID_REMAPPING_FAILED = 64  # NVIDIA, GPU Memory Error Management: such a GPU is to be replaced
+FABRIC_FAULTS = frozenset({"degraded bandwidth", "unhealthy route"})  # others are being recovered from
 
 
 def gpu_findings(
@@ -27,16 +29,22 @@ def gpu_findings(
     if health is None or not health.gpus:
         why = "not read" if health is None else health.why_none
         return [not_run(number, why) for number in (THROTTLE, ERRORS)]
-    findings = [finding for gpu in health.gpus for finding in (_throttling(gpu), _errors(gpu))]
-    idle = {f"GPU {gpu.index}" for gpu in health.gpus if gpu.index not in loaded}
-    return [
-        msgspec.structs.replace(
-            finding, verdict=CheckVerdict.NOT_RUN, evidence=joined_evidence(why_idle, finding.evidence)
-        )
-        if finding.verdict is CheckVerdict.PASS and finding.subject in idle
-        else finding
-        for finding in findings
-    ]
+    links = max(sum(gpu.before.nvlinks) for gpu in health.gpus)
+    findings = []
+    for gpu in health.gpus:
+        of_gpu = [_throttling(gpu), _errors(gpu), *_nvlinks(gpu, links)]
+        if gpu.index not in loaded:
+            of_gpu = [_not_passed(finding, why_idle) for finding in of_gpu]
+        findings += of_gpu
+    return [*findings, _earlier_xids(health)]
+
+
+def _not_passed(finding: CheckFinding, why: str) -> CheckFinding:
+    """What passes without a load did not run."""
+    if finding.verdict is not CheckVerdict.PASS:
+        return finding
+    evidence = joined_evidence(why, finding.evidence)
+    return msgspec.structs.replace(finding, verdict=CheckVerdict.NOT_RUN, evidence=evidence)
 
 
 def _throttling(gpu: GpuHealth) -> CheckFinding:
@@ -68,6 +76,7 @@ def longest_run(flags: Sequence[bool]) -> int:
 
 
 def _errors(gpu: GpuHealth) -> CheckFinding:
+    """Counters that grew under load, and what was there before: the latter fails only where a GPU is to be replaced."""
     name, before, after = f"GPU {gpu.index}", gpu.before, gpu.after
     bad: list[str] = []
     minor: list[str] = []
@@ -83,18 +92,99 @@ def _errors(gpu: GpuHealth) -> CheckFinding:
         elif last > first:
             (bad if uncorrectable else minor).append(f"{last - first} {counter} under load")
     bad += ["a row waits to be remapped"] if after.remap_pending else []
-    bad += ["remapping a row failed"] if after.remap_failed else []
+    bad += ["remapping a row failed: replace the GPU"] if after.remap_failed else []
+    bad += (
+        ["too many errors of static memory (its threshold is exceeded): replace the GPU"]
+        if after.sram_threshold_exceeded
+        else []
+    )
     bad += [f"XID {xid}" for xid in gpu.xids if xid not in XIDS_OF_PROGRAMS]
     minor += [f"XID {xid} (of a program)" for xid in gpu.xids if xid in XIDS_OF_PROGRAMS]
+    minor += _earlier_errors(gpu)
     unknown += ["XIDs"] if set(gpu.unanswered) & EVENT_CALLS else []
     unanswered = ", ".join(gpu.unanswered) or "no answer"
     gaps = f"not reported: {', '.join(unknown)} ({unanswered})" if unknown else ""
+    return _counted(name, f"memory or board of {name}", bad, minor, unknown, gaps, "no counter changed")
+
+
+def _earlier_errors(gpu: GpuHealth) -> list[str]:
+    """What the GPU had before the battery began."""
+    before, spare = gpu.before, gpu.before.spare_rows
+    found = []
+    if before.uncorrected:
+        found.append(f"{before.uncorrected} uncorrectable ECC errors since the driver was loaded")
+    if before.lifetime_uncorrected and before.lifetime_uncorrected > (before.uncorrected or 0):
+        found.append(f"{before.lifetime_uncorrected} uncorrectable ECC errors in its life")
+    if before.remapped_uncorrected:
+        found.append(f"{before.remapped_uncorrected} rows remapped earlier for uncorrectable errors")
+    if spare.get("none"):
+        found.append(
+            f"{spare['none']} of {sum(spare.values())} banks have no spare row left: the next error cannot be remapped"
+        )
+    if spare.get("low"):
+        found.append(f"{spare['low']} of {sum(spare.values())} banks have few spare rows left")
+    return found
+
+
+def _nvlinks(gpu: GpuHealth, most: int) -> list[CheckFinding]:
+    """Links that are down, errors that they counted under load, and what the switches' manager says; none without any.
+
+    Args:
+        most: active links of the GPU of this node that has most.
+    """
+    name, before, after = f"GPU {gpu.index}", gpu.before, gpu.after
+    if not before.nvlinks and not before.fabric:
+        return []
+    down = [
+        str(link)
+        for link, (first, last) in enumerate(zip(before.nvlinks, after.nvlinks, strict=False))
+        if first and not last
+    ]
+    active, links = sum(before.nvlinks), len(before.nvlinks)
+    bad = [f"link {' '.join(down)} went down under load"] if down else []
+    bad += [f"{active} links active, {most} on other GPUs of the node"] if active < most else []
+    bad += [problem for problem in after.fabric_problems if problem in FABRIC_FAULTS]
+    minor = [f"{active} of {links} links active on every GPU"] if active == most and 0 < active < links else []
+    minor += [problem for problem in after.fabric_problems if problem not in FABRIC_FAULTS]
+    for kind, count in after.nvlink_errors.items():
+        grown = count - before.nvlink_errors.get(kind, 0)
+        minor += [f"{grown} {kind} under load"] if grown > 0 else []
+    failed = before.nvlink_errors.get("failed recoveries", 0)
+    minor += [f"{failed} failed recoveries since the driver was loaded"] if failed else []
+    counted = ", ".join(f"{count} {kind}" for kind, count in after.nvlink_errors.items() if count)
+    fine = joined_evidence(
+        f"{active} links active",
+        f"in all {counted}" if counted else "",
+        f"fabric {after.fabric}" if after.fabric else "",
+    )
+    return [_counted(f"{name}, NVLink", f"NVLink of {name}", bad, minor, [], "", fine)]
+
+
+def _counted(
+    subject: str, part: str, bad: Sequence[str], minor: Sequence[str], unknown: Sequence[str], gaps: str, fine: str
+) -> CheckFinding:
+    """The finding of check 13 for what fails, what warns, and what is not known."""
     causes = ((bad, CheckVerdict.FAIL), (minor, CheckVerdict.WARN), (unknown, CheckVerdict.NOT_RUN))
-    verdict = next((verdict for cause, verdict in causes if cause), CheckVerdict.PASS)
     return CheckFinding(
         check=ERRORS,
-        subject=name,
-        verdict=verdict,
-        part=f"memory or board of {name}" if bad or minor else "",
-        evidence=joined_evidence(*bad, *minor, gaps) or "no counter changed",
+        subject=subject,
+        verdict=next((verdict for cause, verdict in causes if cause), CheckVerdict.PASS),
+        part=part if bad or minor else "",
+        evidence=joined_evidence(*bad, *minor, gaps) or fine,
     )
+
+
+def _earlier_xids(health: Health) -> CheckFinding:
+    """XIDs since the machine started, before the battery began: they warn, except those of a GPU to be replaced."""
+    if health.why_no_xids:
+        return not_run(ERRORS, health.why_no_xids, "earlier XIDs")
+    bad, minor = [], []
+    for xid in dict.fromkeys(health.earlier_xids):
+        name = f"GPU {xid.gpu}" if xid.gpu >= 0 else f"a GPU at {xid.pci}"
+        words = f"{name}: XID {xid.xid}" + (" (of a program)" if xid.xid in XIDS_OF_PROGRAMS else "")
+        if xid.xid == XID_REMAPPING_FAILED:
+            bad.append(f"{words}, remapping a row failed: replace the GPU")
+        else:
+            minor.append(words)
+    part = ", ".join(sorted({words.partition(":")[0] for words in bad or minor}))
+    return _counted("earlier XIDs", part, bad, minor, [], "", "none since the machine started")

@@ -24,7 +24,8 @@ def health(monkeypatch):
         ({"watts": 400}, "power limit 400 W, default 700 W"),
         ({"processes": [4711]}, "4711"),
         ({"model": "NVIDIA A100"}, "model differs"),
-        ({"firmware": "1.0"}, "firmware differs"),
+        ({"fabric": 2}, "GPU 1: not registered with the NVLink switches: in progress"),
+        ({"fabric_error": 15}, "completed with error 15"),
         ({"pcie_generation": 3}, "PCIe generation 3 of 5"),
         ({"pcie_width": 8}, "PCIe width x8 of x16"),
     ],
@@ -33,6 +34,15 @@ def test_an_unusual_gpu_makes_the_environment_invalid(fault, words, health):
     (finding,) = environment_findings(None, health(**fault), [], others=0.05, loaded=(0, 1))
     assert finding.verdict is CheckVerdict.INVALID
     assert words in finding.evidence
+
+
+def test_firmware_that_differs_only_warns_and_says_where(health):
+    """After an exchange of one GPU it often does."""
+    (finding,) = environment_findings(None, health(firmware="1.0"), [], others=0.05, loaded=(0, 1))
+    assert (finding.verdict, finding.part) == (CheckVerdict.WARN, "firmware of the GPUs")
+    assert finding.evidence == "firmware differs: 96.00.74.00.01 on GPU 0, 1.0 on GPU 1"
+    (finding,) = environment_findings(None, health(firmware="1.0", mig=1), [], others=0.05, loaded=(0, 1))
+    assert (finding.verdict, finding.part) == (CheckVerdict.INVALID, "GPU 1")
 
 
 def test_the_link_of_an_idle_gpu_is_not_judged(health):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
+from suite.acceptance.evidence import EarlierXid
 from suite.acceptance.findings import CheckVerdict
 from suite.acceptance.gpu_watch import HealthWatch
 from suite.acceptance.judge.environment import environment_findings
@@ -21,7 +23,8 @@ def health(monkeypatch):
 
 def test_healthy_gpus_pass(health):
     found = gpu_findings(health(), loaded=(0, 1))
-    assert [finding.verdict for finding in found] == [CheckVerdict.PASS] * 4
+    assert [finding.verdict for finding in found] == [CheckVerdict.PASS] * 7
+    assert found[2].evidence == "18 links active; fabric completed"
 
 
 @pytest.mark.parametrize(
@@ -37,10 +40,18 @@ def test_healthy_gpus_pass(health):
         ({"remap_pending": 1}, 13, CheckVerdict.FAIL, "waits to be remapped"),
         ({"xids": [79]}, 13, CheckVerdict.FAIL, "XID 79"),
         ({"xids": [31]}, 13, CheckVerdict.WARN, r"XID 31 \(of a program\)"),
+        ({"uncorrected_before": 2}, 13, CheckVerdict.WARN, "2 uncorrectable ECC errors since the driver was loaded"),
+        ({"lifetime": 5}, 13, CheckVerdict.WARN, "5 uncorrectable ECC errors in its life"),
+        ({"remapped_before": 3}, 13, CheckVerdict.WARN, "3 rows remapped earlier for uncorrectable errors"),
+        ({"no_spare_rows": 1}, 13, CheckVerdict.WARN, "1 of 640 banks have no spare row left"),
+        ({"few_spare_rows": 2}, 13, CheckVerdict.WARN, "2 of 640 banks have few spare rows left"),
+        ({"remap_failed": 1}, 13, CheckVerdict.FAIL, "remapping a row failed: replace the GPU"),
+        ({"sram_threshold": 1}, 13, CheckVerdict.FAIL, "its threshold is exceeded.: replace the GPU"),
     ],
 )
 def test_a_fault_of_one_gpu_is_found_on_that_gpu_alone(fault, check, verdict, words, health):
-    found = [finding for finding in gpu_findings(health(**fault), loaded=(0, 1)) if finding.check == check]
+    found = gpu_findings(health(**fault), loaded=(0, 1))
+    found = [finding for finding in found if finding.check == check and finding.subject in ("GPU 0", "GPU 1")]
     assert [(finding.subject, finding.verdict) for finding in found] == [
         ("GPU 0", CheckVerdict.PASS),
         ("GPU 1", verdict),
@@ -69,8 +80,87 @@ def test_a_fault_of_one_gpu_is_found_on_that_gpu_alone(fault, check, verdict, wo
 )
 def test_a_counter_without_an_answer_never_passes(fault, verdict, words, health):
     found = [finding for finding in gpu_findings(health(**fault), loaded=(0, 1)) if finding.check == 13]
+    found = [finding for finding in found if finding.subject in ("GPU 0", "GPU 1")]
     assert [finding.verdict for finding in found] == [CheckVerdict.PASS, verdict]
     assert re.search(words, found[1].evidence)
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "words"),
+    [
+        ({"links_down": [3]}, CheckVerdict.FAIL, "17 links active, 18 on other GPUs of the node"),
+        ({"links_down": list(range(18))}, CheckVerdict.FAIL, "0 links active, 18 on other GPUs"),
+        ({"link_goes_down": 1}, CheckVerdict.FAIL, "link 3 went down under load"),
+        ({"replays": 7}, CheckVerdict.WARN, "7 replays under load"),
+        ({"failed_recoveries": 1}, CheckVerdict.WARN, "1 failed recoveries since the driver was loaded"),
+        ({"fabric_health": 0b01}, CheckVerdict.FAIL, "degraded bandwidth"),
+        ({"fabric_health": 0b01_00_00}, CheckVerdict.FAIL, "unhealthy route"),
+        ({"fabric_health": 0b01_00}, CheckVerdict.WARN, "route recovery"),
+        ({"fabric_health": 0b10_10_10}, CheckVerdict.PASS, "18 links active"),  # each known not to be
+    ],
+)
+def test_a_fault_of_its_links_is_found_on_that_gpu_alone(fault, verdict, words, health):
+    found = {
+        finding.subject: finding for finding in gpu_findings(health(**fault), loaded=(0, 1)) if finding.check == 13
+    }
+    assert {found[name].verdict for name in ("GPU 0", "GPU 1", "GPU 0, NVLink")} == {CheckVerdict.PASS}
+    assert found["GPU 1, NVLink"].verdict is verdict
+    assert words in found["GPU 1, NVLink"].evidence
+    assert (found["GPU 1, NVLink"].part == "NVLink of GPU 1") == (verdict is not CheckVerdict.PASS)
+
+
+def test_a_gpu_of_a_node_without_links_has_no_finding_of_them(health):
+    now = health()
+    without = [
+        msgspec.structs.replace(gpu, before=msgspec.structs.replace(gpu.before, nvlinks=[], fabric=""), after=gpu.after)
+        for gpu in now.gpus
+    ]
+    found = gpu_findings(msgspec.structs.replace(now, gpus=without), loaded=(0, 1))
+    assert [finding.subject for finding in found] == ["GPU 0", "GPU 0", "GPU 1", "GPU 1", "earlier XIDs"]
+
+
+def test_links_that_no_gpu_has_active_warn(health):
+    now = health()
+    states = [[*[True] * 17, False]] * 2
+    gpus = [
+        msgspec.structs.replace(
+            gpu,
+            before=msgspec.structs.replace(gpu.before, nvlinks=links),
+            after=msgspec.structs.replace(gpu.after, nvlinks=links),
+        )
+        for gpu, links in zip(now.gpus, states, strict=True)
+    ]
+    found = gpu_findings(msgspec.structs.replace(now, gpus=gpus), loaded=(0, 1))
+    warned = [finding for finding in found if finding.verdict is CheckVerdict.WARN]
+    assert [(f.subject, f.evidence) for f in warned] == [
+        ("GPU 0, NVLink", "17 of 18 links active on every GPU"),
+        ("GPU 1, NVLink", "17 of 18 links active on every GPU"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("xids", "why", "verdict", "part", "words"),
+    [
+        ([], "", CheckVerdict.PASS, "", "none since the machine started"),
+        ([], "the kernel's log cannot be read", CheckVerdict.NOT_RUN, "", "cannot be read"),
+        ([(1, 79)], "", CheckVerdict.WARN, "GPU 1", "GPU 1: XID 79"),
+        (
+            [(1, 79), (0, 31), (1, 79)],
+            "",
+            CheckVerdict.WARN,
+            "GPU 0, GPU 1",
+            "GPU 1: XID 79; GPU 0: XID 31 (of a program)",
+        ),
+        ([(0, 31), (1, 64)], "", CheckVerdict.FAIL, "GPU 1", "replace the GPU; GPU 0: XID 31"),
+        ([(-1, 79)], "", CheckVerdict.WARN, "a GPU at 0000", "a GPU at 0000:ff:00: XID 79"),
+    ],
+)
+def test_earlier_xids_warn_and_those_of_a_gpu_to_be_replaced_fail(xids, why, verdict, part, words, health):
+    earlier = [EarlierXid(gpu=gpu, pci="0000:ff:00", xid=xid) for gpu, xid in xids]
+    now = msgspec.structs.replace(health(), earlier_xids=earlier, why_no_xids=why)
+    finding = gpu_findings(now, loaded=(0, 1))[-1]
+    assert (finding.subject, finding.verdict, finding.part) == ("earlier XIDs", verdict, part)
+    assert words in finding.evidence
 
 
 def test_a_gpu_without_ranks_passes_nothing_and_still_fails(health):
