@@ -246,7 +246,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU before, during and after the load; `pci` its address, as in "0000:0a:00"."""
+    """One GPU before, during and after the load; `pci` its address, as in "0000:0a:00.0"."""
 
     index: int
     model: str

@@ -33,8 +33,8 @@ def earlier_xids(gpus: list[str]) -> tuple[list[EarlierXid], str]:
 
 
 def pci_address(domain: int, bus: int, device: int) -> str:
-    """As in "0000:0a:00": domain, bus and device."""
-    return f"{domain:04x}:{bus:02x}:{device:02x}"
+    """As in "0000:0a:00.0", as the kernel writes it: domain, bus and device of a GPU, which has one function."""
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 def log_lines() -> tuple[list[str], str]:

@@ -25,14 +25,14 @@ def test_the_watch_tells_the_uuids_in_the_librarys_order(monkeypatch):
 
 def test_an_interruption_forgets_no_xid_and_no_error_of_a_link(monkeypatch):
     then, now = health_of(monkeypatch), health_of(monkeypatch, replays=5)
-    before_reboot = EarlierXid(gpu=1, pci="0000:19:00", xid=79)
+    before_reboot = EarlierXid(gpu=1, pci="0000:19:00.0", xid=79)
     then = msgspec.structs.replace(then, earlier_xids=[before_reboot], why_no_xids="")
     now = msgspec.structs.replace(now, earlier_xids=[], why_no_xids="")
     whole = joined([then, now])
     assert whole.earlier_xids == [before_reboot]
     assert whole.gpus[1].before.nvlink_errors == {"replays": 0, "failed recoveries": 0}
     assert whole.gpus[1].after.nvlink_errors == {"replays": 5, "failed recoveries": 0}
-    assert (whole.gpus[1].pci, whole.gpus[1].uuid) == ("0000:19:00", "GPU-1")
+    assert (whole.gpus[1].pci, whole.gpus[1].uuid) == ("0000:19:00.0", "GPU-1")
 
 
 def test_parts_of_a_watch_together_are_the_whole(monkeypatch):

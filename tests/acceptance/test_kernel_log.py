@@ -26,9 +26,9 @@ def test_each_xid_is_of_the_gpu_with_its_address(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(subject, "log_lines", lambda: (LINES, ""))
     assert earlier_xids(GPUS) == (
         [
-            EarlierXid(gpu=1, pci="0000:ab:00", xid=79),
-            EarlierXid(gpu=0, pci="0000:18:00", xid=31),
-            EarlierXid(gpu=-1, pci="0000:3b:00", xid=48),
+            EarlierXid(gpu=1, pci="0000:ab:00.0", xid=79),
+            EarlierXid(gpu=0, pci="0000:18:00.0", xid=31),
+            EarlierXid(gpu=-1, pci="0000:3b:00.0", xid=48),
         ],
         "",
     )

@@ -152,11 +152,11 @@ def test_links_that_no_gpu_has_active_warn(health):
             "GPU 1: XID 79; GPU 0: XID 31 (of a program)",
         ),
         ([(0, 31), (1, 64)], "", CheckVerdict.FAIL, "GPU 1", "replace the GPU; GPU 0: XID 31"),
-        ([(-1, 79)], "", CheckVerdict.WARN, "a GPU at 0000", "a GPU at 0000:ff:00: XID 79"),
+        ([(-1, 79)], "", CheckVerdict.WARN, "a GPU at 0000", "a GPU at 0000:ff:00.0: XID 79"),
     ],
 )
 def test_earlier_xids_warn_and_those_of_a_gpu_to_be_replaced_fail(xids, why, verdict, part, words, health):
-    earlier = [EarlierXid(gpu=gpu, pci="0000:ff:00", xid=xid) for gpu, xid in xids]
+    earlier = [EarlierXid(gpu=gpu, pci="0000:ff:00.0", xid=xid) for gpu, xid in xids]
     now = msgspec.structs.replace(health(), earlier_xids=earlier, why_no_xids=why)
     finding = gpu_findings(now, loaded=(0, 1))[-1]
     assert (finding.subject, finding.verdict, finding.part) == ("earlier XIDs", verdict, part)
