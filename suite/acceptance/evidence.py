@@ -16,7 +16,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, tag="surroundings"
     Args:
         devices: GPUs that torch can use, or processor cores.
         gpus: their models, comma-separated; empty on a CPU.
-        gpus_with_ranks: their numbers as the driver counts GPUs; empty on a CPU, and where they are not known.
+        gpus_with_ranks: by rank, the number of its GPU as the driver counts; empty on a CPU, and where it is not known.
         gpus_before: where the node has none and nobody asked for the CPU: those that an earlier battery of it had.
         devices_expected: that the operator asked for; None: not said.
         others_share: of all processors, what other processes used while nothing of ours ran; None: not known.

@@ -70,13 +70,17 @@ def _without_resets(readings: Sequence[int | None]) -> int | None:
 
 
 class HealthWatch:
-    """Reads all GPUs at its start, in a thread of its own under load, and at its end."""
+    """Reads all GPUs at its start, in a thread of its own under load, and at its end.
+
+    Attributes:
+        addresses: PCI address of every GPU, in the library's order.
+    """
 
     def __init__(self) -> None:
         self.gpus = Gpus()
         self._start = time.monotonic()
-        self._addresses, self._uuids = self.gpus.addresses(), self.gpus.uuids()
-        self._earlier_xids, self._why_no_xids = earlier_xids(self._addresses) if self.gpus.count else ([], "no GPU")
+        self.addresses, self._uuids = self.gpus.addresses(), self.gpus.uuids()
+        self._earlier_xids, self._why_no_xids = earlier_xids(self.addresses) if self.gpus.count else ([], "no GPU")
         self._before = [self.gpus.state(number) for number in range(self.gpus.count)]
         self._samples: list[list[GpuSample]] = [[] for _ in self._before]
         self._xids: list[tuple[int, int]] = []
@@ -130,7 +134,7 @@ class HealthWatch:
                 xids=[xid for gpu, xid in xids if gpu in (number, -1)],
                 unanswered=self.gpus.unanswered(number),
                 uuid=self._uuids[number],
-                pci=self._addresses[number],
+                pci=self.addresses[number],
             )
             for number, (model, driver, firmware) in enumerate(self.gpus.names())
         ]

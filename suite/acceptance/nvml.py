@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -14,6 +13,7 @@ from typing import Any
 from suite.acceptance.evidence import GpuSample, GpuState
 from suite.acceptance.kernel_log import pci_address
 from suite.machine.bounded_calls import BlockedError, BoundedCalls
+from suite.machine.devices import cuda_device_list
 
 CALL_SECONDS = 2.0  # timeout of a call: a lost GPU can block it for ever
 # the library's name of a reason -> ours
@@ -263,23 +263,18 @@ def _text(answer: Any, unknown: str = "not reported") -> str:
     return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
-def gpus_with_ranks(device: str, ranks: int, uuids: Sequence[str] = ()) -> list[int]:
-    """Numbers, as the library counts them, of the GPUs on which ranks run: the visible ones, in their order.
+def gpus_with_ranks(device: str, ranks: int, addresses: Sequence[str]) -> list[int]:
+    """Numbers, as the library counts them, of the GPUs on which ranks run, in the order of ranks.
 
-    Empty where they are not known: a name in CUDA_VISIBLE_DEVICES is a part of a GPU (MIG), or fits none or several.
+    The library orders GPUs by PCI address, CUDA by speed or as CUDA_VISIBLE_DEVICES says. So each rank's device is
+    found by its address. Empty where one is not found, or there are fewer devices than ranks.
 
     Args:
-        uuids: of all GPUs, in the library's order; CUDA_VISIBLE_DEVICES may have the first characters of one.
+        addresses: of all GPUs, in the library's order.
     """
     if device != "cuda":
         return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return list(range(ranks))
-    matches = [_numbers(word.strip(), uuids) for word in visible.split(",")[:ranks]]
-    return [numbers[0] for numbers in matches] if all(len(numbers) == 1 for numbers in matches) else []
-
-
-def _numbers(word: str, uuids: Sequence[str]) -> list[int]:
-    """GPUs that a word of CUDA_VISIBLE_DEVICES may mean."""
-    return [int(word)] if word.isdecimal() else [number for number, uuid in enumerate(uuids) if uuid.startswith(word)]
+    used = [torch_device.pci for torch_device in cuda_device_list()[:ranks]]
+    if len(used) < ranks or not set(used) <= set(addresses):
+        return []
+    return [addresses.index(pci) for pci in used]

@@ -46,7 +46,7 @@ def environment_phase(battery: RunningBattery) -> BatteryPhase:
         busy, share = competitors()
         devices = cuda_devices() if settings.device == "cuda" else usable_cores()
         begin = battery.record.opening
-        uuids = battery.gpu_watch.gpus.uuids() if settings.device == "cuda" and battery.gpu_watch is not None else []
+        addresses = [] if battery.gpu_watch is None else battery.gpu_watch.addresses
         lost = settings.device == "cpu" and not settings.device_named and begin.hardware["gpus"] == NO_GPUS
         return [
             Surroundings(
@@ -59,7 +59,7 @@ def environment_phase(battery: RunningBattery) -> BatteryPhase:
                 fleet_problems=history.fleet_problems,
                 past_problems=history.past_problems,
                 gpus=begin.hardware["gpus"] if settings.device == "cuda" else "",
-                gpus_with_ranks=nvml.gpus_with_ranks(settings.device, settings.ranks, uuids),
+                gpus_with_ranks=nvml.gpus_with_ranks(settings.device, settings.ranks, addresses),
                 gpus_before=battery_record.gpus_before(settings.results, begin.node) if lost else "",
             )
         ]

@@ -16,10 +16,11 @@ from suite.acceptance.past_batteries import History
 from tests.support.nvml import fake_library, health_of
 
 
-def test_the_watch_tells_the_uuids_in_the_librarys_order(monkeypatch):
+def test_the_watch_tells_uuids_and_addresses_in_the_librarys_order(monkeypatch):
     fake_library(monkeypatch)
     watch = HealthWatch()
     assert watch.gpus.uuids() == ["GPU-0", "GPU-1"]
+    assert watch.addresses == ["0000:18:00.0", "0000:19:00.0"]
     watch.finished()
 
 

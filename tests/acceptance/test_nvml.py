@@ -13,6 +13,7 @@ import pytest
 
 from suite.acceptance import nvml
 from suite.acceptance.nvml import REASONS, Gpus
+from suite.machine.devices import CudaDevice
 from tests.support.nvml import fake_library
 
 
@@ -80,21 +81,18 @@ def test_a_call_that_was_given_up_is_not_made_again_while_it_blocks(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("device", "visible", "numbers"),
+    ("device", "ranks", "order", "numbers"),
     [
-        ("cpu", None, []),
-        ("cuda", None, [0, 1]),
-        ("cuda", "4,2, 7", [4, 2]),
-        ("cuda", "GPU-2b,GPU-1a", [2, 0]),
-        ("cuda", "2,GPU-1b", [2, 1]),
-        ("cuda", "GPU-1,GPU-2", []),  # two begin so
-        ("cuda", "GPU-3,GPU-2", []),
-        ("cuda", "MIG-GPU-2b/1/0,1", []),
+        ("cpu", 2, [0, 1], []),
+        ("cuda", 2, [0, 1], [0, 1]),
+        ("cuda", 2, [2, 0, 1], [2, 0]),  # CUDA counts the fastest first, or as CUDA_VISIBLE_DEVICES says
+        ("cuda", 3, [2, 0, 1], [2, 0, 1]),
+        ("cuda", 2, [1], []),
+        ("cuda", 2, [1, 9], []),  # the library does not know that one
     ],
 )
-def test_ranks_run_on_the_gpus_that_are_visible(device, visible, numbers, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    uuids = ["GPU-1a5c", "GPU-1b00", "GPU-2b77"]
-    assert nvml.gpus_with_ranks(device, 2, uuids) == numbers
+def test_a_rank_runs_on_the_gpu_with_its_devices_address(device, ranks, order, numbers, monkeypatch):
+    devices = tuple(CudaDevice(name="n", uuid="u", pci=f"0000:0{n}:00.0", memory_bytes=1) for n in order)
+    monkeypatch.setattr(nvml, "cuda_device_list", lambda: devices)
+    addresses = [f"0000:0{number}:00.0" for number in range(3)]
+    assert nvml.gpus_with_ranks(device, ranks, addresses) == numbers

@@ -121,6 +121,8 @@ def test_gpus_are_watched_until_the_last_re_run(tmp_path, capsys, node, monkeypa
     read: list[tuple[str, int]] = []
 
     class Watch:
+        addresses = ()
+
         def since_last(self):
             return Health(gpus=[])
 

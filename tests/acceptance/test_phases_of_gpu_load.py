@@ -77,7 +77,7 @@ def test_a_load_that_did_not_end_well_passes_no_counter_and_is_said_itself(statu
     assert of_counters(findings) == [(12, CheckVerdict.NOT_RUN), (13, CheckVerdict.NOT_RUN)]
     assert "no load ended well" in next(one.evidence for one in findings if one.check == 13)
     (failed,) = [one for one in findings if one.status is not Status.OK]
-    assert (failed.check, failed.verdict, failed.status, failed.part) == (15, verdict, status, "rank 0")
+    assert (failed.check, failed.verdict, failed.status, failed.part) == (15, verdict, status, "rank 0 (GPU 0)")
     assert decision(findings) is Decision.EXECUTION_FAILED
 
 
@@ -85,7 +85,7 @@ def test_bit_errors_of_a_soak_that_is_not_selected_reject_the_node():
     good, bad = found(soak()), found(soak(wrong=1))
     assert of_counters(good) == of_counters(bad) == [(12, CheckVerdict.PASS), (13, CheckVerdict.PASS)]
     assert decision(good) is Decision.ACCEPTED
-    assert [one.part for one in bad if one.check == 15] == ["rank 0: memory or arithmetic"]
+    assert [one.part for one in bad if one.check == 15] == ["rank 0 (GPU 0): memory or arithmetic"]
     assert decision(bad) is Decision.REJECTED
     assert {one.check for one in good} == COUNTERS
 
@@ -161,6 +161,9 @@ def test_only_gpus_are_soaked_for_their_counters(tmp_path, device, serves):
 def test_where_ranks_ran_on_unknown_gpus_no_gpu_is_said_to_have_had_none():
     findings = found(soak(), gpus_with_ranks=())
     assert of_counters(findings) == [(12, CheckVerdict.NOT_RUN), (13, CheckVerdict.NOT_RUN)]
-    words = "not known on which GPUs ranks ran (CUDA_VISIBLE_DEVICES); no counter changed"
+    words = (
+        "not known on which GPUs ranks ran: their PCI addresses are none that the driver's library reports; "
+        "no counter changed"
+    )
     assert [one.evidence for one in findings if one.subject == "GPU 0" and one.check == 13] == [words]
     assert "no rank ran on it" in next(one.evidence for one in found() if one.check == 13)

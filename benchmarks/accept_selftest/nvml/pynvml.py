@@ -94,7 +94,7 @@ _PENDING = [
 if _SCENE.get("with_ranks"):
     from suite.acceptance import nvml
 
-    def _all(device: str, ranks: int, uuids: object = ()) -> list[int]:  # as the patched one
+    def _all(device: str, ranks: int, addresses: object = ()) -> list[int]:  # as the patched one
         return list(range(_SCENE["gpus"]))
 
     nvml.gpus_with_ranks = _all

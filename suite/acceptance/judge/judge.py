@@ -32,6 +32,7 @@ from suite.acceptance.judge.environment import environment_findings, share_of_ot
 from suite.acceptance.judge.expected_rates import IMPOSSIBLE
 from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
+from suite.acceptance.judge.named_gpus import with_gpus
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.acceptance.judge.rates import exchange_findings, micro_findings, sustained_findings
 from suite.acceptance.past_batteries import History
@@ -90,7 +91,7 @@ class JudgedBattery:
         if self.loads and all(load.status is not Status.OK for load in self.loads):
             return "no load ended well"
         if self.loads and self.around is not None and self.around.device == "cuda" and not self.around.gpus_with_ranks:
-            return "not known on which GPUs ranks ran (CUDA_VISIBLE_DEVICES)"
+            return "not known on which GPUs ranks ran: their PCI addresses are none that the driver's library reports"
         return "no rank ran on it"
 
 
@@ -190,7 +191,8 @@ def battery_findings(
     reported += _always_reported(findings, selected)
     missing = sorted(set(selected) - {finding.check for finding in reported})
     reported += [not_run(number, "nothing in this battery measures it") for number in missing]
-    return sorted(reported, key=lambda finding: finding.check)
+    gpus = battery.around.gpus_with_ranks if battery.around else []
+    return sorted((with_gpus(finding, gpus, battery.health) for finding in reported), key=lambda finding: finding.check)
 
 
 def _invalid_environment(

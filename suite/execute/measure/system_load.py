@@ -37,6 +37,8 @@ def environment(device: torch.device) -> dict[str, str]:
         properties = torch.cuda.get_device_properties(device)
         facts |= {
             "gpu": properties.name,
+            "gpu_uuid": str(properties.uuid),
+            "gpu_pci": pci_address(properties),
             "gpu_memory_bytes": str(properties.total_memory),
             "cuda": str(torch.version.cuda),
             "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
