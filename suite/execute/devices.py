@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from suite.machine.devices import DRIVER, CudaDevice
+from suite.machine.gpu import WORKSPACE_VARIABLE, Gpu
+
+if TYPE_CHECKING:
+    import torch
 
 
 def driver_devices() -> int:
@@ -38,9 +44,26 @@ def torch_devices() -> list[CudaDevice]:
                 uuid=str(properties.uuid),
                 pci=pci_address(properties),
                 memory_bytes=properties.total_memory,
+                gpu=gpu_facts(number),
             )
         )
     return devices
+
+
+def gpu_facts(device: int | torch.device) -> Gpu:
+    """What the memory of operators depends on."""
+    import torch  # as above
+
+    properties = torch.cuda.get_device_properties(device)
+    major, minor, *_ = torch.__version__.split(".")
+    return Gpu(
+        (properties.major, properties.minor),
+        properties.multi_processor_count,
+        properties.max_threads_per_multi_processor,
+        torch.backends.cudnn.version() or 0,
+        (int(major), int(minor)),
+        os.environ.get(WORKSPACE_VARIABLE, ""),
+    )
 
 
 def pci_address(properties: object) -> str:

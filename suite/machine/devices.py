@@ -11,6 +11,7 @@ from functools import cache
 import msgspec
 
 from reference_runs.errors import InputError
+from suite.machine.gpu import H100, Gpu
 from suite.paths import ROOT
 
 CHOICES = ("auto", "cpu", "cuda")
@@ -25,12 +26,14 @@ class CudaDevice(msgspec.Struct, frozen=True, kw_only=True):
         uuid: as torch prints it, without "GPU-" or "MIG-".
         pci: its address on the PCI bus, "0000:1b:00.0".
         memory_bytes: all of it.
+        gpu: what predictions of memory take of it and of torch's libraries.
     """
 
     name: str
     uuid: str
     pci: str
     memory_bytes: int
+    gpu: Gpu = H100
 
 
 def cuda_device_list() -> tuple[CudaDevice, ...]:
@@ -94,6 +97,15 @@ def cuda_memory_bytes() -> int:
         InputError: torch cannot be asked.
     """
     return min(device.memory_bytes for device in cuda_device_list())
+
+
+def cuda_gpu() -> Gpu:
+    """The first CUDA device's facts; those of an H100 where there is none.
+
+    Raises:
+        InputError: torch cannot be asked.
+    """
+    return next((device.gpu for device in cuda_device_list()), H100)
 
 
 def usable_threads() -> frozenset[int]:

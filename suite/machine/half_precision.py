@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_runs.run import Precision
+from suite.machine.devices import cuda_gpu
 from suite.machine.fingerprint import kernel_fact
+from suite.machine.gpu import H100, Gpu
 
 WORK_DTYPES = {
     Precision.FP32: "fp32",
@@ -22,10 +24,10 @@ _BOTH = frozenset({"avx_ne_convert", "avx_vnni_int8"})  # AVX2 with them convert
 
 def kernels_for(precision: Precision, device: str) -> Kernels:
     """Which kernels the ranks use on this machine, for "cpu" or "cuda"."""
+    if device == "cuda":
+        return Kernels(cuda=True, gpu=cuda_gpu())
     flags = frozenset(kernel_fact("/proc/cpuinfo", "flags", missing="").split())
-    return Kernels(
-        cuda=device == "cuda", products_through_fp32=device == "cpu" and not has_half_instructions(precision, flags)
-    )
+    return Kernels(products_through_fp32=not has_half_instructions(precision, flags))
 
 
 def has_half_instructions(precision: Precision, flags: frozenset[str]) -> bool:
@@ -46,7 +48,9 @@ class Kernels(NamedTuple):
     Args:
         cuda: kernels of a GPU; otherwise those of a CPU.
         products_through_fp32: 16-bit products on a CPU that has no instructions for them (see kernels/half_matmul.py).
+        gpu: of kernels of a GPU.
     """
 
     cuda: bool = False
     products_through_fp32: bool = False
+    gpu: Gpu = H100

@@ -19,6 +19,7 @@ from suite.job.events import Event, Failed, Finished, Phase, Status, Step
 from suite.job.options import DEFAULT_OPTIONS
 from suite.job.training_job import Job
 from suite.machine.fingerprint import digest, hardware, node_identity, software
+from suite.machine.gpu import recorded_gpu
 from suite.machine.half_precision import Kernels
 from suite.machine.processes import boot_identity, started_ticks
 from suite.metrics.figures import Figure
@@ -316,4 +317,5 @@ def recorded_kernels(record: Record) -> Kernels:
     return Kernels(
         cuda=record.begin.job.device == "cuda",
         products_through_fp32=any(THROUGH_FP32 in rank.arithmetic for rank in ranks),
+        gpu=recorded_gpu(next((rank.environment for rank in ranks), {})),
     )

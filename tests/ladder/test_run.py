@@ -131,7 +131,7 @@ def test_the_square_root_of_layers_lowers_the_peak_at_the_loss_and_not_that_of_t
     """The numbers of docs/ladder.md; the layers' own optimum is a layer a group in both runs."""
     for name, device, peaks in (
         ("gpt2-mini", "cpu", {1: 102.1, 2: 101.7, 4: 101.5}),
-        ("gpt2-124m", "cuda", {1: 6955.5, 3: 6763.5, 12: 11796.2}),
+        ("gpt2-124m", "cuda", {1: 7019.5, 3: 6827.5, 12: 12244.2}),
     ):
         target = target_of(name, device=device, seed=1)
         rung = NAMES["recompute-sqrt"]

@@ -17,6 +17,7 @@ import torch
 from suite.execute.devices import pci_address
 from suite.machine.bounded_calls import BoundedCalls
 from suite.machine.cpu_contention import Shared
+from suite.machine.gpu import WORKSPACE_VARIABLE
 from suite.machine.numa import bind_near
 
 CALL_SECONDS = 2.0  # limit of a call to the GPU's driver
@@ -42,8 +43,14 @@ def environment(device: torch.device) -> dict[str, str]:
             "gpu_memory_bytes": str(properties.total_memory),
             "cuda": str(torch.version.cuda),
             "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
+            "cudnn": str(torch.backends.cudnn.version() or 0),
+            "gpu_capability": f"{properties.major}.{properties.minor}",
+            "gpu_processors": str(properties.multi_processor_count),
+            "gpu_threads": str(properties.max_threads_per_multi_processor),
             "numa_node": bind_near_gpu(device),
         }
+        if WORKSPACE_VARIABLE in os.environ:
+            facts["cublas_workspace_config"] = os.environ[WORKSPACE_VARIABLE]
     return facts
 
 

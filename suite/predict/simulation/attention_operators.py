@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from suite.predict.analytic.cuda_temporaries import GENERATOR_BYTES, attention_workspace_bytes
 from suite.predict.analytic.memory import FP32
 from suite.predict.simulation.autograd_tape import Value
 from suite.predict.simulation.host_calls import (
@@ -106,7 +107,8 @@ class AttentionOperators(OperatorBase):
     def softmax(self, scores: Value, *, elements: int, length: int) -> Value:
         """Softmax in fp32 of the scaled scores and their bias, rounded to the dtype: keeps the fp32 result.
 
-        Each step has a block of its own: wide scores, scaled, biased, softmax.
+        Each step has a block of its own: wide scores, scaled, biased, softmax. Backward, a GPU multiplies gradient and
+        softmax first (aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out).
         """
         tape, size = self.tape, FP32 * elements
 
@@ -119,11 +121,13 @@ class AttentionOperators(OperatorBase):
             if self._one_operator:
                 self._host_backward(ONE_OPERATOR_SOFTMAX)
                 of_scores = tape.block(size)
+                self._in_passing(size)
                 kept.clear()
                 return [self.block(elements) if self.half else of_scores]
             self._count("scale", elements, dtype="fp32")
             self._host_backward(SOFTMAX_OF_HALF if self.half else SOFTMAX)
             of_softmax = tape.block(size)
+            self._in_passing(size)
             gradients.clear()
             kept.clear()
             of_scores = tape.block(size)
@@ -172,11 +176,12 @@ class AttentionOperators(OperatorBase):
         return Value(self._product(values, scores, values), node)
 
     def attention(self, q: Value, k: Value, v: Value, *, queries: int, sizes: tuple[int, int, int]) -> Value:
-        """Fused attention: keeps queries, keys, values, its output, and an fp32 log-sum-exp a row of scores.
+        """Fused attention: keeps queries, keys, values, its output, an fp32 log-sum-exp a row of scores, and on a GPU
+        the random generator's seed and offset.
 
         Backward: the three gradients; on a GPU the sum of the queries' gradients, and a product a row, in fp32. What a
-        kernel holds of the scores in passing is left out: a few blocks for each of its threads, at most 1.6 MB.
-        Source: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp; native/transformers/cuda/flash_attn/flash_api.cpp.
+        CPU's kernel holds of the scores in passing is left out: a few blocks for each of its threads, at most 1.6 MB.
+        Source: aten/src/ATen/native/cpu/FlashSdpaBackend.cpp; `attention_workspace_bytes`.
         """
         tape = self.tape
         rows = sizes[0] * sizes[1]
@@ -185,12 +190,13 @@ class AttentionOperators(OperatorBase):
             self._count("attention", *sizes, variant="backward")
             self._host_backward(FUSED_ATTENTION)
             of_inputs: list[MemoryBlock | None] = [self.block(queries) for _ in range(3)]
-            if self._cuda:
-                sums, products = tape.block(FP32 * queries), tape.block(FP32 * rows)
-                del sums, products
+            self._in_passing(
+                attention_workspace_bytes(self._sdpa_backend, heads=sizes[0], length=sizes[1], head_dim=sizes[2])
+            )
             return of_inputs
 
         self._count("attention", *sizes)
         self._host_forward(FUSED_ATTENTION)
         out, logarithms = self.block(queries), tape.block(FP32 * rows)
-        return Value(out, tape.record([q, k, v], [q.block, k.block, v.block, out, logarithms], rule))
+        generator = [tape.block(size) for size in GENERATOR_BYTES[self._sdpa_backend]] if self._cuda else []
+        return Value(out, tape.record([q, k, v], [q.block, k.block, v.block, out, logarithms, *generator], rule))

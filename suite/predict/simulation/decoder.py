@@ -28,11 +28,14 @@ class BatchBlocks(NamedTuple):
     others: tuple[MemoryBlock, ...]
 
 
-def batch(tape: Tape, architecture: Architecture, *, samples: int) -> BatchBlocks:
-    """The tokens, one more a sample than positions, so that they are the targets too.
+def batch(tape: Tape, architecture: Architecture, *, samples: int, cuda: bool) -> BatchBlocks:
+    """The tokens, one more a sample than positions, so that they are the targets too; on a GPU each a copy of its own.
 
     With a prefix: tokens, targets, positions, and the first and last position that a token is seen from.
     """
+    if architecture.mask is not Mask.PREFIX and cuda:
+        size = INT64 * samples * architecture.sequence
+        return BatchBlocks(tape.block(size), tape.block(size), ())
     if architecture.mask is not Mask.PREFIX:
         both = tape.block(INT64 * samples * (architecture.sequence + 1))
         return BatchBlocks(both, both, ())
@@ -64,6 +67,7 @@ class Chunk:
         self.tape = tape
         self.architecture, self.recipe, self.layout = workload
         self.training_options, self.compiled = options.training_options, options.compiled
+        self.cuda = options.kernels.cuda
         self.parameters = parameters
         self.sharding = sharding
         self.sizes = chunk_sizes(workload)
@@ -95,7 +99,8 @@ class Chunk:
         normed = x if self.parameters.query_position is not None else self._norm(x, self.parameters.final_norm)
         del x
         if self.training_options.loss_chunks > 1:
-            copied = self.tape.block(INT64 * self.sizes.tokens if self.sizes.samples > 1 else 0)
+            copies = self.sizes.samples > 1 and not self.cuda
+            copied = self.tape.block(INT64 * self.sizes.tokens if copies else 0)
             loss = self.operators.chunked_loss(
                 normed,
                 self.parameters.head,

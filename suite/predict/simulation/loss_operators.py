@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from suite.predict.analytic.cuda_temporaries import embedding_backward_bytes
 from suite.predict.analytic.memory import FP32
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Value
 from suite.predict.simulation.host_calls import CHUNKED_LOSS, EMBEDDING, LOSS, LOSS_CHUNK, POSITIONS
@@ -13,13 +14,23 @@ class LossOperators(OperatorBase):
     """The first and the last operators of the decoder."""
 
     def embedding(self, indices: MemoryBlock, weight: ParameterLeaf, *, tokens: int, rows: int, hidden: int) -> Value:
-        """Keeps the indices. Backward: a table of zeros, and the gradients added to the rows that were read."""
+        """Keeps the indices. Backward: a table of zeros, and the gradients added to the rows that were read.
+
+        A GPU sorts the indices first, and adds up parts of rows.
+        """
 
         def rule(_kept: list[MemoryBlock], _gradients: list[MemoryBlock | None]) -> list[MemoryBlock | None]:
             self._count("embedding", tokens, hidden, variant="backward")
             self._count("zeros", max(0, rows - tokens) * hidden)
             self._host_backward(EMBEDDING)
-            return [self.block(rows * hidden)]
+            indices, partial = embedding_backward_bytes(tokens, rows, hidden) if self._cuda else (0, 0)
+            held = tape.block(indices)
+            table = self.block(rows * hidden)
+            self._in_passing(partial)
+            del held
+            return [table]
+
+        tape = self.tape
 
         self._count("embedding", tokens, hidden)
         self._host_forward(EMBEDDING)

@@ -18,6 +18,7 @@ class Category(enum.StrEnum):
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer state"
     BUFFERS = "message buffers"
+    WORKSPACES = "workspaces of libraries"
     FORWARD = "forward pass"
     RECOMPUTED = "computed again"
     BACKWARD = "backward pass"

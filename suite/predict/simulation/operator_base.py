@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reference_runs.run import Workload
 from suite.job.options import StepOptions
+from suite.machine.gpu import sdpa_backend
 from suite.machine.half_precision import WORK_DTYPES
 from suite.predict.analytic.memory import FP32, WEIGHT_ELEMENT_BYTES
 from suite.predict.simulation.autograd_tape import BackwardRule, ParameterLeaf, Tape, Value
@@ -34,13 +35,24 @@ class OperatorBase:
         self._reads = reads
         self._in_place = options.training_options.in_place
         self._one_operator = options.training_options.cpp_operator
-        self._cuda = options.kernels.cuda
+        self._cuda, self._gpu = options.kernels.cuda, options.kernels.gpu
+        self._sdpa_backend = sdpa_backend(
+            self._gpu,
+            half=self.half,
+            head_dim=workload.architecture.head_dim,
+            dropout=workload.recipe.attention_dropout,
+        )
         self._widens = self.half and options.kernels.products_through_fp32
         self._nothing = tape.block(0)
 
     def block(self, elements: int) -> MemoryBlock:
         """A new block of the operators' dtype."""
         return self.tape.block(self.element * elements)
+
+    def _in_passing(self, *sizes: int) -> None:
+        """Blocks that a kernel of a GPU needs together while it runs."""
+        if self._cuda:
+            _held = [self.tape.block(size) for size in sizes]
 
     def _count(self, operation: str, *sizes: int, variant: str = "forward", dtype: str = "", times: int = 1) -> None:
         """Count calls of an operator, in the operators' dtype where no other is named."""

@@ -6,6 +6,7 @@ is kept. `host_calls` has the views and nodes of each line of suite/execute/mode
 
 from __future__ import annotations
 
+from suite.predict.analytic.cuda_temporaries import column_sum_buffer_bytes
 from suite.predict.simulation.attention_operators import AttentionOperators
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Value
 from suite.predict.simulation.element_wise_operators import ElementWiseOperators
@@ -33,7 +34,9 @@ class Operators(AttentionOperators, ElementWiseOperators, LossOperators):
                 return [self._product(tokens * columns, tokens * rows, rows * columns), of_weight]
             of_input = self._product(tokens * columns, tokens * rows, rows * columns)
             of_weight = self._product(rows * columns, tokens * rows, tokens * columns)
-            return [of_input, of_weight, self.block(rows)]
+            of_bias = self.block(rows)
+            self._in_passing(*column_sum_buffer_bytes(tokens, rows, self._gpu))
+            return [of_input, of_weight, of_bias]
 
         inputs = [x, self.weight(weight), *([self.weight(bias)] if bias else [])]
         node = self.tape.record(inputs, [x.block], rule)

@@ -79,13 +79,14 @@ class SimulatedRank:
     """A rank of pipeline stage `stage`.
 
     Attributes:
+        cuda: whether it has a GPU.
         numbers: of its chunks in the whole model.
         hidden_bytes: of a micro-batch's hidden states between two chunks.
     """
 
     def __init__(self, tape: Tape, workload: Workload, options: StepOptions, *, stage: int) -> None:
         architecture, recipe, layout = workload
-        self.tape, self.workload, self.stage = tape, workload, stage
+        self.tape, self.workload, self.stage, self.cuda = tape, workload, stage, options.kernels.cuda
         self.gradients = Gradients(tape, workload, options)
         self.sharding = FullySharding(tape, recipe, layout, options.kernels) if layout.fully_sharded else None
         self.numbers = range(stage, len(chunk_layers(architecture.layers, layout)), layout.pipeline_stages)
@@ -112,7 +113,7 @@ class SimulatedRank:
     def batch(self, micro_batches: int = 1) -> BatchBlocks:
         """So many micro-batches as the model is given them."""
         samples = micro_batches * self.workload.layout.micro_batch
-        return batch(self.tape, self.workload.architecture, samples=samples)
+        return batch(self.tape, self.workload.architecture, samples=samples, cuda=self.cuda)
 
     def received(self) -> Value:
         """Hidden states that another chunk sent."""

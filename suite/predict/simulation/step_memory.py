@@ -11,6 +11,7 @@ from reference_runs.catalog import accumulation
 from reference_runs.layout import Schedule
 from reference_runs.run import Precision, Workload
 from suite.job.options import StepOptions
+from suite.machine.gpu import cublas_workspace_bytes
 from suite.predict.analytic.memory import (
     BYTES_PER_PARAMETER,
     FP32,
@@ -26,6 +27,7 @@ from suite.predict.simulation.state import executed_state, optimizer_groups, upd
 
 GENERATOR_BYTES = 5056  # of the CPU's random generator: torch.get_rng_state, a Mersenne twister
 CUDA_GRANULARITY = 512  # bytes that PyTorch's allocator rounds every block up to
+MULTIPLYING_THREADS = 2  # Python's, and autograd's for the backward pass: cuBLAS has a workspace for each
 
 
 def executed_activation_bytes(workload: Workload, options: StepOptions, *, stage: int) -> int:
@@ -71,6 +73,9 @@ def executed_peaks(
     ):
         allocator.enter(StepPhase.FORWARD, category)
         stored.append(tape.block(size))
+    if cuda:
+        allocator.enter(StepPhase.FORWARD, Category.WORKSPACES)
+        stored += [tape.block(cublas_workspace_bytes(options.kernels.gpu)) for _ in range(MULTIPLYING_THREADS)]
     stored += _run_pipeline(rank) if layout.pipeline_stages > 1 else _run(rank)
     _update(tape, workload, options, stage=stage)
     stored.clear()

@@ -9,6 +9,7 @@ from reference_runs.layout import Layout, Recomputation, Schedule
 from reference_runs.miniature import miniature
 from reference_runs.run import Precision, Workload
 from suite.job.options import StepOptions
+from suite.machine.gpu import H100
 from suite.machine.half_precision import Kernels
 from suite.metrics.figures import Quantity
 from suite.predict.executed_run.figures import MEMORY_TOLERANCE, memory_figures, unproven_peak
@@ -130,18 +131,25 @@ def test_gpipe_holds_all_micro_batches_where_1f1b_holds_as_many_as_stages() -> N
     assert 2 * kept - gradients - states <= all_ - one <= 2 * kept
 
 
-def test_of_a_gpu_and_of_fully_sharded_state_the_peak_is_shown_and_not_judged() -> None:
+def test_of_fully_sharded_state_on_cpus_and_of_padded_or_cudnn_s_attention_the_peak_is_shown_and_not_judged() -> None:
+    half = msgspec.structs.replace(FP32, precision=Precision.BF16)
     sharded = msgspec.structs.replace(LAYOUT, data_parallel=2, zero_stage=3)
-    assert unproven_peak(LAYOUT, CPU.kernels) is None
-    assert unproven_peak(sharded, CPU.kernels)
-    assert unproven_peak(LAYOUT, Kernels(cuda=True))
-    cuda = StepOptions(kernels=Kernels(cuda=True))
-    for layout, options, judged in ((LAYOUT, CPU, True), (sharded, CPU, False), (LAYOUT, cuda, False)):
-        peaks = [
-            figure
-            for figure in memory_figures(Workload(SHAPE, FP32, layout), options)
-            if figure.quantity is Quantity.PEAK_BYTES
-        ]
+    fused = msgspec.structs.replace(LAYOUT, fused_attention=True)
+    hopper = StepOptions(kernels=Kernels(cuda=True))
+    ampere = StepOptions(kernels=Kernels(cuda=True, gpu=H100._replace(capability=(8, 0))))
+    wide = msgspec.structs.replace(SHAPE, hidden=16, head_dim=8)
+    for shape, layout, options, judged in (
+        (SHAPE, LAYOUT, CPU, True),
+        (SHAPE, sharded, CPU, False),
+        (SHAPE, LAYOUT, hopper, True),
+        (SHAPE, sharded, hopper, True),
+        (SHAPE, fused, ampere, False),
+        (wide, fused, ampere, True),
+        (wide, fused, hopper, False),
+    ):
+        workload = Workload(shape, half, layout)
+        assert (unproven_peak(workload, options.kernels) is None) is judged
+        peaks = [figure for figure in memory_figures(workload, options) if figure.quantity is Quantity.PEAK_BYTES]
         assert [figure.rank for figure in peaks] == [None, *range(layout.ranks)]
         assert {figure.tolerance for figure in peaks} == {MEMORY_TOLERANCE if judged else None}
 
