@@ -1,9 +1,9 @@
 """Operators of small tensors on simulated devices, computed by PyTorch's own CPU kernels in the same memory.
 
 PyTorch calls `compute_on_host` when it is imported (entry point torch.backends). Where SIMULATED_CUDA_VALUES is a
-number of bytes, each operator with a CUDA kernel gets one in Python: if its tensors are no larger, it runs on the host;
-if one is, the kernel runs that computes nothing. Temporary memory of the CUDA kernels is not allocated then, and the host
-waits before each operator: memory, order and host times are those of a GPU only without this.
+number of bytes, each operator with a CUDA kernel gets one in Python. If its tensors are no larger, it runs on the
+host; if one is, the kernel runs that computes nothing. Temporary memory of the CUDA kernels is not allocated then, and
+the host waits before each operator: memory, order and host times are those of a GPU only without this.
 """
 
 from __future__ import annotations
