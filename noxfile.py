@@ -20,6 +20,8 @@ AXE_CORE = "4.14.1"  # accessibility rules, from npm
 RUNS = ("bloom", "opt", "glm", "codegeex", "gpt-neox", "mt-nlg", "gpt2")
 RECORDED = "results/recorded"  # the project's own results, committed
 PROJECT = nox.project.load_toml("pyproject.toml")
+SIMULATED = "tests/simulated_cuda"
+OLDEST = ("2.11.0", "3.6.0")  # PyTorch, and the Triton that it comes with
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -229,6 +231,66 @@ def tests(session: nox.Session) -> None:
     launches = "ranks and not (timing or rare)"
     session.run(*pytest, "-n", "2", *files, "--no-loadscope-reorder", "-m", launches)
     session.run(*pytest, "-m", "timing and not rare")  # alone
+    if Path(".nox/simulated_gpu/simulated_cuda").exists():
+        simulated(session, ".nox/simulated_gpu", "-m", "not (long or rare)")
+    else:
+        session.log(
+            "NOT RUN: the tests over simulated GPUs; nox -s simulated_gpu makes their environment and runs them"
+        )
+
+
+@nox.session
+def simulated_gpu(session: nox.Session) -> None:
+    """Run all code for GPUs over simulated ones, with PyTorch's CUDA build: nox -s simulated_gpu -- -m "not long" """
+    install_simulated(session, *(locked(name) for name in ("torch", "triton")))
+    simulated(session, str(session.virtualenv.location), *session.posargs)
+
+
+@nox.session
+def simulated_gpu_oldest(session: nox.Session) -> None:
+    """Run what `first-hour` runs over simulated GPUs, with the oldest PyTorch that the suite supports."""
+    install_simulated(session, *OLDEST)
+    simulated(session, str(session.virtualenv.location), "-k", "first_hour or devices", *session.posargs)
+
+
+def locked(name: str) -> str:
+    """The version of a package in constraints.txt."""
+    lines = Path(CONSTRAINTS).read_text(encoding="utf-8").splitlines()
+    return next(line.partition("==")[2] for line in lines if line.startswith(f"{name}=="))
+
+
+def install_simulated(session: nox.Session, torch: str, triton: str) -> None:
+    """PyTorch's CUDA build without NVIDIA's libraries, CUDA's headers, and the stand-ins; skip where one is missing.
+
+    `===` takes the registry's build: an index of CPU builds offers "+cpu", which would be newer to pip.
+    """
+    if missing := [tool for tool in ("gcc", "nm") if not shutil.which(tool)]:
+        session.skip(f"NOT RUN: no {' and no '.join(missing)} on the PATH")
+    place = Path(str(session.virtualenv.location))
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    wanted = [name for name in PROJECT["project"]["dependencies"]]
+    for group in ("execute", "test", "fit", "regress", "tables", "report"):
+        wanted += [name for name in PROJECT["dependency-groups"][group] if not name.startswith("torch")]
+    wanted += ["filelock", "typing-extensions", "setuptools<82", "sympy", "networkx", "jinja2", "fsspec", "numpy"]
+    headers = [f"nvidia-cuda-{part}>=13,<13.1" for part in ("runtime", "crt")]
+    stamp = place / "installed.txt"
+    text = "\n".join([*wanted, torch, triton, *headers, Path(CONSTRAINTS).read_text(encoding="utf-8")])
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != text:
+        session.install("--no-compile", "--constraint", CONSTRAINTS, *wanted)
+        try:
+            session.install("--no-compile", "--no-deps", f"torch==={torch}", f"triton=={triton}")
+            session.install("--no-compile", "--no-deps", "--upgrade", "--target", str(place / "cuda_headers"), *headers)
+        except CommandFailed:
+            session.skip(f"NOT RUN: PyTorch {torch} for CUDA, Triton {triton} or CUDA's headers cannot be had")
+        stamp.write_text(text, encoding="utf-8")
+    session.run("python", f"{SIMULATED}/build.py", str(place / "simulated_cuda"))
+
+
+def simulated(session: nox.Session, place: str, *arguments: str) -> None:
+    """Run the tests over simulated GPUs in a virtualenv that `install_simulated` made."""
+    python_ = str(Path(place, "bin", "python").absolute())
+    command = ("-m", f"{SIMULATED.replace('/', '.')}", "--devices", "8", "--", "python", "-m", "pytest", SIMULATED)
+    session.run(python_, *command, "-n", "2", "--dist", "loadfile", *arguments, external=True)
 
 
 @nox.session

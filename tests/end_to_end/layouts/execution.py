@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,9 +48,18 @@ class FailedCaseError(AssertionError):
 
 
 class Executions:
-    """Executes cases when one of them is asked for: all of its mesh, and the single-process ones."""
+    """Executes cases when one of them is asked for: all of its mesh, and the single-process ones.
 
-    def __init__(self, cases: list[Case], directory: Path) -> None:
+    Args:
+        device: "cpu" or "cuda".
+        environment: of the ranks.
+    """
+
+    def __init__(
+        self, cases: list[Case], directory: Path, *, device: str = "cpu", environment: Mapping[str, str] = os.environ
+    ) -> None:
+        self._device = device
+        self._environment = environment
         self._cases = list(dict.fromkeys([*(case.single for case in cases), *cases]))
         self._directory = directory
         self._places: dict[Case, tuple[Path, int, Job]] = {}
@@ -80,13 +90,14 @@ class Executions:
         directory = self._directory / "dp{}-tp{}-pp{}".format(*sizes)
         directory.mkdir()
         corpus = corpus_for(small_run(cases[0]), TEXT)  # the vocabulary and the batch are the same in all
-        jobs = [job_for(small_run(case), corpus, str(directory)) for case in cases]
+        plans = [msgspec.structs.replace(small_run(case), device=self._device) for case in cases]
+        jobs = [job_for(plan, corpus, str(directory)) for plan in plans]
         jobs = [msgspec.structs.replace(job, threads=1) for job in jobs]  # products are too small to be shared
         (directory / "jobs.json").write_bytes(msgspec.json.encode(jobs))
         self._places |= {case: (directory, number, jobs[number]) for number, case in enumerate(cases)}
         first = 0
         while first < len(cases):
-            log = _launched(directory, first, jobs)
+            log = _launched(directory, first, jobs, self._environment)
             first = self._first_unfinished(cases, directory, jobs, first, log)
 
     def _first_unfinished(self, cases: list[Case], directory: Path, jobs: list[Job], first: int, log: str) -> int:
@@ -105,15 +116,15 @@ class Executions:
         return len(cases)
 
 
-def _launched(directory: Path, first: int, jobs: list[Job]) -> str:
+def _launched(directory: Path, first: int, jobs: list[Job], base: Mapping[str, str]) -> str:
     """Execute the jobs from number `first` on; returns the end of the log."""
     identity = store.new_identity()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
     command += [f"--nproc-per-node={jobs[0].layout.ranks}", "--monitor-interval=0.1"]
     environment = {
         "GLOO_SOCKET_IFNAME": "lo",
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        **base,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), base.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "OMP_NUM_THREADS": str(jobs[0].threads),
         LAUNCH_VARIABLE: identity,
     }

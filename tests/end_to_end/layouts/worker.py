@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import gc
+import os
 import sys
 import traceback
 from datetime import timedelta
@@ -32,8 +33,6 @@ from suite.execute.training.loop import train
 from suite.job.events import Event
 from suite.job.training_job import Job
 
-CPU = torch.device("cpu")
-
 
 class Noted:
     """An optimizer that keeps a copy of the gradients of its first step, as they are when it is called."""
@@ -47,7 +46,8 @@ class Noted:
         if self.gradients is None:
             # through NumPy: PyTorch's allocator, whose bytes are measured, has what trains alone
             self.gradients = {
-                leaf.name: (torch.from_numpy(leaf.gradient.numpy().copy()), leaf.tensor_dim) for leaf in self._leaves
+                leaf.name: (torch.from_numpy(leaf.gradient.cpu().numpy().copy()), leaf.tensor_dim)
+                for leaf in self._leaves
             }
         self._optimizer.step(learning_rate, gradient_factor)
 
@@ -57,34 +57,46 @@ class Noted:
         return state
 
 
-def executed(job: Job, mesh: DeviceMesh) -> dict[str, Any]:
+def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
     """What this rank reports of the job; and its part of each gradient of the first step, with the dim of the split."""
     events: list[Event] = []
-    arithmetic = prepare_arithmetic(job.recipe.precision, CPU)
-    peak = AllocatedPeak(CPU)
-    training = parallelize(job, mesh=mesh, device=CPU)
+    arithmetic = prepare_arithmetic(job.recipe.precision, device)
+    peak = AllocatedPeak(device)
+    training = parallelize(job, mesh=mesh, device=device)
     noted = Noted(training.optimizer, training.leaves)
     torch.manual_seed(dropout_seed(job.seed, mesh, job.layout))
     noting = dataclasses.replace(training, optimizer=noted)  # type: ignore[arg-type]  # it has what train() uses
-    reported = train(job, noting, mesh, CPU, peak=peak, arithmetic=arithmetic, report=events.append)
+    reported = train(job, noting, mesh, device, peak=peak, arithmetic=arithmetic, report=events.append)
     events.append(reported)
     if training.embedding_group is not None:
         dist.destroy_process_group(training.embedding_group)
     return {"events": msgspec.json.encode(events), "gradients": noted.gradients}
 
 
+def joined(kind: str, timeout: timedelta) -> torch.device:
+    """This rank's device, once it has joined the process group, as in a launch of the suite."""
+    if kind == "cpu":
+        torch.use_deterministic_algorithms(True)
+        dist.init_process_group("gloo", timeout=timeout)
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    torch.backends.cuda.enable_math_sdp(False)
+    dist.init_process_group("nccl", timeout=timeout, device_id=device)
+    return device
+
+
 def main(directory: Path, first: int, seconds: float) -> None:
     jobs = msgspec.json.decode((directory / "jobs.json").read_bytes(), type=list[Job])
     torch.set_num_threads(jobs[0].threads)
-    torch.use_deterministic_algorithms(True)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+    device = joined(jobs[0].device, timedelta(seconds=seconds))
     rank = dist.get_rank()
-    mesh = device_mesh(jobs[0].layout, "cpu")
+    mesh = device_mesh(jobs[0].layout, device.type)
     for number in range(first, len(jobs)):
         faulthandler.dump_traceback_later(seconds, exit=True)
         (directory / f"{number}.begun").touch()
         try:
-            torch.save(executed(jobs[number], mesh), directory / f"{number}.rank{rank}.part")
+            torch.save(executed(jobs[number], mesh, device), directory / f"{number}.rank{rank}.part")
             (directory / f"{number}.rank{rank}.part").rename(directory / f"{number}.rank{rank}.pt")
             gc.collect()
             dist.barrier()  # so that one job at most is under way when a rank fails

@@ -31,7 +31,8 @@ def compute_on_host() -> None:
 
     library = torch.library.Library("aten", "IMPL")
     warnings.filterwarnings("ignore", "Warning only once for all operators")  # that kernels are overridden
-    for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
+    # copy_ is one operator for all devices, which starts a kernel of its own
+    for name in [*torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"), "aten::copy_"]:
         if not name.startswith("aten::") or LEFT.match(name):
             continue
         packet, _, overload = name.removeprefix("aten::").partition(".")
@@ -61,12 +62,12 @@ def _on_host(operator: Any, kernel: Any, limit: int) -> Any:
         stream = torch.cuda.current_stream(on_device[0].device)
         if not stream.query():
             stream.synchronize()
-        originals = {}
+        lent: list[tuple[Any, Any]] = []  # a tensor on the device, and its memory as one of the host
 
         def to_host(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                originals.setdefault(leaf.data_ptr(), leaf)
-                return host_view(leaf)
+                lent.append((leaf, host_view(leaf)))
+                return lent[-1][1]
             if isinstance(leaf, torch.device) and leaf.type == "cuda":
                 return torch.device("cpu")
             return None if isinstance(leaf, torch.Generator) else leaf
@@ -74,14 +75,18 @@ def _on_host(operator: Any, kernel: Any, limit: int) -> Any:
         def to_device(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
-            original = originals.get(leaf.data_ptr()) if leaf.numel() else None
-            if original is not None and original.shape == leaf.shape and original.dtype == leaf.dtype:
-                return original
+            for original, view in lent:
+                if leaf is view:
+                    return original
             result = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=on_device[0].device)
             host_view(result).copy_(leaf)
             return result
 
         computed = operator(*tree_map(to_host, arguments), **tree_map(to_host, options))
+        for original, view in lent:
+            if view.shape != original.shape:  # an empty `out` was made larger
+                original.resize_(view.shape)
+                host_view(original).copy_(view)
         return tree_map(to_device, computed)
 
     return call
