@@ -268,7 +268,8 @@ def install_simulated(session: nox.Session, torch: str, triton: str) -> None:
         session.skip(f"NOT RUN: no {' and no '.join(missing)} on the PATH")
     place = Path(str(session.virtualenv.location))
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    wanted = [name for name in PROJECT["project"]["dependencies"]]
+    session.env["PYTHONPYCACHEPREFIX"] = str((place / "bytecode").resolve())
+    wanted = list(PROJECT["project"]["dependencies"])
     for group in ("execute", "test", "fit", "regress", "tables", "report"):
         wanted += [name for name in PROJECT["dependency-groups"][group] if not name.startswith("torch")]
     wanted += ["filelock", "typing-extensions", "setuptools<82", "sympy", "networkx", "jinja2", "fsspec", "numpy"]

@@ -35,7 +35,14 @@ UNVERSIONED = {  # libraries whose symbols carry no version, by the beginning of
     "libcuda.so.1": ("cu",),
 }
 NAMED_AT_RUN_TIME = {  # asked for by name, so that nothing misses them beforehand
-    "libcuda.so.1": ["cuCtxSetLimit", "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuTensorMapEncodeIm2col"]
+    "libcuda.so.1": [
+        *("cuCtxSetLimit", "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuTensorMapEncodeIm2col"),
+        *("cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemRetainAllocationHandle"),
+        *("cuMemGetAllocationPropertiesFromHandle", "cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem"),
+        *("cuMulticastUnbind", "cuCtxFromGreenCtx", "cuDevResourceGenerateDesc", "cuDevSmResourceSplitByCount"),
+        *("cuDeviceGetDevResource", "cuGreenCtxCreate", "cuGreenCtxDestroy", "cuGreenCtxStreamCreate"),
+        *("cuMemsetD32Async", "cuStreamWriteValue32_v2"),
+    ]
 }
 COMPILE = ("gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-pthread")
 

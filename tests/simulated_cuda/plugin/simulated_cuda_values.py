@@ -1,9 +1,9 @@
 """Operators of small tensors on simulated devices, computed by PyTorch's own CPU kernels in the same memory.
 
 PyTorch calls `compute_on_host` when it is imported (entry point torch.backends). Where SIMULATED_CUDA_VALUES is a
-number of bytes, each operator with a CUDA kernel gets one in Python. If its tensors are no larger, it runs on the
-host; if one is, the kernel runs that computes nothing. Temporary memory of the CUDA kernels is not allocated then, and
-the host waits before each operator: memory, order and host times are those of a GPU only without this.
+number of bytes, each operator with a CUDA kernel gets one in Python. The kernel that computes nothing is launched in
+any case: it takes its time, and allocates what it would. If the operator's tensors are no larger, the host then waits
+for it, computes, and writes the results into its memory: order and host times are those of a GPU only without this.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ LEFT = re.compile(
     r"|_local_scalar_dense|_copy_from|lift|detach|alias|_has_same_storage|cudnn|_cudnn|miopen|_scaled_dot_product"
     r"|_fused_sdp|_flash|_efficient|_fill_mem_eff|_sparse|_validate|_coalesced|_indices|_values|_nested)"
 )
+# Operators whose results have as many elements as their operands' values say: no kernel is launched for them.
+BY_VALUES = re.compile(r"aten::(nonzero|masked_select|unique|_unique)")
 
 
 def compute_on_host() -> None:
@@ -41,7 +43,7 @@ def compute_on_host() -> None:
             kernel = torch.library.get_kernel(name, "CUDA")
             library.impl(
                 name.removeprefix("aten::"),
-                _on_host(operator, kernel, limit),
+                _on_host(operator, kernel, limit, launches=not BY_VALUES.match(name)),
                 "CUDA",
                 with_keyset=True,
                 allow_override=True,
@@ -49,16 +51,23 @@ def compute_on_host() -> None:
     compute_on_host.library = library  # type: ignore[attr-defined] # it is undone when the library is collected
 
 
-def _on_host(operator: Any, kernel: Any, limit: int) -> Any:
+def _on_host(operator: Any, kernel: Any, limit: int, *, launches: bool) -> Any:
     import torch
-    from torch.utils._pytree import tree_flatten, tree_map
+    from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+    tensors = [str(argument.type) == "Tensor" for argument in operator._schema.arguments]
 
     def call(keyset: Any, *arguments: Any, **options: Any) -> Any:
+        arguments = tuple(  # numbers arrive as such
+            torch.tensor(value) if is_tensor and isinstance(value, (bool, int, float, complex)) else value
+            for value, is_tensor in zip(arguments, tensors, strict=False)
+        )
         given = [leaf for leaf in tree_flatten((arguments, options))[0] if isinstance(leaf, torch.Tensor)]
         on_device = [tensor for tensor in given if tensor.is_cuda]
         mixed = any(tensor.device.type == "cpu" and tensor.ndim for tensor in given)  # a copy to or from the host
         if mixed or any(tensor.numel() * tensor.element_size() > limit for tensor in given) or not on_device:
             return kernel.call_boxed(keyset, *arguments, **options)
+        launched = kernel.call_boxed(keyset, *arguments, **options) if launches else None
         stream = torch.cuda.current_stream(on_device[0].device)
         if not stream.query():
             stream.synchronize()
@@ -83,6 +92,11 @@ def _on_host(operator: Any, kernel: Any, limit: int) -> Any:
             return result
 
         computed = operator(*tree_map(to_host, arguments), **tree_map(to_host, options))
+        if launches:
+            for result, right in zip(tree_leaves(launched), tree_leaves(computed), strict=True):
+                if isinstance(result, torch.Tensor) and right.numel() and not any(right is view for _, view in lent):
+                    host_view(result).copy_(right)
+            return launched if isinstance(launched, (torch.Tensor, tuple, list)) else computed
         for original, view in lent:
             if view.shape != original.shape:  # an empty `out` was made larger
                 original.resize_(view.shape)

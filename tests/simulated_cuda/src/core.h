@@ -116,8 +116,9 @@ double sim_matmul_seconds(const sim_device *device, double flop, double bytes);
 double sim_memory_seconds(const sim_device *device, double bytes); /* read and written within the device */
 double sim_host_link_seconds(const sim_device *device, double bytes);
 double sim_peer_seconds(int from, int to, double bytes); /* physical devices */
-/* `bytes`: what each device sends, over the slowest link between neighbours of `devices`. */
-double sim_collective_seconds(const int *devices, int count, double bytes);
+bool sim_has_switch(void);
+/* `bytes`: what each device sends, over the slowest link between neighbours of `devices`, or by way of the switch. */
+double sim_collective_seconds(const int *devices, int count, double bytes, bool by_switch);
 
 /* --- faults (faults.c), none unless SIMULATED_CUDA_FAULTS names some --- */
 

@@ -224,6 +224,16 @@ API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     return CUDA_SUCCESS;
 }
 
+API CUresult cuMemExportToShareableHandle(void *handle, CUmemGenericAllocationHandle memory, CUmemAllocationHandleType kind,
+                                          unsigned long long flags) {
+    (void)handle, (void)memory, (void)kind, (void)flags;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *memory, void *handle, CUmemAllocationHandleType kind) {
+    (void)memory, (void)handle, (void)kind;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 API CUresult cuGetProcAddress_v2(const char *name, void **pointer, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *found) {
     (void)version, (void)flags;
     char later[128];

@@ -43,6 +43,7 @@ typedef struct communicator {
     char name[128];
     int rank, ranks;
     int devices[MOST_RANKS]; /* as the node counts them */
+    bool by_switch, refused; /* NCCL_ALGO when the communicator was made: NVLS, which this node may lack */
     unsigned long calls, splits;
     unsigned long sent[MOST_RANKS], received[MOST_RANKS];
     volatile bool aborted;
@@ -187,7 +188,8 @@ static double seconds_of(const call *own, double bytes) {
     if (own->kind == ALL_REDUCE) sent = 2 * (n - 1) / n * bytes;
     else if (own->kind == ALL_GATHER || own->kind == REDUCE_SCATTER) sent = (n - 1) * bytes;
     else if (own->kind == ALL_TO_ALL) sent = (n - 1) * bytes;
-    return sim_collective_seconds(own->comm->devices, own->comm->ranks, sent);
+    bool by_switch = own->kind == ALL_REDUCE && own->comm->by_switch;
+    return sim_collective_seconds(own->comm->devices, own->comm->ranks, sent, by_switch);
 }
 
 static void put(const call *own, size_t bytes, size_t part) {
@@ -247,8 +249,10 @@ static int submit_call(call own, void *stream) {
     _Static_assert(sizeof own <= PAYLOAD, "a call's description must fit");
     own.number = ++own.comm->calls;
     memcpy(operation.payload, &own, sizeof own);
-    sim_log("nccl", "device=%d %s ranks=%d bytes=%zu", own.comm->devices[own.comm->rank], NAMES[own.kind], own.comm->ranks,
-            own.count * width_of(own.type));
+    bool by_switch = own.kind == ALL_REDUCE && own.comm->by_switch;
+    sim_log("nccl", "device=%d %s ranks=%d bytes=%zu%s", own.comm->devices[own.comm->rank], NAMES[own.kind], own.comm->ranks,
+            own.count * width_of(own.type), by_switch ? " nvls" : "");
+    if (own.kind == ALL_REDUCE && own.comm->refused) return INVALID_USAGE;
     if (sim_error(sim_current())) return UNHANDLED_CUDA;
     sim_submit(sim_stream_of(stream), &operation);
     return SUCCESS;
@@ -383,6 +387,10 @@ static int join(communicator **created, const char *name, int rank, int ranks) {
     comm->rank = rank;
     comm->ranks = ranks;
     comm->room = sim_moved((size_t)1 << 40);
+    const char *algorithm = getenv("NCCL_ALGO");
+    bool wants_switch = algorithm && !strncasecmp(algorithm, "NVLS", 4);
+    comm->by_switch = sim_has_switch() && (wants_switch || !algorithm || !*algorithm);
+    comm->refused = wants_switch && !comm->by_switch;
     char path[256];
     snprintf(path, sizeof path, "/dev/shm/simulated_nccl.%s", name);
     size_t size = sizeof(board) + (size_t)ranks * (size_t)(ranks + 1) * comm->room; /* mapped when it is touched */

@@ -5,6 +5,7 @@
      memory 3000             Gbyte/s that copies, fills and products read and write within a device
      host_link 55            Gbyte/s to and from the host
      peer 370                Gbyte/s between two devices, and of a collective's ring
+     nvls 480                Gbyte/s (bus bandwidth) of an all-reduce that the switch adds up; without it there is none
      latency 10              microseconds of a collective
      kernel GLOB 3.5 16      microseconds of a kernel, and bytes each of its threads moves (default 0); first match
      device 3 memory 0.5     device 3 has half of that (matmul, memory, host_link)
@@ -17,8 +18,8 @@
 
 #include "core.h"
 
-enum { MATMUL, MEMORY, HOST_LINK, PEER, LATENCY, RATES };
-static const char *const NAMES[RATES] = {"matmul", "memory", "host_link", "peer", "latency"};
+enum { MATMUL, MEMORY, HOST_LINK, PEER, NVLS, LATENCY, RATES };
+static const char *const NAMES[RATES] = {"matmul", "memory", "host_link", "peer", "nvls", "latency"};
 static double rates[RATES];
 static double factors[RATES][MAX_DEVICES];
 static double links[MAX_DEVICES][MAX_DEVICES];
@@ -117,10 +118,17 @@ API double sim_peer_seconds(int from, int to, double bytes) {
     return seconds(PEER, 1e9, bytes, from) / links[from][to];
 }
 
-API double sim_collective_seconds(const int *devices, int count, double bytes) {
+API bool sim_has_switch(void) {
+    pthread_once(&once, read_table);
+    return rates[NVLS] > 0;
+}
+
+API double sim_collective_seconds(const int *devices, int count, double bytes, bool by_switch) {
     double slowest = 0;
     for (int i = 0; i < count; i++) {
-        double own = sim_peer_seconds(devices[i], devices[(i + 1) % count], bytes);
+        int next = devices[(i + 1) % count];
+        double own = by_switch ? seconds(NVLS, 1e9, bytes, devices[i]) / links[devices[i]][next]
+                               : sim_peer_seconds(devices[i], next, bytes);
         slowest = own > slowest ? own : slowest;
     }
     return slowest + 1e-6 * rates[LATENCY];
