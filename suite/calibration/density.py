@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from suite.calibration.shapes import Shapes, miniature_shapes
+from suite.machine.gpu import HEAD_DIM_STEP
 
 DTYPES = ("fp32", "bf16", "fp16")
 
@@ -23,6 +24,8 @@ class Density(NamedTuple):
         caches: bytes of all second and later caches of the processors together.
         compiled: dtypes in which compiled operators are timed; each costs seconds of compilation for each of two sizes.
         step: sizes of products and rows are multiples of it: of vectors on a CPU, of tiles on a GPU.
+        head_dim_steps: of attention's head sizes, at the points and between them. On a GPU they are all multiples of 8,
+            for which PyTorch has one kernel (`sdpa_backend`): it pads others, and in fp32 refuses some.
     """
 
     ratio: float = 3.0
@@ -36,9 +39,13 @@ class Density(NamedTuple):
     dtypes: tuple[str, ...] = DTYPES
     compiled: tuple[str, ...] = ("bf16",)
     step: int = 8
+    head_dim_steps: tuple[int, int] = (4, 1)
 
 
-DENSITIES = {"cpu": Density(), "cuda": Density(memory_bytes=8_000_000_000, step=64)}
+DENSITIES = {
+    "cpu": Density(),
+    "cuda": Density(memory_bytes=8_000_000_000, step=64, head_dim_steps=(HEAD_DIM_STEP, HEAD_DIM_STEP)),
+}
 # For short calibrations (`quick` on a CPU, the ladder's extra ranks): a wider grid, no fp16, no compiled operators
 QUICK_DENSITY = Density(ratio=4.0, coarse=12.0, sparse=64.0, unseen=1, rounds=2, dtypes=("fp32", "bf16"), compiled=())
 

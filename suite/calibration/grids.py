@@ -16,7 +16,7 @@ from suite.machine.timing_tables import Axis, Subject
 PASSES = ("forward", "backward")
 MOST_ROW_ELEMENTS = 2**30  # approximate limit of a tensor, 4 GB in fp32; longer ones are extrapolated by their rows
 MOVES = ("copy", "triad")
-AXIS_STEPS = {"batch * heads": 1, "sequence": 8, "head_dim": 4}  # steps of these axes; others have the density's
+ATTENTION_AXES = ("batch * heads", "sequence", "head_dim")
 SEED = 6
 
 
@@ -25,18 +25,23 @@ class Grid(NamedTuple):
 
     Args:
         excluded: sizes of the miniatures; no point of the calibration is one of them.
-        step: sizes between the points are multiples of it, where they fit.
+        steps: sizes between the points of each axis are multiples of it, where they fit.
     """
 
     subject: Subject
     axes: tuple[Axis, ...]
     excluded: frozenset[tuple[int, ...]]
-    step: int
+    steps: tuple[int, ...]
 
     @property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
         """All points; the last axis varies fastest."""
         return tuple(product(*(tuple(int(point) for point in axis.points) for axis in self.axes)))
+
+
+def axis_step(name: str, density: Density) -> int:
+    """The points of an axis are multiples of it."""
+    return {"batch * heads": 1, "sequence": 8, "head_dim": density.head_dim_steps[0]}.get(name, density.step)
 
 
 def axis_points(used: Iterable[int], *, ratio: float, step: int = 8, excluded: Iterable[int] = ()) -> tuple[int, ...]:
@@ -87,20 +92,27 @@ def _products(used: Shapes, density: Density) -> list[Grid]:
                 axes = tuple(Axis(name, sizes) for name, sizes in zip("MNK", points, strict=True))
                 shapes = frozenset(tuple(layer[index] for index in order) for layer in layers)
                 subject = Subject(operation="product", variant=variant, dtype=dtype)
-                tables.append(Grid(subject, axes, shapes, density.step))
+                tables.append(Grid(subject, axes, shapes, (density.step,) * 3))
     return tables
 
 
 def _attentions(used: Shapes, density: Density) -> list[Grid]:
     """Batched products of unfused attention, and PyTorch's fused attention."""
     axes = tuple(
-        Axis(name, axis_points({sizes[index] for sizes in used.attentions}, ratio=density.coarse, step=step), power)
-        for index, ((name, step), power) in enumerate(zip(AXIS_STEPS.items(), (1, 2, 1), strict=True))
+        Axis(
+            name,
+            axis_points(
+                {sizes[index] for sizes in used.attentions}, ratio=density.coarse, step=axis_step(name, density)
+            ),
+            power,
+        )
+        for index, (name, power) in enumerate(zip(ATTENTION_AXES, (1, 2, 1), strict=True))
     )
+    steps = (1, 1, density.head_dim_steps[1])
     kinds = [("batched_product", variant) for variant in ("NT", "NN", "TN")]
     kinds += [("attention", variant) for variant in PASSES]
     return [
-        Grid(Subject(operation=operation, variant=variant, dtype=dtype), axes, used.attentions, 1)
+        Grid(Subject(operation=operation, variant=variant, dtype=dtype), axes, used.attentions, steps)
         for operation, variant in kinds
         for dtype in density.dtypes
     ]
@@ -120,7 +132,7 @@ def _rows(used: Shapes, density: Density) -> list[Grid]:
         axes = (Axis("rows", rows), Axis("columns", columns))
         for variant in PASSES if operation != "column_sum" else ("forward",):
             subject = Subject(operation=operation, variant=variant, dtype=dtype)
-            tables.append(Grid(subject, axes, frozenset(sizes), density.step))
+            tables.append(Grid(subject, axes, frozenset(sizes), (density.step,) * 2))
     return tables
 
 
@@ -129,7 +141,7 @@ def _memory(density: Density, ranks: int) -> list[Grid]:
     largest = max(density.memory_bytes, 2 * density.caches // ranks)
     points = (*(float(density.memory_bytes // share) for share in (256, 16)), float(largest))
     axes = (Axis("byte", points),)
-    return [Grid(Subject(operation=operation), axes, frozenset(), 1) for operation in MOVES]
+    return [Grid(Subject(operation=operation), axes, frozenset(), (1,)) for operation in MOVES]
 
 
 def checks(tables: list[Grid], density: Density) -> list[tuple[str, Grid, tuple[tuple[int, ...], ...]]]:
@@ -143,7 +155,7 @@ def checks(tables: list[Grid], density: Density) -> list[tuple[str, Grid, tuple[
         seen = grid.excluded | set(grid.sizes)
         unseen: list[tuple[int, ...]] = []
         while len(unseen) < count:
-            sizes = tuple(_between(axis, grid.step, chosen) for axis in grid.axes)
+            sizes = tuple(_between(axis, step, chosen) for axis, step in zip(grid.axes, grid.steps, strict=True))
             if sizes not in seen:
                 unseen.append(sizes)
         planned.append((UNSEEN, grid, tuple(unseen)))

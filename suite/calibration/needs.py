@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from suite.calibration.density import DENSITIES, Density, Scope
-from suite.calibration.grids import AXIS_STEPS, Grid, axis_points, grids
+from suite.calibration.grids import Grid, axis_points, axis_step, grids
 from suite.calibration.plan import (
     Calibration,
     Planned,
@@ -195,7 +195,7 @@ def _bracketing(missing: Iterable[tuple[int, ...]], candidates: list[Grid], dens
                 points=axis_points(
                     {sizes[index] for sizes in several},
                     ratio=ratio,
-                    step=AXIS_STEPS.get(axis.name, density.step),
+                    step=axis_step(axis.name, density),
                     excluded={sizes[index] for sizes in excluded},
                 ),
             )

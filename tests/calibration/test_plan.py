@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +17,13 @@ from suite.acceptance.presets import EFFORTS
 from suite.calibration.calibrate import planned_calibration
 from suite.calibration.density import DENSITIES, DTYPES, Density, Scope
 from suite.calibration.grids import MOST_ROW_ELEMENTS, axis_points
+from suite.calibration.needs import lacking, needs_of
 from suite.calibration.plan import LINE, MEMORY_SECONDS, TABLE, Planned, plan, reference_steps
 from suite.calibration.plan import counts_at_once as counts
 from suite.calibration.shapes import Linear, Shapes, miniature_layouts, shapes
 from suite.job.options import StepOptions
 from suite.machine import cpu_caches
+from suite.machine.gpu import H100, HEAD_DIM_STEP, Gpu, sdpa_backend
 from suite.machine.half_precision import Kernels
 from suite.machine.operations import COLLECTIVES
 from suite.machine.profile import REPEATED, UNSEEN
@@ -330,3 +333,38 @@ def test_all_operators_of_a_reference_step_are_timed_by_as_many_ranks_as_train_i
     for one in reference_steps(Scope("cpu", ranks, cores, density)):
         (stage,) = step_seconds(Asked(entries), one.workload, StepOptions(compiled=one.compiled))
         assert stage.step > 0
+
+
+ATTENTION = ("attention", "batched_product")
+
+
+@pytest.mark.parametrize("gpu", [H100, H100._replace(cudnn=91002), H100._replace(capability=(8, 0))])
+def test_on_a_gpu_all_head_sizes_of_attention_are_those_of_one_kernel_and_none_is_padded(gpu: Gpu) -> None:
+    _, entries = planned("cuda", 2)
+    for dtype in DTYPES:
+        timed = [
+            sizes[2]
+            for entry in entries
+            if entry.task.subject.operation in ATTENTION and entry.task.subject.dtype == dtype
+            for sizes in entry.task.sizes
+        ]
+        assert len(set(timed)) > 2
+        assert all(size % HEAD_DIM_STEP == 0 for size in timed)
+        assert len({sdpa_backend(gpu, half=dtype != "fp32", head_dim=size) for size in timed}) == 1
+
+
+def test_a_partial_calibration_around_a_gpu_s_head_size_pads_none_either() -> None:
+    small = miniature(reference_run(miniatures()["gpt2-mini"]), "cuda", ranks=1)
+    fused = small.workload._replace(layout=msgspec.structs.replace(small.layout, fused_attention=True))
+    options = StepOptions(kernels=Kernels(cuda=True))
+    needs = needs_of(lambda times: step_seconds(times, fused, options), device="cuda", ranks=1, compiled=False)
+    calibration = lacking(needs, None)
+    assert calibration is not None
+    timed = {
+        sizes[2]
+        for entry in calibration.planned
+        if entry.task.subject.operation == "attention"
+        for sizes in entry.task.sizes
+    }
+    assert timed
+    assert all(size % HEAD_DIM_STEP == 0 for size in timed)

@@ -85,13 +85,16 @@ class Stopwatch:
         """Seconds of one call.
 
         On CUDA the device overwrites its cache while the host launches the call, so the events show the device's time.
-        A call that takes the host longer than one overwriting needs several: see `overwrites_for`.
+        A call that takes the host longer than one overwriting needs several: see `overwrites_for`. Then a
+        `WarmOperandCall`'s operand is written again.
         """
         if not self._cuda:
             return self._host_seconds(call)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for _ in range(overwrites):
             self.overwrite()
+        if isinstance(call, WarmOperandCall):
+            call.rewrite()
         begin.record()
         call()
         end.record()
@@ -113,7 +116,8 @@ class Stopwatch:
 
         On a CPU each thread overwrites `OPERATORS_BYTES` of the caches first, about what a step's other operators read
         and write between two calls. Then come what a step finds in the caches: some common operators, and the operand
-        of a `WarmOperandCall`. On CUDA the L2 cache is overwritten, `overwrites` times.
+        of a `WarmOperandCall`. On CUDA the L2 cache is overwritten, `overwrites` times, and such an operand is in it as
+        far as it fits: a miniature's small tensors are, a large model's are not.
         """
         if not self._cuda:
             self._overwrite_by_each_thread(OPERATORS_BYTES)

@@ -160,6 +160,42 @@ def test_a_device_is_kept_busy_for_as_long_as_the_host_hands_a_call_over() -> No
     assert watch.overwritten == [1, 1, 1, 4]
 
 
+def test_on_a_device_the_operand_that_was_written_last_is_warm_and_all_else_cold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+
+    class Event:
+        """One that notes when it is recorded."""
+
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            order.append("event")
+
+        def elapsed_time(self, _end: Event) -> float:
+            return 2.0
+
+    class Operator(WarmOperandCall):
+        """One that notes when its operand is written."""
+
+        def rewrite(self) -> None:
+            order.append("operand")
+
+    class Device(Stopwatch):
+        def __init__(self) -> None:
+            self._cuda, self._device = True, CPU
+
+        def overwrite(self) -> None:
+            order.append("cache")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    assert Device().cold_sample(Operator(lambda: order.append("call"), torch.ones(1)), overwrites=2) == 2e-3
+    assert order == ["cache", "cache", "operand", "event", "call", "event"]
+
+
 def test_on_a_cpu_nothing_is_called_to_know_how_often_to_overwrite() -> None:
     called: list[int] = []
     assert Stopwatch(CPU).overwrites_for(lambda: called.append(1)) == 1
