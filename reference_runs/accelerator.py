@@ -130,9 +130,15 @@ def accelerator(name: str) -> Accelerator:
     raise InputError("unknown accelerator", got=repr(name), meant=nearest(wanted, [*names, *aliases]), allowed=allowed)
 
 
+SIMULATED = " (simulated)"  # how the name of a device ends that tests/simulated_cuda simulates
+
+
 def known_gpu(models: str) -> Accelerator | None:
-    """The GPU of these comma-separated models as the catalog has it; None where they differ, or it has none."""
-    names = set(models.split(", "))
+    """The GPU of these comma-separated models as the catalog has it; None where they differ, or it has none.
+
+    Of a simulated device it is the GPU that the simulation stands in for.
+    """
+    names = {model.removesuffix(SIMULATED) for model in models.split(", ")}
     try:
         return accelerator(names.pop()) if len(names) == 1 else None
     except InputError:

@@ -20,6 +20,7 @@ from reference_runs.accelerator import (
     accelerator,
     accelerator_names,
     dense_peak_flop_per_second,
+    known_gpu,
     load,
 )
 from reference_runs.errors import InputError
@@ -560,6 +561,15 @@ def test_this_cpu_is_this_machine() -> None:
     assert 0.5e9 * 8 <= fp32 <= len(os.sched_getaffinity(0)) * 7e9 * 64
     assumed = {label for label, fact in device.facts.items() if fact.kind is Kind.ASSUMED}
     assert {"board.memory_bytes_per_second", "board.link_bytes_per_second_both_ways"} <= assumed
+
+
+def test_the_gpus_of_a_node_are_known_by_one_name_also_where_they_are_simulated() -> None:
+    h100, h200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+    known = known_gpu(f"{h100}, {h100}")
+    assert known is not None
+    assert known_gpu(f"{h100} (simulated), {h100} (simulated)") == known == accelerator("h100-sxm")
+    assert known_gpu(f"{h100}, {h200}") is None
+    assert known_gpu("NVIDIA of tomorrow (simulated)") is None
 
 
 @ON_X86_LINUX
