@@ -284,7 +284,7 @@ def install_simulated(session: nox.Session, torch: str, triton: str) -> None:
         except CommandFailed:
             session.skip(f"NOT RUN: PyTorch {torch} for CUDA, Triton {triton} or CUDA's headers cannot be had")
         stamp.write_text(text, encoding="utf-8")
-    session.run("python", f"{SIMULATED}/build.py", str(place / "simulated_cuda"))
+    session.run("python", f"{SIMULATED}/build.py")
 
 
 def simulated(session: nox.Session, place: str, *arguments: str) -> None:

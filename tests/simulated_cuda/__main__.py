@@ -7,8 +7,7 @@ import os
 import shutil
 import sys
 
-from tests.simulated_cuda.build import build
-from tests.simulated_cuda.environment import LIBRARIES, simulated_environment
+from tests.simulated_cuda.environment import simulated_environment
 
 parser = argparse.ArgumentParser(prog="python -m tests.simulated_cuda")
 parser.add_argument("--devices", type=int, default=1)
@@ -18,7 +17,6 @@ for setting in ("memory", "mig", "times", "faults", "log", "moved", "state", "va
 parser.add_argument("command", nargs="+")
 given = vars(parser.parse_args())
 command = given.pop("command")
-build(LIBRARIES)
 environment = simulated_environment(**{name: value for name, value in given.items() if value is not None})
 program = sys.executable if command[0] == "python" else shutil.which(command[0]) or command[0]
 os.execve(program, [program, *command[1:]], environment)

@@ -1,4 +1,4 @@
-"""Build the stand-ins for CUDA's libraries, for one installation of PyTorch's CUDA build: python build.py OUT
+"""Build the stand-ins for CUDA's libraries, for one installation of PyTorch's CUDA build: python build.py
 
 Every symbol that PyTorch's libraries miss, and that no source defines, becomes a stub that returns 0 and is logged.
 gcc and nm are needed. CUDA's headers lie in the virtual environment, below `cuda_headers` (from the wheels
@@ -7,10 +7,13 @@ nvidia-cuda-runtime and nvidia-cuda-crt, apart from their libraries, which PyTor
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -26,6 +29,7 @@ IMPLEMENTED = {
     "libcudnn.so.9": "tools.c",
     "libcupti.so.13": "tools.c",
     "libnvrtc.so.13": "tools.c",
+    "libnvidia-ml.so.1": "nvml.c",
 }
 UNVERSIONED = {  # libraries whose symbols carry no version, by the beginning of their names
     "libnccl.so.2": ("nccl",),
@@ -33,6 +37,7 @@ UNVERSIONED = {  # libraries whose symbols carry no version, by the beginning of
     "libcufile.so.0": ("cuFile",),
     "libcurand.so.10": ("curand",),
     "libcuda.so.1": ("cu",),
+    "libnvidia-ml.so.1": ("nvml",),
 }
 NAMED_AT_RUN_TIME = {  # asked for by name, so that nothing misses them beforehand
     "libcuda.so.1": [
@@ -91,14 +96,21 @@ def defined_symbols(source: Path) -> set[str]:
     )
 
 
-def build(out: Path) -> None:
-    """Compile every library into a directory; a second call for the same sources and PyTorch does nothing."""
+def libraries() -> Path:
+    """Where the libraries of these sources belong, in this virtual environment, for its PyTorch."""
+    texts = [path.read_bytes() for path in sorted([*SOURCES.iterdir(), Path(__file__)])]
+    texts.append((site_directory("torch") / "version.py").read_bytes())
+    return Path(sys.prefix, "simulated_cuda", hashlib.sha256(b"".join(texts)).hexdigest()[:16])
+
+
+def build() -> Path:
+    """Compile every library where there is none yet; returns their directory."""
+    place = libraries()
+    if place.exists():
+        return place
+    place.parent.mkdir(exist_ok=True)
+    out = Path(tempfile.mkdtemp(dir=place.parent))
     torch, headers = site_directory("torch"), Path(sys.prefix, "cuda_headers", "nvidia", "cu13", "include")
-    texts = [path.read_text() for path in sorted([*SOURCES.iterdir(), Path(__file__)])]
-    stamp = f"{torch} {(torch / 'version.py').read_text()}" + "".join(texts)
-    if (out / "stamp").exists() and (out / "stamp").read_text() == stamp:
-        return
-    out.mkdir(parents=True, exist_ok=True)
     core = [str(SOURCES / name) for name in CORE_SOURCES]
     subprocess.run([*COMPILE, f"-Wl,-soname,{CORE}", "-o", out / CORE, *core], check=True)
     for library, names in missing_symbols(torch / "lib").items():
@@ -113,10 +125,13 @@ def build(out: Path) -> None:
         options = [f"-Wl,-soname,{library}", f"-Wl,--version-script={versions}", f"-I{SOURCES}", f"-I{headers}"]
         linked = [f"-L{out}", "-lsimulated_cuda", "-Wl,-rpath,$ORIGIN", "-ldl", "-lm"]
         subprocess.run([*COMPILE, *options, "-o", out / library, *sources, *linked], check=True)
-    (out / "libcuda.so").unlink(missing_ok=True)
     (out / "libcuda.so").symlink_to("libcuda.so.1")  # Triton links with -lcuda
-    (out / "stamp").write_text(stamp)
+    try:
+        out.rename(place)
+    except OSError:  # another process was faster
+        shutil.rmtree(out)
+    return place
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    print(build())

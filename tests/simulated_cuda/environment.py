@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.simulated_cuda.build import build
 
 ROOT = Path(__file__).resolve().parents[2]
 NVML = ROOT / "benchmarks" / "accept_selftest" / "faults" / "nvml"  # stands in for nvidia-ml-py
 PLUGIN = Path(__file__).resolve().parent / "plugin"  # PyTorch finds it on its path
-LIBRARIES = Path(sys.prefix, "simulated_cuda")  # of this virtual environment: the symbols follow its PyTorch
 
 
 def simulated_environment(
@@ -34,9 +34,10 @@ def simulated_environment(
     environment = dict(os.environ if base is None else base)
     for name in [name for name in environment if name.startswith("SIMULATED_CUDA_")]:
         del environment[name]
+    directory = str(build())
     environment |= {
-        "LD_LIBRARY_PATH": str(LIBRARIES),
-        "TRITON_LIBCUDA_PATH": str(LIBRARIES),
+        "LD_LIBRARY_PATH": directory,
+        "TRITON_LIBCUDA_PATH": directory,
         "SIMULATED_CUDA_DEVICES": str(devices),
         "SIMULATED_CUDA_MODEL": model,
         "FAKE_NVML": json.dumps({"gpus": devices, "faults": dict(nvml_faults or {})}),

@@ -35,6 +35,9 @@ typedef struct {
 
 int sim_count(void); /* devices that CUDA_VISIBLE_DEVICES leaves */
 const sim_device *sim_get(int device);
+int sim_physical_count(void); /* of the node, whatever is visible */
+sim_device sim_physical(int number);
+void sim_uuid(const sim_device *device, char text[64]); /* "GPU-..." or "MIG-..." */
 int sim_current(void);
 int sim_use(int device); /* the current device of this thread; an error number */
 

@@ -65,7 +65,7 @@ static sim_device make(int physical, int slice) {
     return device;
 }
 
-static void written_uuid(const sim_device *device, char text[64]) {
+API void sim_uuid(const sim_device *device, char text[64]) {
     const unsigned char *u = device->uuid;
     snprintf(text, 64, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
              device->slice < 0 ? "GPU" : "MIG", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10],
@@ -86,7 +86,7 @@ static bool find(const char *name, int devices, sim_device *found) {
         int slices = slices_of(physical);
         for (int slice = slices ? 0 : -1; slice < (slices ? slices : 0); slice++) {
             sim_device device = make(physical, slice);
-            written_uuid(&device, uuid);
+            sim_uuid(&device, uuid);
             if (strlen(name) < 5 || strncmp(uuid, name, strlen(name))) continue;
             *found = device;
             matches++;
@@ -95,11 +95,17 @@ static bool find(const char *name, int devices, sim_device *found) {
     return matches == 1;
 }
 
-static void read_environment(void) {
+API int sim_physical_count(void) {
     const char *count = getenv("SIMULATED_CUDA_DEVICES");
-    const char *wanted = getenv("CUDA_VISIBLE_DEVICES");
     int devices = count && *count ? atoi(count) : 1;
-    if (devices > MAX_DEVICES) devices = MAX_DEVICES;
+    return devices > MAX_DEVICES ? MAX_DEVICES : devices;
+}
+
+API sim_device sim_physical(int physical) { return make(physical, -1); }
+
+static void read_environment(void) {
+    const char *wanted = getenv("CUDA_VISIBLE_DEVICES");
+    int devices = sim_physical_count();
     char list[1024];
     if (!wanted) {
         char *at = list;
