@@ -20,10 +20,11 @@ from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOpti
 from suite.job.training_job import COUNTED_STEPS, LEAST_PROFILED, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
 from suite.machine.compilers import compilation_missing
-from suite.machine.devices import resolved_device, usable_cores
+from suite.machine.devices import cuda_device_list, resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
+from suite.reproduce.device_memory import check_device_memory
 from suite.reproduce.device_options import device_options
 from suite.reproduce.device_use import checked_compilation
 from suite.reproduce.supported import (
@@ -134,8 +135,8 @@ def plan(request: Request) -> Plan:
     """The checked plan for a request.
 
     Raises:
-        InputError: unknown name, damaged file, bad layout, ranks, steps, seed or device, or a trace that cannot be
-            written.
+        InputError: unknown name, damaged file, bad layout, ranks, steps, seed or device, a trace that cannot be
+            written, or more memory needed than a GPU has.
     """
     averaging, exact_steps = checked_averaging(request)
     _check_numbers(request, first=warm_up_steps(exact_steps))
@@ -149,7 +150,7 @@ def plan(request: Request) -> Plan:
     check_averaging(averaging, recipe, layout, device)
     compiled, eager = checked_compilation(request.compiled, device)
     kernels = checked_kernels(request.kernels, device)
-    return Plan(
+    checked = Plan(
         name=subject.name,
         architecture=architecture,
         recipe=recipe,
@@ -167,6 +168,11 @@ def plan(request: Request) -> Plan:
         training_options=device_options(workload, device, compiled=compiled, kernels=kernels),
         changes=(*_changes(request, subject, workload), *eager),
     )
+    if device == "cuda" and (devices := cuda_device_list()):
+        smallest = min(each.memory_bytes for each in devices)
+        where = "--layout" if request.layout else subject.name
+        check_device_memory(workload, checked.step_options, kernels, memory_bytes=smallest, where=where)
+    return checked
 
 
 def _check_numbers(request: Request, *, first: int) -> None:
