@@ -16,6 +16,7 @@ import msgspec
 
 from suite.job.events import Event, Failed, Status, recording_path, stacks_path
 from suite.machine import processes
+from suite.machine.cuda_errors import cuda_error
 from suite.machine.processes import LAUNCH_VARIABLE
 from suite.paths import whole_file
 
@@ -98,7 +99,10 @@ def failure(error: BaseException) -> Failed:
         return Failed(Status.OUT_OF_MEMORY, line, True, text, time.time())
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out", "timed out")
     of_peer = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-    return Failed(Status.CRASHED, line, not of_peer, text, time.time())
+    of_device = cuda_error(str(error))  # of this rank's own, also where a collective is what saw it
+    if of_device not in line:
+        line = f"{line}: {of_device}"[:500]
+    return Failed(Status.CRASHED, line, not of_peer or bool(of_device), text, time.time())
 
 
 def leave(code: int) -> NoReturn:

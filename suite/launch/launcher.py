@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from suite.launch.flight_recorder import Diagnosis, Recording, decoded, diagnose
 from suite.launch.interruption import check_interrupted, held
 from suite.launch.multi_host import Hosts
 from suite.machine import malloc
+from suite.machine.cuda_errors import cuda_errors
 from suite.machine.processes import LAUNCH_VARIABLE, die_with_parent, end_all, is_stopped
 from suite.paths import ROOT
 
@@ -267,19 +268,26 @@ def _failure(ranks: list[_Rank], log_path: Path, returncode: int) -> _Ending:
     codes = {int(rank): int(code) for rank, code in _TORCHRUN_FAILURE.findall(log)}
     signalled = [n for n, code in codes.items() if code < 0 and code != -signal.SIGTERM and n not in words]
     at_fault = [n for n, failed in words.items() if failed.at_fault]
+    errors = cuda_errors(log)
     if signalled:
         name = signal.Signals(-codes[signalled[0]]).name
-        return _Ending(Status.CRASHED, f"{named_ranks(signalled)} killed by {name}", signalled)
+        own = [n for n in signalled if n in errors] or signalled
+        return _Ending(Status.CRASHED, f"{named_ranks(own)} killed by {name}{_why(own, errors)}", own)
     if at_fault:
         first = words[min(at_fault, key=lambda n: words[n].time)]
         return _Ending(first.status, f"{named_ranks(at_fault)}: {first.message}", at_fault)
     silent = [n for n, rank in enumerate(ranks) if n not in words and not rank.finished]
     if silent and len(silent) < len(ranks):
-        return _Ending(Status.CRASHED, f"{named_ranks(silent)} ended without a word", silent)
+        return _Ending(Status.CRASHED, f"{named_ranks(silent)} ended without a word{_why(silent, errors)}", silent)
     faulty = sorted(codes) or sorted(words)
     lines = [line.strip() for line in log.splitlines() if line.strip(" =-")] or ["no output"]
     message = words[faulty[0]].message if faulty and faulty[0] in words else lines[-1][:300]
     return _Ending(Status.CRASHED, f"torchrun ended with code {returncode}: {message}", faulty)
+
+
+def _why(ranks: Sequence[int], errors: Mapping[int | None, str]) -> str:
+    """The CUDA error of the first of these ranks that has one, or one of no named rank."""
+    return next((f": {errors[rank]}" for rank in (*ranks, None) if rank in errors), "")
 
 
 def _outcome(ending: _Ending, ranks: list[_Rank], log_path: Path, stacks: str = "") -> LaunchOutcome:

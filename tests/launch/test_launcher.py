@@ -1,0 +1,59 @@
+"""Why a launch failed, of ranks that could not say so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.acceptance import measurements
+from suite.acceptance.presets import EFFORTS
+from suite.job.events import Status
+from suite.launch import launcher
+from suite.launch.launcher import LaunchOutcome, launch
+from tests.machine.test_cuda_errors import WATCHDOG
+
+SUMMARY = """
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-25_16:02:12
+  host      : node
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : -6 (pid: 4711)
+"""
+
+
+def outcome_of(log: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchOutcome:
+    """That of a torchrun which prints this and ends with 1; its two ranks report nothing."""
+    job = measurements._probe_job("cpu", 2, EFFORTS["quick"], str(directory), replays=True, exchanges=False, soak=False)
+    program = [sys.executable, "-S", "-c", f"print({log!r}); raise SystemExit(1)"]
+    monkeypatch.setattr(launcher, "_command", lambda *_: program)
+    return launch(job, "test-launch", lambda _rank, _event: None)
+
+
+def test_the_cuda_error_of_a_rank_that_aborted_is_in_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = outcome_of(WATCHDOG + SUMMARY.format(rank=1), tmp_path, monkeypatch)
+    assert (outcome.status, outcome.ranks_at_fault) == (Status.CRASHED, [1])
+    assert outcome.message == "rank 1 killed by SIGABRT: CUDA error: uncorrectable ECC error encountered"
+
+
+def test_a_rank_that_aborts_after_another_ones_error_is_not_at_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = WATCHDOG + SUMMARY.format(rank=0) + SUMMARY.format(rank=1)
+    outcome = outcome_of(log, tmp_path, monkeypatch)
+    assert outcome.ranks_at_fault == [1]
+    assert outcome.message.startswith("rank 1 killed by SIGABRT: CUDA error: uncorrectable ECC")
+
+
+def test_an_error_that_names_no_rank_is_quoted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = outcome_of("CUDA error: of nobody\n" + SUMMARY.format(rank=0), tmp_path, monkeypatch)
+    assert (outcome.message, outcome.ranks_at_fault) == ("rank 0 killed by SIGABRT: CUDA error: of nobody", [0])
+
+
+def test_without_a_cuda_error_the_signal_is_all_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = outcome_of(SUMMARY.format(rank=1), tmp_path, monkeypatch)
+    assert outcome.message == "rank 1 killed by SIGABRT"
