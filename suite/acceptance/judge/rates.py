@@ -204,19 +204,19 @@ def _all_to_all(
 
 
 def _all_reduces(sums: Sequence[Exchange], history: History, gpu: Accelerator | None) -> list[CheckFinding]:
-    """Check 6, one finding for each algorithm; sums in the switch that did not run, where good nodes have them, warn.
-
-    Where the library chose the algorithm, the floor is a ring's.
-    """
+    """Check 6, one finding for each algorithm. Where the library chose the algorithm, the floor is a ring's."""
     findings = []
-    algorithms = sorted({exchange.algorithm for exchange in sums})
-    for algorithm in algorithms:
+    for algorithm in sorted({exchange.algorithm for exchange in sums}):
         of_algorithm = [exchange for exchange in sums if exchange.algorithm == algorithm]
         ranks = len(of_algorithm)
         factor = 2 * (ranks - 1) / ranks
         most = data_sheet.upper_limit(gpu, algorithm or BY_SWITCH, ranks)
+        expected = data_sheet.expected(gpu, algorithm or "ring", ranks)
         rates = [exchange.bytes_per_second * factor for exchange in of_algorithm]
         name = f"busbw of {ranks} ranks" + (f", {algorithm}" if algorithm else "")
+        if not all(rates):
+            findings.append(_refused(name, of_algorithm, expected))
+            continue
         findings.append(
             rate_finding(
                 CHECKS[ALL_REDUCE],
@@ -224,27 +224,30 @@ def _all_reduces(sums: Sequence[Exchange], history: History, gpu: Accelerator | 
                 rates[_judged_rank(rates, most)],
                 history,
                 "link 0-1" if ranks == 2 else f"links between {ranks} ranks",
-                data_sheet.expected(gpu, algorithm or "ring", ranks),
+                expected,
                 compared_as=f"{name}, {_size(of_algorithm)}",
                 most=most,
             )
         )
-    ranks = len({exchange.rank for exchange in sums})
-    if any(algorithms) and BY_SWITCH not in algorithms:
-        findings += [
-            CheckFinding(
-                check=ALL_REDUCE,
-                subject=f"busbw of {ranks} ranks, {BY_SWITCH}",
-                verdict=CheckVerdict.WARN,
-                expected=rate.value,
-                unit=CHECKS[ALL_REDUCE].unit,
-                source=rate.source,
-                part="sums in the switch (NVLS)",
-                evidence="the library refused this algorithm: fabric manager, multicast or driver",
-            )
-            for rate in data_sheet.expected(gpu, BY_SWITCH, ranks)
-        ]
     return findings
+
+
+def _refused(name: str, of_algorithm: Sequence[Exchange], expected: Sequence[ExpectedRate]) -> CheckFinding:
+    """An algorithm that the library refused warns where good nodes have it."""
+    why = next(exchange.first for exchange in of_algorithm if not exchange.bytes_per_second)
+    if not expected:
+        return not_run(ALL_REDUCE, why, name)
+    return CheckFinding(
+        check=ALL_REDUCE,
+        subject=name,
+        verdict=CheckVerdict.WARN,
+        measured=0.0,
+        expected=expected[0].value,
+        unit=CHECKS[ALL_REDUCE].unit,
+        source=expected[0].source,
+        part=f"all-reduce, {of_algorithm[0].algorithm}: fabric manager, multicast, or driver",
+        evidence=why,
+    )
 
 
 def _contents(number: int, kind: str, exchanges: Sequence[Exchange]) -> CheckFinding:

@@ -49,7 +49,8 @@ def probing(pair=380e9, sums=480e9, ranks=8, by=None, all_to_all=None, sustained
     alike = {"peer": None, "wrong": 0, "first": ""}
     for algorithm, busbw in (by or {"": sums}).items():
         own = busbw / (2 * (ranks - 1) / ranks)
-        exchanges += [Exchange(rank=r, bytes_per_second=own, algorithm=algorithm, **alike) for r in range(ranks)]
+        words = alike if busbw else alike | {"first": "not available: no multicast"}
+        exchanges += [Exchange(rank=r, bytes_per_second=own, algorithm=algorithm, **words) for r in range(ranks)]
     exchanges += [
         Exchange(rank=r, bytes_per_second=rate, operation="all-to-all", **alike)
         for r, rate in enumerate(all_to_all or [])
@@ -118,7 +119,8 @@ def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
         ({"by": {"ring": 365e9, "nvls": 400e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.WARN),
         ({"by": {"ring": 365e9, "nvls": 400e9}}, 8, (6, "busbw of 8 ranks, ring"), CheckVerdict.PASS),
         ({"by": {"ring": 365e9, "nvls": 240e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.FAIL),
-        ({"by": {"ring": 365e9}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.WARN),  # it was tried, and refused
+        ({"by": {"ring": 365e9, "nvls": 0.0}}, 8, (6, "busbw of 8 ranks, nvls"), CheckVerdict.WARN),  # refused
+        ({"by": {"ring": 365e9, "nvls": 0.0}, "ranks": 4}, 4, (6, "busbw of 4 ranks, nvls"), CheckVerdict.NOT_RUN),
         ({"all_to_all": [340e9] * 8}, 8, (5, "all-to-all of 8 ranks"), CheckVerdict.PASS),
         ({"all_to_all": [340e9] * 7 + [200e9]}, 8, (5, "all-to-all of 8 ranks"), CheckVerdict.WARN),
         ({"pair": 160e9, "ranks": 4}, 4, (5, "link 0-1"), CheckVerdict.PASS),  # a board of 4 has no switch: a third
@@ -129,6 +131,8 @@ def test_the_source_says_which_figure_of_which_document_and_what_is_assumed():
 def test_links_are_held_to_the_data_sheet_of_a_whole_node(changes, gpus, key, verdict):
     found = {(f.check, f.subject): f for f in exchange_findings(probing(**changes), NOTHING, H200, gpus)}
     assert found[key].verdict is verdict
+    refused = 0.0 in changes.get("by", {}).values() and "nvls" in key[1]
+    assert ("not available: no multicast" in found[key].evidence) == refused
 
 
 @pytest.mark.parametrize(
