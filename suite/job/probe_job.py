@@ -66,7 +66,8 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True, tag="exchanged"):
         seconds: of the fastest message one way (half a round trip), or of the fastest collective.
         wrong: elements that differ from what was sent, or from the sum; `first` describes the first one.
         operation: "all-to-all"; empty for a message, and for an all-reduce.
-        algorithm: of an all-reduce, "ring" or "nvls" (sums in the switch); empty where the library chose.
+        algorithm: of an all-reduce, "ring" or "nvls" (sums in the switch); empty where the library chose. One that it
+            refused has 0 bytes, and `first` says so.
     """
 
     peer: int | None

@@ -49,8 +49,13 @@ def exchange_all(
     for algorithm in _algorithms(device):
         report(Phase(f"all-reduce, {algorithm}", time.time()))
         group = group_with(algorithm, device, control)
-        if group is not None:
-            report(reduced(job, device, control, group, algorithm))
+        report(refused(algorithm) if group is None else reduced(job, device, control, group, algorithm))
+
+
+def refused(algorithm: str) -> Exchanged:
+    """That no all-reduce by this algorithm could be made: nothing was received."""
+    words = f"not available: NCCL refused NCCL_ALGO={ALGORITHMS[algorithm]} to some rank"
+    return Exchanged(peer=None, bytes=0, seconds=1.0, wrong=0, first=words, algorithm=algorithm, time=time.time())
 
 
 def exchanged(

@@ -126,7 +126,7 @@ def test_sums_in_the_switch_are_asked_of_gpus_that_can(monkeypatch, device, capa
 
 
 def test_each_part_is_reported_with_its_algorithm(ranks, job, monkeypatch):
-    """Pairs one at a time, all at once, and an all-reduce by each algorithm that is not refused."""
+    """Pairs one at a time, all at once, and an all-reduce by each algorithm, or that it is refused."""
     seen = []
 
     def reduced(_job, _device, _control, group=None, algorithm=""):
@@ -138,5 +138,7 @@ def test_each_part_is_reported_with_its_algorithm(ranks, job, monkeypatch):
     monkeypatch.setattr(exchanges, "_algorithms", lambda _device: ["ring", "nvls"])
     ranks.refuses = "NVLS"
     exchanges.exchange_all(job, CPU, "control", seen.append)
-    reports = [event for event in seen if not hasattr(event, "name")]
+    *reports, last = [event for event in seen if not hasattr(event, "name")]
     assert reports == [0, 2, "all-to-all", (None, ""), ("group", "ring")]
+    assert (last.algorithm, last.bytes) == ("nvls", 0)
+    assert last.first == "not available: NCCL refused NCCL_ALGO=NVLS to some rank"
