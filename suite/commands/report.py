@@ -14,6 +14,7 @@ from suite.commands import exit_codes
 from suite.commands.options import Results, name_left_out, print_json
 from suite.paths import RESULTS, whole_file
 from suite.records.index import launches
+from suite.records.summary import LaunchSummary
 from suite.report.html.change_point_worker import Search
 from suite.report.html.page import missing
 from suite.report.html.page import page as page_of
@@ -35,6 +36,9 @@ the term whose predicted and measured seconds differ most. "Of the step": predic
 as a share of the measured step. Unexplained: the share of the step in no term. Others: the share of the processors that
 other processes took while steps were timed. CPU slowdown: the prediction corrected for the CPU's speed between timed
 steps, over the uncorrected one; "error at that speed" is that of the corrected one (docs/step_time.md).
+"""
+
+SIMULATED_HEAD = """**These launches ran on simulated GPUs: no time below was measured on a GPU.**
 """
 
 GPUS = """## Model-flop utilisation on one GPU
@@ -61,6 +65,8 @@ def report_command(
 
     Example: python -m suite report --results results --out .
 
+    Launches on simulated GPUs (tests/simulated_cuda) need a results directory of their own: among others, exit code 2.
+
     Exit codes: 0 written, 2 bad input or a damaged record, 3 no launch with a predicted step time is recorded: then
     there is no TABLES.md, and the page is written if there is any launch.
     """
@@ -69,10 +75,12 @@ def report_command(
     with Search() if page and not lacking else nullcontext() as search:  # starts while records are read
         known, bad = launches(results)
         name_left_out(bad)
+        check_all_measured_or_all_simulated(known, results)
         directory, rows = out or results, step_times(known)
         facts = accuracy(rows)
         if facts:
-            text = f"{HEAD}\n{step_tables(rows)}\n{GPUS}\n{utilisation_table(known)}"
+            head = f"{HEAD}\n{SIMULATED_HEAD}" if known[0].simulated else HEAD
+            text = f"{head}\n{step_tables(rows)}\n{GPUS}\n{utilisation_table(known)}"
             written(directory, FILE, text)
         else:
             messages.print(f"no launch with a predicted step time in {escape(str(results))}", soft_wrap=True)
@@ -95,6 +103,22 @@ def report_command(
         raise typer.Exit(exit_codes.BAD_INPUT)
     if not facts:
         raise typer.Exit(exit_codes.INCONCLUSIVE)
+
+
+def check_all_measured_or_all_simulated(known: list[LaunchSummary], results: Path) -> None:
+    """Refuse to show times of simulated GPUs beside measured ones.
+
+    Raises:
+        InputError: there are both.
+    """
+    simulated = [launch for launch in known if launch.simulated]
+    if 0 < len(simulated) < len(known):
+        raise InputError(
+            f"{len(simulated)} of {len(known)} launches ran on simulated GPUs; their times are not measured ones",
+            got=simulated[0].path,
+            allowed="a results directory with launches on simulated GPUs alone, or with none",
+            where=str(results),
+        )
 
 
 def written(directory: Path, name: str, text: str) -> Path:

@@ -14,6 +14,7 @@ import msgspec
 import reference_runs.layout
 import suite.metrics.figures
 import suite.records.record
+from reference_runs.accelerator import SIMULATED
 from reference_runs.errors import InputError
 from reference_runs.layout import Layout, layout_text
 from reference_runs.run import Recipe
@@ -109,6 +110,11 @@ class LaunchSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     others_share: float | None = None
     steal_share: float | None = None
     rung: str = ""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether it ran on simulated GPUs, whose times are no GPU's: every figure of time is one of the host."""
+        return self.device == "cuda" and SIMULATED in self.hardware.get("gpus", "")
 
 
 _FACTS = ("hardware", "software", "policy", "hashes")  # the same bytes in many records: decoded once
