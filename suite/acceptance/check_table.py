@@ -169,7 +169,7 @@ CPU_SPEED = msgspec.structs.replace(
     unit="of the speed before",
 )
 # The second half of the soak: how fast its verified products were, one after another. A GPU at its power limit
-SUSTAINED_PRODUCTS = msgspec.structs.replace(
+VERIFIED_PRODUCTS = msgspec.structs.replace(
     CHECKS[SOAK],
     formula="2 M N K / t of verified bf16 products, one after another for 10 s or more, all ranks at once, the slowest",
     sense=_HIGHER,

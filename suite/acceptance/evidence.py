@@ -47,6 +47,7 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
         peak: dense peak of one rank's processor or GPU, flop/s, and `peak_source`; None: not known.
         profile: file of the machine profile; `points` of its tables of 16-bit products on all ranks at once.
         wrong_products: verified products that were not as they must be, in words.
+        numa_nodes: by rank, the one that it was bound to, or why to none; empty on a CPU.
         set_aside: not judged: other processes disturbed them, and they were repeated.
         stacks: Python stacks and log of a calibration that did not end well.
     """
@@ -63,6 +64,7 @@ class MicroMeasurements(msgspec.Struct, frozen=True, kw_only=True, tag="micro"):
     profile: str = ""
     points: int = 0
     wrong_products: list[str] = []
+    numa_nodes: list[str] = []
     others_share: float | None = None
     steal_share: float | None = None
     set_aside: bool = False

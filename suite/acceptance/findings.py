@@ -14,7 +14,7 @@ from suite.job.events import Status
 
 _RANK_WITH_STACKS = re.compile(r"^rank (\d+):\n(?!no answer)", re.MULTILINE)
 TO_THE_BIT = "to the bit"  # how the subjects end whose contents are compared, in checks that clocks feed too
-SUSTAINED = "sustained products"  # how the subjects begin whose clocks are judged, in the check of the soak's contents
+PRODUCTS = "verified products"  # how the subjects begin whose clocks are judged, in the check of the soak's contents
 
 
 class CheckVerdict(enum.StrEnum):
@@ -147,7 +147,7 @@ def rests_on_clocks(finding: CheckFinding) -> bool:
     slow = finding.check == HANG_GUARD and finding.verdict is CheckVerdict.FAIL
     return (
         slow
-        or finding.subject.startswith(SUSTAINED)
+        or finding.subject.startswith(PRODUCTS)
         or (finding.check in NOISY and not finding.subject.endswith(TO_THE_BIT))
     )
 

@@ -28,7 +28,7 @@ from suite.acceptance.evidence import (
 from suite.acceptance.presets import Effort
 from suite.calibration.calibrate import calibrate, planned_calibration
 from suite.calibration.plan import TABLE, Planned
-from suite.job.calibration_job import TimedTask
+from suite.job.calibration_job import Calibrated, TimedTask
 from suite.job.events import Event, Status, StepKind
 from suite.job.probe_job import Exchanged, Probed, ProbeJob, Replayed, Soaked
 from suite.launch.launcher import launch
@@ -66,10 +66,13 @@ def micro_measurements(
     start = time.monotonic()
     planned = planned_calibration(results, device=device, ranks=ranks, density=effort.densities[device])
     points: dict[tuple[int, int], list[TimedTask]] = {}
+    numa_nodes: dict[int, str] = {}
 
     def collect(rank: int, event: Event) -> None:
         if isinstance(event, TimedTask):
             points.setdefault((rank, event.task), []).append(event)
+        elif isinstance(event, Calibrated) and "numa_node" in event.environment:
+            numa_nodes[rank] = event.environment["numa_node"]
         on_event(rank, event)
 
     result = calibrate(planned, collect)
@@ -95,6 +98,7 @@ def micro_measurements(
         peak_source=peak_source,
         profile=result.path,
         points=product_points(profile),
+        numa_nodes=[numa_nodes[rank] for rank in sorted(numa_nodes)],
         others_share=profile.conditions.others_share,
         steal_share=profile.conditions.steal_share,
     )

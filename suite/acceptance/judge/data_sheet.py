@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from reference_runs.accelerator import Accelerator
 from reference_runs.sourced import Kind
-from suite.acceptance.check_table import ALL_REDUCE, CHECKS, MATRIX, SUSTAINED_PRODUCTS
+from suite.acceptance.check_table import ALL_REDUCE, CHECKS, MATRIX, VERIFIED_PRODUCTS
 from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit
 
 # By name of a rate, its published fact, and the shares of it below which a check warns and fails: a judgement of what
@@ -16,7 +16,7 @@ from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit
 # soon, and fails only far below.
 RATES: dict[str, tuple[str, float | None, float | None]] = {
     "product": ("sustained.burst_flop_per_second", CHECKS[MATRIX].warn, None),
-    "sustained product": ("sustained.product_flop_per_second", SUSTAINED_PRODUCTS.warn, SUSTAINED_PRODUCTS.fail),
+    "sustained product": ("sustained.product_flop_per_second", VERIFIED_PRODUCTS.warn, VERIFIED_PRODUCTS.fail),
     "copy": ("board.memory_bytes_per_second", 0.85, 0.80),
     "triad": ("board.memory_bytes_per_second", 0.85, 0.80),
     "host link": ("board.host_bytes_per_second_both_ways", 0.80, None),

@@ -34,7 +34,8 @@ from suite.acceptance.judge.gpu_health import gpu_findings
 from suite.acceptance.judge.launches import exact_findings, jitter_findings, loss_findings, time_findings
 from suite.acceptance.judge.named_gpus import with_gpus
 from suite.acceptance.judge.noninferiority import LOOKS
-from suite.acceptance.judge.rates import exchange_findings, micro_findings, sustained_findings
+from suite.acceptance.judge.rates import exchange_findings, micro_findings
+from suite.acceptance.judge.verified_products import product_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 
@@ -139,7 +140,7 @@ def _step_times(battery: JudgedBattery, earlier: Sequence[CheckFinding]) -> list
 def _soaks(battery: JudgedBattery, _: Sequence[CheckFinding]) -> list[CheckFinding]:
     findings = []
     for probe in battery.probes_with("soaks"):
-        findings += [soak_finding(probe), *sustained_findings(probe, battery.history, battery.gpu)]
+        findings += [soak_finding(probe), *product_findings(probe, battery.history, battery.gpu)]
     return findings
 
 

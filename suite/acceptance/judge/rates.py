@@ -1,44 +1,20 @@
-"""Checks 1 to 6, and the soak's products: rates of ranks, memory and links against the rates expected of them."""
+"""Checks 1 to 6: rates of ranks, memory and links against the rates expected of them."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
-import msgspec
-
 from reference_runs.accelerator import Accelerator
-from suite.acceptance.check_table import (
-    ALL_REDUCE,
-    CHECKS,
-    HOST_DEVICE,
-    MATRIX,
-    MEMORY,
-    PEER,
-    SOAK,
-    SPREAD,
-    SUSTAINED_PRODUCTS,
-    AcceptanceCheck,
-)
+from suite.acceptance.check_table import ALL_REDUCE, CHECKS, HOST_DEVICE, MATRIX, MEMORY, PEER, SPREAD, AcceptanceCheck
 from suite.acceptance.evidence import Exchange, MicroMeasurements, ProbeResult
-from suite.acceptance.findings import (
-    SUSTAINED,
-    TO_THE_BIT,
-    CheckFinding,
-    CheckVerdict,
-    failed_measurement,
-    joined_evidence,
-    not_run,
-)
+from suite.acceptance.findings import TO_THE_BIT, CheckFinding, CheckVerdict, failed_measurement, not_run
 from suite.acceptance.judge import data_sheet
 from suite.acceptance.judge.expected_rates import ExpectedRate, UpperLimit, from_peak, from_values, limited, rated
 from suite.acceptance.past_batteries import NODE_PAST, OTHER_NODES, History, measured_values
 from suite.job.events import Status
 
 PAIRS_FOR_A_MEDIAN = 3
-SUSTAINED_SECONDS = 10.0  # of products, from which a GPU is at its power limit
-# GPUs of one model at their power limit differ by some percent: a judgement, to be set anew from known-good nodes
-SUSTAINED_SPREAD = msgspec.structs.replace(SUSTAINED_PRODUCTS, warn=0.90, fail=0.80, unit="")
 ALL_TO_ALL = "all-to-all"
 BY_SWITCH = "nvls"
 
@@ -54,7 +30,7 @@ def micro_findings(micro: MicroMeasurements, history: History, gpu: Accelerator 
     findings = [_slowest_rank(micro, history, gpu), *_wrong_products(micro), _spread(micro.matrix)]
     for operation, rates in (("copy", micro.copy), ("triad", micro.triad)):
         most = data_sheet.upper_limit(gpu, operation)
-        rank = _judged_rank(rates, most)
+        rank = judged_rank(rates, most)
         part = f"memory bandwidth (rank {rank} slowest)"
         expected = data_sheet.expected(gpu, operation)
         findings.append(rate_finding(CHECKS[MEMORY], operation, rates[rank], history, part, expected, most=most))
@@ -63,11 +39,20 @@ def micro_findings(micro: MicroMeasurements, history: History, gpu: Accelerator 
     for direction, rate in micro.host_device.items():
         part, expected = f"host link, {direction}", data_sheet.expected(gpu, "host link")
         most = data_sheet.upper_limit(gpu, "host link")
-        findings.append(rate_finding(CHECKS[HOST_DEVICE], direction, rate, history, part, expected, most=most))
+        bound = _where_bound(micro.numa_nodes)
+        findings.append(rate_finding(CHECKS[HOST_DEVICE], direction, rate, history, part, expected, bound, most=most))
     return findings
 
 
-def _judged_rank(rates: Sequence[float], most: UpperLimit | None) -> int:
+def _where_bound(numa_nodes: Sequence[str]) -> str:
+    """To which NUMA nodes ranks were bound, and why some were not: from the far node a host link is slower."""
+    ranks_of: dict[str, list[str]] = {}
+    for rank, node in enumerate(numa_nodes):
+        ranks_of.setdefault(f"NUMA node {node}" if node.isdecimal() else node, []).append(str(rank))
+    return "; ".join(f"rank {' '.join(ranks)}: {node}" for node, ranks in ranks_of.items())
+
+
+def judged_rank(rates: Sequence[float], most: UpperLimit | None) -> int:
     """The rank with the highest rate, if that is more than can be; otherwise the slowest."""
     highest = max(rates)
     return rates.index(highest if most is not None and highest > most.value else min(rates))
@@ -75,7 +60,7 @@ def _judged_rank(rates: Sequence[float], most: UpperLimit | None) -> int:
 
 def _slowest_rank(micro: MicroMeasurements, history: History, gpu: Accelerator | None) -> CheckFinding:
     most = data_sheet.upper_limit(gpu, "product")
-    rank = _judged_rank(micro.matrix, most)
+    rank = judged_rank(micro.matrix, most)
     expected = data_sheet.expected(gpu, "product")
     if micro.peak is not None:
         expected.append(from_peak(micro.peak, micro.peak_source))
@@ -186,7 +171,7 @@ def _all_to_all(
         return []
     most = data_sheet.upper_limit(gpu, "all-to-all")
     rates = [exchange.bytes_per_second for exchange in exchanges]
-    slowest = exchanges[_judged_rank(rates, most)]
+    slowest = exchanges[judged_rank(rates, most)]
     subject = f"all-to-all of {len(exchanges)} ranks"
     return [
         rate_finding(
@@ -221,7 +206,7 @@ def _all_reduces(sums: Sequence[Exchange], history: History, gpu: Accelerator | 
             rate_finding(
                 CHECKS[ALL_REDUCE],
                 name,
-                rates[_judged_rank(rates, most)],
+                rates[judged_rank(rates, most)],
                 history,
                 "link 0-1" if ranks == 2 else f"links between {ranks} ranks",
                 expected,
@@ -290,44 +275,3 @@ def rate_finding(
     return rated(
         check, subject, value, expected, part=part, fleet=fleet, evidence=evidence, compared_as=compared_as, most=most
     )
-
-
-def sustained_findings(probe: ProbeResult, history: History, gpu: Accelerator | None = None) -> list[CheckFinding]:
-    """The second half of check 15: the soak's verified products, and how much the ranks differ in them.
-
-    A burst of milliseconds ends before a GPU is at its power limit. So products of 10 s and more are judged apart from
-    check 1. Fewer seconds are not judged.
-    """
-    timed = [soak for soak in probe.soaks if soak.product_flop_per_second is not None]
-    if probe.status is not Status.OK or not timed:
-        return []
-    seconds = min(soak.product_seconds for soak in timed)
-    if seconds < SUSTAINED_SECONDS:
-        return [not_run(SOAK, f"products ran for {seconds:.1f} s, {SUSTAINED_SECONDS:.0f} s needed", SUSTAINED)]
-    rates = [soak.product_flop_per_second or 0.0 for soak in timed]
-    most = data_sheet.upper_limit(gpu, "sustained product")
-    slowest = timed[_judged_rank(rates, most)]
-    part = f"matrix rate of rank {slowest.rank} under sustained load"
-    evidence = joined_evidence(
-        f"{seconds:.0f} s of verified products",
-        "Tflop/s: "
-        + ", ".join(f"rank {soak.rank} {rate / 1e12:,.4g}" for soak, rate in zip(timed, rates, strict=True)),
-    )
-    findings = [
-        rate_finding(
-            SUSTAINED_PRODUCTS,
-            SUSTAINED,
-            slowest.product_flop_per_second or 0.0,
-            history,
-            part,
-            data_sheet.expected(gpu, "sustained product"),
-            evidence,
-            most=most,
-        )
-    ]
-    if len(timed) > 1:
-        spread = min(rates) / statistics.median(rates)
-        slow = f"matrix rate of rank {timed[rates.index(min(rates))].rank} under sustained load"
-        subject = f"{SUSTAINED}, slowest rank / median rank"
-        findings.append(limited(SUSTAINED_SPREAD, subject, spread, part=slow, source="median of the ranks"))
-    return findings

@@ -17,12 +17,11 @@ from suite.acceptance.evidence import (
     MicroMeasurements,
     MiniatureLaunch,
     ProbeResult,
-    SoakResult,
     Surroundings,
 )
 from suite.acceptance.findings import CheckVerdict, rests_on_clocks
 from suite.acceptance.judge.judge import battery_findings
-from suite.acceptance.judge.rates import exchange_findings, micro_findings, sustained_findings
+from suite.acceptance.judge.rates import exchange_findings, micro_findings
 from suite.acceptance.past_batteries import History
 from suite.job.events import Status
 
@@ -42,8 +41,8 @@ GOOD = MicroMeasurements(
 )
 
 
-def probing(pair=380e9, sums=480e9, ranks=8, by=None, all_to_all=None, sustained=None, seconds=60.0):
-    """All-reduces of `sums` byte/s of bus bandwidth, or `by` algorithm; all-to-alls and sustained products by rank."""
+def probing(pair=380e9, sums=480e9, ranks=8, by=None, all_to_all=None):
+    """All-reduces of `sums` byte/s of bus bandwidth, or `by` algorithm; all-to-alls by rank."""
     links = [(rank, peer) for rank in range(ranks) for peer in range(ranks) if rank != peer]
     exchanges = [Exchange(rank=r, peer=p, bytes_per_second=pair, wrong=0, first="") for r, p in links]
     alike = {"peer": None, "wrong": 0, "first": ""}
@@ -55,11 +54,7 @@ def probing(pair=380e9, sums=480e9, ranks=8, by=None, all_to_all=None, sustained
         Exchange(rank=r, bytes_per_second=rate, operation="all-to-all", **alike)
         for r, rate in enumerate(all_to_all or [])
     ]
-    soaks = [
-        SoakResult(rank=r, bytes=8, passes=2, wrong=0, first="", product_flop_per_second=rate, product_seconds=seconds)
-        for r, rate in enumerate(sustained or [])
-    ]
-    return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, exchanges=exchanges, soaks=soaks)
+    return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, exchanges=exchanges)
 
 
 def of_micro(micro, gpu=H200):
@@ -203,32 +198,10 @@ def test_what_is_predicted_from_impossible_rates_is_no_verdict_either():
     assert verdicts == {780e12: {CheckVerdict.FAIL}, 49e15: {CheckVerdict.INVALID}}
 
 
-@pytest.mark.parametrize(
-    ("rates", "seconds", "verdict", "spread"),
-    [
-        ([700e12] * 8, 60.0, CheckVerdict.PASS, CheckVerdict.PASS),
-        ([650e12] * 8, 60.0, CheckVerdict.PASS, CheckVerdict.PASS),
-        ([700e12] * 7 + [620e12], 60.0, CheckVerdict.WARN, CheckVerdict.WARN),
-        ([700e12] * 7 + [350e12], 60.0, CheckVerdict.FAIL, CheckVerdict.FAIL),  # one is throttled
-        ([350e12] * 8, 60.0, CheckVerdict.FAIL, CheckVerdict.PASS),  # all are
-        ([700e12] * 7 + [1100e12], 60.0, CheckVerdict.INVALID, CheckVerdict.PASS),
-        ([350e12] * 8, 4.0, CheckVerdict.NOT_RUN, None),
-    ],
-)
-def test_products_of_ten_seconds_are_judged_apart_from_bursts(rates, seconds, verdict, spread):
-    found = sustained_findings(probing(sustained=rates, seconds=seconds), NOTHING, H200)
-    assert [f.verdict for f in found] == [verdict, spread][: 1 if spread is None else 2]
-    assert {f.check for f in found} == {15}
-    if verdict is CheckVerdict.FAIL:
-        assert found[0].part == f"matrix rate of rank {rates.index(350e12)} under sustained load"
-        assert all(rests_on_clocks(f) for f in found)  # a re-run of the soak confirms it
-
-
-def test_a_soak_that_did_not_time_its_products_says_nothing_of_them():
-    assert sustained_findings(probing(), NOTHING, H200) == []
-    soak = SoakResult(rank=0, bytes=8, passes=2, wrong=0, first="")
-    untimed = msgspec.structs.replace(probing(), soaks=[soak])
-    assert sustained_findings(untimed, NOTHING, H200) == []
+def test_a_host_link_says_where_its_ranks_were_bound():
+    bound = msgspec.structs.replace(GOOD, numa_nodes=["0", "0", "not bound: why", "1"])
+    finding = of_micro(bound)[4, "host to device"]
+    assert finding.evidence == "rank 0 1: NUMA node 0; rank 2: not bound: why; rank 3: NUMA node 1"
 
 
 def test_a_wrong_product_of_the_micro_measurements_fails_to_the_bit():

@@ -1,0 +1,99 @@
+"""Products of 10 s and more are held to what a GPU keeps up at its power limit, bursts to what it reaches below."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from reference_runs.accelerator import known_gpu
+from suite.acceptance.evidence import ProbeResult, SoakResult, Surroundings
+from suite.acceptance.findings import CheckVerdict, rests_on_clocks
+from suite.acceptance.judge.judge import battery_findings
+from suite.acceptance.judge.verified_products import product_findings
+from suite.acceptance.past_batteries import History
+from suite.job.events import Status
+
+H200 = known_gpu("NVIDIA H200")
+BURST, SUSTAINED, SPREAD = (
+    f"verified products, {what}" for what in ("burst", "sustained", "slowest rank / median rank")
+)
+
+
+def soaked(rates, *, seconds=60.0, bursts=None):
+    soaks = [
+        SoakResult(
+            rank=rank,
+            bytes=8,
+            passes=2,
+            wrong=0,
+            first="",
+            product_flop_per_second=rate,
+            product_seconds=seconds,
+            burst_flop_per_second=bursts[rank] if bursts else None,
+        )
+        for rank, rate in enumerate(rates)
+    ]
+    return ProbeResult(status=Status.OK, message="", ranks_at_fault=[], seconds=1.0, soaks=soaks)
+
+
+def found(probe):
+    return {finding.subject: finding for finding in product_findings(probe, History(), H200)}
+
+
+@pytest.mark.parametrize(
+    ("rates", "seconds", "sustained", "spread"),
+    [
+        ([700e12] * 8, 60.0, CheckVerdict.PASS, CheckVerdict.PASS),
+        ([650e12] * 8, 10.0, CheckVerdict.PASS, CheckVerdict.PASS),
+        ([700e12] * 7 + [620e12], 60.0, CheckVerdict.WARN, CheckVerdict.WARN),
+        ([700e12] * 7 + [350e12], 60.0, CheckVerdict.FAIL, CheckVerdict.FAIL),  # one is throttled
+        ([350e12] * 8, 60.0, CheckVerdict.FAIL, CheckVerdict.PASS),  # all are
+        ([700e12] * 7 + [1100e12], 60.0, CheckVerdict.INVALID, CheckVerdict.PASS),
+        ([350e12] * 8, 9.9, CheckVerdict.NOT_RUN, None),
+    ],
+)
+def test_products_of_ten_seconds_are_held_to_the_power_limit(rates, seconds, sustained, spread):
+    findings = found(soaked(rates, seconds=seconds))
+    assert {finding.check for finding in findings.values()} == {15}
+    assert findings[SUSTAINED].verdict is sustained
+    assert (findings[SPREAD].verdict if SPREAD in findings else None) is spread
+    if sustained is CheckVerdict.FAIL:
+        assert findings[SUSTAINED].part == f"matrix rate of rank {rates.index(350e12)} under sustained load"
+        assert rests_on_clocks(findings[SUSTAINED])  # a re-run of the soak confirms it
+
+
+@pytest.mark.parametrize(
+    ("bursts", "verdict"),
+    [
+        ([780e12] * 2, CheckVerdict.PASS),
+        ([780e12, 735e12], CheckVerdict.WARN),
+        ([780e12, 1100e12], CheckVerdict.INVALID),
+    ],
+)
+def test_bursts_are_held_to_more_than_what_is_kept_up(bursts, verdict):
+    """A rank whose bursts are at 735 Tflop/s is slow, one that keeps up as much is not."""
+    findings = found(soaked([700e12] * 2, bursts=bursts))
+    assert (findings[BURST].verdict, findings[SUSTAINED].verdict) == (verdict, CheckVerdict.PASS)
+    assert findings[BURST].check == 15
+
+
+def test_a_soak_that_did_not_time_its_products_says_nothing_of_them():
+    assert found(soaked([])) == {}
+    untimed = SoakResult(rank=0, bytes=8, passes=2, wrong=0, first="")
+    assert found(msgspec.structs.replace(soaked([]), soaks=[untimed])) == {}
+
+
+def test_a_slow_soak_that_is_not_selected_does_not_reject_and_wrong_bits_do():
+    """It runs as a load for the counters of GPUs."""
+    around = Surroundings(
+        device="cuda", ranks=2, devices=2, devices_expected=None, others_share=0.0, competitors=[], gpus="NVIDIA H200"
+    )
+    slow = soaked([350e12] * 2)
+    verdicts = {}
+    for name, probe in {
+        "slow": slow,
+        "wrong": msgspec.structs.replace(slow, soaks=[msgspec.structs.replace(slow.soaks[0], wrong=1)]),
+    }.items():
+        findings = battery_findings([around, probe], History(), others=0.05, selected={12})
+        verdicts[name] = [finding.subject for finding in findings if finding.check == 15]
+    assert verdicts == {"slow": [], "wrong": ["memory and products"]}
