@@ -179,7 +179,17 @@ def _environment(job: AnyJob, identity: str, hosts: Hosts) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         LAUNCH_VARIABLE: identity,
     }
-    return loopback | malloc.settings() | os.environ | recorder | needed
+    return loopback | malloc.settings() | cuda_allocator(job.device) | os.environ | recorder | needed
+
+
+def cuda_allocator(device: str) -> dict[str, str]:
+    """Settings of PyTorch's allocator for a rank on `device`; this process's own, by either name, override them.
+
+    A segment that grows takes what was freed in any size, so that little is reserved beyond what is allocated.
+    """
+    if device != "cuda" or {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        return {}
+    return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def _watch(
