@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -266,10 +267,23 @@ class LocalFlopCounter(FlopCounterMode):
         self.mode = None
 
 
-def eagerly() -> AbstractContextManager[None]:
+_EAGER = ContextVar("eager", default=False)
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
     """Within this, compiled blocks run eagerly: counters see operators, not compiled regions."""
-    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
-    return stance
+    token = _EAGER.set(True)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        _EAGER.reset(token)
+
+
+def runs_eagerly() -> bool:
+    """Whether `eagerly` is active."""
+    return _EAGER.get()
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
+from reference_runs.catalog import accumulation
 from reference_runs.layout import Layout, Offload
 from reference_runs.placement import chunk_layers
 from reference_runs.run import Architecture, Precision
@@ -22,6 +23,7 @@ from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.model.loss import ChunkedCrossEntropy
 from suite.execute.model.torch_operations import Operations, TorchOperations
 from suite.execute.parallel import tensor_parallel
+from suite.execute.parallel.gradient_sums import GradientSums
 from suite.execute.parallel.mesh import DATA, PIPELINE, TENSOR, embedding_group
 from suite.execute.parallel.one_bit.buckets import local
 from suite.execute.parallel.one_bit_optimizer import OneBitMasters, one_bit_masters
@@ -85,6 +87,7 @@ class Training:
         modules: what is called instead of them.
         weights: the stored weights.
         pipeline: runs the modules where there are several stages.
+        gradient_sums: of compiled blocks whose graphs add to them.
         embedding_group: joins the ranks that store a tied table twice.
     """
 
@@ -94,6 +97,7 @@ class Training:
     weights: list[Tensor]
     optimizer: ShardedAdamW | TensorAdamW | OneBitMasters
     pipeline: Pipeline | None
+    gradient_sums: GradientSums | None
     embedding_group: dist.ProcessGroup | None
 
 
@@ -112,6 +116,7 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     layout, dtype = job.layout, DTYPES[job.recipe.precision]
     chunks, splits = _split_chunks(job, mesh)
     groups = _stored(job, chunks, splits, mesh, device)
+    sums = GradientSums(chunks[0].blocks.values()) if sums_in_blocks(job, device) else None
     if job.compiled:
         compile_blocks(chunks, dtype, device)
         if layout.tensor_parallel > 1:
@@ -133,7 +138,20 @@ def parallelize(job: Job, *, mesh: DeviceMesh, device: torch.device) -> Training
     optimizer = _optimizer(job, mesh, groups, leaves, modules)
     weights = [leaf.local for leaf in leaves] if groups is None else [group.flat for group in groups]
     tied = job.architecture.tied_embeddings
-    return Training(chunks, modules, leaves, weights, optimizer, pipeline, embedding_group(mesh) if tied else None)
+    tables = embedding_group(mesh) if tied else None
+    return Training(chunks, modules, leaves, weights, optimizer, pipeline, sums, tables)
+
+
+def sums_in_blocks(job: Job, device: torch.device) -> bool:
+    """Whether compiled blocks add gradients over micro-batches themselves (see `gradient_sums`).
+
+    On a GPU, of one rank that accumulates bf16 gradients in fp32: DistributedDataParallel and FSDP wait for the leaves'
+    gradients, and pipelines pass other micro-batches between both passes of one.
+    """
+    alone = job.layout.ranks == 1
+    accumulates = alone and accumulation(job.recipe, job.layout) > 1
+    widens = job.recipe.precision is Precision.BF16
+    return job.compiled and device.type == "cuda" and accumulates and widens and not job.layout.fully_sharded
 
 
 def _chunk_numbers(layout: Layout, mesh: DeviceMesh) -> range:

@@ -18,6 +18,7 @@ from reference_runs.catalog import global_batch_at
 from reference_runs.layout import Offload
 from suite.execute.data.loader import CopiedAhead, batches
 from suite.execute.data.token_stream import TokenBatch
+from suite.execute.measure.counters import runs_eagerly
 from suite.execute.measure.phases import Part, Phases
 from suite.execute.optim.learning_rate import gradient_factor, gradient_factor_on_device, learning_rate, squared_norm
 from suite.execute.optim.loss_scale import LossScaleError, loss_scale
@@ -95,6 +96,9 @@ class Steps:
                     *whole, micro_batches=self.micro_batches, factor=factor, phases=self.phases
                 )
         (module,) = self.training.modules
+        sums = None if runs_eagerly() else self.training.gradient_sums
+        if sums is not None:
+            sums.begin()
         losses = []
         for number in range(self.micro_batches):
             with self._synchronised(last=number == self.micro_batches - 1):
@@ -110,6 +114,8 @@ class Steps:
             losses.append(loss.detach())
             if self.job.training_options.synchronises:
                 losses[-1].item()
+        if sums is not None:
+            sums.hand_over()
         return torch.stack(losses).sum()
 
     def _next_samples(self) -> tuple[int, int]:
