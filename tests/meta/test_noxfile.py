@@ -106,3 +106,40 @@ def test_one_part_of_the_projects_own_results_is_measured_alone(
         "machines",
         "records",
     ]
+
+
+def test_the_tests_over_simulated_gpus_take_pytorch_s_cuda_build_and_see_eight_devices(
+    noxfile: dict[str, Any], tmp_path: Path
+) -> None:
+    session = Session(tmp_path, "", "-m", "not long")
+    installed: list[tuple[str, ...]] = []
+    session.install = lambda *packages: installed.append(packages)  # type: ignore[method-assign]
+    noxfile["simulated_gpu"](session)
+    assert any(f"torch==={noxfile['locked']('torch')}" in packages for packages in installed)
+    assert not any(name.startswith("torch") for name in installed[0])  # a build for CPUs, and NVIDIA's libraries
+    built, tested = session.ran
+    assert built[-1].endswith("build.py")
+    assert tested[tested.index("--devices") + 1] == "8"
+    assert tested[-2:] == ("-m", "not long")
+
+
+def test_the_tests_over_simulated_gpus_are_not_run_where_a_package_cannot_be_had(
+    noxfile: dict[str, Any], tmp_path: Path
+) -> None:
+    session = Session(tmp_path, "")
+    reasons: list[str] = []
+
+    def refuse(*packages: str) -> None:
+        if any(name.startswith("torch===") for name in packages):
+            raise RuntimeError
+
+    def skip(reason: str) -> None:
+        reasons.append(reason)
+        raise StopIteration
+
+    session.install = refuse  # type: ignore[method-assign]
+    session.skip = skip  # type: ignore[attr-defined]
+    with pytest.raises(StopIteration):
+        noxfile["simulated_gpu"](session)
+    assert reasons[0].startswith("NOT RUN: PyTorch")
+    assert session.ran == []
