@@ -12,13 +12,14 @@ import msgspec
 from reference_runs.errors import InputError
 from suite.acceptance import battery_record, phases, repetition
 from suite.acceptance.battery_record import BatteryRecord, unfinished
-from suite.acceptance.check_table import ENVIRONMENT, HOST_DEVICE, STEP_TIME
+from suite.acceptance.check_table import ENVIRONMENT, STEP_TIME
 from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery, Settings
 from suite.acceptance.evidence import Evidence, Health, LaunchPurpose, MicroMeasurements, MiniatureLaunch, PhaseTiming
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, decision
 from suite.acceptance.gpu_watch import HealthWatch
 from suite.acceptance.judge.step_time import step_launches_missing, step_ratios, step_references
 from suite.acceptance.past_batteries import NodeIdentity, history
+from suite.acceptance.starts import starts
 from suite.job.events import Status
 from suite.machine.fingerprint import fingerprint
 from suite.machine.profile import check_holds, read
@@ -129,8 +130,9 @@ def _findings(battery: RunningBattery) -> list[CheckFinding]:
 def _measure(battery: RunningBattery) -> None:
     """Run all phases that the selected checks need."""
     settings = battery.settings
+    battery.progress(f"{settings.profile}: {starts(phases.planned(battery))}")
     battery.evidence_of["environment"] = battery.run(phases.environment_phase(battery))
-    if settings.selected & (phases.NEEDS_MICRO if settings.device == "cuda" else phases.NEEDS_MICRO - {HOST_DEVICE}):
+    if phases.measures_machine(settings):
         _measure_machine(battery)
     launches = phases.launch_phases(battery)
     for number, phase in enumerate(launches):

@@ -63,10 +63,12 @@ class BatteryPhase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchesPhase(BatteryPhase, frozen=True, kw_only=True):
-    """Launches of one miniature."""
+    """Launches of one miniature; `compiled`: on a GPU, with torch.compile."""
 
     miniature: str
     purpose: LaunchPurpose
+    launches: int
+    compiled: bool
 
 
 class OverBudgetError(Exception):

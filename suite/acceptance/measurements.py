@@ -184,13 +184,18 @@ def miniature_launch(
     device: str,
     ranks: int,
     steps: int,
+    compiled: bool,
     results: Path,
     profile: Profile | None,
     on_event: OnEvent,
 ) -> MiniatureLaunch:
-    """One launch of a miniature, with its record."""
+    """One launch of a miniature, with its record.
+
+    Args:
+        compiled: where this machine can; False: not in any case.
+    """
     start = time.monotonic()
-    planned = plan(Request(name=name, ranks=ranks, device=device, steps=steps, results=results))
+    planned = plan(msgspec.structs.replace(_request(name, device, ranks, results, compiled=compiled), steps=steps))
     corpus = corpus_for(planned, None)
     result = reproduce(planned, corpus, results, on_event, profile=profile, profile_source="measured by this battery")
     record = store.read(Path(result.record))
@@ -270,9 +275,15 @@ def pipeline_stages(layout: Layout) -> list[int]:
     return [coordinates(layout, rank)["pp"] for rank in range(layout.ranks)]
 
 
-def predicted_step_seconds(name: str, device: str, ranks: int, results: Path, profile: Profile | None) -> float | None:
+def _request(name: str, device: str, ranks: int, results: Path, *, compiled: bool) -> Request:
+    return Request(name=name, ranks=ranks, device=device, compiled=None if compiled else False, results=results)
+
+
+def predicted_step_seconds(
+    name: str, device: str, ranks: int, results: Path, profile: Profile | None, *, compiled: bool
+) -> float | None:
     """Seconds of a miniature's step by the machine profile; None without one, or where it lacks an operation."""
-    planned = plan(Request(name=name, ranks=ranks, device=device, results=results))
+    planned = plan(_request(name, device, ranks, results, compiled=compiled))
     try:
         times = predicted_times(planned, profile)
     except InputError:

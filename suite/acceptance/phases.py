@@ -7,18 +7,14 @@ from collections.abc import Callable, Iterator
 from suite.acceptance import battery_record, measurements, nvml
 from suite.acceptance import check_table as check
 from suite.acceptance.battery_record import NO_GPUS
-from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery
+from suite.acceptance.context import BatteryPhase, LaunchesPhase, RunningBattery, Settings
 from suite.acceptance.evidence import Evidence, LaunchPurpose, Load, Surroundings
 from suite.acceptance.presets import EXACT_STEPS, JITTER_STEPS, TIMED_STEPS
+from suite.acceptance.starts import STATED, stated_launches
 from suite.job.events import Event, Status
 from suite.machine.cpu_contention import competitors
 from suite.machine.devices import cuda_devices, usable_cores
 
-# Seven miniatures with 6 steps each on 2 cores of a Zen 4 (2026-11-23): a launch took 6.0 to 7.7 s more than its steps,
-# these took as long as 7 to 10 timed ones, and a timed one at most 0.9 s
-START_SECONDS = 8.0
-COUNTING_STEPS = 4.0
-STEP_SECONDS = 0.9  # of a miniature that nothing predicts
 MEASURED_BY_MICRO = frozenset({check.MATRIX, check.SPREAD, check.MEMORY, check.HOST_DEVICE})
 NEEDS_MICRO = MEASURED_BY_MICRO | {check.STEP_TIME, check.ATTRIBUTION}  # predictions rest on them
 MEASURED_BY_TIMES = frozenset({check.STEP_TIME, check.ATTRIBUTION, check.STRAGGLER, check.LOSS_CURVE})
@@ -31,11 +27,19 @@ PURPOSES = {
 UNDER_LOAD = frozenset({check.THROTTLE, check.ERRORS})
 EXCHANGES = frozenset({check.PEER, check.ALL_REDUCE})
 MEASURED_BY_PROBE = EXCHANGES | {check.REPLAYS, check.SOAK}
-# 15 probes of one or more parts on the same machine (2026-11-24): 5.2 s before the soak, 0.1 s a replayed step, 2.5 to
-# 4 s of exchanges, of which two may go on for 2 s each
-PROBE_START_SECONDS = 5.5
-REPLAYED_STEP_SECONDS = 0.15
-EXCHANGE_SECONDS = 1.0
+
+
+def planned(battery: RunningBattery) -> list[BatteryPhase]:
+    """All phases that the selected checks need, without repetitions and further looks."""
+    probe = probe_phase(battery)
+    micro = [micro_phase(battery)] if measures_machine(battery.settings) else []
+    return [environment_phase(battery), *micro, *launch_phases(battery), *([] if probe is None else [probe])]
+
+
+def measures_machine(settings: Settings) -> bool:
+    """Whether the selected checks need micro-measurements; without a GPU there are none of host links."""
+    needs = NEEDS_MICRO if settings.device == "cuda" else NEEDS_MICRO - {check.HOST_DEVICE}
+    return bool(settings.selected & needs)
 
 
 def environment_phase(battery: RunningBattery) -> BatteryPhase:
@@ -64,7 +68,9 @@ def environment_phase(battery: RunningBattery) -> BatteryPhase:
             )
         ]
 
-    return BatteryPhase(name="environment", predicted_seconds=3.0, serves=frozenset({check.ENVIRONMENT}), run=run)
+    stated = STATED[settings.device]
+    seconds = stated.question + stated.surroundings
+    return BatteryPhase(name="environment", predicted_seconds=seconds, serves=frozenset({check.ENVIRONMENT}), run=run)
 
 
 def micro_phase(battery: RunningBattery) -> BatteryPhase:
@@ -103,9 +109,10 @@ def launch_phases(battery: RunningBattery) -> list[LaunchesPhase]:
 
 
 def launches_phase(battery: RunningBattery, name: str, purpose: LaunchPurpose, count: int) -> LaunchesPhase:
-    """`count` launches of a miniature."""
+    """`count` launches of a miniature. Those for exact figures are not compiled: uncompiled steps count them."""
     settings = battery.settings
     steps, serves = PURPOSES[purpose]
+    compiled = settings.device == "cuda" and settings.effort.compiled and purpose is not LaunchPurpose.EXACT
 
     def run(on_event: Callable[[int, Event], None]) -> Iterator[Evidence]:
         for _ in range(count):
@@ -115,6 +122,7 @@ def launches_phase(battery: RunningBattery, name: str, purpose: LaunchPurpose, c
                 device=settings.device,
                 ranks=settings.ranks,
                 steps=steps,
+                compiled=compiled,
                 results=settings.results,
                 profile=battery.profile,
                 on_event=on_event,
@@ -123,12 +131,18 @@ def launches_phase(battery: RunningBattery, name: str, purpose: LaunchPurpose, c
             if launch.status is not Status.OK:
                 break
 
-    predicted = measurements.predicted_step_seconds(
-        name, settings.device, settings.ranks, settings.results, battery.profile
+    step_seconds = measurements.predicted_step_seconds(
+        name, settings.device, settings.ranks, settings.results, battery.profile, compiled=compiled
     )
-    seconds = count * (START_SECONDS + (steps + COUNTING_STEPS) * (predicted or STEP_SECONDS))
     return LaunchesPhase(
-        name=f"{name} {purpose}", predicted_seconds=seconds, serves=serves, run=run, miniature=name, purpose=purpose
+        name=f"{name} {purpose}",
+        predicted_seconds=stated_launches(settings.device, count, steps, step_seconds, compiled=compiled),
+        serves=serves,
+        run=run,
+        miniature=name,
+        purpose=purpose,
+        launches=count,
+        compiled=compiled,
     )
 
 
@@ -155,11 +169,12 @@ def probe_phase(battery: RunningBattery, parts: frozenset[int] = MEASURED_BY_PRO
             )
         ]
 
-    seconds = PROBE_START_SECONDS
+    stated = STATED[settings.device]
+    seconds = stated.probe
     if check.REPLAYS in wanted:
-        seconds += effort.replays * effort.replay_steps * REPLAYED_STEP_SECONDS
+        seconds += effort.replays * effort.replay_steps * stated.replayed_step
     if wanted & EXCHANGES:
-        seconds += EXCHANGE_SECONDS + _exchange_parts(settings.device, settings.ranks) * effort.exchange_seconds
+        seconds += stated.exchange_start + _exchange_parts(settings.device, settings.ranks) * effort.exchange_seconds
     if check.SOAK in wanted:
         seconds += effort.soak_seconds[settings.device] + effort.product_seconds[settings.device]
     serves = (

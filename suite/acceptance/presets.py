@@ -8,7 +8,7 @@ from reference_runs.errors import InputError
 from suite.acceptance.check_table import CHECKS
 from suite.acceptance.judge.noninferiority import LOOKS
 from suite.calibration.calibrate import USUAL_SECONDS
-from suite.calibration.density import DENSITIES, QUICK_DENSITY, Density
+from suite.calibration.density import DENSITIES, QUICK_DENSITY, QUICK_GPU_DENSITY, Density
 
 MINIATURES = ("bloom-mini", "opt-mini", "glm-mini", "codegeex-mini", "gpt-neox-mini", "mt-nlg-mini", "gpt2-mini")
 EXACT_STEPS = 6  # the fewest that count everything
@@ -24,6 +24,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
         micro_seconds: by device, how long the micro-measurements should take.
         limit_seconds: after which no optional work starts: no further look, no re-run.
         timed: miniatures whose step time is judged, after as many launches as `looks` says.
+        compiled: whether launches for times are compiled on a GPU.
         jitter: the miniature with 200 timed steps; None: none.
         exchanges: of each pair of ranks, and of all ranks by each collective and algorithm, at least; all pairs
             together, and each of the others, go on for `exchange_seconds`.
@@ -36,6 +37,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     densities: dict[str, Density]
     micro_seconds: dict[str, float]
     timed: tuple[str, ...]
+    compiled: bool
     looks: tuple[int, ...]
     jitter: str | None
     replays: int
@@ -49,13 +51,14 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     product_size: int
 
 
-# bloom-mini executes neither fp16 nor compiled operators on a CPU. On a GPU every profile measures all that `calibrate`
-# does.
+# bloom-mini executes neither fp16 nor compiled operators on a CPU, and in `quick` nowhere.
 _ACCEPT = Effort(
     limit_seconds=1800.0,
     densities=DENSITIES,
-    micro_seconds=dict.fromkeys(("cpu", "cuda"), USUAL_SECONDS),
+    # of 8 GPUs: 52 s of repetitions in 3 rounds, at most as much between them, 48 compilations; assumed, not measured
+    micro_seconds={"cpu": USUAL_SECONDS, "cuda": 200.0},
     timed=("bloom-mini", "gpt2-mini", "mt-nlg-mini"),
+    compiled=True,
     looks=LOOKS,
     jitter="gpt2-mini",
     replays=3,
@@ -72,9 +75,11 @@ EFFORTS = {
     "quick": msgspec.structs.replace(
         _ACCEPT,
         limit_seconds=300.0,
-        densities=DENSITIES | {"cpu": QUICK_DENSITY},
-        micro_seconds={"cpu": 45.0, "cuda": USUAL_SECONDS},  # 36 s on 2 cores of a Zen 5 (2026-11-24)
+        densities={"cpu": QUICK_DENSITY, "cuda": QUICK_GPU_DENSITY},
+        # 36 s on 2 cores of a Zen 5 (2026-11-24); of 8 GPUs: 22 s of repetitions, as much between them, and a start
+        micro_seconds={"cpu": 45.0, "cuda": 56.0},
         timed=("bloom-mini",),
+        compiled=False,
         looks=LOOKS[:1],
         jitter=None,
         replay_steps=3,

@@ -46,8 +46,18 @@ DENSITIES = {
     "cpu": Density(),
     "cuda": Density(memory_bytes=8_000_000_000, step=64, head_dim_steps=(HEAD_DIM_STEP, HEAD_DIM_STEP)),
 }
-# For short calibrations (`quick` on a CPU, the ladder's extra ranks): a wider grid, no fp16, no compiled operators
+# For short calibrations (`quick`, the ladder's extra ranks): a wider grid, no fp16, no compiled operators
 QUICK_DENSITY = Density(ratio=4.0, coarse=12.0, sparse=64.0, unseen=1, rounds=2, dtypes=("fp32", "bf16"), compiled=())
+
+QUICK_GPU_DENSITY = DENSITIES["cuda"]._replace(
+    ratio=QUICK_DENSITY.ratio,
+    coarse=QUICK_DENSITY.coarse,
+    sparse=QUICK_DENSITY.sparse,
+    unseen=QUICK_DENSITY.unseen,
+    rounds=QUICK_DENSITY.rounds,
+    dtypes=QUICK_DENSITY.dtypes,
+    compiled=QUICK_DENSITY.compiled,
+)
 
 
 class Scope(NamedTuple):

@@ -7,8 +7,9 @@ import pytest
 from suite.acceptance import measurements
 from suite.acceptance.context import RunningBattery, Settings
 from suite.acceptance.past_batteries import History
-from suite.acceptance.phases import COUNTING_STEPS, START_SECONDS, STEP_SECONDS, launch_phases
+from suite.acceptance.phases import launch_phases
 from suite.acceptance.presets import EFFORTS, EXACT_STEPS
+from suite.acceptance.starts import STATED
 from suite.calibration import calibrate
 from suite.job.events import Status
 from suite.job.probe_job import Probed, Soaked
@@ -80,11 +81,13 @@ def test_a_launch_is_predicted_from_the_machine_profile_where_it_has_the_step(tm
     )
     run = RunningBattery(settings, None, History(), print)
     (unknown,) = launch_phases(run)
-    assert unknown.predicted_seconds == START_SECONDS + (EXACT_STEPS + COUNTING_STEPS) * STEP_SECONDS
+    stated = STATED["cpu"]
+    steps = EXACT_STEPS + stated.counting_steps
+    assert unknown.predicted_seconds == stated.launch + steps * stated.step
     monkeypatch.setattr(measurements, "predicted_times", lambda _plan, profile: [step(profile)])
     for run.profile in (0.25, 4.0):
         (known,) = launch_phases(run)
-        assert known.predicted_seconds == START_SECONDS + (EXACT_STEPS + COUNTING_STEPS) * run.profile
+        assert known.predicted_seconds == stated.launch + steps * run.profile
 
 
 def step(seconds):
@@ -92,5 +95,5 @@ def step(seconds):
 
 
 def test_a_profile_without_the_operations_predicts_no_step(tmp_path):
-    assert measurements.predicted_step_seconds("gpt2-mini", "cpu", 2, tmp_path, profile()) is None
-    assert measurements.predicted_step_seconds("gpt2-mini", "cpu", 2, tmp_path, None) is None
+    assert measurements.predicted_step_seconds("gpt2-mini", "cpu", 2, tmp_path, profile(), compiled=False) is None
+    assert measurements.predicted_step_seconds("gpt2-mini", "cpu", 2, tmp_path, None, compiled=False) is None

@@ -11,6 +11,7 @@ from suite.acceptance import context, measurements
 from suite.acceptance import phases as planned_phases
 from suite.acceptance.context import OverBudgetError
 from suite.acceptance.presets import EFFORTS, JITTER_STEPS, TIMED_STEPS
+from suite.acceptance.starts import stated_launches
 from tests.support.node import LAUNCH_SECONDS, MICRO_SECONDS, Node
 
 ONE = ("--miniatures", "bloom-mini")
@@ -69,8 +70,7 @@ def test_nothing_is_repeated_where_the_rest_would_lack_its_time(
     tmp_path, capsys, node, monkeypatch, left, asked
 ) -> None:
     node.stolen = {"micro": [0.3]}
-    steps = TIMED_STEPS + planned_phases.COUNTING_STEPS
-    times = 5 * (planned_phases.START_SECONDS + steps * planned_phases.STEP_SECONDS)
+    times = stated_launches("cpu", 5, TIMED_STEPS, None, compiled=False)
     undisturbed = EFFORTS["quick"].micro_seconds["cpu"]
     assert undisturbed < MICRO_SECONDS
     monkeypatch.setattr(context.RunningBattery, "seconds_left", property(lambda _self: undisturbed + times + left))

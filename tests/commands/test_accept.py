@@ -14,15 +14,13 @@ import pytest
 from rich.console import Console
 
 from suite.__main__ import main
-from suite.acceptance import battery_record, context, measurements
+from suite.acceptance import battery_record, context, measurements, starts
 from suite.acceptance import phases as planned_phases
 from suite.acceptance.battery import BatteryReport
 from suite.acceptance.battery_record import BatteryEnd, PhaseEvidence
-from suite.acceptance.context import BatteryPhase
 from suite.acceptance.evidence import MicroMeasurements, MiniatureLaunch, PhaseTiming, ProbeResult, ReplayHashes
 from suite.acceptance.findings import CheckFinding, CheckVerdict, Decision, PastBattery, decision
-from suite.acceptance.past_batteries import History
-from suite.acceptance.presets import EFFORTS, MINIATURES, selected_checks
+from suite.acceptance.presets import MINIATURES
 from suite.commands import accept as accept_module
 from suite.commands import exit_codes
 from suite.job.events import Status
@@ -415,8 +413,7 @@ def test_a_report_is_printed_where_its_junit_file_cannot_be_written_any_more(tmp
 def slow_launches(monkeypatch):
     """Launches that the guard ends where their numbers are in the set; the others end at once."""
     monkeypatch.setattr(context, "LEAST_BUDGET_SECONDS", 0.0)
-    monkeypatch.setattr(planned_phases, "START_SECONDS", 1e-9)
-    monkeypatch.setattr(planned_phases, "STEP_SECONDS", 0.0)
+    monkeypatch.setitem(starts.STATED, "cpu", starts.STATED["cpu"]._replace(launch=1e-9, step=0.0))
     slow: set[int] = set()
     made: list[str] = []
 
@@ -509,35 +506,6 @@ def test_a_re_run_that_does_not_fit_has_fewer_launches(tmp_path, capsys, monkeyp
     ended, report = accept(capsys, "--only", "11", "--miniatures", "gpt2-mini", "--results", str(tmp_path))
     assert made == ["times"] * (5 + 3)
     assert (ended, report["findings"][0]["verdict"]) == (code, verdict)
-
-
-def test_the_quick_profile_is_predicted_to_end_in_5_minutes_on_2_cores(tmp_path):
-    """By the predicted seconds of its phases, without a machine profile."""
-    quick = EFFORTS["quick"]
-    settings = context.Settings(
-        profile="quick",
-        effort=quick,
-        device="cpu",
-        ranks=2,
-        results=tmp_path,
-        fleet=None,
-        selected=selected_checks(None, None),
-        miniatures=MINIATURES,
-        timed=quick.timed,
-        devices=None,
-        others=0.05,
-        resume=False,
-    )
-    run = context.RunningBattery(settings, None, History(), print)
-    planned: list[BatteryPhase] = [
-        planned_phases.environment_phase(run),
-        planned_phases.micro_phase(run),
-        *planned_phases.launch_phases(run),
-        planned_phases.probe_phase(run),
-    ]
-    total = sum(phase.predicted_seconds for phase in planned)
-    assert len(planned) == 10
-    assert total <= EFFORTS["quick"].limit_seconds == 300.0
 
 
 def test_replays_reach_the_vote_as_the_ranks_reported_them(tmp_path, capsys, monkeypatch):

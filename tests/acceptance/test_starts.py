@@ -1,0 +1,131 @@
+"""`quick` ends within its limit, by the count of what it starts and the seconds that each is stated to take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from suite.acceptance import phases
+from suite.acceptance.check_table import SOAK
+from suite.acceptance.context import LaunchesPhase, RunningBattery, Settings
+from suite.acceptance.past_batteries import History
+from suite.acceptance.presets import EFFORTS, MINIATURES, selected_checks
+from suite.acceptance.starts import STATED, starts, stated_launches
+from suite.calibration.density import Scope
+from suite.calibration.plan import plan
+from suite.machine import devices
+from suite.machine.devices import CudaDevice
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What torch was asked on a node with 8 H100."""
+    questions = []
+
+    def answer():
+        questions.append("devices")
+        return tuple(
+            CudaDevice(name="NVIDIA H100 80GB HBM3", uuid=f"u{n}", pci=f"0000:{n:02x}:00.0", memory_bytes=85 * 10**9)
+            for n in range(8)
+        )
+
+    monkeypatch.setattr(devices, "ctypes", SimpleNamespace(CDLL=lambda _name: None))
+    monkeypatch.setattr(devices, "_answer_of_torch", answer)
+    devices._visible_devices.cache_clear()
+    yield questions
+    devices._visible_devices.cache_clear()
+
+
+def battery(tmp_path, device, ranks, profile="quick", selected=None):
+    effort = EFFORTS[profile]
+    settings = Settings(
+        profile=profile,
+        effort=effort,
+        device=device,
+        ranks=ranks,
+        results=tmp_path,
+        fleet=None,
+        selected=selected or selected_checks(None, None),
+        miniatures=MINIATURES,
+        timed=effort.timed,
+        devices=None,
+        others=0.05,
+        resume=False,
+    )
+    return RunningBattery(settings, None, History(), print)
+
+
+def launches_of(planned):
+    return [phase for phase in planned if isinstance(phase, LaunchesPhase)]
+
+
+def test_quick_is_stated_to_end_in_5_minutes_on_2_cores(tmp_path):
+    planned = phases.planned(battery(tmp_path, "cpu", 2))
+    assert len(planned) == 10
+    assert sum(phase.predicted_seconds for phase in planned) <= EFFORTS["quick"].limit_seconds == 300.0
+
+
+def test_quick_is_stated_to_end_in_5_minutes_on_8_gpus(tmp_path, asked):
+    """1 question, 1 calibration, 11 launches, 1 probe, no compilation; in seconds:
+
+    environment     6 + 3
+    calibration     56
+    6 x exact       12 + 10 x 0.1
+    5 x times       12 + 14 x 0.1
+    probe           12 + 3 x 3 x 0.15 + 1 + 5 x 2 + 60 + 4
+    """
+    planned = phases.planned(battery(tmp_path, "cuda", 8))
+    launches = launches_of(planned)
+    counted = Counter("launches" if phase in launches else phase.name for phase in planned)
+    assert counted == {"environment": 1, "micro-measurements": 1, "launches": 7, "probe": 1}
+    assert [phase.launches for phase in launches] == [5, 1, 1, 1, 1, 1, 1]
+    assert not any(phase.compiled for phase in launches)
+    assert len(asked) == 1
+    seconds = (6 + 3) + 56 + 6 * 13.0 + 5 * 13.4 + (12 + 1.35 + 1 + 10 + 64)
+    assert sum(phase.predicted_seconds for phase in planned) == pytest.approx(seconds)
+    assert seconds <= EFFORTS["quick"].limit_seconds == 300.0
+    words = "environment, micro-measurements, probe, 11 launches of 7 miniatures, 0 of them compiled: about 298 s"
+    assert starts(planned) == words
+
+
+def test_the_calibrations_of_8_gpus_end_as_stated_by_the_repetitions_that_they_plan():
+    """Repetitions, as much again between them, compilations, and a start."""
+    seconds = {}
+    for name in ("quick", "accept"):
+        density = EFFORTS[name].densities["cuda"]
+        tasks = [one.task for one in plan(Scope("cuda", 8, 96, density))]
+        compiled = sum(len(task.sizes) for task in tasks if task.subject.compiled)
+        assert compiled == {"quick": 0, "accept": 48}[name]
+        seconds[name] = density.rounds * sum(len(task.sizes) * task.point_seconds for task in tasks)
+        assert 2 * seconds[name] + compiled * 1.5 + STATED["cuda"].launch <= EFFORTS[name].micro_seconds["cuda"]
+    assert seconds["quick"] < 0.45 * seconds["accept"]
+
+
+def test_accept_compiles_what_it_times_and_nothing_else(tmp_path, asked):
+    launches = launches_of(phases.planned(battery(tmp_path, "cuda", 8, "accept")))
+    compiled = [phase.name for phase in launches if phase.compiled]
+    assert compiled == ["bloom-mini times", "mt-nlg-mini times", "gpt2-mini times", "gpt2-mini jitter"]
+    assert len(launches) == 8
+    on_cpu = launches_of(phases.planned(battery(tmp_path, "cpu", 2, "accept")))
+    assert not any(phase.compiled for phase in on_cpu)
+
+
+def test_only_the_first_launch_of_a_miniature_is_compiled_anew():
+    stated = STATED["cuda"]
+    plain = stated_launches("cuda", 3, 10, 0.5, compiled=False)
+    assert plain == 3 * (stated.launch + 14 * 0.5)
+    assert stated_launches("cuda", 3, 10, 0.5, compiled=True) == plain + stated.compilation + 2 * stated.compiled_again
+
+
+def test_what_is_not_selected_is_not_stated(tmp_path, asked):
+    one = battery(tmp_path, "cuda", 8, selected=frozenset({SOAK}))
+    assert [phase.name for phase in phases.planned(one)] == ["environment", "probe"]
+
+
+def test_a_launch_for_times_is_not_compiled_where_the_profile_says_so(tmp_path, asked):
+    one = battery(tmp_path, "cuda", 8, "accept")
+    one.settings = msgspec.structs.replace(one.settings, effort=EFFORTS["quick"], timed=("gpt2-mini",))
+    assert not any(phase.compiled for phase in launches_of(phases.planned(one)))
