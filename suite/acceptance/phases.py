@@ -176,7 +176,8 @@ def probe_phase(battery: RunningBattery, parts: frozenset[int] = MEASURED_BY_PRO
     if wanted & EXCHANGES:
         seconds += stated.exchange_start + _exchange_parts(settings.device, settings.ranks) * effort.exchange_seconds
     if check.SOAK in wanted:
-        seconds += effort.soak_seconds[settings.device] + effort.product_seconds[settings.device]
+        products = effort.product_seconds[settings.device]
+        seconds += effort.soak_seconds[settings.device] + products + (stated.factors if products else 0.0)
     serves = (
         MEASURED_BY_PROBE if parts == MEASURED_BY_PROBE else wanted | (EXCHANGES if wanted & EXCHANGES else frozenset())
     )

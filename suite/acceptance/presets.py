@@ -88,7 +88,7 @@ EFFORTS = {
         exchange_bytes={"cpu": 16 * MIB, "cuda": 1024 * MIB},
         soak_seconds={"cpu": 4.0, "cuda": 4.0},
         soak_bytes=256 * MIB,
-        product_seconds={"cpu": 0.0, "cuda": 60.0},
+        product_seconds={"cpu": 0.0, "cuda": 45.0},
     ),
     "accept": _ACCEPT,
     "soak": msgspec.structs.replace(

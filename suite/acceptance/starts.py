@@ -17,7 +17,8 @@ class StatedSeconds(NamedTuple):
         launch: of ranks until they train, and their end.
         step: of a miniature that nothing predicts; steps that count take longer, together as long as `counting_steps`.
         compilation: of a miniature that was not compiled before; `compiled_again` in each further launch.
-        probe: until its first part; `replayed_step`; `exchange_start` of all exchanges together.
+        probe: until its first part; `replayed_step`; `exchange_start` of all exchanges together; `factors`
+            until the first of the large products is verified by the host.
     """
 
     question: float
@@ -30,6 +31,7 @@ class StatedSeconds(NamedTuple):
     probe: float
     replayed_step: float
     exchange_start: float
+    factors: float
 
 
 STATED = {
@@ -37,10 +39,35 @@ STATED = {
     # steps, these took as long as 7 to 10 timed ones, and a timed one at most 0.9 s. 15 probes of one or more parts on
     # the same machine (2026-11-24): 5.2 s before the soak, 0.1 s a replayed step, 2.5 to 4 s of exchanges, of which two
     # may go on for 2 s each.
-    "cpu": StatedSeconds(0.0, 3.0, 8.0, 0.9, 4.0, 0.0, 0.0, 5.5, 0.15, 1.0),
+    "cpu": StatedSeconds(
+        question=0.0,
+        surroundings=3.0,
+        launch=8.0,
+        step=0.9,
+        counting_steps=4.0,
+        compilation=0.0,
+        compiled_again=0.0,
+        probe=5.5,
+        replayed_step=0.15,
+        exchange_start=1.0,
+        factors=0.0,
+    ),
     # Assumed of a node with 8 GPUs and 12 cores for each; none was measured. A launch: torchrun 3 s, imports 4 s, the
-    # context of CUDA 1 s, NCCL's communicators 3 s, the end 1 s.
-    "cuda": StatedSeconds(6.0, 3.0, 12.0, 0.1, 4.0, 40.0, 8.0, 12.0, 0.15, 1.0),
+    # context of CUDA 1 s, NCCL's communicators 3 s, the end 1 s. Two matrices of 8192 x 8192 and the check of two
+    # products took a busy core of a Zen 5 13 s (2026-11-25).
+    "cuda": StatedSeconds(
+        question=6.0,
+        surroundings=3.0,
+        launch=12.0,
+        step=0.1,
+        counting_steps=4.0,
+        compilation=40.0,
+        compiled_again=8.0,
+        probe=12.0,
+        replayed_step=0.15,
+        exchange_start=1.0,
+        factors=13.0,
+    ),
 }
 
 
