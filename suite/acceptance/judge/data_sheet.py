@@ -77,8 +77,8 @@ def upper_limit(gpu: Accelerator | None, name: str, gpus: int = 0) -> UpperLimit
             return None
         return UpperLimit(MOST * peaks[dtype], f"{MOST:g} of the {_source(gpu, f'peak_flop_per_second.{dtype}')}")
     rate = _rate(gpu, LIMITS[name])
-    if rate is None:
-        return None
+    if rate is None or (name in (*_WHOLE_NODE, *_ALL_REDUCE) and "PCIe" in gpu.board.link):
+        return None  # a bridge joins two such cards beside PCIe
     factor = 2 * (gpus - 1) / gpus if name == "nvls" and gpus else 1.0
     times = "" if factor == 1 else f" x 2 ({gpus} - 1) / {gpus}"
     return UpperLimit(MOST * factor * rate, f"{MOST:g}{times} of the {_source(gpu, LIMITS[name])}")

@@ -171,6 +171,12 @@ def test_messages_faster_than_their_links_are_invalid(changes, key, limit):
     assert found[key].expected == pytest.approx(1.02 * limit)
 
 
+def test_cards_that_a_bridge_may_join_have_no_limit_of_their_pcie_links():
+    """Its data sheet has 64 GB/s each way, and 300 over the bridge."""
+    found = exchange_findings(probing(pair=270e9, ranks=2), NOTHING, known_gpu("NVIDIA H100 NVL"), 2)
+    assert CheckVerdict.INVALID not in {f.verdict for f in found}
+
+
 def test_what_is_predicted_from_impossible_rates_is_no_verdict_either():
     """A step that is late beside 49 Pflop/s says nothing of the node."""
     around = Surroundings(
