@@ -45,6 +45,8 @@ def profile_for(
     Raises:
         KeyboardInterrupt: the calibration was interrupted by the user.
     """
+    if plan.shares_devices:
+        return None, "ranks that share a GPU are not timed"
     needed = None if whole else _needs(plan)
     profile, where = _valid(plan, results, needed)
     if profile is not None or not may_calibrate:

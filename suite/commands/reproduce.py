@@ -69,6 +69,9 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
             "--renew-second-moment", help="Of one-bit-adam: exact steps again at every doubling of the steps."
         ),
     ] = False,
+    share_devices: Annotated[
+        bool, typer.Option("--share-devices", help="More ranks than GPUs: for exact figures and memory, not for times.")
+    ] = False,
     steps: Annotated[
         int, typer.Option(help="Training steps; the first 5, and of 8 or more the last 2, are not timed.")
     ] = DEFAULT_STEPS,
@@ -126,6 +129,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
         gradient_compression=gradient_compression,
         exact_steps=exact_steps,
         renewal=renewal,
+        share_devices=share_devices,
         steps=steps,
         seed=seed,
         corpus=corpus,

@@ -29,6 +29,7 @@ from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.measure.system_load import bind_near_gpu
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import parallelize
+from suite.execute.parallel.shared_device import communicate_through_host
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.probe.run import probe
 from suite.execute.training.loop import train
@@ -70,20 +71,24 @@ def joined(job: Job | CalibrationJob | ProbeJob, report: life.Reporter) -> torch
     """This rank's device, once it has joined the process group."""
     report(Phase("join the process group", time.time()))
     torch.set_num_threads(job.threads)
+    shares = isinstance(job, Job) and job.shares_devices
     device = torch.device("cpu")
     if job.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        local_rank = int(os.environ["LOCAL_RANK"])
+        device = torch.device("cuda", local_rank % torch.cuda.device_count() if shares else local_rank)
         torch.cuda.set_device(device)
         bind_near_gpu(device)  # before threads start and memory is pinned
+    if shares:
+        communicate_through_host()
     torch.use_deterministic_algorithms(job.device == "cpu")
     # Otherwise deterministic algorithms fill every new tensor: 4,850 calls in a step of bloom-mini. Nothing here reads
     # what it has not written: losses are the same with the fills (tests/end_to_end/test_fills.py).
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # of the module's class
     torch.backends.cuda.enable_math_sdp(False)  # fail rather than store the scores of fused attention
     dist.init_process_group(
-        "nccl" if job.device == "cuda" else "gloo",
+        "nccl" if job.device == "cuda" and not shares else "gloo",
         timeout=timedelta(seconds=job.collective_timeout_seconds),
-        device_id=device if job.device == "cuda" else None,
+        device_id=device if job.device == "cuda" and not shares else None,
     )
     return device
 

@@ -38,6 +38,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         renewal: whether exact steps renew 1-bit Adam's second moment, each time the steps after the first ones doubled.
         training_options: of a rung of the ladder. Stored as "script".
         changes: what the suite chose that the request did not say, in words.
+        shares_devices: whether several ranks share a GPU; their messages go through gloo, and their times say nothing
+            of ranks with a GPU each.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     renewal: bool = False
     training_options: TrainingOptions = msgspec.field(default=DEFAULT_OPTIONS, name="script")
     changes: tuple[str, ...] = ()
+    shares_devices: bool = False
 
     @property
     def workload(self) -> Workload:

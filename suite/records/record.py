@@ -283,6 +283,7 @@ def policy(job: Job) -> dict[str, str]:
         "recipe": digest(recipe),
         **({} if job.training_options == DEFAULT_OPTIONS else {"script": msgspec.json.encode(script).decode()}),
         **({} if job.interface is None else {"interface": job.interface}),
+        **({"shares_devices": "True"} if job.shares_devices else {}),
     }
 
 

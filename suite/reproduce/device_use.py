@@ -1,4 +1,4 @@
-"""How a launch uses its devices: whether blocks are compiled."""
+"""How a launch uses its devices: whether blocks are compiled, and whether ranks share GPUs."""
 
 from __future__ import annotations
 
@@ -18,3 +18,22 @@ def checked_compilation(asked: bool | None, device: str) -> tuple[bool, tuple[st
     if asked:
         raise InputError("cannot compile here", got=missing, allowed="--no-compile", where="--compile")
     return False, (f"eager, not compiled: {missing}",)
+
+
+def checked_sharing(asked: bool, device: str, *, ranks: int, devices: int) -> tuple[bool, tuple[str, ...]]:
+    """Whether ranks share GPUs, as more ranks than GPUs may where it is asked for; and in words what that changes.
+
+    Raises:
+        InputError: it is asked for without GPUs, or not asked for and needed.
+    """
+    if device != "cuda":
+        if asked:
+            raise InputError("no GPUs to share", got=device, allowed="cuda", where="--share-devices")
+        return False, ()
+    if ranks <= devices:
+        return False, ()
+    if not asked:
+        allowed = f"at most {devices}, or with --share-devices, for exact figures and memory"
+        raise InputError("more ranks than GPUs", got=ranks, allowed=allowed, where="--ranks")
+    where = f"{devices} GPU{'s' if devices > 1 else ''} (rank modulo {devices})"
+    return True, (f"{ranks} ranks share {where}, over gloo: times do not compare with ranks on own GPUs",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
 from suite.reproduce.device_memory import check_device_memory
 from suite.reproduce.device_options import device_options
-from suite.reproduce.device_use import checked_compilation
+from suite.reproduce.device_use import checked_compilation, checked_sharing
 from suite.reproduce.supported import (
     check_averaging,
     check_executable,
@@ -59,6 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     gradient_compression: str = COMPRESSIONS[0]
     exact_steps: int | None = None
     renewal: bool = False
+    share_devices: bool = False
     corpus: Path | None = None
     trace: Path | None = None
     results: Path
@@ -73,6 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         host_names: hosts that are reached by ssh; empty: network namespaces of this machine.
         interface: network interface of each host; None: the backend chooses.
         changes: what the suite chose that the request did not say, in words.
+        shares_devices: whether there are more ranks than GPUs.
     """
 
     name: str
@@ -94,6 +97,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     host_names: tuple[str, ...] = ()
     interface: str | None = None
     changes: tuple[str, ...] = ()
+    shares_devices: bool = False
 
     @property
     def workload(self) -> Workload:
@@ -147,7 +151,10 @@ def plan(request: Request) -> Plan:
         recipe = in_batches(recipe, subject.run, device, layout, steps=request.steps)
     workload = Workload(architecture, recipe, layout)
     _check_executable(request, subject, workload, device)
-    check_averaging(averaging, recipe, layout, device)
+    shares_devices, shared = checked_sharing(
+        request.share_devices, device, ranks=layout.ranks, devices=resolved_device(device)[1]
+    )
+    check_averaging(averaging, recipe, layout, "cpu" if shares_devices else device)  # gloo's, not NCCL's
     compiled, eager = checked_compilation(request.compiled, device)
     kernels = checked_kernels(request.kernels, device)
     checked = Plan(
@@ -166,10 +173,12 @@ def plan(request: Request) -> Plan:
         exact_steps=exact_steps,
         renewal=checked_renewal(request, averaging, exact_steps),
         training_options=device_options(workload, device, compiled=compiled, kernels=kernels),
-        changes=(*_changes(request, subject, workload), *eager),
+        changes=(*_changes(request, subject, workload), *shared, *eager),
+        shares_devices=shares_devices,
     )
     if device == "cuda" and (devices := cuda_device_list()):
-        smallest = min(each.memory_bytes for each in devices)
+        ranks_of_device = math.ceil(layout.ranks / len(devices))  # more than one where they are shared
+        smallest = min(each.memory_bytes for each in devices) // ranks_of_device
         where = "--layout" if request.layout else subject.name
         check_device_memory(workload, checked.step_options, kernels, memory_bytes=smallest, where=where)
     return checked
@@ -233,8 +242,6 @@ def _check_executable(request: Request, subject: _NamedRun, workload: Workload, 
     check_executable_layout(workload, where)
     check_fused_attention(recipe, layout, device, where)
     check_ramp_up(recipe, layout, run.where)
-    if device == "cuda" and layout.ranks > (available := resolved_device("cuda")[1]):
-        raise InputError("more ranks than GPUs", got=layout.ranks, allowed=f"at most {available}", where="--ranks")
 
 
 def _changes(request: Request, subject: _NamedRun, workload: Workload) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ def repeating_command(begin: Begin) -> str | None:
     words.append("--compile" if job.compiled else "--no-compile")
     if job.renewal:
         words.append("--renew-second-moment")
+    if job.shares_devices:
+        words.append("--share-devices")
     return shlex.join(["python", "-m", "suite", "reproduce", begin.run, *words])
 
 

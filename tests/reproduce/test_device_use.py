@@ -1,16 +1,19 @@
-"""Before a launch it is said whether it compiles here."""
+"""Before a launch it is said whether it compiles here, and whether its ranks share GPUs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from reference_runs.errors import InputError
 from suite.__main__ import main
 from suite.job.corpus import Corpus
+from suite.records.record import policy
 from suite.reproduce import device_use
 from suite.reproduce.plan import Plan, Request, job_for, plan
+from suite.reproduce.step_time import check_timed
 
 MISSING = "no C compiler (gcc or clang on the PATH, or CC)"
 CORPUS = Corpus(source="", sha256="", text_bytes=0, files=0, tokens_file="", tokens=0, vocabulary=0)
@@ -54,3 +57,37 @@ def test_triton_kernels_on_a_gpu_need_the_compiler_too(monkeypatch: pytest.Monke
     monkeypatch.setattr("suite.reproduce.plan.compilation_missing", lambda _: MISSING)
     with pytest.raises(InputError, match="Triton cannot compile here"):
         planned(kernels="triton")
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_more_ranks_than_gpus_are_refused_unless_they_may_share() -> None:
+    with pytest.raises(InputError, match="at most 1, or with --share-devices"):
+        planned(layout="dp2")
+    made = planned(layout="tp2", share_devices=True)
+    assert made.shares_devices
+    assert made.changes == (
+        "2 ranks share 1 GPU (rank modulo 1), over gloo: times do not compare with ranks on own GPUs",
+    )
+    job = job_for(made, CORPUS, "")
+    assert (job.shares_devices, job.changes) == (True, made.changes)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_times_of_shared_gpus_are_neither_predicted_nor_of_the_same_setup() -> None:
+    made = planned(layout="tp2", share_devices=True)
+    with pytest.raises(InputError, match="ranks that share a GPU"):
+        check_timed(made)
+    shared = job_for(made, CORPUS, "")
+    alone = msgspec.structs.replace(shared, shares_devices=False)
+    assert policy(shared).items() - policy(alone).items() == {("shares_devices", "True")}
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_ranks_with_a_gpu_each_share_nothing() -> None:
+    made = planned(ranks=1, share_devices=True)
+    assert (made.shares_devices, made.changes) == (False, ())
+
+
+def test_there_must_be_gpus_to_share(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "gpt2-mini", "--device", "cpu", "--share-devices"]) == 2
+    assert "--share-devices: no GPUs to share" in capsys.readouterr().err

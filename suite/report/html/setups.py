@@ -54,6 +54,8 @@ def execution(launch: LaunchSummary) -> str:
         words.append(f"{kernels} kernels")
     if averaging != Averaging.EXACT.value:
         words.append(averaging)
+    if "shares_devices" in launch.policy:
+        words.append("GPUs shared by ranks")
     if "script" in launch.policy:
         words.append(msgspec.json.decode(launch.policy["script"], type=TrainingOptions).rung)
     return ", ".join(words)

@@ -22,6 +22,7 @@ _EXPLAINED = [term.value for term in StepTerm if term is not StepTerm.UNEXPLAINE
 # and two processors may have one name. Of the second group the latest counts.
 COMPARABLE = ["machine", "processor", "run", "ranks", "layout", "compiled"]
 FACTS = ("id", "machine", "run", "ranks", "layout", "compiled", "others_share", "started")
+_UNCOMPARED = {"script", "shares_devices"}  # the policy of launches of the ladder, and of ranks on GPUs that they share
 VERSIONS = ["software_hash", "policy_hash", "hardware_hash"]
 
 
@@ -31,11 +32,11 @@ def step_times(recorded: Iterable[LaunchSummary]) -> pandas.DataFrame:
     `error` is predicted over measured, less 1; `residual_share` the term's predicted less measured seconds, over the
     measured step; `error_at_speed` that of the prediction corrected for the CPU's speed. Of comparable launches under
     several versions of software or policy, or with other memory, those of the latest. Launches of the ladder are left
-    out: its own tables tell their rungs apart.
+    out: its own tables tell their rungs apart. So are those of ranks that shared a GPU.
     """
     import pandas
 
-    chosen = [launch for launch in recorded if launch.status == Status.OK and "script" not in launch.policy]
+    chosen = [launch for launch in recorded if launch.status == Status.OK and not _UNCOMPARED & launch.policy.keys()]
     chosen = [launch for launch in chosen if launch.predicted.numbers]
     rows = pandas.DataFrame({name: [getattr(launch, name) for launch in chosen] for name in FACTS})
     rows["others_share"] = rows.others_share.astype(float)

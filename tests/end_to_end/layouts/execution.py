@@ -52,13 +52,20 @@ class Executions:
 
     Args:
         device: "cpu" or "cuda".
+        shares_devices: whether ranks share GPUs.
         environment: of the ranks.
     """
 
     def __init__(
-        self, cases: list[Case], directory: Path, *, device: str = "cpu", environment: Mapping[str, str] = os.environ
+        self,
+        cases: list[Case],
+        directory: Path,
+        *,
+        device: str = "cpu",
+        shares_devices: bool = False,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
-        self._device = device
+        self._where = {"device": device, "shares_devices": shares_devices}
         self._environment = environment
         self._cases = list(dict.fromkeys([*(case.single for case in cases), *cases]))
         self._directory = directory
@@ -90,7 +97,7 @@ class Executions:
         directory = self._directory / "dp{}-tp{}-pp{}".format(*sizes)
         directory.mkdir()
         corpus = corpus_for(small_run(cases[0]), TEXT)  # the vocabulary and the batch are the same in all
-        plans = [msgspec.structs.replace(small_run(case), device=self._device) for case in cases]
+        plans = [msgspec.structs.replace(small_run(case), **self._where) for case in cases]
         jobs = [job_for(plan, corpus, str(directory)) for plan in plans]
         jobs = [msgspec.structs.replace(job, threads=1) for job in jobs]  # products are too small to be shared
         (directory / "jobs.json").write_bytes(msgspec.json.encode(jobs))

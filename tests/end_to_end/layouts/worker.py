@@ -28,6 +28,7 @@ from suite.execute import rank as life
 from suite.execute.measure.peak_memory import AllocatedPeak
 from suite.execute.parallel.mesh import device_mesh, dropout_seed
 from suite.execute.parallel.parallelize import LocalParameter, parallelize
+from suite.execute.parallel.shared_device import communicate_through_host
 from suite.execute.precision import prepare_arithmetic
 from suite.execute.training.loop import train
 from suite.job.events import Event
@@ -73,15 +74,19 @@ def executed(job: Job, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]
     return {"events": msgspec.json.encode(events), "gradients": noted.gradients}
 
 
-def joined(kind: str, timeout: timedelta) -> torch.device:
+def joined(job: Job, timeout: timedelta) -> torch.device:
     """This rank's device, once it has joined the process group, as in a launch of the suite."""
-    if kind == "cpu":
+    if job.device == "cpu":
         torch.use_deterministic_algorithms(True)
         dist.init_process_group("gloo", timeout=timeout)
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     torch.backends.cuda.enable_math_sdp(False)
+    if job.shares_devices:
+        communicate_through_host()
+        dist.init_process_group("gloo", timeout=timeout)
+        return device
     dist.init_process_group("nccl", timeout=timeout, device_id=device)
     return device
 
@@ -89,7 +94,7 @@ def joined(kind: str, timeout: timedelta) -> torch.device:
 def main(directory: Path, first: int, seconds: float) -> None:
     jobs = msgspec.json.decode((directory / "jobs.json").read_bytes(), type=list[Job])
     torch.set_num_threads(jobs[0].threads)
-    device = joined(jobs[0].device, timedelta(seconds=seconds))
+    device = joined(jobs[0], timedelta(seconds=seconds))
     rank = dist.get_rank()
     mesh = device_mesh(jobs[0].layout, device.type)
     for number in range(first, len(jobs)):
