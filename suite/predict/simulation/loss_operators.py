@@ -88,12 +88,7 @@ class LossOperators(OperatorBase):
             self._count("product", size, rows, columns, variant="NT")
             self._count("product", size, columns, rows, variant="NN")
             self._count("product", rows, columns, size, variant="TN")
-            self._count("cross_entropy", size, rows, dtype="fp32")
-            self._count("scale", size * rows, dtype="fp32", times=2)
-            if self.half:
-                self._count("to_fp32", size * rows)
-                self._count("from_fp32", size * rows)
-            tape.count("call", times=len(LOSS_CHUNK))
+            self._count_loss_of_chunk(size, rows)
             half = self._product(size * rows, size * columns, rows * columns) if self.half else None
             logits = tape.block(FP32 * size * rows)
             del half
@@ -111,6 +106,18 @@ class LossOperators(OperatorBase):
         loss = tape.block(FP32)
         del total
         return Value(loss, tape.record([x, self.weight(weight)], [of_x, of_weight], rule))
+
+    def _count_loss_of_chunk(self, tokens: int, rows: int) -> None:
+        """Softmax, loss and gradient of the logits; compiled they are read twice and written once, as by a sum."""
+        if self._compiled_loss:
+            self._count("add", tokens * rows)
+            return
+        self._count("cross_entropy", tokens, rows, dtype="fp32")
+        self._count("scale", tokens * rows, dtype="fp32", times=2)
+        if self.half:
+            self._count("to_fp32", tokens * rows)
+            self._count("from_fp32", tokens * rows)
+        self.tape.count("call", times=len(LOSS_CHUNK))
 
     def loss(self, logits: Value, targets: MemoryBlock, *, tokens: int, rows: int) -> Value:
         """Cross-entropy in fp32: keeps the logarithms of the softmax, the targets, and their total weight.

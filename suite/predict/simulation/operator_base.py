@@ -35,6 +35,7 @@ class OperatorBase:
         self._reads = reads
         self._in_place = options.training_options.in_place
         self._one_operator = options.training_options.cpp_operator
+        self._compiled_loss = options.compiled and options.kernels.cuda
         self._cuda, self._gpu = options.kernels.cuda, options.kernels.gpu
         self._sdpa_backend = sdpa_backend(
             self._gpu,

@@ -20,7 +20,8 @@ from reference_runs.run import Mask, Workload
 from suite.execute.data.token_stream import TokenStream
 from suite.execute.model.decoder import Decoder, initialise
 from suite.execute.precision import store_weights
-from suite.job.options import StepOptions
+from suite.job.options import StepOptions, TrainingOptions
+from suite.machine.half_precision import Kernels
 from suite.predict.simulation.autograd_tape import OperatorCalls
 from suite.predict.simulation.operator_calls import loading_calls, micro_batch_calls
 
@@ -156,3 +157,21 @@ def test_making_a_micro_batch_dispatches_as_many_operators_as_its_price_is_assum
     mini = miniature(reference_run("bloom-176b"), "cpu", ranks=1)
     layout = msgspec.structs.replace(mini.layout, micro_batch=samples)
     assert sum(loading_calls(Workload(mini.architecture, mini.recipe, layout)).values()) >= counted.calls
+
+
+def test_a_compiled_loss_in_chunks_reads_its_logits_twice_and_writes_them_once_on_a_gpu() -> None:
+    """Beside the products of the eager one; on a CPU, where it is not compiled, nothing changes."""
+    workload = reference_run("gpt2-124m").workload
+    rows, logits = 50304, 8192 * 50304
+
+    def passes(*, compiled: bool, cuda: bool) -> Counter[str]:
+        chunked = TrainingOptions(rung="", loss_chunks=8)
+        options = StepOptions(compiled=compiled, kernels=Kernels(cuda=cuda), training_options=chunked)
+        (chunk,) = micro_batch_calls(workload, options, stage=0)
+        of_logits = ((call, count) for (_, call), count in chunk.calls.items() if {rows, logits} & {*call.sizes})
+        return Counter({f"{call.operation} {call.dtype}": count for call, count in of_logits})
+
+    eager = passes(compiled=False, cuda=True)
+    assert eager == passes(compiled=True, cuda=False)
+    assert passes(compiled=True, cuda=True) == {"product bf16": 8, "add bf16": 8}
+    assert eager["cross_entropy fp32"] == eager["to_fp32 bf16"] == 8
