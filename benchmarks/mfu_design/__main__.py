@@ -27,7 +27,7 @@ TARGETS = {"gpt2-124m": 0.50, "gpt2-1558m": 0.58}  # share of the dense peak tha
 SCRIPTS = {"suite": "the suite", "plain-compiled": "plain script, torch.compile", "plain": "plain script"}
 HEADER = (
     "| run | script | launches | compiled | graph breaks | host waits | host s | device s | host / device | bound by | "
-    "mfu | mfu, sustained |"
+    "mfu | mfu with products at |"
 )
 
 
@@ -50,6 +50,9 @@ def main() -> int:
     for run in asked.runs:
         for script in asked.scripts.split(","):
             counted = counted_by_worker(run, script, asked.layers)
+            if counted is None:
+                print(f"| {run} | {SCRIPTS[script]} | out of memory |" + " |" * 9, flush=True)
+                continue
             predicted = predicted_step(on_one_gpu(run), counted)
             print(row(run, SCRIPTS[script], counted, predicted), flush=True)
             details.append(detail(run, SCRIPTS[script], counted, predicted))
@@ -63,13 +66,13 @@ def on_one_gpu(run: str) -> Workload:
     return Workload(architecture, recipe, parse_layout("dp1", base=layout))
 
 
-def counted_by_worker(run: str, script: str, layers: int) -> CountedStep:
-    """What a process of its own counts."""
+def counted_by_worker(run: str, script: str, layers: int) -> CountedStep | None:
+    """What a process of its own counts; None where the step does not fit into the device."""
     with tempfile.TemporaryDirectory() as scratch:
         environment = os.environ | {"SIMULATED_CUDA_LOG": str(Path(scratch, "log"))}
         command = [sys.executable, "-m", "benchmarks.mfu_design.worker", run, script, str(layers), scratch]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=CountedStep)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=CountedStep | None)
 
 
 def row(run: str, script: str, counted: CountedStep, predicted: PredictedStep) -> str:
@@ -87,7 +90,7 @@ def row(run: str, script: str, counted: CountedStep, predicted: PredictedStep) -
         f"{counted.host_seconds / predicted.seconds:.1%}",
         f"{predicted.binding} {predicted.terms[predicted.binding] / predicted.seconds:.0%}",
         f"{predicted.mfu:.1%}",
-        f"{predicted.sustained_mfu:.1%}",
+        ", ".join(f"{rate} Tflop/s: {mfu:.1%}" for rate, mfu in predicted.mfu_at_rate.items()),
     )
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 

@@ -23,12 +23,14 @@ class PredictedStep(NamedTuple):
     """Seconds of one step on the device; `binding` is the longest term.
 
     Args:
-        sustained_mfu: of the same step with products at the data sheet file's sustained rate whatever their shape.
+        mfu: model flop of the step over its seconds and the dense peak.
+        mfu_at_rate: Tflop/s of all products, whatever their shape -> the same. The rates are those that known-good
+            accelerators keep up at the power limit, and reach in bursts.
     """
 
     terms: dict[str, float]
     mfu: float
-    sustained_mfu: float
+    mfu_at_rate: dict[int, float]
 
     @property
     def seconds(self) -> float:
@@ -61,10 +63,11 @@ def predicted_step(workload: Workload, counted: CountedStep) -> PredictedStep:
     tokens = counted.micro_batches * workload.layout.micro_batch * architecture.sequence
     least_seconds = palm_flop(architecture, tokens=tokens) / machine.peak_flop_per_second
     flop = sum(2 * M * N * K * count for M, N, K, count in counted.step.products)
-    rate = found.accelerator.sustained.product_flop_per_second
-    assert rate is not None
-    sustained = sum(terms.values()) - terms["products"] + flop / rate
-    return PredictedStep(terms, least_seconds / sum(terms.values()), least_seconds / sustained)
+    others = sum(terms.values()) - terms["products"]
+    known = found.accelerator.sustained
+    rates = [rate for rate in (known.product_flop_per_second, known.burst_flop_per_second) if rate is not None]
+    at_rate = {round(rate / 1e12): least_seconds / (others + flop / rate) for rate in rates}
+    return PredictedStep(terms, least_seconds / sum(terms.values()), at_rate)
 
 
 def _product_seconds(machine: Machine, M: int, N: int, K: int) -> float:

@@ -40,7 +40,8 @@ class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         launches: by kind.
         products: rows, columns and depth of a product -> how often it was launched.
-        waits: what the host waited for, with the copies that made it wait.
+        waits: of the host for the device: PyTorch waits for the stream after it copied to the host; and copies from
+            pageable memory, for which CUDA may wait until the stream is empty.
         launches_after_wait: how many began after the first wait: of work that the device did not have in time.
     """
 
@@ -97,7 +98,7 @@ def logged_step(lines: Iterable[str], *, process: int, start: float, end: float)
             launches[
                 LaunchKind.FILL if kind == "fill" else LaunchKind.TRANSFER if "to_" in line else LaunchKind.CAST
             ] += 1
-        if kind == "wait" or line.rstrip().endswith("host waits"):
+        if kind == "wait" or (kind == "copy" and "to_device pageable" in line):
             waits.append(" ".join([kind, *details[1:]]))
     return LoggedStep(launches=dict(launches), products=_listed(products), waits=waits, launches_after_wait=after_wait)
 

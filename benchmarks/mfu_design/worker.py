@@ -93,8 +93,17 @@ def counted(run: str, script: str, layers: int, scratch: Path) -> CountedStep:
     )
 
 
-if __name__ == "__main__":
-    asked_run, asked_script, asked_layers, directory = sys.argv[1:]
-    print(msgspec.json.encode(counted(asked_run, asked_script, int(asked_layers), Path(directory))).decode())
+def main() -> None:
+    """Count what the command line names, and print it; null where the step runs out of the device's memory."""
+    run, script, layers, directory = sys.argv[1:]
+    try:
+        found = counted(run, script, int(layers), Path(directory))
+    except torch.OutOfMemoryError:
+        found = None
+    print(msgspec.json.encode(found).decode())
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
