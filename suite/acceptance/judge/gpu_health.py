@@ -144,7 +144,9 @@ def _nvlinks(gpu: GpuHealth, most: int) -> list[CheckFinding]:
     bad = [f"link {' '.join(down)} went down under load"] if down else []
     bad += [f"{active} links active, {most} on other GPUs of the node"] if active < most else []
     bad += [problem for problem in after.fabric_problems if problem in FABRIC_FAULTS]
-    minor = [f"{active} of {links} links active on every GPU"] if active == most and 0 < active < links else []
+    # behind switches all links of a GPU are used; a bridge between two cards leaves some free
+    unused = before.fabric and active == most < links
+    minor = [f"{active} of {links} links active on every GPU"] if unused else []
     minor += [problem for problem in after.fabric_problems if problem not in FABRIC_FAULTS]
     for kind, count in after.nvlink_errors.items():
         grown = count - before.nvlink_errors.get(kind, 0)
