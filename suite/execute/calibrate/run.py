@@ -67,8 +67,11 @@ class Bench:
         self.everyone = dist.new_group(backend="gloo")
         self.control: dict[int, dist.ProcessGroup] = {}
         self._groups: dict[int, dist.ProcessGroup] = {}
-        for ranks in sorted({task.subject.ranks for task in job.tasks}):
-            self.control[ranks] = dist.new_group(list(range(ranks)), backend="gloo")
+        # A gloo group is made by its members alone: on CUDA PyTorch lets the others split NCCL's communicator, which
+        # waits for the members for ever. Its name has the number of groups so far, which is the same on all members
+        # where the largest is made first (torch 2.11 to 2.13: _new_process_group_helper, _hash_ranks_to_str)
+        for ranks in sorted({task.subject.ranks for task in job.tasks}, reverse=True):
+            self.control[ranks] = dist.new_group(list(range(ranks)), backend="gloo", use_local_synchronization=True)
             self._groups[ranks] = dist.new_group(list(range(ranks)))
         self._alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
 
