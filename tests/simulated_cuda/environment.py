@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.simulated_cuda.build import build
 
 ROOT = Path(__file__).resolve().parents[2]
-NVML = ROOT / "benchmarks" / "accept_selftest" / "faults" / "nvml"  # stands in for nvidia-ml-py
+NVML = ROOT / "benchmarks" / "accept_selftest" / "nvml"  # stands in for nvidia-ml-py
+FIRST_BUS = 16  # of the PCI bus, where src/runtime.c has its devices
 PLUGIN = Path(__file__).resolve().parent / "plugin"  # PyTorch finds it on its path
 
 
@@ -40,7 +41,7 @@ def simulated_environment(
         "TRITON_LIBCUDA_PATH": directory,
         "SIMULATED_CUDA_DEVICES": str(devices),
         "SIMULATED_CUDA_MODEL": model,
-        "FAKE_NVML": json.dumps({"gpus": devices, "faults": dict(nvml_faults or {})}),
+        "FAKE_NVML": json.dumps({"gpus": devices, "first_bus": FIRST_BUS, "faults": dict(nvml_faults or {})}),
         "PYTHONPATH": os.pathsep.join([str(PLUGIN), str(NVML), *([p] if (p := environment.get("PYTHONPATH")) else [])]),
     }
     environment |= {f"SIMULATED_CUDA_{name.upper()}": str(value) for name, value in settings.items()}

@@ -211,7 +211,7 @@ def nvmlDeviceGetSramEccErrorStatus(device: int, status: Any) -> int:
 
 
 def nvmlDeviceGetPciInfo(handle: int) -> SimpleNamespace:
-    return SimpleNamespace(domain=0, bus=0x18 + handle, device=0)
+    return SimpleNamespace(domain=0, bus=_SCENE.get("first_bus", 0x18) + handle, device=0)
 
 
 def nvmlDeviceGetNvLinkState(device: int, link: int) -> int:
