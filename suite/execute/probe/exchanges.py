@@ -22,7 +22,7 @@ from suite.job.probe_job import Exchanged, ProbeJob
 MODULUS = 1021  # prime, and small enough that sums over 8,192 ranks are exact in fp32
 ALGORITHMS = {"ring": "Ring", "nvls": "NVLS"}  # of NCCL's all-reduce: our names, and those of NCCL_ALGO
 SUMMING_SWITCH = (9, 0)  # compute capability from which a GPU's switch can add (NVLS)
-Exchange = Callable[[int], tuple[float, Tensor, Tensor]]
+Attempt = Callable[[int], tuple[float, Tensor, Tensor]]  # of a number: seconds, what was received, what was expected
 
 
 def exchange_all(
@@ -192,11 +192,10 @@ def _decided_by_first(control: dist.ProcessGroup) -> Callable[[Tensor], object]:
     return functools.partial(dist.broadcast, src=0, group=control)
 
 
-def _repeated(least: int, once: Exchange, decide: Callable[[Tensor], object], *, seconds: float) -> dict[str, Any]:
+def _repeated(least: int, once: Attempt, decide: Callable[[Tensor], object], *, seconds: float) -> dict[str, Any]:
     """`once`, so often at least, and then for the rest of `seconds`; fields of an `Exchanged`.
 
     Args:
-        once: of a number, returns seconds, and what was received and expected.
         decide: replaces the number of further repetitions by that of one of the ranks.
     """
     fastest, wrong, first = float("inf"), 0, ""
