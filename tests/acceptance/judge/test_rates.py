@@ -7,7 +7,7 @@ import pytest
 
 from suite.acceptance.measurements import part_rates, product_points
 from suite.acceptance.presets import EFFORTS
-from suite.calibration.density import DENSITIES, Scope
+from suite.calibration.density import Scope
 from suite.calibration.plan import LINE, TABLE, Planned, plan
 from suite.job.calibration_job import Task, TimedTask
 from suite.machine.timing_tables import Subject
@@ -62,12 +62,15 @@ def test_large_square_products_count_where_every_rank_timed_them():
     assert part_rates(planned, points, 2)[0] == [1000.0, 1000.0]
 
 
+@pytest.mark.parametrize("profile", ["quick", "accept"])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_the_plan_of_a_gpu_node_has_what_check_1_compares_with_data_sheets(ranks):
-    planned = plan(Scope("cuda", ranks, 16, DENSITIES["cuda"]))
+def test_the_plan_of_a_gpu_node_has_what_checks_1_and_3_compare_with_data_sheets(ranks, profile):
+    planned = plan(Scope("cuda", ranks, 16, EFFORTS[profile].densities["cuda"]))
     points = {
         (rank, number): [round_of(number, *([1e-3] * len(one.task.sizes)))]
         for number, one in enumerate(planned)
         for rank in range(one.task.subject.ranks)
     }
-    assert part_rates(planned, points, ranks)[0] == pytest.approx([2 * 8192**3 / 1e-3] * ranks)
+    matrix, copy, triad = part_rates(planned, points, ranks)
+    assert matrix == pytest.approx([2 * 8192**3 / 1e-3] * ranks)
+    assert copy == triad == pytest.approx([8e12] * ranks, rel=0.01)
