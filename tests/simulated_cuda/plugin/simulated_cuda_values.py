@@ -20,8 +20,10 @@ LEFT = re.compile(
     r"|_local_scalar_dense|_copy_from|lift|detach|alias|_has_same_storage|cudnn|_cudnn|miopen|_scaled_dot_product"
     r"|_fused_sdp|_flash|_efficient|_fill_mem_eff|_sparse|_validate|_coalesced|_indices|_values|_nested)"
 )
-# Operators whose results have as many elements as their operands' values say: no kernel is launched for them.
-BY_VALUES = re.compile(r"aten::(nonzero|masked_select|unique|_unique)")
+# No kernel is launched for operators whose results have as many elements as their operands' values say, and for a power
+# of a number, whose kernel makes a tensor of it that Python cannot be handed.
+BY_VALUES = re.compile(r"aten::(nonzero|masked_select|unique|_unique|pow\.Scalar)")
+HALVES = ("float16", "bfloat16")
 
 
 def compute_on_host() -> None:
@@ -91,7 +93,11 @@ def _on_host(operator: Any, kernel: Any, limit: int, *, launches: bool) -> Any:
             host_view(result).copy_(leaf)
             return result
 
-        computed = operator(*tree_map(to_host, arguments), **tree_map(to_host, options))
+        on_host = tree_map(to_host, (arguments, options))
+        try:
+            computed = operator(*on_host[0], **on_host[1])
+        except RuntimeError:  # the host's kernel wants one precision, where the device's takes 16 bits and fp32
+            computed = _in_fp32(operator, *on_host)
         if launches:
             for result, right in zip(tree_leaves(launched), tree_leaves(computed), strict=True):
                 if isinstance(result, torch.Tensor) and right.numel() and not any(right is view for _, view in lent):
@@ -104,6 +110,24 @@ def _on_host(operator: Any, kernel: Any, limit: int, *, launches: bool) -> Any:
         return tree_map(to_device, computed)
 
     return call
+
+
+def _in_fp32(operator: Any, arguments: Any, options: Any) -> Any:
+    """The results of an operator that changes none of its operands, from operands in fp32."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def widened(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and str(leaf.dtype).removeprefix("torch.") in HALVES:
+            return leaf.float()
+        return torch.float32 if isinstance(leaf, torch.dtype) and str(leaf).removeprefix("torch.") in HALVES else leaf
+
+    if operator._schema.is_mutable:
+        raise NotImplementedError(f"{operator} in mixed precision")
+    arguments, options = tree_map(widened, (arguments, options))
+    if operator._schema.name in ("aten::_softmax", "aten::_log_softmax"):
+        arguments = (*arguments[:2], False)  # operands in 16 bits, results in fp32
+    return operator(*arguments, **options)
 
 
 def host_view(tensor: Any) -> Any:
