@@ -1,0 +1,123 @@
+"""Whole commands on simulated GPUs, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from suite.machine.profile import Profile
+from suite.machine.timing_tables import Subject
+from suite.paths import ROOT
+from suite.records import store
+from suite.records.index import launches
+from suite.report.terminal.machine_profile import best_rate
+from tests.simulated_cuda.environment import simulated_environment
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1800)]
+
+THIRD = "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacad0002"
+TFLOP_PER_SECOND, BYTES_PER_SECOND, LINK_BYTES_PER_SECOND = 700e12, 3000e9, 50e9
+
+
+def run(*arguments: str, devices: int = 1, **settings: Any) -> subprocess.CompletedProcess[str]:
+    more = settings.pop("variables", {})
+    environment = simulated_environment(devices, **settings) | more
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False)
+
+
+def reproduced(results: Path, *arguments: str, devices: int = 1, **settings: Any) -> dict[str, Any]:
+    """What a launch of 6 steps reported, once its exact figures agree. Its losses mean nothing: they fail."""
+    command = ("suite", "reproduce", *arguments, "--device", "cuda", "--no-calibrate", "--json")
+    steps = () if "--steps" in arguments else ("--steps", "6")
+    done = run(*command, *steps, "--results", str(results), devices=devices, **settings)
+    assert done.returncode == 1, done.stderr
+    reported: dict[str, Any] = json.loads(done.stdout)
+    failed = {row["quantity"] for row in reported["figures"] if row["verdict"] == "fail"}
+    assert failed <= {"first_loss"}
+    exact = [row for row in reported["figures"] if row["tolerance"] == 0]
+    assert {row["quantity"] for row in exact} >= {"parameters", "model_flop", "hardware_flop", "optimizer_bytes"}
+    assert all(row["left"] == row["right"] for row in exact)
+    return reported
+
+
+def test_a_compiled_launch_on_the_device_that_the_user_names_agrees_and_is_said_to_be_simulated(tmp_path: Path) -> None:
+    traced = ("gpt2-mini", "--compile", "--trace", "trace")
+    reproduced(tmp_path, *traced[:2], devices=4, variables={"CUDA_VISIBLE_DEVICES": THIRD})
+    (launch,), bad = launches(tmp_path)
+    assert bad == []
+    assert launch.simulated
+    (rank,) = store.read(Path(launch.path)).end.ranks
+    assert rank.environment["gpu_uuid"] == THIRD.removeprefix("GPU-")
+    assert rank.environment["device"].endswith("(simulated)")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gpt2-mini", "--ranks 2 --layout dp2,zero1 --compile --trace"),
+        ("gpt2-mini", "--ranks 2 --optimizer one-bit-adam --exact-steps 2 --kernels triton"),
+        ("opt-mini", "--compile"),
+        ("mt-nlg-mini", "--compile --kernels triton"),
+        ("gpt2-124m", "--compile"),
+        ("gpt2-1558m", "--compile --kernels triton"),
+    ],
+)
+def test_a_launch_agrees_with_its_prediction(name: str, options: str, tmp_path: Path) -> None:
+    reproduced(tmp_path, name, *options.split(), devices=2)
+
+
+@pytest.mark.long
+def test_calibration_finds_the_rates_of_the_clock(tmp_path: Path) -> None:
+    times = tmp_path / "times"
+    times.write_text(
+        f"matmul {TFLOP_PER_SECOND / 1e12}\nmemory {BYTES_PER_SECOND / 1e9}\nhost_link {LINK_BYTES_PER_SECOND / 1e9}\n"
+    )
+    command = ("suite", "calibrate", "--device", "cuda", "--ranks", "2", "--json", "--results", str(tmp_path))
+    done = run(*command, devices=2, times=times)
+    assert done.returncode == 0, done.stderr
+    profile = msgspec.convert(json.loads(done.stdout)["profile"], Profile, str_keys=True)
+
+    def rate(operation: str, variant: str, dtype: str) -> float:
+        subject = Subject(operation=operation, variant=variant, dtype=dtype)
+        return max(best_rate(table).per_second for table in profile.tables if table.subject == subject)
+
+    assert rate("product", "NT", "bf16") == pytest.approx(TFLOP_PER_SECOND, rel=0.05)
+    link = profile.line(Subject(operation="host_to_device", variant="")).units_per_second
+    assert link == pytest.approx(LINK_BYTES_PER_SECOND, rel=0.05)
+    pageable = profile.line(Subject(operation="host_to_device", variant="pageable")).units_per_second
+    assert pageable < 0.5 * link
+
+
+@pytest.mark.long
+def test_the_ladder_climbs_every_rung(tmp_path: Path) -> None:
+    done = run(
+        "suite", "ladder", "gpt2-mini", "--device", "cuda", "--no-calibrate", "--json", "--results", str(tmp_path)
+    )
+    assert done.returncode in (0, 1), done.stderr
+    statuses = {rung["rung"]: rung["status"] for rung in json.loads(done.stdout)["rungs"]}
+    assert len(statuses) > 15
+    assert set(statuses.values()) <= {"ok", "not run"}
+
+
+@pytest.mark.long
+def test_two_sets_of_launches_are_compared(tmp_path: Path) -> None:
+    options = ("--device", "cuda", "--no-calibrate", "--steps", "6", "--launches", "2", "--results", str(tmp_path))
+    assert run("suite", "regress", "gpt2-mini", *options, "--accept").returncode in (0, 3)
+    compared = run("suite", "regress", "gpt2-mini", *options)
+    assert compared.returncode in (0, 1, 3), compared.stderr
+    assert len(launches(tmp_path)[0]) == 4
+
+
+@pytest.mark.long
+def test_every_kernel_is_launched_by_the_benchmark(tmp_path: Path) -> None:
+    options = ("--benchmark-max-time=0.01", "--benchmark-min-rounds=1", f"--benchmark-storage={tmp_path}")
+    done = run("benchmarks.kernels", *options, log=tmp_path / "log")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
