@@ -6,7 +6,7 @@ from pathlib import Path
 
 from suite.paths import ROOT
 
-ROOMS_OF_TESTS = {"end_to_end", "meta", "support"}  # several rooms at once; no room; no tests
+ROOMS_OF_TESTS = {"end_to_end", "meta", "simulated_cuda", "support"}  # several rooms at once; no room; no tests
 BESIDE_SUITE = {"benchmarks", "kernels", "reference_runs"}
 OF_SEVERAL_MODULES = {
     "commands/test_bad_input.py": "what every command refuses",
