@@ -53,6 +53,7 @@ COMMANDS = {
     "accept": ("suite.commands.accept", "accept_command"),
     "ladder": ("suite.commands.ladder", "ladder_command"),
     "report": ("suite.commands.report", "report_command"),
+    "first-hour": ("suite.commands.first_hour", "first_hour_command"),
 }
 GROUPS = ("results",)  # whose function makes commands of their own
 # Command -> options as they were called before -> as they are called

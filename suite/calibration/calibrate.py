@@ -49,12 +49,18 @@ class CalibrationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planned_calibration(
-    results: Path, *, device: str = "auto", ranks: int | None = None, density: Density | None = None
+    results: Path,
+    *,
+    device: str = "auto",
+    ranks: int | None = None,
+    density: Density | None = None,
+    quick: bool = False,
 ) -> Calibration:
     """The plan of a whole calibration, by default with the usual density of the device.
 
     Args:
         ranks: None: 2 on the CPU, otherwise all GPUs.
+        quick: with the quick density, for want of another.
 
     Raises:
         InputError: unknown device, or ranks out of range.
@@ -64,7 +70,8 @@ def planned_calibration(
     if ranks < 1 or (device == "cuda" and ranks > default_ranks):
         allowed = f"1 to {default_ranks}" if device == "cuda" else "1 or more"
         raise InputError("ranks", got=ranks, allowed=allowed, where="--ranks")
-    scope = Scope(device, ranks, usable_cores(), _on_this_machine(density or DENSITIES[device], device))
+    usual = QUICK_DENSITY._replace(step=DENSITIES[device].step) if quick else DENSITIES[device]
+    scope = Scope(device, ranks, usable_cores(), _on_this_machine(density or usual, device))
     return Calibration(
         device=device,
         ranks=ranks,

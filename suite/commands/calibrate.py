@@ -28,6 +28,7 @@ def calibrate_command(
     ] = None,
     device: Device = "auto",
     results: Annotated[Path, typer.Option(help="Where the profile is stored, in machines/.")] = ROOT / "results",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes, fewer times: predictions are rougher.")] = False,
     json: JsonWithProgress = False,
 ) -> None:
     """Measure matrix products, memory, operators and collectives here, with 1, 2, 4, ... ranks at once.
@@ -43,7 +44,7 @@ def calibrate_command(
     """
     end_as_interrupted()
     messages = console(stderr=True)
-    planned = planned_calibration(results, device=device, ranks=ranks)
+    planned = planned_calibration(results, device=device, ranks=ranks, quick=quick)
     if missing := compilation_missing(planned.device):
         messages.print(f"nothing compiled is timed: {escape(missing)}", soft_wrap=True)
     try:

@@ -1,0 +1,176 @@
+"""The parts of the first hour, the most valuable first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from reference_runs.catalog import miniatures
+from reference_runs.errors import InputError
+from suite.first_hour.part import RESULTS, HourPart, PartKind
+from suite.predict.analytic.kernel_cost import FORMULAS
+
+ONE_BIT = ("sign_pack", "sign_unpack")
+SHARED_LAYOUTS = ("tp2", "pp2", "dp2,zero3")
+SHORT_MINIATURE = "gpt2-mini"
+BENCHMARKED = ("pytest", "pytest_benchmark", "triton")
+
+
+def parts(device: str, *, short: bool = False) -> list[HourPart]:
+    """All parts for "cuda" or "cpu"; with `short` a few steps or sizes of each, for tests."""
+    here = ("--device", device)
+    results = ("--results", RESULTS)
+    found = [
+        HourPart(
+            name="environment",
+            kind=PartKind.ENVIRONMENT,
+            shows="devices, driver, versions, packages and compilers that are missing",
+            arguments=("suite.first_hour.environment", device),
+            seconds=120.0,
+        ),
+        HourPart(
+            name="rates",
+            kind=PartKind.RATES,
+            shows="whether the first device copies and multiplies at its usual rate",
+            arguments=("suite.execute.probe.rates", device),
+            seconds=120.0,
+        ),
+        _kernel_tests(short),
+        *_kernel_table(FORMULAS if not short else ("gradient_norm",), bf16=True),
+        HourPart(
+            name="calibrate",
+            kind=PartKind.CALIBRATE,
+            shows="times of all operators and collectives, from which steps are predicted",
+            arguments=("suite", "calibrate", *here, *results, "--json", *(["--quick"] if short else [])),
+            seconds=480.0,
+        ),
+        *(_miniature(name, here, short) for name in (miniatures() if not short else (SHORT_MINIATURE,))),
+        *(_gpt2(name, asked, seconds, short) for name, asked, seconds in _UTILISATION),
+        _accept(here, short),
+        *_ladders(here, short),
+        *(_shared(layout, short) for layout in (SHARED_LAYOUTS if not short else SHARED_LAYOUTS[:1])),
+        *(() if short else _kernel_table(FORMULAS, bf16=False)),
+    ]
+    return [part for part in found if device == "cuda" or not part.needs_cuda]
+
+
+# GPT-2's runs on one GPU: the share of its dense bf16 peak that is asked for, and the seconds that they may take
+_UTILISATION = (("gpt2-124m", 0.50, 300.0), ("gpt2-1558m", 0.58, 420.0))
+
+
+def chosen(all_parts: Iterable[HourPart], names: str | None, where: str) -> list[HourPart]:
+    """The parts of a list of names, all where there is none.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    known = {part.name: part for part in all_parts}
+    if names is None:
+        return [*known.values()]
+    asked = [name.strip() for name in names.split(",")]
+    for name in asked:
+        if name not in known:
+            raise InputError("unknown part", got=repr(name), allowed=", ".join(known), where=where)
+    return [part for name, part in known.items() if name in asked]
+
+
+def _kernel_tests(short: bool) -> HourPart:
+    files = ["tests/kernels/test_gradient_norm.py"] if short else ["tests/kernels"]
+    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "--maxfail=20"]
+    if not short:
+        options += ["--ignore=tests/kernels/test_compilation.py"]  # compiles for GPUs that are not here
+    return HourPart(
+        name="kernel tests",
+        kind=PartKind.TESTS,
+        shows="whether Triton's kernels compute here what their references do",
+        arguments=("pytest", *options, *files),
+        seconds=360.0,
+        modules=("pytest", "triton"),
+    )
+
+
+def _kernel_table(kernels: Iterable[str], *, bf16: bool) -> list[HourPart]:
+    """A part a kernel, so that each is kept: bf16 cases at first, all others at the end."""
+    return [
+        HourPart(
+            name=f"kernel {kernel}" if bf16 else f"kernel {kernel} not bf16",
+            kind=PartKind.KERNELS,
+            shows="its share of a copy's bandwidth, and its time over PyTorch's",
+            arguments=(
+                "benchmarks.kernels",
+                *("-k", f"[{kernel}- and {'' if bf16 else 'not '}bf16"),
+                f"--benchmark-storage={RESULTS}/kernels",
+            ),
+            seconds=150.0,
+            modules=BENCHMARKED,
+            needs_cuda=True,
+        )
+        for kernel in kernels
+        if kernel not in ONE_BIT
+    ]
+
+
+def _reproduce(name: str, *options: str) -> tuple[str, ...]:
+    return ("suite", "reproduce", name, "--json", *options, "--results", RESULTS)
+
+
+def _miniature(name: str, here: tuple[str, ...], short: bool) -> HourPart:
+    options = ("--steps", "6", "--no-calibrate") if short else ()
+    return HourPart(
+        name=name,
+        kind=PartKind.REPRODUCE,
+        shows="exact figures, peak memory, step time and loss",
+        arguments=_reproduce(name, *here, *options),
+        seconds=300.0,
+    )
+
+
+def _gpt2(name: str, asked: float, seconds: float, short: bool) -> HourPart:
+    options = ("--steps", "6", "--no-calibrate") if short else ("--steps", "14")
+    return HourPart(
+        name=name,
+        kind=PartKind.REPRODUCE,
+        shows="the share of a GPU's peak that training reaches",
+        arguments=_reproduce(name, "--device", "cuda", "--ranks", "1", *options),
+        seconds=seconds,
+        needs_cuda=True,
+        asked_mfu=asked,
+    )
+
+
+def _shared(layout: str, short: bool) -> HourPart:
+    options = ("--device", "cuda", "--layout", layout, "--share-devices", "--no-compile", "--no-calibrate")
+    return HourPart(
+        name=f"layout {layout}",
+        kind=PartKind.REPRODUCE,
+        shows="exact figures and memory of a layout whose ranks may share a GPU",
+        arguments=_reproduce(SHORT_MINIATURE, *options, "--steps", "6" if short else "20"),
+        seconds=240.0,
+        needs_cuda=True,
+    )
+
+
+def _accept(here: tuple[str, ...], short: bool) -> HourPart:
+    what = ("--only", "environment,exact figures", "--miniatures", SHORT_MINIATURE) if short else ("--profile", "quick")
+    return HourPart(
+        name="accept",
+        kind=PartKind.ACCEPT,
+        shows="the verdict on this node",
+        arguments=("suite", "accept", *what, *here, "--resume", "--results", RESULTS, "--json"),
+        seconds=590.0,
+    )
+
+
+def _ladders(here: tuple[str, ...], short: bool) -> list[HourPart]:
+    names = (SHORT_MINIATURE,) if short or "cpu" in here else (SHORT_MINIATURE, "gpt2-124m")
+    rungs = "no-sync" if short else "fused-attention,compile,mixed-precision,fused-kernels"
+    options = ("--rungs", rungs, "--no-leave-one-out", *(["--no-calibrate"] if short else []))
+    return [
+        HourPart(
+            name=f"ladder {name}",
+            kind=PartKind.LADDER,
+            shows="what the top rungs gain over those below them",
+            arguments=("suite", "ladder", name, *options, *here, "--results", RESULTS, "--json"),
+            seconds=480.0,
+        )
+        for name in names
+    ]

@@ -1,0 +1,190 @@
+"""What a part's command printed, in a line, and what in it disagrees with what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
+from reference_runs.errors import InputError
+from suite.first_hour.part import HourPart, PartKind
+from suite.metrics.figures import Quantity
+from suite.records.kernel_runs import OURS, kernel_run
+
+COPY_ALLOWED = (0.85, 1.02)  # of the data sheet
+OF_BURST, OF_PEAK, MOST_OF_PEAK = 0.93, 0.70, 1.02  # for products of a device whose bursts are known, or of another
+OF_COPY = {"forward": 0.90, "backward": 0.80}  # of the bandwidth of a copy, for kernels
+STEP_ERROR = 0.15  # of a predicted step time, where its own uncertainty is not known: what is asked on GPUs
+INTERPOLATION_ERROR = 0.10
+LISTED = 12  # differences of one part
+
+
+class PartReading(NamedTuple):
+    """What was found, in a line, and the differences; not `readable` where the command did not get to print it."""
+
+    says: str
+    differences: list[str]
+    readable: bool = True
+
+
+def reading(part: HourPart, exit_code: int | None, output: str, errors: str, files: list[Path]) -> PartReading:
+    """The reading of a part's command that has ended, `files` being what it wrote below results/kernels."""
+    if part.kind is PartKind.KERNELS:
+        found = _kernels(files)
+    elif part.kind is PartKind.TESTS:
+        found = _tests(output)
+    else:
+        try:
+            found = _READERS[part.kind](part, msgspec.json.decode(output.strip().splitlines()[-1]))
+        except (IndexError, KeyError, TypeError, msgspec.MsgspecError):
+            found = PartReading(
+                last_line(errors) or last_line(output) or f"exit code {exit_code}, no output", [], False
+            )
+    kept, more = found.differences[:LISTED], len(found.differences) - LISTED
+    return found._replace(differences=[*kept, f"{more} more"] if more > 0 else kept)
+
+
+def last_line(text: str) -> str:
+    """The last line that says something."""
+    return next((line.strip()[:300] for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def apart(expected: float, measured: float) -> str:
+    """The difference as it is printed everywhere: expected over measured, less 1."""
+    return f"{expected / measured - 1:+.1%}" if measured else "measured 0"
+
+
+def _environment(_part: HourPart, found: Any) -> PartReading:
+    software = found["fingerprint"]["software"]
+    names = [device["name"] for device in found["devices"]] or [found["fingerprint"]["hardware"]["cpu"]]
+    says = f"{len(names)} x {names[0]}; torch {software['torch']}, triton {software['triton']}"
+    differences = [f"missing: {missing}" for missing in [found["compilation_missing"]] if missing]
+    if found["lacking"]:
+        names = [f"{name} ({needed_by})" for _, name, needed_by in found["lacking"]]
+        differences.append(f"missing: {', '.join(names)}: {found['installing']}")
+    return PartReading(says, differences)
+
+
+def _rates(_part: HourPart, found: Any) -> PartReading:
+    copy, product = found["copy_bytes_per_second"], found["product_flop_per_second"]
+    if copy is None or product is None:
+        return PartReading("the device's clock stood still", [])
+    says = f"copy {copy / 1e9:,.4g} GB/s, {found['product_dtype']} product {product / 1e12:,.4g} Tflop/s"
+    try:
+        known = accelerator(found["device"])
+        peak = dense_peak_flop_per_second(known, found["product_dtype"])
+    except InputError:
+        return PartReading(f"{says}; no data sheet of {found['device']}", [])
+    sheet, burst = known.board.memory_bytes_per_second, known.sustained.burst_flop_per_second
+    least = OF_BURST * burst if burst else OF_PEAK * peak
+    low, high = COPY_ALLOWED
+    differences = []
+    for name, rate, lowest, highest, unit, scale in (
+        ("copy", copy, low * sheet, high * sheet, "GB/s", 1e9),
+        ("product", product, least, MOST_OF_PEAK * peak, "Tflop/s", 1e12),
+    ):
+        if not lowest <= rate <= highest:
+            expected = f"{lowest / scale:,.4g} to {highest / scale:,.4g} {unit} expected"
+            differences.append(f"{name}: {rate / scale:,.4g} {unit}, {expected} of {known.title}")
+    return PartReading(says, differences)
+
+
+def _calibrate(_part: HourPart, found: Any) -> PartReading:
+    if found["status"] != "ok":
+        return PartReading(f"{found['status']}: {found['message']}", [])
+    error = found["interpolation_error"]
+    says = f"profile {Path(found['path']).name}"
+    if error is None:
+        return PartReading(says, [])
+    over = error > INTERPOLATION_ERROR
+    words = f"sizes between the measured ones are {error:.1%} off in the median"
+    return PartReading(f"{says}; {words}", [f"{words}, at most {INTERPOLATION_ERROR:.0%} expected"] if over else [])
+
+
+def _reproduce(part: HourPart, found: Any) -> PartReading:
+    if found["status"] != "ok":
+        return PartReading(f"{found['status']}: {found['message']}; record {found['record']}", [])
+    figures = found["figures"]
+    differences = [
+        f"{_figure(row)}: predicted {row['left']:,}, measured {row['right']:,} ({apart(row['left'], row['right'])})"
+        for row in figures
+        if row["verdict"] == "fail" and row["left"] is not None and row["right"] is not None
+    ]
+    if found["message"]:
+        differences.append(found["message"])
+    says = [found["verdict"]]
+    step = _of_job(figures, Quantity.STEP_SECONDS)
+    if step is not None:
+        says.append(f"step {step['right']:.4g} s")
+        if step["left"] is not None:
+            allowed = found["step_uncertainty"] or STEP_ERROR
+            words = f"predicted {step['left']:.4g} s ({apart(step['left'], step['right'])})"
+            says.append(words)
+            if abs(step["left"] / step["right"] - 1) > allowed:
+                differences.append(f"step time: {words}, measured {step['right']:.4g} s, within {allowed:.0%} expected")
+    reached = next((row["right"] for row in figures if row["quantity"] == Quantity.MFU and row["right"]), None)
+    if reached is not None:
+        says.append(f"mfu {reached:.1%}")
+    if part.asked_mfu is not None and reached is not None and reached < part.asked_mfu:
+        differences.append(f"mfu {reached:.1%}, at least {part.asked_mfu:.0%} asked")
+    return PartReading(", ".join(says), differences)
+
+
+def _of_job(figures: list[Any], quantity: Quantity) -> Any:
+    return next(
+        (row for row in figures if row["quantity"] == quantity and row["rank"] is None and row["term"] is None), None
+    )
+
+
+def _figure(row: Any) -> str:
+    keys = (row["quantity"], row["axis"], row["operation"], row["term"])
+    rank = "" if row["rank"] is None else f" of rank {row['rank']}"
+    return " ".join(str(key) for key in keys if key is not None) + rank
+
+
+def _accept(_part: HourPart, found: Any) -> PartReading:
+    worse = [row for row in found["findings"] if row["verdict"] not in ("PASS", "NOT RUN")]
+    differences = [f"{row['verdict']} {row['name']}, {row['subject']}: {row['evidence']}" for row in worse]
+    return PartReading(found["summary"], differences)
+
+
+def _ladder(_part: HourPart, found: Any) -> PartReading:
+    measured = sum(rung.get("measured") is not None for rung in found["heights"])
+    return PartReading(f"{found['verdict']}: {measured} of {len(found['heights'])} rungs ran", [*found["failures"]])
+
+
+def _tests(output: str) -> PartReading:
+    failed = [line.strip()[:200] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return PartReading(last_line(output).strip("= "), failed)
+
+
+def _kernels(files: list[Path]) -> PartReading:
+    """The share of a copy's bandwidth that each kernel of ours reaches, the lowest first."""
+    shares, differences = [], []
+    for path in files:
+        for timed in kernel_run(path).benchmarks:
+            case, spent = timed.extra_info, timed.stats.median
+            if case.form not in OURS or not (spent and case.copy_bytes_per_second):
+                continue
+            share = case.least_bytes / spent / case.copy_bytes_per_second
+            shares.append(share)
+            if share < (least := OF_COPY.get(case.direction, 0.0)):
+                differences.append(f"{timed.case}: {share:.0%} of a copy's bandwidth, {least:.0%} expected")
+    if not shares:
+        return PartReading("nothing was timed", [])
+    return PartReading(
+        f"{len(shares)} passes, {min(shares):.0%} to {max(shares):.0%} of a copy's bandwidth", differences
+    )
+
+
+_READERS: dict[PartKind, Callable[[HourPart, Any], PartReading]] = {
+    PartKind.ENVIRONMENT: _environment,
+    PartKind.RATES: _rates,
+    PartKind.CALIBRATE: _calibrate,
+    PartKind.REPRODUCE: _reproduce,
+    PartKind.ACCEPT: _accept,
+    PartKind.LADDER: _ladder,
+}

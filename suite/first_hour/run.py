@@ -1,0 +1,124 @@
+"""Runs the parts, the most valuable first, within the time that there is; what is done is not done again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from suite.first_hour.part import RESULTS, HourPart, PartKind
+from suite.first_hour.process import run_bounded
+from suite.first_hour.reading import last_line, reading
+from suite.first_hour.result import PartResult, PartStatus, path_of, store, stored
+from suite.machine.packages import described, lacking
+
+LEAST_SECONDS = 10.0  # that a part may take, however little time is left
+RAN_TO_ITS_END = frozenset({0, 1, 3})  # exit codes of commands that judged something, or could not
+NOTHING_SELECTED = 5  # pytest's
+
+
+class Hour(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be run.
+
+    Args:
+        machine: facts that decide whether an earlier result counts.
+        again: names of parts that are done again, whatever is stored.
+        deadline: on the clock of `time.monotonic`; None: there is time for all.
+    """
+
+    parts: Sequence[HourPart]
+    results: Path
+    machine: dict[str, str]
+    again: frozenset[str] = frozenset()
+    deadline: float | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+
+
+def run_hour(
+    hour: Hour, on_begin: Callable[[HourPart, float], None], on_end: Callable[[HourPart, PartResult], None]
+) -> None:
+    """Run what is not done: parts with the fewest attempts first, and of those in their order.
+
+    A part that fails, hangs or is ended does not stop the others.
+
+    Raises:
+        KeyboardInterrupt: a signal came; the part that it came in is kept as interrupted.
+    """
+    for part in remaining(hour):
+        if part.least_seconds > hour.left:
+            continue
+        bound = max(LEAST_SECONDS, min(part.seconds, hour.left))
+        on_begin(part, bound)
+        on_end(part, _run(hour, part, bound))
+
+
+def remaining(hour: Hour) -> list[HourPart]:
+    """The parts that are to be run, in the order of their turns."""
+    last = {part.name: result_of(hour, part) for part in hour.parts}
+    attempts = {name: 0 if result is None else result.attempts for name, result in last.items()}
+    left = [part for part in hour.parts if not ((result := last[part.name]) is not None and result.is_final)]
+    return sorted(left, key=lambda part: attempts[part.name])
+
+
+def result_of(hour: Hour, part: HourPart) -> PartResult | None:
+    """The last attempt at a part on this machine; None where there was none, or it is to be done again."""
+    result = stored(hour.results, part)
+    counts = result is not None and result.setting == part.setting(hour.machine) and part.name not in hour.again
+    return result if counts else None
+
+
+def _run(hour: Hour, part: HourPart, bound: float) -> PartResult:
+    before = result_of(hour, part)
+    earlier = 0 if before is None else before.attempts
+    words = [word.replace(RESULTS, str(hour.results)) for word in part.arguments]
+    result = PartResult(
+        part=part.name,
+        setting=part.setting(hour.machine),
+        status=PartStatus.RUNNING,
+        attempts=earlier + 1,
+        started=time.time(),
+        command=" ".join(["python -m", *part.arguments]),
+    )
+    if missing := lacking(part.modules):
+        says = f"for want of {described(missing)}"
+        result = msgspec.structs.replace(result, status=PartStatus.NOT_RUN, attempts=earlier, says=says)
+        store(hour.results, part, result)
+        return result
+    store(hour.results, part, result)
+    output, errors = (path_of(hour.results, part, suffix) for suffix in (".out", ".err"))
+    known = _benchmarks(hour.results)
+    began = time.monotonic()
+    code: int | None = None
+    interrupted = True
+    try:
+        code = run_bounded(words, bound, output, errors)
+        interrupted = False
+    finally:
+        result = msgspec.structs.replace(result, seconds=time.monotonic() - began, exit_code=code)
+        if interrupted:
+            store(hour.results, part, msgspec.structs.replace(result, status=PartStatus.INTERRUPTED))
+    printed, said = (path.read_text(encoding="utf-8", errors="replace") for path in (output, errors))
+    found = reading(part, code, printed, said, sorted(_benchmarks(hour.results) - known))
+    status = _status(part, code, bound, readable=found.readable)
+    says = found.says if code is not None else f"ended after {bound:.0f} s: {last_line(said) or found.says}"
+    result = msgspec.structs.replace(result, status=status, says=says, differences=found.differences)
+    store(hour.results, part, result)
+    return result
+
+
+def _benchmarks(results: Path) -> set[Path]:
+    return set((results / "kernels").rglob("*.json"))
+
+
+def _status(part: HourPart, code: int | None, bound: float, *, readable: bool) -> PartStatus:
+    if code is None:
+        return PartStatus.TOO_LONG if bound >= part.seconds else PartStatus.CUT_OFF
+    if (code in RAN_TO_ITS_END and readable) or (code == NOTHING_SELECTED and part.kind is PartKind.KERNELS):
+        return PartStatus.DONE
+    return PartStatus.FAILED

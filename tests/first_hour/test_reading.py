@@ -1,0 +1,134 @@
+"""What commands print is read, and differences from what was expected are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.first_hour.part import HourPart, PartKind
+from suite.first_hour.reading import PartReading, reading
+
+
+def part(kind: PartKind, **options: Any) -> HourPart:
+    return HourPart(name="p", kind=kind, shows="", arguments=(), seconds=1.0, **options)
+
+
+def read(kind: PartKind, entry: dict[str, Any], **options: Any) -> PartReading:
+    return reading(part(kind, **options), 0, f"noise\n{json.dumps(entry)}\n", "", [])
+
+
+def row(quantity: str, left: float | None, right: float | None, verdict: str = "shown", **keys: Any) -> dict[str, Any]:
+    none = dict.fromkeys(("axis", "operation", "rank", "stage", "term"))
+    return none | {"quantity": quantity, "left": left, "right": right, "verdict": verdict} | keys
+
+
+def launch(*rows: dict[str, Any], **options: Any) -> dict[str, Any]:
+    usual = {"status": "ok", "verdict": "pass", "message": "", "record": "r", "step_uncertainty": None}
+    return usual | {"figures": [*rows]} | options
+
+
+@pytest.mark.parametrize(
+    ("copy", "product", "differing"),
+    [
+        (3.0e12, 7.7e14, []),
+        (2.8e12, 7.7e14, ["copy: 2,800 GB/s, 2,848 to 3,417 GB/s expected of NVIDIA H100 SXM5 80 GB"]),
+        (3.5e12, 7.7e14, ["copy: 3,500 GB/s"]),
+        (3.0e12, 6.0e14, ["product: 600 Tflop/s, 716.1 to "]),
+        (3.0e12, 4.9e16, ["product: 4.9e+04 Tflop/s, "]),
+    ],
+)
+def test_rates_of_a_known_gpu_are_held_to_its_data_sheet(copy: float, product: float, differing: list[str]) -> None:
+    entry = {"device": "NVIDIA H100 80GB HBM3", "copy_bytes_per_second": copy, "product_flop_per_second": product}
+    found = read(PartKind.RATES, entry | {"product_dtype": "bf16"})
+    assert len(found.differences) == len(differing)
+    for line, begin in zip(found.differences, differing, strict=True):
+        assert line.startswith(begin[:20])
+
+
+def test_a_clock_that_stood_still_is_no_rate() -> None:
+    entry = {"device": "x", "copy_bytes_per_second": None, "product_flop_per_second": None, "product_dtype": "bf16"}
+    assert read(PartKind.RATES, entry) == ("the device's clock stood still", [], True)
+
+
+@pytest.mark.parametrize(
+    ("figure", "uncertainty", "differing"),
+    [
+        (row("step_seconds", 0.10, 0.11), None, []),
+        (row("step_seconds", 0.10, 0.13), None, ["step time: predicted 0.1 s (-23.1%), measured 0.13 s, within 15% e"]),
+        (row("step_seconds", 0.10, 0.13), 0.30, []),
+        (row("step_seconds", None, 0.13), None, []),
+        (row("peak_bytes", 100, 110, "fail", rank=1), None, ["peak_bytes of rank 1: predicted 100, measured 110 (-9"]),
+        (row("messages", 3, 4, "fail", axis="dp"), None, ["messages dp: predicted 3, measured 4 (-25.0%)"]),
+    ],
+)
+def test_figures_that_differ_are_named(figure: dict[str, Any], uncertainty: float | None, differing: list[str]) -> None:
+    found = read(PartKind.REPRODUCE, launch(figure, step_uncertainty=uncertainty))
+    assert [line[:50] for line in found.differences] == [line[:50] for line in differing]
+
+
+@pytest.mark.parametrize(("reached", "differs"), [(0.52, False), (0.49, True)])
+def test_a_share_of_the_peak_below_what_is_asked_differs(reached: float, differs: bool) -> None:
+    found = read(PartKind.REPRODUCE, launch(row("mfu", None, reached)), asked_mfu=0.5)
+    assert bool(found.differences) is differs
+    assert f"mfu {reached:.1%}" in found.says
+
+
+def test_a_launch_that_failed_says_how_and_where() -> None:
+    found = read(PartKind.REPRODUCE, launch(status="oom", message="rank 0: out of memory"))
+    assert found.says == "oom: rank 0: out of memory; record r"
+
+
+def test_findings_that_are_not_passed_differ_and_what_did_not_run_does_not() -> None:
+    names = {"subject": "rank 1", "evidence": "0.5 of the median"}
+    findings = [{"name": "matrix rate", "verdict": verdict} | names for verdict in ("PASS", "WARN", "FAIL", "NOT RUN")]
+    found = read(PartKind.ACCEPT, {"summary": "rejected", "findings": findings})
+    assert found.says == "rejected"
+    assert [line.split()[0] for line in found.differences] == ["WARN", "FAIL"]
+
+
+def test_what_a_node_lacks_is_a_difference() -> None:
+    entry = {
+        "fingerprint": {"software": {"torch": "2.11.0", "triton": "3.6.0"}, "hardware": {"cpu": "EPYC"}},
+        "devices": [{"name": "NVIDIA H100"}],
+        "compilation_missing": "no Python.h",
+        "lacking": [["ruptures", "ruptures", "regress"]],
+        "installing": "pip install ruptures",
+    }
+    found = read(PartKind.ENVIRONMENT, entry)
+    assert found.says == "1 x NVIDIA H100; torch 2.11.0, triton 3.6.0"
+    assert found.differences == ["missing: no Python.h", "missing: ruptures (regress): pip install ruptures"]
+
+
+def test_failed_tests_are_named_and_long_lists_shortened() -> None:
+    lines = [f"FAILED tests/kernels/test_x.py::test[{n}] - wrong" for n in range(20)]
+    found = reading(part(PartKind.TESTS), 1, "\n".join([*lines, "== 20 failed in 3 s =="]), "", [])
+    assert found.says == "20 failed in 3 s"
+    assert len(found.differences) == 13
+    assert found.differences[-1] == "8 more"
+
+
+def test_kernels_below_their_share_of_a_copy_are_named(tmp_path: Path) -> None:
+    def timed(name: str, direction: str, seconds: float, form: str = "kernel") -> dict[str, Any]:
+        facts = {"least_bytes": 1e9, "copy_bytes_per_second": 1e12, "form": form, "pass": direction}
+        return {"name": f"test_seconds[{name}]", "stats": {"median": seconds}, "extra_info": facts}
+
+    benchmarks = [
+        timed("a", "forward", 1.05e-3),
+        timed("b", "forward", 1.2e-3),
+        timed("c", "backward", 1.2e-3),
+        timed("d", "backward", 2e-3, "eager"),
+    ]
+    path = tmp_path / "0001_run.json"
+    path.write_text(json.dumps({"machine_info": {}, "benchmarks": benchmarks}), encoding="utf-8")
+    found = reading(part(PartKind.KERNELS), 0, "", "", [path])
+    assert found.says == "3 passes, 83% to 95% of a copy's bandwidth"
+    assert found.differences == ["b: 83% of a copy's bandwidth, 90% expected"]
+
+
+@pytest.mark.parametrize("output", ["", "Traceback", "{}", "[1]"])
+def test_output_that_nobody_can_read_is_said_to_be_that(output: str) -> None:
+    found = reading(part(PartKind.LADDER), 1, output, "x\nRuntimeError: gone\n", [])
+    assert found == ("RuntimeError: gone", [], False)

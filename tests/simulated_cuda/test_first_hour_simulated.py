@@ -1,0 +1,68 @@
+"""`first-hour` on a simulated GPU: every part of its short form runs to its end, and what goes wrong is kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.first_hour.parts import parts
+from suite.paths import ROOT
+from tests.simulated_cuda.environment import simulated_environment
+
+FEW = "environment,rates,gpt2-mini"
+
+
+def first_hour(results: Path, *options: str, **simulated: object) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of the short form."""
+    command = [sys.executable, "-m", "suite", "first-hour", "--short", "--device", "cuda", "--json"]
+    environment = simulated_environment(1, **simulated)  # type: ignore[arg-type]
+    done = subprocess.run(
+        [*command, "--results", str(results), *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1700,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(600)
+def test_a_gpu_s_parts_run_are_kept_and_not_run_again(tmp_path: Path) -> None:
+    code, entry = first_hour(tmp_path, "--parts", FEW, "--no-page")
+    by_name = {part["part"]: part for part in entry["parts"]}
+    assert code == 1  # losses of a simulated GPU mean nothing, and are seen to
+    assert {part["status"] for part in by_name.values()} == {"done"}
+    assert "H100" in by_name["environment"]["says"]
+    assert any(line.startswith("first_loss") for line in by_name["gpt2-mini"]["differences"])
+    assert first_hour(tmp_path, "--parts", FEW, "--no-page") == (code, entry)
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(600)
+def test_a_device_without_room_fails_its_parts_alone(tmp_path: Path) -> None:
+    code, entry = first_hour(tmp_path, "--parts", FEW, "--no-page", "--minutes", "9", memory=2 << 30)
+    by_name = {part["part"]: part for part in entry["parts"]}
+    assert code == 4
+    assert by_name["environment"]["status"] == "done"
+    assert by_name["rates"]["status"] == "failed"  # 4 GiB of tensors on a device of 2
+    assert "OutOfMemoryError" in by_name["rates"]["says"]
+    assert by_name["gpt2-mini"]["status"] == "failed"
+
+
+@pytest.mark.ranks
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_whole_in_its_short_form_runs_to_its_end(tmp_path: Path) -> None:
+    _, entry = first_hour(tmp_path)
+    wanted = {part.name for part in parts("cuda", short=True)}
+    by_name = {part["part"]: part for part in entry["parts"]}
+    assert set(by_name) == wanted
+    assert {name: part["status"] for name, part in by_name.items()} == dict.fromkeys(wanted, "done")
