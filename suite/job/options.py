@@ -113,12 +113,14 @@ class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
         kernels: of the machine that runs it.
         compiled: whether blocks are compiled.
         averaging: over the data-parallel ranks, in the steps after those that average exactly.
+        triton: whether memory is that of Triton kernels. Times are predicted of PyTorch's operators in any case.
     """
 
     kernels: Kernels = Kernels()
     compiled: bool = False
     training_options: TrainingOptions = DEFAULT_OPTIONS
     averaging: Averaging = Averaging.EXACT
+    triton: bool = False
 
 
 DEFAULT_STEP = StepOptions()

@@ -12,6 +12,7 @@ from reference_runs.layout import Layout, Recomputation, layout_text
 from reference_runs.run import Workload
 from suite.job.options import KernelChoice, StepOptions
 from suite.predict.analytic.cuda_temporaries import bytes_outside_allocator
+from suite.predict.executed_run.figures import memory_options
 from suite.predict.simulation.state import rank_position
 from suite.predict.simulation.step_memory import executed_peak_bytes
 from suite.predict.simulation.supported_layouts import describes_ranks
@@ -25,19 +26,20 @@ def check_device_memory(
     """Refuse a launch one of whose ranks needs more memory than the smallest device has.
 
     What it needs: the predicted peak of PyTorch's allocator, which segments that are only partly used come on top of,
-    and what is assumed for CUDA's context and NCCL's buffers. Kernels of Triton need less, which is not predicted.
+    and what is assumed for CUDA's context and NCCL's buffers.
 
     Raises:
         InputError: it does not fit.
     """
-    if kernels is not KernelChoice.TORCH or not describes_ranks(workload):
+    if not describes_ranks(workload):
         return
+    options = memory_options(options, kernels)
     needed = needed_bytes(workload, options)
     if needed <= memory_bytes:
         return
     fitting = (layout for layout in smaller_layouts(workload) if _fits(workload, layout, options, memory_bytes))
     layout = next(fitting, None)
-    remedy = "more ranks, or --kernels triton" if layout is None else f"--layout {layout_text(layout)}"
+    remedy = "more ranks" if layout is None else f"--layout {layout_text(layout)}"
     raise InputError(
         f"does not fit: a rank needs {needed / GIB:.1f} GiB (predicted peak, and "
         f"{_outside(workload.layout) / GIB:.1f} GiB for CUDA and NCCL)",

@@ -79,11 +79,14 @@ def test_recomputation_is_offered_where_a_sample_at_a_time_is_too_much_and_more_
             )
 
 
-def test_of_triton_s_kernels_and_of_layouts_that_are_not_described_nothing_is_refused(
+def test_triton_s_kernels_fit_where_pytorch_s_do_not_and_layouts_that_are_not_described_are_not_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planned = asked(80 * GIB, monkeypatch)
     options, where = planned.step_options, "gpt2-mini"
-    check_device_memory(planned.workload, options, KernelChoice.TRITON, memory_bytes=1, where=where)
+    needed = needed_bytes(planned.workload, options)
+    check_device_memory(planned.workload, options, KernelChoice.TRITON, memory_bytes=needed // 2, where=where)
+    with pytest.raises(InputError, match="does not fit"):
+        check_device_memory(planned.workload, options, KernelChoice.TRITON, memory_bytes=needed // 4, where=where)
     split = planned.workload._replace(layout=msgspec.structs.replace(planned.layout, context_parallel=2))
     check_device_memory(split, options, KernelChoice.TORCH, memory_bytes=1, where=where)

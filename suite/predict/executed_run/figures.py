@@ -35,12 +35,17 @@ def expected_figures(job: Job, *, kernels: Kernels, cores: int) -> list[Figure]:
     predicted = countable(job.averaging, prediction(job.workload, options, own_processors=alone))
     if job.training_options.update is Update.ADAFACTOR:
         predicted = [_of_adafactor(job, figure) for figure in predicted]
-    if job.kernels is KernelChoice.TORCH:  # what Triton's keep and need is not described
-        memory = memory_figures(job.workload, options)
-        # nor what other ways of averaging take in passing
+    if job.kernels is KernelChoice.TORCH or job.device == "cuda":  # of Triton's on a CPU their references run
+        memory = memory_figures(job.workload, memory_options(options, job.kernels))
+        # what other ways of averaging take in passing is not described
         exact = job.averaging is Averaging.EXACT
         predicted += [figure for figure in memory if exact or figure.quantity is not Quantity.PEAK_BYTES]
     return predicted
+
+
+def memory_options(options: StepOptions, kernels: KernelChoice) -> StepOptions:
+    """`options` as memory depends on them."""
+    return msgspec.structs.replace(options, triton=kernels is KernelChoice.TRITON)
 
 
 def _of_adafactor(job: Job, figure: Figure) -> Figure:

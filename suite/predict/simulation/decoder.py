@@ -15,6 +15,7 @@ from suite.predict.simulation.fsdp import FullySharding
 from suite.predict.simulation.host_calls import ANGLES, ANGLES_PASSES, BLOCK, MASK, MASK_PASSES
 from suite.predict.simulation.memory_blocks import MemoryBlock
 from suite.predict.simulation.operators import Operators
+from suite.predict.simulation.triton_operators import TritonOperators
 
 INT64 = 8
 ELEMENT_WISE = {Activation.GELU: "gelu", Activation.GELU_TANH: "gelu_tanh"}
@@ -71,7 +72,8 @@ class Chunk:
         self.parameters = parameters
         self.sharding = sharding
         self.sizes = chunk_sizes(workload)
-        self.operators = Operators(tape, workload, options, reads=reads)
+        self.triton = TritonOperators(tape, workload, options, reads=reads) if options.triton else None
+        self.operators = self.triton or Operators(tape, workload, options, reads=reads)
         self.embeds = parameters.embedding is not None
 
     def forward(self, batch: BatchBlocks, x: Value | None = None) -> Value:
@@ -85,7 +87,7 @@ class Chunk:
         if self.parameters.embedding is not None:
             x = self._embedded(batch.tokens)
         assert x is not None
-        bias = Value(self.tape.block(0)) if self.layout.fused_attention else self._score_bias()
+        bias = self._mask(batch)
         turn = self._rotation()
         group = self.layout.checkpoint_layers if self.layout.recomputation is Recomputation.FULL else 0
         for start in range(0, len(self.parameters.layers), group or 1):
@@ -98,6 +100,16 @@ class Chunk:
             return x
         normed = x if self.parameters.query_position is not None else self._norm(x, self.parameters.final_norm)
         del x
+        if self.triton and self.layout.tensor_parallel == 1:
+            loss = self.triton.fused_loss(
+                normed,
+                self.parameters.head,
+                batch.targets,
+                tokens=self.sizes.tokens,
+                columns=self.sizes.hidden,
+                rows=self.sizes.rows,
+            )
+            return loss if self.sharding is None else self.sharding.left(self.sharding.root, loss)
         if self.training_options.loss_chunks > 1:
             copies = self.sizes.samples > 1 and not self.cuda
             copied = self.tape.block(INT64 * self.sizes.tokens if copies else 0)
@@ -151,6 +163,17 @@ class Chunk:
         if parameters.embedding_norm is not None:
             x = self._norm(x, parameters.embedding_norm)
         return operators.dropout(x, self.recipe.embedding_dropout, elements=states)
+
+    def _mask(self, batch: BatchBlocks) -> Value:
+        """What attention is given of its mask: Triton's kernel the slopes or the positions that are seen."""
+        if self.layout.fused_attention:
+            return Value(self.tape.block(0))
+        if self.triton is None:
+            return self._score_bias()
+        if self.architecture.mask is Mask.PREFIX:
+            return Value(batch.others[-1])
+        has_slopes = self.architecture.position is Position.ALIBI
+        return Value(self.tape.block(FP32 * self.sizes.heads if has_slopes else 0))
 
     def _score_bias(self) -> Value:
         """The penalty of distance and the mask, fp32; on the way there int64 distances and two copies."""
@@ -229,32 +252,35 @@ class Chunk:
 
     def _block(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
         operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.sizes.local_states
+        tokens, hidden = self.sizes.local_tokens, self.sizes.hidden
         if self.architecture.norm is Norm.DEEP_NORM:
             return self._deep_norm_block(layer, x, bias, turn)
         if layer.query is not None:
             assert self.parameters.final_norm is not None
             x = self._norm(x, self.parameters.final_norm)
         if self.architecture.residual is Residual.PARALLEL:
-            normal = self._norm(x, layer.attention_norm)
+            normal, other = operators.both_normalised(
+                x, layer.attention_norm, layer.feed_forward_norm, tokens=tokens, hidden=hidden
+            )
             attended = operators.dropout(self._attention(layer, normal, bias, turn), dropout, elements=states)
-            middle = operators.sum(x, attended, elements=states)
-            to_feed = self._norm(x, layer.feed_forward_norm)
+            middle, to_feed = operators.sum(x, attended, elements=states), other()
+            del other
         else:
             attended = self._attention(layer, self._norm(x, layer.attention_norm), bias, turn)
             attended = operators.dropout(attended, dropout, elements=states)
-            middle = operators.sum(x, attended, elements=states, into_y=True)
-            to_feed = self._norm(middle, layer.feed_forward_norm)
+            middle, to_feed = operators.added_and_normalised(
+                x, attended, *layer.feed_forward_norm, tokens=tokens, hidden=hidden
+            )
         fed = operators.dropout(self._feed_forward(layer, to_feed), dropout, elements=states)
         return operators.sum(middle, fed, elements=states)
 
     def _deep_norm_block(self, layer: LayerParameters, x: Value, bias: Value, turn: Value | None) -> Value:
         operators, dropout, states = self.operators, self.recipe.hidden_dropout, self.sizes.local_states
+        tokens, hidden = self.sizes.local_tokens, self.sizes.hidden
         attended = operators.dropout(self._attention(layer, x, bias, turn), dropout, elements=states)
-        middle = operators.sum(operators.scaled(x, elements=states), attended, elements=states)
-        middle = self._norm(middle, layer.attention_norm)
+        middle = operators.normalised_sum(x, attended, *layer.attention_norm, tokens=tokens, hidden=hidden)
         fed = operators.dropout(self._feed_forward(layer, middle), dropout, elements=states)
-        out = operators.sum(operators.scaled(middle, elements=states), fed, elements=states)
-        return self._norm(out, layer.feed_forward_norm)
+        return operators.normalised_sum(middle, fed, *layer.feed_forward_norm, tokens=tokens, hidden=hidden)
 
     def _queries(self, projection: Affine) -> Value:
         """The queries of a top-query layer: its table, copied for each of several samples, and projected."""
@@ -277,7 +303,7 @@ class Chunk:
         q, k, v = [*apart, *operators.parts(fused, parts=parts, elements=self.sizes.queries)]
         del fused, apart
         if turn is not None:
-            q, k = self._rotated(q, turn), self._rotated(k, turn)
+            q, k = self._rotated(q, k, turn)
         return self._by_rows(self._context(q, k, v, bias), layer.projection, columns=inner)
 
     def _context(self, q: Value, k: Value, v: Value, bias: Value) -> Value:
@@ -317,11 +343,12 @@ class Chunk:
     def _by_head(self, part: Value, *, copies: bool) -> Value:
         return self.operators.copied(part, elements=self.sizes.queries) if copies and self.sizes.strided else part
 
-    def _rotated(self, x: Value, turn: Value) -> Value:
+    def _rotated(self, q: Value, k: Value, turn: Value) -> tuple[Value, Value]:
         size = self.architecture.rotary_dim
         assert size is not None
-        return self.operators.rotated(
-            x,
+        return self.operators.rotated_pair(
+            q,
+            k,
             turn,
             elements=self.sizes.queries,
             turned=self.sizes.tokens * self.sizes.heads * size,

@@ -6,6 +6,8 @@ is kept. `host_calls` has the views and nodes of each line of suite/execute/mode
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from suite.predict.analytic.cuda_temporaries import column_sum_buffer_bytes
 from suite.predict.simulation.attention_operators import AttentionOperators
 from suite.predict.simulation.autograd_tape import ParameterLeaf, Value
@@ -14,9 +16,42 @@ from suite.predict.simulation.host_calls import LINEAR
 from suite.predict.simulation.loss_operators import LossOperators
 from suite.predict.simulation.memory_blocks import MemoryBlock
 
+Vectors = tuple[ParameterLeaf, ParameterLeaf | None]  # gain and bias of a LayerNorm
+
 
 class Operators(AttentionOperators, ElementWiseOperators, LossOperators):
-    """All operators of the decoder; here linear layers, whole or split over the tensor-parallel ranks."""
+    """All operators of the decoder; here linear layers, whole or split over the tensor-parallel ranks, and what Triton
+    has one kernel for."""
+
+    def both_normalised(
+        self, x: Value, first: Vectors, second: Vectors, *, tokens: int, hidden: int
+    ) -> tuple[Value, Callable[[], Value]]:
+        """LayerNorm of x, and a function that returns another one when it is needed."""
+        return self.norm(x, *first, tokens=tokens, hidden=hidden), lambda: self.norm(
+            x, *second, tokens=tokens, hidden=hidden
+        )
+
+    def added_and_normalised(
+        self, x: Value, branch: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, hidden: int
+    ) -> tuple[Value, Value]:
+        """The residual stream x + branch, and its LayerNorm."""
+        total = self.sum(x, branch, elements=tokens * hidden, into_y=True)
+        return total, self.norm(total, weight, bias, tokens=tokens, hidden=hidden)
+
+    def normalised_sum(
+        self, x: Value, branch: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, hidden: int
+    ) -> Value:
+        """LayerNorm of alpha x + branch."""
+        elements = tokens * hidden
+        total = self.sum(self.scaled(x, elements=elements), branch, elements=elements)
+        return self.norm(total, weight, bias, tokens=tokens, hidden=hidden)
+
+    def rotated_pair(
+        self, q: Value, k: Value, turn: Value, *, elements: int, turned: int, turns: int
+    ) -> tuple[Value, Value]:
+        """Queries and keys at their positions."""
+        first = self.rotated(q, turn, elements=elements, turned=turned, turns=turns)
+        return first, self.rotated(k, turn, elements=elements, turned=turned, turns=turns)
 
     def linear(
         self, x: Value, weight: ParameterLeaf, bias: ParameterLeaf | None, *, tokens: int, columns: int, rows: int

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from suite.job.options import Averaging, KernelChoice
 from suite.job.training_job import Job
 from suite.metrics.figures import Figure, Quantity
+from suite.predict.executed_run.figures import memory_options
 from suite.predict.simulation.memory_blocks import Category, StepPhase
 from suite.predict.simulation.state import RankPosition, rank_position
 from suite.predict.simulation.step_memory import executed_peaks
@@ -115,10 +116,11 @@ def _groups(record: Record) -> list[_EqualRanks]:
 
 def _predicted(job: Job, record: Record, stage: int, replica: int) -> dict[str, Mapping[str, int]]:
     """By peak and category; nothing where the executed memory is not described."""
-    described = job.kernels is KernelChoice.TORCH and job.averaging is Averaging.EXACT
+    of_kernels = job.kernels is KernelChoice.TORCH or job.device == "cuda"
+    described = of_kernels and job.averaging is Averaging.EXACT
     if not described or not describes_ranks(job.workload):
         return {}
-    options = job.step_options(recorded_kernels(record))
+    options = memory_options(job.step_options(recorded_kernels(record)), job.kernels)
     peaks = executed_peaks(job.workload, options, stage=stage, replica=replica)
     return {phase.value: peaks[phase] for phase in StepPhase if phase in peaks}
 
