@@ -13,7 +13,7 @@ import msgspec
 
 from reference_runs.errors import InputError
 from suite.calibration.assemble import assembled, combined, fitted_lines, load_average, timings_of_tasks
-from suite.calibration.density import DENSITIES, QUICK_DENSITY, Density, Scope
+from suite.calibration.density import DENSITIES, QUICK_DENSITIES, QUICK_DENSITY, Density, Scope
 from suite.calibration.plan import REFERENCE_ROUNDS, Calibration, computing, messages, plan, reference_steps
 from suite.job.calibration_job import CalibrationJob
 from suite.job.events import Event, Status
@@ -70,7 +70,7 @@ def planned_calibration(
     if ranks < 1 or (device == "cuda" and ranks > default_ranks):
         allowed = f"1 to {default_ranks}" if device == "cuda" else "1 or more"
         raise InputError("ranks", got=ranks, allowed=allowed, where="--ranks")
-    usual = QUICK_DENSITY._replace(step=DENSITIES[device].step) if quick else DENSITIES[device]
+    usual = (QUICK_DENSITIES if quick else DENSITIES)[device]
     scope = Scope(device, ranks, usable_cores(), _on_this_machine(density or usual, device))
     return Calibration(
         device=device,

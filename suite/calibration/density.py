@@ -59,6 +59,8 @@ QUICK_GPU_DENSITY = DENSITIES["cuda"]._replace(
     compiled=QUICK_DENSITY.compiled,
 )
 
+QUICK_DENSITIES = {"cpu": QUICK_DENSITY, "cuda": QUICK_GPU_DENSITY}
+
 
 class Scope(NamedTuple):
     """What is calibrated: operations of up to `ranks` ranks of a device kind, which share the cores on "cpu"."""

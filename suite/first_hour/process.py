@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from suite.machine.processes import die_with_parent
 from suite.paths import ROOT
 
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 20.0  # for a command of the suite to end its ranks and its record after SIGTERM
+GRACE_SECONDS = 20.0  # for a command to end its ranks and its record
 
 
 def run_bounded(arguments: Sequence[str], seconds: float, output: Path, errors: Path) -> int | None:
@@ -52,13 +53,13 @@ def _python_path() -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, by which commands of the suite end cleanly; what is left after the grace is killed, descendants too."""
+    """SIGINT, by which commands end cleanly and benchmarks keep what they have; what is left then is killed."""
     import psutil
 
     family: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         family = psutil.Process(process.pid).children(recursive=True)
-    process.terminate()
+    process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_SECONDS)
     with contextlib.suppress(psutil.Error):

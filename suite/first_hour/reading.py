@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from reference_runs.accelerator import accelerator, dense_peak_flop_per_second
-from reference_runs.errors import InputError
+from reference_runs.accelerator import dense_peak_flop_per_second, known_gpu
 from suite.first_hour.part import HourPart, PartKind
 from suite.metrics.figures import Quantity
 from suite.records.kernel_runs import OURS, kernel_run
@@ -73,11 +72,10 @@ def _rates(_part: HourPart, found: Any) -> PartReading:
     if copy is None or product is None:
         return PartReading("the device's clock stood still", [])
     says = f"copy {copy / 1e9:,.4g} GB/s, {found['product_dtype']} product {product / 1e12:,.4g} Tflop/s"
-    try:
-        known = accelerator(found["device"])
-        peak = dense_peak_flop_per_second(known, found["product_dtype"])
-    except InputError:
+    known = known_gpu(found["device"])
+    if known is None:
         return PartReading(f"{says}; no data sheet of {found['device']}", [])
+    peak = dense_peak_flop_per_second(known, found["product_dtype"])
     sheet, burst = known.board.memory_bytes_per_second, known.sustained.burst_flop_per_second
     least = OF_BURST * burst if burst else OF_PEAK * peak
     low, high = COPY_ALLOWED

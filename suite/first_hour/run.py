@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 
 from suite.first_hour.part import RESULTS, HourPart, PartKind
 from suite.first_hour.process import run_bounded
-from suite.first_hour.reading import last_line, reading
+from suite.first_hour.reading import reading
 from suite.first_hour.result import PartResult, PartStatus, path_of, store, stored
 from suite.machine.packages import described, lacking
 
@@ -106,7 +107,11 @@ def _run(hour: Hour, part: HourPart, bound: float) -> PartResult:
     printed, said = (path.read_text(encoding="utf-8", errors="replace") for path in (output, errors))
     found = reading(part, code, printed, said, sorted(_benchmarks(hour.results) - known))
     status = _status(part, code, bound, readable=found.readable)
-    says = found.says if code is not None else f"ended after {bound:.0f} s: {last_line(said) or found.says}"
+    says = found.says
+    if code is None:
+        says = f"ended after {bound:.0f} s: {says}"
+    elif code < 0:
+        says = f"killed by {signal.Signals(-code).name}: {says}"
     result = msgspec.structs.replace(result, status=status, says=says, differences=found.differences)
     store(hour.results, part, result)
     return result

@@ -15,7 +15,7 @@ from reference_runs.layout import Layout, parse_layout
 from reference_runs.miniature import miniature
 from suite.acceptance.presets import EFFORTS
 from suite.calibration.calibrate import planned_calibration
-from suite.calibration.density import DENSITIES, DTYPES, Density, Scope
+from suite.calibration.density import DENSITIES, DTYPES, QUICK_DENSITIES, Density, Scope
 from suite.calibration.grids import MOST_ROW_ELEMENTS, axis_points
 from suite.calibration.needs import lacking, needs_of
 from suite.calibration.plan import LINE, MEMORY_SECONDS, TABLE, Planned, plan, reference_steps
@@ -148,6 +148,13 @@ def test_unseen_sizes_lie_inside_a_table_and_are_none_of_its_points_and_repeated
             in_own = all(size in axis.points for size, axis in zip(sizes, entry.axes, strict=True))
             assert in_own == (entry.kind == REPEATED)
     assert kinds[UNSEEN] > kinds[REPEATED] > 40
+
+
+def test_a_quick_calibration_of_a_gpu_has_the_head_sizes_of_its_attention_kernels() -> None:
+    for device, usual in DENSITIES.items():
+        quick = QUICK_DENSITIES[device]
+        assert (quick.step, quick.head_dim_steps) == (usual.step, usual.head_dim_steps)
+        assert (quick.rounds, quick.unseen) < (usual.rounds, usual.unseen)
 
 
 def test_the_sizes_of_a_task_are_the_points_of_its_axes_in_the_table_s_order() -> None:

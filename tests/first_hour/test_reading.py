@@ -48,6 +48,12 @@ def test_rates_of_a_known_gpu_are_held_to_its_data_sheet(copy: float, product: f
         assert line.startswith(begin[:20])
 
 
+def test_rates_of_a_simulated_gpu_are_held_to_its_model_and_those_of_an_unknown_one_to_nothing() -> None:
+    entry = {"copy_bytes_per_second": 1e14, "product_flop_per_second": 1e17, "product_dtype": "bf16"}
+    assert len(read(PartKind.RATES, entry | {"device": "NVIDIA H100 80GB HBM3 (simulated)"}).differences) == 2
+    assert read(PartKind.RATES, entry | {"device": "NVIDIA of tomorrow"}).differences == []
+
+
 def test_a_clock_that_stood_still_is_no_rate() -> None:
     entry = {"device": "x", "copy_bytes_per_second": None, "product_flop_per_second": None, "product_dtype": "bf16"}
     assert read(PartKind.RATES, entry) == ("the device's clock stood still", [], True)

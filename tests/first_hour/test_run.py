@@ -23,9 +23,10 @@ PROGRAMS = {
     "differs": 'print(\'{"verdict": "fail", "heights": [], "failures": ["compile: no gain"]}\'); raise SystemExit(1)',
     "crashes": "raise RuntimeError('no such GPU')",
     "refuses": "import sys; sys.exit(4)",
+    "killed": "import os; print('so far', flush=True); os.kill(os.getpid(), 9)",
     "hangs": """
 import pathlib, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
 pathlib.Path(__file__).with_suffix(".pid").write_text(str(child.pid))
 time.sleep(300)
@@ -86,6 +87,11 @@ def test_a_part_that_fails_stops_no_other_and_is_tried_again_after_all_others(tm
     for _ in range(MOST_ATTEMPTS - 1):
         assert [result.part for result in ran(one)] == ["crashes", "refuses"]
     assert ran(one) == []
+
+
+def test_a_part_that_is_killed_says_by_which_signal(tmp_path: Path) -> None:
+    (result,) = ran(hour(tmp_path, part("killed")))
+    assert (result.status, result.exit_code, result.says) == ("failed", -9, "killed by SIGKILL: so far")
 
 
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, programs: Path) -> None:
