@@ -31,9 +31,11 @@ MEASURED_BY_PROBE = EXCHANGES | {check.REPLAYS, check.SOAK}
 
 def planned(battery: RunningBattery) -> list[BatteryPhase]:
     """All phases that the selected checks need, without repetitions and further looks."""
-    probe = probe_phase(battery)
     micro = [micro_phase(battery)] if measures_machine(battery.settings) else []
-    return [environment_phase(battery), *micro, *launch_phases(battery), *([] if probe is None else [probe])]
+    loads: list[BatteryPhase] = [*micro, *launch_phases(battery)]
+    # under them GPUs' counters are read, so that no soak needs to be a load
+    probe = None if loads and not battery.settings.selected & MEASURED_BY_PROBE else probe_phase(battery)
+    return [environment_phase(battery), *loads, *([] if probe is None else [probe])]
 
 
 def measures_machine(settings: Settings) -> bool:

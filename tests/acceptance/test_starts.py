@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from suite.acceptance import phases
-from suite.acceptance.check_table import SOAK
+from suite.acceptance.check_table import MATRIX, SOAK, THROTTLE
 from suite.acceptance.context import LaunchesPhase, RunningBattery, Settings
 from suite.acceptance.past_batteries import History
 from suite.acceptance.presets import EFFORTS, MINIATURES, selected_checks
@@ -123,6 +123,19 @@ def test_only_the_first_launch_of_a_miniature_is_compiled_anew():
 def test_what_is_not_selected_is_not_stated(tmp_path, asked):
     one = battery(tmp_path, "cuda", 8, selected=frozenset({SOAK}))
     assert [phase.name for phase in phases.planned(one)] == ["environment", "probe"]
+
+
+@pytest.mark.parametrize(
+    ("checks", "names"),
+    [
+        ({THROTTLE}, ["environment", "probe"]),  # whose soak is a load
+        ({THROTTLE, MATRIX}, ["environment", "micro-measurements"]),
+        ({MATRIX, SOAK}, ["environment", "micro-measurements", "probe"]),
+    ],
+)
+def test_counters_of_gpus_need_a_soak_only_where_nothing_else_is_a_load(tmp_path, asked, checks, names):
+    one = battery(tmp_path, "cuda", 8, selected=frozenset(checks))
+    assert [phase.name for phase in phases.planned(one)] == names
 
 
 def test_a_launch_for_times_is_not_compiled_where_the_profile_says_so(tmp_path, asked):
