@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from kernels.operator import contiguous, launchable, operator, require, require_vectors, runs_triton
+from kernels.special_functions import LOG2_E, normal_distribution
 from kernels.tiles import programs_over_tiles, rows_of, stages_of, tile_of, warps_of
 
 NAME = "bias_activation"
@@ -37,9 +38,6 @@ _RELU = tl.constexpr(3)
 _CUBE = tl.constexpr(0.044715)
 _TANH = tl.constexpr(2 * math.sqrt(2 / math.pi))
 _FAST = tl.constexpr(1.702)
-_LOG2_E = tl.constexpr(1 / math.log(2))  # GPUs have 2 ** x: exp(x) = 2 ** (x log2(e))
-_ROOT = tl.constexpr(math.sqrt(0.5))
-_DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))  # of the standard normal distribution at 0
 # |x| from which sigmoid(w) is 0 or 1 in fp32 and its slope 0, many times over: kept from overflow in x^3
 _FAR = tl.constexpr(100.0)
 
@@ -57,20 +55,19 @@ def reference(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
 
 
 @triton.jit
-def _fraction(u, ACTIVATION: tl.constexpr):
+def _fraction(u, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):
     """What the activation multiplies u with, and the slope of that."""
     # constants stand on the right: interpreted, a constexpr on the left takes a tensor in and becomes none
     if ACTIVATION == _GELU:
-        part = tl.erf(u * _ROOT) * 0.5 + 0.5
-        slope = tl.exp2(u * u * (-0.5 * _LOG2_E)) * _DENSITY
+        part, slope = normal_distribution(u, EXACT)
     else:
         size = tl.minimum(tl.abs(u), _FAR)
         if ACTIVATION == _GELU_TANH:
             square = size * size
-            e = tl.exp2(size * (square * _CUBE + 1.0) * (-_TANH * _LOG2_E))
+            e = tl.exp2(size * (square * _CUBE + 1.0) * (-_TANH * LOG2_E))
             inner_slope = (square * (3.0 * _CUBE) + 1.0) * _TANH
         else:
-            e = tl.exp2(size * (-_FAST * _LOG2_E))
+            e = tl.exp2(size * (-_FAST * LOG2_E))
             inner_slope = _FAST
         r = 1.0 / (e + 1.0)
         part = tl.where(u >= 0.0, r, e * r)
@@ -91,6 +88,7 @@ def _forward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    EXACT: tl.constexpr = (x_ptr.dtype.element_ty == tl.float32) or (bias_ptr.dtype.element_ty == tl.float32)
     blocks = tl.cdiv(N, BLOCK)
     rows = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -101,7 +99,7 @@ def _forward_kernel(
     if ACTIVATION == _RELU:
         y = tl.where(u <= 0.0, 0.0, u)  # NaN stays NaN
     else:
-        part, _ = _fraction(u, ACTIVATION)
+        part, _ = _fraction(u, ACTIVATION, EXACT)
         y = u * part
     tl.store(y_ptr + rows[:, None] * N + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
 
@@ -123,6 +121,7 @@ def _backward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one lau
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    EXACT: tl.constexpr = (kept_ptr.dtype.element_ty == tl.float32) or (bias_ptr.dtype.element_ty == tl.float32)
     blocks = tl.cdiv(N, BLOCK)
     program = tl.program_id(0) // blocks
     programs = tl.num_programs(0) // blocks
@@ -140,7 +139,7 @@ def _backward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one lau
         else:
             if HAS_BIAS:
                 u += bias[None, :]
-            part, slope = _fraction(u, ACTIVATION)
+            part, slope = _fraction(u, ACTIVATION, EXACT)
             dx *= part + u * slope
         tl.store(dx_ptr + rows[:, None] * N + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
         if HAS_BIAS:

@@ -21,14 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operator import contiguous, launchable, operator, require, require_vectors, runs_triton
+from kernels.special_functions import normal_distribution
 from kernels.tiles import programs_over_tiles, rows_of, stages_of, tile_of, warps_of
 
 NAME = "geglu"
 MOST_UNITS_AT_ONCE = 1024  # of a program: with 8 warps 4 pairs a thread, which it reads at once and need not exchange
-
-_ROOT = tl.constexpr(math.sqrt(0.5))
-_DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))  # of the standard normal distribution at 0
-_EXPONENT = tl.constexpr(-0.5 / math.log(2))  # exp(-x x / 2) = 2 ** (x x * this)
 
 
 def reference(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -42,6 +39,7 @@ def reference(x: Tensor, bias: Tensor | None) -> Tensor:
 def _forward_kernel(
     x_ptr, bias_ptr, y_ptr, x_row, M, F, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
+    EXACT: tl.constexpr = (x_ptr.dtype.element_ty == tl.float32) or (bias_ptr.dtype.element_ty == tl.float32)
     blocks = tl.cdiv(F, BLOCK)
     rows = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     unit = tl.program_id(0) % blocks * BLOCK
@@ -51,7 +49,8 @@ def _forward_kernel(
     if HAS_BIAS:
         x += tl.load(bias_ptr + pairs, mask=pairs < 2 * F, other=0.0).to(tl.float32)[None, :]
     gate, gated = tl.split(tl.reshape(x, (ROWS, BLOCK, 2)))
-    y = gate * (tl.erf(gate * _ROOT) * 0.5 + 0.5) * gated
+    part, _ = normal_distribution(gate, EXACT)
+    y = gate * part * gated
     units = unit + tl.arange(0, BLOCK)
     inside = (rows < M)[:, None] & (units < F)[None, :]
     tl.store(y_ptr + rows[:, None] * F + units[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
@@ -73,6 +72,7 @@ def _backward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one lau
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    EXACT: tl.constexpr = (x_ptr.dtype.element_ty == tl.float32) or (bias_ptr.dtype.element_ty == tl.float32)
     blocks = tl.cdiv(F, BLOCK)
     program = tl.program_id(0) // blocks
     programs = tl.num_programs(0) // blocks
@@ -92,8 +92,7 @@ def _backward_kernel(  # noqa: PLR0913  # pointers, strides and sizes of one lau
         gate, gated = tl.split(tl.reshape(x, (ROWS, BLOCK, 2)))
         inside_y = (rows < M)[:, None] & (units < F)[None, :]
         dy = tl.load(dy_ptr + rows[:, None] * dy_row + units[None, :], mask=inside_y, other=0.0).to(tl.float32)
-        part = tl.erf(gate * _ROOT) * 0.5 + 0.5
-        density = tl.exp2(gate * gate * _EXPONENT) * _DENSITY
+        part, density = normal_distribution(gate, EXACT)
         dgate = dy * gated * (part + gate * density)
         dgated = dy * (gate * part)
         dx = tl.reshape(tl.join(dgate, dgated), (ROWS, 2 * BLOCK))
@@ -111,7 +110,7 @@ def _forward(x_MP: Tensor, bias_P: Tensor | None) -> Tensor:
     rows, units = x_MP.shape[0], x_MP.shape[1] // 2
     y = torch.empty((rows, units), dtype=x_MP.dtype, device=x_MP.device)
     if rows:
-        at_once, block, blocks = tile_of(units, MOST_UNITS_AT_ONCE, values=2)
+        at_once, block, blocks = tile_of(units, MOST_UNITS_AT_ONCE)
         launchable(_forward_kernel)[(triton.cdiv(rows, at_once) * blocks,)](
             x_MP,
             x_MP if bias_P is None else bias_P,
@@ -122,7 +121,7 @@ def _forward(x_MP: Tensor, bias_P: Tensor | None) -> Tensor:
             HAS_BIAS=bias_P is not None,
             ROWS=at_once,
             BLOCK=block,
-            num_warps=warps_of(4 * at_once * block),
+            num_warps=warps_of(2 * at_once * block),
         )
     return y
 

@@ -114,13 +114,20 @@ MOST_STACK_BYTES = 16
 # Those that read or write little: a number, a sum a program, a bit an element, or half of 16 bytes that were loaded.
 NARROW_LOADS = {"gradient_norm.root_kernel", "sign_pack._unpack_kernel", "sign_pack.root_kernel"}
 NARROW_STORES = {
-    "geglu._forward_kernel",
     "gradient_norm._squares_kernel",
     "gradient_norm.root_kernel",
     "sign_pack._squares_kernel",
     "sign_pack.root_kernel",
 }
-WITHOUT_TRITON_KERNELS = {"bits", "half_matmul", "interpreter", "operator", "tensor_table", "tiles"}
+WITHOUT_TRITON_KERNELS = {
+    "bits",
+    "half_matmul",
+    "interpreter",
+    "operator",
+    "special_functions",
+    "tensor_table",
+    "tiles",
+}
 
 Found = dict[str, list[Compiled] | str]
 
