@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operator import contiguous, launchable, operator, require, require_float, runs_triton
+from kernels.special_functions import exp
 from kernels.tiles import require_columns, tile_of, warps_of
 
 NAME = "masked_softmax"
@@ -132,7 +133,7 @@ def _forward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers 
         x = tl.where(inside, x, float("-inf"))
         top = tl.max(x, axis=1)
         top = tl.where(top == float("-inf"), 0.0, top)
-        x = tl.exp(x - top[:, None])
+        x = exp(x - top[:, None])
         total = tl.sum(x, axis=1)
         # a row that attends to nothing has no softmax: not a number, as PyTorch's
         share = tl.where(total == 0.0, float("nan"), 1.0 / tl.where(total == 0.0, 1.0, total))
@@ -190,7 +191,7 @@ def _forward(
 ) -> Tensor:
     batch, heads, length, columns = scores_BHTS.shape
     weights = torch.empty(scores_BHTS.shape, dtype=scores_BHTS.dtype, device=scores_BHTS.device)
-    at_once, block, _ = tile_of(columns)
+    at_once, block, _ = tile_of(columns, values=2)
     laps = 1 if seen_B2S is None else LAPS
     programs = batch * heads * triton.cdiv(length, at_once * laps)
     if programs:
@@ -215,7 +216,7 @@ def _forward(
             LAPS=laps,
             ROWS=at_once,
             BLOCK=block,
-            num_warps=warps_of(at_once * block),
+            num_warps=warps_of(at_once * block // 2),
         )
     return weights
 
