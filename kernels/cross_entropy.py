@@ -5,7 +5,7 @@ the gradient of a row that is learned is (p - [column is the target]) / learned 
 are no tokens 0.
 Least bytes, b an element: 2 M V b: logits read, gradients written in their place; M V b where no gradient is wanted.
 The kernel reads a row twice, first for its maximum and sum, then from its end back for the gradient: 3 M V b where the
-rows in work, one or two a multiprocessor, do not stay in the cache (132 of 250,880 columns in bf16 are 66 MB).
+rows in work, two a multiprocessor, do not stay in the cache (264 of 150,528 columns in bf16 are 79 MB).
 
 An operator of torch.library that changes an argument can have no autograd formula, so a torch.autograd.Function calls
 it. What the gradient is multiplied by in the backward pass is passed to the forward pass where it is known (`scale`):
@@ -24,11 +24,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels.operator import launchable, operator, require, require_float, runs_triton
-from kernels.tiles import block_of, programs_over_rows
+from kernels.special_functions import exp
+from kernels.tiles import block_of, programs_over_rows, warps_of
 
 NAME = "cross_entropy"
 IGNORED = -100  # torch.nn.functional.cross_entropy's
-MOST_BLOCK = 16_384  # columns at once: 16 in each of 1024 threads
+MOST_BLOCK = 8192  # columns at once
+CACHED_BYTES = 30_000_000
+STAGES = 3  # of the loops over blocks: two on the way while one is computed
 
 
 def reference(
@@ -43,7 +46,7 @@ def reference(
 
 
 @triton.jit
-def _kernel(
+def _kernel(  # noqa: PLR0913  # pointers and sizes of one launch
     logits_ptr,
     targets_ptr,
     factor_ptr,
@@ -52,47 +55,68 @@ def _kernel(
     vocabulary,
     ignore_index,
     GRADIENT: tl.constexpr,
+    LOOPS: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK: tl.constexpr,
+    REST: tl.constexpr,
 ):
+    # Whole blocks of tokens need no mask and are loaded ahead; what is left of the vocabulary is read once and kept.
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * V
     columns = tl.arange(0, BLOCK)
+    laps = vocabulary // BLOCK if LOOPS else 0
+    after = laps * BLOCK + REST  # from here on no column is a token
     target = tl.load(targets_ptr + row)
     if target == ignore_index:
         tl.store(losses_ptr + row, 0.0)
-        if GRADIENT:
-            nothing = tl.zeros([BLOCK], dtype=logits_ptr.dtype.element_ty)
-            for first in range(0, V, BLOCK):
-                tl.store(logits_ptr + first + columns, nothing, mask=first + columns < V)
+        after = 0
     else:
         exists = (target >= 0) & (target < vocabulary)
         # loaded before the reductions below, after which it is overwritten
         at_target = tl.load(logits_ptr + target, mask=exists, other=float("nan")).to(tl.float32)
         top = float("-inf")
         total = 0.0
-        aligned = (vocabulary + 15) // 16 * 16  # columns that are read, so that loads of 16 bytes remain
-        for first in range(0, vocabulary, BLOCK):
-            places = first + columns
-            fetched = (places < V) & (places < aligned)
-            x = tl.load(logits_ptr + places, mask=fetched, other=float("-inf"), eviction_policy="evict_last")
-            x = tl.where(places < vocabulary, x.to(tl.float32), float("-inf"))
-            higher = tl.maximum(top, tl.max(x, axis=0))
-            anchor = tl.where(higher == float("-inf"), 0.0, higher)  # the difference of two infinities is no number
-            total = total * tl.exp(top - anchor) + tl.sum(tl.exp(x - anchor), axis=0)
-            top = higher
+        if REST > 0:
+            rest = laps * BLOCK + tl.arange(0, REST)
+            aligned = (vocabulary + 15) // 16 * 16  # columns that are read, so that loads of 16 bytes remain
+            kept = tl.load(logits_ptr + rest, mask=(rest < V) & (rest < aligned), other=float("-inf"))
+            kept = tl.where(rest < vocabulary, kept.to(tl.float32), float("-inf"))
+            top = tl.max(kept, axis=0)
+            anchor = tl.where(top == float("-inf"), 0.0, top)  # the difference of two infinities is no number
+            total = tl.sum(exp(kept - anchor), axis=0)
+        if LOOPS:
+            totals = tl.zeros([BLOCK], dtype=tl.float32)
+            shrunk = 1.0  # by how much the rest's sum shrank as the maximum grew
+            for lap in tl.range(0, laps, num_stages=STAGES):
+                x = tl.load(logits_ptr + lap * BLOCK + columns).to(tl.float32)
+                higher = tl.maximum(top, tl.max(x, axis=0))
+                anchor = tl.where(higher == float("-inf"), 0.0, higher)
+                lower = exp(top - anchor)
+                totals = totals * lower + exp(x - anchor)
+                shrunk *= lower
+                top = higher
+            total = total * shrunk + tl.sum(totals, axis=0)
         tl.store(losses_ptr + row, top + tl.log(total) - at_target)
         if GRADIENT:
             factor = tl.load(factor_ptr)
             factor = tl.where(exists, factor, float("nan"))
             share = factor / total
-            laps = tl.cdiv(V, BLOCK)
-            for lap in range(0, laps):
-                places = (laps - 1 - lap) * BLOCK + columns
-                fetched = (places < V) & (places < aligned)
-                x = tl.load(logits_ptr + places, mask=fetched, other=0.0).to(tl.float32)
-                gradient = tl.where(places < vocabulary, tl.exp(x - top) * share, 0.0)
-                gradient = tl.where(places == target, gradient - factor, gradient)
-                tl.store(logits_ptr + places, gradient.to(logits_ptr.dtype.element_ty), mask=places < V)
+            if LOOPS:  # backwards: what was read last is nearest
+                for lap in tl.range(0, laps, num_stages=STAGES):
+                    places = (laps - 1 - lap) * BLOCK + columns
+                    x = tl.load(logits_ptr + places).to(tl.float32)
+                    gradient = exp(x - top) * share
+                    tl.store(logits_ptr + places, gradient.to(logits_ptr.dtype.element_ty))
+            if REST > 0:
+                gradient = tl.where(rest < vocabulary, exp(kept - top) * share, 0.0)
+                tl.store(logits_ptr + rest, gradient.to(logits_ptr.dtype.element_ty), mask=rest < V)
+            tl.debug_barrier()  # another thread has stored the target's column
+            at_target = exp(at_target - top) * share - factor
+            tl.store(logits_ptr + target, at_target.to(logits_ptr.dtype.element_ty), mask=exists)
+    if GRADIENT:
+        nothing = tl.zeros([BLOCK], dtype=logits_ptr.dtype.element_ty)
+        for first in range(after, V, BLOCK):
+            tl.store(logits_ptr + first + columns, nothing, mask=first + columns < V)
 
 
 @triton.jit
@@ -106,10 +130,23 @@ def _multiply_kernel(x_ptr, factor_ptr, elements, BLOCK: tl.constexpr):
             tl.store(x_ptr + places, x.to(x_ptr.dtype.element_ty), mask=places < elements)
 
 
+def _block(row_bytes: int) -> int:
+    """Columns that a program has at once, 16 in each of its threads.
+
+    Small programs hide more of their waiting, and have more rows in work: at 64 registers 8 programs of 2048 columns on
+    a multiprocessor, 4 of 4096, 2 of 8192. The smallest is taken whose rows stay in the cache until they are read again
+    (30 of an H100's 50 MB for 132 multiprocessors), or the largest.
+    """
+    if row_bytes <= CACHED_BYTES // (8 * 132):
+        return 2048
+    return 4096 if row_bytes <= CACHED_BYTES // (4 * 132) else MOST_BLOCK
+
+
 def _launch(logits: Tensor, targets: Tensor, factor: Tensor, ignored: int, vocabulary: int, gradient: bool) -> Tensor:
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    block = min(MOST_BLOCK, block_of(columns))
+    block = _block(vocabulary * logits.element_size())
+    rest = vocabulary % block
     if rows:
         launchable(_kernel)[(rows,)](
             logits,
@@ -120,8 +157,11 @@ def _launch(logits: Tensor, targets: Tensor, factor: Tensor, ignored: int, vocab
             vocabulary,
             ignored,
             GRADIENT=gradient,
+            LOOPS=vocabulary >= block,
+            STAGES=STAGES,
             BLOCK=block,
-            num_warps=max(1, block // 512),
+            REST=block_of(rest) if rest else 0,
+            num_warps=warps_of(block),
         )
     return losses
 
