@@ -25,6 +25,12 @@ NAME = "layer_norm"
 # thread and at most 8 bytes next to them; twice as many sums 128 to 184 registers and 72 to 1272 bytes (compiled for
 # sm_90 by Triton 3.6.0 and 3.7.1, 2026-11-22).
 MOST_SUMS = 16_384
+# Up to here a program of the forward pass has one tile, and many programs share a multiprocessor: one loads while
+# others compute. Wider rows leave room for one or two programs, which load the next row ahead.
+MOST_COLUMNS_OF_ONE_TILE = 4096
+MOST_COLUMNS_HELD = 8192  # of weight and bias, in registers from row to row: 32 of a thread's 64
+MOST_COLUMNS_OF_16_WARPS = 16_384  # of a row in the forward pass: 32 in each thread, wider ones have 32 warps
+PIECE = 4096  # columns of the pieces in which the backward pass reads a long row for its means
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -70,34 +76,45 @@ def _forward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers 
     KEEPS: tl.constexpr,
     TWO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HOLDS: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
-    place = rows[:, None] * N + columns[None, :]
-    x_place = rows[:, None] * x_row + columns[None, :]
-    s = _sum(x_ptr, f_ptr, x_place, rows[:, None] * f_row + columns[None, :], inside, alpha, ADDS)
-    if KEEPS:
-        rounded = s.to(s_ptr.dtype.element_ty)
-        tl.store(s_ptr + place, rounded, mask=inside)
-        s = rounded.to(tl.float32)
-    mean = tl.sum(s, axis=1) / N
-    centred = tl.where(inside, s - mean[:, None], 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / N + eps)
-    normal = centred * rstd[:, None]
-    y = normal * _wide(weight_ptr + columns, columns < N)[None, :]
-    if HAS_BIAS:
-        y += _wide(bias_ptr + columns, columns < N)[None, :]
-    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
-    if TWO:
-        y2 = normal * _wide(weight2_ptr + columns, columns < N)[None, :]
+    if HOLDS:
+        weight = _wide(weight_ptr + columns, columns < N)
         if HAS_BIAS:
-            y2 += _wide(bias2_ptr + columns, columns < N)[None, :]
-        tl.store(y2_ptr + place, y2.to(y2_ptr.dtype.element_ty), mask=inside)
-    tl.store(mean_ptr + rows, mean, mask=rows < M)
-    tl.store(rstd_ptr + rows, rstd, mask=rows < M)
+            bias = _wide(bias_ptr + columns, columns < N)
+    for first in tl.range(tl.program_id(0) * ROWS, M, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        rows = (first + tl.arange(0, ROWS)).to(tl.int64)
+        inside = (rows < M)[:, None] & (columns < N)[None, :]
+        place = rows[:, None] * N + columns[None, :]
+        x_place = rows[:, None] * x_row + columns[None, :]
+        s = _sum(x_ptr, f_ptr, x_place, rows[:, None] * f_row + columns[None, :], inside, alpha, ADDS)
+        if KEEPS:
+            rounded = s.to(s_ptr.dtype.element_ty)
+            tl.store(s_ptr + place, rounded, mask=inside)
+            s = rounded.to(tl.float32)
+        mean = tl.sum(s, axis=1) / N
+        centred = tl.where(inside, s - mean[:, None], 0.0)
+        rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / N + eps)
+        normal = centred * rstd[:, None]
+        if not HOLDS:
+            weight = _wide(weight_ptr + columns, columns < N)
+            if HAS_BIAS:
+                bias = _wide(bias_ptr + columns, columns < N)
+        y = normal * weight[None, :]
+        if HAS_BIAS:
+            y += bias[None, :]
+        tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
+        if TWO:
+            y2 = normal * _wide(weight2_ptr + columns, columns < N)[None, :]
+            if HAS_BIAS:
+                y2 += _wide(bias2_ptr + columns, columns < N)[None, :]
+            tl.store(y2_ptr + place, y2.to(y2_ptr.dtype.element_ty), mask=inside)
+        tl.store(mean_ptr + rows, mean, mask=rows < M)
+        tl.store(rstd_ptr + rows, rstd, mask=rows < M)
 
 
 @triton.jit
@@ -127,12 +144,15 @@ def _backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers
     SCALES: tl.constexpr,
     TWO: tl.constexpr,
     PARTS: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIECE: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # Where a row is longer than a block, neighbouring programs share it: each reads it whole for the two means, all but
-    # one of them from the L2 cache, and has the sums and the gradients of one block of columns.
+    # Where a row is longer than a block, neighbouring programs share it: each reads it whole for the two means, piece
+    # by piece, all but one of them from the L2 cache, and has the sums and the gradients of one block of columns. The
+    # pieces are unrolled, so that those of the next row are loaded ahead.
     program = tl.program_id(0) // PARTS
     programs = tl.num_programs(0) // PARTS
     columns = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
@@ -141,15 +161,15 @@ def _backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers
     if TWO:
         weight2_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
         bias2_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    for first in tl.range(program * ROWS, M, programs * ROWS, num_stages=STAGES if PARTS == 1 else 1):
+    for first in tl.range(program * ROWS, M, programs * ROWS, num_stages=STAGES):
         rows = (first + tl.arange(0, ROWS)).to(tl.int64)
         mean = tl.load(mean_ptr + rows, mask=rows < M, other=0.0)
         rstd = tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
         if PARTS > 1:
-            along_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-            level_sums = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-            for start in tl.range(0, N, BLOCK, num_stages=STAGES):
-                others = start + tl.arange(0, BLOCK)
+            along_sums = tl.zeros([ROWS, PIECE], dtype=tl.float32)
+            level_sums = tl.zeros([ROWS, PIECE], dtype=tl.float32)
+            for piece in tl.static_range(0, PIECES):
+                others = piece * PIECE + tl.arange(0, PIECE)
                 inside = (rows < M)[:, None] & (others < N)[None, :]
                 x_place = rows[:, None] * x_row + others[None, :]
                 s = _sum(x_ptr, f_ptr, x_place, rows[:, None] * f_row + others[None, :], inside, alpha, ADDS)
@@ -158,7 +178,7 @@ def _backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers
                 if TWO:
                     dy2 = _wide(dy2_ptr + rows[:, None] * dy2_row + others[None, :], inside)
                     scaled += dy2 * _wide(weight2_ptr + others, others < N)[None, :]
-                along_sums += scaled * ((s - mean[:, None]) * rstd[:, None])
+                along_sums += scaled * (s - mean[:, None])
                 level_sums += scaled
         inside = (rows < M)[:, None] & (columns < N)[None, :]
         x_place = rows[:, None] * x_row + columns[None, :]
@@ -175,6 +195,8 @@ def _backward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers
             along_sums = scaled * normal
             level_sums = scaled
         along = tl.sum(along_sums, axis=1) / N
+        if PARTS > 1:
+            along *= rstd
         level = tl.sum(level_sums, axis=1) / N
         df = (scaled - normal * along[:, None] - level[:, None]) * rstd[:, None]
         if HAS_DS:
@@ -219,7 +241,14 @@ def normalized(
     rstd = torch.empty_like(mean)
     if rows:
         at_once, block, _ = tile_of(columns)
-        launchable(_forward_kernel)[(triton.cdiv(rows, at_once),)](
+        programs, stages, holds = triton.cdiv(rows, at_once), 1, False
+        if block > MOST_COLUMNS_OF_ONE_TILE:
+            programs = programs_over_tiles(rows, 1, block // 2, 1, x_MN.device)
+            holds = block <= MOST_COLUMNS_HELD and not two
+            vectors = () if holds else (weight_N, bias_N, weight2_N, bias2_N)
+            loaded = sum(tensor is not None for tensor in (x_MN, f_MN, *vectors))
+            stages = stages_of(block * x_MN.element_size() * loaded)
+        launchable(_forward_kernel)[(programs,)](
             x_MN,
             x_MN if f_MN is None else f_MN,
             weight_N,
@@ -241,9 +270,11 @@ def normalized(
             KEEPS=keep_sum,
             TWO=two,
             HAS_BIAS=bias_N is not None,
+            HOLDS=holds,
+            STAGES=stages,
             ROWS=at_once,
             BLOCK=block,
-            num_warps=warps_of(at_once * block),
+            num_warps=32 if block > MOST_COLUMNS_OF_16_WARPS else warps_of(at_once * block),
         )
     return y, y2, s, mean, rstd
 
@@ -272,6 +303,12 @@ def _backward(
     at_once, block, parts = tile_of(columns, MOST_SUMS // sums_of_column)
     values = sums_of_column // 2 * block
     programs = programs_over_tiles(rows, at_once, values, parts, x_MN.device)
+    pieces = triton.cdiv(columns, PIECE) if parts > 1 else 0
+    # values that a pass of the loop loads: of x, dy and the weight; of longer rows all that comes with them, as there
+    # a pass fills shared memory
+    loaded = (pieces * PIECE + at_once * block) * 3
+    if parts > 1:
+        loaded += (pieces * PIECE + block) * ((f_MN is not None) + sums_of_column - 2) + block * (ds_MN is not None)
     sums = torch.empty((programs, sums_of_column, columns), dtype=torch.float32, device=x_MN.device)
     launchable(_backward_kernel)[(programs * parts,)](
         dy_MN,
@@ -299,7 +336,9 @@ def _backward(
         SCALES=alpha != 1,
         TWO=weight2_N is not None,
         PARTS=parts,
-        STAGES=stages_of(at_once * block * x_MN.element_size() * 3),
+        PIECES=pieces,
+        PIECE=PIECE,
+        STAGES=stages_of(loaded * x_MN.element_size()),
         ROWS=at_once,
         BLOCK=block,
         num_warps=warps_of(at_once * values),

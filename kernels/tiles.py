@@ -62,7 +62,7 @@ def stages_of(pass_bytes: int) -> int:
     a latency taken as 0.7 us in 132 parts): two programs with two passes of 8 KiB ahead, or with one of 16 KiB. Of its
     228 KiB of shared memory one program may take nearly all for one pass.
     """
-    return 3 if pass_bytes < 16_384 else 2 if pass_bytes <= 131_072 else 1
+    return 3 if pass_bytes < 16_384 else 2 if pass_bytes <= 200_000 else 1
 
 
 def programs_over_tiles(rows: int, at_once: int, block: int, blocks: int, device: torch.device) -> int:
