@@ -31,6 +31,7 @@ NAME = "cross_entropy"
 IGNORED = -100  # torch.nn.functional.cross_entropy's
 MOST_BLOCK = 8192  # columns at once
 CACHED_BYTES = 30_000_000
+SHORT = 4096  # columns of a row that is one block
 STAGES = 3  # of the loops over blocks: two on the way while one is computed
 
 
@@ -46,7 +47,7 @@ def reference(
 
 
 @triton.jit
-def _kernel(  # noqa: PLR0913  # pointers and sizes of one launch
+def _kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and sizes
     logits_ptr,
     targets_ptr,
     factor_ptr,
@@ -57,10 +58,12 @@ def _kernel(  # noqa: PLR0913  # pointers and sizes of one launch
     GRADIENT: tl.constexpr,
     LOOPS: tl.constexpr,
     STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
     BLOCK: tl.constexpr,
     REST: tl.constexpr,
 ):
     # Whole blocks of tokens need no mask and are loaded ahead; what is left of the vocabulary is read once and kept.
+    V = V // VECTOR * VECTOR  # the same number: what the compiler knows of it decides how wide loads are
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * V
     columns = tl.arange(0, BLOCK)
@@ -145,8 +148,9 @@ def _block(row_bytes: int) -> int:
 def _launch(logits: Tensor, targets: Tensor, factor: Tensor, ignored: int, vocabulary: int, gradient: bool) -> Tensor:
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    block = _block(vocabulary * logits.element_size())
-    rest = vocabulary % block
+    block = block_of(vocabulary) if vocabulary <= SHORT else _block(vocabulary * logits.element_size())
+    rest = 0 if vocabulary == block else vocabulary % block
+    vector = 16 // logits.element_size()  # columns of a load where every row is aligned for it
     if rows:
         launchable(_kernel)[(rows,)](
             logits,
@@ -159,6 +163,7 @@ def _launch(logits: Tensor, targets: Tensor, factor: Tensor, ignored: int, vocab
             GRADIENT=gradient,
             LOOPS=vocabulary >= block,
             STAGES=STAGES,
+            VECTOR=vector if columns % vector == 0 else 1,
             BLOCK=block,
             REST=block_of(rest) if rest else 0,
             num_warps=warps_of(block),

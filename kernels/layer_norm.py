@@ -76,6 +76,7 @@ def _forward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers 
     KEEPS: tl.constexpr,
     TWO: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    LOOPS: tl.constexpr,
     HOLDS: tl.constexpr,
     STAGES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -86,7 +87,9 @@ def _forward_kernel(  # noqa: PLR0913  # long: one Triton program, its pointers 
         weight = _wide(weight_ptr + columns, columns < N)
         if HAS_BIAS:
             bias = _wide(bias_ptr + columns, columns < N)
-    for first in tl.range(tl.program_id(0) * ROWS, M, tl.num_programs(0) * ROWS, num_stages=STAGES):
+    tiles = tl.cdiv(M - tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS) if LOOPS else 1
+    for tile in tl.range(0, tiles, num_stages=STAGES):
+        first = (tl.program_id(0) + tile * tl.num_programs(0)) * ROWS
         rows = (first + tl.arange(0, ROWS)).to(tl.int64)
         inside = (rows < M)[:, None] & (columns < N)[None, :]
         place = rows[:, None] * N + columns[None, :]
@@ -241,13 +244,14 @@ def normalized(
     rstd = torch.empty_like(mean)
     if rows:
         at_once, block, _ = tile_of(columns)
-        programs, stages, holds = triton.cdiv(rows, at_once), 1, False
+        programs, stages = triton.cdiv(rows, at_once), 1
+        holds = MOST_COLUMNS_OF_ONE_TILE < block <= MOST_COLUMNS_HELD and not two
         if block > MOST_COLUMNS_OF_ONE_TILE:
-            programs = programs_over_tiles(rows, 1, block // 2, 1, x_MN.device)
-            holds = block <= MOST_COLUMNS_HELD and not two
             vectors = () if holds else (weight_N, bias_N, weight2_N, bias2_N)
             loaded = sum(tensor is not None for tensor in (x_MN, f_MN, *vectors))
             stages = stages_of(block * x_MN.element_size() * loaded)
+        if stages > 1:
+            programs = programs_over_tiles(rows, 1, block // 2, 1, x_MN.device)
         launchable(_forward_kernel)[(programs,)](
             x_MN,
             x_MN if f_MN is None else f_MN,
@@ -270,6 +274,7 @@ def normalized(
             KEEPS=keep_sum,
             TWO=two,
             HAS_BIAS=bias_N is not None,
+            LOOPS=stages > 1,
             HOLDS=holds,
             STAGES=stages,
             ROWS=at_once,
@@ -280,7 +285,7 @@ def normalized(
 
 
 @operator(f"{NAME}_backward")
-def _backward(
+def _backward(  # long: one launch, its arguments and sizes
     dy_MN: Tensor,
     dy2_MN: Tensor | None,
     ds_MN: Tensor | None,

@@ -26,8 +26,9 @@ for name in get_args(Activation):
 """,
     "cross_entropy": """
 from kernels.cross_entropy import cross_entropy
-logits = torch.ones(8, 1600, dtype=torch.bfloat16).requires_grad_()
-cross_entropy(logits * 1, torch.ones(8, dtype=torch.int64)).backward()
+for columns in (1600, 3144, 9400, 50_304):  # the second and third are multiples of 8, and not of 16
+    logits = torch.ones(8, columns, dtype=torch.bfloat16).requires_grad_()
+    cross_entropy(logits * 1, torch.ones(8, dtype=torch.int64)).backward()
 """,
     "geglu": """
 from kernels.geglu import geglu
@@ -79,6 +80,9 @@ for n in (1600, 12_288):
     residual_layer_norm(x, f, weight, weight, 1e-5, alpha=1.5).sum().backward()
     normal, total = residual_layer_norm(x, f, weight, weight, 1e-5, keep_sum=True)
     (normal + total).sum().backward()
+x, weight = torch.ones(8, 20_480, dtype=torch.bfloat16), torch.ones(20_480, dtype=torch.bfloat16)
+for keeps in (True, False):
+    residual_layer_norm(x, x, weight, weight, 1e-5, keep_sum=keeps)
 """,
     "rotary": """
 from kernels.rotary import rotary
