@@ -374,6 +374,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def inspect(session: nox.Session) -> None:
+    """Say what the kernels' machine code allows on an H100, without one: nox -s inspect -- --kernel layer_norm"""
+    install(session, "execute", "kernels")
+    python(session, "benchmarks.kernel_inspection", *session.posargs)
+
+
+@nox.session
 def planted(session: nox.Session) -> None:
     """Plant slow-downs into recorded launches and count what regress finds: nox -s planted -- --comparisons 100"""
     install(session, "regress")
