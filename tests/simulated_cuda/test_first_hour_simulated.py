@@ -14,7 +14,7 @@ from suite.first_hour.parts import parts
 from suite.paths import ROOT
 from tests.simulated_cuda.environment import simulated_environment
 
-FEW = "environment,rates,gpt2-mini"
+FEW = "environment,rates,layout tp2"
 
 
 def first_hour(results: Path, *options: str, **simulated: object) -> tuple[int, dict[str, Any]]:
@@ -41,7 +41,7 @@ def test_a_gpu_s_parts_run_are_kept_and_not_run_again(tmp_path: Path) -> None:
     assert code == 1  # losses of a simulated GPU mean nothing, and are seen to
     assert {part["status"] for part in by_name.values()} == {"done"}
     assert "H100" in by_name["environment"]["says"]
-    assert any(line.startswith("first_loss") for line in by_name["gpt2-mini"]["differences"])
+    assert any(line.startswith("first_loss") for line in by_name["layout tp2"]["differences"])
     assert first_hour(tmp_path, "--parts", FEW, "--no-page") == (code, entry)
 
 
@@ -54,7 +54,7 @@ def test_a_device_without_room_fails_its_parts_alone(tmp_path: Path) -> None:
     assert by_name["environment"]["status"] == "done"
     assert by_name["rates"]["status"] == "failed"  # 4 GiB of tensors on a device of 2
     assert "OutOfMemoryError" in by_name["rates"]["says"]
-    assert by_name["gpt2-mini"]["status"] == "failed"
+    assert by_name["layout tp2"]["status"] == "failed"
 
 
 @pytest.mark.ranks
