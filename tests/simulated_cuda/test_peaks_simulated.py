@@ -1,8 +1,8 @@
 """Memory on simulated GPUs: PyTorch's own caching allocator counts, and kernels that compute nothing take nothing.
 
 The seven miniatures in their GPU size. A step has two micro-batches, so that gradients accumulate as in 48. Losses are
-without meaning, and are not looked at. The simulated cuDNN has no workspace, and the one that is predicted is assumed: of
-runs with its attention those are compared whose peak is at the loss.
+without meaning, and are not looked at. The simulated cuDNN has no workspace, and the
+one that is predicted is assumed: of runs with its attention those are compared whose peak is at the loss.
 """
 
 from __future__ import annotations
