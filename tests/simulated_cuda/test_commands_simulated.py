@@ -60,7 +60,7 @@ def test_a_compiled_launch_on_the_device_that_the_user_names_agrees_and_is_said_
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("gpt2-mini", "--ranks 2 --layout dp2,zero1 --compile --trace TRACE"),
+        ("gpt2-mini", "--ranks 2 --layout dp2,zero1 --compile --steps 8 --trace TRACE"),
         ("gpt2-mini", "--ranks 2 --optimizer one-bit-adam --exact-steps 2 --kernels triton"),
         ("opt-mini", "--compile"),
         ("mt-nlg-mini", "--compile --kernels triton"),
@@ -69,8 +69,8 @@ def test_a_compiled_launch_on_the_device_that_the_user_names_agrees_and_is_said_
     ],
 )
 def test_a_launch_agrees_with_its_prediction(name: str, options: str, tmp_path: Path) -> None:
-    reproduced(tmp_path, name, *options.replace("TRACE", str(tmp_path / "trace")).split(), devices=2)
-    assert ("TRACE" in options) == (tmp_path / "trace").exists()
+    reproduced(tmp_path, name, *options.replace("TRACE", str(tmp_path / "trace.json")).split(), devices=2)
+    assert ("TRACE" in options) == (tmp_path / "trace.json").exists()
 
 
 @pytest.mark.long
@@ -78,6 +78,7 @@ def test_calibration_finds_the_rates_of_the_clock(tmp_path: Path) -> None:
     times = tmp_path / "times"
     times.write_text(
         f"matmul {TFLOP_PER_SECOND / 1e12}\nmemory {BYTES_PER_SECOND / 1e9}\nhost_link {LINK_BYTES_PER_SECOND / 1e9}\n"
+        "kernel * 2\n"
     )
     command = ("suite", "calibrate", "--device", "cuda", "--ranks", "2", "--json", "--results", str(tmp_path))
     done = run(*command, devices=2, times=times)

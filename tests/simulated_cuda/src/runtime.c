@@ -388,7 +388,7 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 API cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
     double seconds = 0;
     bool done = sim_event_elapsed((sim_event *)from, (sim_event *)to, &seconds);
-    *milliseconds = (float)(1e3 * seconds);
+    *milliseconds = (float)(seconds > 0.5e-6 ? 1e3 * seconds : 0.5e-3); /* the resolution of CUDA's events */
     cudaError_t error = checked(SIM_OK);
     return error ? error : done ? cudaSuccess : cudaErrorNotReady;
 }
