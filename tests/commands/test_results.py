@@ -83,8 +83,8 @@ def test_a_record_is_found_by_path_beginning_and_last_digits(results: Path, caps
         assert (code, json.loads(out)["begin"]["id"]) == (0, launch.id)
     whole = store.read(Path(launch.path))
     shown = json.loads(out)
-    assert shown["begin"] == msgspec.to_builtins(whole.begin)
-    assert shown["end"] == msgspec.to_builtins(whole.end)
+    assert shown["begin"] == json.loads(msgspec.json.encode(whole.begin))
+    assert shown["end"] == json.loads(msgspec.json.encode(whole.end))
     for text, words in (("2", "several records; got '2'"), ("nothing", "no such record"), ("", "no such record")):
         code, out, err = run(capsys, "show", text, "--results", results)
         assert (code, out) == (2, "")
