@@ -104,6 +104,21 @@ def outlier_words(check: AcceptanceCheck, value: float, others: Sequence[float])
     return f"modified z {z:+.1f} among {len(others)} nodes"
 
 
+def _impossible(check: AcceptanceCheck, subject: str, value: float, most: UpperLimit, evidence: str) -> CheckFinding:
+    return CheckFinding(
+        check=check.number,
+        subject=subject,
+        verdict=CheckVerdict.INVALID,
+        measured=value,
+        expected=most.value,
+        unit=check.unit,
+        ratio=value / most.value,
+        source=most.source,
+        part=IMPOSSIBLE,
+        evidence=joined_evidence(evidence, "the work was not done, or the clock is wrong: nothing is known of it"),
+    )
+
+
 def rated(
     check: AcceptanceCheck,
     subject: str,
@@ -126,18 +141,7 @@ def rated(
     """
     compared_as = compared_as or subject
     if most is not None and not value <= most.value:  # also where it is not a number
-        return CheckFinding(
-            check=check.number,
-            subject=subject,
-            verdict=CheckVerdict.INVALID,
-            measured=value,
-            expected=most.value,
-            unit=check.unit,
-            ratio=value / most.value,
-            source=most.source,
-            part=IMPOSSIBLE,
-            evidence=joined_evidence(evidence, "the work was not done, or the clock is wrong: nothing is known of it"),
-        )
+        return _impossible(check, subject, value, most, evidence)
     if not expected:
         return CheckFinding(
             check=check.number,
