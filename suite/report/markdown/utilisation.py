@@ -48,8 +48,8 @@ RUNG_LABELS = frozenset(f"{rung.track}/{rung.name}" for rung in RUNGS)  # neithe
 TITLES = ("run", "GPU", "launches", "mfu", "asked", "measured", "how")
 ASKED = (
     UtilisationTarget("gpt2-mini", "`reproduce gpt2-mini --device cuda --ranks 1`", None),
-    UtilisationTarget("gpt2-124m", "`reproduce gpt2-124m --device cuda --ranks 1`", 0.45),
-    UtilisationTarget("gpt2-1558m", "`reproduce gpt2-1558m --device cuda --ranks 1`", 0.52),
+    UtilisationTarget("gpt2-124m", "`reproduce gpt2-124m --device cuda --ranks 1`", 0.50),
+    UtilisationTarget("gpt2-1558m", "`reproduce gpt2-1558m --device cuda --ranks 1`", 0.58),
 )
 
 
