@@ -61,8 +61,8 @@ def test_a_device_without_room_fails_its_parts_alone(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_whole_in_its_short_form_runs_to_its_end(tmp_path: Path) -> None:
-    _, entry = first_hour(tmp_path)
-    wanted = {part.name for part in parts("cuda", short=True)}
+    wanted = {part.name for part in parts("cuda", short=True)} - {"kernel tests"}  # kernels compute nothing here
+    _, entry = first_hour(tmp_path, "--parts", ",".join(wanted))
     by_name = {part["part"]: part for part in entry["parts"]}
     assert set(by_name) == wanted
     assert {name: part["status"] for name, part in by_name.items()} == dict.fromkeys(wanted, "done")
