@@ -27,7 +27,7 @@ CHOSEN = {  # of each mesh and each way of sharding, one run: each run has featu
     Case("opt-mini", "fp32", "pp2,1f1b,interleave2"),
     Case("mt-nlg-mini", "fp32", "dp2,tp2,pp2,1f1b"),
 }
-CASES = [case if case in CHOSEN else pytest.param(case, marks=pytest.mark.long) for case in table()]
+CASES = [case if case in CHOSEN else pytest.param(case, marks=pytest.mark.rare) for case in table()]
 
 
 @pytest.fixture(scope="session")
