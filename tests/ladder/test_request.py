@@ -76,12 +76,12 @@ def test_on_gpus_the_time_of_each_rung_is_predicted_or_has_the_reason_of_what_it
 
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 def test_a_profile_that_lacks_what_a_rung_does_leaves_its_time_alone_unknown(rung: Rung) -> None:
-    """Peaks are predicted of PyTorch's operators, which Triton's are not, and of tensors that stay on the device."""
+    """Peaks are predicted of tensors that stay on the device."""
     found = predicted(ladder_run_with(profile(ranks=4)), on_its_place(rung), "")
     assert found.step_seconds is None
     assert found.seconds_unknown
     setting = on_its_place(rung)
-    assert (found.peak_bytes is None) == (setting.triton or setting.offloads_activations)
+    assert (found.peak_bytes is None) == setting.offloads_activations
 
 
 def test_a_setting_that_a_profile_does_not_cover_has_its_error_as_the_reason() -> None:
