@@ -61,7 +61,6 @@ def test_a_compiled_launch_on_the_device_that_the_user_names_agrees_and_is_said_
     ("name", "options"),
     [
         ("gpt2-mini", "--ranks 2 --layout dp2,zero1 --compile --steps 8 --trace TRACE"),
-        ("gpt2-mini", "--ranks 2 --optimizer one-bit-adam --exact-steps 2 --kernels triton"),
         ("opt-mini", "--compile"),
         ("mt-nlg-mini", "--compile --kernels triton"),
         ("gpt2-124m", "--compile"),
@@ -97,27 +96,9 @@ def test_calibration_finds_the_rates_of_the_clock(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_ladder_climbs_every_rung(tmp_path: Path) -> None:
-    done = run(
-        "suite", "ladder", "gpt2-mini", "--device", "cuda", "--no-calibrate", "--json", "--results", str(tmp_path)
-    )
-    assert done.returncode in (0, 1), done.stderr
-    statuses = {rung["rung"]: rung["status"] for rung in json.loads(done.stdout)["rungs"]}
-    assert len(statuses) > 15
-    assert set(statuses.values()) <= {"ok", "not run"}
-
-
-@pytest.mark.long
 def test_two_sets_of_launches_are_compared(tmp_path: Path) -> None:
-    options = ("--device", "cuda", "--no-calibrate", "--steps", "6", "--launches", "2", "--results", str(tmp_path))
+    options = ("--device", "cuda", "--steps", "6", "--launches", "2", "--results", str(tmp_path))
     assert run("suite", "regress", "gpt2-mini", *options, "--accept").returncode in (0, 3)
     compared = run("suite", "regress", "gpt2-mini", *options)
     assert compared.returncode in (0, 1, 3), compared.stderr
     assert len(launches(tmp_path)[0]) == 4
-
-
-@pytest.mark.long
-def test_every_kernel_is_launched_by_the_benchmark(tmp_path: Path) -> None:
-    options = ("--benchmark-max-time=0.01", "--benchmark-min-rounds=1", f"--benchmark-storage={tmp_path}")
-    done = run("benchmarks.kernels", *options, log=tmp_path / "log")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
