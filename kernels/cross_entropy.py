@@ -67,8 +67,8 @@ def _kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and size
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * V
     columns = tl.arange(0, BLOCK)
-    laps = vocabulary // BLOCK if LOOPS else 0
-    after = laps * BLOCK + REST  # from here on no column is a token
+    whole_blocks = vocabulary // BLOCK if LOOPS else 0
+    after = whole_blocks * BLOCK + REST  # from here on no column is a token
     target = tl.load(targets_ptr + row)
     if target == ignore_index:
         tl.store(losses_ptr + row, 0.0)
@@ -80,7 +80,7 @@ def _kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and size
         top = float("-inf")
         total = 0.0
         if REST > 0:
-            rest = laps * BLOCK + tl.arange(0, REST)
+            rest = whole_blocks * BLOCK + tl.arange(0, REST)
             aligned = (vocabulary + 15) // 16 * 16  # columns that are read, so that loads of 16 bytes remain
             kept = tl.load(logits_ptr + rest, mask=(rest < V) & (rest < aligned), other=float("-inf"))
             kept = tl.where(rest < vocabulary, kept.to(tl.float32), float("-inf"))
@@ -90,8 +90,8 @@ def _kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and size
         if LOOPS:
             totals = tl.zeros([BLOCK], dtype=tl.float32)
             shrunk = 1.0  # by how much the rest's sum shrank as the maximum grew
-            for lap in tl.range(0, laps, num_stages=STAGES):
-                x = tl.load(logits_ptr + lap * BLOCK + columns).to(tl.float32)
+            for number in tl.range(0, whole_blocks, num_stages=STAGES):
+                x = tl.load(logits_ptr + number * BLOCK + columns).to(tl.float32)
                 higher = tl.maximum(top, tl.max(x, axis=0))
                 anchor = tl.where(higher == float("-inf"), 0.0, higher)
                 lower = exp(top - anchor)
@@ -105,8 +105,8 @@ def _kernel(  # noqa: PLR0913  # long: one Triton program, its pointers and size
             factor = tl.where(exists, factor, float("nan"))
             share = factor / total
             if LOOPS:  # backwards: what was read last is nearest
-                for lap in tl.range(0, laps, num_stages=STAGES):
-                    places = (laps - 1 - lap) * BLOCK + columns
+                for number in tl.range(0, whole_blocks, num_stages=STAGES):
+                    places = (whole_blocks - 1 - number) * BLOCK + columns
                     x = tl.load(logits_ptr + places).to(tl.float32)
                     gradient = exp(x - top) * share
                     tl.store(logits_ptr + places, gradient.to(logits_ptr.dtype.element_ty))

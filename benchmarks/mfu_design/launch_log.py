@@ -10,7 +10,7 @@ import msgspec
 
 
 class LaunchKind(enum.StrEnum):
-    """What a launch is for, as far as the kernel's name tells."""
+    """What a launch is for, as far as the kernel's name says."""
 
     PRODUCT = "matrix product"
     ATTENTION = "attention"
