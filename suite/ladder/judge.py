@@ -159,7 +159,7 @@ def loss_check(
     if rung.promise is Promise.CHANGED:
         return PromiseCheck(name="loss", mark=Mark.SHOWN, says=f"changed: {rung.loss}")
     pairs = list(zip(measurement.losses, below.losses, strict=True))
-    most = max(abs(ours / theirs - 1) for ours, theirs in pairs)
+    most = max(_relative_difference(ours, theirs) for ours, theirs in pairs)
     if rung.promise is Promise.EQUAL:
         unlike = sum(ours != theirs for ours, theirs in pairs)
         says = "equal" if not unlike else f"{unlike} of {len(pairs)} steps differ, by up to {most:.1e}"
@@ -168,6 +168,12 @@ def loss_check(
         return PromiseCheck(name="loss", mark=Mark.FAIL if most > rounding else Mark.PASS, says=says)
     mark = Mark.PASS if most <= rung.bound else Mark.FAIL
     return PromiseCheck(name="loss", mark=mark, says=f"within {most:.1e} of {rung.bound:.1e}")
+
+
+def _relative_difference(value: float, of: float) -> float:
+    if value == of:
+        return 0.0
+    return abs(value / of - 1) if of else math.inf
 
 
 def gain_check(gain: Gain, *, gpu: bool, ablated: bool, unknown: str = "") -> PromiseCheck:

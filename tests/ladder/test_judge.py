@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from suite.ladder.judge import Mark
+from suite.ladder.judge import Mark, loss_check
 from suite.ladder.result import RungResult, failures
-from tests.support.ladder_machine import Machine, ladder_of, results_of
+from suite.ladder.rung import Promise
+from suite.ladder.rungs import RUNGS
+from tests.support.ladder_machine import Machine, ladder_of, results_of, rung_measurement
 
 
 def peak_words(rung_result: RungResult) -> tuple[Mark, str]:
@@ -46,3 +48,9 @@ def test_launches_of_one_seed_with_other_losses_fail_whatever_stands_below(
     assert f"{name}: repeats: launches of one seed have different losses" in found
     machine.drifting = set()
     assert not any("repeats" in line for line in failures(ladder_of([name], repeat=2)))
+
+
+@pytest.mark.parametrize(("losses", "mark"), [([0.0, 0.0], Mark.PASS), ([0.0, 1e-9], Mark.FAIL)])
+def test_losses_of_zero_are_judged_as_others_are(losses: list[float], mark: Mark) -> None:
+    rung = next(rung for rung in RUNGS if rung.promise is Promise.EQUAL)
+    assert loss_check(rung, rung_measurement(losses=losses), rung_measurement(losses=[0.0, 0.0])).mark is mark
