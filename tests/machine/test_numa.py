@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -17,10 +18,14 @@ ADDRESS = "0000:1b:00.0"
 @pytest.fixture
 def unbound():
     """What the test binds is given back."""
-    before = {thread: os.sched_getaffinity(int(thread.name)) for thread in Path("/proc/self/task").iterdir()}
+    before = {}
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # other threads may end meanwhile
+            before[int(thread.name)] = os.sched_getaffinity(int(thread.name))
     yield
     for thread, processors in before.items():
-        os.sched_setaffinity(int(thread.name), processors)
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, processors)
 
 
 def system(root, *, node, processors=None):

@@ -151,7 +151,7 @@ def test_a_gpu_s_utilisation_is_unmeasured_until_it_is_recorded(tmp_path: Path) 
     )
     lines = utilisation_table([own, on_gpu]).splitlines()
     (line,) = [line for line in lines if "gpt2-124m" in line]
-    assert "| 1 | 50.0% | 45% | 1970-01-01 |" in line
+    assert "| 1 | 50.0% | 50% | 1970-01-01 |" in line
     assert sum("unmeasured" in line for line in lines) == len(ASKED) - 1
 
 
@@ -190,7 +190,7 @@ def test_a_gpu_s_utilisation_has_the_fastest_rung_of_a_ladder_by_its_name(tmp_pa
         climbed("speed/ddp", 0.7 * 989.4e12, "bf16", ranks=2),
     ]
     (line,) = [line for line in utilisation_table([own, *ladder]).splitlines() if "gpt2-124m" in line]
-    assert "| 3 | 50.0% | 45% | 1970-01-01 |" in line
+    assert "| 3 | 50.0% | 50% | 1970-01-01 |" in line
     assert line.endswith("| `ladder gpt2-124m --device cuda`: its fastest rung on one GPU, `mixed-precision` |")
 
 
