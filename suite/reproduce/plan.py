@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from reference_runs.catalog import check_layout, miniatures, reference_run, run_names
-from reference_runs.errors import InputError, nearest
+from reference_runs.errors import InputError, Mistakes, nearest
 from reference_runs.layout import Layout, layout_text, parse_layout
 from reference_runs.miniature import DEFAULT_STEPS, in_batches, miniature, scaled_layout
 from reference_runs.run import Architecture, Recipe, ReferenceRun, Workload
@@ -232,16 +232,20 @@ def _averaged(
 
 
 def _check_executable(request: Request, subject: _NamedRun, workload: Workload, device: str) -> None:
-    """Refuse what this version, or this machine, does not execute."""
+    """Refuse what this version, or this machine, does not execute, with all that speaks against it."""
     architecture, recipe, layout = workload
     run = subject.run
     is_recorded = not subject.is_miniature and request.ranks is None
     where = "--layout" if request.layout else run.where if is_recorded else "--ranks"
-    check_executable(architecture, recipe, run.where)
-    check_layout(workload, where)
-    check_executable_layout(workload, where)
-    check_fused_attention(recipe, layout, device, where)
-    check_ramp_up(recipe, layout, run.where)
+    mistakes = Mistakes()
+    with mistakes.collected():
+        check_executable(architecture, recipe, run.where)
+    with mistakes.collected():  # what cannot be divided has no other reason
+        check_layout(workload, where)
+        check_executable_layout(workload, where)
+        check_fused_attention(recipe, layout, device, where)
+        check_ramp_up(recipe, layout, run.where)
+    mistakes.refuse()
 
 
 def _changes(request: Request, subject: _NamedRun, workload: Workload) -> tuple[str, ...]:

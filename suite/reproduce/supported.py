@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from reference_runs.catalog import global_batch_at
-from reference_runs.errors import InputError
+from reference_runs.errors import InputError, Mistakes
 from reference_runs.layout import Layout, Schedule
 from reference_runs.run import (
     BLANK_TOKENS,
@@ -30,8 +32,13 @@ def check_executable(architecture: Architecture, recipe: Recipe, where: str) -> 
     """Refuse an architecture or recipe that this version describes but does not execute.
 
     Raises:
-        InputError: it is one of them.
+        InputError: it is one of them; every reason has a line.
     """
+    Mistakes(_reasons(architecture, recipe, where)).refuse()
+
+
+def _reasons(architecture: Architecture, recipe: Recipe, where: str) -> Iterator[InputError]:
+    """Each reason for which an architecture or recipe is not executed."""
     a = architecture
     blanks = recipe.objective is Objective.BLANK_INFILLING
     short = 0 if recipe.packed_samples is None else LEAST_WINDOW * recipe.packed_samples
@@ -80,23 +87,21 @@ def check_executable(architecture: Architecture, recipe: Recipe, where: str) -> 
         ),
     ):
         if wrong:
-            raise InputError(f"this version does not execute {what}", got=got, allowed=allowed, where=where)
+            yield InputError(f"this version does not execute {what}", got=got, allowed=allowed, where=where)
     if recipe.precision.scaled and (recipe.initial_loss_scale is None or recipe.loss_scale_window is None):
         what = f"{recipe.precision.value} is executed with a dynamic loss scale, and the file does not record one"
-        raise InputError(what, allowed="recipe.initial_loss_scale and recipe.loss_scale_window", where=where)
+        yield InputError(what, allowed="recipe.initial_loss_scale and recipe.loss_scale_window", where=where)
 
 
 def check_executable_layout(workload: Workload, where: str) -> None:
     """Refuse a layout that this version describes but does not execute.
 
     Raises:
-        InputError: it is one of them.
+        InputError: it is one of them; the line names every part that is not executed.
     """
-    for limit in layout_limits(workload):
-        if limit.applies:
-            raise InputError(
-                "this version does not execute that layout", got=limit.name, allowed=_EXECUTED_LAYOUTS, where=where
-            )
+    if limits := [limit.name for limit in layout_limits(workload) if limit.applies]:
+        what = "this version does not execute that layout"
+        raise InputError(what, got=" and ".join(limits), allowed=_EXECUTED_LAYOUTS, where=where)
 
 
 _EXECUTED_LAYOUTS = (

@@ -59,6 +59,21 @@ def reproduce_refused(refused, tmp_path):
 
 
 @pytest.fixture
+def reasons(capsys, tmp_path, monkeypatch):
+    """A function that runs `reproduce` on the CPU, expects its refusal, and returns the line of each reason."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(name, *arguments):
+        assert main(["reproduce", name, "--device", "cpu", *arguments, "--results", str(tmp_path / "results")]) == 2
+        assert not (tmp_path / "results").exists()
+        out, err = capsys.readouterr()
+        assert out == ""
+        return [only_line(f"{line}\n") for line in err.splitlines()]
+
+    return run
+
+
+@pytest.fixture
 def open_directory(tmp_path):
     """A directory that every user may enter; tmp_path is closed to others."""
     with tempfile.TemporaryDirectory() as name:
@@ -368,9 +383,15 @@ def test_fused_attention_with_dropout_is_refused_on_a_cpu_alone(tmp_path, reprod
     assert (planned.layout.fused_attention, planned.recipe.attention_dropout) == (True, 0.1)
 
 
-def test_fp16_without_a_recorded_loss_scale_is_refused(reproduce_refused):
-    line = reproduce_refused(str(RUNS / "gpt3_175b.toml"))
+def test_fp16_without_a_recorded_loss_scale_is_refused(reasons):
+    line, *_ = reasons(str(RUNS / "gpt3_175b.toml"))
     assert line.startswith("runs/gpt3_175b.toml: fp16 is executed with a dynamic loss scale, and the file does not")
+
+
+def test_all_reasons_against_an_execution_are_reported_at_once(reasons):
+    recipe, layout = reasons(str(RUNS / "gpt3_175b.toml"), "--layout", "dp4,tp2,pp2,zero3")
+    assert "fp16 is executed with a dynamic loss scale" in recipe
+    assert layout == f"--layout: {LAYOUT_NOT_EXECUTED.format('zero3 with pp2 and scatter-gather')}"
 
 
 def test_a_top_query_layer_apart_from_the_head_is_refused(tmp_path, reproduce_refused):
@@ -446,12 +467,12 @@ NOT_EXECUTED = {
 
 
 @pytest.mark.parametrize(("run", "old", "new", "rest"), NOT_EXECUTED.values(), ids=NOT_EXECUTED)
-def test_what_is_described_but_not_executed_is_refused(run, old, new, rest, tmp_path, reproduce_refused):
+def test_what_is_described_but_not_executed_is_refused(run, old, new, rest, tmp_path, reasons):
     text = (RUNS / f"{run}.toml").read_text(encoding="utf-8")
     assert old in text
     path = tmp_path / "my_run.toml"
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
-    line = reproduce_refused(str(path), "--layout", "dp1,tp1,pp1,zero0")
+    line, *_ = reasons(str(path), "--layout", "dp1,tp1,pp1,zero0")
     assert line == f"{path}: this version does not execute {rest}"
 
 
