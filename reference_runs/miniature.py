@@ -188,10 +188,16 @@ def _fits(architecture: Architecture, recorded: Layout, axis: str, size: int) ->
     return all(number % size == 0 for number in divided)
 
 
+def _recorded_layout(run: ReferenceRun) -> Layout:
+    """The layout that a miniature is scaled from: one rank, where a run records none."""
+    return run.recorded_layout or Layout()
+
+
 def samples_of_a_micro_batch(run: ReferenceRun, scale: Scale) -> int:
     """The recorded micro-batch, scaled and limited."""
-    most = scale.most_samples if accumulation(run.recipe, run.layout) > 1 else scale.most_samples_alone
-    return min(run.layout.micro_batch * scale.micro_batch, most)
+    recorded = _recorded_layout(run)
+    most = scale.most_samples if accumulation(run.recipe, recorded) > 1 else scale.most_samples_alone
+    return min(recorded.micro_batch * scale.micro_batch, most)
 
 
 def global_batch(run: ReferenceRun, scale: Scale, layout: Layout) -> int:
@@ -203,7 +209,7 @@ def global_batch(run: ReferenceRun, scale: Scale, layout: Layout) -> int:
     replicas = layout.data_parallel * layout.micro_batch
     if layout.accumulation is not None:
         return replicas * layout.accumulation
-    recorded = accumulation(run.recipe, run.layout)
+    recorded = accumulation(run.recipe, _recorded_layout(run))
     micro_batches = min(recorded * layout.data_parallel, scale.most_micro_batches)
     filling = replicas * layout.pipeline_stages
     return -(-samples_of_a_micro_batch(run, scale) * micro_batches // filling) * filling
@@ -242,20 +248,25 @@ def ramped_up(recipe: Recipe, recorded: Recipe, layout: Layout) -> Recipe:
     )
 
 
+def miniature_name(run: ReferenceRun) -> str:
+    """What the miniature of a run is called."""
+    return run.miniature or f"{run.name}-mini"
+
+
 def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DEFAULT_STEPS) -> Miniature:
     """The miniature of `run` for a device kind ("cpu" or "cuda"), `ranks` processes and `steps` steps.
 
+    A run that records no layout has the ranks as data-parallel ones; one that names no miniature has NAME-mini.
+
     Raises:
-        InputError: a run without a miniature, or a shape that the rule cannot divide.
+        InputError: a shape that the rule cannot divide.
     """
-    if run.miniature is None:
-        raise InputError(f"{run.name} has no miniature", where=run.where)
     scale = SCALES[scale_name]
     architecture, w = scaled_architecture(run.architecture, scale)
     architecture.check(f"{run.where} at scale {scale_name}")
     recipe = run.recipe
     small_layout = msgspec.structs.replace(
-        scaled_layout(run.layout, architecture, ranks=ranks),
+        scaled_layout(_recorded_layout(run), architecture, ranks=ranks),
         micro_batch=samples_of_a_micro_batch(run, scale),
         fused_attention=False,
         partitioned_checkpoints=False,
@@ -276,7 +287,7 @@ def miniature(run: ReferenceRun, scale_name: str, *, ranks: int, steps: int = DE
     small: dict[str, msgspec.Struct] = {"architecture": architecture, "recipe": small_recipe, "layout": small_layout}
     kept, scaled = _differences(run, small, w, scale)
     return Miniature(
-        name=run.miniature,
+        name=miniature_name(run),
         run=run.name,
         scale=scale_name,
         architecture=architecture,
@@ -337,9 +348,11 @@ def _differences(
     rules = _rules(w, scale)
     kept: list[ScaledFact] = []
     scaled: list[ScaledFact] = []
+    recorded_sections = {"architecture": run.architecture, "recipe": run.recipe, "layout": _recorded_layout(run)}
     for section, record in small.items():
         for name in record.__struct_fields__:
-            recorded, here, key = getattr(getattr(run, section), name), getattr(record, name), f"{section}.{name}"
+            recorded, here = getattr(recorded_sections[section], name), getattr(record, name)
+            key = f"{section}.{name}"
             if recorded == here:
                 kept.append(ScaledFact(key, recorded, here, "kept"))
             elif key in rules:

@@ -42,6 +42,9 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     name: Annotated[
         str | None, typer.Argument(help="A miniature such as bloom-mini, on GPUs a recorded run, or a run file.")
     ] = None,
+    mini: Annotated[
+        bool, typer.Option("--mini", help="The miniature of the run or run file, by the rules of `show --mini`.")
+    ] = False,
     ranks: Annotated[
         int | None,
         typer.Option(help="Processes; default: of a miniature 2 on the CPU and all GPUs, of a run its own layout's."),
@@ -106,7 +109,8 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     Several launches end with a summary of every time: median, spread, a 95 % interval of the median from 6 launches
     on, and the least change that as many launches again would show. 5 launches to compare, 7 to be strict.
 
-    Examples: python -m suite reproduce bloom-mini; python -m suite reproduce bloom-mini --ranks 4 --json
+    Examples: python -m suite reproduce bloom-mini; python -m suite reproduce bloom-mini --ranks 4 --json;
+    python -m suite reproduce my_run.toml --mini
 
     Exit codes: 0 all figures agree, 1 one does not, 2 bad input, 4 the execution failed, 128 + n ended by signal n.
     """
@@ -120,6 +124,7 @@ def reproduce_command(  # noqa: PLR0913  # long: the command's options with thei
     end_as_interrupted()
     request = Request(
         name=name,
+        mini=mini,
         ranks=ranks,
         layout=layout,
         device=device,

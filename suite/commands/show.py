@@ -24,6 +24,9 @@ def show(
     run: Annotated[
         str, typer.Argument(help="A recorded run, a miniature, an accelerator, or a run file ending in .toml.")
     ],
+    mini: Annotated[
+        bool, typer.Option("--mini", help="What the miniature of a run or run file keeps and scales.")
+    ] = False,
     scale: Annotated[str, typer.Option(help="For a miniature: cpu or cuda.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
@@ -34,8 +37,8 @@ def show(
     minis = miniatures()
     if scale not in SCALES:
         raise InputError("unknown scale", got=repr(scale), allowed=", ".join(SCALES), where="--scale")
-    if run in minis:
-        small = miniature(reference_run(minis[run]), scale, ranks=2)
+    if run in minis or mini:
+        small = miniature(reference_run(minis.get(run, run)), scale, ranks=2)
         if json:
             print_json(small)
         else:

@@ -1,8 +1,11 @@
-"""How a launch uses its devices: whether blocks are compiled, and whether ranks share GPUs."""
+"""How a launch uses its devices: whether blocks are compiled, whose kernels run, and whether ranks share GPUs."""
 
 from __future__ import annotations
 
+import importlib.util
+
 from reference_runs.errors import InputError
+from suite.job.options import KernelChoice
 from suite.machine.compilers import compilation_missing
 
 
@@ -18,6 +21,21 @@ def checked_compilation(asked: bool | None, device: str) -> tuple[bool, tuple[st
     if asked:
         raise InputError("cannot compile here", got=missing, allowed="--no-compile", where="--compile")
     return False, (f"eager, not compiled: {missing}",)
+
+
+def checked_kernels(kernels: str, device: str) -> KernelChoice:
+    """The kernels that were asked for.
+
+    Raises:
+        InputError: an unknown word, or Triton where it is not installed or, on a GPU, cannot compile.
+    """
+    if kernels not in list(KernelChoice):
+        raise InputError("unknown kernels", got=repr(kernels), allowed=", ".join(KernelChoice), where="--kernels")
+    if kernels == KernelChoice.TRITON and importlib.util.find_spec("triton") is None:
+        raise InputError("kernels without Triton", got="it is not installed", allowed="torch", where="--kernels")
+    if kernels == KernelChoice.TRITON and device == "cuda" and (missing := compilation_missing(device)):
+        raise InputError("Triton cannot compile here", got=missing, allowed="torch", where="--kernels")
+    return KernelChoice(kernels)
 
 
 def checked_sharing(asked: bool, device: str, *, ranks: int, devices: int) -> tuple[bool, tuple[str, ...]]:

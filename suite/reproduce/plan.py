@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from pathlib import Path
@@ -20,14 +19,13 @@ from suite.job.events import memory_snapshot_path, trace_path
 from suite.job.options import DEFAULT_OPTIONS, Averaging, KernelChoice, StepOptions, TrainingOptions
 from suite.job.training_job import COUNTED_STEPS, LEAST_PROFILED, Job, warm_up_steps
 from suite.launch.network_namespaces import INTERFACE
-from suite.machine.compilers import compilation_missing
 from suite.machine.devices import cuda_device_list, resolved_device, usable_cores
 from suite.machine.half_precision import kernels_for
 from suite.predict.analytic.parameters import parameter_count
 from suite.records.record import shared_fields
 from suite.reproduce.device_memory import check_device_memory
 from suite.reproduce.device_options import device_options
-from suite.reproduce.device_use import checked_compilation, checked_sharing
+from suite.reproduce.device_use import checked_compilation, checked_kernels, checked_sharing
 from suite.reproduce.supported import (
     check_averaging,
     check_executable,
@@ -46,9 +44,14 @@ LEAST_EXACT_STEPS = 2  # PyTorch's PowerSGD averages the first two exactly, in w
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for; None where an option is absent."""
+    """What the user asked for; None where an option is absent.
+
+    Args:
+        mini: the miniature of the run or run file that is named.
+    """
 
     name: str
+    mini: bool = False
     ranks: int | None = None
     layout: str | None = None
     device: str = "auto"
@@ -208,15 +211,26 @@ def _subject(request: Request) -> tuple[_NamedRun, str]:
         raise InputError("unknown run", got=repr(request.name), meant=meant, allowed=allowed)
     run = reference_run(request.name if is_whole else minis[request.name])
     device, device_ranks = resolved_device(request.device)
-    if is_whole and not is_file and device != "cuda":
-        allowed = "--device cuda" if run.miniature is None else f"--device cuda, or {run.miniature}"
+    if request.mini or not is_whole:
+        return _miniature_of(run, request, device, device_ranks), device
+    if not is_file and device != "cuda":
+        allowed = f"--device cuda, or {run.miniature or '--mini'}"
         raise InputError("a recorded run in its own size", got=device, allowed=allowed, where=run.name)
-    if is_whole:
-        return _NamedRun(run, run.name, run.workload, run.layout.ranks, run.recipe.global_batch, False), device
+    return _NamedRun(run, run.name, run.workload, run.layout.ranks, run.recipe.global_batch, False), device
+
+
+def _miniature_of(run: ReferenceRun, request: Request, device: str, device_ranks: int) -> _NamedRun:
+    """The miniature of a run on the ranks that are asked for.
+
+    Raises:
+        InputError: a run file whose miniature has the name of a recorded run's, below which its records would stand.
+    """
     usual = miniature(run, device, ranks=device_ranks, steps=request.steps)
-    batch = usual.recipe.global_batch
+    if request.name.endswith(".toml") and miniatures().get(usual.name, run.name) != run.name:
+        what = f"its miniature would be called {usual.name}, as that of {miniatures()[usual.name]}"
+        raise InputError(what, allowed="another file name, or another `miniature`", where=run.where)
     small = usual if request.ranks is None else miniature(run, device, ranks=request.ranks, steps=request.steps)
-    return _NamedRun(run, small.name, small.workload, device_ranks, batch, True), device
+    return _NamedRun(run, small.name, small.workload, device_ranks, usual.recipe.global_batch, True)
 
 
 def _averaged(
@@ -311,21 +325,6 @@ def checked_renewal(request: Request, averaging: Averaging, exact_steps: int) ->
         least = counted - exact_steps
         raise InputError("too few exact steps to renew", got=exact_steps, allowed=f"{least} or more", where=where)
     return True
-
-
-def checked_kernels(kernels: str, device: str) -> KernelChoice:
-    """The kernels that were asked for.
-
-    Raises:
-        InputError: an unknown word, or Triton where it is not installed or, on a GPU, cannot compile.
-    """
-    if kernels not in list(KernelChoice):
-        raise InputError("unknown kernels", got=repr(kernels), allowed=", ".join(KernelChoice), where="--kernels")
-    if kernels == KernelChoice.TRITON and importlib.util.find_spec("triton") is None:
-        raise InputError("kernels without Triton", got="it is not installed", allowed="torch", where="--kernels")
-    if kernels == KernelChoice.TRITON and device == "cuda" and (missing := compilation_missing(device)):
-        raise InputError("Triton cannot compile here", got=missing, allowed="torch", where="--kernels")
-    return KernelChoice(kernels)
 
 
 def checked_trace(path: Path, *, ranks: int, device: str, steps: int, where: str = "--trace") -> Path:

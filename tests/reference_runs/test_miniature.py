@@ -205,6 +205,14 @@ def test_a_miniature_has_the_name_that_its_run_gives_it() -> None:
         assert miniature(reference_run(run), "cpu", ranks=1).name == name
 
 
-def test_a_run_without_a_miniature_is_refused() -> None:
-    with pytest.raises(InputError, match="bloom-176b has no miniature"):
-        miniature(msgspec.structs.replace(BLOOM, miniature=None), "cpu", ranks=1)
+def test_a_run_that_names_no_miniature_has_one_by_the_same_rules() -> None:
+    own = msgspec.structs.replace(BLOOM, miniature=None)
+    small, named = miniature(own, "cpu", ranks=2), miniature(BLOOM, "cpu", ranks=2)
+    assert small.name == "bloom-176b-mini"
+    assert msgspec.structs.replace(small, name=named.name) == named
+
+
+def test_a_miniature_of_a_run_without_a_layout_is_data_parallel() -> None:
+    small = miniature(msgspec.structs.replace(BLOOM, recorded_layout=None), "cpu", ranks=4)
+    assert (small.layout.data_parallel, small.layout.ranks) == (4, 4)
+    assert small.layout.zero_stage == 0

@@ -54,7 +54,7 @@ def test_asked_for_without_a_compiler_it_is_refused_in_one_line(
 
 @pytest.mark.usefixtures("one_gpu")
 def test_triton_kernels_on_a_gpu_need_the_compiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suite.reproduce.plan.compilation_missing", lambda _: MISSING)
+    monkeypatch.setattr("suite.reproduce.device_use.compilation_missing", lambda _: MISSING)
     with pytest.raises(InputError, match="Triton cannot compile here"):
         planned(kernels="triton")
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from reference_runs.catalog import RUNS
+from reference_runs.errors import InputError
 from suite.__main__ import main
 from suite.reproduce.plan import Request, plan
 
@@ -57,3 +59,21 @@ def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(
 ) -> None:
     assert main([*arguments]) == 2
     assert f", did you mean {meant}? allowed: " in capsys.readouterr().err
+
+
+def test_the_miniature_of_a_run_file_is_planned_by_the_rules_of_the_recorded_one(tmp_path: Path) -> None:
+    path = tmp_path / "my_run.toml"
+    text = (RUNS / "bloom_176b.toml").read_text(encoding="utf-8")
+    path.write_text(text.replace('miniature = "bloom-mini"\n', "", 1), encoding="utf-8")
+    own, recorded = (
+        plan(Request(name=name, mini=True, device="cpu", results=Path())) for name in (str(path), "bloom-176b")
+    )
+    assert (own.name, recorded.name, own.learns) == ("my-run-mini", "bloom-mini", True)
+    assert own.workload == recorded.workload
+
+
+def test_a_miniature_that_would_have_the_name_of_a_recorded_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "my_run.toml"
+    path.write_text((RUNS / "bloom_176b.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(InputError, match="would be called bloom-mini, as that of bloom-176b"):
+        plan(Request(name=str(path), mini=True, device="cpu", results=Path()))
